@@ -1,0 +1,47 @@
+"""Paceline: write the training once; run it on one core, eight GPUs or a Slurm cluster, with the same bits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.config import RunConfig as RunConfig
+    from paceline.config import config_from_argv as config_from_argv
+    from paceline.data.batches import Batches as Batches
+    from paceline.errors import PacelineError as PacelineError
+    from paceline.scale.lr import scaled_lr as scaled_lr
+    from paceline.train.evaluate import accuracy as accuracy
+    from paceline.train.loop import Trainer as Trainer
+    from paceline.train.parallel import parallelize as parallelize
+    from paceline.train.record import Recorder as Recorder
+    from paceline.train.step import OptimizerStep as OptimizerStep
+    from paceline.world.facts import World as World
+    from paceline.world.group import join as join
+
+__version__ = "0.1.0"
+
+# Looked up on first use: whatever runs outside the ranks must import without torch.
+_HOMES = {
+    "Batches": "paceline.data.batches",
+    "OptimizerStep": "paceline.train.step",
+    "PacelineError": "paceline.errors",
+    "Recorder": "paceline.train.record",
+    "RunConfig": "paceline.config",
+    "Trainer": "paceline.train.loop",
+    "World": "paceline.world.facts",
+    "accuracy": "paceline.train.evaluate",
+    "config_from_argv": "paceline.config",
+    "join": "paceline.world.group",
+    "parallelize": "paceline.train.parallel",
+    "scaled_lr": "paceline.scale.lr",
+}
+
+__all__ = sorted(_HOMES)  # noqa: PLE0605 - the table is the one list of names
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,65 @@
+"""The command line: one thin function per verb."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from paceline import __version__
+from paceline.cli import run, train, verify
+from paceline.errors import PacelineError, did_you_mean
+
+Verb = Callable[[argparse.Namespace], int]
+
+_VERBS = {"train": train, "run": run, "verify": verify}
+
+_EPILOG = "exit codes: 0 yes or fine; 1 the answer is no, or the training failed; 2 bad usage or config; 3 the environment is unfit"
+
+
+def main() -> None:
+    """Run one verb and exit with its code."""
+    sys.exit(run_verb(sys.argv[1:]))
+
+
+def run_verb(words: Sequence[str]) -> int:
+    """Run one verb; return its exit code."""
+    try:
+        return _dispatch(words)
+    except PacelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; all ranks were ended", file=sys.stderr)
+        return 130
+
+
+def _dispatch(words: Sequence[str]) -> int:
+    parser = build_parser()
+    if words and not words[0].startswith("-") and words[0] not in _VERBS:
+        parser.error(f"there is no verb {words[0]!r}\n  fix: {did_you_mean(words[0], _VERBS)}")
+    if not words:
+        parser.print_help()
+        return 2
+    known, rest = parser.parse_known_args(words)
+    known.arguments = [word for word in rest if word != "--"] if "--" not in words else rest_after(words, rest)
+    verb: Verb = known.verb
+    return verb(known)
+
+
+def rest_after(words: Sequence[str], rest: Sequence[str]) -> list[str]:
+    """Return the words for the script: those not known here, and everything after `--`."""
+    split = list(words).index("--")
+    return [word for word in rest if word in words[:split]] + list(words[split + 1 :])
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all verbs."""
+    parser = argparse.ArgumentParser(prog="paceline", description="One training, any number of processes, the same bits.", epilog=_EPILOG)
+    parser.add_argument("--version", action="version", version=f"paceline {__version__}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB")
+    for name, module in _VERBS.items():
+        own = verbs.add_parser(name, help=module.HELP, description=module.__doc__, epilog=_EPILOG, allow_abbrev=False, add_help=name != "train")
+        module.add_arguments(own)
+        own.set_defaults(verb=module.main)
+    return parser

@@ -1,0 +1,39 @@
+"""Train a built-in recipe right now; words after it are its settings (key=value, or flags)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from paceline.errors import ConfigError, did_you_mean
+from paceline.launch.spec import LaunchSpec, Target, module
+from paceline.recipes import RECIPES
+
+HELP = "train a built-in recipe right now: " + ", ".join(RECIPES)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's own arguments."""
+    parser.add_argument("recipe", nargs="?", default="", help="; ".join(f"{name}: {what}" for name, what in RECIPES.items()))
+    parser.add_argument("-n", "--ranks", type=int, default=1, help="number of ranks on this machine")
+    parser.add_argument("-h", "--help", action="store_true", help="show the recipe's settings, or this text without a recipe")
+    parser.set_defaults(show_help=parser.print_help)
+
+
+def main(known: argparse.Namespace) -> int:
+    """Start the recipe."""
+    from paceline.cli.run import start
+
+    if known.help and not known.recipe:
+        known.show_help()
+        return 0
+    if known.help:
+        return start(LaunchSpec(recipe(known.recipe), 1, ("--help",)), sys.stdout)
+    return start(LaunchSpec(recipe(known.recipe), known.ranks, tuple(known.arguments)), sys.stdout)
+
+
+def recipe(name: str) -> Target:
+    """Return the target for a recipe, or say which there are."""
+    if name not in RECIPES:
+        raise ConfigError(f"there is no recipe {name!r}" if name else "which recipe?", fix=did_you_mean(name, RECIPES))
+    return module(name, f"paceline.recipes.{name}")

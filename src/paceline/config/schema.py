@@ -1,0 +1,162 @@
+"""The settings of a run. The line under a field is its help text, everywhere."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from paceline.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    """What makes one optimizer step."""
+
+    global_size: int = 256
+    """Samples that make one optimizer step, over all ranks."""
+    lanes: int = 4
+    """Micro-batches one step is always cut into; also the largest number of ranks."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no world could run."""
+        _at_least(1, "batch.lanes", self.lanes)
+        if self.global_size < self.lanes:
+            raise ConfigError(
+                f"batch.global_size={self.global_size} is smaller than batch.lanes={self.lanes}",
+                fix=f"set batch.lanes={max(1, self.global_size)} or less, or a global batch of at least {self.lanes}",
+            )
+
+
+@dataclass(frozen=True)
+class LrConfig:
+    """The learning rate, counted in samples so that nothing shifts with the world."""
+
+    base: float = 1e-3
+    """Learning rate at the reference batch."""
+    rule: Literal["none", "linear", "sqrt"] = "none"
+    """How the rate grows with batch.global_size over lr.reference_batch."""
+    reference_batch: int = 256
+    """The global batch for which lr.base was found."""
+    schedule: Literal["constant", "cosine", "one-cycle"] = "constant"
+    """How the rate moves over the run."""
+    warmup_samples: int = 0
+    """Samples over which the rate rises to its peak."""
+    final: float = 0.0
+    """Share of the peak rate left at the end of cosine and one-cycle."""
+
+    def __post_init__(self) -> None:
+        """Refuse rates that no optimizer takes."""
+        if not (math.isfinite(self.base) and self.base >= 0):
+            raise ConfigError(f"lr.base={self.base} is not a learning rate", fix="set lr.base to a number >= 0")
+        _at_least(1, "lr.reference_batch", self.reference_batch)
+        _at_least(0, "lr.warmup_samples", self.warmup_samples)
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """What is kept of the model while it trains."""
+
+    every_epochs: int = 0
+    """Save the model after every so many epochs; 0 saves at the end only."""
+
+    def __post_init__(self) -> None:
+        """Refuse a negative interval."""
+        _at_least(0, "checkpoint.every_epochs", self.every_epochs)
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """What a run says while it trains."""
+
+    every_steps: int = 20
+    """Steps between two step events in events.jsonl."""
+    ranks: Literal["main", "all"] = "main"
+    """Whether every rank prints a line per epoch, or only rank 0."""
+    progress: Literal["auto", "bar", "lines"] = "auto"
+    """A progress bar or plain lines; auto: a bar on a terminal."""
+
+    def __post_init__(self) -> None:
+        """Refuse an interval that never comes."""
+        _at_least(1, "log.every_steps", self.every_steps)
+
+
+@dataclass(frozen=True)
+class TimeoutConfig:
+    """How long a rank waits for its peers."""
+
+    start_s: float = 1800.0
+    """Seconds until all ranks must have met and finished the first step."""
+    step_s: float = 60.0
+    """Seconds a rank waits in a collective after the first step; longer than the longest evaluation."""
+
+
+@dataclass(frozen=True)
+class RecordConfig:
+    """What `paceline verify` asks a run to write down."""
+
+    to: str = ""
+    """Folder for the record of every step; empty: no record."""
+    steps: int = 0
+    """End the run after so many recorded steps; 0: never."""
+    dump_step: int = -1
+    """The step after which all tensors are written out; -1: none."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All settings of a run. The number of processes is not one of them."""
+
+    name: str = "run"
+    """Name of the run: its folder under `runs`."""
+    runs: str = "runs"
+    """Folder that holds the runs."""
+    seed: int = 0
+    """The one seed of the run."""
+    epochs: int = 10
+    """Passes over the training set."""
+    steps: int = 0
+    """Optimizer steps in all, instead of epochs; 0: epochs decide."""
+    parallel: Literal["none", "ddp"] = "ddp"
+    """How ranks share the work."""
+    exact: bool = True
+    """Same bits on any number of ranks; false lets the order of summation go free."""
+    compression: Literal["none", "fp16", "bf16", "powersgd"] = "none"
+    """Fewer bytes per gradient, with exact=false only."""
+    clip_norm: float = 0.0
+    """Largest norm of the whole gradient; 0: no clipping."""
+    threads: int = 1
+    """CPU threads per rank. Part of the bits: keep it while you compare."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; auto: a GPU if this rank sees one."""
+    backend: Literal["auto", "nccl", "gloo"] = "auto"
+    """How ranks talk; auto: nccl if every rank has a GPU of its own, else gloo."""
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    """What makes one optimizer step."""
+    lr: LrConfig = field(default_factory=LrConfig)
+    """The learning rate."""
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """What is kept of the model."""
+    log: LogConfig = field(default_factory=LogConfig)
+    """What a run says."""
+    timeout: TimeoutConfig = field(default_factory=TimeoutConfig)
+    """How long a rank waits."""
+    record: RecordConfig = field(default_factory=RecordConfig)
+    """What verify asks for."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings that contradict each other."""
+        _at_least(1, "epochs", self.epochs)
+        _at_least(0, "steps", self.steps)
+        _at_least(1, "threads", self.threads)
+        if self.clip_norm < 0:
+            raise ConfigError(f"clip_norm={self.clip_norm} is negative", fix="set clip_norm=0 for no clipping")
+        if not self.name or "/" in self.name or self.name in {".", ".."}:
+            raise ConfigError(f"name={self.name!r} cannot be a folder", fix="set name= to a plain word; runs= names the folder above it")
+        if self.exact and self.compression != "none":
+            raise ConfigError(f"compression={self.compression} rounds gradients, so exact=true cannot hold", fix="add exact=false, or set compression=none")
+
+
+def _at_least(least: int, name: str, value: int) -> None:
+    if value < least:
+        raise ConfigError(f"{name}={value} is too small", fix=f"set {name} to {least} or more")

@@ -1,0 +1,174 @@
+"""Is it the same training at every world size? Runs it, compares the records, and looks for the cause of a difference."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from paceline.diagnose.records import DUMP, LOSS, Record, first_difference, read_record
+from paceline.diagnose.verdict import Difference, Verdict
+from paceline.errors import PacelineError
+from paceline.launch.local import launch
+from paceline.launch.spec import LaunchSpec, Target
+
+TOLERANCE = 1e-3
+"""Largest relative difference that exact=false may show: of a tensor's largest difference to its largest value."""
+
+_ROUNDING = 1e-4  # relative: what another order of summation explains after a few steps
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One script, and how to run it for a record."""
+
+    target: Target
+    arguments: tuple[str, ...]
+    steps: int
+    folder: Path
+    progress: TextIO | None
+
+    def record(self, world: int, label: str, dump_step: int = -1) -> Record:
+        """Run the script at one world size and read what it recorded."""
+        if self.progress is not None:
+            self.progress.write(f"running {self.target.name} on {world} rank{'s' if world > 1 else ''} ({label}) ...\n")
+        home = self.home(world, label)
+        settings = {"record.to": str(home), "record.steps": self.steps, "record.dump_step": dump_step, "runs": str(home / "runs")}
+        failure = launch(LaunchSpec(self.target, world, self.arguments, settings))
+        if failure is not None:
+            raise RunFailed(f"{self.target.name} failed on {world} ranks:\n{failure.message}", failure.exit_code)
+        return read_record(home, self.target.name)
+
+    def home(self, world: int, label: str) -> Path:
+        """Return the folder of one recorded run."""
+        return self.folder / f"world-{world}-{label}"
+
+
+class RunFailed(PacelineError):
+    """A run that verify started did not end well."""
+
+    def __init__(self, problem: str, exit_code: int) -> None:
+        super().__init__(problem, fix="make it run with `paceline run` first")
+        self.exit_code = exit_code
+
+
+def verify(target: Target, worlds: list[int], steps: int, arguments: tuple[str, ...], progress: TextIO | None = None) -> Verdict:
+    """Run a target at each world size and compare all with the first."""
+    with _scratch() as folder:
+        comparison = Comparison(target, arguments, steps, folder, progress)
+        records = {world: comparison.record(world, "first") for world in worlds}
+        reference = records[worlds[0]]
+        found = [(world, first_difference(reference, records[world])) for world in worlds[1:]]
+        parted = [(world, *where) for world, where in found if where]
+        if parted and not reference.exact:
+            return _within_tolerance(comparison, records, worlds)
+        difference = _explain(comparison, records, *parted[0]) if parted else None
+        return _verdict(comparison, records, worlds, difference)
+
+
+def _verdict(comparison: Comparison, records: dict[int, Record], worlds: list[int], difference: Difference | None, **more: float) -> Verdict:
+    reference = records[worlds[0]]
+    return Verdict(
+        same=difference is None,
+        script=comparison.target.name,
+        worlds=worlds,
+        steps=reference.steps[-1].step,
+        tensors=len(reference.steps[-1].tensors),
+        digests={world: record.digest for world, record in records.items()},
+        difference=difference,
+        **more,
+    )
+
+
+def _explain(comparison: Comparison, records: dict[int, Record], world: int, step: int, tensor: str) -> Difference:
+    """Run both worlds again for the tensors of that step, and see whether each still agrees with itself."""
+    reference_world = next(iter(records))
+    again = comparison.record(reference_world, "again", dump_step=max(1, step))
+    other_again = comparison.record(world, "again", dump_step=max(1, step))
+    repeatable = first_difference(records[reference_world], again) is None and first_difference(records[world], other_again) is None
+    largest, relative = _size(comparison, records, reference_world, world, step, tensor)
+    cause = "unseeded" if not repeatable else find_cause(records[reference_world], records[world], step, relative)
+    return Difference(world, step, tensor, largest, relative, cause)
+
+
+def find_cause(one: Record, other: Record, step: int, relative: float) -> str:
+    """Return the likely cause of the first difference of two repeatable runs."""
+    mine, theirs = (next(line for line in record.steps if line.step == step) for record in (one, other))
+    if step == 0:
+        return "first_weights"
+    if mine.samples != theirs.samples:
+        return "data_order"
+    if not (mine.ranks_agree and theirs.ranks_agree):
+        return "ranks_diverge"
+    loss_off = abs(mine.loss - theirs.loss) > _ROUNDING * max(1e-12, abs(mine.loss))
+    if not loss_off and relative <= _ROUNDING:
+        return "summation"
+    if one.norms:
+        return "batchnorm"
+    return "randomness" if mine.drew else "mean_of_means"
+
+
+def _size(comparison: Comparison, records: dict[int, Record], one: int, other: int, step: int, tensor: str) -> tuple[float, float]:
+    """Return the largest difference at the step, absolute and relative, from the losses or the written tensors."""
+    if tensor == LOSS:
+        mine, theirs = (next(line.loss for line in records[world].steps if line.step == step) for world in (one, other))
+        return abs(mine - theirs), abs(mine - theirs) / max(abs(mine), 1e-30)
+    sizes = _tensor_sizes(comparison.home(one, "again") / DUMP, comparison.home(other, "again") / DUMP)
+    return sizes.get(tensor) or max(sizes.values(), default=(math.nan, math.nan))
+
+
+def _within_tolerance(comparison: Comparison, records: dict[int, Record], worlds: list[int]) -> Verdict:
+    """Compare the last tensors of runs that need not have the same bits."""
+    last = records[worlds[0]].steps[-1].step
+    for world in worlds:
+        comparison.record(world, "dumped", dump_step=last)
+    worst: tuple[float, int, str, float] = (0.0, worlds[1], "", 0.0)
+    for world in worlds[1:]:
+        sizes = _tensor_sizes(comparison.home(worlds[0], "dumped") / DUMP, comparison.home(world, "dumped") / DUMP)
+        worst = max(worst, *((relative, world, name, largest) for name, (largest, relative) in sizes.items()))
+    relative, world, name, largest = worst
+    if relative <= TOLERANCE:
+        return _verdict(comparison, records, worlds, None, tolerance=TOLERANCE, largest_relative=relative)
+    cause = find_cause(records[worlds[0]], records[world], last, relative)
+    return _verdict(comparison, records, worlds, Difference(world, last, name, largest, relative, cause), tolerance=TOLERANCE)
+
+
+def _tensor_sizes(one: Path, other: Path) -> dict[str, tuple[float, float]]:
+    """Return the largest difference of every tensor of two files, absolute and relative.
+
+    Relative to the largest value among tensors of its kind (weights, first moments, ...): a tensor whose true
+    value is 0, such as the gradient of a bias before BatchNorm, holds nothing but rounding.
+    """
+    import numpy
+    from safetensors.numpy import load_file
+
+    mine, theirs = load_file(one), load_file(other)
+    scales: dict[str, float] = {}
+    for name, value in mine.items():
+        kind = _kind(name)
+        scales[kind] = max(scales.get(kind, 1e-30), float(numpy.max(numpy.abs(value), initial=0.0)))
+    sizes = {}
+    for name in mine.keys() & theirs.keys():
+        largest = float(numpy.max(numpy.abs(mine[name].astype(numpy.float64) - theirs[name]), initial=0.0))
+        sizes[name] = largest, largest / scales[_kind(name)]
+    return sizes
+
+
+def _kind(name: str) -> str:
+    """Return what sort of tensor a name stands for.
+
+    >>> _kind("model.fc1.weight"), _kind("optimizer.exp_avg.fc1.weight")
+    ('model', 'optimizer.exp_avg')
+    """
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "optimizer" else parts[0]
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="paceline-verify-") as name:
+        yield Path(name)

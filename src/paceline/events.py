@@ -1,0 +1,119 @@
+"""What happened in a run. Events go out; nothing comes in: a sink cannot change training."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from paceline.rundir import writing_to
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened, at a moment."""
+
+    time_s: float = field(default_factory=time.time, kw_only=True)
+
+
+@dataclass(frozen=True)
+class RunStarted(Event):
+    """The ranks have met and the numbers of the run are settled."""
+
+    world_size: int
+    device: str
+    launcher: str
+    samples: int
+    global_batch: int
+    lanes: int
+    peak_lr: float
+    total_steps: int
+    summary: str
+
+
+@dataclass(frozen=True)
+class StepDone(Event):
+    """A step's figures; the loss is the mean over all samples of all ranks since the last one."""
+
+    step: int
+    epoch: int
+    samples: int
+    loss: float
+    lr: float
+    samples_per_s: float
+
+
+@dataclass(frozen=True)
+class EpochDone(Event):
+    """An epoch's figures, with those of the evaluation after it."""
+
+    epoch: int
+    epochs: int
+    step: int
+    loss: float
+    samples_per_s: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class CheckpointSaved(Event):
+    """A checkpoint is on disk."""
+
+    step: int
+    path: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class RunEnded(Event):
+    """The run is over; the digest is the SHA-256 of weights and optimizer state."""
+
+    step: int
+    seconds: float
+    digest: str
+
+
+@dataclass(frozen=True)
+class RunFailed(Event):
+    """The run broke off."""
+
+    step: int
+    rank: int
+    reason: str
+
+
+Sink = Callable[[Event], None]
+
+
+def as_json(event: Event) -> str:
+    """Return an event as one line of JSON, its kind first.
+
+    >>> as_json(CheckpointSaved(step=3, path="x", size_bytes=9, time_s=0.5))
+    '{"event": "CheckpointSaved", "time_s": 0.5, "step": 3, "path": "x", "size_bytes": 9}'
+    """
+    return json.dumps({"event": type(event).__name__} | dataclasses.asdict(event))
+
+
+class EventLog:
+    """The sink that keeps every event in a file, each line whole at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with writing_to(path):
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+
+    def __call__(self, event: Event) -> None:
+        """Append one event."""
+        with writing_to(self._path):
+            os.write(self._file, f"{as_json(event)}\n".encode())
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        os.close(self._file)

@@ -1,0 +1,18 @@
+"""What a launcher hands over to its ranks: a few environment variables, named here and nowhere else."""
+
+from __future__ import annotations
+
+SETTINGS = "PACELINE_SET"
+"""Settings of the verb that launched this process, as a JSON object of dotted names; they win over all others."""
+
+MEETING = "PACELINE_MEETING"
+"""The file in which the ranks meet."""
+
+FAILURE = "PACELINE_FAILURE"
+"""The file in which a rank says why it failed; the launcher shows the first one."""
+
+TERMINAL = "PACELINE_TERMINAL"
+"""Set when a person looks on: ranks themselves write into a pipe."""
+
+DATA = "PACELINE_DATA"
+"""The folder of data files, set by the user."""

@@ -1,0 +1,74 @@
+"""How one rank of a local launch begins and how it reports its end: `python -m paceline.launch.child path|module WHAT ...`.
+
+It imports nothing heavy: what the user's script does not import is not paid for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from paceline import handover
+from paceline.errors import PacelineError
+
+_PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "Read timeout", "Socket closed")
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Run the target as the main program; write down why if it fails."""
+    _die_with_parent()
+    faulthandler.enable()
+    kind, what, *arguments = sys.argv[1:]
+    sys.argv = [what, *arguments]
+    try:
+        if kind == "path":
+            sys.path[0] = str(Path(what).resolve().parent)
+            runpy.run_path(what, run_name="__main__")
+        else:
+            runpy.run_module(what, run_name="__main__", alter_sys=True)
+    except Exception as error:
+        _report(error)
+        sys.stdout.flush()
+        raise SystemExit(getattr(error, "exit_code", 1)) from None
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to end this rank when its launcher is gone, so that no rank trains on as an orphan."""
+    launcher = os.getppid()
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:
+        os._exit(1)
+
+
+def _report(error: Exception) -> None:
+    """Write the failure where the launcher finds it."""
+    known = isinstance(error, PacelineError)
+    text = f"error: {error}" if known else "".join(traceback.format_exception(error.with_traceback(_own_frames(error))))
+    lost_peer = not known and any(sign in str(error) for sign in _PEER_LOST)
+    record = {"time_s": time.time(), "what": type(error).__name__, "text": text.rstrip(), "known": known, "lost_peer": lost_peer}
+    with contextlib.suppress(OSError):
+        Path(os.environ[handover.FAILURE]).write_text(json.dumps(record), encoding="utf-8")
+
+
+def _own_frames(error: Exception) -> object:
+    """Return the traceback from the user's first frame on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in {__file__, runpy.__file__, "<frozen runpy>"}:
+        trace = trace.tb_next
+    return trace
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Which rank failed first, and in whose words."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one rank ended, and what it said of it."""
+
+    rank: int
+    code: int | None
+    time_s: float
+    text: str = ""
+    what: str = ""
+    known: bool = False
+    lost_peer: bool = False
+    tail: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, rank: int, code: int | None, time_s: float, failure_file: Path, tail: tuple[str, ...]) -> Ended:
+        """Join what the launcher saw with what the rank wrote down, if it could."""
+        try:
+            said = json.loads(failure_file.read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError):
+            return cls(rank, code, time_s, tail=tail)
+        return cls(rank, code, said["time_s"], said["text"], said["what"], said["known"], said["lost_peer"], tail)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The failure that ended a launch."""
+
+    rank: int
+    exit_code: int
+    message: str
+
+
+def find_culprit(ranks: list[Ended]) -> Failure:
+    """Return the first cause. Ranks that only lost a peer are believed last; a silent end before theirs explains them."""
+    spoke = [end for end in ranks if end.text and not end.lost_peer]
+    silent = [end for end in ranks if not end.text and end.code]
+    left_early = [end for end in ranks if not end.text and end.code == 0]
+    lost_peer = [end for end in ranks if end.lost_peer]
+    for candidates in (spoke, silent, left_early, lost_peer):
+        if candidates:
+            return _failure(min(candidates, key=lambda end: end.time_s))
+    raise AssertionError("no rank failed")
+
+
+def _failure(end: Ended) -> Failure:
+    if end.known:
+        return Failure(end.rank, end.code or 1, end.text)
+    if end.text:
+        return Failure(end.rank, end.code or 1, f"rank {end.rank} failed with {end.what}; all ranks were ended. Its own words:\n\n{end.text}")
+    said = "\n".join(f"  {line}" for line in end.tail) or "  (nothing)"
+    return Failure(end.rank, _exit_code(end.code), f"error: rank {end.rank} {_silent_end(end.code)}; all ranks were ended. Last it said:\n{said}\n  fix: {_silent_fix(end.code)}")
+
+
+def _silent_end(code: int | None) -> str:
+    if code and code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    if code == 0:
+        return "left with exit code 0 while others were still training"
+    return f"exited with code {code} without an exception"
+
+
+def _silent_fix(code: int | None) -> str:
+    if code == -signal.SIGKILL:
+        return "see whether the machine ran out of memory (dmesg), or a scheduler ended it"
+    if code and code < 0:
+        return "look at the lines above: a crash in native code prints its stack there"
+    return "look for sys.exit or os._exit in the script: every rank must reach the end of `paceline.join`"
+
+
+def _exit_code(code: int | None) -> int:
+    """Return the code for the shell; a rank that left early without an error is a failure all the same."""
+    return 128 - code if code and code < 0 else code or 1

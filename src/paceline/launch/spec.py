@@ -1,0 +1,48 @@
+"""What to start, and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Target:
+    """A script, or a module of this package; `words` is how Python is told to run it."""
+
+    name: str
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """N ranks of one program on this machine."""
+
+    target: Target
+    ranks: int
+    arguments: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse a world that cannot be."""
+        if self.ranks < 1:
+            raise ConfigError(f"{self.ranks} ranks cannot train", fix="start at least one: -n 1")
+
+
+def script(path: str) -> Target:
+    """Return the target for a script, or say that it is not there."""
+    file = Path(path)
+    if file.is_file():
+        return Target(file.name, ("path", str(file)))
+    beside = [str(found) for found in file.parent.glob("*.py")] if file.parent.is_dir() else []
+    fix = did_you_mean(path, beside) if beside else "check the path; a built-in recipe starts with `paceline train NAME`"
+    raise ConfigError(f"there is no script {path}", fix=fix)
+
+
+def module(name: str, dotted: str) -> Target:
+    """Return the target for a module."""
+    return Target(name, ("module", dotted))

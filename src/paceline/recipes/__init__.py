@@ -1,0 +1,6 @@
+"""What can be run right away. The table is read without torch; each recipe is an ordinary script."""
+
+RECIPES = {
+    "toy": "a linear model on 2,048 samples: `paceline train toy [EPOCHS] [SAVE_EVERY]`",
+    "mnist": "a convolutional network on handwritten digits, embedded or from IDX files",
+}

@@ -1,0 +1,61 @@
+"""Handwritten digits as tensors: the embedded set, and MNIST from files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load
+from torch import Tensor
+
+from paceline.data.idx import read_idx
+from paceline.errors import DataError
+
+Digits = tuple[Tensor, Tensor]
+
+EMBEDDED = Path(__file__).with_name("digits.safetensors")
+"""The 1,797 test digits of the UCI "Optical Recognition of Handwritten Digits" set (E. Alpaydin, C. Kaynak, 1998,
+CC BY 4.0): `images` [1797, 8, 8], 0 to 16; `labels` [1797]."""
+
+_MEAN, _SPREAD = 0.1307, 0.3081  # of MNIST's pixels
+_HELD_OUT = 5  # every fifth digit
+
+_FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+_SHA256 = {
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+
+
+def embedded_digits() -> tuple[Digits, Digits]:
+    """Return training and held-out digits, brought to 28x28."""
+    stored = load(EMBEDDED.read_bytes())
+    images = torch.nn.functional.interpolate(stored["images"].float().unsqueeze(1) / 16, size=28, mode="bilinear")
+    images, labels = (images - _MEAN) / _SPREAD, stored["labels"].long()
+    held_out = torch.arange(len(labels)) % _HELD_OUT == 0
+    return (images[~held_out], labels[~held_out]), (images[held_out], labels[held_out])
+
+
+def mnist_digits(folder: str) -> tuple[Digits, Digits]:
+    """Return MNIST's training and test digits from a folder of IDX files, gzipped or not."""
+    if not folder:
+        raise DataError(
+            "data=mnist needs the folder of MNIST's IDX files",
+            fix="set PACELINE_DATA or data_folder= to a folder with train-images-idx3-ubyte.gz and its three siblings, or use data=digits",
+        )
+    return _part(Path(folder), "train"), _part(Path(folder), "test")
+
+
+def _part(folder: Path, part: str) -> Digits:
+    nested = folder / "mnist"
+    home = nested if nested.is_dir() else folder
+    images, labels = (read_idx(home, name, _SHA256[name]) for name in _FILES[part])
+    if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
+        raise DataError(f"{home}: images {images.shape} and labels {labels.shape} do not belong together", fix="fetch the four files again")
+    pixels = torch.from_numpy(images).float().div_(255).sub_(_MEAN).div_(_SPREAD)
+    return pixels.unsqueeze(1), torch.from_numpy(labels).long()

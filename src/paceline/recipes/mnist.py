@@ -1,0 +1,79 @@
+"""A convolutional network on handwritten digits: the embedded UCI digits, or MNIST from IDX files."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import paceline
+from paceline import handover
+from paceline.config import BatchConfig, LrConfig, RunConfig
+from paceline.recipes.digits import embedded_digits, mnist_digits
+
+
+@dataclass(frozen=True)
+class MnistConfig(RunConfig):
+    """A convolutional network on handwritten digits."""
+
+    name: str = "mnist"
+    epochs: int = 8
+    batch: BatchConfig = field(default_factory=lambda: BatchConfig(global_size=64, lanes=4))
+    lr: LrConfig = field(default_factory=lambda: LrConfig(base=1e-3, reference_batch=64, schedule="one-cycle"))
+    optimizer: Literal["adamw", "adadelta", "sgd"] = "adamw"
+    """AdamW, Adadelta (give it lr.base=1), or SGD with momentum."""
+    norm: Literal["none", "batch"] = "none"
+    """BatchNorm after each convolution, or none."""
+    data: Literal["digits", "mnist"] = "digits"
+    """The 1,797 digits in the package, or MNIST from data_folder."""
+    data_folder: str = ""
+    """Folder of the IDX files; empty: the folder in PACELINE_DATA."""
+
+
+class Net(nn.Module):
+    """Two convolutions, a pool, two linear layers, with dropout."""
+
+    def __init__(self, norm: str = "none") -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 32, 3), nn.Conv2d(32, 64, 3)
+        self.norm1, self.norm2 = (nn.BatchNorm2d(32), nn.BatchNorm2d(64)) if norm == "batch" else (nn.Identity(), nn.Identity())
+        self.dropout1, self.dropout2 = nn.Dropout(0.25), nn.Dropout(0.5)
+        self.fc1, self.fc2 = nn.Linear(9216, 128), nn.Linear(128, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return ten scores for each 28x28 image."""
+        hidden = self.norm1(self.conv1(images)).relu()
+        hidden = self.norm2(self.conv2(hidden)).relu()
+        hidden = self.dropout1(nn.functional.max_pool2d(hidden, 2)).flatten(1)
+        scores: Tensor = self.fc2(self.dropout2(self.fc1(hidden).relu()))
+        return scores
+
+
+def build_optimizer(model: nn.Module, config: MnistConfig) -> torch.optim.Optimizer:
+    """Return the optimizer that the config names."""
+    rate = paceline.scaled_lr(config)
+    if config.optimizer == "adadelta":
+        return torch.optim.Adadelta(model.parameters(), lr=rate)
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+    return torch.optim.AdamW(model.parameters(), lr=rate)
+
+
+def main(config: MnistConfig) -> None:
+    """Train, and report the accuracy on digits that were held out."""
+    folder = config.data_folder or os.environ.get(handover.DATA, "")
+    train, test = mnist_digits(folder) if config.data == "mnist" else embedded_digits()
+    with paceline.join(config) as world:
+        model = paceline.parallelize(Net(config.norm), world, config)
+        optimizer = build_optimizer(model, config)
+        batches = paceline.Batches(train, config, world)
+        metrics = {"acc": paceline.accuracy}
+        paceline.Trainer(world, model, optimizer, batches, cross_entropy, config, evaluation=test, metrics=metrics).run()
+
+
+if __name__ == "__main__":
+    main(paceline.config_from_argv(MnistConfig, positional=("epochs", "checkpoint.every_epochs")))

@@ -1,0 +1,80 @@
+"""Where the files of a run lie, and how a file comes to exist only when it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import EnvironmentUnfit
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The folder of one run; the only place that knows its file names."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved settings; `--config` starts the run again from them."""
+        return self.root / "config.toml"
+
+    @property
+    def events(self) -> Path:
+        """What happened, one JSON object a line."""
+        return self.root / "events.jsonl"
+
+    def checkpoint(self, step: int) -> Path:
+        """Return the folder of the checkpoint taken after this step."""
+        return self.root / "checkpoints" / f"step-{step:09d}"
+
+
+@contextlib.contextmanager
+def writing_to(path: Path) -> Iterator[None]:
+    """Turn a failure to write into an error that names the folder and the way out."""
+    try:
+        yield
+    except OSError as error:
+        raise EnvironmentUnfit(
+            f"cannot write {path}: {error.strerror or error}",
+            fix="free some space or permit writing there, or put the run elsewhere with runs=FOLDER",
+        ) from error
+
+
+def make_private(folder: Path) -> Path:
+    """Create a folder, and those above it, that only its owner can enter."""
+    for part in [*reversed(folder.parents), folder]:
+        with contextlib.suppress(FileExistsError):
+            part.mkdir(mode=0o700)
+    if not folder.is_dir():
+        raise NotADirectoryError(20, "a file is in the way", str(folder))
+    return folder
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file under a temporary name, make it durable, then give it its name."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    make_durable(path.parent)
+
+
+def make_durable(folder: Path) -> None:
+    """Flush a folder's list of names to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""What the numbers become when a run is spread over ranks. Pure arithmetic."""

@@ -1,0 +1,97 @@
+"""How the samples of a run are cut into steps, lanes and ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+
+def share(lanes: int, rank: int, size: int) -> range:
+    """Return the lanes of a rank: contiguous, as even as they go.
+
+    >>> [list(share(8, rank, 3)) for rank in range(3)]
+    [[0, 1, 2], [3, 4, 5], [6, 7]]
+    """
+    start = sum(split_evenly(lanes, size)[:rank])
+    return range(start, start + split_evenly(lanes, size)[rank])
+
+
+def split_evenly(amount: int, parts: int) -> list[int]:
+    """Cut an amount into parts as even as they go, the larger ones first.
+
+    >>> split_evenly(10, 4)
+    [3, 3, 2, 2]
+    """
+    least, rest = divmod(amount, parts)
+    return [least + (part < rest) for part in range(parts)]
+
+
+@dataclass(frozen=True)
+class LanePlan:
+    """One lane of one step: which places of the epoch's order it reads, and how much it weighs."""
+
+    lane: int
+    places: range
+    samples: int
+    """Samples that count; 0 for a lane that a short last step leaves empty: it borrows the places of lane 0."""
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One optimizer step: the lanes of one rank, and what all ranks do together."""
+
+    step: int
+    epoch: int
+    samples: int
+    """Samples of the step over all ranks."""
+    seen: int
+    """Samples of the run over all ranks, this step included."""
+    lanes: tuple[LanePlan, ...]
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How a training set becomes steps: a pure function, so nothing of it is ever stored."""
+
+    samples: int
+    global_size: int
+    lanes: int
+    rank: int
+    size: int
+
+    @property
+    def mine(self) -> range:
+        """The lanes of this rank."""
+        return share(self.lanes, self.rank, self.size)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of one epoch, a short last one included."""
+        return -(-self.samples // self.global_size)
+
+    def seen_after(self, step: int) -> int:
+        """Return the samples of the run after so many steps.
+
+        >>> [BatchPlan(samples=10, global_size=4, lanes=2, rank=0, size=1).seen_after(step) for step in range(5)]
+        [0, 4, 8, 10, 14]
+        """
+        epoch, within = divmod(step, self.steps_per_epoch)
+        return epoch * self.samples + min(within * self.global_size, self.samples)
+
+    def step(self, step: int) -> StepPlan:
+        """Return what this rank does in a step, counted from 0.
+
+        >>> plan = BatchPlan(samples=10, global_size=8, lanes=4, rank=1, size=2)
+        >>> [list(lane.places) for lane in plan.step(0).lanes], [lane.samples for lane in plan.step(1).lanes]
+        ([[4, 5], [6, 7]], [0, 0])
+        """
+        epoch, within = divmod(step, self.steps_per_epoch)
+        start = within * self.global_size
+        samples = min(self.global_size, self.samples - start)
+        sizes = split_evenly(samples, self.lanes)
+        starts = [0, *accumulate(sizes)]
+        lanes = tuple(self._lane(lane, start + starts[lane], sizes[lane], range(start, start + sizes[0])) for lane in self.mine)
+        return StepPlan(step, epoch, samples, epoch * self.samples + start + samples, lanes)
+
+    def _lane(self, lane: int, start: int, samples: int, borrowed: range) -> LanePlan:
+        return LanePlan(lane, range(start, start + samples) if samples else borrowed, samples)

@@ -1,0 +1,74 @@
+"""In which order lanes are added: one fixed binary tree, whoever holds which lane.
+
+The tree over n lanes splits at the largest power of two below n; a node is the range of its lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def children(node: range) -> tuple[range, range]:
+    """Return the two halves of a node.
+
+    >>> children(range(0, 6)), children(range(4, 6))
+    ((range(0, 4), range(4, 6)), (range(4, 5), range(5, 6)))
+    """
+    half = 1 << (len(node) - 1).bit_length() - 1
+    return range(node.start, node.start + half), range(node.start + half, node.stop)
+
+
+def whole_subtrees(mine: range, lanes: int) -> list[range]:
+    """Return the largest nodes that lie within a rank's lanes, in lane order.
+
+    >>> whole_subtrees(range(3, 6), 8)
+    [range(3, 4), range(4, 6)]
+    """
+    return _within(range(lanes), mine)
+
+
+def _within(node: range, mine: range) -> list[range]:
+    if node.start >= mine.stop or node.stop <= mine.start:
+        return []
+    if mine.start <= node.start and node.stop <= mine.stop:
+        return [node]
+    left, right = children(node)
+    return _within(left, mine) + _within(right, mine)
+
+
+def merges_after(mine: range, lanes: int) -> list[int]:
+    """Return, for each lane of a rank, how often the two newest sums are added once that lane is done.
+
+    What is left at the end are the sums of `whole_subtrees`.
+
+    >>> merges_after(range(0, 4), 4), merges_after(range(3, 6), 8)
+    ([0, 1, 0, 2], [0, 0, 1])
+    """
+    counts = [0] * len(mine)
+    pending = whole_subtrees(mine, lanes)
+    while pending:
+        node = pending.pop()
+        if len(node) > 1:
+            counts[node.stop - 1 - mine.start] += 1
+            pending += children(node)
+    return counts
+
+
+def additions(nodes: Sequence[range], lanes: int) -> list[tuple[int, int]]:
+    """Return the additions (to, from) that turn the sums of all ranks' subtrees into the total, in row 0.
+
+    >>> additions([range(0, 2), range(2, 3), range(3, 4), range(4, 8)], 8)
+    [(1, 2), (0, 1), (0, 3)]
+    """
+    rows = {node: row for row, node in enumerate(nodes)}
+    found: list[tuple[int, int]] = []
+
+    def row_of(node: range) -> int:
+        if node in rows:
+            return rows[node]
+        left, right = (row_of(child) for child in children(node))
+        found.append((left, right))
+        return left
+
+    row_of(range(lanes))
+    return found

@@ -1,0 +1,1 @@
+"""How one step happens, and then the next."""

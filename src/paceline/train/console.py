@@ -1,0 +1,73 @@
+"""What a person sees while a run trains: a bar on a terminal, plain lines in a log."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from paceline import handover
+from paceline.config import RunConfig
+from paceline.events import CheckpointSaved, EpochDone, Event, RunEnded, RunStarted, StepDone
+from paceline.world.facts import World
+
+_BAR_WIDTH = 24
+
+
+class Console:
+    """The sink that prints. Each line is written whole, in one call."""
+
+    def __init__(self, config: RunConfig) -> None:
+        watched = sys.stdout.isatty() or handover.TERMINAL in os.environ
+        self._bar = config.log.progress == "bar" or (config.log.progress == "auto" and watched)
+        self._total_steps = 0
+
+    def __call__(self, event: Event) -> None:
+        """Print what a person wants to know of an event."""
+        if isinstance(event, RunStarted):
+            self._total_steps = event.total_steps
+            say(event.summary)
+        elif isinstance(event, StepDone) and self._bar:
+            say(bar_line(event, self._total_steps), end="\r")
+        elif isinstance(event, EpochDone):
+            say(epoch_line(event) + (" " * _BAR_WIDTH if self._bar else ""))
+        elif isinstance(event, CheckpointSaved):
+            say(f"saved {event.path} ({event.size_bytes / 1e6:.1f} MB)")
+        elif isinstance(event, RunEnded):
+            say(f"done: {event.step:,} steps in {event.seconds:.1f} s; weights and optimizer state {event.digest[:16]}")
+
+
+def epoch_line(event: EpochDone) -> str:
+    """Return the line of an epoch.
+
+    >>> epoch_line(EpochDone(epoch=3, epochs=10, step=9, loss=0.12341, samples_per_s=41200.0, metrics={"eval_loss": 0.2, "acc": 0.9731}))
+    'epoch 3/10  loss 0.1234  acc 0.9731  41,200 samples/s'
+    """
+    shown = {name: value for name, value in event.metrics.items() if name != "eval_loss"} or event.metrics
+    metrics = "".join(f"  {name} {value:.4f}" for name, value in shown.items())
+    return f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.4f}{metrics}  {event.samples_per_s:,.0f} samples/s"
+
+
+def bar_line(event: StepDone, total: int) -> str:
+    """Return the progress bar after a step.
+
+    >>> bar_line(StepDone(step=50, epoch=1, samples=0, loss=0.5, lr=0.1, samples_per_s=1000.0), total=100)
+    '━━━━━━━━━━━━············ step 50/100  loss 0.5000  1,000 samples/s'
+    """
+    filled = _BAR_WIDTH * event.step // max(1, total)
+    bar = "━" * filled + "·" * (_BAR_WIDTH - filled)
+    return f"{bar} step {event.step:,}/{total:,}  loss {event.loss:.4f}  {event.samples_per_s:,.0f} samples/s"
+
+
+def rank_line(world: World, epoch: int, micro_batch: int, steps: int) -> str:
+    """Return what one rank did in an epoch.
+
+    >>> rank_line(World(rank=1, size=2, device="cuda:1"), epoch=3, micro_batch=128, steps=59)
+    'rank 1  device cuda:1  epoch 3  micro-batch 128  steps 59'
+    """
+    return f"rank {world.rank}  device {world.device}  epoch {epoch}  micro-batch {micro_batch}  steps {steps}"
+
+
+def say(text: str, end: str = "\n") -> None:
+    """Print a line in one write, so that lines of several ranks cannot be glued."""
+    sys.stdout.write(text + end)
+    sys.stdout.flush()

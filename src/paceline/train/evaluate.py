@@ -1,0 +1,70 @@
+"""How good the model is, on every sample exactly once, over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from paceline.config import RunConfig
+from paceline.data.source import Batch, as_source
+from paceline.scale.batch import share
+from paceline.train.parallel import inner
+from paceline.train.step import LossFunction
+from paceline.world.collectives import sum_across
+from paceline.world.facts import World
+
+Metric = Callable[[Tensor, Tensor], Tensor | float]
+"""metric(outputs, target) -> the sum over these samples; the mean over all samples is reported."""
+
+
+def accuracy(outputs: Tensor, target: Tensor) -> Tensor:
+    """Return how many outputs have their largest value at the target's class.
+
+    >>> int(accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1])))
+    1
+    """
+    return (outputs.argmax(dim=-1) == target).sum()
+
+
+class Evaluation:
+    """A held-out set, cut into pieces that do not depend on the world, shared out over the ranks."""
+
+    def __init__(self, data: Any, loss: LossFunction, metrics: Mapping[str, Metric], config: RunConfig, world: World) -> None:
+        self._source = as_source(data)
+        self._loss, self._metrics = loss, metrics
+        self._world, self._key = world, (config.seed, 0)
+        size = max(1, config.batch.global_size // config.batch.lanes)
+        self._pieces = [range(start, min(start + size, len(self._source))) for start in range(0, len(self._source), size)]
+
+    def run(self, model: nn.Module) -> dict[str, float]:
+        """Return the means of the loss and of every metric. Every rank must call this."""
+        module = inner(model)
+        sums = torch.zeros(len(self._pieces), 2 + len(self._metrics), dtype=torch.float64)
+        training = module.training
+        module.eval()
+        with torch.no_grad():
+            for number in self._mine():
+                sums[number] = torch.tensor(self._sums_of(module, self._pieces[number]), dtype=torch.float64)
+        module.train(training)
+        # Ranks fill different rows of zeros, so this sum has no rounding; the one over the rows is the same everywhere.
+        totals = sum_across(self._world, sums).numpy().sum(axis=0)
+        names = {"eval_loss": totals[0] / totals[1]}
+        return {name: float(value) for name, value in (names | self._means(totals)).items()}
+
+    def _mine(self) -> range:
+        return share(len(self._pieces), self._world.rank, self._world.size)
+
+    def _means(self, totals: numpy.typing.NDArray[numpy.float64]) -> dict[str, float]:
+        return {name: totals[2 + number] / len(self._source) for number, name in enumerate(self._metrics)}
+
+    def _sums_of(self, module: nn.Module, piece: range) -> list[float]:
+        batch: Batch = self._source.gather(numpy.arange(piece.start, piece.stop), self._key)
+        *inputs, target = (tensor.to(self._world.device) for tensor in batch)
+        outputs = module(*inputs)
+        found = self._loss(outputs, target)
+        loss, count = (found[0], float(found[1])) if isinstance(found, tuple) else (found * len(piece), float(len(piece)))
+        return [float(loss), count, *(float(metric(outputs, target)) for metric in self._metrics.values())]

@@ -1,0 +1,59 @@
+"""How a model is spread over ranks. The model itself stays as it was.
+
+No postponed annotations here: DDP looks at the types of a hook's parameters.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.config import RunConfig
+from paceline.train.reduction import FreeSum, LaneSum, LocalTree
+from paceline.train.tree_ddp import DDP_OPTIONS, TreeDDP
+from paceline.world.facts import World
+
+
+def parallelize(model: nn.Module, world: World, config: RunConfig) -> nn.Module:
+    """Return the model on this rank's device, wrapped as `config.parallel` says; a world of one is not wrapped."""
+    model.to(world.device)
+    if world.size == 1:
+        return model
+    if config.exact:
+        return TreeDDP(model, config.batch.lanes, world)
+    ddp = DistributedDataParallel(model, **DDP_OPTIONS)
+    _compress(ddp, config)
+    return ddp
+
+
+def lane_sum(model: nn.Module, world: World, config: RunConfig) -> LaneSum:
+    """Return what adds up the lane gradients of a parallelized model."""
+    if isinstance(model, TreeDDP):
+        return model.reduction
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return LocalTree(trainable, config.batch.lanes) if config.exact else FreeSum(trainable, world)
+
+
+def inner(model: nn.Module) -> nn.Module:
+    """Return the user's own module."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def _compress(ddp: DistributedDataParallel, config: RunConfig) -> None:
+    """Send fewer bytes per gradient."""
+    if config.compression == "powersgd":
+        ddp.register_comm_hook(powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=10), powerSGD_hook.powerSGD_hook)
+    elif config.compression == "fp16":
+        ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif config.compression == "bf16":
+        ddp.register_comm_hook(None, _bf16_hook)
+
+
+def _bf16_hook(state: object, bucket: dist.GradBucket) -> Future[Tensor]:
+    """Average gradients as bf16. Torch's own hook asks for NCCL; gloo takes bf16 as well."""
+    small = bucket.buffer().to(torch.bfloat16).div_(dist.get_world_size())
+    work = dist.all_reduce(small, async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda done: bucket.buffer().copy_(done.value()[0]))

@@ -1,0 +1,89 @@
+"""What `paceline verify` compares: a digest of every tensor after every step, and what explains a difference."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save as to_safetensors
+from torch import Tensor, nn
+
+from paceline.config import RunConfig
+from paceline.data.source import Batch
+from paceline.rundir import make_private, write_whole
+from paceline.train.parallel import inner
+from paceline.train.state import content, digest_of, named_state
+from paceline.world.collectives import rows_of_all, sum_across
+from paceline.world.facts import World
+
+RECORD = "record.jsonl"
+DUMP = "tensors.safetensors"
+
+
+class Recorder:
+    """Writes the record of a run when verify asks for it, and is idle otherwise. Serves hand-written loops too."""
+
+    def __init__(self, config: RunConfig, world: World) -> None:
+        self._config, self._world = config.record, world
+        self._facts = {"world": world.size, "exact": config.exact}
+        self._draws = torch.get_rng_state()
+        if self.active and world.is_main:
+            make_private(Path(self._config.to))
+
+    @property
+    def active(self) -> bool:
+        """Whether verify is watching."""
+        return bool(self._config.to)
+
+    def start(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Record the first weights. Every rank must call this."""
+        if self.active:
+            norms = sorted({type(module).__name__ for module in inner(model).modules() if isinstance(module, nn.modules.batchnorm._NormBase)})  # noqa: SLF001
+            self._write(self._facts | {"norms": norms})
+            self._state(0, float("nan"), 0, model, optimizer)
+
+    def step(
+        self, step: int, loss: float, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Batch] = ()
+    ) -> bool:
+        """Record one finished step, counted from 1; return whether verify has seen enough. Every rank must call this."""
+        if not self.active:
+            return False
+        self._state(step, loss, self._samples(batches), model, optimizer)
+        if step == self._config.dump_step and self._world.is_main:
+            tensors = {name: value.cpu().contiguous().clone() for name, value in named_state(model, optimizer)}
+            write_whole(Path(self._config.to) / DUMP, to_safetensors(tensors))
+        return step == self._config.steps
+
+    def _samples(self, batches: Iterable[Batch]) -> int:
+        """Return a digest of which samples all ranks used, whatever their order."""
+        mine = sum(_row_digest(batch, row) for batch in batches for row in range(len(batch[0])))
+        return int(sum_across(self._world, torch.tensor([mine & 0xFFFFFFFFFFFF])).item()) & 0xFFFFFFFFFFFF
+
+    def _state(self, step: int, loss: float, samples: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        digests = {name: digest_of(name, value)[:16] for name, value in named_state(model, optimizer)}
+        whole = hashlib.sha256(json.dumps(digests).encode()).digest()
+        everyone = rows_of_all(self._world, torch.frombuffer(bytearray(whole[:8]), dtype=torch.int64))
+        drawn = torch.get_rng_state()
+        line = {
+            "step": step,
+            "loss": float(loss).hex(),
+            "samples": samples,
+            "ranks_agree": len(set(everyone.flatten().tolist())) == 1,
+            "drew": not torch.equal(drawn, self._draws),
+            "tensors": digests,
+        }
+        self._draws = drawn
+        self._write(line)
+
+    def _write(self, line: dict[str, object]) -> None:
+        if self._world.is_main:
+            with (Path(self._config.to) / RECORD).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def _row_digest(batch: Batch, row: int) -> int:
+    rows: list[Tensor] = [tensor[row] for tensor in batch]
+    return int.from_bytes(hashlib.blake2b(b"".join(content(value) for value in rows), digest_size=5).digest(), "big")

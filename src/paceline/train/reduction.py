@@ -1,0 +1,166 @@
+"""How lane gradients are added: along the fixed tree, or in whatever order is fastest.
+
+A lane also leaves a *note*: a few float64 numbers (loss, count, what it did to the buffers) that are added
+the same way. The note travels with the first bucket of gradients, so it costs no message of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from paceline.errors import TrainingError
+from paceline.scale.batch import share
+from paceline.scale.tree import merges_after
+from paceline.world.collectives import sum_across
+from paceline.world.facts import World
+
+Note = NDArray[numpy.float64]
+
+
+class LaneSum(Protocol):
+    """The sum of one step's lane gradients, which ends up in the parameters' `grad`."""
+
+    scale: float
+    """What the gradient of every lane must be multiplied with beforehand."""
+
+    def begin(self) -> None:
+        """Start a step with no gradients."""
+
+    def add_lane(self, note: Note) -> None:
+        """Take the gradients of one lane that is not this rank's last."""
+
+    def before_last(self, note: Note) -> None:
+        """Take the note of this rank's last lane; its backward comes next, and may sum across ranks as it goes."""
+
+    def finish(self) -> Note:
+        """Leave the sum in `grad` and return the sum of the notes, over the ranks that are known so far."""
+
+    def total(self, note: Note) -> Note:
+        """Return a sum of finished notes over all ranks. Every rank must call this."""
+
+
+class TreeStack:
+    """Sums of whole subtrees of a rank's lanes, added as soon as both halves are there."""
+
+    def __init__(self, parameters: list[nn.Parameter], lanes: int, rank: int = 0, size: int = 1) -> None:
+        self.parameters = parameters
+        self._merges = merges_after(share(lanes, rank, size), lanes)
+        self.gradients: list[list[Tensor]] = []
+        self.notes: list[Note] = []
+        self._lane = 0
+
+    def clear(self) -> None:
+        """Forget the step before."""
+        self._lane = 0
+        self.gradients.clear()
+        self.notes.clear()
+        drop_gradients(self.parameters)
+
+    def push(self, note: Note) -> None:
+        """Take one lane's gradients out of the parameters, and its note."""
+        self.gradients.append(take_gradients(self.parameters))
+        for _ in range(self._merges[self._lane]):
+            newest = self.gradients.pop()
+            torch._foreach_add_(self.gradients[-1], newest)  # noqa: SLF001 - as torch's own optimizers do
+        self.push_note(note)
+
+    def push_note(self, note: Note) -> int:
+        """Take a lane's note alone; return how many merges its gradients still owe."""
+        merges = self._merges[self._lane]
+        self._lane += 1
+        self.notes.append(note)
+        for _ in range(merges):
+            newest = self.notes.pop()
+            self.notes[-1] = self.notes[-1] + newest
+        return merges
+
+
+class LocalTree:
+    """The fixed tree in a world of one rank."""
+
+    scale = 1.0
+
+    def __init__(self, parameters: list[nn.Parameter], lanes: int) -> None:
+        self._stack = TreeStack(parameters, lanes)
+
+    def begin(self) -> None:
+        """Start a step with no gradients."""
+        self._stack.clear()
+
+    def add_lane(self, note: Note) -> None:
+        """Add one lane into the tree."""
+        self._stack.push(note)
+
+    def before_last(self, note: Note) -> None:
+        """Keep the last lane's note; its gradients are added when they are there."""
+        self._merges = self._stack.push_note(note)
+
+    def finish(self) -> Note:
+        """Add the last lane and hand the sum to the parameters."""
+        for _ in range(self._merges):
+            earlier = self._stack.gradients.pop()
+            torch._foreach_add_([parameter.grad for parameter in self._stack.parameters], earlier)  # noqa: SLF001
+        return self._stack.notes[0]
+
+    def total(self, note: Note) -> Note:
+        """Return the note: there is no other rank."""
+        return note
+
+
+class FreeSum:
+    """Sums in the order that is cheapest: in place within a rank, by DDP's own all-reduce across ranks."""
+
+    def __init__(self, parameters: list[nn.Parameter], world: World) -> None:
+        self.scale = float(world.size)  # DDP divides by the number of ranks; a sum is wanted
+        self._parameters = parameters
+        self._world = world
+
+    def begin(self) -> None:
+        """Start a step with no gradients."""
+        drop_gradients(self._parameters)
+        self._note: Note | None = None
+
+    def add_lane(self, note: Note) -> None:
+        """Keep the note; the gradients add up in place."""
+        self._note = note if self._note is None else self._note + note
+
+    def before_last(self, note: Note) -> None:
+        """Keep the note."""
+        self.add_lane(note)
+
+    def finish(self) -> Note:
+        """Return the sum of this rank's notes: a message a step would cost more than it tells."""
+        assert self._note is not None
+        return self._note
+
+    def total(self, note: Note) -> Note:
+        """Add a note up over all ranks."""
+        return sum_across(self._world, torch.from_numpy(note)).numpy()
+
+
+def drop_gradients(parameters: list[nn.Parameter]) -> None:
+    """Let the next backward write fresh gradients."""
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def take_gradients(parameters: list[nn.Parameter]) -> list[Tensor]:
+    """Move the gradients out of the parameters; all must be there."""
+    taken = [parameter.grad for parameter in parameters]
+    if any(gradient is None for gradient in taken):
+        raise missing_gradient(len(taken), sum(gradient is None for gradient in taken))
+    drop_gradients(parameters)
+    return taken  # type: ignore[return-value]
+
+
+def missing_gradient(count: int, missing: int) -> TrainingError:
+    """Return the error for parameters that the loss does not reach; DDP would wait for them for ever."""
+    return TrainingError(
+        f"{missing} of {count} trainable parameters got no gradient from the loss",
+        fix="use them in forward, or call requires_grad_(False) on them before the model is parallelized",
+    )

@@ -1,0 +1,149 @@
+"""How one optimizer step happens: lane after lane, one sum, one update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from paceline.config import RunConfig
+from paceline.data.batches import Lane, Step
+from paceline.errors import TrainingError
+from paceline.scale.lr import schedule_factor
+from paceline.train.buffers import MovingBuffers, find_moving_buffers
+from paceline.train.parallel import inner, lane_sum
+from paceline.train.reduction import Note, missing_gradient
+from paceline.world.facts import World
+from paceline.world.randomness import seed_everything
+
+LossFunction = Callable[..., Tensor | tuple[Tensor, Tensor | int]]
+"""loss(outputs, target) -> the mean over the samples; or (sum, count), for tokens of ragged lengths."""
+
+LOSS, COUNT, BUFFERS = 0, 1, 2
+"""Places in a lane's note: the sum of the loss, what it was summed over, and from there on moves of buffers."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Sums over what this rank knows; `OptimizerStep.total` makes them sums over all ranks."""
+
+    loss_sum: float
+    count: float
+
+
+class OptimizerStep:
+    """One call is one optimizer step, the same bits on any number of ranks."""
+
+    def __init__(
+        self,
+        world: World,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: LossFunction,
+        config: RunConfig,
+        total_samples: int = 0,
+    ) -> None:
+        self._world, self._model, self._inner = world, model, inner(model)
+        self._optimizer, self._loss, self._config = optimizer, loss, config
+        self._total_samples = total_samples
+        self._sum = lane_sum(model, world, config)
+        self._trainable = [parameter for parameter in self._inner.parameters() if parameter.requires_grad]
+        self._peak_rates = [group["lr"] for group in optimizer.param_groups]
+        self._rate_now = 1.0
+        self._by_count = False
+        self._buffers: MovingBuffers | None = None
+        self._seeds: dict[float, Tensor] = {}
+
+    def __call__(self, step: Step) -> StepResult:
+        """Compute this rank's lanes, sum them with those of all others, and update the weights."""
+        first_time = self._buffers is None
+        buffers = self._buffers = self._buffers or self._find_buffers(step)
+        self._sum.begin()
+        buffers.begin()
+        for lane in step.lanes[:-1]:
+            output, note = self._forward(self._inner, step, lane)
+            output.backward(self._seed_for(step, lane))
+            self._sum.add_lane(note)
+            buffers.restore()
+        output, note = self._forward(self._model, step, step.lanes[-1])
+        self._sum.before_last(note)
+        output.backward(self._seed_for(step, step.lanes[-1]))
+        totals = self._sum.finish()
+        if first_time:
+            self._check_all_reached()
+        self._update(step, totals)
+        return StepResult(float(totals[LOSS]), float(totals[COUNT]))
+
+    def total(self, loss_sum: float, count: float) -> tuple[float, float]:
+        """Return sums of step results over all ranks. Every rank must call this."""
+        totals = self._sum.total(numpy.array([loss_sum, count]))
+        return float(totals[0]), float(totals[1])
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the last step."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def _forward(self, model: nn.Module, step: Step, lane: Lane) -> tuple[Tensor, Note]:
+        """Run one lane; return what to run backward from, and the lane's note."""
+        assert self._buffers is not None
+        seed_everything(self._config.seed, step.plan.step, lane.number)
+        *inputs, target = lane.batch
+        found = self._loss(model(*inputs), target)
+        self._by_count = isinstance(found, tuple)
+        output, count = (found[0], float(found[1])) if isinstance(found, tuple) else (found, float(lane.samples))
+        value = output.item()
+        if not math.isfinite(value):
+            raise self._not_finite(value, step, lane)
+        counts = lane.samples > 0
+        note = numpy.array([value if self._by_count else value * count, count]) * counts
+        move = self._buffers.move_of_lane(counts)
+        return output, numpy.concatenate((note, move)) if len(move) else note
+
+    def _seed_for(self, step: Step, lane: Lane) -> Tensor:
+        """Return the gradient that backward starts with: the weight of this lane in the mean over the step's samples.
+
+        Where the loss gives a count, only the sum of all lanes tells the weight: gradients are divided at the end.
+        """
+        weight = self._sum.scale * (lane.samples > 0 if self._by_count else lane.samples / step.plan.samples)
+        if weight not in self._seeds:
+            self._seeds[weight] = torch.tensor(weight, device=self._world.device)
+        return self._seeds[weight]
+
+    def _update(self, step: Step, totals: Note) -> None:
+        assert self._buffers is not None
+        if self._by_count or len(totals) > BUFFERS:
+            totals = self._sum.total(totals)
+        if self._by_count:
+            torch._foreach_div_([parameter.grad for parameter in self._trainable], float(totals[COUNT]))  # noqa: SLF001
+        self._buffers.apply(totals[BUFFERS:], min(step.plan.samples, self._config.batch.lanes))
+        if self._config.clip_norm:
+            nn.utils.clip_grad_norm_(self._trainable, self._config.clip_norm)
+        self._set_rate(step)
+        self._optimizer.step()
+
+    def _set_rate(self, step: Step) -> None:
+        factor = schedule_factor(self._config.lr, step.plan.seen, self._total_samples)
+        if factor != self._rate_now:
+            self._rate_now = factor
+            for group, peak in zip(self._optimizer.param_groups, self._peak_rates, strict=True):
+                group["lr"] = peak * factor
+
+    def _find_buffers(self, step: Step) -> MovingBuffers:
+        return find_moving_buffers(self._inner, step.lanes[0].batch, self._config.batch.lanes, self._world)
+
+    def _check_all_reached(self) -> None:
+        missing = sum(parameter.grad is None for parameter in self._trainable)
+        if missing:
+            raise missing_gradient(len(self._trainable), missing)
+
+    def _not_finite(self, value: float, step: Step, lane: Lane) -> TrainingError:
+        return TrainingError(
+            f"the loss is {value} at step {step.plan.step}, lane {lane.number} (rank {self._world.rank}); training stopped before the update",
+            fix="look at the learning rate (try lr.base 10 x lower or lr.warmup_samples), at clip_norm, at this lane's inputs "
+            "for inf or nan, and at log or division of 0 in the loss",
+        )

@@ -1,0 +1,154 @@
+"""torch's DistributedDataParallel, with gradients summed along the fixed tree while backward runs.
+
+No postponed annotations here: DDP looks at the types of a hook's parameters.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.train.exchange import Exchange, GatherExchange, TreeShape, choose_exchange
+from paceline.train.reduction import Note, TreeStack, missing_gradient
+from paceline.world.collectives import wire_device
+from paceline.world.facts import World
+
+
+@dataclass(eq=False)
+class _OnItsWay:
+    exchange: Exchange
+    total: Tensor
+    done: Future[Tensor]
+
+
+class TreeReduction:
+    """The lane sum of a rank under DDP: the communication hook, and what it needs from step to step."""
+
+    scale = 1.0
+
+    def __init__(self, parameters: list[nn.Parameter], lanes: int, world: World) -> None:
+        self._stack = TreeStack(parameters, lanes, world.rank, world.size)
+        self._index = {id(parameter): number for number, parameter in enumerate(parameters)}
+        self._shape = TreeShape.of(lanes, world)
+        self._wire = wire_device(world)
+        self._device = torch.device(world.device)
+        self._exchanges: dict[tuple[int, int, int], Exchange] = {}
+        self._under_way: list[_OnItsWay] = []
+        self._noted: GatherExchange | None = None
+        self._side_stream = torch.cuda.Stream(self._device) if self._wire.type == "cuda" else None
+
+    def begin(self) -> None:
+        """Start a step with no gradients."""
+        self._stack.clear()
+        self._noted = None
+
+    def add_lane(self, note: Note) -> None:
+        """Add one lane into the part of the tree that is this rank's."""
+        self._stack.push(note)
+
+    def before_last(self, note: Note) -> None:
+        """Take the last lane's note; the hook adds its gradients bucket by bucket."""
+        self._merges = self._stack.push_note(note)
+
+    def finish(self) -> Note:
+        """Return the sum of the notes; DDP has put the gradients in place."""
+        if self._noted is None or self._under_way:
+            raise missing_gradient(len(self._stack.parameters), 1)
+        found: Note = self._noted.total_note().cpu().numpy()
+        return found
+
+    def total(self, note: Note) -> Note:
+        """Return the note: the tree has added it over all ranks."""
+        return note
+
+    def hook(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """Sum one bucket. DDP calls this on every rank in the same order."""
+        with self._on_side_stream():
+            total = bucket.buffer()
+            sums = self._subtree_sums(bucket, total)
+            done: Future[Tensor] = Future(devices=[] if total.device.type == "cpu" else [total.device])
+            self._start(bucket.index(), _OnItsWay(self._exchange(bucket.index(), total), total, done), sums)
+            # Each bucket starts before the one before it is waited for, so that messages and backward overlap.
+            # On a side stream a wait does not hold the host, and there is nothing to put off.
+            self._advance(everything=bucket.is_last() or self._side_stream is not None)
+            return done
+
+    def _subtree_sums(self, bucket: dist.GradBucket, buffer: Tensor) -> list[Tensor]:
+        """Add this bucket's part of the last lane to earlier lanes, and return the sums of whole subtrees."""
+        held = self._stack.gradients
+        if not held:
+            return [buffer]
+        numbers = [self._index[id(parameter)] for parameter in bucket.parameters()]
+        gradients = bucket.gradients()
+        kept = len(held) - self._merges
+        for earlier in reversed(held[kept:]):
+            torch._foreach_add_(gradients, [earlier[number] for number in numbers])  # noqa: SLF001
+        return [torch.cat([sums[number].flatten() for number in numbers]) for sums in held[:kept]] + [buffer]
+
+    def _exchange(self, index: int, buffer: Tensor) -> Exchange:
+        """Return the exchange for a bucket; DDP lays its buckets out anew after the first step."""
+        note_length = len(self._stack.notes[0]) if index == 0 else 0
+        key = (index, buffer.numel(), note_length)
+        if key not in self._exchanges:
+            self._exchanges[key] = choose_exchange(buffer, note_length, self._shape, self._wire)
+        return self._exchanges[key]
+
+    def _start(self, index: int, bucket: _OnItsWay, sums: list[Tensor]) -> None:
+        notes = [torch.from_numpy(note) for note in self._stack.notes] if index == 0 else []
+        if notes and isinstance(bucket.exchange, GatherExchange) and bucket.exchange.carries_notes:
+            self._noted = bucket.exchange
+        elif notes:
+            self._send_notes(notes)
+            notes = []
+        bucket.exchange.start(sums, notes)
+        self._under_way.append(bucket)
+
+    def _send_notes(self, notes: list[Tensor]) -> None:
+        """Send the notes on their own, where the first bucket is too large to carry them."""
+        nothing = torch.empty(0, device=self._wire)
+        self._noted = GatherExchange(nothing, len(notes[0]), self._shape, self._wire)
+        self._noted.start([nothing] * len(notes), notes)
+        self._noted.advance(nothing)
+
+    def _advance(self, *, everything: bool) -> None:
+        """Take the buckets under way one stage further, the newest excepted; or all of them to the end."""
+        waiting = self._under_way[:] if everything else self._under_way[:-1]
+        while waiting:
+            left = []
+            for bucket in waiting:
+                if bucket.exchange.advance(bucket.total):
+                    bucket.done.set_result(bucket.total)
+                    self._under_way.remove(bucket)
+                else:
+                    left.append(bucket)
+            waiting = left if everything else []
+
+    @contextlib.contextmanager
+    def _on_side_stream(self) -> Iterator[None]:
+        if self._side_stream is None:
+            yield
+            return
+        self._side_stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._side_stream):
+            yield
+
+
+# The rule for buffers is our own (train/buffers.py): DDP's would copy those of rank 0. Torch 2.13 renamed the option.
+_OWN_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters else "broadcast_buffers"
+DDP_OPTIONS: dict[str, Any] = {"gradient_as_bucket_view": True, _OWN_BUFFERS: False}
+
+
+class TreeDDP(DistributedDataParallel):
+    """DistributedDataParallel whose gradients are the same bits on any number of ranks."""
+
+    def __init__(self, module: nn.Module, lanes: int, world: World) -> None:
+        super().__init__(module, **DDP_OPTIONS)
+        self.reduction = TreeReduction([parameter for parameter in module.parameters() if parameter.requires_grad], lanes, world)
+        self.register_comm_hook(self.reduction, TreeReduction.hook)

@@ -1,0 +1,48 @@
+"""What ranks tell each other. Every rank calls every one of these; in a world of one they return their input."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.world.facts import World
+
+
+def wire_device(world: World) -> torch.device:
+    """Return the device whose memory the backend can send: gloo moves host memory only."""
+    if world.device == "cpu" or dist.get_backend() == "gloo":
+        return torch.device("cpu")
+    return torch.device(world.device)
+
+
+def sum_across(world: World, values: Tensor) -> Tensor:
+    """Return the sum over ranks, in the backend's own order; exact where ranks fill different places of zeros."""
+    if world.size == 1:
+        return values
+    total = values.to(wire_device(world), copy=True)
+    dist.all_reduce(total)
+    return total.to(values.device)
+
+
+def rows_of_all(world: World, row: Tensor) -> Tensor:
+    """Return the row of every rank, stacked in rank order."""
+    if world.size == 1:
+        return row.unsqueeze(0)
+    mine = row.to(wire_device(world)).contiguous().flatten()
+    gathered = torch.empty(world.size * mine.numel(), dtype=mine.dtype, device=mine.device)
+    gather(gathered, mine).wait()
+    return gathered.view(world.size, *row.shape).to(row.device)
+
+
+def gather(gathered: Tensor, mine: Tensor) -> dist.Work:
+    """Start to collect a flat tensor of every rank, side by side."""
+    # The public name changed between torch 2.11 and 2.13; the group's own method did not.
+    return dist.group.WORLD._allgather_base(gathered, mine)  # type: ignore[union-attr,no-any-return] # noqa: SLF001
+
+
+def exchange(received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> dist.Work:
+    """Start to send each rank its piece of a flat tensor, and to collect the pieces meant for this one."""
+    work = dist.all_to_all_single(received, sent, received_sizes, sent_sizes, async_op=True)
+    assert work is not None
+    return work

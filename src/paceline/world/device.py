@@ -1,0 +1,63 @@
+"""Which device this rank computes on, and what carries its messages."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from paceline.config import RunConfig
+from paceline.errors import EnvironmentUnfit
+from paceline.world.facts import World
+
+
+def choose_device(world: World, config: RunConfig) -> str:
+    """Return this rank's device: its own GPU if it sees one, else the CPU."""
+    if config.device == "cpu":
+        return "cpu"
+    visible = torch.cuda.device_count()
+    if visible == 0 and config.device == "cuda":
+        raise EnvironmentUnfit("device=cuda, but this rank sees no GPU", fix="ask the scheduler for GPUs, or set device=cpu")
+    return f"cuda:{gpu_index(world, visible)}" if visible else "cpu"
+
+
+def gpu_index(world: World, visible: int) -> int:
+    """Return which of the visible GPUs is this rank's.
+
+    A scheduler may show all GPUs of the node to each task, or each task its own one as number 0.
+
+    >>> gpu_index(World(local_rank=3, local_size=4), 4), gpu_index(World(local_rank=3, local_size=4), 1)
+    (3, 0)
+    """
+    if visible == 1:
+        return 0
+    if world.local_rank >= visible:
+        raise EnvironmentUnfit(
+            f"local rank {world.local_rank} sees only {visible} GPUs for {world.local_size} ranks",
+            fix=f"start at most {visible} ranks on this node, or set device=cpu",
+        )
+    return world.local_rank
+
+
+def prepare_device(world: World, config: RunConfig) -> None:
+    """Set the threads and, where the bits must hold, deterministic kernels."""
+    torch.set_num_threads(config.threads)
+    if world.device == "cpu":
+        return
+    torch.cuda.set_device(torch.device(world.device))
+    if config.exact:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it starts
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+
+
+def choose_backend(world: World, config: RunConfig, store: dist.Store) -> str:
+    """Return nccl when every rank has a GPU of its own, else gloo. Every rank must call this."""
+    if config.backend != "auto":
+        return config.backend
+    mine = f"{world.node}/{torch.cuda.get_device_properties(world.device).uuid}" if world.device != "cpu" else ""
+    store.set(f"gpu-{world.rank}", mine)
+    everyone = [store.get(f"gpu-{rank}").decode() for rank in range(world.size)]
+    own_gpu_each = all(everyone) and len(set(everyone)) == world.size
+    return "nccl" if own_gpu_each else "gloo"

@@ -1,0 +1,58 @@
+"""Where ranks meet: a private folder on one machine, one chosen address between machines."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from paceline.errors import EnvironmentUnfit
+from paceline.rundir import writing_to
+from paceline.world.facts import TcpMeeting
+
+
+def claim_folder(folder: Path) -> None:
+    """Make sure that nobody else can enter the folder in which we meet."""
+    with writing_to(folder):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        facts = folder.lstat()
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        raise EnvironmentUnfit(
+            f"{folder} is not a private folder of this user (mode {facts.st_mode & 0o777:o}, owner {facts.st_uid})",
+            fix=f"remove {folder}, or set TMPDIR to a folder of your own",
+        )
+
+
+def open_tcp_store(meeting: TcpMeeting, size: int, timeout: timedelta) -> dist.Store:
+    """Open the store of several nodes. The rank that serves listens on the meeting's address alone."""
+    # Without a socket of our own, TCPStore listens on all interfaces, whatever host it is given.
+    listener = listen_at(meeting.host, meeting.port) if meeting.serve else None
+    store = dist.TCPStore(
+        meeting.host,
+        meeting.port,
+        is_master=meeting.serve,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach() if listener else None,
+    )
+    return dist.PrefixStore(meeting.prefix, store)
+
+
+def listen_at(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on one address, or say why it cannot."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        raise EnvironmentUnfit(
+            f"rank 0 cannot listen on {host}:{port}: {error.strerror or error}",
+            fix="set MASTER_ADDR to an address of the node of rank 0, and MASTER_PORT to a free port there",
+        ) from error
+    return listener
