@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from paceline.rundir import writing_to
 
@@ -112,8 +113,10 @@ class EventLog:
         with writing_to(self._path):
             os.write(self._file, f"{as_json(event)}\n".encode())
 
-    def __enter__(self) -> EventLog:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         os.close(self._file)

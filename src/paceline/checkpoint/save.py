@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,6 +33,6 @@ def save_checkpoint(folder: Path, tensors: Mapping[str, Tensor], *, step: int, s
         }
         write_whole(partial / MANIFEST, json.dumps(manifest, indent=2).encode())
         shutil.rmtree(folder, ignore_errors=True)
-        os.replace(partial, folder)
+        partial.replace(folder)
         make_durable(folder.parent)
     return len(body)

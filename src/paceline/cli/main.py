@@ -55,11 +55,20 @@ def rest_after(words: Sequence[str], rest: Sequence[str]) -> list[str]:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all verbs."""
-    parser = argparse.ArgumentParser(prog="paceline", description="One training, any number of processes, the same bits.", epilog=_EPILOG)
+    parser = argparse.ArgumentParser(
+        prog="paceline", description="One training, any number of processes, the same bits.", epilog=_EPILOG
+    )
     parser.add_argument("--version", action="version", version=f"paceline {__version__}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
     for name, module in _VERBS.items():
-        own = verbs.add_parser(name, help=module.HELP, description=module.__doc__, epilog=_EPILOG, allow_abbrev=False, add_help=name != "train")
+        own = verbs.add_parser(
+            name,
+            help=module.HELP,
+            description=module.__doc__,
+            epilog=_EPILOG,
+            allow_abbrev=False,
+            add_help=name != "train",
+        )
         module.add_arguments(own)
         own.set_defaults(verb=module.main)
     return parser

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from paceline.cli.run import start
 from paceline.errors import ConfigError, did_you_mean
 from paceline.launch.spec import LaunchSpec, Target, module
 from paceline.recipes import RECIPES
@@ -14,16 +15,18 @@ HELP = "train a built-in recipe right now: " + ", ".join(RECIPES)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's own arguments."""
-    parser.add_argument("recipe", nargs="?", default="", help="; ".join(f"{name}: {what}" for name, what in RECIPES.items()))
+    parser.add_argument(
+        "recipe", nargs="?", default="", help="; ".join(f"{name}: {what}" for name, what in RECIPES.items())
+    )
     parser.add_argument("-n", "--ranks", type=int, default=1, help="number of ranks on this machine")
-    parser.add_argument("-h", "--help", action="store_true", help="show the recipe's settings, or this text without a recipe")
+    parser.add_argument(
+        "-h", "--help", action="store_true", help="show the recipe's settings, or this text without a recipe"
+    )
     parser.set_defaults(show_help=parser.print_help)
 
 
 def main(known: argparse.Namespace) -> int:
     """Start the recipe."""
-    from paceline.cli.run import start
-
     if known.help and not known.recipe:
         known.show_help()
         return 0

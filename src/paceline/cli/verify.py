@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TextIO
 
 from paceline.cli.train import recipe
 from paceline.diagnose.equivalence import verify
@@ -27,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(known: argparse.Namespace) -> int:
     """Compare, and exit with 0 for the same bits, 1 for a difference."""
-    verdict: Verdict = verify(target(known.script), worlds_from(known.worlds), known.steps, tuple(known.arguments), progress(known.json))
+    verdict: Verdict = verify(
+        target(known.script), worlds_from(known.worlds), known.steps, tuple(known.arguments), progress(quiet=known.json)
+    )
     print(json.dumps(as_dict(verdict), indent=2) if known.json else describe(verdict))
     return 0 if verdict.same else 1
 
@@ -45,10 +48,12 @@ def worlds_from(text: str) -> list[int]:
     """
     words = text.split(",")
     if not all(word.strip().isdecimal() and int(word) > 0 for word in words) or len(words) < 2:
-        raise ConfigError(f"--worlds {text!r} is not a list of world sizes", fix="give at least two, such as --worlds 1,2,4")
+        raise ConfigError(
+            f"--worlds {text!r} is not a list of world sizes", fix="give at least two, such as --worlds 1,2,4"
+        )
     return [int(word) for word in words]
 
 
-def progress(quiet: bool) -> object:
+def progress(*, quiet: bool) -> TextIO | None:
     """Return what shows that a long comparison is moving."""
     return None if quiet or not sys.stderr.isatty() else sys.stderr

@@ -98,9 +98,13 @@ def _settings_from_file(path: Path) -> dict[str, Any]:
     try:
         return from_toml(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise ConfigError(f"cannot read config file {path}: {error.strerror}", fix="check the path given with --config") from error
+        raise ConfigError(
+            f"cannot read config file {path}: {error.strerror}", fix="check the path given with --config"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}", fix="correct that line; runs/NAME/config.toml is an example") from error
+        raise ConfigError(
+            f"{path} is not TOML: {error}", fix="correct that line; runs/NAME/config.toml is an example"
+        ) from error
 
 
 def _with_flags(config: C, flags: list[str]) -> C:
@@ -115,7 +119,9 @@ def _with_flags(config: C, flags: list[str]) -> C:
     except SystemExit as leave:
         if not leave.code:
             raise
-        raise ConfigError(f"cannot read the flags {' '.join(flags)}\n{said.getvalue().strip()}", fix="see --help") from None
+        raise ConfigError(
+            f"cannot read the flags {' '.join(flags)}\n{said.getvalue().strip()}", fix="see --help"
+        ) from None
     return found
 
 
@@ -134,4 +140,3 @@ def _help_text(kind: type) -> str:
         f"{(kind.__doc__ or '').strip()}\n\nEvery flag can also be given as key=value (for instance batch.lanes=8), "
         "or in a TOML file with --config FILE."
     )
-

@@ -152,9 +152,15 @@ class RunConfig:
         if self.clip_norm < 0:
             raise ConfigError(f"clip_norm={self.clip_norm} is negative", fix="set clip_norm=0 for no clipping")
         if not self.name or "/" in self.name or self.name in {".", ".."}:
-            raise ConfigError(f"name={self.name!r} cannot be a folder", fix="set name= to a plain word; runs= names the folder above it")
+            raise ConfigError(
+                f"name={self.name!r} cannot be a folder",
+                fix="set name= to a plain word; runs= names the folder above it",
+            )
         if self.exact and self.compression != "none":
-            raise ConfigError(f"compression={self.compression} rounds gradients, so exact=true cannot hold", fix="add exact=false, or set compression=none")
+            raise ConfigError(
+                f"compression={self.compression} rounds gradients, so exact=true cannot hold",
+                fix="add exact=false, or set compression=none",
+            )
 
 
 def _at_least(least: int, name: str, value: int) -> None:

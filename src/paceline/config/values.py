@@ -55,7 +55,9 @@ def typed(name: str, value: Any, kind: Any) -> Any:
         return _CONVERT[kind](value)
     except (ValueError, TypeError, KeyError) as error:
         word = getattr(kind, "__name__", str(kind))
-        raise ConfigError(f"{name}={value!r} is not of type {word}", fix=f"give {name} as {_EXAMPLE.get(kind, word)}") from error
+        raise ConfigError(
+            f"{name}={value!r} is not of type {word}", fix=f"give {name} as {_EXAMPLE.get(kind, word)}"
+        ) from error
 
 
 def flatten(config: Any) -> Iterator[tuple[str, Any]]:
@@ -137,5 +139,7 @@ def _place(tree: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _replace(config: C, tree: Mapping[str, Any]) -> C:
-    changes = {key: _replace(getattr(config, key), value) if isinstance(value, dict) else value for key, value in tree.items()}
+    changes = {
+        key: _replace(getattr(config, key), value) if isinstance(value, dict) else value for key, value in tree.items()
+    }
     return dataclasses.replace(config, **changes)  # type: ignore[type-var]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy
+import torch
 
 from paceline.config import RunConfig
 from paceline.data.order import samples_at
@@ -64,6 +65,6 @@ class Batches:
         samples = samples_at(places, self.plan.samples, self._seed, epoch)
         whole = self.source.gather(samples, (self._seed, epoch))
         sizes = [len(span) for span in spans]
-        pieces = zip(*(tensor.to(self._device).split(sizes) for tensor in whole), strict=True)
+        pieces = zip(*(torch.split(tensor.to(self._device), sizes) for tensor in whole), strict=True)
         for plan in plans:
             yield Step(plan, [Lane(lane.lane, next(pieces), lane.samples) for lane in plan.lanes])

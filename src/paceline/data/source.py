@@ -35,7 +35,8 @@ class TensorSource:
     def __init__(self, *tensors: Tensor) -> None:
         if not tensors or any(len(tensor) != len(tensors[0]) for tensor in tensors):
             raise ConfigError(
-                f"tensors of {[len(tensor) for tensor in tensors]} rows are not one set of samples", fix="give tensors of equal length"
+                f"tensors of {[len(tensor) for tensor in tensors]} rows are not one set of samples",
+                fix="give tensors of equal length",
             )
         self._tensors = tensors
         self.bytes_per_sample = sum(tensor[:1].numel() * tensor.element_size() for tensor in tensors)
@@ -82,7 +83,8 @@ def as_source(data: Any) -> Source:
         found = DatasetSource(data)
     else:
         raise ConfigError(
-            f"{type(data).__name__} is not a set of numbered samples", fix="give a tuple of tensors, or a dataset with __len__ and __getitem__"
+            f"{type(data).__name__} is not a set of numbered samples",
+            fix="give a tuple of tensors, or a dataset with __len__ and __getitem__",
         )
     if len(found) == 0:
         raise ConfigError("the dataset has 0 samples", fix="check the path or the filter that made it")

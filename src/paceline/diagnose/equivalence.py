@@ -37,7 +37,12 @@ class Comparison:
         if self.progress is not None:
             self.progress.write(f"running {self.target.name} on {world} rank{'s' if world > 1 else ''} ({label}) ...\n")
         home = self.home(world, label)
-        settings = {"record.to": str(home), "record.steps": self.steps, "record.dump_step": dump_step, "runs": str(home / "runs")}
+        settings = {
+            "record.to": str(home),
+            "record.steps": self.steps,
+            "record.dump_step": dump_step,
+            "runs": str(home / "runs"),
+        }
         failure = launch(LaunchSpec(self.target, world, self.arguments, settings))
         if failure is not None:
             raise RunFailed(f"{self.target.name} failed on {world} ranks:\n{failure.message}", failure.exit_code)
@@ -56,7 +61,9 @@ class RunFailed(PacelineError):
         self.exit_code = exit_code
 
 
-def verify(target: Target, worlds: list[int], steps: int, arguments: tuple[str, ...], progress: TextIO | None = None) -> Verdict:
+def verify(
+    target: Target, worlds: list[int], steps: int, arguments: tuple[str, ...], progress: TextIO | None = None
+) -> Verdict:
     """Run a target at each world size and compare all with the first."""
     with _scratch() as folder:
         comparison = Comparison(target, arguments, steps, folder, progress)
@@ -70,7 +77,9 @@ def verify(target: Target, worlds: list[int], steps: int, arguments: tuple[str, 
         return _verdict(comparison, records, worlds, difference)
 
 
-def _verdict(comparison: Comparison, records: dict[int, Record], worlds: list[int], difference: Difference | None, **more: float) -> Verdict:
+def _verdict(
+    comparison: Comparison, records: dict[int, Record], worlds: list[int], difference: Difference | None, **more: float
+) -> Verdict:
     reference = records[worlds[0]]
     return Verdict(
         same=difference is None,
@@ -89,7 +98,10 @@ def _explain(comparison: Comparison, records: dict[int, Record], world: int, ste
     reference_world = next(iter(records))
     again = comparison.record(reference_world, "again", dump_step=max(1, step))
     other_again = comparison.record(world, "again", dump_step=max(1, step))
-    repeatable = first_difference(records[reference_world], again) is None and first_difference(records[world], other_again) is None
+    repeatable = (
+        first_difference(records[reference_world], again) is None
+        and first_difference(records[world], other_again) is None
+    )
     largest, relative = _size(comparison, records, reference_world, world, step, tensor)
     cause = "unseeded" if not repeatable else find_cause(records[reference_world], records[world], step, relative)
     return Difference(world, step, tensor, largest, relative, cause)
@@ -112,7 +124,9 @@ def find_cause(one: Record, other: Record, step: int, relative: float) -> str:
     return "randomness" if mine.drew else "mean_of_means"
 
 
-def _size(comparison: Comparison, records: dict[int, Record], one: int, other: int, step: int, tensor: str) -> tuple[float, float]:
+def _size(
+    comparison: Comparison, records: dict[int, Record], one: int, other: int, step: int, tensor: str
+) -> tuple[float, float]:
     """Return the largest difference at the step, absolute and relative, from the losses or the written tensors."""
     if tensor == LOSS:
         mine, theirs = (next(line.loss for line in records[world].steps if line.step == step) for world in (one, other))
@@ -134,7 +148,9 @@ def _within_tolerance(comparison: Comparison, records: dict[int, Record], worlds
     if relative <= TOLERANCE:
         return _verdict(comparison, records, worlds, None, tolerance=TOLERANCE, largest_relative=relative)
     cause = find_cause(records[worlds[0]], records[world], last, relative)
-    return _verdict(comparison, records, worlds, Difference(world, last, name, largest, relative, cause), tolerance=TOLERANCE)
+    return _verdict(
+        comparison, records, worlds, Difference(world, last, name, largest, relative, cause), tolerance=TOLERANCE
+    )
 
 
 def _tensor_sizes(one: Path, other: Path) -> dict[str, tuple[float, float]]:

@@ -52,7 +52,9 @@ def read_record(folder: Path, name: str) -> Record:
         )
     head, *lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
     if len(lines) < 2:
-        raise PacelineError(f"{name} recorded no step", fix="call `recorder.start` before the loop and `recorder.step` after every step")
+        raise PacelineError(
+            f"{name} recorded no step", fix="call `recorder.start` before the loop and `recorder.step` after every step"
+        )
     return Record(head["world"], head["exact"], head["norms"], [_step(line) for line in lines])
 
 

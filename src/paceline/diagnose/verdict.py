@@ -8,8 +8,10 @@ from typing import Any
 CAUSES = {
     "unseeded": (
         "unseeded randomness: the same world run twice does not agree with itself",
-        "draw random numbers from torch's, NumPy's or Python's global generator, which Paceline sets for each lane; "
-        "not from os.urandom, a generator of your own without a seed, or the clock",
+        (
+            "draw random numbers from torch's, NumPy's or Python's global generator, which Paceline sets for each lane; "
+            "not from os.urandom, a generator of your own without a seed, or the clock"
+        ),
     ),
     "first_weights": (
         "the first weights are not the same: the model is built from randomness that depends on the rank or the world",
@@ -86,7 +88,11 @@ def describe(verdict: Verdict) -> str:
         return "\n".join([head, *rows, _describe_difference(verdict, verdict.difference)])
     if verdict.tolerance:
         return "\n".join(
-            [head, *rows, f"within tolerance: exact=false, largest relative difference {verdict.largest_relative:.1e} (allowed {verdict.tolerance:.0e})"]
+            [
+                head,
+                *rows,
+                f"within tolerance: exact=false, largest relative difference {verdict.largest_relative:.1e} (allowed {verdict.tolerance:.0e})",
+            ]
         )
     return "\n".join([head, *rows, "the same bits"])
 

@@ -15,11 +15,19 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from types import TracebackType
 
 from paceline import handover
 from paceline.errors import PacelineError
 
-_PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "Read timeout", "Socket closed")
+_PEER_LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "Read timeout",
+    "Socket closed",
+)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -35,7 +43,7 @@ def main() -> None:
             runpy.run_path(what, run_name="__main__")
         else:
             runpy.run_module(what, run_name="__main__", alter_sys=True)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever the script raises is passed on
         _report(error)
         sys.stdout.flush()
         raise SystemExit(getattr(error, "exit_code", 1)) from None
@@ -57,15 +65,25 @@ def _report(error: Exception) -> None:
     known = isinstance(error, PacelineError)
     text = f"error: {error}" if known else "".join(traceback.format_exception(error.with_traceback(_own_frames(error))))
     lost_peer = not known and any(sign in str(error) for sign in _PEER_LOST)
-    record = {"time_s": time.time(), "what": type(error).__name__, "text": text.rstrip(), "known": known, "lost_peer": lost_peer}
+    record = {
+        "time_s": time.time(),
+        "what": type(error).__name__,
+        "text": text.rstrip(),
+        "known": known,
+        "lost_peer": lost_peer,
+    }
     with contextlib.suppress(OSError):
         Path(os.environ[handover.FAILURE]).write_text(json.dumps(record), encoding="utf-8")
 
 
-def _own_frames(error: Exception) -> object:
+def _own_frames(error: Exception) -> TracebackType | None:
     """Return the traceback from the user's first frame on."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in {__file__, runpy.__file__, "<frozen runpy>"}:
+    while (
+        trace is not None
+        and trace.tb_next is not None
+        and trace.tb_frame.f_code.co_filename in {__file__, runpy.__file__, "<frozen runpy>"}
+    ):
         trace = trace.tb_next
     return trace
 

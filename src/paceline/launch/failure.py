@@ -56,9 +56,17 @@ def _failure(end: Ended) -> Failure:
     if end.known:
         return Failure(end.rank, end.code or 1, end.text)
     if end.text:
-        return Failure(end.rank, end.code or 1, f"rank {end.rank} failed with {end.what}; all ranks were ended. Its own words:\n\n{end.text}")
+        return Failure(
+            end.rank,
+            end.code or 1,
+            f"rank {end.rank} failed with {end.what}; all ranks were ended. Its own words:\n\n{end.text}",
+        )
     said = "\n".join(f"  {line}" for line in end.tail) or "  (nothing)"
-    return Failure(end.rank, _exit_code(end.code), f"error: rank {end.rank} {_silent_end(end.code)}; all ranks were ended. Last it said:\n{said}\n  fix: {_silent_fix(end.code)}")
+    return Failure(
+        end.rank,
+        _exit_code(end.code),
+        f"error: rank {end.rank} {_silent_end(end.code)}; all ranks were ended. Last it said:\n{said}\n  fix: {_silent_fix(end.code)}",
+    )
 
 
 def _silent_end(code: int | None) -> str:

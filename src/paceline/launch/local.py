@@ -67,11 +67,20 @@ def _start(spec: LaunchSpec, number: int, folder: Path, screen: TextIO | None) -
     return _Rank(number, process, RankOutput(number, spec.ranks, screen), failure_file)
 
 
-def _environment(spec: LaunchSpec, number: int, folder: Path, failure_file: Path, screen: TextIO | None) -> dict[str, str]:
+def _environment(
+    spec: LaunchSpec, number: int, folder: Path, failure_file: Path, screen: TextIO | None
+) -> dict[str, str]:
     env = dict(os.environ)
-    env |= {"RANK": str(number), "WORLD_SIZE": str(spec.ranks), "LOCAL_RANK": str(number), "LOCAL_WORLD_SIZE": str(spec.ranks)}
+    env |= {
+        "RANK": str(number),
+        "WORLD_SIZE": str(spec.ranks),
+        "LOCAL_RANK": str(number),
+        "LOCAL_WORLD_SIZE": str(spec.ranks),
+    }
     env |= {handover.MEETING: str(folder / "meeting"), handover.FAILURE: str(failure_file)}
-    env.setdefault("OMP_NUM_THREADS", "1")  # each rank sets its own `threads`; without this, NumPy takes all cores in each
+    env.setdefault(
+        "OMP_NUM_THREADS", "1"
+    )  # each rank sets its own `threads`; without this, NumPy takes all cores in each
     if spec.settings:
         env[handover.SETTINGS] = json.dumps(json.loads(env.get(handover.SETTINGS) or "{}") | dict(spec.settings))
     if screen is not None and screen.isatty():

@@ -56,6 +56,9 @@ def _part(folder: Path, part: str) -> Digits:
     home = nested if nested.is_dir() else folder
     images, labels = (read_idx(home, name, _SHA256[name]) for name in _FILES[part])
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
-        raise DataError(f"{home}: images {images.shape} and labels {labels.shape} do not belong together", fix="fetch the four files again")
+        raise DataError(
+            f"{home}: images {images.shape} and labels {labels.shape} do not belong together",
+            fix="fetch the four files again",
+        )
     pixels = torch.from_numpy(images).float().div_(255).sub_(_MEAN).div_(_SPREAD)
     return pixels.unsqueeze(1), torch.from_numpy(labels).long()

@@ -40,7 +40,8 @@ class Net(nn.Module):
     def __init__(self, norm: str = "none") -> None:
         super().__init__()
         self.conv1, self.conv2 = nn.Conv2d(1, 32, 3), nn.Conv2d(32, 64, 3)
-        self.norm1, self.norm2 = (nn.BatchNorm2d(32), nn.BatchNorm2d(64)) if norm == "batch" else (nn.Identity(), nn.Identity())
+        self.norm1: nn.Module = nn.BatchNorm2d(32) if norm == "batch" else nn.Identity()
+        self.norm2: nn.Module = nn.BatchNorm2d(64) if norm == "batch" else nn.Identity()
         self.dropout1, self.dropout2 = nn.Dropout(0.25), nn.Dropout(0.5)
         self.fc1, self.fc2 = nn.Linear(9216, 128), nn.Linear(128, 10)
 
@@ -72,7 +73,9 @@ def main(config: MnistConfig) -> None:
         optimizer = build_optimizer(model, config)
         batches = paceline.Batches(train, config, world)
         metrics = {"acc": paceline.accuracy}
-        paceline.Trainer(world, model, optimizer, batches, cross_entropy, config, evaluation=test, metrics=metrics).run()
+        paceline.Trainer(
+            world, model, optimizer, batches, cross_entropy, config, evaluation=test, metrics=metrics
+        ).run()
 
 
 if __name__ == "__main__":

@@ -90,7 +90,9 @@ class BatchPlan:
         samples = min(self.global_size, self.samples - start)
         sizes = split_evenly(samples, self.lanes)
         starts = [0, *accumulate(sizes)]
-        lanes = tuple(self._lane(lane, start + starts[lane], sizes[lane], range(start, start + sizes[0])) for lane in self.mine)
+        lanes = tuple(
+            self._lane(lane, start + starts[lane], sizes[lane], range(start, start + sizes[0])) for lane in self.mine
+        )
         return StepPlan(step, epoch, samples, epoch * self.samples + start + samples, lanes)
 
     def _lane(self, lane: int, start: int, samples: int, borrowed: range) -> LanePlan:

@@ -31,7 +31,7 @@ class MovingBuffers:
             self._start = [buffer.clone() for buffer in self._buffers]
             self._start_flat = _flat(self._start)
 
-    def move_of_lane(self, counts: bool) -> Note:
+    def move_of_lane(self, *, counts: bool) -> Note:
         """Return how far one lane moved the buffers."""
         if not self._buffers:
             return _NOTHING
@@ -43,15 +43,17 @@ class MovingBuffers:
     def restore(self) -> None:
         """Put the buffers back for the next lane, once backward no longer needs them."""
         if self._buffers:
-            torch._foreach_copy_(self._buffers, self._start)  # noqa: SLF001
+            torch._foreach_copy_(self._buffers, self._start)
 
     def apply(self, moves: Note, lanes: int) -> None:
         """Move the buffers by the mean over the lanes that had samples."""
         if not self._buffers:
             return
         target = self._start_flat + torch.from_numpy(moves).to(self._start_flat.device) / lanes
-        pieces = target.split([buffer.numel() for buffer in self._buffers])
-        torch._foreach_copy_(self._buffers, [piece.view_as(buffer) for piece, buffer in zip(pieces, self._buffers, strict=True)])  # noqa: SLF001
+        pieces = torch.split(target, [buffer.numel() for buffer in self._buffers])
+        torch._foreach_copy_(
+            self._buffers, [piece.view_as(buffer) for piece, buffer in zip(pieces, self._buffers, strict=True)]
+        )
 
 
 def find_moving_buffers(model: nn.Module, batch: Batch, lanes: int, world: World) -> MovingBuffers:
@@ -62,8 +64,10 @@ def find_moving_buffers(model: nn.Module, batch: Batch, lanes: int, world: World
     before = [buffer.clone() for buffer in buffers]
     with torch.no_grad():
         model(*batch[:-1])
-    moved = torch.tensor([not torch.equal(old, new) for old, new in zip(before, buffers, strict=True)], dtype=torch.float64)
-    torch._foreach_copy_(buffers, before)  # noqa: SLF001
+    moved = torch.tensor(
+        [not torch.equal(old, new) for old, new in zip(before, buffers, strict=True)], dtype=torch.float64
+    )
+    torch._foreach_copy_(buffers, before)
     anywhere = sum_across(world, moved)
     return MovingBuffers([buffer for buffer, move in zip(buffers, anywhere, strict=True) if move])
 
@@ -72,4 +76,6 @@ _NOTHING: Note = numpy.zeros(0)
 
 
 def _flat(buffers: list[Tensor]) -> Tensor:
-    return torch.cat([buffer.flatten().double() for buffer in buffers]) if buffers else torch.zeros(0, dtype=torch.float64)
+    return (
+        torch.cat([buffer.flatten().double() for buffer in buffers]) if buffers else torch.zeros(0, dtype=torch.float64)
+    )

@@ -33,12 +33,16 @@ def accuracy(outputs: Tensor, target: Tensor) -> Tensor:
 class Evaluation:
     """A held-out set, cut into pieces that do not depend on the world, shared out over the ranks."""
 
-    def __init__(self, data: Any, loss: LossFunction, metrics: Mapping[str, Metric], config: RunConfig, world: World) -> None:
+    def __init__(
+        self, data: Any, loss: LossFunction, metrics: Mapping[str, Metric], config: RunConfig, world: World
+    ) -> None:
         self._source = as_source(data)
         self._loss, self._metrics = loss, metrics
         self._world, self._key = world, (config.seed, 0)
         size = max(1, config.batch.global_size // config.batch.lanes)
-        self._pieces = [range(start, min(start + size, len(self._source))) for start in range(0, len(self._source), size)]
+        self._pieces = [
+            range(start, min(start + size, len(self._source))) for start in range(0, len(self._source), size)
+        ]
 
     def run(self, model: nn.Module) -> dict[str, float]:
         """Return the means of the loss and of every metric. Every rank must call this."""
@@ -66,5 +70,7 @@ class Evaluation:
         *inputs, target = (tensor.to(self._world.device) for tensor in batch)
         outputs = module(*inputs)
         found = self._loss(outputs, target)
-        loss, count = (found[0], float(found[1])) if isinstance(found, tuple) else (found * len(piece), float(len(piece)))
+        loss, count = (
+            (found[0], float(found[1])) if isinstance(found, tuple) else (found * len(piece), float(len(piece)))
+        )
         return [float(loss), count, *(float(metric(outputs, target)) for metric in self._metrics.values())]

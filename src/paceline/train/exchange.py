@@ -131,9 +131,13 @@ class SliceExchange:
     def start(self, sums: list[Tensor], notes: list[Tensor]) -> None:
         """Send every rank its slice of this rank's subtree sums."""
         assert not notes
-        pieces = zip(*(value.split(self._sizes) for value in sums), strict=True)
-        torch.cat([piece for slices in pieces for piece in slices], out=self._sent) if len(sums) > 1 else self._sent.copy_(sums[0])
-        self._work = exchange(self._received, self._sent, self._received_sizes, [size * len(sums) for size in self._sizes])
+        pieces = zip(*(torch.split(value, self._sizes) for value in sums), strict=True)
+        torch.cat([piece for slices in pieces for piece in slices], out=self._sent) if len(
+            sums
+        ) > 1 else self._sent.copy_(sums[0])
+        self._work = exchange(
+            self._received, self._sent, self._received_sizes, [size * len(sums) for size in self._sizes]
+        )
         self._gathering = False
 
     def advance(self, total: Tensor) -> bool:

@@ -88,7 +88,11 @@ class Trainer:
         self._emit(EpochDone(epoch, epochs, self._done, loss, rate, metrics))
         if self.config.log.ranks == "all":
             say(rank_line(self.world, epoch, len(step.lanes[0].batch[0]), self._steps_in(epoch)))
-        if self.config.checkpoint.every_epochs and epoch % self.config.checkpoint.every_epochs == 0 and self._done < self.batches.total_steps:
+        if (
+            self.config.checkpoint.every_epochs
+            and epoch % self.config.checkpoint.every_epochs == 0
+            and self._done < self.batches.total_steps
+        ):
             self._save()
         self._in_epoch.restart()
         self._since_report.restart()

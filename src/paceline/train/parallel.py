@@ -6,6 +6,7 @@ No postponed annotations here: DDP looks at the types of a hook's parameters.
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket, Work
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -51,9 +52,9 @@ def _compress(ddp: DistributedDataParallel, config: RunConfig) -> None:
         ddp.register_comm_hook(None, _bf16_hook)
 
 
-def _bf16_hook(state: object, bucket: dist.GradBucket) -> Future[Tensor]:
+def _bf16_hook(state: object, bucket: GradBucket) -> Future[Tensor]:
     """Average gradients as bf16. Torch's own hook asks for NCCL; gloo takes bf16 as well."""
     small = bucket.buffer().to(torch.bfloat16).div_(dist.get_world_size())
-    work = dist.all_reduce(small, async_op=True)
-    assert work is not None
-    return work.get_future().then(lambda done: bucket.buffer().copy_(done.value()[0]))
+    work: Work = dist.all_reduce(small, async_op=True)
+    averaged: Future[Tensor] = work.get_future().then(lambda done: bucket.buffer().copy_(done.value()[0]))
+    return averaged

@@ -41,7 +41,8 @@ class Recorder:
     def start(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Record the first weights. Every rank must call this."""
         if self.active:
-            norms = sorted({type(module).__name__ for module in inner(model).modules() if isinstance(module, nn.modules.batchnorm._NormBase)})  # noqa: SLF001
+            kinds = {type(module).__name__ for module in inner(model).modules()}
+            norms = sorted(kind for kind in kinds if "BatchNorm" in kind)
             self._write(self._facts | {"norms": norms})
             self._state(0, float("nan"), 0, model, optimizer)
 

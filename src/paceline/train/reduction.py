@@ -63,10 +63,11 @@ class TreeStack:
 
     def push(self, note: Note) -> None:
         """Take one lane's gradients out of the parameters, and its note."""
-        self.gradients.append(take_gradients(self.parameters))
+        self.gradients.append(gradients_of(self.parameters))
+        drop_gradients(self.parameters)
         for _ in range(self._merges[self._lane]):
             newest = self.gradients.pop()
-            torch._foreach_add_(self.gradients[-1], newest)  # noqa: SLF001 - as torch's own optimizers do
+            torch._foreach_add_(self.gradients[-1], newest)
         self.push_note(note)
 
     def push_note(self, note: Note) -> int:
@@ -104,7 +105,7 @@ class LocalTree:
         """Add the last lane and hand the sum to the parameters."""
         for _ in range(self._merges):
             earlier = self._stack.gradients.pop()
-            torch._foreach_add_([parameter.grad for parameter in self._stack.parameters], earlier)  # noqa: SLF001
+            torch._foreach_add_(gradients_of(self._stack.parameters), earlier)
         return self._stack.notes[0]
 
     def total(self, note: Note) -> Note:
@@ -149,13 +150,12 @@ def drop_gradients(parameters: list[nn.Parameter]) -> None:
         parameter.grad = None
 
 
-def take_gradients(parameters: list[nn.Parameter]) -> list[Tensor]:
-    """Move the gradients out of the parameters; all must be there."""
-    taken = [parameter.grad for parameter in parameters]
-    if any(gradient is None for gradient in taken):
-        raise missing_gradient(len(taken), sum(gradient is None for gradient in taken))
-    drop_gradients(parameters)
-    return taken  # type: ignore[return-value]
+def gradients_of(parameters: list[nn.Parameter]) -> list[Tensor]:
+    """Return the gradients of the parameters; all must be there."""
+    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if len(found) < len(parameters):
+        raise missing_gradient(len(parameters), len(parameters) - len(found))
+    return found
 
 
 def missing_gradient(count: int, missing: int) -> TrainingError:

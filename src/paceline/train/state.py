@@ -16,7 +16,7 @@ def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[
     module = inner(model)
     for name, value in module.state_dict().items():
         yield f"model.{name}", value.detach()
-    names = {parameter: name for name, parameter in module.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
     for parameter, state in optimizer.state.items():
         for kind, value in sorted(state.items()):
             if value is not None:

@@ -16,7 +16,7 @@ from paceline.errors import TrainingError
 from paceline.scale.lr import schedule_factor
 from paceline.train.buffers import MovingBuffers, find_moving_buffers
 from paceline.train.parallel import inner, lane_sum
-from paceline.train.reduction import Note, missing_gradient
+from paceline.train.reduction import Note, gradients_of
 from paceline.world.facts import World
 from paceline.world.randomness import seed_everything
 
@@ -66,15 +66,17 @@ class OptimizerStep:
         buffers.begin()
         for lane in step.lanes[:-1]:
             output, note = self._forward(self._inner, step, lane)
-            output.backward(self._seed_for(step, lane))
+            torch.autograd.backward(output, self._seed_for(step, lane))
             self._sum.add_lane(note)
             buffers.restore()
         output, note = self._forward(self._model, step, step.lanes[-1])
         self._sum.before_last(note)
-        output.backward(self._seed_for(step, step.lanes[-1]))
+        torch.autograd.backward(output, self._seed_for(step, step.lanes[-1]))
         totals = self._sum.finish()
         if first_time:
-            self._check_all_reached()
+            gradients_of(
+                self._trainable
+            )  # all must be there: DDP would wait for a missing one, a world of one would not
         self._update(step, totals)
         return StepResult(float(totals[LOSS]), float(totals[COUNT]))
 
@@ -101,7 +103,7 @@ class OptimizerStep:
             raise self._not_finite(value, step, lane)
         counts = lane.samples > 0
         note = numpy.array([value if self._by_count else value * count, count]) * counts
-        move = self._buffers.move_of_lane(counts)
+        move = self._buffers.move_of_lane(counts=counts)
         return output, numpy.concatenate((note, move)) if len(move) else note
 
     def _seed_for(self, step: Step, lane: Lane) -> Tensor:
@@ -119,7 +121,7 @@ class OptimizerStep:
         if self._by_count or len(totals) > BUFFERS:
             totals = self._sum.total(totals)
         if self._by_count:
-            torch._foreach_div_([parameter.grad for parameter in self._trainable], float(totals[COUNT]))  # noqa: SLF001
+            torch._foreach_div_(gradients_of(self._trainable), float(totals[COUNT]))
         self._buffers.apply(totals[BUFFERS:], min(step.plan.samples, self._config.batch.lanes))
         if self._config.clip_norm:
             nn.utils.clip_grad_norm_(self._trainable, self._config.clip_norm)
@@ -135,11 +137,6 @@ class OptimizerStep:
 
     def _find_buffers(self, step: Step) -> MovingBuffers:
         return find_moving_buffers(self._inner, step.lanes[0].batch, self._config.batch.lanes, self._world)
-
-    def _check_all_reached(self) -> None:
-        missing = sum(parameter.grad is None for parameter in self._trainable)
-        if missing:
-            raise missing_gradient(len(self._trainable), missing)
 
     def _not_finite(self, value: float, step: Step, lane: Lane) -> TrainingError:
         return TrainingError(

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -42,7 +42,7 @@ class TreeReduction:
         self._exchanges: dict[tuple[int, int, int], Exchange] = {}
         self._under_way: list[_OnItsWay] = []
         self._noted: GatherExchange | None = None
-        self._side_stream = torch.cuda.Stream(self._device) if self._wire.type == "cuda" else None
+        self._side_stream = torch.cuda.Stream(self._device) if self._wire.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         """Start a step with no gradients."""
@@ -68,7 +68,7 @@ class TreeReduction:
         """Return the note: the tree has added it over all ranks."""
         return note
 
-    def hook(self, bucket: dist.GradBucket) -> Future[Tensor]:
+    def hook(self, bucket: GradBucket) -> Future[Tensor]:
         """Sum one bucket. DDP calls this on every rank in the same order."""
         with self._on_side_stream():
             total = bucket.buffer()
@@ -80,7 +80,7 @@ class TreeReduction:
             self._advance(everything=bucket.is_last() or self._side_stream is not None)
             return done
 
-    def _subtree_sums(self, bucket: dist.GradBucket, buffer: Tensor) -> list[Tensor]:
+    def _subtree_sums(self, bucket: GradBucket, buffer: Tensor) -> list[Tensor]:
         """Add this bucket's part of the last lane to earlier lanes, and return the sums of whole subtrees."""
         held = self._stack.gradients
         if not held:
@@ -89,7 +89,7 @@ class TreeReduction:
         gradients = bucket.gradients()
         kept = len(held) - self._merges
         for earlier in reversed(held[kept:]):
-            torch._foreach_add_(gradients, [earlier[number] for number in numbers])  # noqa: SLF001
+            torch._foreach_add_(gradients, [earlier[number] for number in numbers])
         return [torch.cat([sums[number].flatten() for number in numbers]) for sums in held[:kept]] + [buffer]
 
     def _exchange(self, index: int, buffer: Tensor) -> Exchange:
@@ -141,7 +141,11 @@ class TreeReduction:
 
 
 # The rule for buffers is our own (train/buffers.py): DDP's would copy those of rank 0. Torch 2.13 renamed the option.
-_OWN_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters else "broadcast_buffers"
+_OWN_BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else "broadcast_buffers"
+)
 DDP_OPTIONS: dict[str, Any] = {"gradient_as_bucket_view": True, _OWN_BUFFERS: False}
 
 
@@ -150,5 +154,7 @@ class TreeDDP(DistributedDataParallel):
 
     def __init__(self, module: nn.Module, lanes: int, world: World) -> None:
         super().__init__(module, **DDP_OPTIONS)
-        self.reduction = TreeReduction([parameter for parameter in module.parameters() if parameter.requires_grad], lanes, world)
+        self.reduction = TreeReduction(
+            [parameter for parameter in module.parameters() if parameter.requires_grad], lanes, world
+        )
         self.register_comm_hook(self.reduction, TreeReduction.hook)

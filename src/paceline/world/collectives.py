@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Work
 
 from paceline.world.facts import World
 
@@ -35,14 +36,14 @@ def rows_of_all(world: World, row: Tensor) -> Tensor:
     return gathered.view(world.size, *row.shape).to(row.device)
 
 
-def gather(gathered: Tensor, mine: Tensor) -> dist.Work:
+def gather(gathered: Tensor, mine: Tensor) -> Work:
     """Start to collect a flat tensor of every rank, side by side."""
     # The public name changed between torch 2.11 and 2.13; the group's own method did not.
-    return dist.group.WORLD._allgather_base(gathered, mine)  # type: ignore[union-attr,no-any-return] # noqa: SLF001
+    return dist.group.WORLD._allgather_base(gathered, mine)  # type: ignore[union-attr]  # noqa: SLF001
 
 
-def exchange(received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> dist.Work:
+def exchange(received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> Work:
     """Start to send each rank its piece of a flat tensor, and to collect the pieces meant for this one."""
-    work = dist.all_to_all_single(received, sent, received_sizes, sent_sizes, async_op=True)
+    work: Work | None = dist.all_to_all_single(received, sent, received_sizes, sent_sizes, async_op=True)
     assert work is not None
     return work

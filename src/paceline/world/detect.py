@@ -38,15 +38,21 @@ def _from_paceline(env: Env, parent: int) -> World:
 
 def _from_torchrun(env: Env, parent: int) -> World:
     restart = env.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return _from_torch_variables(env, prefix=f"paceline-{restart}", agent=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
+    return _from_torch_variables(
+        env, prefix=f"paceline-{restart}", agent=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    )
 
 
-def _from_torch_variables(env: Env, prefix: str = "paceline", agent: bool = False) -> World:
+def _from_torch_variables(env: Env, prefix: str = "paceline", *, agent: bool = False) -> World:
     """Read what torchrun sets, or what a person exported by hand for env://."""
     rank, size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
     local_size = _number(env, "LOCAL_WORLD_SIZE", 1)
     local_rank = _number(env, "LOCAL_RANK", rank % local_size)
-    meeting = TcpMeeting(_word(env, "MASTER_ADDR"), _number(env, "MASTER_PORT"), rank == 0 and not agent, prefix) if size > 1 else None
+    meeting = (
+        TcpMeeting(_word(env, "MASTER_ADDR"), _number(env, "MASTER_PORT"), rank == 0 and not agent, prefix)
+        if size > 1
+        else None
+    )
     node = _number(env, "GROUP_RANK", rank // local_size)
     return World(rank, size, local_rank, local_size, node, _ceil(size, local_size), "torchrun", meeting)
 
@@ -56,7 +62,9 @@ def _from_slurm(env: Env, parent: int) -> World:
     rank, size = _number(env, "SLURM_PROCID"), _number(env, "SLURM_STEP_NUM_TASKS")
     nodes, node = _number(env, "SLURM_STEP_NUM_NODES", 1), _number(env, "SLURM_NODEID", 0)
     local_size = _slurm_tasks_here(env.get("SLURM_STEP_TASKS_PER_NODE", str(_ceil(size, nodes))), node)
-    key = f"slurm-{_number(env, 'SLURM_JOB_ID')}-{_number(env, 'SLURM_STEP_ID')}-{_number(env, 'SLURM_RESTART_COUNT', 0)}"
+    key = (
+        f"slurm-{_number(env, 'SLURM_JOB_ID')}-{_number(env, 'SLURM_STEP_ID')}-{_number(env, 'SLURM_RESTART_COUNT', 0)}"
+    )
     host = env.get("MASTER_ADDR") or expand_hostlist(env.get("SLURM_STEP_NODELIST", "localhost"))[0]
     port = _number(env, "MASTER_PORT", 20000 + _number(env, "SLURM_JOB_ID") % 10000)
     meeting = _meeting(env, key, size, nodes, lambda: TcpMeeting(host, port, rank == 0, key))
@@ -78,7 +86,13 @@ def _from_pmi(env: Env, parent: int) -> World:
 def _from_mpi(env: Env, parent: int, rank: int, size: int, local_rank: int, local_size: int, launcher: str) -> World:
     nodes = _ceil(size, local_size)
     key = f"mpi-{parent}"
-    meeting = _meeting(env, key, size, nodes, lambda: TcpMeeting(_word(env, "MASTER_ADDR"), _number(env, "MASTER_PORT"), rank == 0, key))
+    meeting = _meeting(
+        env,
+        key,
+        size,
+        nodes,
+        lambda: TcpMeeting(_word(env, "MASTER_ADDR"), _number(env, "MASTER_PORT"), rank == 0, key),
+    )
     return World(rank, size, local_rank, local_size, rank // local_size, nodes, launcher, meeting)  # type: ignore[arg-type]
 
 
@@ -92,7 +106,9 @@ _LAUNCHERS: list[tuple[str, Callable[[Env, int], World]]] = [
 ]
 
 
-def _meeting(env: Env, key: str, size: int, nodes: int, tcp: Callable[[], TcpMeeting]) -> FileMeeting | TcpMeeting | None:
+def _meeting(
+    env: Env, key: str, size: int, nodes: int, tcp: Callable[[], TcpMeeting]
+) -> FileMeeting | TcpMeeting | None:
     """Choose where to meet: nobody alone, one node in a file, several over TCP."""
     if size == 1:
         return None
@@ -119,7 +135,9 @@ def _number(env: Env, name: str, default: int | None = None) -> int:
         return default
     word = _word(env, name)
     if not word.isdecimal():
-        raise EnvironmentUnfit(f"the variable {name}={word!r} is not a number", fix=f"unset {name}, or start with `paceline run`")
+        raise EnvironmentUnfit(
+            f"the variable {name}={word!r} is not a number", fix=f"unset {name}, or start with `paceline run`"
+        )
     return int(word)
 
 

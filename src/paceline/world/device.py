@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from paceline.config import RunConfig
 from paceline.errors import EnvironmentUnfit
@@ -18,7 +18,9 @@ def choose_device(world: World, config: RunConfig) -> str:
         return "cpu"
     visible = torch.cuda.device_count()
     if visible == 0 and config.device == "cuda":
-        raise EnvironmentUnfit("device=cuda, but this rank sees no GPU", fix="ask the scheduler for GPUs, or set device=cpu")
+        raise EnvironmentUnfit(
+            "device=cuda, but this rank sees no GPU", fix="ask the scheduler for GPUs, or set device=cpu"
+        )
     return f"cuda:{gpu_index(world, visible)}" if visible else "cpu"
 
 
@@ -48,11 +50,11 @@ def prepare_device(world: World, config: RunConfig) -> None:
     torch.cuda.set_device(torch.device(world.device))
     if config.exact:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it starts
-        torch.use_deterministic_algorithms(True)
+        torch.use_deterministic_algorithms(mode=True)
         torch.backends.cudnn.benchmark = False
 
 
-def choose_backend(world: World, config: RunConfig, store: dist.Store) -> str:
+def choose_backend(world: World, config: RunConfig, store: Store) -> str:
     """Return nccl when every rank has a GPU of its own, else gloo. Every rank must call this."""
     if config.backend != "auto":
         return config.backend

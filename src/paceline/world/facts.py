@@ -28,7 +28,7 @@ class TcpMeeting:
 
 @dataclass(frozen=True)
 class World:
-    """Who am I, and how many are we?"""
+    """Who this process is, and how many there are."""
 
     rank: int = 0
     size: int = 1

@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, Store
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
@@ -61,11 +62,13 @@ def _check_fits(world: World, config: RunConfig) -> None:
     lanes = config.batch.lanes
     if world.size > lanes:
         raise ConfigError(
-            f"{world.size} ranks cannot share {lanes} lanes", fix=f"set batch.lanes={world.size}, or start at most {lanes} ranks"
+            f"{world.size} ranks cannot share {lanes} lanes",
+            fix=f"set batch.lanes={world.size}, or start at most {lanes} ranks",
         )
     if world.size > 1 and config.parallel == "none":
         raise ConfigError(
-            f"parallel=none on {world.size} ranks would train {world.size} separate models", fix="set parallel=ddp, or start one rank"
+            f"parallel=none on {world.size} ranks would train {world.size} separate models",
+            fix="set parallel=ddp, or start one rank",
         )
 
 
@@ -78,14 +81,14 @@ def _meet(world: World, config: RunConfig) -> None:
     dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
 
 
-def _open_store(world: World, timeout: timedelta) -> dist.Store:
+def _open_store(world: World, timeout: timedelta) -> Store:
     if isinstance(world.meeting, FileMeeting):
         claim_folder(world.meeting.path.parent)
-        store: dist.Store = dist.FileStore(str(world.meeting.path), world.size)
+        store: Store = FileStore(str(world.meeting.path), world.size)
         store.set_timeout(timeout)
         return store
     assert world.meeting is not None
-    return open_tcp_store(world.meeting, world.size, timeout)
+    return open_tcp_store(world.meeting, timeout)
 
 
 def _loopback() -> str:

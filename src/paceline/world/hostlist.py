@@ -52,5 +52,6 @@ def _expand_ranges(ranges: str, text: str) -> list[str]:
 
 def _unreadable(text: str) -> EnvironmentUnfit:
     return EnvironmentUnfit(
-        f"cannot read the node list {text[:200]!r}", fix="set MASTER_ADDR to the host of rank 0, for instance `export MASTER_ADDR=node1`"
+        f"cannot read the node list {text[:200]!r}",
+        fix="set MASTER_ADDR to the host of rank 0, for instance `export MASTER_ADDR=node1`",
     )

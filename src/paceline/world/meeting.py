@@ -8,7 +8,7 @@ import stat
 from datetime import timedelta
 from pathlib import Path
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from paceline.errors import EnvironmentUnfit
 from paceline.rundir import writing_to
@@ -27,11 +27,11 @@ def claim_folder(folder: Path) -> None:
         )
 
 
-def open_tcp_store(meeting: TcpMeeting, size: int, timeout: timedelta) -> dist.Store:
+def open_tcp_store(meeting: TcpMeeting, timeout: timedelta) -> Store:
     """Open the store of several nodes. The rank that serves listens on the meeting's address alone."""
     # Without a socket of our own, TCPStore listens on all interfaces, whatever host it is given.
     listener = listen_at(meeting.host, meeting.port) if meeting.serve else None
-    store = dist.TCPStore(
+    store = TCPStore(
         meeting.host,
         meeting.port,
         is_master=meeting.serve,
@@ -39,20 +39,16 @@ def open_tcp_store(meeting: TcpMeeting, size: int, timeout: timedelta) -> dist.S
         wait_for_workers=False,
         master_listen_fd=listener.detach() if listener else None,
     )
-    return dist.PrefixStore(meeting.prefix, store)
+    return PrefixStore(meeting.prefix, store)
 
 
 def listen_at(host: str, port: int) -> socket.socket:
     """Return a socket that listens on one address, or say why it cannot."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1024)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=1024)
     except OSError as error:
         raise EnvironmentUnfit(
             f"rank 0 cannot listen on {host}:{port}: {error.strerror or error}",
             fix="set MASTER_ADDR to an address of the node of rank 0, and MASTER_PORT to a free port there",
         ) from error
-    return listener

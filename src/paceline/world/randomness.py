@@ -33,5 +33,5 @@ def seed_everything(*numbers: int) -> None:
     torch.default_generator.manual_seed(key)
     numpy.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - the global generator is what user code draws from
     random.seed(key)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(key)

@@ -1,0 +1,56 @@
+"""What holds for every test: it leaves no process and no variable behind, and skips with a reason."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run, and say why."""
+    import torch
+
+    reasons = {
+        "gpu": "" if torch.cuda.is_available() else "needs a CUDA GPU",
+        "mpi": "" if shutil.which("mpirun") else "needs mpirun (Debian: apt-get install openmpi-bin)",
+    }
+    for item in items:
+        for marker, reason in reasons.items():
+            if reason and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """Fail a test that leaks variables or child processes."""
+    before, children = dict(os.environ), _children()
+    yield
+    changed = {name for name in before.keys() ^ os.environ.keys() if not name.startswith(("PYTEST_", "TORCHINDUCTOR_"))}
+    assert not changed, f"the test changed the environment: {changed}"
+    left = {pid: name for pid, name in _children().items() if pid not in children and "multiprocessing" not in name}
+    assert not left, f"the test left processes: {left}"
+
+
+def _children() -> dict[int, str]:
+    found = {}
+    for task in Path("/proc/self/task").glob("*/children"):
+        for pid in task.read_text().split():
+            try:
+                found[int(pid)] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+            except OSError:
+                continue
+    return found
+
+
+@pytest.fixture(scope="session")
+def mnist_folder() -> Path:
+    """The folder of the real MNIST, where there is one."""
+    folder = Path(os.environ.get("PACELINE_DATA", SHARED_DATA / "mnist"))
+    if not folder.is_dir():
+        pytest.skip("needs MNIST's IDX files in the folder that PACELINE_DATA names")
+    return folder

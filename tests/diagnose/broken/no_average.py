@@ -1,0 +1,30 @@
+"""The mistake: nobody averages the gradients. The script runs on N ranks, and trains N models."""
+
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import paceline
+from paceline.world.collectives import sum_across
+
+
+def main(config: paceline.RunConfig) -> None:
+    with paceline.join(config) as world:
+        features, targets = torch.randn(128, 8), torch.randn(128, 1)
+        model = nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        recorder = paceline.Recorder(config, world)
+        recorder.start(model, optimizer)
+        for step, rows in enumerate(torch.arange(128).split(16), start=1):
+            mine = rows.chunk(world.size)[world.rank]
+            loss = mse_loss(model(features[mine]), targets[mine])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            mean = sum_across(world, loss.detach()) / world.size
+            if recorder.step(step, float(mean), model, optimizer, [(features[mine], targets[mine])]):
+                break
+
+
+if __name__ == "__main__":
+    main(paceline.config_from_argv())

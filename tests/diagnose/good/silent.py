@@ -1,0 +1,3 @@
+"""A script that never tells verify about its steps."""
+
+print("trained, trust me")

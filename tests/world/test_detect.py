@@ -1,0 +1,109 @@
+"""Who a process is, from the variables of whatever started it."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import EnvironmentUnfit
+from paceline.world.detect import detect_world
+from paceline.world.facts import FileMeeting, TcpMeeting
+from paceline.world.hostlist import expand_hostlist
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "x", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
+    "MASTER_ADDR": "a", "MASTER_PORT": "5", "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2",
+}  # fmt: skip
+# As srun of Slurm 22.05 sets them in task 3 of 2 nodes x 2.
+SRUN = {
+    "SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "n[1-2]",
+}  # fmt: skip
+SRUN_ONE_NODE = SRUN | {"SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_LOCALID": "3"}
+# What the batch shell itself has: it is no rank.
+SBATCH = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "77", "SLURM_NNODES": "2"}
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}  # fmt: skip
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+PACELINE = {"PACELINE_MEETING": "/x/meeting", "RANK": "2", "WORLD_SIZE": "3"}
+BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "9"}
+
+
+@pytest.mark.parametrize(
+    ("env", "launcher", "rank", "size", "local_rank", "local_size", "node", "nodes"),
+    [
+        ({}, "alone", 0, 1, 0, 1, 0, 1),
+        (PACELINE, "paceline", 2, 3, 2, 3, 0, 1),
+        (TORCHRUN, "torchrun", 3, 4, 1, 2, 1, 2),
+        (BY_HAND, "torchrun", 1, 2, 0, 1, 1, 2),
+        (SRUN, "slurm", 3, 4, 1, 2, 1, 2),
+        (SRUN_ONE_NODE, "slurm", 3, 4, 3, 4, 0, 1),
+        (SBATCH, "alone", 0, 1, 0, 1, 0, 1),
+        (OPENMPI, "openmpi", 1, 2, 1, 2, 0, 1),
+        (HYDRA, "pmi", 1, 2, 1, 2, 0, 1),
+        (SBATCH | OPENMPI, "openmpi", 1, 2, 1, 2, 0, 1),
+        (SRUN | TORCHRUN, "torchrun", 3, 4, 1, 2, 1, 2),
+        (SRUN | {"PMI_RANK": "3", "PMI_SIZE": "4"}, "slurm", 3, 4, 1, 2, 1, 2),
+        (SRUN | PACELINE, "paceline", 2, 3, 2, 3, 0, 1),
+    ],
+)
+def test_each_launcher_is_known_by_its_variables(env, launcher, rank, size, local_rank, local_size, node, nodes):
+    world = detect_world(env)
+    assert (world.launcher, world.rank, world.size) == (launcher, rank, size)
+    assert (world.local_rank, world.local_size, world.node, world.nodes) == (local_rank, local_size, node, nodes)
+
+
+@pytest.mark.parametrize(
+    ("env", "meeting"),
+    [
+        ({}, None),
+        (PACELINE, FileMeeting(Path("/x/meeting"))),
+        (SRUN_ONE_NODE | {"TMPDIR": "/t"}, FileMeeting(Path("/t/paceline-slurm-77-0-0/meeting"))),
+        (SRUN_ONE_NODE | {"TMPDIR": "/t", "SLURM_RESTART_COUNT": "2"}, FileMeeting(Path("/t/paceline-slurm-77-0-2/meeting"))),
+        (OPENMPI | {"TMPDIR": "/t"}, FileMeeting(Path("/t/paceline-mpi-41/meeting"))),
+        (SRUN, TcpMeeting("n1", 20077, serve=False, prefix="slurm-77-0-0")),
+        (SRUN | {"MASTER_ADDR": "m", "MASTER_PORT": "7"}, TcpMeeting("m", 7, serve=False, prefix="slurm-77-0-0")),
+        (TORCHRUN, TcpMeeting("a", 5, serve=False, prefix="paceline-2")),
+        (TORCHRUN | {"RANK": "0"}, TcpMeeting("a", 5, serve=False, prefix="paceline-2")),
+        (BY_HAND | {"RANK": "0"}, TcpMeeting("h", 9, serve=True, prefix="paceline")),
+    ],
+)
+def test_one_node_meets_in_a_file_and_several_at_one_address(env, meeting):
+    assert detect_world(env, parent=41).meeting == meeting
+
+
+@pytest.mark.parametrize(
+    ("env", "fix"),
+    [
+        ({"RANK": "0"}, "paceline run"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "unset RANK"),
+        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "9"}, "do not export RANK"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
+        (OPENMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "export MASTER_ADDR"),
+        (SRUN | {"SLURM_STEP_NODELIST": "n[1-"}, "MASTER_ADDR"),
+    ],
+)
+def test_variables_that_cannot_be_say_the_way_out(env, fix):
+    with pytest.raises(EnvironmentUnfit, match=fix):
+        detect_world(env)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("a", ["a"]),
+        ("a,b", ["a", "b"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("n[08-11]", ["n08", "n09", "n10", "n11"]),
+        ("r[1-2]n[1,3],login", ["r1n1", "r1n3", "r2n1", "r2n3", "login"]),
+    ],
+)
+def test_node_lists_are_expanded(text, hosts):
+    assert expand_hostlist(text) == hosts
+
+
+@pytest.mark.parametrize("text", ["", ",", "n[", "n[]", "n[2-1]", "n[a-b]", "n[1-999999999]", "n]1", "a,,b"])
+def test_what_is_no_node_list_is_refused(text):
+    with pytest.raises(EnvironmentUnfit, match="MASTER_ADDR"):
+        expand_hostlist(text)
