@@ -1,0 +1,96 @@
+"""The recipes: they learn, and they learn the same bits in every world, however they are started."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from processes import run_on_processes
+
+from paceline.config import config_from_words
+from paceline.recipes.digits import EMBEDDED, embedded_digits, mnist_digits
+from paceline.recipes.mnist import MnistConfig, Net
+from paceline.recipes.toy import ToyConfig
+from paceline.recipes.toy import main as train_toy
+from paceline.recipes.toy import samples as toy_samples
+
+SMALL = ["steps=3", "batch.global_size=22", "lr.schedule=constant"]
+
+
+def mnist_digest(words: list[str]) -> str:
+    """Train the recipe in this process; return the digest of weights and optimizer state."""
+    import paceline.recipes.mnist as recipe
+
+    train, test = embedded_digits()
+    recipe.embedded_digits = lambda: ((train[0][:40], train[1][:40]), (test[0][:9], test[1][:9]))  # two steps, the second short
+    recipe.main(config_from_words(MnistConfig, words))
+    return json.loads(Path("runs/mnist/events.jsonl").read_text().splitlines()[-1])["digest"] if os.environ["RANK"] == "0" else ""
+
+
+@pytest.mark.parametrize("lanes", [4, 8])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_mnist_has_the_same_bits_on_one_to_four_ranks(norm, optimizer, lanes, tmp_path):
+    words = [*SMALL, f"batch.lanes={lanes}", f"optimizer={optimizer}", f"norm={norm}"]
+    found = {size: run_on_processes(mnist_digest, size, tmp_path, {}, {"words": words})[0] for size in (1, 2, 3, 4)}
+    assert len(set(found.values())) == 1, found
+    assert len(found[1]) == 64
+
+
+STARTS = {
+    "alone": [sys.executable, "-m", "paceline.recipes.mnist"],
+    "paceline train": [sys.executable, "-m", "paceline", "train", "mnist", "-n", "2"],
+    "paceline run": [sys.executable, "-m", "paceline", "run", str(Path(EMBEDDED).with_name("mnist.py")), "-n", "3"],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "paceline.recipes.mnist"],
+}
+
+
+@pytest.mark.slow
+def test_the_bits_do_not_depend_on_who_starts_the_ranks(tmp_path):
+    found = {}
+    for name, command in STARTS.items():
+        words = [*SMALL, f"runs={tmp_path}", f"name={name.replace(' ', '-')}"]
+        done = subprocess.run([*command, *words], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found[name] = re.search(r"optimizer state (\w{16})", done.stdout)[1]
+    assert len(set(found.values())) == 1, found
+
+
+def test_toy_learns(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = config_from_words(ToyConfig, ["5", "2"], positional=("epochs", "checkpoint.every_epochs"))
+    train_toy(config)
+    events = [json.loads(line) for line in Path("runs/toy/events.jsonl").read_text().splitlines()]
+    losses = [event["loss"] for event in events if event["event"] == "EpochDone"]
+    assert losses[-1] < losses[0] / 100
+    assert [event["step"] for event in events if event["event"] == "CheckpointSaved"] == [128, 256, 320]
+
+
+def test_toy_is_what_it_says():
+    features, targets = toy_samples()
+    assert (features.shape, targets.shape) == ((2048, 20), (2048, 1))
+    assert ToyConfig().batch.global_size == 32
+
+
+def test_the_network_has_the_layers_of_the_issue():
+    shapes = {name: tuple(value.shape) for name, value in Net().named_parameters() if name.endswith("weight")}
+    assert shapes == {"conv1.weight": (32, 1, 3, 3), "conv2.weight": (64, 32, 3, 3), "fc1.weight": (128, 9216), "fc2.weight": (10, 128)}
+    assert [module.p for module in Net().modules() if isinstance(module, torch.nn.Dropout)] == [0.25, 0.5]
+
+
+def test_embedded_digits_are_complete_and_never_shared_by_training_and_test():
+    (train, train_labels), (test, test_labels) = embedded_digits()
+    assert (len(train), len(test)) == (1437, 360)
+    assert train.shape[1:] == (1, 28, 28)
+    assert set(train_labels.tolist()) == set(test_labels.tolist()) == set(range(10))
+
+
+def test_real_mnist_is_read_from_its_files(mnist_folder):
+    (train, labels), (test, _) = mnist_digits(str(mnist_folder))
+    assert (train.shape, test.shape) == ((60000, 1, 28, 28), (10000, 1, 28, 28))
+    assert labels[:5].tolist() == [5, 0, 4, 1, 9]
+    assert abs(float(train.mean())) < 0.01

@@ -1,0 +1,134 @@
+"""The rules of the house: direction of imports, the torch-free side, ceilings, and what is never done."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "paceline"
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+FLOORS = [
+    {"errors", "handover", "__init__"},
+    {"rundir", "config", "events"},
+    {"world", "scale", "launch"},
+    {"data", "checkpoint"},
+    {"train"},
+    {"recipes"},
+    {"diagnose"},
+    {"cli"},
+    {"__main__"},
+]
+FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
+
+WITHOUT_TORCH = [
+    "paceline", "paceline.errors", "paceline.handover", "paceline.config", "paceline.events", "paceline.rundir", "paceline.scale.batch",
+    "paceline.scale.tree", "paceline.scale.lr", "paceline.launch.local", "paceline.launch.child", "paceline.world.facts",
+    "paceline.world.detect", "paceline.data.order", "paceline.data.idx", "paceline.diagnose.equivalence", "paceline.recipes",
+    "paceline.cli.main",
+]  # fmt: skip
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{alias.name}" for alias in node.names} if node.module == "paceline" else {node.module}
+            found |= names
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name.split(".")[1] for name in found if name.startswith("paceline.")}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_imports_go_down(path):
+    if path == SOURCE / "__init__.py":
+        return  # the table of public names points everywhere, and imports nothing by itself
+    mine = FLOOR[name_of(path)]
+    above = {name for name in imports_of(path) if name in FLOOR and FLOOR[name] > mine}
+    assert not above, f"{path.name} imports from above: {above}"
+
+
+def test_every_package_has_its_floor():
+    assert {name_of(path) for path in MODULES} == set(FLOOR)
+
+
+def test_packages_do_not_import_each_other_in_a_circle():
+    edges = {}
+    for path in MODULES:
+        if path != SOURCE / "__init__.py":
+            edges.setdefault(name_of(path), set()).update(imports_of(path) - {name_of(path)})
+
+    def reachable(name, seen=()):
+        return {name} | {far for near in edges.get(name, ()) if near not in seen for far in reachable(near, (*seen, name))}
+
+    for name, near in edges.items():
+        for other in near:
+            assert name not in reachable(other, (name,)) - {other} or name == other, f"{name} and {other} need each other"
+
+
+def test_what_runs_outside_the_ranks_does_not_import_torch():
+    lines = [f"import {name}; assert 'torch' not in sys.modules, {name!r}" for name in WITHOUT_TORCH]
+    done = subprocess.run([sys.executable, "-c", "\n".join(["import sys", *lines])], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_the_package_does_nothing():
+    script = "import os; before = dict(os.environ); import signal; handlers = [signal.getsignal(n) for n in (2, 15)]\n"
+    script += "import paceline, paceline.train.loop\n"
+    script += "assert handlers == [signal.getsignal(n) for n in (2, 15)]\n"
+    script += "assert {k for k in before.keys() ^ os.environ.keys() if not k.startswith('TORCHINDUCTOR')} == set()\n"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_files_and_functions_stay_short_and_say_what_they_are(path):
+    tree = tree_of(path)
+    lines = path.read_text(encoding="utf-8").count("\n")
+    assert lines <= 300, f"{path} has {lines} lines"
+    assert lines <= 5 or ast.get_docstring(tree), f"{path} does not say which question it answers"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 50, f"{path}:{node.lineno} {node.name} is too long"
+    assert path.stem not in {"utils", "util", "helpers", "common", "misc", "core", "base"}
+
+
+@pytest.mark.parametrize("path", [*MODULES, *(ROOT / "benchmarks").glob("*.py")], ids=str)
+def test_no_pickle_no_shell_and_no_open_door(path):
+    never = r"pickle\.loads?\b|torch\.load\(|allow_pickle=True|shell=True|os\.system|0\.0\.0\.0|broadcast_object|gather_object|eval\(|exec\("
+    text = re.sub(r"\.eval\(", "", path.read_text(encoding="utf-8"))
+    assert not re.search(never, text), path
+
+
+def test_errors_always_carry_a_fix():
+    with pytest.raises(TypeError, match="fix"):
+        paceline.PacelineError("only a problem")
+
+
+def test_the_public_names_are_those_that_are_listed():
+    assert paceline.__all__ == sorted(paceline.__all__)
+    for name in paceline.__all__:
+        assert getattr(paceline, name).__name__ == name
+    declared = {alias.asname for node in ast.walk(tree_of(SOURCE / "__init__.py")) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert declared - {None} == set(paceline.__all__)
+
+
+def test_only_the_world_reads_who_it_is():
+    for path in MODULES:
+        text = path.read_text(encoding="utf-8")
+        if path.name != "detect.py":
+            assert not re.search(r"environ(\.get)?[\[(][\"'](RANK|WORLD_SIZE|LOCAL_RANK|SLURM_|OMPI_|PMI_)", text), path
