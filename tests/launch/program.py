@@ -1,0 +1,95 @@
+"""How tests run the real command line as a person would, and see that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = "LAUNCHED_BY_TEST"
+_FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "PACELINE_DATA", "PYTHONWARNINGS")
+_GONE_WITHIN_S = 10
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Running:
+    """A command under way; every process it starts carries the mark."""
+
+    process: subprocess.Popen[str]
+    mark: str
+    temporary: Path
+
+    def wait(self, timeout_s: float = 120) -> Done:
+        out, err = self.process.communicate(timeout=timeout_s)
+        return Done(self.process.returncode, out, err)
+
+    def left_over(self) -> list[str]:
+        """Return what still runs of it, once it has had a moment to go."""
+        limit = time.monotonic() + _GONE_WITHIN_S
+        while (alive := processes_with(self.mark)) and time.monotonic() < limit:
+            time.sleep(0.05)
+        return alive
+
+
+@contextlib.contextmanager
+def started(*words: str, folder: Path, env: Mapping[str, str] | None = None, options: tuple[str, ...] = ()) -> Iterator[Running]:
+    """Start `paceline WORDS` in a folder, with a folder for temporary files of its own."""
+    mark, temporary = uuid.uuid4().hex, folder / "tmp"
+    temporary.mkdir(exist_ok=True)
+    clean = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+    process = subprocess.Popen(
+        [sys.executable, *options, "-m", "paceline", *words],
+        cwd=folder,
+        env=clean | {MARK: mark, "TMPDIR": str(temporary)} | dict(env or {}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    with process:
+        try:
+            yield Running(process, mark, temporary)
+        finally:
+            process.kill()
+
+
+def paceline(*words: str, folder: Path, env: Mapping[str, str] | None = None, options: tuple[str, ...] = ()) -> Done:
+    """Run `paceline WORDS` to its end; nothing of it may be left, neither processes nor folders."""
+    with started(*words, folder=folder, env=env, options=options) as running:
+        done = running.wait()
+        assert running.left_over() == []
+        assert list(running.temporary.glob("paceline-*")) == []
+        return done
+
+
+def processes_with(mark: str) -> list[str]:
+    """Return the command lines of all processes that carry a mark in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"{MARK}={mark}".encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+    return found
+
+
+def wait_for(*files: Path, timeout_s: float = 30) -> None:
+    """Wait until files are there."""
+    limit = time.monotonic() + timeout_s
+    while not all(file.exists() for file in files):
+        assert time.monotonic() < limit, f"none of {files} came"
+        time.sleep(0.02)

@@ -1,0 +1,67 @@
+"""Words and variables reach every rank as they were meant."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from launch.program import Done, paceline
+
+RECORD_ARGUMENTS = """
+import json, os, sys
+from pathlib import Path
+Path(f"words-{os.environ['RANK']}.json").write_text(json.dumps(sys.argv[1:]))
+"""
+UGLY = ["two words", "it's", 'a "quote"', "$(touch hacked)", "`touch hacked`", "a;b && c | d > e", "line\nbreak", "gr\u00fc\u00dfe \u2603", "*", "~", "", "-1", "\\n", "%s{}"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "arrive"),
+    [
+        (["-n", "2", *UGLY], UGLY),
+        (["-n", "2", "--", *UGLY, "-n", "5"], [*UGLY, "-n", "5"]),
+        (["seed=3", "--lr.base", "0.1", "-n", "1", "name=x"], ["seed=3", "--lr.base", "0.1", "name=x"]),
+        (["--", "a", "--", "b"], ["a", "--", "b"]),
+        (["a", "a", "--", "a", "--ranks", "7", "--help"], ["a", "a", "a", "--ranks", "7", "--help"]),
+        ([], []),
+    ],
+)
+def test_words_after_the_script_arrive_exactly(tmp_path: Path, words: list[str], arrive: list[str]) -> None:
+    (tmp_path / "words.py").write_text(RECORD_ARGUMENTS)
+    done = paceline("run", "words.py", *words, folder=tmp_path)
+    found = {file.name: json.loads(file.read_text()) for file in tmp_path.glob("words-*.json")}
+    assert (done.code, done.err) == (0, "")
+    assert found == {f"words-{rank}.json": arrive for rank in range(2 if "-n" in words and words[1] == "2" else 1)}
+    assert not (tmp_path / "hacked").exists()
+
+
+THREADS = """
+import os, torch, paceline
+before = torch.get_num_threads()
+with paceline.join(paceline.config_from_argv()) as world:
+    print(world.rank, world.size, world.launcher, os.environ["OMP_NUM_THREADS"], before, torch.get_num_threads())
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "said"),
+    [
+        (("-n", "2"), {}, ["[0] 0 2 paceline 1 1 1", "[1] 1 2 paceline 1 1 1"]),
+        (("threads=2",), {"OMP_NUM_THREADS": "3"}, ["0 1 paceline 3 3 2"]),
+    ],
+)
+def test_a_rank_takes_one_thread_unless_told_otherwise(
+    tmp_path: Path, words: tuple[str, ...], env: dict[str, str], said: list[str]
+) -> None:
+    (tmp_path / "threads.py").write_text(THREADS)
+    done = paceline("run", "threads.py", *words, folder=tmp_path, env=env)
+    assert (done.code, sorted(done.out.splitlines()), done.err) == (0, said, "")
+
+
+def test_a_script_finds_the_modules_beside_it_and_runs_as_main(tmp_path: Path) -> None:
+    home = tmp_path / "a folder"
+    home.mkdir()
+    (home / "beside.py").write_text("WORD = 'found'\n")
+    (home / "main.py").write_text("import beside\nif __name__ == '__main__':\n    print(beside.WORD)\n")
+    assert paceline("run", "a folder/main.py", folder=tmp_path) == Done(0, "found\n", "")

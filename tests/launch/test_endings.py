@@ -1,0 +1,100 @@
+"""Whatever ends the launcher ends every rank, and what ranks started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from launch.program import Running, processes_with, started, wait_for
+
+SLEEP = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+rank = os.environ["RANK"]
+if "STUBBORN" in os.environ:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if "WITH_CHILD" in os.environ:
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+Path(f"pid-{rank}.part").write_text(str(os.getpid()))
+os.replace(f"pid-{rank}.part", f"pid-{rank}")
+time.sleep(600)
+"""
+
+
+def start_sleepers(folder: Path, **env: str):
+    (folder / "sleep.py").write_text(SLEEP)
+    return started("run", "sleep.py", "-n", "2", folder=folder, env=env)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def pids(folder: Path) -> list[int]:
+    files = [folder / f"pid-{rank}" for rank in range(2)]
+    wait_for(*files)
+    return [int(file.read_text()) for file in files]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("manner", [{"WITH_CHILD": "1"}, {"STUBBORN": "1"}], ids=["with a child", "deaf to SIGTERM"])
+def test_a_signal_to_the_launcher_ends_everything(tmp_path: Path, number: signal.Signals, manner: dict[str, str]) -> None:
+    with start_sleepers(tmp_path, **manner) as running:
+        ranks = pids(tmp_path)
+        running.process.send_signal(number)
+        done = running.wait(timeout_s=30)
+        assert done.code == 130
+        assert done.err == "interrupted; all ranks were ended\n"
+        assert running.left_over() == []
+        assert not any(alive(pid) for pid in ranks)
+        assert list(running.temporary.iterdir()) == []
+
+
+def test_a_second_interrupt_while_ranks_are_ended_leaves_nothing_either(tmp_path: Path) -> None:
+    with start_sleepers(tmp_path, STUBBORN="1") as running:
+        pids(tmp_path)
+        running.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        running.process.send_signal(signal.SIGINT)
+        assert running.wait(timeout_s=30).code == 130
+        assert running.left_over() == []
+        assert list(running.temporary.iterdir()) == []
+
+
+def test_a_killed_launcher_takes_its_ranks_with_it(tmp_path: Path) -> None:
+    with start_sleepers(tmp_path) as running:
+        ranks = pids(tmp_path)
+        running.process.kill()
+        assert running.left_over() == []
+        assert not any(alive(pid) for pid in ranks)
+
+
+def test_a_launcher_killed_before_its_ranks_have_begun_leaves_none(tmp_path: Path) -> None:
+    with start_sleepers(tmp_path) as running:
+        wait_for_children(running)
+        running.process.kill()
+        running.process.wait()
+        assert running.left_over() == []
+
+
+def wait_for_children(running: Running) -> None:
+    while len(processes_with(running.mark)) < 3:
+        assert running.process.poll() is None
+
+
+def test_a_reader_that_goes_away_ends_the_run_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "many.py").write_text("for number in range(100_000):\n    print('line', number)\n")
+    with started("run", "many.py", "-n", "2", folder=tmp_path) as running:
+        running.process.stdout.readline()
+        running.process.stdout.close()
+        assert running.process.wait(30) != 0
+        assert "Traceback" not in running.process.stderr.read()
+        assert running.left_over() == []
+        assert list(running.temporary.iterdir()) == []

@@ -1,0 +1,168 @@
+"""When one rank ends badly all end, and the first cause is what is shown last."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from launch.program import Done, paceline
+
+from paceline.launch.failure import Ended, find_culprit
+
+LEAVE = """
+import os, signal, sys
+import torch.distributed as dist
+import paceline
+
+ENDS = {
+    "raise": lambda: [][0],
+    "raise chained": lambda: int("seven"),
+    "_exit 0": lambda: os._exit(0),
+    "_exit 3": lambda: os._exit(3),
+    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "SIGSEGV": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "sys.exit": lambda: sys.exit("no data left"),
+}
+
+with paceline.join(paceline.config_from_argv()) as world:
+    print("rank", world.rank, "is here")
+    dist.barrier()
+    if world.rank == 1:
+        ENDS[os.environ["HOW"]]()
+    dist.barrier()
+    print("rank", world.rank, "trains on")
+"""
+
+LOOK_FOR_EXIT = "fix: look for sys.exit or os._exit in the script"
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "first_words", "last_words"),
+    [
+        ("raise", 1, "rank 1 failed with IndexError; all ranks were ended", "IndexError: list index out of range"),
+        ("_exit 0", 1, "rank 1 left with exit code 0 while others were still training", LOOK_FOR_EXIT),
+        ("_exit 3", 3, "rank 1 exited with code 3 without an exception", LOOK_FOR_EXIT),
+        ("SIGKILL", 137, "rank 1 was killed by SIGKILL", "fix: see whether the machine ran out of memory"),
+        ("sys.exit", 1, "rank 1 exited with code 1 without an exception", LOOK_FOR_EXIT),
+    ],
+)
+def test_a_rank_that_ends_among_others_that_wait_for_it_is_named(
+    tmp_path: Path, how: str, code: int, first_words: str, last_words: str
+) -> None:
+    (tmp_path / "leave.py").write_text(LEAVE)
+    done = paceline("run", "leave.py", "-n", "2", folder=tmp_path, env={"HOW": how})
+    assert done.code == code
+    assert first_words in done.err
+    assert done.err.splitlines()[-1].strip().startswith(last_words)
+    assert "closed by peer" not in done.err
+    assert "trains on" not in done.out
+    if how == "sys.exit":
+        assert "  no data left" in done.err.splitlines()
+
+
+FAIL_ALONE = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    print("about to fail")
+    raise ValueError("the inner reason") from KeyError("the outer one")
+print("noise of rank 0", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """What is said when one rank raises and the others would go on for ever."""
+    folder = tmp_path_factory.mktemp("failed")
+    (folder / "fail.py").write_text(FAIL_ALONE)
+    return paceline("run", "fail.py", "-n", "3", folder=folder)
+
+
+def test_an_exception_of_one_rank_ends_ranks_that_do_not_wait_for_it(failed: Done) -> None:
+    assert failed.code == 1
+
+
+def test_the_traceback_is_the_last_thing_said_and_begins_with_the_script(failed: Done) -> None:
+    assert "rank 1 failed with ValueError; all ranks were ended. Its own words:" in failed.err
+    assert failed.err.splitlines()[-1] == "ValueError: the inner reason"
+    assert "KeyError: 'the outer one'" in failed.err
+    frames = [line for line in failed.err.splitlines() if line.lstrip().startswith("File ")]
+    assert all("fail.py" in frame for frame in frames)
+
+
+def test_what_ranks_said_before_stays_on_stdout(failed: Done) -> None:
+    assert sorted(failed.out.splitlines()) == ["[0] noise of rank 0", "[1] about to fail", "[2] noise of rank 0"]
+
+
+def test_a_crash_in_native_code_shows_where_the_script_was(tmp_path: Path) -> None:
+    (tmp_path / "crash.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    done = paceline("run", "crash.py", "-n", "1", folder=tmp_path)
+    assert done.code == 128 + signal.SIGSEGV
+    assert "rank 0 was killed by SIGSEGV" in done.err
+    assert 'crash.py", line 2' in done.err
+    assert "fix: look at the lines above" in done.err
+
+
+@pytest.mark.parametrize(
+    ("text", "last_words"),
+    [
+        ("def f(:\n", "SyntaxError: "),
+        ("import no_such_module_anywhere\n", "ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
+        ("raise KeyboardInterrupt\n", "KeyboardInterrupt"),
+    ],
+)
+def test_a_script_that_cannot_begin_says_why_once(tmp_path: Path, text: str, last_words: str) -> None:
+    (tmp_path / "bad.py").write_text(text)
+    done = paceline("run", "bad.py", "-n", "2", folder=tmp_path)
+    assert done.code != 0
+    assert last_words in done.err
+    assert (done.out + done.err).count("Traceback") <= 2
+
+
+def spoke(rank: int, time_s: float, code: int | None = 1, *, known: bool = False, lost_peer: bool = False) -> Ended:
+    return Ended(rank, code, time_s, f"words of {rank}", "ValueError", known, lost_peer, (f"line of {rank}",))
+
+
+def silent(rank: int, time_s: float, code: int | None) -> Ended:
+    return Ended(rank, code, time_s, tail=(f"line of {rank}",))
+
+
+RUNNING = None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "culprit", "code", "words"),
+    [
+        ([spoke(0, 2.0), spoke(1, 1.0)], 1, 1, "rank 1 failed with ValueError"),
+        ([spoke(0, 1.0, lost_peer=True), spoke(1, 2.0)], 1, 1, "words of 1"),
+        ([spoke(0, 1.0, lost_peer=True), silent(1, 2.0, -9)], 1, 137, "killed by SIGKILL"),
+        ([spoke(0, 1.0, lost_peer=True), silent(1, 0.5, 0)], 1, 1, "exit code 0"),
+        ([spoke(0, 1.0, lost_peer=True), spoke(1, 0.5, lost_peer=True)], 1, 1, "words of 1"),
+        ([spoke(0, 1.0, lost_peer=True), silent(1, 0.0, RUNNING)], 0, 1, "words of 0"),
+        ([silent(0, 1.0, 0), silent(1, 2.0, 4)], 1, 4, "code 4 without an exception"),
+        ([silent(0, 1.0, -15), silent(1, 2.0, -11)], 0, 143, "killed by SIGTERM"),
+        ([silent(0, 0.0, RUNNING), spoke(1, 3.0, 2, known=True)], 1, 2, "words of 1"),
+        ([spoke(0, 3.0, 3, known=True), spoke(1, 4.0, 3, known=True)], 0, 3, "words of 0"),
+        ([silent(0, 1.0, 3)], 0, 3, "  line of 0\n  fix: "),
+        ([Ended(0, 3, 1.0)], 0, 3, "(nothing)"),
+        ([spoke(0, 1.0, RUNNING)], 0, 1, "words of 0"),
+    ],
+)
+def test_the_first_cause_is_found_among_the_ends_of_all_ranks(
+    ranks: list[Ended], culprit: int, code: int, words: str
+) -> None:
+    found = find_culprit(ranks)
+    assert (found.rank, found.exit_code) == (culprit, code)
+    assert words in found.message
+
+
+def test_a_known_error_is_shown_without_a_word_around_it() -> None:
+    assert find_culprit([spoke(0, 1.0, 2, known=True)]).message == "words of 0"
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "no json"])
+def test_a_report_that_is_not_whole_counts_as_silence(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "failure"
+    file.write_text(content)
+    assert Ended.read(1, 3, 5.0, file, ("x",)) == Ended(1, 3, 5.0, tail=("x",))

@@ -1,0 +1,99 @@
+"""The output of many ranks is one stream of whole lines, each with its rank."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from launch.program import Done, paceline
+
+from paceline.launch.logs import RankOutput
+
+LINES, LENGTH, PIECE = 60, 20_000, 7_919
+CHATTER = f"""
+import os
+rank = os.environ["RANK"].encode()
+for number in range({LINES}):
+    line = b"%s:%d:%s\\n" % (rank, number, rank * {LENGTH})
+    for start in range(0, len(line), {PIECE}):
+        os.write(1 + number % 2, line[start : start + {PIECE}])
+os.write(1, b"no newline at the end of rank " + rank)
+"""
+
+
+@pytest.fixture(scope="module")
+def chatter(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """What two ranks say that write long lines in pieces, at once, to stdout and stderr."""
+    folder = tmp_path_factory.mktemp("chatter")
+    (folder / "chatter.py").write_text(CHATTER)
+    return paceline("run", "chatter.py", "-n", "2", folder=folder)
+
+
+def test_long_lines_written_in_pieces_stay_whole_and_carry_their_rank(chatter: Done) -> None:
+    assert (chatter.code, chatter.err) == (0, "")
+    for line in chatter.out.splitlines():
+        found = re.fullmatch(r"\[(\d)\] (?:no newline at the end of rank |\1:\d+:(\1+))(?:\1)?", line)
+        assert found, f"glued: {line[:80]}"
+        assert found[2] is None or len(found[2]) in {LENGTH - 1, LENGTH}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_no_line_of_a_rank_is_lost_or_out_of_order(chatter: Done, rank: int) -> None:
+    said = [line.removeprefix(f"[{rank}] ") for line in chatter.out.splitlines() if line.startswith(f"[{rank}] ")]
+    assert said[:-1] == [f"{rank}:{number}:{str(rank) * LENGTH}" for number in range(LINES)]
+    assert said[-1] == f"no newline at the end of rank {rank}"
+
+
+def test_a_single_rank_needs_no_prefix(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("print('alone')\n")
+    assert paceline("run", "one.py", folder=tmp_path) == Done(0, "alone\n", "")
+
+
+def test_a_screen_that_cannot_show_a_letter_does_not_end_the_run(tmp_path: Path) -> None:
+    (tmp_path / "letters.py").write_text("import os\nos.write(1, 'gr\\u00fc\\u00dfe\\n'.encode())\nprint('goes on')\n")
+    done = paceline("run", "letters.py", folder=tmp_path, env={"PYTHONIOENCODING": "ascii"})
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[-1] == "goes on"
+
+
+def shown(pieces: list[bytes]) -> tuple[str, list[str]]:
+    screen = io.StringIO()
+    output = RankOutput(3, 4, screen)
+    for piece in pieces:
+        output.feed(piece)
+    output.close()
+    return screen.getvalue(), list(output.tail)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "lines"),
+    [
+        ([b"one\ntwo\n"], ["one", "two"]),
+        ([b"on", b"e\nt", b"wo"], ["one", "two"]),
+        ([b"\n\n"], ["", ""]),
+        ([b"gr\xc3", b"\xbc\xc3\x9fe\n"], ["gr\u00fc\u00dfe"]),
+        ([b"\xff\xfe\n"], ["\ufffd\ufffd"]),
+        ([b"10 %\r20 %\rdone\n"], ["done"]),
+        ([b"10 %\r", b"20 %\r", b"done\n"], ["done"]),
+        ([b"from another system\r", b"\n"], ["from another system"]),
+        ([b"a line\x0bwith\x85 odd\xe2\x80\xa8ends\n"], ["a line\x0bwith\ufffd odd\u2028ends"]),
+        ([], []),
+    ],
+)
+def test_bytes_become_these_lines(pieces: list[bytes], lines: list[str]) -> None:
+    assert shown(pieces) == ("".join(f"[3] {line}\n" for line in lines), lines)
+
+
+@given(st.lists(st.sampled_from([b"a", b"word ", b"\n", b"\r", b"\r\n", b"\xc3\xbc", b"\xff", b"\0"]), max_size=40).map(b"".join), st.data())
+def test_any_chopping_of_the_bytes_gives_the_same_lines(data: bytes, choice: st.DataObject) -> None:
+    cuts = sorted(choice.draw(st.sets(st.integers(0, len(data)))))
+    pieces = [data[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+    assert shown(pieces) == shown([data])
+
+
+def test_the_tail_keeps_the_last_twenty_lines() -> None:
+    assert shown([b"".join(b"%d\n" % number for number in range(50))])[1] == [str(number) for number in range(30, 50)]
