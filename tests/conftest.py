@@ -11,12 +11,18 @@ import pytest
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Test on the CPU, also where there is a GPU, unless `-m gpu` asks for it."""
+    if config.getoption("markexpr") != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run, and say why."""
     import torch
 
     reasons = {
-        "gpu": "" if torch.cuda.is_available() else "needs a CUDA GPU",
+        "gpu": "" if torch.cuda.is_available() else "needs a CUDA GPU, and `-m gpu`",
         "mpi": "" if shutil.which("mpirun") else "needs mpirun (Debian: apt-get install openmpi-bin)",
     }
     for item in items:

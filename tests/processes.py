@@ -38,7 +38,11 @@ def on_processes(count: int, **settings: Any) -> Callable[[Callable[..., None]],
 
 
 def run_on_processes(
-    test: Callable[..., Any], count: int, folder: Path, settings: Mapping[str, Any], given: Mapping[str, Any] | None = None
+    test: Callable[..., Any],
+    count: int,
+    folder: Path,
+    settings: Mapping[str, Any],
+    given: Mapping[str, Any] | None = None,
 ) -> list[Any]:
     """Call a function of a test module on every rank; return what each returned, or fail with what each raised."""
     source = (inspect.getsourcefile(inspect.unwrap(test)), test.__qualname__)
@@ -72,9 +76,22 @@ def _answer(rank: int, process: Any, pipe: Connection) -> tuple[bool, Any]:
     return answer
 
 
-def _child(source: tuple[str, str], rank: int, count: int, meeting: Path, settings: dict[str, Any], given: dict[str, Any], pipe: Connection) -> None:
+def _child(
+    source: tuple[str, str],
+    rank: int,
+    count: int,
+    meeting: Path,
+    settings: dict[str, Any],
+    given: dict[str, Any],
+    pipe: Connection,
+) -> None:
     # Everything a test leaves in this process ends with it.
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1", handover.MEETING: str(meeting / "meeting")}
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "OMP_NUM_THREADS": "1",
+        handover.MEETING: str(meeting / "meeting"),
+    }
     os.chdir(meeting)
     sys.path[:0] = [str(Path(__file__).parent)]
     try:

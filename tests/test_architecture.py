@@ -47,7 +47,9 @@ def imports_of(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
-            names = {f"{node.module}.{alias.name}" for alias in node.names} if node.module == "paceline" else {node.module}
+            names = (
+                {f"{node.module}.{alias.name}" for alias in node.names} if node.module == "paceline" else {node.module}
+            )
             found |= names
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
@@ -74,11 +76,15 @@ def test_packages_do_not_import_each_other_in_a_circle():
             edges.setdefault(name_of(path), set()).update(imports_of(path) - {name_of(path)})
 
     def reachable(name, seen=()):
-        return {name} | {far for near in edges.get(name, ()) if near not in seen for far in reachable(near, (*seen, name))}
+        return {name} | {
+            far for near in edges.get(name, ()) if near not in seen for far in reachable(near, (*seen, name))
+        }
 
     for name, near in edges.items():
         for other in near:
-            assert name not in reachable(other, (name,)) - {other} or name == other, f"{name} and {other} need each other"
+            assert name not in reachable(other, (name,)) - {other} or name == other, (
+                f"{name} and {other} need each other"
+            )
 
 
 def test_what_runs_outside_the_ranks_does_not_import_torch():
@@ -123,7 +129,12 @@ def test_the_public_names_are_those_that_are_listed():
     assert paceline.__all__ == sorted(paceline.__all__)
     for name in paceline.__all__:
         assert getattr(paceline, name).__name__ == name
-    declared = {alias.asname for node in ast.walk(tree_of(SOURCE / "__init__.py")) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    declared = {
+        alias.asname
+        for node in ast.walk(tree_of(SOURCE / "__init__.py"))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
     assert declared - {None} == set(paceline.__all__)
 
 

@@ -23,11 +23,15 @@ def test_words_flags_and_a_file_say_the_same_thing(tmp_path):
     assert read("--config", str(file)) == expected
     assert read("seed=3", "exact=false", "batch.lanes=8", "lr.base=1") == expected
     assert read("--seed", "3", "--no-exact", "--batch.lanes", "8", "--lr.base=1") == expected
-    assert read(f"--config={file}", "seed=4", "--batch.lanes", "2") == RunConfig(seed=4, exact=False, batch=BatchConfig(lanes=2), lr=LrConfig(base=1.0))
+    assert read(f"--config={file}", "seed=4", "--batch.lanes", "2") == RunConfig(
+        seed=4, exact=False, batch=BatchConfig(lanes=2), lr=LrConfig(base=1.0)
+    )
 
 
 def test_flags_and_words_mix_in_any_order():
-    assert read("--no-exact", "seed=3", "--epochs", "2", "batch.lanes=8") == RunConfig(seed=3, exact=False, epochs=2, batch=BatchConfig(lanes=8))
+    assert read("--no-exact", "seed=3", "--epochs", "2", "batch.lanes=8") == RunConfig(
+        seed=3, exact=False, epochs=2, batch=BatchConfig(lanes=8)
+    )
 
 
 def test_settings_of_the_launching_verb_win():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "LAUNCHED_BY_TEST"
-_FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "PACELINE_DATA", "PYTHONWARNINGS")
+_FOREIGN = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "OMP_NUM_THREADS",
+    "PACELINE_DATA",
+    "PYTHONWARNINGS",
+)
 _GONE_WITHIN_S = 10
 
 
@@ -43,11 +52,13 @@ class Running:
         limit = time.monotonic() + _GONE_WITHIN_S
         while (alive := processes_with(self.mark)) and time.monotonic() < limit:
             time.sleep(0.05)
-        return alive
+        return list(alive.values())
 
 
 @contextlib.contextmanager
-def started(*words: str, folder: Path, env: Mapping[str, str] | None = None, options: tuple[str, ...] = ()) -> Iterator[Running]:
+def started(
+    *words: str, folder: Path, env: Mapping[str, str] | None = None, options: tuple[str, ...] = ()
+) -> Iterator[Running]:
     """Start `paceline WORDS` in a folder, with a folder for temporary files of its own."""
     mark, temporary = uuid.uuid4().hex, folder / "tmp"
     temporary.mkdir(exist_ok=True)
@@ -66,6 +77,9 @@ def started(*words: str, folder: Path, env: Mapping[str, str] | None = None, opt
             yield Running(process, mark, temporary)
         finally:
             process.kill()
+            for pid in processes_with(mark):  # none, unless the test fails
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def paceline(*words: str, folder: Path, env: Mapping[str, str] | None = None, options: tuple[str, ...] = ()) -> Done:
@@ -77,13 +91,13 @@ def paceline(*words: str, folder: Path, env: Mapping[str, str] | None = None, op
         return done
 
 
-def processes_with(mark: str) -> list[str]:
-    """Return the command lines of all processes that carry a mark in their environment."""
-    found = []
+def processes_with(mark: str) -> dict[int, str]:
+    """Return the command lines of all processes that carry a mark in their environment, by process id."""
+    found = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if f"{MARK}={mark}".encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_text().replace("\0", " "))
+                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
     return found
 
 

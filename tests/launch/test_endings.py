@@ -45,7 +45,9 @@ def pids(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("manner", [{"WITH_CHILD": "1"}, {"STUBBORN": "1"}], ids=["with a child", "deaf to SIGTERM"])
-def test_a_signal_to_the_launcher_ends_everything(tmp_path: Path, number: signal.Signals, manner: dict[str, str]) -> None:
+def test_a_signal_to_the_launcher_ends_everything(
+    tmp_path: Path, number: signal.Signals, manner: dict[str, str]
+) -> None:
     with start_sleepers(tmp_path, **manner) as running:
         ranks = pids(tmp_path)
         running.process.send_signal(number)

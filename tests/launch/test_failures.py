@@ -17,11 +17,9 @@ import paceline
 
 ENDS = {
     "raise": lambda: [][0],
-    "raise chained": lambda: int("seven"),
     "_exit 0": lambda: os._exit(0),
     "_exit 3": lambda: os._exit(3),
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "SIGSEGV": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "sys.exit": lambda: sys.exit("no data left"),
 }
 
@@ -109,15 +107,14 @@ def test_a_crash_in_native_code_shows_where_the_script_was(tmp_path: Path) -> No
     [
         ("def f(:\n", "SyntaxError: "),
         ("import no_such_module_anywhere\n", "ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
-        ("raise KeyboardInterrupt\n", "KeyboardInterrupt"),
     ],
 )
 def test_a_script_that_cannot_begin_says_why_once(tmp_path: Path, text: str, last_words: str) -> None:
     (tmp_path / "bad.py").write_text(text)
     done = paceline("run", "bad.py", "-n", "2", folder=tmp_path)
-    assert done.code != 0
-    assert last_words in done.err
-    assert (done.out + done.err).count("Traceback") <= 2
+    assert (done.code, done.out) == (1, "")
+    assert done.err.count(last_words) == 1
+    assert done.err.splitlines()[-1].startswith(last_words)
 
 
 def spoke(rank: int, time_s: float, code: int | None = 1, *, known: bool = False, lost_peer: bool = False) -> Ended:
@@ -161,7 +158,7 @@ def test_a_known_error_is_shown_without_a_word_around_it() -> None:
     assert find_culprit([spoke(0, 1.0, 2, known=True)]).message == "words of 0"
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "no json"])
+@pytest.mark.parametrize("content", ["", "{", '{"time_s": 1.0, "wh'])
 def test_a_report_that_is_not_whole_counts_as_silence(tmp_path: Path, content: str) -> None:
     file = tmp_path / "failure"
     file.write_text(content)

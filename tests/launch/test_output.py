@@ -88,7 +88,12 @@ def test_bytes_become_these_lines(pieces: list[bytes], lines: list[str]) -> None
     assert shown(pieces) == ("".join(f"[3] {line}\n" for line in lines), lines)
 
 
-@given(st.lists(st.sampled_from([b"a", b"word ", b"\n", b"\r", b"\r\n", b"\xc3\xbc", b"\xff", b"\0"]), max_size=40).map(b"".join), st.data())
+@given(
+    st.lists(st.sampled_from([b"a", b"word ", b"\n", b"\r", b"\r\n", b"\xc3\xbc", b"\xff", b"\0"]), max_size=40).map(
+        b"".join
+    ),
+    st.data(),
+)
 def test_any_chopping_of_the_bytes_gives_the_same_lines(data: bytes, choice: st.DataObject) -> None:
     cuts = sorted(choice.draw(st.sets(st.integers(0, len(data)))))
     pieces = [data[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(data)], strict=True)]

@@ -26,9 +26,16 @@ def mnist_digest(words: list[str]) -> str:
     import paceline.recipes.mnist as recipe
 
     train, test = embedded_digits()
-    recipe.embedded_digits = lambda: ((train[0][:40], train[1][:40]), (test[0][:9], test[1][:9]))  # two steps, the second short
+    recipe.embedded_digits = lambda: (
+        (train[0][:40], train[1][:40]),
+        (test[0][:9], test[1][:9]),
+    )  # two steps, the second short
     recipe.main(config_from_words(MnistConfig, words))
-    return json.loads(Path("runs/mnist/events.jsonl").read_text().splitlines()[-1])["digest"] if os.environ["RANK"] == "0" else ""
+    return (
+        json.loads(Path("runs/mnist/events.jsonl").read_text().splitlines()[-1])["digest"]
+        if os.environ["RANK"] == "0"
+        else ""
+    )
 
 
 @pytest.mark.parametrize("lanes", [4, 8])
@@ -45,7 +52,16 @@ STARTS = {
     "alone": [sys.executable, "-m", "paceline.recipes.mnist"],
     "paceline train": [sys.executable, "-m", "paceline", "train", "mnist", "-n", "2"],
     "paceline run": [sys.executable, "-m", "paceline", "run", str(Path(EMBEDDED).with_name("mnist.py")), "-n", "3"],
-    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "paceline.recipes.mnist"],
+    "torchrun": [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "paceline.recipes.mnist",
+    ],
 }
 
 
@@ -78,7 +94,12 @@ def test_toy_is_what_it_says():
 
 def test_the_network_has_the_layers_of_the_issue():
     shapes = {name: tuple(value.shape) for name, value in Net().named_parameters() if name.endswith("weight")}
-    assert shapes == {"conv1.weight": (32, 1, 3, 3), "conv2.weight": (64, 32, 3, 3), "fc1.weight": (128, 9216), "fc2.weight": (10, 128)}
+    assert shapes == {
+        "conv1.weight": (32, 1, 3, 3),
+        "conv2.weight": (64, 32, 3, 3),
+        "fc1.weight": (128, 9216),
+        "fc2.weight": (10, 128),
+    }
     assert [module.p for module in Net().modules() if isinstance(module, torch.nn.Dropout)] == [0.25, 0.5]
 
 

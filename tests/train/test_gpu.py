@@ -19,7 +19,11 @@ def digest_on_gpu(words: list[str]) -> str:
 
     recipe.main(config_from_words(MnistConfig, ["device=cuda", "steps=4", "batch.global_size=64", *words]))
     assert torch.cuda.memory_allocated() > 0
-    return json.loads(Path("runs/mnist/events.jsonl").read_text().splitlines()[-1])["digest"] if os.environ["RANK"] == "0" else ""
+    return (
+        json.loads(Path("runs/mnist/events.jsonl").read_text().splitlines()[-1])["digest"]
+        if os.environ["RANK"] == "0"
+        else ""
+    )
 
 
 @pytest.mark.parametrize("words", [[], ["norm=batch", "optimizer=sgd", "batch.lanes=8"]], ids=["plain", "batchnorm"])
@@ -42,3 +46,28 @@ def test_ranks_that_share_a_gpu_talk_over_gloo(tmp_path):
 
 def test_free_summation_trains_on_a_shared_gpu_too(tmp_path):
     run_on_processes(digest_on_gpu, 2, tmp_path, {}, {"words": ["exact=false"]})
+
+
+def clipped(config, world) -> str:
+    """A model of several buckets, clipped: norms of gradients that lie anywhere in memory."""
+    import paceline
+    from paceline.train.state import state_digest
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(8, 700), nn.Tanh(), nn.Linear(700, 701), nn.Tanh(), nn.Linear(701, 1))
+    model = paceline.parallelize(model, world, config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(3)
+    data = torch.randn(37, 8, generator=generator), torch.randn(37, 1, generator=generator)
+    batches = paceline.Batches(data, config, world)
+    step = paceline.OptimizerStep(world, model, optimizer, nn.functional.mse_loss, config, batches.total_samples)
+    for batch in batches.steps():
+        step(batch)
+    return state_digest(model, optimizer)
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 0.5])
+def test_several_buckets_and_clipping_keep_the_bits_on_a_shared_gpu(clip_norm, tmp_path):
+    given = {"batch.lanes": 5, "batch.global_size": 20, "epochs": 2, "clip_norm": clip_norm, "device": "cuda"}
+    found = {digest for size in (1, 2, 3, 4) for digest in run_on_processes(clipped, size, tmp_path, given)}
+    assert len(found) == 1

@@ -149,7 +149,9 @@ def ragged_training(config, world) -> list[str]:
 @pytest.mark.parametrize("lanes", [4, 7])
 def test_ragged_tokens_empty_lanes_buffers_and_all_generators_keep_the_bits(lanes: int, tmp_path) -> None:
     settings = {"batch.lanes": lanes, "batch.global_size": 9, "epochs": 2, "lr.schedule": "cosine"}
-    found = [tuple(answer) for size in (1, 2, 3, 4) for answer in run_on_processes(ragged_training, size, tmp_path, settings)]
+    found = [
+        tuple(answer) for size in (1, 2, 3, 4) for answer in run_on_processes(ragged_training, size, tmp_path, settings)
+    ]
     assert len(set(found)) == 1
 
 

@@ -19,9 +19,21 @@ SRUN = {
     "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0",
     "SLURM_STEP_NODELIST": "n[1-2]",
 }  # fmt: skip
-SRUN_ONE_NODE = SRUN | {"SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_LOCALID": "3"}
+SRUN_ONE_NODE = SRUN | {
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_NODEID": "0",
+    "SLURM_STEP_TASKS_PER_NODE": "4",
+    "SLURM_LOCALID": "3",
+}
 # What the batch shell itself has: it is no rank.
-SBATCH = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "77", "SLURM_NNODES": "2"}
+SBATCH = {
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_NTASKS": "4",
+    "SLURM_JOB_ID": "77",
+    "SLURM_NNODES": "2",
+}
 OPENMPI = {
     "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }  # fmt: skip
@@ -60,7 +72,10 @@ def test_each_launcher_is_known_by_its_variables(env, launcher, rank, size, loca
         ({}, None),
         (PACELINE, FileMeeting(Path("/x/meeting"))),
         (SRUN_ONE_NODE | {"TMPDIR": "/t"}, FileMeeting(Path("/t/paceline-slurm-77-0-0/meeting"))),
-        (SRUN_ONE_NODE | {"TMPDIR": "/t", "SLURM_RESTART_COUNT": "2"}, FileMeeting(Path("/t/paceline-slurm-77-0-2/meeting"))),
+        (
+            SRUN_ONE_NODE | {"TMPDIR": "/t", "SLURM_RESTART_COUNT": "2"},
+            FileMeeting(Path("/t/paceline-slurm-77-0-2/meeting")),
+        ),
         (OPENMPI | {"TMPDIR": "/t"}, FileMeeting(Path("/t/paceline-mpi-41/meeting"))),
         (SRUN, TcpMeeting("n1", 20077, serve=False, prefix="slurm-77-0-0")),
         (SRUN | {"MASTER_ADDR": "m", "MASTER_PORT": "7"}, TcpMeeting("m", 7, serve=False, prefix="slurm-77-0-0")),

@@ -78,7 +78,10 @@ def test_alone_no_group_is_made_and_nothing_is_said(capfd) -> None:
 def test_more_ranks_than_lanes_is_an_error_with_both_ways_out(monkeypatch) -> None:
     for name, value in {"PACELINE_MEETING": "/nowhere/x", "RANK": "0", "WORLD_SIZE": "5"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="5 ranks cannot share 4 lanes\n.*batch.lanes=5, or start at most 4"), join(RunConfig()):
+    with (
+        pytest.raises(ConfigError, match="5 ranks cannot share 4 lanes\n.*batch.lanes=5, or start at most 4"),
+        join(RunConfig()),
+    ):
         pass
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="parallel=ddp"), join(RunConfig(parallel="none")):
@@ -123,7 +126,9 @@ def meet(tmp_path, *envs: dict[str, str]) -> list[str]:
         for env in envs
     ]  # fmt: skip
     answers = [process.communicate(timeout=120) for process in started]
-    assert [(process.returncode, answer[1]) for process, answer in zip(started, answers, strict=True)] == [(0, "")] * len(envs)
+    assert [(process.returncode, answer[1]) for process, answer in zip(started, answers, strict=True)] == [
+        (0, "")
+    ] * len(envs)
     return [answer[0].strip() for answer in answers]
 
 
@@ -139,7 +144,14 @@ def test_two_nodes_meet_at_one_address_and_nothing_listens_on_all_interfaces(tmp
 
 
 def test_tasks_of_srun_on_one_node_meet_in_a_private_folder_that_is_gone_afterwards(tmp_path) -> None:
-    task = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_JOB_ID": "5", "SLURM_STEP_ID": "1"}
+    task = {
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_JOB_ID": "5",
+        "SLURM_STEP_ID": "1",
+    }
     said = meet(tmp_path, *(task | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)))
     assert said == [f"slurm {rank} 2 1 3.0 ['{LOOPBACK}']" for rank in range(2)]
     assert list(tmp_path.glob("paceline-*")) == []
@@ -150,7 +162,9 @@ def test_mpirun_starts_ranks_that_meet(tmp_path) -> None:
     script = tmp_path / "meet.py"
     script.write_text(MEET.format(tests=str(Path(__file__).parents[1])))
     command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, str(script)]
-    done = subprocess.run(command, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.strip().splitlines()) == [f"openmpi {rank} 2 1 3.0 ['{LOOPBACK}']" for rank in range(2)]
 

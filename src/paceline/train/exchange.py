@@ -121,6 +121,7 @@ class SliceExchange:
             return torch.empty(elements, dtype=like.dtype, device=wire)
 
         self._sent = empty(my_rows * like.numel())
+        self._places = torch.split(self._sent, [size for size in self._sizes for _ in range(my_rows)])
         self._received = empty(sum(shape.rows) * mine)
         self._received_sizes = [rows * mine for rows in shape.rows]
         self._rows = list(self._received.view(sum(shape.rows), mine))
@@ -132,9 +133,8 @@ class SliceExchange:
         """Send every rank its slice of this rank's subtree sums."""
         assert not notes
         pieces = zip(*(torch.split(value, self._sizes) for value in sums), strict=True)
-        torch.cat([piece for slices in pieces for piece in slices], out=self._sent) if len(
-            sums
-        ) > 1 else self._sent.copy_(sums[0])
+        for place, piece in zip(self._places, (piece for slices in pieces for piece in slices), strict=True):
+            place.copy_(piece)
         self._work = exchange(
             self._received, self._sent, self._received_sizes, [size * len(sums) for size in self._sizes]
         )

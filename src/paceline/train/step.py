@@ -124,7 +124,7 @@ class OptimizerStep:
             torch._foreach_div_(gradients_of(self._trainable), float(totals[COUNT]))
         self._buffers.apply(totals[BUFFERS:], min(step.plan.samples, self._config.batch.lanes))
         if self._config.clip_norm:
-            nn.utils.clip_grad_norm_(self._trainable, self._config.clip_norm)
+            clip(self._trainable, self._config.clip_norm)
         self._set_rate(step)
         self._optimizer.step()
 
@@ -144,3 +144,13 @@ class OptimizerStep:
             fix="look at the learning rate (try lr.base 10 x lower or lr.warmup_samples), at clip_norm, at this lane's inputs "
             "for inf or nan, and at log or division of 0 in the loss",
         )
+
+
+def clip(parameters: list[nn.Parameter], largest: float) -> None:
+    """Shrink the whole gradient to a norm; the same bits wherever the gradients lie in memory."""
+    # On a GPU the order in which a sum is taken depends on the alignment of its input, and DDP's buckets align nothing.
+    aligned = [value if value.data_ptr() % _ALIGNED == 0 else value.clone() for value in gradients_of(parameters)]
+    nn.utils.clip_grads_with_norm_(parameters, largest, nn.utils.get_total_norm(aligned))
+
+
+_ALIGNED = 512  # bytes: what the allocator of CUDA gives

@@ -58,7 +58,7 @@ def choose_backend(world: World, config: RunConfig, store: Store) -> str:
     """Return nccl when every rank has a GPU of its own, else gloo. Every rank must call this."""
     if config.backend != "auto":
         return config.backend
-    mine = f"{world.node}/{torch.cuda.get_device_properties(world.device).uuid}" if world.device != "cpu" else ""
+    mine = str(torch.cuda.get_device_properties(world.device).uuid) if world.device != "cpu" else ""
     store.set(f"gpu-{world.rank}", mine)
     everyone = [store.get(f"gpu-{rank}").decode() for rank in range(world.size)]
     own_gpu_each = all(everyone) and len(set(everyone)) == world.size

@@ -28,7 +28,9 @@ def main(config: paceline.RunConfig) -> None:
         for step in paceline.Batches((words, targets), config, world).steps():
             result = take(step)
             loss_sum, count = take.total(result.loss_sum, result.count)
-            if recorder.step(step.plan.step + 1, loss_sum / count, model, optimizer, [lane.batch for lane in step.lanes]):
+            if recorder.step(
+                step.plan.step + 1, loss_sum / count, model, optimizer, [lane.batch for lane in step.lanes]
+            ):
                 break
 
 

@@ -1,0 +1,89 @@
+"""Help and refusals come at once: whatever runs outside the ranks does not import torch."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from launch.program import Done, paceline
+
+TORCH_IMPORT = re.compile(r"^import time:.*\|\s+torch\b", re.MULTILINE)
+ANY_IMPORT = re.compile(r"^import time:.*\n", re.MULTILINE)
+CODES = "exit codes: 0 yes or fine; 1 the answer is no"
+
+
+def without_torch(*words: str, folder: Path) -> Done:
+    """Run a command, see that it imports no torch, and return it without the list of imports."""
+    done = paceline(*words, folder=folder, options=("-X", "importtime"))
+    assert ANY_IMPORT.search(done.err)
+    assert not TORCH_IMPORT.search(done.err)
+    return Done(done.code, " ".join(done.out.split()), ANY_IMPORT.sub("", done.err))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--help"], ["train", "run", "verify", CODES]),
+        (["-h"], ["verbs:", CODES]),
+        (["--version"], ["paceline 0."]),
+        (["run", "--help"], ["-n RANKS", "script", CODES]),
+        (["verify", "--help"], ["--worlds", "--steps", "--json", CODES]),
+        (["train", "--help"], ["toy:", "mnist:", "-n RANKS", CODES]),
+    ],
+)
+def test_help_is_given_with_exit_code_0(tmp_path: Path, words: list[str], said: list[str]) -> None:
+    done = without_torch(*words, folder=tmp_path)
+    assert (done.code, done.err) == (0, "")
+    assert [word for word in said if word not in done.out] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "problem", "fix"),
+    [
+        (["trian", "toy"], "there is no verb 'trian'", "fix: did you mean train?"),
+        (["qqq"], "there is no verb 'qqq'", "fix: use one of: "),
+        (["--hepl"], "there is no option '--hepl'", "fix: did you mean --help?"),
+        (["run"], "the following arguments are required: script", "usage: paceline run"),
+        (["run", "there.py", "-n", "two"], "invalid int value: 'two'", "usage: paceline run"),
+        (["run", "there.py", "-n", "0"], "0 ranks cannot train", "fix: start at least one: -n 1"),
+        (["run", "theer.py"], "there is no script theer.py", "fix: did you mean there.py?"),
+        (["run", "nowhere/there.py"], "there is no script nowhere/there.py", "fix: check the path"),
+        (["train"], "which recipe?", "fix: use one of: "),
+        (["train", "mnits"], "there is no recipe 'mnits'", "fix: did you mean mnist?"),
+        (["verify", "theer.py"], "there is no script theer.py", "fix: did you mean there.py?"),
+        (["verify", "there.py", "--worlds", "1"], "--worlds '1' is not a list of world sizes", "fix: give at least two, such as --worlds 1,2,4"),
+        (["verify", "there.py", "--worlds", "0,2"], "--worlds '0,2' is not a list of world sizes", "fix: give at least two"),
+        (["verify", "there.py", "--worlds", "1;2"], "--worlds '1;2' is not a list of world sizes", "fix: give at least two"),
+        (["verify", "there.py", "--steps", "few"], "invalid int value: 'few'", "usage: paceline verify"),
+    ],
+)  # fmt: skip
+def test_bad_usage_is_refused_with_its_fix_and_exit_code_2(
+    tmp_path: Path, words: list[str], problem: str, fix: str
+) -> None:
+    (tmp_path / "there.py").write_text("print('started')\n")
+    done = without_torch(*words, folder=tmp_path)
+    assert (done.code, done.out) == (2, "")
+    assert problem in done.err
+    assert fix in done.err
+    assert "Traceback" not in done.err
+
+
+def test_no_words_at_all_show_the_help_and_count_as_bad_usage(tmp_path: Path) -> None:
+    done = without_torch(folder=tmp_path)
+    assert done.code == 2
+    assert "verbs:" in done.out
+
+
+def test_a_launch_needs_no_torch_where_the_script_needs_none(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("import sys\nprint('torch' in sys.modules)\n")
+    assert without_torch("run", "plain.py", folder=tmp_path) == Done(0, "False", "")
+
+
+def test_the_help_of_a_recipe_lists_its_settings_with_their_own_words(tmp_path: Path) -> None:
+    done = paceline("train", "mnist", "--help", folder=tmp_path)
+    text = re.sub(r"[^\w.,:=+-]+", " ", done.out)
+    assert (done.code, done.err) == (0, "")
+    assert "--batch.lanes" in text
+    assert "The one seed of the run." in text
+    assert "BatchNorm after each convolution, or none." in text
