@@ -149,7 +149,8 @@ class OptimizerStep:
 def clip(parameters: list[nn.Parameter], largest: float) -> None:
     """Shrink the whole gradient to a norm; the same bits wherever the gradients lie in memory."""
     # On a GPU the order in which a sum is taken depends on the alignment of its input, and DDP's buckets align nothing.
-    aligned = [value if value.data_ptr() % _ALIGNED == 0 else value.clone() for value in gradients_of(parameters)]
+    gradients = gradients_of(parameters)
+    aligned = [value.clone() if value.is_cuda and value.data_ptr() % _ALIGNED else value for value in gradients]
     nn.utils.clip_grads_with_norm_(parameters, largest, nn.utils.get_total_norm(aligned))
 
 
