@@ -1,0 +1,1 @@
+"""How N processes start, and how they end."""

@@ -1,0 +1,1 @@
+"""Who this process is among its peers."""
