@@ -77,7 +77,7 @@ def test_a_checkpoint_is_plain_safetensors_under_a_manifest(tmp_path) -> None:
 
 
 def test_a_run_that_breaks_off_leaves_a_word(tmp_path) -> None:
-    with pytest.raises(TrainingError, match="the loss is nan at step 0"):
+    with pytest.raises(TrainingError, match="the loss is nan at step 1"):
         train(settings(tmp_path), loss=lambda outputs, targets: outputs.mean() * float("nan"))
     assert events_of(tmp_path)[-1]["event"] == "RunFailed"
     assert "the loss is nan" in events_of(tmp_path)[-1]["reason"]

@@ -59,6 +59,11 @@ def test_a_loss_that_gives_sum_and_count_is_exact_over_tokens() -> None:
     torch.testing.assert_close(plain.weight - plain.weight.grad, model.weight)
 
 
+def test_a_step_in_which_nothing_counts_is_an_error() -> None:
+    with pytest.raises(TrainingError, match="counted nothing in step 1(.|\n)*mask"):
+        one_step(8, lanes=4, loss=lambda outputs, targets: (outputs.sum() * 0, 0))
+
+
 def test_clipping_sees_the_whole_gradient() -> None:
     torch.manual_seed(0)
     plain = nn.Linear(6, 1)
@@ -71,7 +76,7 @@ def test_clipping_sees_the_whole_gradient() -> None:
 def test_a_loss_that_is_not_finite_stops_before_the_update() -> None:
     model = nn.Linear(6, 1)
     before = model.weight.clone()
-    with pytest.raises(TrainingError, match=r"step 0, lane 2 .*\n.*learning rate"):
+    with pytest.raises(TrainingError, match=r"step 1, lane 2 .*\n.*learning rate"):
         one_step(8, lanes=4, model=model, loss=LaneNaN(lane=2))
     assert torch.equal(model.weight, before)
 

@@ -43,8 +43,10 @@ class _Rank:
 def launch(spec: LaunchSpec, screen: TextIO | None = None) -> Failure | None:
     """Run N supervised ranks to their end; return the first failure, if any. Nothing is left running."""
     with _private_folder() as folder, _terminated_as_interrupt():
-        ranks = [_start(spec, number, folder, screen) for number in range(spec.ranks)]
+        ranks: list[_Rank] = []
         try:
+            for number in range(spec.ranks):
+                ranks.append(_start(spec, number, folder, screen))  # noqa: PERF401 - one that started is ended, whatever comes
             _watch(ranks)
             failed = any(rank.process.returncode for rank in ranks)
             return find_culprit([rank.ended for rank in ranks]) if failed else None

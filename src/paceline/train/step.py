@@ -73,10 +73,8 @@ class OptimizerStep:
         self._sum.before_last(note)
         torch.autograd.backward(output, self._seed_for(step, step.lanes[-1]))
         totals = self._sum.finish()
-        if first_time:
-            gradients_of(
-                self._trainable
-            )  # all must be there: DDP would wait for a missing one, a world of one would not
+        if first_time:  # a missing gradient would hold DDP up, but not a world of one: it is an error in both
+            gradients_of(self._trainable)
         self._update(step, totals)
         return StepResult(float(totals[LOSS]), float(totals[COUNT]))
 
@@ -121,6 +119,8 @@ class OptimizerStep:
         if self._by_count or len(totals) > BUFFERS:
             totals = self._sum.total(totals)
         if self._by_count:
+            if not totals[COUNT]:
+                raise self._nothing_counted(step)
             torch._foreach_div_(gradients_of(self._trainable), float(totals[COUNT]))
         self._buffers.apply(totals[BUFFERS:], min(step.plan.samples, self._config.batch.lanes))
         if self._config.clip_norm:
@@ -140,9 +140,15 @@ class OptimizerStep:
 
     def _not_finite(self, value: float, step: Step, lane: Lane) -> TrainingError:
         return TrainingError(
-            f"the loss is {value} at step {step.plan.step}, lane {lane.number} (rank {self._world.rank}); training stopped before the update",
+            f"the loss is {value} at step {step.plan.step + 1}, lane {lane.number} (rank {self._world.rank}); training stopped before the update",
             fix="look at the learning rate (try lr.base 10 x lower or lr.warmup_samples), at clip_norm, at this lane's inputs "
             "for inf or nan, and at log or division of 0 in the loss",
+        )
+
+    def _nothing_counted(self, step: Step) -> TrainingError:
+        return TrainingError(
+            f"the loss counted nothing in step {step.plan.step + 1}: no sample of any lane has a token that counts",
+            fix="look at the mask of the loss and at the samples it masks",
         )
 
 
