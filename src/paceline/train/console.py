@@ -7,7 +7,9 @@ import sys
 
 from paceline import handover
 from paceline.config import RunConfig
+from paceline.data.batches import Batches
 from paceline.events import CheckpointSaved, EpochDone, Event, RunEnded, RunStarted, StepDone
+from paceline.scale.lr import describe_lr
 from paceline.world.facts import World
 
 _BAR_WIDTH = 24
@@ -34,6 +36,36 @@ class Console:
             say(f"saved {event.path} ({event.size_bytes / 1e6:.1f} MB)")
         elif isinstance(event, RunEnded):
             say(f"done: {event.step:,} steps in {event.seconds:.1f} s; weights and optimizer state {event.digest[:16]}")
+
+
+def describe_run(config: RunConfig, world: World, batches: Batches) -> str:
+    """Return the derived numbers of a run, said once at its start."""
+    exact = "exact: the same bits on any number of ranks" if config.exact else "exact=false: summed in any order"
+    return (
+        f"{describe_lanes(config.batch.global_size, config.batch.lanes, world.size)}; {describe_lr(config)}\n"
+        f"{batches.plan.samples:,} samples, {batches.total_steps:,} steps; device {world.device}; "
+        f"started by {world.launcher}; {exact}"
+    )
+
+
+def describe_lanes(batch: int, lanes: int, ranks: int) -> str:
+    """Return how a batch is cut and shared.
+
+    >>> describe_lanes(1024, 8, 2), describe_lanes(10, 4, 3), describe_lanes(32, 1, 1)
+    ('global batch 1024 = 8 lanes x 128; 2 ranks, 4 lanes each', 'global batch 10 = 4 lanes x 2-3; 3 ranks, 1-2 lanes each', 'global batch 32 = 1 lane x 32; 1 rank')
+    """
+    cut = f"global batch {batch} = {_count(lanes, 'lane')} x {_per(batch, lanes)}; {_count(ranks, 'rank')}"
+    share = _per(lanes, ranks)
+    return cut if ranks == 1 else f"{cut}, {share} lane{'' if share == '1' else 's'} each"
+
+
+def _per(amount: int, parts: int) -> str:
+    least, most = amount // parts, -(-amount // parts)
+    return str(least) if least == most else f"{least}-{most}"
+
+
+def _count(amount: int, noun: str) -> str:
+    return f"{amount} {noun}{'' if amount == 1 else 's'}"
 
 
 def epoch_line(event: EpochDone) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,13 @@ from paceline.config.values import to_toml
 from paceline.data.batches import Batches, Step
 from paceline.events import CheckpointSaved, EpochDone, Event, EventLog, RunEnded, RunFailed, RunStarted, Sink, StepDone
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
-from paceline.scale.lr import describe_lr, scaled_lr
-from paceline.train.console import Console, rank_line, say
+from paceline.scale.lr import scaled_lr
+from paceline.train.console import Console, describe_run, rank_line, say
 from paceline.train.evaluate import Evaluation, Metric
+from paceline.train.meter import Meter
 from paceline.train.record import Recorder
 from paceline.train.state import named_state, state_digest
-from paceline.train.step import LossFunction, OptimizerStep, StepResult
+from paceline.train.step import LossFunction, OptimizerStep
 from paceline.world.facts import World
 from paceline.world.group import shorten_timeout
 
@@ -145,51 +145,3 @@ class Trainer:
                 scaled_lr(self.config), self.batches.total_steps, describe_run(self.config, world, self.batches),
             )
         )  # fmt: skip
-
-
-def describe_run(config: RunConfig, world: World, batches: Batches) -> str:
-    """Return the derived numbers of a run, said once at its start."""
-    lanes, batch = config.batch.lanes, config.batch.global_size
-    size = f"{batch // lanes}" if batch % lanes == 0 else f"{batch // lanes} or {batch // lanes + 1}"
-    counts = sorted({len(batches.plan.mine), lanes // world.size}, reverse=True)
-    shared = "1 rank" if world.size == 1 else f"{world.size} ranks"
-    each = f"{lanes} lanes" if world.size == 1 else f"{' or '.join(map(str, counts))} lanes each"
-    return (
-        f"global batch {batch} = {lanes} lanes x {size}; {shared}, {each}; {describe_lr(config)}\n"
-        f"{batches.plan.samples:,} samples, {batches.total_steps:,} steps; device {world.device}; started by {world.launcher}; "
-        f"{'exact: the same bits on any number of ranks' if config.exact else 'exact=false: the order of summation is free'}"
-    )
-
-
-class Meter:
-    """The mean loss and the speed since a moment."""
-
-    def __init__(self) -> None:
-        self._first = time.perf_counter()
-        self.last = (0.0, 0.0)
-        self.restart()
-
-    def restart(self) -> None:
-        """Start anew, now."""
-        self._begun = time.perf_counter()
-        self._loss_sum = self._count = 0.0
-        self._samples = 0
-
-    def add(self, result: StepResult, samples: int) -> None:
-        """Take one step's result; `samples` are those of all ranks."""
-        self.last = (result.loss_sum, result.count)
-        self._loss_sum += result.loss_sum
-        self._count += result.count
-        self._samples += samples
-
-    def close(self, take: OptimizerStep) -> tuple[float, float]:
-        """Return mean loss and samples per second over all ranks, and start anew. Every rank must call this."""
-        loss_sum, count = take.total(self._loss_sum, self._count)
-        rate = self._samples / max(1e-9, time.perf_counter() - self._begun)
-        self.restart()
-        return loss_sum / count, rate
-
-    @property
-    def run_seconds(self) -> float:
-        """Seconds since this meter was made."""
-        return time.perf_counter() - self._first
