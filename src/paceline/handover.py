@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 SETTINGS = "PACELINE_SET"
 """Settings of the verb that launched this process, as a JSON object of dotted names; they win over all others."""
 
 MEETING = "PACELINE_MEETING"
 """The file in which the ranks meet."""
 
+
+def joined_mark(meeting: Path, rank: int) -> Path:
+    """Return the file by which a rank says that it has come to the meeting."""
+    return meeting.with_name(f"joined-{rank:04d}")
+
+
 FAILURE = "PACELINE_FAILURE"
 """The file in which a rank says why it failed; the launcher shows the first one."""
+
+LAUNCHER = "PACELINE_LAUNCHER"
+"""The process id of the launcher; a rank whose parent is another has lost it."""
 
 TERMINAL = "PACELINE_TERMINAL"
 """Set when a person looks on: ranks themselves write into a pipe."""

@@ -11,6 +11,12 @@ from pathlib import Path
 
 from paceline.errors import EnvironmentUnfit
 
+RECORD_FILE = "record.jsonl"
+"""What `paceline verify` compares, in a folder of its own."""
+
+DUMP_FILE = "tensors.safetensors"
+"""All tensors after one step, for the size of a difference."""
+
 
 @dataclass(frozen=True)
 class RunDir:

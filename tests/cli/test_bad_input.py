@@ -123,7 +123,7 @@ def test_what_cannot_be_trained_is_refused_before_the_first_update(
 def test_a_loss_that_is_not_a_number_stops_every_rank_and_names_step_and_lane(folder: Path) -> None:
     poison = {"POISON": str(2 * 8 + 7)}  # the last sample of the third step: lane 3, rank 1 of 2
     done = paceline("run", "train.py", "-n", "2", "batch.global_size=8", "epochs=5", folder=folder, env=poison)
-    refused(done, 1, "the loss is nan at step 2, lane 3 (rank 1)", "look at the learning rate")
+    refused(done, 1, "the loss is nan at step 3, lane 3 (rank 1)", "look at the learning rate")
     assert [(folder / f"updates-{rank}").read_text().count("update") for rank in range(2)] == [2, 2]
     last = json.loads((folder / "runs/run/events.jsonl").read_text().splitlines()[-1])
     assert (last["event"], last["step"]) == ("RunFailed", 2)

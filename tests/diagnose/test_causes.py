@@ -10,19 +10,20 @@ import pytest
 
 from paceline.cli.verify import worlds_from
 from paceline.diagnose.equivalence import find_cause
-from paceline.diagnose.records import LOSS, RECORD, Record, RecordedStep, first_difference, read_record
+from paceline.diagnose.records import LOSS, Record, RecordedStep, first_difference, read_record
 from paceline.diagnose.verdict import CAUSES, Difference, Verdict, as_dict, describe
 from paceline.errors import ConfigError, PacelineError
+from paceline.rundir import RECORD_FILE
 
-START = RecordedStep(0, math.nan, 0, ranks_agree=True, drew=False, tensors={"a": "1", "b": "1"})
+START = RecordedStep(0, math.nan, 0, ranks_agree=True, generators=[1], tensors={"a": "1", "b": "1"})
 
 
-def after(step: int = 1, loss: float = 0.5, samples: int = 7, *, agree: bool = True, drew: bool = False, a: str = "2", b: str = "2") -> RecordedStep:  # fmt: skip
-    return RecordedStep(step, loss, samples, agree, drew, {"a": a, "b": b})
+def after(step: int = 1, loss: float = 0.5, samples: int = 7, *, agree: bool = True, drew: bool = False, rank_draws: bool = False, a: str = "2", b: str = "2") -> RecordedStep:  # fmt: skip
+    return RecordedStep(step, loss, samples, agree, [2] if drew else [3, 4] if rank_draws else [1], {"a": a, "b": b})
 
 
 def record(*steps: RecordedStep, world: int = 1, norms: tuple[str, ...] = ()) -> Record:
-    return Record(world, exact=True, norms=list(norms), steps=[START, *steps])
+    return Record(world, exact=True, norms=list(norms), epsilon=1e-7, steps=[START, *steps])
 
 
 @pytest.mark.parametrize(
@@ -31,10 +32,11 @@ def record(*steps: RecordedStep, world: int = 1, norms: tuple[str, ...] = ()) ->
         (record(after()), record(after()), None),
         (record(after()), record(after(b="9")), (1, "b")),
         (record(after()), record(after(a="9", b="9")), (1, "a")),
-        (record(after()), record(after(loss=0.5 + 1e-16)), None),
+        (record(after()), record(after(samples=8, drew=True)), None),
         (record(after()), record(after(loss=0.5 + 2e-16, b="9")), (1, LOSS)),
         (record(after(), after(2)), record(after(), after(2, a="9")), (2, "a")),
         (record(after()), record(after(agree=False)), (1, "the weights of different ranks")),
+        (record(after()), record(after(), after(2)), (1, "the number of steps")),
     ],
 )
 def test_records_part_here(one: Record, other: Record, where: tuple[int, str] | None) -> None:
@@ -53,7 +55,10 @@ NORMS = ("BatchNorm1d",)
         (record(after()), record(after(samples=8, agree=False)), 1, FAR, "data_order"),
         (record(after()), record(after(agree=False)), 1, FAR, "ranks_diverge"),
         (record(after()), record(after(loss=0.6)), 1, FAR, "mean_of_means"),
-        (record(after(drew=True)), record(after(loss=0.6, drew=True)), 1, FAR, "randomness"),
+        (record(after(drew=True)), record(after(loss=0.6, rank_draws=True)), 1, FAR, "randomness"),
+        (record(after(drew=True)), record(after(loss=0.6, drew=True)), 1, FAR, "mean_of_means"),
+        (record(after()), record(after(loss=math.nan)), 1, math.inf, "mean_of_means"),
+        (record(after()), record(after(a="9")), 1, FAR, "update"),
         (record(after(), norms=NORMS), record(after(loss=0.6), norms=NORMS), 1, FAR, "batchnorm"),
         (record(after()), record(after(a="9")), 1, NEAR, "summation"),
         (record(after()), record(after(loss=0.5 + 1e-8)), 1, NEAR, "summation"),
@@ -97,15 +102,15 @@ def test_a_verdict_is_plain_json() -> None:
     assert found["difference"]["fix"] == CAUSES["batchnorm"][1]
 
 
-@pytest.mark.parametrize("text", ["", "1", "1,", "0,1", "1,-2", "1,two", "1.5,2"])
+@pytest.mark.parametrize("text", ["", "1", "1,", "0,1", "1,-2", "1,two", "1.5,2", "1,1", "2,1,2"])
 def test_what_is_no_list_of_worlds_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as refused:
         worlds_from(text)
     assert refused.value.fix == "give at least two, such as --worlds 1,2,4"
 
 
-HEAD = '{"world": 1, "exact": true, "norms": []}\n'
-LINE = '{"step": 0, "loss": "nan", "samples": 0, "ranks_agree": true, "drew": false, "tensors": {}}\n'
+HEAD = '{"world": 1, "exact": true, "norms": [], "epsilon": 0.0}\n'
+LINE = '{"step": 0, "loss": "nan", "samples": 0, "ranks_agree": true, "generators": [1], "tensors": {}}\n'
 
 
 @pytest.mark.parametrize(
@@ -118,7 +123,7 @@ LINE = '{"step": 0, "loss": "nan", "samples": 0, "ranks_agree": true, "drew": fa
 )
 def test_a_record_without_steps_is_refused(tmp_path: Path, content: str | None, fix: str) -> None:
     if content is not None:
-        (tmp_path / RECORD).write_text(content)
+        (tmp_path / RECORD_FILE).write_text(content)
     with pytest.raises(PacelineError) as refused:
         read_record(tmp_path, "x.py")
     assert fix in refused.value.fix

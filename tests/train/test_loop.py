@@ -37,9 +37,7 @@ def events_of(tmp_path: Path) -> list[dict]:
 def test_a_run_says_its_derived_numbers_once_and_a_line_per_epoch(tmp_path, capsys) -> None:
     train(settings(tmp_path, "lr.rule=linear", "lr.reference_batch=4", "lr.warmup_samples=2000"))
     said = capsys.readouterr().out
-    assert (
-        "global batch 16 = 4 lanes x 4; 1 rank; lr 0.4000 = 0.1000 x 4 (linear), warm-up 2,000 samples" in said
-    )
+    assert "global batch 16 = 4 lanes x 4; 1 rank; lr 0.4000 = 0.1000 x 4 (linear), warm-up 2,000 samples" in said
     assert re.findall(r"epoch (\d)/3  loss \d\.\d{4}  eval_loss \d\.\d{4}  [\d,]+ samples/s", said) == ["1", "2", "3"]
     assert said.count("global batch") == 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -29,6 +30,9 @@ def run_verb(words: Sequence[str]) -> int:
     except PacelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains again when it flushes
+        return 1
     except KeyboardInterrupt:
         print("interrupted; all ranks were ended", file=sys.stderr)
         return 130
@@ -41,16 +45,23 @@ def _dispatch(words: Sequence[str]) -> int:
     if not words:
         parser.print_help()
         return 2
-    known, rest = parser.parse_known_args(words)
-    known.arguments = [word for word in rest if word != "--"] if "--" not in words else rest_after(words, rest)
+    ours, theirs = split_words(words)
+    known, rest = parser.parse_known_args(ours)
+    if not hasattr(known, "verb"):
+        parser.error(f"there is no option {rest[0]!r}\n  fix: {did_you_mean(rest[0], ['--help', '--version'])}")
+    known.arguments = [*rest, *theirs]
     verb: Verb = known.verb
     return verb(known)
 
 
-def rest_after(words: Sequence[str], rest: Sequence[str]) -> list[str]:
-    """Return the words for the script: those not known here, and everything after `--`."""
-    split = list(words).index("--")
-    return [word for word in rest if word in words[:split]] + list(words[split + 1 :])
+def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words up to the first `--`, and those after it, which belong to the script.
+
+    >>> split_words(["run", "x.py", "--", "-n", "--", "3"])
+    (['run', 'x.py'], ['-n', '--', '3'])
+    """
+    split = list(words).index("--") if "--" in words else len(words)
+    return list(words[:split]), list(words[split + 1 :])
 
 
 def build_parser() -> argparse.ArgumentParser:

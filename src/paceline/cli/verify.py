@@ -28,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(known: argparse.Namespace) -> int:
     """Compare, and exit with 0 for the same bits, 1 for a difference."""
+    if known.steps < 1:
+        raise ConfigError(f"--steps {known.steps} compares nothing", fix="compare at least one step: --steps 1")
     verdict: Verdict = verify(
         target(known.script), worlds_from(known.worlds), known.steps, tuple(known.arguments), progress(quiet=known.json)
     )
@@ -46,8 +48,8 @@ def worlds_from(text: str) -> list[int]:
     >>> worlds_from("1,2,4")
     [1, 2, 4]
     """
-    words = text.split(",")
-    if not all(word.strip().isdecimal() and int(word) > 0 for word in words) or len(words) < 2:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) > 0 for word in words) or len(words) < 2 or len(set(words)) < len(words):
         raise ConfigError(
             f"--worlds {text!r} is not a list of world sizes", fix="give at least two, such as --worlds 1,2,4"
         )

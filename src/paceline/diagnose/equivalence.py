@@ -10,16 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from paceline.diagnose.records import DUMP, LOSS, Record, first_difference, read_record
+from paceline.diagnose.records import LOSS, STEPS, Record, first_difference, is_repeat, read_record
+from paceline.diagnose.sizes import tensor_sizes
 from paceline.diagnose.verdict import Difference, Verdict
 from paceline.errors import PacelineError
 from paceline.launch.local import launch
 from paceline.launch.spec import LaunchSpec, Target
+from paceline.rundir import DUMP_FILE
 
 TOLERANCE = 1e-3
 """Largest relative difference that exact=false may show: of a tensor's largest difference to its largest value."""
 
-_ROUNDING = 1e-4  # relative: what another order of summation explains after a few steps
+_ROUNDING = 1e-4  # relative: what another order of summation explains after a few steps in float32
+_ROUNDINGS = 8  # the same in units of rounding, for coarser types
 
 
 @dataclass(frozen=True)
@@ -98,12 +101,14 @@ def _explain(comparison: Comparison, records: dict[int, Record], world: int, ste
     reference_world = next(iter(records))
     again = comparison.record(reference_world, "again", dump_step=max(1, step))
     other_again = comparison.record(world, "again", dump_step=max(1, step))
-    repeatable = (
-        first_difference(records[reference_world], again) is None
-        and first_difference(records[world], other_again) is None
-    )
+    repeatable = is_repeat(records[reference_world], again) and is_repeat(records[world], other_again)
     largest, relative = _size(comparison, records, reference_world, world, step, tensor)
-    cause = "unseeded" if not repeatable else find_cause(records[reference_world], records[world], step, relative)
+    if not repeatable:
+        cause = "unseeded"
+    elif tensor == STEPS:
+        cause = "steps"
+    else:
+        cause = find_cause(records[reference_world], records[world], step, relative)
     return Difference(world, step, tensor, largest, relative, cause)
 
 
@@ -116,12 +121,12 @@ def find_cause(one: Record, other: Record, step: int, relative: float) -> str:
         return "data_order"
     if not (mine.ranks_agree and theirs.ranks_agree):
         return "ranks_diverge"
-    loss_off = abs(mine.loss - theirs.loss) > _ROUNDING * max(1e-12, abs(mine.loss))
-    if not loss_off and relative <= _ROUNDING:
-        return "summation"
+    rounding = max(_ROUNDING, _ROUNDINGS * one.epsilon)
+    if abs(mine.loss - theirs.loss) <= rounding * max(1e-12, abs(mine.loss)):
+        return "summation" if relative <= rounding else "update"
     if one.norms:
         return "batchnorm"
-    return "randomness" if mine.drew else "mean_of_means"
+    return "randomness" if mine.generators != theirs.generators else "mean_of_means"
 
 
 def _size(
@@ -131,7 +136,7 @@ def _size(
     if tensor == LOSS:
         mine, theirs = (next(line.loss for line in records[world].steps if line.step == step) for world in (one, other))
         return abs(mine - theirs), abs(mine - theirs) / max(abs(mine), 1e-30)
-    sizes = _tensor_sizes(comparison.home(one, "again") / DUMP, comparison.home(other, "again") / DUMP)
+    sizes = tensor_sizes(comparison.home(one, "again") / DUMP_FILE, comparison.home(other, "again") / DUMP_FILE)
     return sizes.get(tensor) or max(sizes.values(), default=(math.nan, math.nan))
 
 
@@ -142,7 +147,9 @@ def _within_tolerance(comparison: Comparison, records: dict[int, Record], worlds
         comparison.record(world, "dumped", dump_step=last)
     worst: tuple[float, int, str, float] = (0.0, worlds[1], "", 0.0)
     for world in worlds[1:]:
-        sizes = _tensor_sizes(comparison.home(worlds[0], "dumped") / DUMP, comparison.home(world, "dumped") / DUMP)
+        sizes = tensor_sizes(
+            comparison.home(worlds[0], "dumped") / DUMP_FILE, comparison.home(world, "dumped") / DUMP_FILE
+        )
         worst = max(worst, *((relative, world, name, largest) for name, (largest, relative) in sizes.items()))
     relative, world, name, largest = worst
     if relative <= TOLERANCE:
@@ -151,37 +158,6 @@ def _within_tolerance(comparison: Comparison, records: dict[int, Record], worlds
     return _verdict(
         comparison, records, worlds, Difference(world, last, name, largest, relative, cause), tolerance=TOLERANCE
     )
-
-
-def _tensor_sizes(one: Path, other: Path) -> dict[str, tuple[float, float]]:
-    """Return the largest difference of every tensor of two files, absolute and relative.
-
-    Relative to the largest value among tensors of its kind (weights, first moments, ...): a tensor whose true
-    value is 0, such as the gradient of a bias before BatchNorm, holds nothing but rounding.
-    """
-    import numpy
-    from safetensors.numpy import load_file
-
-    mine, theirs = load_file(one), load_file(other)
-    scales: dict[str, float] = {}
-    for name, value in mine.items():
-        kind = _kind(name)
-        scales[kind] = max(scales.get(kind, 1e-30), float(numpy.max(numpy.abs(value), initial=0.0)))
-    sizes = {}
-    for name in mine.keys() & theirs.keys():
-        largest = float(numpy.max(numpy.abs(mine[name].astype(numpy.float64) - theirs[name]), initial=0.0))
-        sizes[name] = largest, largest / scales[_kind(name)]
-    return sizes
-
-
-def _kind(name: str) -> str:
-    """Return what sort of tensor a name stands for.
-
-    >>> _kind("model.fc1.weight"), _kind("optimizer.exp_avg.fc1.weight")
-    ('model', 'optimizer.exp_avg')
-    """
-    parts = name.split(".")
-    return ".".join(parts[:2]) if parts[0] == "optimizer" else parts[0]
 
 
 @contextlib.contextmanager

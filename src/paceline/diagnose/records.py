@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.rundir import RECORD_FILE
 
-RECORD = "record.jsonl"
-DUMP = "tensors.safetensors"
 LOSS = "the loss"
+RANKS = "the weights of different ranks"
+STEPS = "the number of steps"
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class RecordedStep:
     loss: float
     samples: int
     ranks_agree: bool
-    drew: bool
+    generators: list[int]
+    """Digests of the ranks' random states after the step; equal to those before it where nothing was drawn."""
     tensors: dict[str, str]
 
 
@@ -34,6 +36,8 @@ class Record:
     world: int
     exact: bool
     norms: list[str]
+    epsilon: float
+    """Rounding error of the coarsest type among the weights."""
     steps: list[RecordedStep]
 
     @property
@@ -44,7 +48,7 @@ class Record:
 
 def read_record(folder: Path, name: str) -> Record:
     """Read what a run recorded, or say that it recorded nothing."""
-    path = folder / RECORD
+    path = folder / RECORD_FILE
     if not path.is_file():
         raise PacelineError(
             f"{name} left no record of its steps",
@@ -55,23 +59,32 @@ def read_record(folder: Path, name: str) -> Record:
         raise PacelineError(
             f"{name} recorded no step", fix="call `recorder.start` before the loop and `recorder.step` after every step"
         )
-    return Record(head["world"], head["exact"], head["norms"], [_step(line) for line in lines])
+    return Record(**head, steps=[_step(line) for line in lines])
 
 
 def _step(line: dict[str, Any]) -> RecordedStep:
     return RecordedStep(**line | {"loss": float.fromhex(line["loss"])})
 
 
+def is_repeat(one: Record, other: Record) -> bool:
+    """Return whether two runs of the same world left the same losses and tensors."""
+    left, right = (
+        [(line.step, line.loss.hex(), line.ranks_agree, line.tensors) for line in record.steps]
+        for record in (one, other)
+    )
+    return left == right
+
+
 def first_difference(one: Record, other: Record) -> tuple[int, str] | None:
     """Return the first step, and the first tensor or the loss in it, that differ in two records."""
     for mine, theirs in zip(one.steps, other.steps, strict=False):
         if not theirs.ranks_agree or not mine.ranks_agree:
-            return mine.step, "the weights of different ranks"
+            return mine.step, RANKS
         if mine.loss.hex() != theirs.loss.hex():
             return mine.step, LOSS
-        for name, digest in mine.tensors.items():
-            if theirs.tensors.get(name) != digest:
+        for name in [*mine.tensors, *sorted(theirs.tensors.keys() - mine.tensors.keys())]:
+            if theirs.tensors.get(name) != mine.tensors.get(name):
                 return mine.step, name
     if len(one.steps) != len(other.steps):
-        return min(len(one.steps), len(other.steps)), "the number of steps"
+        return min(len(one.steps), len(other.steps)) - 1, STEPS
     return None

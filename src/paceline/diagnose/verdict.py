@@ -37,6 +37,14 @@ CAUSES = {
         "a loss that is a mean of means: lanes of different size or token count weigh the same",
         "let the loss function return (sum, count), and let `paceline.OptimizerStep` divide by the count of the whole step",
     ),
+    "update": (
+        "the losses agree but the updates do not: the gradient or the rate is scaled by the number of ranks",
+        "take the mean over all samples, not the sum over ranks; scale the rate with lr.rule, which follows the batch",
+    ),
+    "steps": (
+        "the runs do not take the same number of steps: the world size decides how often the loop runs",
+        "let `paceline.Batches` count the steps: its epochs are the same in every world",
+    ),
     "summation": (
         "the order of summation: the difference is of the size of rounding, and samples and randomness agree",
         "set exact=true, and let `paceline.parallelize` sum the gradients",

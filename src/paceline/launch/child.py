@@ -25,6 +25,7 @@ _PEER_LOST = (
     "Connection reset by peer",
     "Broken pipe",
     "Timed out waiting",
+    "Timeout waiting",
     "Read timeout",
     "Socket closed",
 )
@@ -51,12 +52,11 @@ def main() -> None:
 
 def _die_with_parent() -> None:
     """Ask the kernel to end this rank when its launcher is gone, so that no rank trains on as an orphan."""
-    launcher = os.getppid()
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launcher:
+    if os.environ.get(handover.LAUNCHER, "") != str(os.getppid()):
         os._exit(1)
 
 

@@ -22,6 +22,7 @@ from paceline.launch.failure import Ended, Failure, find_culprit
 from paceline.launch.logs import RankOutput
 from paceline.launch.spec import LaunchSpec
 
+MEETING_FILE = "meeting"
 _LOOK_S = 0.1
 _GATHER_S = 1.0  # how long to wait for other ranks' own words after the first has failed
 _GRACE_S = 3.0  # how long a rank may take to leave before it is killed
@@ -33,6 +34,7 @@ class _Rank:
     process: subprocess.Popen[bytes]
     output: RankOutput
     failure_file: Path
+    joined_mark: Path
     ended_s: float = 0.0
 
     @property
@@ -48,8 +50,7 @@ def launch(spec: LaunchSpec, screen: TextIO | None = None) -> Failure | None:
             for number in range(spec.ranks):
                 ranks.append(_start(spec, number, folder, screen))  # noqa: PERF401 - one that started is ended, whatever comes
             _watch(ranks)
-            failed = any(rank.process.returncode for rank in ranks)
-            return find_culprit([rank.ended for rank in ranks]) if failed else None
+            return find_culprit([rank.ended for rank in ranks]) if _any_failed(ranks) else None
         finally:
             _end_all(ranks)
             for rank in ranks:
@@ -66,7 +67,8 @@ def _start(spec: LaunchSpec, number: int, folder: Path, screen: TextIO | None) -
         stderr=subprocess.STDOUT,
         start_new_session=True,  # so that Ctrl-C reaches the launcher alone, which ends the ranks in order
     )
-    return _Rank(number, process, RankOutput(number, spec.ranks, screen), failure_file)
+    joined_mark = handover.joined_mark(folder / MEETING_FILE, number)
+    return _Rank(number, process, RankOutput(number, spec.ranks, screen), failure_file, joined_mark)
 
 
 def _environment(
@@ -79,7 +81,8 @@ def _environment(
         "LOCAL_RANK": str(number),
         "LOCAL_WORLD_SIZE": str(spec.ranks),
     }
-    env |= {handover.MEETING: str(folder / "meeting"), handover.FAILURE: str(failure_file)}
+    env |= {handover.MEETING: str(folder / MEETING_FILE), handover.FAILURE: str(failure_file)}
+    env[handover.LAUNCHER] = str(os.getpid())
     env.setdefault(
         "OMP_NUM_THREADS", "1"
     )  # each rank sets its own `threads`; without this, NumPy takes all cores in each
@@ -124,7 +127,15 @@ def _note_ends(ranks: list[_Rank]) -> bool:
     for rank in ranks:
         if not rank.ended_s and rank.process.poll() is not None:
             rank.ended_s = time.time()
-    return any(rank.process.returncode for rank in ranks)
+    return _any_failed(ranks)
+
+
+def _any_failed(ranks: list[_Rank]) -> bool:
+    """Return whether a rank ended badly, or left without a word before a meeting for which others wait."""
+    if any(rank.process.returncode for rank in ranks):
+        return True
+    left = [rank for rank in ranks if rank.process.returncode == 0 and not rank.joined_mark.exists()]
+    return bool(left) and any(rank.process.returncode is None and rank.joined_mark.exists() for rank in ranks)
 
 
 def _end_all(ranks: list[_Rank]) -> None:

@@ -24,24 +24,31 @@ class RankOutput:
         for line in lines:
             self._show(line)
         if self._rest.endswith(b"\r"):  # a progress bar: shown in place, never kept
+            self._rest = self._rest.rstrip(b"\r").rpartition(b"\r")[2] + b"\r"  # a newline may still make it a line
             self._show_bar(self._rest)
-            self._rest = b""
 
     def close(self) -> None:
         """Pass on a last line that has no end."""
-        if self._rest:
+        if self._rest and not self._rest.endswith(b"\r"):
             self._show(self._rest)
-            self._rest = b""
+        self._rest = b""
 
     def _show(self, line: bytes) -> None:
-        text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
+        text = _last_text(line)
         self.tail.append(text)
-        if self._screen is not None:
-            self._screen.write(f"{self._prefix}{text}\n")
-            self._screen.flush()
+        self._write(f"{self._prefix}{text}\n")
 
     def _show_bar(self, line: bytes) -> None:
-        if self._watched and self._screen is not None:
-            text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
-            self._screen.write(f"{text}\r")
+        if self._watched:
+            self._write(f"{_last_text(line)}\r")
+
+    def _write(self, text: str) -> None:
+        if self._screen is not None:
+            encoding = self._screen.encoding or "utf-8"
+            self._screen.write(text.encode(encoding, "replace").decode(encoding))  # a screen may not know every letter
             self._screen.flush()
+
+
+def _last_text(line: bytes) -> str:
+    """Return what a terminal would show of a line that was written over with carriage returns."""
+    return line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]

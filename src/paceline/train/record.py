@@ -13,14 +13,11 @@ from torch import Tensor, nn
 
 from paceline.config import RunConfig
 from paceline.data.source import Batch
-from paceline.rundir import make_private, write_whole
+from paceline.rundir import DUMP_FILE, RECORD_FILE, make_private, write_whole
 from paceline.train.parallel import inner
 from paceline.train.state import content, digest_of, named_state
 from paceline.world.collectives import rows_of_all, sum_across
 from paceline.world.facts import World
-
-RECORD = "record.jsonl"
-DUMP = "tensors.safetensors"
 
 
 class Recorder:
@@ -29,7 +26,6 @@ class Recorder:
     def __init__(self, config: RunConfig, world: World) -> None:
         self._config, self._world = config.record, world
         self._facts = {"world": world.size, "exact": config.exact}
-        self._draws = torch.get_rng_state()
         if self.active and world.is_main:
             make_private(Path(self._config.to))
 
@@ -43,7 +39,9 @@ class Recorder:
         if self.active:
             kinds = {type(module).__name__ for module in inner(model).modules()}
             norms = sorted(kind for kind in kinds if "BatchNorm" in kind)
-            self._write(self._facts | {"norms": norms})
+            kinds_of_number = {value.dtype for value in inner(model).parameters() if value.is_floating_point()}
+            epsilon = max((torch.finfo(kind).eps for kind in kinds_of_number), default=0.0)
+            self._write(self._facts | {"norms": norms, "epsilon": epsilon})
             self._state(0, float("nan"), 0, model, optimizer)
 
     def step(
@@ -54,8 +52,8 @@ class Recorder:
             return False
         self._state(step, loss, self._samples(batches), model, optimizer)
         if step == self._config.dump_step and self._world.is_main:
-            tensors = {name: value.cpu().contiguous().clone() for name, value in named_state(model, optimizer)}
-            write_whole(Path(self._config.to) / DUMP, to_safetensors(tensors))
+            tensors = {name: _comparable(value) for name, value in named_state(model, optimizer)}
+            write_whole(Path(self._config.to) / DUMP_FILE, to_safetensors(tensors))
         return step == self._config.steps
 
     def _samples(self, batches: Iterable[Batch]) -> int:
@@ -65,26 +63,36 @@ class Recorder:
 
     def _state(self, step: int, loss: float, samples: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         digests = {name: digest_of(name, value)[:16] for name, value in named_state(model, optimizer)}
-        whole = hashlib.sha256(json.dumps(digests).encode()).digest()
-        everyone = rows_of_all(self._world, torch.frombuffer(bytearray(whole[:8]), dtype=torch.int64))
-        drawn = torch.get_rng_state()
+        # Without buffers: BatchNorm statistics of plain DDP differ between ranks, and are a cause of their own.
+        buffers = {f"model.{name}" for name, _ in inner(model).named_buffers()}
+        shared = json.dumps({name: digest for name, digest in digests.items() if name not in buffers})
         line = {
             "step": step,
             "loss": float(loss).hex(),
             "samples": samples,
-            "ranks_agree": len(set(everyone.flatten().tolist())) == 1,
-            "drew": not torch.equal(drawn, self._draws),
+            "ranks_agree": len(self._of_all(shared.encode())) == 1,
+            "generators": self._of_all(torch.get_rng_state().numpy().tobytes()),
             "tensors": digests,
         }
-        self._draws = drawn
         self._write(line)
+
+    def _of_all(self, mine: bytes) -> list[int]:
+        """Return the different digests that the ranks have of something."""
+        digest = torch.frombuffer(bytearray(hashlib.sha256(mine).digest()[:8]), dtype=torch.int64)
+        return sorted(set(rows_of_all(self._world, digest).flatten().tolist()))
 
     def _write(self, line: dict[str, object]) -> None:
         if self._world.is_main:
-            with (Path(self._config.to) / RECORD).open("a", encoding="utf-8") as file:
+            with (Path(self._config.to) / RECORD_FILE).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
 
 def _row_digest(batch: Batch, row: int) -> int:
     rows: list[Tensor] = [tensor[row] for tensor in batch]
     return int.from_bytes(hashlib.blake2b(b"".join(content(value) for value in rows), digest_size=5).digest(), "big")
+
+
+def _comparable(value: Tensor) -> Tensor:
+    """Return a copy that NumPy can read, too."""
+    narrow = value.is_floating_point() and value.element_size() < 4
+    return (value.float() if narrow else value).cpu().contiguous().clone()

@@ -14,6 +14,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, Store
 
+from paceline import handover
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
 from paceline.world.detect import detect_world
@@ -84,6 +85,7 @@ def _meet(world: World, config: RunConfig) -> None:
 def _open_store(world: World, timeout: timedelta) -> Store:
     if isinstance(world.meeting, FileMeeting):
         claim_folder(world.meeting.path.parent)
+        handover.joined_mark(world.meeting.path, world.rank).touch(mode=0o600)
         store: Store = FileStore(str(world.meeting.path), world.size)
         store.set_timeout(timeout)
         return store
