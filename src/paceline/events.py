@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import time
@@ -97,7 +96,7 @@ def as_json(event: Event) -> str:
     >>> as_json(CheckpointSaved(step=3, path="x", size_bytes=9, time_s=0.5))
     '{"event": "CheckpointSaved", "time_s": 0.5, "step": 3, "path": "x", "size_bytes": 9}'
     """
-    return json.dumps({"event": type(event).__name__} | dataclasses.asdict(event))
+    return json.dumps({"event": type(event).__name__} | vars(event))
 
 
 class EventLog:

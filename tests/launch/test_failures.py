@@ -60,7 +60,9 @@ def test_a_rank_that_ends_among_others_that_wait_for_it_is_named(
 
 
 def test_a_rank_that_leaves_before_the_others_meet_is_named_at_once(tmp_path: Path) -> None:
-    (tmp_path / "early.py").write_text(LEAVE.replace("with paceline", "if os.environ['RANK'] == '1': sys.exit()\nwith paceline"))
+    (tmp_path / "early.py").write_text(
+        LEAVE.replace("with paceline", "if os.environ['RANK'] == '1': sys.exit()\nwith paceline")
+    )
     done = paceline("run", "early.py", "-n", "2", folder=tmp_path)
     assert done.code == 1
     assert "rank 1 left with exit code 0" in done.err

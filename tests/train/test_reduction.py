@@ -1,6 +1,5 @@
 """The sum of lanes has the same bits on every rank of every world, whatever carries it."""
 
-import numpy
 import pytest
 import torch
 from processes import on_processes, run_on_processes
@@ -95,10 +94,11 @@ def test_a_model_of_several_buckets_learns_the_same_bits_on_one_to_four_ranks(la
 
 
 def test_notes_are_added_in_float64_along_the_tree() -> None:
-    from paceline.train.reduction import TreeStack
+    from paceline.train.reduction import Note, TreeStack
 
     stack = TreeStack([], 4)
-    notes = [numpy.array([0.1 * lane]) for lane in range(1, 5)]
+    notes = [Note(0.1 * lane, 1.0) for lane in range(1, 5)]
     for note in notes:
         stack.push_note(note)
-    assert stack.notes == [(notes[0] + notes[1]) + (notes[2] + notes[3])]
+    expected = (notes[0].loss + notes[1].loss) + (notes[2].loss + notes[3].loss)
+    assert [(note.loss, note.counted) for note in stack.notes] == [(expected, 4.0)]

@@ -26,7 +26,7 @@ def one_step(samples: int, lanes: int, loss=mse_loss, model=None, **settings) ->
     batches = paceline.Batches(data(samples), config, ALONE)
     step = paceline.OptimizerStep(ALONE, model, torch.optim.SGD(model.parameters(), lr=1.0), loss, config)
     result = step(next(batches.steps()))
-    return model, result.loss_sum / result.count
+    return model, result.loss / result.counted
 
 
 @pytest.mark.parametrize("samples", [1, 3, 5, 8, 13])
@@ -147,7 +147,7 @@ def ragged_training(config, world) -> list[str]:
     digests = []
     for batch in batches.steps():
         result = step(batch)
-        digests.append(f"{result.loss_sum.hex()} {state_digest(model, optimizer)}")
+        digests.append(f"{result.loss.hex()} {state_digest(model, optimizer)}")
     return digests
 
 
@@ -193,4 +193,4 @@ def test_classes_and_cross_entropy_work_too() -> None:
     config = RunConfig(batch=BatchConfig(global_size=8, lanes=4))
     batches = paceline.Batches((data(8)[0], torch.arange(8) % 3), config, ALONE)
     step = paceline.OptimizerStep(ALONE, model, torch.optim.SGD(model.parameters(), lr=0.1), cross_entropy, config)
-    assert step(next(batches.steps())).count == 8
+    assert step(next(batches.steps())).counted == 8

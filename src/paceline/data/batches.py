@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -19,8 +18,7 @@ _AHEAD_BYTES = 1 << 20  # about a core's cache: more steps at once save calls, b
 _AHEAD_STEPS = 64
 
 
-@dataclass(frozen=True)
-class Lane:
+class Lane(NamedTuple):
     """One micro-batch, and how many of its samples count (none in a borrowed one)."""
 
     number: int
@@ -28,8 +26,7 @@ class Lane:
     samples: int
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """What this rank computes in one optimizer step."""
 
     plan: StepPlan
@@ -61,10 +58,25 @@ class Batches:
         """Read several steps of one epoch with one gather, and cut it into lanes."""
         epoch = plans[0].epoch
         spans = [lane.places for plan in plans for lane in plan.lanes]
-        places = numpy.concatenate([numpy.arange(span.start, span.stop) for span in spans])
+        places = numpy.concatenate([numpy.arange(span.start, span.stop) for span in joined(spans)])
         samples = samples_at(places, self.plan.samples, self._seed, epoch)
         whole = self.source.gather(samples, (self._seed, epoch))
         sizes = [len(span) for span in spans]
         pieces = zip(*(torch.split(tensor.to(self._device), sizes) for tensor in whole), strict=True)
         for plan in plans:
             yield Step(plan, [Lane(lane.lane, next(pieces), lane.samples) for lane in plan.lanes])
+
+
+def joined(spans: list[range]) -> list[range]:
+    """Return the same places in the same order, with spans that touch made one.
+
+    >>> joined([range(0, 2), range(2, 4), range(8, 9)])
+    [range(0, 4), range(8, 9)]
+    """
+    found = spans[:1]
+    for span in spans[1:]:
+        if span.start == found[-1].stop:
+            found[-1] = range(found[-1].start, span.stop)
+        else:
+            found.append(span)
+    return found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 
 def share(lanes: int, rank: int, size: int) -> range:
@@ -26,8 +28,7 @@ def split_evenly(amount: int, parts: int) -> list[int]:
     return [least + (part < rest) for part in range(parts)]
 
 
-@dataclass(frozen=True)
-class LanePlan:
+class LanePlan(NamedTuple):
     """One lane of one step: which places of the epoch's order it reads, and how much it weighs."""
 
     lane: int
@@ -36,8 +37,7 @@ class LanePlan:
     """Samples that count; 0 for a lane that a short last step leaves empty: it borrows the places of lane 0."""
 
 
-@dataclass(frozen=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """One optimizer step: the lanes of one rank, and what all ranks do together."""
 
     step: int
@@ -59,12 +59,12 @@ class BatchPlan:
     rank: int
     size: int
 
-    @property
+    @cached_property
     def mine(self) -> range:
         """The lanes of this rank."""
         return share(self.lanes, self.rank, self.size)
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         """Steps of one epoch, a short last one included."""
         return -(-self.samples // self.global_size)

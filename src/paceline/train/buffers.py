@@ -7,12 +7,11 @@ forward before the first step; all others are left alone.
 
 from __future__ import annotations
 
-import numpy
 import torch
 from torch import Tensor, nn
 
 from paceline.data.source import Batch
-from paceline.train.reduction import Note
+from paceline.train.reduction import NO_MOVES, Moves
 from paceline.world.collectives import sum_across
 from paceline.world.facts import World
 
@@ -31,13 +30,13 @@ class MovingBuffers:
             self._start = [buffer.clone() for buffer in self._buffers]
             self._start_flat = _flat(self._start)
 
-    def move_of_lane(self, *, counts: bool) -> Note:
+    def move_of_lane(self, *, counts: bool) -> Moves:
         """Return how far one lane moved the buffers."""
         if not self._buffers:
-            return _NOTHING
+            return NO_MOVES
         now = _flat(self._buffers)
         move = torch.where(now == self._start_flat, 0.0, now - self._start_flat) * counts  # inf - inf is no move
-        found: Note = move.cpu().numpy()
+        found: Moves = move.cpu().numpy()
         return found
 
     def restore(self) -> None:
@@ -45,7 +44,7 @@ class MovingBuffers:
         if self._buffers:
             torch._foreach_copy_(self._buffers, self._start)
 
-    def apply(self, moves: Note, lanes: int) -> None:
+    def apply(self, moves: Moves, lanes: int) -> None:
         """Move the buffers by the mean over the lanes that had samples."""
         if not self._buffers:
             return
@@ -70,9 +69,6 @@ def find_moving_buffers(model: nn.Module, batch: Batch, lanes: int, world: World
     torch._foreach_copy_(buffers, before)
     anywhere = sum_across(world, moved)
     return MovingBuffers([buffer for buffer, move in zip(buffers, anywhere, strict=True) if move])
-
-
-_NOTHING: Note = numpy.zeros(0)
 
 
 def _flat(buffers: list[Tensor]) -> Tensor:

@@ -21,6 +21,7 @@ from paceline.train.console import Console, describe_run, rank_line, say
 from paceline.train.evaluate import Evaluation, Metric
 from paceline.train.meter import Meter
 from paceline.train.record import Recorder
+from paceline.train.reduction import Note
 from paceline.train.state import named_state, state_digest
 from paceline.train.step import LossFunction, OptimizerStep
 from paceline.world.facts import World
@@ -49,6 +50,7 @@ class Trainer:
         self._evaluation = None if evaluation is None else Evaluation(evaluation, loss, metrics or {}, config, world)
         self._take = OptimizerStep(world, model, optimizer, loss, config, batches.total_samples)
         self._since_report, self._in_epoch = Meter(), Meter()
+        self._last = Note(0.0, 0.0)
         self._done = 0
 
     def run(self) -> None:
@@ -65,10 +67,10 @@ class Trainer:
             self._emit(RunEnded(self._done, self._in_epoch.run_seconds, state_digest(self.model, self.optimizer)))
 
     def _train(self, step: Step) -> None:
-        result = self._take(step)
+        note = self._last = self._take(step)
         self._done = done = step.plan.step + 1
-        self._since_report.add(result, step.plan.samples)
-        self._in_epoch.add(result, step.plan.samples)
+        self._since_report.add(note, step.plan.samples)
+        self._in_epoch.add(note, step.plan.samples)
         if done == 1:
             shorten_timeout(self.world, self.config)
         if done % self.config.log.every_steps == 0:
@@ -104,9 +106,9 @@ class Trainer:
         """Let verify record the step; true when it has seen enough."""
         if not recorder.active:
             return False
-        loss_sum, count = self._take.total(*self._in_epoch.last)
+        total = self._take.total(Note(self._last.loss, self._last.counted))
         batches = [lane.batch for lane in step.lanes if lane.samples]
-        return recorder.step(self._done, loss_sum / count, self.model, self.optimizer, batches)
+        return recorder.step(self._done, total.loss / total.counted, self.model, self.optimizer, batches)
 
     def _save(self) -> None:
         if self.world.is_main:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from paceline.train.step import OptimizerStep, StepResult
+from paceline.train.reduction import Note
+from paceline.train.step import OptimizerStep
 
 
 class Meter:
@@ -12,28 +13,25 @@ class Meter:
 
     def __init__(self) -> None:
         self._first = time.perf_counter()
-        self.last = (0.0, 0.0)
         self.restart()
 
     def restart(self) -> None:
         """Start anew, now."""
         self._begun = time.perf_counter()
-        self._loss_sum = self._count = 0.0
+        self._note = Note(0.0, 0.0)
         self._samples = 0
 
-    def add(self, result: StepResult, samples: int) -> None:
-        """Take one step's result; `samples` are those of all ranks."""
-        self.last = (result.loss_sum, result.count)
-        self._loss_sum += result.loss_sum
-        self._count += result.count
+    def add(self, note: Note, samples: int) -> None:
+        """Take one step's note; `samples` are those of all ranks."""
+        self._note = Note(self._note.loss + note.loss, self._note.counted + note.counted)
         self._samples += samples
 
     def close(self, take: OptimizerStep) -> tuple[float, float]:
         """Return mean loss and samples per second over all ranks, and start anew. Every rank must call this."""
-        loss_sum, count = take.total(self._loss_sum, self._count)
+        total = take.total(self._note)
         rate = self._samples / max(1e-9, time.perf_counter() - self._begun)
         self.restart()
-        return loss_sum / count, rate
+        return total.loss / total.counted, rate
 
     @property
     def run_seconds(self) -> float:

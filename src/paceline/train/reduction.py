@@ -1,12 +1,11 @@
 """How lane gradients are added: along the fixed tree, or in whatever order is fastest.
 
-A lane also leaves a *note*: a few float64 numbers (loss, count, what it did to the buffers) that are added
-the same way. The note travels with the first bucket of gradients, so it costs no message of its own.
+A lane also leaves a *note* (its loss, its count, what it did to the buffers), whose numbers are added the same way. The note travels with the first bucket of gradients, so it costs no message of its own.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy
 import torch
@@ -19,7 +18,34 @@ from paceline.scale.tree import merges_after
 from paceline.world.collectives import sum_across
 from paceline.world.facts import World
 
-Note = NDArray[numpy.float64]
+Moves = NDArray[numpy.float64]
+NO_MOVES: Moves = numpy.zeros(0)
+
+
+class Note(NamedTuple):
+    """What a lane says beside its gradients; also the sum of such notes."""
+
+    loss: float
+    """The sum of the loss over what was counted."""
+    counted: float
+    moves: Moves = NO_MOVES
+    """How far the buffers moved."""
+
+    def plus(self, other: Note) -> Note:
+        """Return the sum of two notes."""
+        moves = self.moves + other.moves if len(self.moves) else NO_MOVES
+        return Note(self.loss + other.loss, self.counted + other.counted, moves)
+
+    def to_tensor(self) -> Tensor:
+        """Return the note as it travels."""
+        head = torch.tensor([self.loss, self.counted], dtype=torch.float64)
+        return torch.cat([head, torch.from_numpy(self.moves)]) if len(self.moves) else head
+
+    @classmethod
+    def from_tensor(cls, values: Tensor) -> Note:
+        """Return the note that travelled."""
+        loss, counted = values[:2].tolist()
+        return cls(loss, counted, values[2:].numpy() if len(values) > 2 else NO_MOVES)
 
 
 class LaneSum(Protocol):
@@ -77,7 +103,7 @@ class TreeStack:
         self.notes.append(note)
         for _ in range(merges):
             newest = self.notes.pop()
-            self.notes[-1] = self.notes[-1] + newest
+            self.notes[-1] = self.notes[-1].plus(newest)
         return merges
 
 
@@ -128,7 +154,7 @@ class FreeSum:
 
     def add_lane(self, note: Note) -> None:
         """Keep the note; the gradients add up in place."""
-        self._note = note if self._note is None else self._note + note
+        self._note = note if self._note is None else self._note.plus(note)
 
     def before_last(self, note: Note) -> None:
         """Keep the note."""
@@ -141,7 +167,7 @@ class FreeSum:
 
     def total(self, note: Note) -> Note:
         """Add a note up over all ranks."""
-        return sum_across(self._world, torch.from_numpy(note)).numpy()
+        return Note.from_tensor(sum_across(self._world, note.to_tensor()))
 
 
 def drop_gradients(parameters: list[nn.Parameter]) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import numpy
 import torch
 from torch import Tensor, nn
 
@@ -22,17 +20,6 @@ from paceline.world.randomness import seed_everything
 
 LossFunction = Callable[..., Tensor | tuple[Tensor, Tensor | int]]
 """loss(outputs, target) -> the mean over the samples; or (sum, count), for tokens of ragged lengths."""
-
-LOSS, COUNT, BUFFERS = 0, 1, 2
-"""Places in a lane's note: the sum of the loss, what it was summed over, and from there on moves of buffers."""
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """Sums over what this rank knows; `OptimizerStep.total` makes them sums over all ranks."""
-
-    loss_sum: float
-    count: float
 
 
 class OptimizerStep:
@@ -58,8 +45,11 @@ class OptimizerStep:
         self._buffers: MovingBuffers | None = None
         self._seeds: dict[float, Tensor] = {}
 
-    def __call__(self, step: Step) -> StepResult:
-        """Compute this rank's lanes, sum them with those of all others, and update the weights."""
+    def __call__(self, step: Step) -> Note:
+        """Compute this rank's lanes, sum them with those of all others, and update the weights.
+
+        The note holds the sums over what this rank knows; `total` makes them sums over all ranks.
+        """
         first_time = self._buffers is None
         buffers = self._buffers = self._buffers or self._find_buffers(step)
         self._sum.begin()
@@ -76,12 +66,11 @@ class OptimizerStep:
         if first_time:  # a missing gradient would hold DDP up, but not a world of one: it is an error in both
             gradients_of(self._trainable)
         self._update(step, totals)
-        return StepResult(float(totals[LOSS]), float(totals[COUNT]))
+        return totals
 
-    def total(self, loss_sum: float, count: float) -> tuple[float, float]:
-        """Return sums of step results over all ranks. Every rank must call this."""
-        totals = self._sum.total(numpy.array([loss_sum, count]))
-        return float(totals[0]), float(totals[1])
+    def total(self, note: Note) -> Note:
+        """Return the sum of a note over all ranks. Every rank must call this."""
+        return self._sum.total(note)
 
     @property
     def rate(self) -> float:
@@ -100,9 +89,10 @@ class OptimizerStep:
         if not math.isfinite(value):
             raise self._not_finite(value, step, lane)
         counts = lane.samples > 0
-        note = numpy.array([value if self._by_count else value * count, count]) * counts
-        move = self._buffers.move_of_lane(counts=counts)
-        return output, numpy.concatenate((note, move)) if len(move) else note
+        moves = self._buffers.move_of_lane(counts=counts)
+        return output, Note(value if self._by_count else value * count, count, moves) if counts else Note(
+            0.0, 0.0, moves
+        )
 
     def _seed_for(self, step: Step, lane: Lane) -> Tensor:
         """Return the gradient that backward starts with: the weight of this lane in the mean over the step's samples.
@@ -116,13 +106,13 @@ class OptimizerStep:
 
     def _update(self, step: Step, totals: Note) -> None:
         assert self._buffers is not None
-        if self._by_count or len(totals) > BUFFERS:
+        if self._by_count or len(totals.moves):
             totals = self._sum.total(totals)
         if self._by_count:
-            if not totals[COUNT]:
+            if not totals.counted:
                 raise self._nothing_counted(step)
-            torch._foreach_div_(gradients_of(self._trainable), float(totals[COUNT]))
-        self._buffers.apply(totals[BUFFERS:], min(step.plan.samples, self._config.batch.lanes))
+            torch._foreach_div_(gradients_of(self._trainable), totals.counted)
+        self._buffers.apply(totals.moves, min(step.plan.samples, self._config.batch.lanes))
         if self._config.clip_norm:
             clip(self._trainable, self._config.clip_norm)
         self._set_rate(step)

@@ -61,8 +61,7 @@ class TreeReduction:
         """Return the sum of the notes; DDP has put the gradients in place."""
         if self._noted is None or self._under_way:
             raise missing_gradient(len(self._stack.parameters), 1)
-        found: Note = self._noted.total_note().cpu().numpy()
-        return found
+        return Note.from_tensor(self._noted.total_note().cpu())
 
     def total(self, note: Note) -> Note:
         """Return the note: the tree has added it over all ranks."""
@@ -94,14 +93,14 @@ class TreeReduction:
 
     def _exchange(self, index: int, buffer: Tensor) -> Exchange:
         """Return the exchange for a bucket; DDP lays its buckets out anew after the first step."""
-        note_length = len(self._stack.notes[0]) if index == 0 else 0
+        note_length = 2 + len(self._stack.notes[0].moves) if index == 0 else 0
         key = (index, buffer.numel(), note_length)
         if key not in self._exchanges:
             self._exchanges[key] = choose_exchange(buffer, note_length, self._shape, self._wire)
         return self._exchanges[key]
 
     def _start(self, index: int, bucket: _OnItsWay, sums: list[Tensor]) -> None:
-        notes = [torch.from_numpy(note) for note in self._stack.notes] if index == 0 else []
+        notes = [note.to_tensor() for note in self._stack.notes] if index == 0 else []
         if notes and isinstance(bucket.exchange, GatherExchange) and bucket.exchange.carries_notes:
             self._noted = bucket.exchange
         elif notes:

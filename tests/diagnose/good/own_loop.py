@@ -27,9 +27,9 @@ def main(config: paceline.RunConfig) -> None:
         recorder.start(model, optimizer)
         for step in paceline.Batches((words, targets), config, world).steps():
             result = take(step)
-            loss_sum, count = take.total(result.loss_sum, result.count)
+            total = take.total(result)
             if recorder.step(
-                step.plan.step + 1, loss_sum / count, model, optimizer, [lane.batch for lane in step.lanes]
+                step.plan.step + 1, total.loss / total.counted, model, optimizer, [lane.batch for lane in step.lanes]
             ):
                 break
 
