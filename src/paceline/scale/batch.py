@@ -88,12 +88,18 @@ class BatchPlan:
         epoch, within = divmod(step, self.steps_per_epoch)
         start = within * self.global_size
         samples = min(self.global_size, self.samples - start)
-        sizes = split_evenly(samples, self.lanes)
-        starts = [0, *accumulate(sizes)]
+        cuts = self._full_cuts if samples == self.global_size else self._cuts(samples)
         lanes = tuple(
-            self._lane(lane, start + starts[lane], sizes[lane], range(start, start + sizes[0])) for lane in self.mine
+            LanePlan(lane, range(start + first, start + last), samples) for lane, first, last, samples in cuts
         )
         return StepPlan(step, epoch, samples, epoch * self.samples + start + samples, lanes)
 
-    def _lane(self, lane: int, start: int, samples: int, borrowed: range) -> LanePlan:
-        return LanePlan(lane, range(start, start + samples) if samples else borrowed, samples)
+    @cached_property
+    def _full_cuts(self) -> list[tuple[int, int, int, int]]:
+        return self._cuts(self.global_size)
+
+    def _cuts(self, samples: int) -> list[tuple[int, int, int, int]]:
+        """Return (lane, first place, last place, samples that count) for the lanes of this rank in a step."""
+        ends = list(accumulate(split_evenly(samples, self.lanes), initial=0))
+        found = [(lane, *ends[lane : lane + 2], ends[lane + 1] - ends[lane]) for lane in self.mine]
+        return [(lane, first, last, count) if count else (lane, 0, ends[1], 0) for lane, first, last, count in found]

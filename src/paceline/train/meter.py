@@ -18,17 +18,18 @@ class Meter:
     def restart(self) -> None:
         """Start anew, now."""
         self._begun = time.perf_counter()
-        self._note = Note(0.0, 0.0)
+        self._loss = self._counted = 0.0
         self._samples = 0
 
     def add(self, note: Note, samples: int) -> None:
         """Take one step's note; `samples` are those of all ranks."""
-        self._note = Note(self._note.loss + note.loss, self._note.counted + note.counted)
+        self._loss += note.loss
+        self._counted += note.counted
         self._samples += samples
 
     def close(self, take: OptimizerStep) -> tuple[float, float]:
         """Return mean loss and samples per second over all ranks, and start anew. Every rank must call this."""
-        total = take.total(self._note)
+        total = take.total(Note(self._loss, self._counted))
         rate = self._samples / max(1e-9, time.perf_counter() - self._begun)
         self.restart()
         return total.loss / total.counted, rate
