@@ -8,6 +8,7 @@ from torch import nn
 from paceline.scale.batch import share
 from paceline.scale.tree import children
 from paceline.train import exchange
+from paceline.train.reduction import Note, TreeStack
 from paceline.train.exchange import GatherExchange, SliceExchange, TreeShape, choose_exchange
 from paceline.world.facts import World
 
@@ -93,12 +94,15 @@ def test_a_model_of_several_buckets_learns_the_same_bits_on_one_to_four_ranks(la
     assert len({digest for digests in found.values() for digest in digests}) == 1, found
 
 
-def test_notes_are_added_in_float64_along_the_tree() -> None:
-    from paceline.train.reduction import Note, TreeStack
-
-    stack = TreeStack([], 4)
-    notes = [Note(0.1 * lane, 1.0) for lane in range(1, 5)]
-    for note in notes:
-        stack.push_note(note)
-    expected = (notes[0].loss + notes[1].loss) + (notes[2].loss + notes[3].loss)
-    assert [(note.loss, note.counted) for note in stack.notes] == [(expected, 4.0)]
+def test_notes_and_gradients_are_added_along_the_tree() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    stack = TreeStack([weight], 6)
+    stack.clear()
+    values = [torch.tensor([10.0**lane / 3]) for lane in range(6)]
+    for value in values:
+        stack.before_lane(Note(float(value), 1.0))
+        weight.grad = value.clone() if weight.grad is None else weight.grad.add_(value)  # what backward does
+        stack.after_lane()
+    assert [sums[0] for sums in stack.gradients] == [tree_sum(values, range(6))]
+    assert [note.counted for note in stack.notes] == [6.0]
+    assert stack.notes[0].loss == float(tree_sum([value.double() for value in values], range(6)))

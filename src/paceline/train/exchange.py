@@ -66,7 +66,8 @@ class GatherExchange:
         self.carries_notes = note_length > 0
         most = max(shape.rows)
         row_bytes = like.numel() * like.element_size()
-        notes_at = -(-most * row_bytes // 8) * 8
+        self._send_as_it_is = most == 1 and not note_length and like.device == wire
+        notes_at = -(-most * row_bytes // 8) * 8 if note_length else most * row_bytes
         size = notes_at + most * note_length * 8
         self._sent = torch.zeros(size, dtype=torch.uint8, device=wire)
         self._received = torch.empty(size * len(shape.rows), dtype=torch.uint8, device=wire)
@@ -86,6 +87,9 @@ class GatherExchange:
 
     def start(self, sums: list[Tensor], notes: list[Tensor]) -> None:
         """Send this rank's subtree sums and notes to all."""
+        if self._send_as_it_is:
+            self._work = gather(self._received, sums[0].view(torch.uint8))
+            return
         for place, value in zip(self._my_sums + self._my_notes, sums + notes, strict=True):
             place.copy_(value)
         self._work = gather(self._received, self._sent)

@@ -57,11 +57,11 @@ class LaneSum(Protocol):
     def begin(self) -> None:
         """Start a step with no gradients."""
 
-    def add_lane(self, note: Note) -> None:
-        """Take the gradients of one lane that is not this rank's last."""
+    def before_lane(self, note: Note) -> None:
+        """Take a lane's note; its backward comes next. That of the last lane may sum across ranks as it goes."""
 
-    def before_last(self, note: Note) -> None:
-        """Take the note of this rank's last lane; its backward comes next, and may sum across ranks as it goes."""
+    def after_lane(self) -> None:
+        """Take the gradients of a lane that is not this rank's last."""
 
     def finish(self) -> Note:
         """Leave the sum in `grad` and return the sum of the notes, over the ranks that are known so far."""
@@ -78,33 +78,36 @@ class TreeStack:
         self._merges = merges_after(share(lanes, rank, size), lanes)
         self.gradients: list[list[Tensor]] = []
         self.notes: list[Note] = []
-        self._lane = 0
+        self.owed = 0
+        """Additions that the lane under way still owes to the newest sums."""
 
     def clear(self) -> None:
         """Forget the step before."""
         self._lane = 0
         self.gradients.clear()
         self.notes.clear()
-        drop_gradients(self.parameters)
 
-    def push(self, note: Note) -> None:
-        """Take one lane's gradients out of the parameters, and its note."""
-        self.gradients.append(gradients_of(self.parameters))
-        drop_gradients(self.parameters)
-        for _ in range(self._merges[self._lane]):
-            newest = self.gradients.pop()
-            torch._foreach_add_(self.gradients[-1], newest)
-        self.push_note(note)
-
-    def push_note(self, note: Note) -> int:
-        """Take a lane's note alone; return how many merges its gradients still owe."""
-        merges = self._merges[self._lane]
+    def before_lane(self, note: Note) -> None:
+        """Add a lane's note, and let its backward add to its sibling's gradients where that is due."""
+        self.owed = self._merges[self._lane]
         self._lane += 1
         self.notes.append(note)
-        for _ in range(merges):
+        for _ in range(self.owed):
             newest = self.notes.pop()
             self.notes[-1] = self.notes[-1].plus(newest)
-        return merges
+        if self.owed:  # backward adds in place, which are the bits of the tree's own addition
+            self.owed -= 1
+            for parameter, sibling in zip(self.parameters, self.gradients.pop(), strict=True):
+                parameter.grad = sibling
+        else:
+            drop_gradients(self.parameters)
+
+    def after_lane(self) -> None:
+        """Take one lane's gradients out of the parameters."""
+        newest = gradients_of(self.parameters)
+        for _ in range(self.owed):
+            torch._foreach_add_(newest, self.gradients.pop())
+        self.gradients.append(newest)
 
 
 class LocalTree:
@@ -114,24 +117,14 @@ class LocalTree:
 
     def __init__(self, parameters: list[nn.Parameter], lanes: int) -> None:
         self._stack = TreeStack(parameters, lanes)
-
-    def begin(self) -> None:
-        """Start a step with no gradients."""
-        self._stack.clear()
-
-    def add_lane(self, note: Note) -> None:
-        """Add one lane into the tree."""
-        self._stack.push(note)
-
-    def before_last(self, note: Note) -> None:
-        """Keep the last lane's note; its gradients are added when they are there."""
-        self._merges = self._stack.push_note(note)
+        self.begin = self._stack.clear
+        self.before_lane = self._stack.before_lane
+        self.after_lane = self._stack.after_lane
 
     def finish(self) -> Note:
-        """Add the last lane and hand the sum to the parameters."""
-        for _ in range(self._merges):
-            earlier = self._stack.gradients.pop()
-            torch._foreach_add_(gradients_of(self._stack.parameters), earlier)
+        """Add what the last lane still owes; the sum is in the parameters."""
+        for _ in range(self._stack.owed):
+            torch._foreach_add_(gradients_of(self._stack.parameters), self._stack.gradients.pop())
         return self._stack.notes[0]
 
     def total(self, note: Note) -> Note:
@@ -152,13 +145,12 @@ class FreeSum:
         drop_gradients(self._parameters)
         self._note: Note | None = None
 
-    def add_lane(self, note: Note) -> None:
+    def before_lane(self, note: Note) -> None:
         """Keep the note; the gradients add up in place."""
         self._note = note if self._note is None else self._note.plus(note)
 
-    def before_last(self, note: Note) -> None:
-        """Keep the note."""
-        self.add_lane(note)
+    def after_lane(self) -> None:
+        """Leave the gradients where they are."""
 
     def finish(self) -> Note:
         """Return the sum of this rank's notes: a message a step would cost more than it tells."""

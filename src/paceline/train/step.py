@@ -56,11 +56,12 @@ class OptimizerStep:
         buffers.begin()
         for lane in step.lanes[:-1]:
             output, note = self._forward(self._inner, step, lane)
+            self._sum.before_lane(note)
             torch.autograd.backward(output, self._seed_for(step, lane))
-            self._sum.add_lane(note)
+            self._sum.after_lane()
             buffers.restore()
         output, note = self._forward(self._model, step, step.lanes[-1])
-        self._sum.before_last(note)
+        self._sum.before_lane(note)
         torch.autograd.backward(output, self._seed_for(step, step.lanes[-1]))
         totals = self._sum.finish()
         if first_time:  # a missing gradient would hold DDP up, but not a world of one: it is an error in both

@@ -49,13 +49,13 @@ class TreeReduction:
         self._stack.clear()
         self._noted = None
 
-    def add_lane(self, note: Note) -> None:
-        """Add one lane into the part of the tree that is this rank's."""
-        self._stack.push(note)
+    def before_lane(self, note: Note) -> None:
+        """Take a lane's note; the hook adds the last lane's gradients bucket by bucket."""
+        self._stack.before_lane(note)
 
-    def before_last(self, note: Note) -> None:
-        """Take the last lane's note; the hook adds its gradients bucket by bucket."""
-        self._merges = self._stack.push_note(note)
+    def after_lane(self) -> None:
+        """Add one lane into the part of the tree that is this rank's."""
+        self._stack.after_lane()
 
     def finish(self) -> Note:
         """Return the sum of the notes; DDP has put the gradients in place."""
@@ -86,7 +86,7 @@ class TreeReduction:
             return [buffer]
         numbers = [self._index[id(parameter)] for parameter in bucket.parameters()]
         gradients = bucket.gradients()
-        kept = len(held) - self._merges
+        kept = len(held) - self._stack.owed
         for earlier in reversed(held[kept:]):
             torch._foreach_add_(gradients, [earlier[number] for number in numbers])
         return [torch.cat([sums[number].flatten() for number in numbers]) for sums in held[:kept]] + [buffer]
