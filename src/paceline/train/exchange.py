@@ -19,7 +19,7 @@ from paceline.world.collectives import exchange, gather
 from paceline.world.facts import World
 
 _SMALL_BYTES = 1 << 16  # below this a second message costs more than the bytes it saves
-_CARRIES_NOTES_BYTES = 1 << 20  # DDP's first bucket holds at most this much, unless one parameter alone is larger
+_CARRIES_NOTES_BYTES = 1 << 20  # above this a message for the notes alone costs less than a copy of the bucket
 
 
 @dataclass(frozen=True)

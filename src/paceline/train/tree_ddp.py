@@ -73,7 +73,7 @@ class TreeReduction:
             total = bucket.buffer()
             sums = self._subtree_sums(bucket, total)
             done: Future[Tensor] = Future(devices=[] if total.device.type == "cpu" else [total.device])
-            self._start(bucket.index(), _OnItsWay(self._exchange(bucket.index(), total), total, done), sums)
+            self._start(_OnItsWay(self._exchange(bucket.index(), total), total, done), sums, last=bucket.is_last())
             # Each bucket starts before the one before it is waited for, so that messages and backward overlap.
             # On a side stream a wait does not hold the host, and there is nothing to put off.
             self._advance(everything=bucket.is_last() or self._side_stream is not None)
@@ -93,24 +93,26 @@ class TreeReduction:
 
     def _exchange(self, index: int, buffer: Tensor) -> Exchange:
         """Return the exchange for a bucket; DDP lays its buckets out anew after the first step."""
-        note_length = 2 + len(self._stack.notes[0].moves) if index == 0 else 0
+        note_length = 0 if self._noted else 2 + len(self._stack.notes[0].moves)
         key = (index, buffer.numel(), note_length)
         if key not in self._exchanges:
             self._exchanges[key] = choose_exchange(buffer, note_length, self._shape, self._wire)
         return self._exchanges[key]
 
-    def _start(self, index: int, bucket: _OnItsWay, sums: list[Tensor]) -> None:
-        notes = [note.to_tensor() for note in self._stack.notes] if index == 0 else []
+    def _start(self, bucket: _OnItsWay, sums: list[Tensor], *, last: bool) -> None:
+        """Send a bucket; the notes ride on the first one that is small enough, or go alone with the last."""
+        notes = [note.to_tensor() for note in self._stack.notes] if self._noted is None else []
         if notes and isinstance(bucket.exchange, GatherExchange) and bucket.exchange.carries_notes:
             self._noted = bucket.exchange
-        elif notes:
-            self._send_notes(notes)
+        else:
+            if notes and last:
+                self._send_notes(notes)
             notes = []
         bucket.exchange.start(sums, notes)
         self._under_way.append(bucket)
 
     def _send_notes(self, notes: list[Tensor]) -> None:
-        """Send the notes on their own, where the first bucket is too large to carry them."""
+        """Send the notes on their own, where every bucket is too large to carry them."""
         nothing = torch.empty(0, device=self._wire)
         self._noted = GatherExchange(nothing, len(notes[0]), self._shape, self._wire)
         self._noted.start([nothing] * len(notes), notes)
