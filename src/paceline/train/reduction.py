@@ -1,6 +1,7 @@
 """How lane gradients are added: along the fixed tree, or in whatever order is fastest.
 
-A lane also leaves a *note* (its loss, its count, what it did to the buffers), whose numbers are added the same way. The note travels with a small bucket of gradients, so it costs no message of its own.
+A lane also leaves a *note* (its loss, its count, what it did to the buffers), whose numbers are added the same way.
+The note travels with a small bucket of gradients, so it costs no message of its own.
 """
 
 from __future__ import annotations
