@@ -83,9 +83,8 @@ def _environment(
     }
     env |= {handover.MEETING: str(folder / MEETING_FILE), handover.FAILURE: str(failure_file)}
     env[handover.LAUNCHER] = str(os.getpid())
-    env.setdefault(
-        "OMP_NUM_THREADS", "1"
-    )  # each rank sets its own `threads`; without this, NumPy takes all cores in each
+    # Each rank sets torch's threads itself; without this, NumPy would take all cores in each.
+    env.setdefault("OMP_NUM_THREADS", "1")
     if spec.settings:
         env[handover.SETTINGS] = json.dumps(json.loads(env.get(handover.SETTINGS) or "{}") | dict(spec.settings))
     if screen is not None and screen.isatty():

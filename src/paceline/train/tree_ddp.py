@@ -39,7 +39,7 @@ class TreeReduction:
         self._shape = TreeShape.of(lanes, world)
         self._wire = wire_device(world)
         self._device = torch.device(world.device)
-        self._exchanges: dict[tuple[int, int, int], Exchange] = {}
+        self._exchanges: dict[int, tuple[tuple[int, int, torch.dtype], Exchange]] = {}
         self._under_way: list[_OnItsWay] = []
         self._noted: GatherExchange | None = None
         self._side_stream = torch.cuda.Stream(self._device) if self._wire.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -94,10 +94,10 @@ class TreeReduction:
     def _exchange(self, index: int, buffer: Tensor) -> Exchange:
         """Return the exchange for a bucket; DDP lays its buckets out anew after the first step."""
         note_length = 0 if self._noted else 2 + len(self._stack.notes[0].moves)
-        key = (index, buffer.numel(), note_length)
-        if key not in self._exchanges:
-            self._exchanges[key] = choose_exchange(buffer, note_length, self._shape, self._wire)
-        return self._exchanges[key]
+        layout = (buffer.numel(), note_length, buffer.dtype)
+        if index not in self._exchanges or self._exchanges[index][0] != layout:
+            self._exchanges[index] = layout, choose_exchange(buffer, note_length, self._shape, self._wire)
+        return self._exchanges[index][1]
 
     def _start(self, bucket: _OnItsWay, sums: list[Tensor], *, last: bool) -> None:
         """Send a bucket; the notes ride on the first one that is small enough, or go alone with the last."""
