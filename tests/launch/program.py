@@ -55,6 +55,11 @@ class Running:
         return list(alive.values())
 
 
+def _heed_interrupts() -> None:
+    """Undo what a shell does to programs in the background, which these tests may be: they ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def started(
     *words: str, folder: Path, env: Mapping[str, str] | None = None, options: tuple[str, ...] = ()
@@ -71,6 +76,7 @@ def started(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         encoding="utf-8",
+        preexec_fn=_heed_interrupts,
     )
     with process:
         try:
