@@ -5,6 +5,7 @@ It imports nothing heavy: what the user's script does not import is not paid for
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import json
@@ -12,6 +13,7 @@ import os
 import runpy
 import signal
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -48,6 +50,18 @@ def main() -> None:
         _report(error)
         sys.stdout.flush()
         raise SystemExit(getattr(error, "exit_code", 1)) from None
+    _leave()
+
+
+def _leave() -> None:
+    """End a rank that is done, without tearing the interpreter down around native threads: that aborted, rarely."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()  # noqa: SLF001 - no public way
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _die_with_parent() -> None:
