@@ -18,6 +18,7 @@ import time
 import traceback
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from paceline import handover
 from paceline.errors import PacelineError
@@ -48,20 +49,19 @@ def main() -> None:
             runpy.run_module(what, run_name="__main__", alter_sys=True)
     except Exception as error:  # noqa: BLE001 - whatever the script raises is passed on
         _report(error)
-        sys.stdout.flush()
-        raise SystemExit(getattr(error, "exit_code", 1)) from None
-    _leave()
+        _leave(getattr(error, "exit_code", 1))
+    _leave(0)
 
 
-def _leave() -> None:
-    """End a rank that is done, without tearing the interpreter down around native threads: that aborted, rarely."""
+def _leave(code: int) -> NoReturn:
+    """End this rank without tearing the interpreter down around native threads: that aborted, rarely."""
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
     atexit._run_exitfuncs()  # noqa: SLF001 - no public way
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 def _die_with_parent() -> None:

@@ -54,11 +54,11 @@ def find_culprit(ranks: list[Ended]) -> Failure:
 
 def _failure(end: Ended) -> Failure:
     if end.known:
-        return Failure(end.rank, end.code or 1, end.text)
+        return Failure(end.rank, _own_code(end), end.text)
     if end.text:
         return Failure(
             end.rank,
-            end.code or 1,
+            _own_code(end),
             f"rank {end.rank} failed with {end.what}; all ranks were ended. Its own words:\n\n{end.text}",
         )
     said = "\n".join(f"  {line}" for line in end.tail) or "  (nothing)"
@@ -67,6 +67,11 @@ def _failure(end: Ended) -> Failure:
         _exit_code(end.code),
         f"error: rank {end.rank} {_silent_end(end.code)}; all ranks were ended. Last it said:\n{said}\n  fix: {_silent_fix(end.code)}",
     )
+
+
+def _own_code(end: Ended) -> int:
+    """Return the code of a rank that said why it failed; how it died after that does not matter."""
+    return end.code if end.code and end.code > 0 else 1
 
 
 def _silent_end(code: int | None) -> str:
