@@ -4,7 +4,10 @@ PacelineError                 exit 1   the answer is no
 ├── TrainingError             exit 1   the training itself went wrong (a NaN loss, a dead rank)
 ├── ConfigError               exit 2   a setting or a command line that cannot be
 └── EnvironmentUnfit          exit 3   this machine cannot do it
-    └── DataError             exit 3   a data file is missing, damaged or not what it claims to be
+    ├── DataError             exit 3   a data file is missing, damaged or not what it claims to be
+    └── BadCheckpoint         exit 3   a checkpoint is damaged, incomplete, or of a format not known here
+
+Stopped (a SystemExit)        exit 75  not an error: saved and left in time, as it was told to; run it again to go on
 """
 
 from __future__ import annotations
@@ -45,6 +48,22 @@ class EnvironmentUnfit(PacelineError):
 
 class DataError(EnvironmentUnfit):
     """A data file is missing, damaged or not what it claims to be."""
+
+
+class BadCheckpoint(EnvironmentUnfit):
+    """A checkpoint is damaged, incomplete, or of a format not known here."""
+
+
+STOPPED = 75
+"""The exit code that means: resume me. It is the system's own code for "try again later"."""
+
+
+class Stopped(SystemExit):
+    """Raised on every rank once a run that was told to stop has saved."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(STOPPED)
+        self.step = step
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from paceline.rundir import writing_to
 
@@ -34,6 +35,8 @@ class RunStarted(Event):
     peak_lr: float
     total_steps: int
     summary: str
+    from_step: int = 0
+    """The step of the checkpoint it goes on from; what came after it in earlier processes does not count."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,34 @@ class CheckpointSaved(Event):
     step: int
     path: str
     size_bytes: int
+    held_s: float = 0.0
+    """How long the training was held for it."""
+    total_s: float = 0.0
+    """How long it took until it was complete."""
+
+
+@dataclass(frozen=True)
+class CheckpointFailed(Event):
+    """A checkpoint could not be saved."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class CheckpointBad(Event):
+    """A checkpoint was found to be damaged, was set aside and passed over."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class RunStopped(Event):
+    """The run was told to stop, has saved, and can be resumed."""
+
+    step: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -94,7 +125,7 @@ def as_json(event: Event) -> str:
     """Return an event as one line of JSON, its kind first.
 
     >>> as_json(CheckpointSaved(step=3, path="x", size_bytes=9, time_s=0.5))
-    '{"event": "CheckpointSaved", "time_s": 0.5, "step": 3, "path": "x", "size_bytes": 9}'
+    '{"event": "CheckpointSaved", "time_s": 0.5, "step": 3, "path": "x", "size_bytes": 9, "held_s": 0.0, "total_s": 0.0}'
     """
     return json.dumps({"event": type(event).__name__} | vars(event))
 
@@ -105,12 +136,19 @@ class EventLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         with writing_to(path):
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            self._end_torn_line()
 
     def __call__(self, event: Event) -> None:
         """Append one event."""
         with writing_to(self._path):
             os.write(self._file, f"{as_json(event)}\n".encode())
+
+    def _end_torn_line(self) -> None:
+        """Start on a line of our own, also after a power cut within the last one."""
+        size = os.lseek(self._file, 0, os.SEEK_END)
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
+            os.write(self._file, b"\n")
 
     def __enter__(self) -> Self:
         return self
@@ -119,3 +157,15 @@ class EventLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         os.close(self._file)
+
+
+def surviving(path: Path) -> list[dict[str, Any]]:
+    """Return the events of the surviving line of history: what was done after a checkpoint that was gone back to is left out."""
+    found: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        with contextlib.suppress(json.JSONDecodeError):  # a line torn by a power cut
+            event = json.loads(line)
+            if event["event"] == RunStarted.__name__:
+                found = [earlier for earlier in found if earlier.get("step", 0) <= event["from_step"]]
+            found.append(event)
+    return found

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
+import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.config.schema import RunConfig
 from paceline.errors import EnvironmentUnfit
 
 RECORD_FILE = "record.jsonl"
@@ -24,6 +28,11 @@ class RunDir:
 
     root: Path
 
+    @classmethod
+    def of(cls, config: RunConfig) -> RunDir:
+        """Return the folder of the run with these settings."""
+        return cls(Path(config.runs) / config.name)
+
     @property
     def config(self) -> Path:
         """The resolved settings; `--config` starts the run again from them."""
@@ -34,9 +43,15 @@ class RunDir:
         """What happened, one JSON object a line."""
         return self.root / "events.jsonl"
 
-    def checkpoint(self, step: int) -> Path:
-        """Return the folder of the checkpoint taken after this step."""
-        return self.root / "checkpoints" / f"step-{step:09d}"
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints, unless `checkpoint.to` names another place."""
+        return self.root / "checkpoints"
+
+    @property
+    def lock(self) -> Path:
+        """The file that the process which writes this run holds."""
+        return self.root / "lock"
 
 
 @contextlib.contextmanager
@@ -49,6 +64,38 @@ def writing_to(path: Path) -> Iterator[None]:
             f"cannot write {path}: {error.strerror or error}",
             fix="free some space or permit writing there, or put the run elsewhere with runs=FOLDER",
         ) from error
+
+
+@contextlib.contextmanager
+def claimed(lock: Path, patience_s: float = 10.0) -> Iterator[None]:
+    """Hold a run's lock: no other process may write the same run. One that is just leaving is waited for."""
+    with writing_to(lock):
+        file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        limit = time.monotonic() + patience_s
+        while not _locked(file):
+            if time.monotonic() > limit:
+                holder = os.pread(file, 200, 0).decode(errors="replace").strip() or "another process"
+                raise EnvironmentUnfit(
+                    f"{lock.parent} is being written by {holder}",
+                    fix="wait for it or end it, or give this run another name=",
+                )
+            time.sleep(0.1)
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(file)  # which lets go of the lock; so does the kernel when this process dies
+
+
+def _locked(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: nobody can be kept out
+        return True
+    return True
 
 
 def make_private(folder: Path) -> Path:

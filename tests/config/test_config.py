@@ -39,8 +39,8 @@ def test_settings_of_the_launching_verb_win():
 
 
 def test_bare_words_stand_for_the_settings_that_are_named():
-    found = read("5", "2", "seed=1", positional=("epochs", "checkpoint.every_epochs"))
-    assert (found.epochs, found.checkpoint.every_epochs, found.seed) == (5, 2, 1)
+    found = read("5", "2", "seed=1", positional=("epochs", "checkpoint.every"))
+    assert (found.epochs, found.checkpoint.every, found.seed) == (5, "2", 1)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_the_bits_do_not_depend_on_who_starts_the_ranks(tmp_path):
 
 def test_toy_learns(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = config_from_words(ToyConfig, ["5", "2"], positional=("epochs", "checkpoint.every_epochs"))
+    config = config_from_words(ToyConfig, ["5", "2"], positional=("epochs", "checkpoint.every"))
     train_toy(config)
     events = [json.loads(line) for line in Path("runs/toy/events.jsonl").read_text().splitlines()]
     losses = [event["loss"] for event in events if event["event"] == "EpochDone"]

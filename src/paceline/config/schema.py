@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
+from paceline.config.intervals import Every, seconds_from
 from paceline.errors import ConfigError
 
 
@@ -57,12 +59,33 @@ class LrConfig:
 class CheckpointConfig:
     """What is kept of the model while it trains."""
 
-    every_epochs: int = 0
-    """Save the model after every so many epochs; 0 saves at the end only."""
+    every: str = "auto"
+    """How often to save: 500steps, 30s, 10m, 2h, 1epoch, auto (from the cost of a save and mtbf_h), or end (at the end only)."""
+    mtbf_h: float = 24.0
+    """Mean hours between two failures of the whole job, for auto."""
+    keep: int = 3
+    """How many of the newest checkpoints are kept."""
+    best: str = ""
+    """Keep the best by a metric of the evaluation as well: max:acc or min:eval_loss; empty: only the newest."""
+    to: str = ""
+    """Where checkpoints go: empty for the run's own folder, or an address such as s3://bucket/folder."""
 
     def __post_init__(self) -> None:
-        """Refuse a negative interval."""
-        _at_least(0, "checkpoint.every_epochs", self.every_epochs)
+        """Refuse intervals and addresses that cannot be."""
+        Every.parse(self.every)
+        _at_least(1, "checkpoint.keep", self.keep)
+        if not (math.isfinite(self.mtbf_h) and self.mtbf_h > 0):
+            raise ConfigError(f"checkpoint.mtbf_h={self.mtbf_h} is not a time", fix="set it to hours, such as 24")
+        if self.best and not re.fullmatch(r"(max|min):.+", self.best):
+            raise ConfigError(
+                f"checkpoint.best={self.best!r} does not say which way is better",
+                fix="give it as max:acc or min:eval_loss",
+            )
+        if re.match(r"\w+://[^/]*@", self.to):
+            raise ConfigError(
+                "checkpoint.to has a name or password in its address",
+                fix="leave it out, and set the storage's own variables, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            )
 
 
 @dataclass(frozen=True)
@@ -141,6 +164,10 @@ class RunConfig:
     """What a run says."""
     timeout: TimeoutConfig = field(default_factory=TimeoutConfig)
     """How long a rank waits."""
+    resume: Literal["auto", "changed", "never"] = "auto"
+    """Go on from the newest good checkpoint; changed: also with other settings; never: start over, old checkpoints are kept aside."""
+    stop_after: str = ""
+    """Save and stop so long after the start, to be resumed later: 30m, 2h; empty: never."""
     record: RecordConfig = field(default_factory=RecordConfig)
     """What verify asks for."""
 
@@ -156,6 +183,8 @@ class RunConfig:
                 f"name={self.name!r} cannot be a folder",
                 fix="set name= to a plain word; runs= names the folder above it",
             )
+        if self.stop_after:
+            seconds_from(self.stop_after)
         if self.exact and self.compression != "none":
             raise ConfigError(
                 f"compression={self.compression} rounds gradients, so exact=true cannot hold",

@@ -79,4 +79,4 @@ def main(config: MnistConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(paceline.config_from_argv(MnistConfig, positional=("epochs", "checkpoint.every_epochs")))
+    main(paceline.config_from_argv(MnistConfig, positional=("epochs", "checkpoint.every")))

@@ -40,4 +40,4 @@ def main(config: ToyConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(paceline.config_from_argv(ToyConfig, positional=("epochs", "checkpoint.every_epochs")))
+    main(paceline.config_from_argv(ToyConfig, positional=("epochs", "checkpoint.every")))

@@ -8,7 +8,7 @@ import sys
 from paceline import handover
 from paceline.config import RunConfig
 from paceline.data.batches import Batches
-from paceline.events import CheckpointSaved, EpochDone, Event, RunEnded, RunStarted, StepDone
+from paceline.events import CheckpointBad, CheckpointSaved, EpochDone, Event, RunEnded, RunStarted, RunStopped, StepDone
 from paceline.scale.lr import describe_lr
 from paceline.world.facts import World
 
@@ -28,12 +28,18 @@ class Console:
         if isinstance(event, RunStarted):
             self._total_steps = event.total_steps
             say(event.summary)
+            if event.from_step:
+                say(f"resumed after step {event.from_step:,}")
         elif isinstance(event, StepDone) and self._bar:
             say(bar_line(event, self._total_steps), end="\r")
         elif isinstance(event, EpochDone):
             say(epoch_line(event) + (" " * _BAR_WIDTH if self._bar else ""))
         elif isinstance(event, CheckpointSaved):
             say(f"saved {event.path} ({event.size_bytes / 1e6:.1f} MB)")
+        elif isinstance(event, CheckpointBad):
+            say(f"passed over: {event.reason}")
+        elif isinstance(event, RunStopped):
+            say(f"stopped after step {event.step:,} ({event.reason}), and saved; the same command goes on from here")
         elif isinstance(event, RunEnded):
             say(f"done: {event.step:,} steps in {event.seconds:.1f} s; weights and optimizer state {event.digest[:16]}")
 

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from paceline.checkpoint.save import save_checkpoint
 from paceline.config import RunConfig
 from paceline.config.values import to_toml
 from paceline.data.batches import Batches, Step
-from paceline.events import CheckpointSaved, EpochDone, Event, EventLog, RunEnded, RunFailed, RunStarted, Sink, StepDone
-from paceline.rundir import RunDir, make_private, write_whole, writing_to
+from paceline.errors import Stopped
+from paceline.events import EpochDone, Event, EventLog, RunEnded, RunFailed, RunStarted, RunStopped, Sink, StepDone
+from paceline.rundir import RunDir, claimed, make_private, write_whole, writing_to
 from paceline.scale.lr import scaled_lr
 from paceline.train.console import Console, describe_run, rank_line, say
 from paceline.train.evaluate import Evaluation, Metric
+from paceline.train.lifeline import Lifeline
 from paceline.train.meter import Meter
 from paceline.train.record import Recorder
 from paceline.train.reduction import Note
-from paceline.train.state import named_state, state_digest
+from paceline.train.state import state_digest
 from paceline.train.step import LossFunction, OptimizerStep
 from paceline.world.facts import World
 from paceline.world.group import shorten_timeout
@@ -45,34 +45,40 @@ class Trainer:
         sinks: Sequence[Sink] = (),
     ) -> None:
         self.world, self.model, self.optimizer, self.batches, self.config = world, model, optimizer, batches, config
-        self.directory = RunDir(Path(config.runs) / config.name)
+        self.directory = RunDir.of(config)
         self._sinks = list(sinks)
         self._evaluation = None if evaluation is None else Evaluation(evaluation, loss, metrics or {}, config, world)
         self._take = OptimizerStep(world, model, optimizer, loss, config, batches.total_samples)
         self._since_report, self._in_epoch = Meter(), Meter()
         self._last = Note(0.0, 0.0)
+        self._metrics: Mapping[str, float] = {}
         self._done = 0
 
     def run(self) -> None:
-        """Train until all steps are done."""
+        """Train until all steps are done, from the newest good checkpoint on. Raises `Stopped` if told to stop."""
         recorder = Recorder(self.config, self.world)
-        with self._opened():
+        with self._opened(), self._lifeline() as life:
+            self._done = first = life.restore()
             self._announce()
             recorder.start(self.model, self.optimizer)
-            for step in self.batches.steps():
-                self._train(step)
+            for step in self.batches.steps(first):
+                self._train(step, life)
+                if step.plan.step == first:
+                    shorten_timeout(self.world, self.config)
+                if life.after_step(self._last, self._done, self._metrics) and self._done < self.batches.total_steps:
+                    self._stop(life)
                 if self._wants(recorder, step):
                     break
-            self._save()
+            life.save(self._done, self._metrics)
+            life.finish()
             self._emit(RunEnded(self._done, self._in_epoch.run_seconds, state_digest(self.model, self.optimizer)))
 
-    def _train(self, step: Step) -> None:
-        note = self._last = self._take(step)
+    def _train(self, step: Step, life: Lifeline) -> None:
+        note = self._last = life.take(step)
         self._done = done = step.plan.step + 1
+        self._metrics = {}
         self._since_report.add(note, step.plan.samples)
         self._in_epoch.add(note, step.plan.samples)
-        if done == 1:
-            shorten_timeout(self.world, self.config)
         if done % self.config.log.every_steps == 0:
             self._report(step)
         if done % self.batches.plan.steps_per_epoch == 0 or done == self.batches.total_steps:
@@ -85,17 +91,11 @@ class Trainer:
     def _end_epoch(self, step: Step) -> None:
         loss, rate = self._in_epoch.close(self._take)
         epoch = step.plan.epoch + 1
-        metrics = self._evaluation.run(self.model) if self._evaluation else {}
+        metrics = self._metrics = self._evaluation.run(self.model) if self._evaluation else {}
         epochs = -(-self.batches.total_steps // self.batches.plan.steps_per_epoch)
         self._emit(EpochDone(epoch, epochs, self._done, loss, rate, metrics))
         if self.config.log.ranks == "all":
             say(rank_line(self.world, epoch, len(step.lanes[0].batch[0]), self._steps_in(epoch)))
-        if (
-            self.config.checkpoint.every_epochs
-            and epoch % self.config.checkpoint.every_epochs == 0
-            and self._done < self.batches.total_steps
-        ):
-            self._save()
         self._in_epoch.restart()
         self._since_report.restart()
 
@@ -110,12 +110,21 @@ class Trainer:
         batches = [lane.batch for lane in step.lanes if lane.samples]
         return recorder.step(self._done, total.loss / total.counted, self.model, self.optimizer, batches)
 
-    def _save(self) -> None:
-        if self.world.is_main:
-            tensors = dict(named_state(self.model, self.optimizer))
-            folder = self.directory.checkpoint(self._done)
-            size = save_checkpoint(folder, tensors, step=self._done, samples=self.batches.plan.seen_after(self._done))
-            self._emit(CheckpointSaved(self._done, str(folder), size))
+    def _stop(self, life: Lifeline) -> None:
+        """Leave, to be resumed: every rank comes here after the same step, and it is saved."""
+        life.finish()
+        self._emit(RunStopped(self._done, life.request.reason or "another rank was told to stop"))
+        raise Stopped(self._done)
+
+    @contextlib.contextmanager
+    def _lifeline(self) -> Iterator[Lifeline]:
+        """Keep the run alive: signals ask it to save and stop, and a save under way is completed whatever happens."""
+        meters = {"since_report": self._since_report, "in_epoch": self._in_epoch}
+        life = Lifeline(
+            self.world, self.model, self.optimizer, self.batches, self.config, self._take, meters, self._emit
+        )
+        with life.listening():
+            yield life
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[None]:
@@ -125,11 +134,13 @@ class Trainer:
             return
         with writing_to(self.directory.root):
             make_private(self.directory.root)
+        with claimed(self.directory.lock), EventLog(self.directory.events) as log:
             write_whole(self.directory.config, to_toml(self.config).encode())
-        with EventLog(self.directory.events) as log:
             self._sinks += [log, Console(self.config)]
             try:
                 yield
+            except Stopped:
+                raise
             except BaseException as error:
                 log(RunFailed(self._done, self.world.rank, f"{type(error).__name__}: {error}"))
                 raise
@@ -144,6 +155,6 @@ class Trainer:
         self._emit(
             RunStarted(
                 world.size, world.device, world.launcher, plan.samples, batch.global_size, batch.lanes,
-                scaled_lr(self.config), self.batches.total_steps, describe_run(self.config, world, self.batches),
+                scaled_lr(self.config), self.batches.total_steps, describe_run(self.config, world, self.batches), self._done,
             )
         )  # fmt: skip

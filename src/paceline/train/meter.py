@@ -34,6 +34,16 @@ class Meter:
         self.restart()
         return total.loss / total.counted, rate
 
+    def state(self, take: OptimizerStep) -> list[float]:
+        """Return the sums so far, over all ranks, for a checkpoint. Every rank must call this."""
+        total = take.total(Note(self._loss, self._counted))
+        return [total.loss, total.counted]
+
+    def restore(self, state: list[float], *, mine: bool) -> None:
+        """Go on from such sums; `mine` says whether they count as what this rank knows."""
+        self.restart()
+        self._loss, self._counted = state if mine else (0.0, 0.0)
+
     @property
     def run_seconds(self) -> float:
         """Seconds since this meter was made."""

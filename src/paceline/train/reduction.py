@@ -21,6 +21,8 @@ from paceline.world.facts import World
 
 Moves = NDArray[numpy.float64]
 NO_MOVES: Moves = numpy.zeros(0)
+NOTE_HEAD = 4
+"""Numbers of a note before the moves."""
 
 
 class Note(NamedTuple):
@@ -31,22 +33,28 @@ class Note(NamedTuple):
     counted: float
     moves: Moves = NO_MOVES
     """How far the buffers moved."""
+    save: float = 0.0
+    """How many ranks ask for a checkpoint after this step."""
+    stop: float = 0.0
+    """How many ranks were told to stop after this step."""
 
     def plus(self, other: Note) -> Note:
         """Return the sum of two notes."""
         moves = self.moves + other.moves if len(self.moves) else NO_MOVES
-        return Note(self.loss + other.loss, self.counted + other.counted, moves)
+        return Note(
+            self.loss + other.loss, self.counted + other.counted, moves, self.save + other.save, self.stop + other.stop
+        )
 
     def to_tensor(self) -> Tensor:
         """Return the note as it travels."""
-        head = torch.tensor([self.loss, self.counted], dtype=torch.float64)
+        head = torch.tensor([self.loss, self.counted, self.save, self.stop], dtype=torch.float64)
         return torch.cat([head, torch.from_numpy(self.moves)]) if len(self.moves) else head
 
     @classmethod
     def from_tensor(cls, values: Tensor) -> Note:
         """Return the note that travelled."""
-        loss, counted = values[:2].tolist()
-        return cls(loss, counted, values[2:].numpy() if len(values) > 2 else NO_MOVES)
+        loss, counted, save, stop = values[:NOTE_HEAD].tolist()
+        return cls(loss, counted, values[NOTE_HEAD:].numpy() if len(values) > NOTE_HEAD else NO_MOVES, save, stop)
 
 
 class LaneSum(Protocol):
@@ -54,6 +62,8 @@ class LaneSum(Protocol):
 
     scale: float
     """What the gradient of every lane must be multiplied with beforehand."""
+    knows_all: bool
+    """Whether `finish` returns sums over all ranks, at no cost of its own."""
 
     def begin(self) -> None:
         """Start a step with no gradients."""
@@ -115,6 +125,7 @@ class LocalTree:
     """The fixed tree in a world of one rank."""
 
     scale = 1.0
+    knows_all = True
 
     def __init__(self, parameters: list[nn.Parameter], lanes: int) -> None:
         self._stack = TreeStack(parameters, lanes)
@@ -137,6 +148,7 @@ class FreeSum:
     """Sums in the order that is cheapest: in place within a rank, by DDP's own all-reduce across ranks."""
 
     def __init__(self, parameters: list[nn.Parameter], world: World) -> None:
+        self.knows_all = world.size == 1
         self.scale = float(world.size)  # DDP divides by the number of ranks; a sum is wanted
         self._parameters = parameters
         self._world = world

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,74 @@ def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[
         for kind, value in sorted(state.items()):
             if value is not None:
                 yield f"optimizer.{kind}.{names[parameter]}", torch.as_tensor(value).detach()
+
+
+def python_numbers(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, str]:
+    """Return which entries of the optimizer's state are Python numbers, with their type: a file holds them as tensors."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in inner(model).named_parameters()}
+    return {
+        f"optimizer.{kind}.{names[parameter]}": type(value).__name__
+        for parameter, state in optimizer.state.items()
+        for kind, value in state.items()
+        if isinstance(value, int | float)
+    }
+
+
+def load_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, saved: Iterable[tuple[str, Tensor]], numbers: Mapping[str, str]
+) -> list[str]:
+    """Put saved tensors where `named_state` found them; return what does not fit. Nothing may be trained if something does not."""
+    weights = dict(inner(model).state_dict())
+    slots = _Slots(model, optimizer)
+    problems, seen = [], set()
+    with torch.no_grad():
+        for full_name, value in saved:
+            seen.add(full_name)
+            part, _, name = full_name.partition(".")
+            if part == "model":
+                problems += _load_weight(weights, name, value)
+            else:
+                kind, _, name = name.partition(".")
+                problems += slots.load(kind, name, value, numbers.get(full_name))
+    return problems + [
+        f"{name} {_form(value)} was not saved" for name, value in weights.items() if f"model.{name}" not in seen
+    ]
+
+
+def _load_weight(weights: Mapping[str, Tensor], name: str, value: Tensor) -> list[str]:
+    if name not in weights:
+        return [f"{name} {_form(value)} is not in this model"]
+    if _form(weights[name]) != _form(value):
+        return [f"{name} was {_form(value)}, is {_form(weights[name])}"]
+    weights[name].copy_(value)
+    return []
+
+
+class _Slots:
+    """What an optimizer remembers of each parameter."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._state = optimizer.state
+        self._parameters = dict(inner(model).named_parameters())
+        self._groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
+
+    def load(self, kind: str, name: str, value: Tensor, number: str | None) -> list[str]:
+        """Put one saved value in its slot."""
+        parameter = self._parameters.get(name)
+        if parameter is None or parameter not in self._groups:
+            return [f"the optimizer's {kind} of {name} has no parameter here"]
+        group = self._groups[parameter]
+        on_host = kind == "step" and not (group.get("capturable") or group.get("fused"))  # torch's own rule
+        kept = value.to("cpu" if on_host else parameter.device, copy=True)
+        self._state[parameter][kind] = kept if number is None else _PYTHON[number](kept.item())
+        return []
+
+
+_PYTHON = {"int": int, "float": float, "bool": bool}
+
+
+def _form(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
 def content(value: Tensor) -> bytes:

@@ -45,10 +45,11 @@ class OptimizerStep:
         self._buffers: MovingBuffers | None = None
         self._seeds: dict[float, Tensor] = {}
 
-    def __call__(self, step: Step) -> Note:
+    def __call__(self, step: Step, *, save: bool = False, stop: bool = False) -> Note:
         """Compute this rank's lanes, sum them with those of all others, and update the weights.
 
-        The note holds the sums over what this rank knows; `total` makes them sums over all ranks.
+        The note holds the sums over what this rank knows; `total` makes them sums over all ranks. `save` and `stop` are
+        what this rank asks of all; the note counts those who ask.
         """
         first_time = self._buffers is None
         buffers = self._buffers = self._buffers or self._find_buffers(step)
@@ -61,7 +62,7 @@ class OptimizerStep:
             self._sum.after_lane()
             buffers.restore()
         output, note = self._forward(self._model, step, step.lanes[-1])
-        self._sum.before_lane(note)
+        self._sum.before_lane(note._replace(save=float(save), stop=float(stop)) if save or stop else note)
         torch.autograd.backward(output, self._seed_for(step, step.lanes[-1]))
         totals = self._sum.finish()
         if first_time:  # a missing gradient would hold DDP up, but not a world of one: it is an error in both
@@ -72,6 +73,11 @@ class OptimizerStep:
     def total(self, note: Note) -> Note:
         """Return the sum of a note over all ranks. Every rank must call this."""
         return self._sum.total(note)
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether a step's note is the sum over all ranks already."""
+        return self._sum.knows_all
 
     @property
     def rate(self) -> float:

@@ -16,7 +16,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.train.exchange import Exchange, GatherExchange, TreeShape, choose_exchange
-from paceline.train.reduction import Note, TreeStack, missing_gradient
+from paceline.train.reduction import NOTE_HEAD, Note, TreeStack, missing_gradient
 from paceline.world.collectives import wire_device
 from paceline.world.facts import World
 
@@ -32,6 +32,7 @@ class TreeReduction:
     """The lane sum of a rank under DDP: the communication hook, and what it needs from step to step."""
 
     scale = 1.0
+    knows_all = True
 
     def __init__(self, parameters: list[nn.Parameter], lanes: int, world: World) -> None:
         self._stack = TreeStack(parameters, lanes, world.rank, world.size)
@@ -93,7 +94,7 @@ class TreeReduction:
 
     def _exchange(self, index: int, buffer: Tensor) -> Exchange:
         """Return the exchange for a bucket; DDP lays its buckets out anew after the first step."""
-        note_length = 0 if self._noted else 2 + len(self._stack.notes[0].moves)
+        note_length = 0 if self._noted else NOTE_HEAD + len(self._stack.notes[0].moves)
         layout = (buffer.numel(), note_length, buffer.dtype)
         if index not in self._exchanges or self._exchanges[index][0] != layout:
             self._exchanges[index] = layout, choose_exchange(buffer, note_length, self._shape, self._wire)

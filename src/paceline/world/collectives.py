@@ -36,6 +36,19 @@ def rows_of_all(world: World, row: Tensor) -> Tensor:
     return gathered.view(world.size, *row.shape).to(row.device)
 
 
+def texts_of_all(world: World, text: str) -> list[str]:
+    """Return the text of every rank, in rank order."""
+    if world.size == 1:
+        return [text]
+    mine = text.encode()
+    lengths = rows_of_all(world, torch.tensor([len(mine)])).flatten().tolist()
+    padded = torch.zeros(max(1, *lengths), dtype=torch.uint8)
+    if mine:
+        padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+    rows = rows_of_all(world, padded)
+    return [bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths, strict=True)]
+
+
 def gather(gathered: Tensor, mine: Tensor) -> Work:
     """Start to collect a flat tensor of every rank, side by side."""
     # The public name changed between torch 2.11 and 2.13; the group's own method did not.

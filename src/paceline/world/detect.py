@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from paceline import handover
@@ -23,12 +25,24 @@ def detect_world(env: Env, parent: int = 0) -> World:
     >>> world.rank, world.size, world.launcher
     (3, 4, 'openmpi')
     """
+    return replace(_checked(_find(env, parent)), deadline_s=_deadline(env))
+
+
+def _find(env: Env, parent: int) -> World:
     for mark, read in _LAUNCHERS:
         if mark in env:
-            return _checked(read(env, parent))
-    if "RANK" in env or "WORLD_SIZE" in env:
-        return _checked(_from_torch_variables(env))
-    return World()
+            return read(env, parent)
+    return _from_torch_variables(env) if "RANK" in env or "WORLD_SIZE" in env else World()
+
+
+def _deadline(env: Env) -> float:
+    """Return the earliest end that anybody has told us of.
+
+    >>> _deadline({"SLURM_JOB_END_TIME": "1790000000"}), _deadline({})
+    (1790000000.0, inf)
+    """
+    names = (handover.DEADLINE, "SLURM_JOB_END_TIME")
+    return min((float(env[name]) for name in names if env.get(name, "").replace(".", "").isdecimal()), default=math.inf)
 
 
 def _from_paceline(env: Env, parent: int) -> World:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -39,6 +40,8 @@ class World:
     launcher: Launcher = "alone"
     meeting: FileMeeting | TcpMeeting | None = None
     device: str = "cpu"
+    deadline_s: float = math.inf
+    """The moment at which whoever started this process will end it, in seconds since 1970."""
 
     @property
     def is_main(self) -> bool:

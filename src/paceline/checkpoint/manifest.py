@@ -1,0 +1,87 @@
+"""What a checkpoint says of itself. It is written last: a checkpoint without it does not exist."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from paceline.errors import BadCheckpoint
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """What a file must be: its length, and the XXH3 sum of its bytes (64 bits, as 16 hexadecimal digits)."""
+
+    size_bytes: int
+    xxh3: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint holds, and a sum for every byte of it."""
+
+    step: int
+    samples: int
+    files: Mapping[str, FileFacts]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The evaluation at this step, if there was one."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """What is not a tensor: numbers and words of the one who saved, as JSON."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of the run, by dotted name."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of all files."""
+        return sum(facts.size_bytes for facts in self.files.values())
+
+    def to_json(self) -> bytes:
+        """Return the manifest as it is stored."""
+        return json.dumps({"format": FORMAT} | asdict(self), indent=1).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes, where: str) -> Manifest:
+        """Read a manifest; refuse a newer format, and say so when it is none."""
+        try:
+            tree = json.loads(content)
+            known = int(tree.pop("format"))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise unreadable(where, f"its manifest is not whole ({type(error).__name__})") from error
+        if known > FORMAT:
+            raise NewerFormat(where, known)
+        try:
+            files = {_plain(name): FileFacts(**facts) for name, facts in tree.pop("files").items()}
+            return cls(files=files, **tree)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise unreadable(where, f"its manifest lacks something ({error})") from error
+
+
+class NewerFormat(BadCheckpoint):
+    """A checkpoint of a later version of this program: good perhaps, but not for us to judge."""
+
+    def __init__(self, where: str, known: int) -> None:
+        super().__init__(
+            f"{where} has checkpoint format {known}; this version reads up to {FORMAT}",
+            fix="update paceline, or give the run another name to start anew",
+        )
+
+
+def unreadable(where: str, why: str) -> BadCheckpoint:
+    """Return the error for a checkpoint that must not be loaded."""
+    return BadCheckpoint(
+        f"{where} is damaged: {why}",
+        fix="an older checkpoint is taken instead where there is one; `paceline ckpt check` looks at all of them",
+    )
+
+
+def _plain(name: str) -> str:
+    """Return a file name that stays inside its folder."""
+    if not name or "/" in name or "\\" in name or name.startswith("."):
+        raise ValueError(f"file name {name!r}")
+    return name

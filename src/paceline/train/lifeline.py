@@ -1,0 +1,211 @@
+"""How a run outlives its processes: what it goes on from, when it saves, when it stops."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+import paceline
+from paceline import handover
+from paceline.checkpoint.interval import Cadence
+from paceline.checkpoint.manifest import Manifest
+from paceline.checkpoint.restore import newest_good, read_tensors
+from paceline.checkpoint.save import Saved, Saver
+from paceline.checkpoint.storage import open_storage
+from paceline.config import RunConfig
+from paceline.config.intervals import Every, seconds_from
+from paceline.config.values import flatten
+from paceline.data.batches import Batches
+from paceline.errors import ConfigError, PacelineError
+from paceline.events import CheckpointBad, CheckpointFailed, CheckpointSaved, Event
+from paceline.rundir import RunDir
+from paceline.train.meter import Meter
+from paceline.train.reduction import Note
+from paceline.train.state import load_state, named_state, python_numbers
+from paceline.train.step import OptimizerStep
+from paceline.train.stop import Agreement, StopRequest
+from paceline.world.collectives import texts_of_all
+from paceline.world.facts import FileMeeting, World
+from paceline.world.group import wait_for_all
+
+# Settings that do not make it another training.
+_FREE = {"name", "runs", "resume", "stop_after", "epochs", "steps", "parallel", "device", "backend"}
+_FREE_TABLES = {"checkpoint", "log", "timeout", "record"}
+
+
+class Lifeline:
+    """Restores, saves and stops a run. Every rank has one and makes the same calls in the same order."""
+
+    def __init__(
+        self,
+        world: World,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        batches: Batches,
+        config: RunConfig,
+        take: OptimizerStep,
+        meters: Mapping[str, Meter],
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._world, self._model, self._optimizer, self._config = world, model, optimizer, config
+        self._batches, self._take, self._meters, self._emit = batches, take, meters, emit
+        home = RunDir.of(config).checkpoints
+        self._storage = open_storage(home, config.checkpoint.to, config.name)
+        token = texts_of_all(world, secrets.token_hex(4))[0]
+        kept, patience = config.checkpoint, config.timeout.start_s
+        self._saver = Saver(self._storage, world, token, keep=kept.keep, best=kept.best, patience_s=patience)
+        self._cadence = Cadence(
+            Every.parse(kept.every), kept.mtbf_h * 3600.0, batches.plan.steps_per_epoch, time.monotonic()
+        )
+        self.request = StopRequest(self._deadline(), sum(value.nbytes for _, value in named_state(model, optimizer)))
+        self._agreement = Agreement(take)
+        self._saved_step = -1
+        self._step_begun = time.monotonic()
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take signals as requests to save and stop; whatever ends the run, a save under way is given its time."""
+        meeting = self._world.meeting
+        if self._world.launcher == "paceline" and isinstance(meeting, FileMeeting):
+            handover.heeds_mark(meeting.path, self._world.rank).touch(mode=0o600)
+        with self.request.listening():
+            try:
+                yield
+            except BaseException:
+                self._saver.give_up()
+                raise
+
+    def restore(self) -> int:
+        """Go on from the newest good checkpoint; return its step, or 0."""
+        if self._world.is_main:
+            self._storage.sweep()
+            if self._config.resume == "never":
+                for step in self._storage.steps():
+                    self._storage.set_aside(step)
+        found = newest_good(self._storage, self._world, lambda step, why: self._emit(CheckpointBad(step, why)))
+        if found is None:
+            return 0
+        self._refuse_another_training(found)
+        self._load(found)
+        self._saved_step = found.step
+        self._tell_launcher(found.step)
+        return found.step
+
+    def take(self, step: Any) -> Note:
+        """Take one step, and ask with it for what this rank wants."""
+        self._step_begun = time.monotonic()
+        due = self._world.is_main and self._cadence.due_at(self._step_begun) and not self._saver.busy
+        return self._take(step, save=due, stop=self.request.asked)
+
+    def after_step(self, note: Note, done: int, metrics: Mapping[str, float]) -> bool:
+        """Save where that is due, and say what was saved; return whether all ranks stop here."""
+        self._report_saves()
+        step_s = time.monotonic() - self._step_begun
+        self.request.learn_step(step_s)
+        save, stop = self._agreement.on(note, step_s)
+        if save or stop or self._cadence.due_after(done):
+            self.save(done, metrics)
+        return stop
+
+    def save(self, done: int, metrics: Mapping[str, float]) -> None:
+        """Save all the state of the run, unless this very step is saved."""
+        if done == self._saved_step:
+            return
+        self._saved_step = done
+        self._cadence.begun(time.monotonic())
+        draft = Manifest(
+            step=done,
+            samples=self._batches.plan.seen_after(done),
+            files={},
+            metrics=dict(metrics),
+            values={
+                "meters": {name: meter.state(self._take) for name, meter in self._meters.items()},
+                "numbers": python_numbers(self._optimizer, self._model),
+                "optimizer": type(self._optimizer).__name__,
+                "dataset_samples": self._batches.plan.samples,
+                "world_size": self._world.size,
+            },
+            config=dict(flatten(self._config)),
+            versions={
+                "paceline": paceline.__version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+        )
+        self._saver.save(dict(named_state(self._model, self._optimizer)), draft)
+
+    def finish(self) -> None:
+        """Wait until the last save is complete, on every rank."""
+        try:
+            self._saver.wait()
+        finally:
+            self._report_saves()
+        wait_for_all(self._world)  # rank 0 may serve the letters by which the others hear that all is well
+
+    def _report_saves(self) -> None:
+        try:
+            for saved in self._saver.finished():
+                self._learn(saved)
+        except PacelineError as error:
+            self._emit(CheckpointFailed(self._saved_step, error.problem))
+            raise
+
+    def _learn(self, saved: Saved) -> None:
+        self._cadence.learn(saved.held_s, saved.total_s)
+        self.request.learn_save(saved.total_s)
+        step = saved.manifest.step
+        self._emit(CheckpointSaved(step, saved.where, saved.manifest.size_bytes, saved.held_s, saved.total_s))
+        self._tell_launcher(step)
+
+    def _load(self, found: Manifest) -> None:
+        saved = read_tensors(self._storage, found)
+        problems = load_state(self._model, self._optimizer, saved, found.values["numbers"])
+        kind = type(self._optimizer).__name__
+        if found.values["optimizer"] != kind:
+            problems.insert(0, f"the optimizer was {found.values['optimizer']}, is {kind}")
+        if problems:
+            raise ConfigError(
+                f"{self._storage.where(found.step)} is of another model: {_some(problems)}",
+                fix="build model and optimizer as they were, or give this run another name=",
+            )
+        for name, meter in self._meters.items():
+            meter.restore(found.values["meters"][name], mine=self._take.knows_all or self._world.is_main)
+
+    def _refuse_another_training(self, found: Manifest) -> None:
+        now = dict(flatten(self._config)) | {"dataset_samples": self._batches.plan.samples}
+        before = dict(found.config) | {"dataset_samples": found.values["dataset_samples"]}
+        changed = [
+            f"{name} was {before[name]}, is {value}"
+            for name, value in now.items()
+            if name not in _FREE and name.partition(".")[0] not in _FREE_TABLES and before.get(name, value) != value
+        ]
+        if changed and self._config.resume != "changed":
+            raise ConfigError(
+                f"{self._storage.where(found.step)} is of another training: {_some(changed)}",
+                fix="give this run another name=, or go on with resume=changed, or start over with resume=never",
+            )
+
+    def _tell_launcher(self, step: int) -> None:
+        """Let the launcher see that there was progress: it counts only failures without any."""
+        if self._world.is_main and self._world.launcher == "paceline" and isinstance(self._world.meeting, FileMeeting):
+            handover.progress_file(self._world.meeting.path).write_text(str(step))
+
+    def _deadline(self) -> float:
+        after = self._config.stop_after
+        return min(self._world.deadline_s, time.time() + seconds_from(after)) if after else self._world.deadline_s
+
+
+def _some(things: list[str], most: int = 8) -> str:
+    """Return the first of many things.
+
+    >>> _some(["a", "b", "c"], most=2)
+    'a; b; and 1 more'
+    """
+    return "; ".join(things[:most] + ([f"and {len(things) - most} more"] if len(things) > most else []))

@@ -1,0 +1,85 @@
+"""How a run learns that it must stop, and how all ranks stop at the same step."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+from paceline.train.reduction import Note
+from paceline.train.step import OptimizerStep
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_AGREE_S = 0.25  # about how often ranks ask each other where the step's own reduction does not tell
+_MARGIN = 1.5  # a step or a save may take so much longer than the slowest one seen
+_MARGIN_S = 1.0
+_BYTES_PER_S = 50e6  # what a save is taken to reach before one has been measured
+
+
+class StopRequest:
+    """Whether this rank was told to stop: by a signal, or by a deadline that comes near."""
+
+    def __init__(self, deadline_s: float, state_bytes: int) -> None:
+        self.reason = ""
+        self._deadline_s = deadline_s
+        self._save_s = state_bytes / _BYTES_PER_S
+        self._slowest_s = 0.0
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take signals as requests while the run trains; a second Ctrl-C interrupts at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield  # only the main thread may; a run in another one has its deadline
+            return
+        before = {number: signal.signal(number, self._heed) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _heed(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self.reason:
+            raise KeyboardInterrupt
+        self.reason = self.reason or signal.Signals(number).name
+
+    def learn_step(self, seconds: float) -> None:
+        """Take how long a step took, with the evaluation that followed it."""
+        self._slowest_s = max(self._slowest_s, seconds)
+
+    def learn_save(self, seconds: float) -> None:
+        """Take how long a save took until it was complete."""
+        self._save_s = seconds
+
+    @property
+    def lead_s(self) -> float:
+        """How long before the deadline to stop: time for the step under way, one more, and a save."""
+        return _MARGIN * (2.0 * self._slowest_s + self._save_s) + _MARGIN_S
+
+    @property
+    def asked(self) -> bool:
+        """Whether this rank wants all to stop after the step that comes next."""
+        if not self.reason and time.time() > self._deadline_s - self.lead_s:
+            self.reason = "the time limit is near"
+        return bool(self.reason)
+
+
+class Agreement:
+    """What any rank asked for with a step, known to all of them after it."""
+
+    def __init__(self, take: OptimizerStep) -> None:
+        self._take = take
+        self._left = 1
+
+    def on(self, note: Note, step_s: float) -> tuple[bool, bool]:
+        """Return whether to save and whether to stop, the same on all ranks. Every rank must call this after every step."""
+        if not self._take.knows_all:
+            self._left -= 1
+            if self._left:
+                return False, False
+            note = self._take.total(Note(step_s, 1.0, save=note.save, stop=note.stop))
+            self._left = max(1, min(1000, int(_AGREE_S * note.counted / max(note.loss, 1e-9))))
+        return note.save > 0, note.stop > 0
