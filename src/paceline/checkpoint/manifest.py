@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import xxhash
+
 from paceline.errors import BadCheckpoint
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+_SUM = b',\n "xxh3": "'
 
 
 @dataclass(frozen=True)
@@ -42,14 +45,18 @@ class Manifest:
         return sum(facts.size_bytes for facts in self.files.values())
 
     def to_json(self) -> bytes:
-        """Return the manifest as it is stored."""
-        return json.dumps({"format": FORMAT} | asdict(self), indent=1).encode()
+        """Return the manifest as it is stored: its last entry is the sum of all bytes before it."""
+        body = json.dumps({"format": FORMAT} | asdict(self), indent=1).encode().removesuffix(b"\n}")
+        return body + _end(body)
 
     @classmethod
     def from_json(cls, content: bytes, where: str) -> Manifest:
         """Read a manifest; refuse a newer format, and say so when it is none."""
+        body, mark, _ = content.rpartition(_SUM)
+        if not mark or content != body + _end(body):
+            raise unreadable(where, "its manifest has other bytes than were written")
         try:
-            tree = json.loads(content)
+            tree = json.loads(body + b"}")
             known = int(tree.pop("format"))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise unreadable(where, f"its manifest is not whole ({type(error).__name__})") from error
@@ -78,6 +85,10 @@ def unreadable(where: str, why: str) -> BadCheckpoint:
         f"{where} is damaged: {why}",
         fix="an older checkpoint is taken instead where there is one; `paceline ckpt check` looks at all of them",
     )
+
+
+def _end(body: bytes) -> bytes:
+    return _SUM + xxhash.xxh3_64_hexdigest(body).encode() + b'"\n}'
 
 
 def _plain(name: str) -> str:

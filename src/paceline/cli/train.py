@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
-from paceline.cli.run import start
+from paceline.cli.run import add_launch_arguments, start
 from paceline.errors import ConfigError, did_you_mean
-from paceline.launch.spec import LaunchSpec, Target, module
+from paceline.launch.spec import Target, module
 from paceline.recipes import RECIPES
 
 HELP = "train a built-in recipe right now: " + ", ".join(RECIPES)
@@ -18,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "recipe", nargs="?", default="", help="; ".join(f"{name}: {what}" for name, what in RECIPES.items())
     )
-    parser.add_argument("-n", "--ranks", type=int, default=1, help="number of ranks on this machine")
+    add_launch_arguments(parser)
     parser.add_argument(
         "-h", "--help", action="store_true", help="show the recipe's settings, or this text without a recipe"
     )
@@ -31,8 +30,8 @@ def main(known: argparse.Namespace) -> int:
         known.show_help()
         return 0
     if known.help:
-        return start(LaunchSpec(recipe(known.recipe), 1, ("--help",)), sys.stdout)
-    return start(LaunchSpec(recipe(known.recipe), known.ranks, tuple(known.arguments)), sys.stdout)
+        known.ranks, known.arguments = "1", ["--help"]
+    return start(recipe(known.recipe), known)
 
 
 def recipe(name: str) -> Target:

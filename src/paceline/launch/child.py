@@ -11,7 +11,6 @@ import faulthandler
 import json
 import os
 import runpy
-import signal
 import sys
 import threading
 import time
@@ -21,7 +20,8 @@ from types import TracebackType
 from typing import NoReturn
 
 from paceline import handover
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, Stopped
+from paceline.world.orphan import die_with_parent
 
 _PEER_LOST = (
     "Connection closed by peer",
@@ -32,12 +32,13 @@ _PEER_LOST = (
     "Read timeout",
     "Socket closed",
 )
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     """Run the target as the main program; write down why if it fails."""
-    _die_with_parent()
+    die_with_parent()
+    if os.environ.get(handover.LAUNCHER, "") != str(os.getppid()):
+        os._exit(1)  # it died before the kernel was asked
     faulthandler.enable()
     kind, what, *arguments = sys.argv[1:]
     sys.argv = [what, *arguments]
@@ -47,6 +48,8 @@ def main() -> None:
             runpy.run_path(what, run_name="__main__")
         else:
             runpy.run_module(what, run_name="__main__", alter_sys=True)
+    except Stopped as stop:
+        _leave(int(str(stop.code)))
     except Exception as error:  # noqa: BLE001 - whatever the script raises is passed on
         _report(error)
         _leave(getattr(error, "exit_code", 1))
@@ -62,16 +65,6 @@ def _leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel to end this rank when its launcher is gone, so that no rank trains on as an orphan."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.environ.get(handover.LAUNCHER, "") != str(os.getppid()):
-        os._exit(1)
 
 
 def _report(error: Exception) -> None:

@@ -38,6 +38,10 @@ class Failure:
     rank: int
     exit_code: int
     message: str
+    known: bool = False
+    """Whether it is one of our own errors, which would only come again."""
+    progress: int = -1
+    """The step of the newest checkpoint by then; -1: none is known."""
 
 
 def find_culprit(ranks: list[Ended]) -> Failure:
@@ -54,7 +58,7 @@ def find_culprit(ranks: list[Ended]) -> Failure:
 
 def _failure(end: Ended) -> Failure:
     if end.known:
-        return Failure(end.rank, _own_code(end), end.text)
+        return Failure(end.rank, _own_code(end), end.text, known=True)
     if end.text:
         return Failure(
             end.rank,

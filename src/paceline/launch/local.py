@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import selectors
 import shutil
@@ -12,20 +13,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
 from paceline import handover
+from paceline.errors import STOPPED
 from paceline.launch.failure import Ended, Failure, find_culprit
 from paceline.launch.logs import RankOutput
+from paceline.launch.signals import STOP_SIGNALS, StopSignals
 from paceline.launch.spec import LaunchSpec
 
 MEETING_FILE = "meeting"
 _LOOK_S = 0.1
 _GATHER_S = 1.0  # how long to wait for other ranks' own words after the first has failed
 _GRACE_S = 3.0  # how long a rank may take to leave before it is killed
+_SAVE_S = 600.0  # how long ranks that said so may take to save before they leave
+
+Look = Callable[[Sequence[subprocess.Popen[bytes]]], None]
 
 
 @dataclass
@@ -35,26 +41,61 @@ class _Rank:
     output: RankOutput
     failure_file: Path
     joined_mark: Path
+    heeds_mark: Path
     ended_s: float = 0.0
+    told_to_stop: bool = False
 
     @property
     def ended(self) -> Ended:
         return Ended.read(self.number, self.process.poll(), self.ended_s, self.failure_file, tuple(self.output.tail))
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it saved and left, or was ended by a signal that asks for that before it could heed it."""
+        return self.process.returncode == STOPPED or -(self.process.returncode or 0) in STOP_SIGNALS
 
-def launch(spec: LaunchSpec, screen: TextIO | None = None) -> Failure | None:
-    """Run N supervised ranks to their end; return the first failure, if any. Nothing is left running."""
-    with _private_folder() as folder, _terminated_as_interrupt():
+
+def launch(spec: LaunchSpec, screen: TextIO | None = None, each_look: Look | None = None) -> Failure | None:
+    """Run N supervised ranks to their end; return the first failure, if any. Nothing is left running.
+
+    A signal to stop is passed on to the ranks, which may save before they leave; a second one ends them.
+    """
+    with _private_folder() as folder, StopSignals() as signals:
         ranks: list[_Rank] = []
         try:
             for number in range(spec.ranks):
                 ranks.append(_start(spec, number, folder, screen))  # noqa: PERF401 - one that started is ended, whatever comes
-            _watch(ranks)
-            return find_culprit([rank.ended for rank in ranks]) if _any_failed(ranks) else None
+            _watch(ranks, signals, each_look)
+            failure = _outcome(ranks, signals)
+            return failure and replace(failure, progress=_progress(folder))
         finally:
             _end_all(ranks)
             for rank in ranks:
                 rank.output.close()
+
+
+def _outcome(ranks: list[_Rank], signals: StopSignals) -> Failure | None:
+    stopped = any(rank.stopped for rank in ranks)
+    if stopped or signals.count:
+        spoke = [end for end in (rank.ended for rank in ranks) if end.text and not end.lost_peer]
+        if spoke:
+            return find_culprit(spoke)
+        if not stopped or (
+            signals.first == signal.SIGINT and all(rank.process.returncode != STOPPED for rank in ranks)
+        ):
+            raise KeyboardInterrupt
+        return Failure(
+            -1, STOPPED, f"stopped (exit code {STOPPED}): the same command goes on from the newest checkpoint"
+        )
+    return find_culprit([rank.ended for rank in ranks]) if _any_failed(ranks) else None
+
+
+def _progress(folder: Path) -> int:
+    """Return the step of the newest checkpoint that the ranks spoke of."""
+    try:
+        return int(handover.progress_file(folder / MEETING_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return -1
 
 
 def _start(spec: LaunchSpec, number: int, folder: Path, screen: TextIO | None) -> _Rank:
@@ -67,8 +108,10 @@ def _start(spec: LaunchSpec, number: int, folder: Path, screen: TextIO | None) -
         stderr=subprocess.STDOUT,
         start_new_session=True,  # so that Ctrl-C reaches the launcher alone, which ends the ranks in order
     )
-    joined_mark = handover.joined_mark(folder / MEETING_FILE, number)
-    return _Rank(number, process, RankOutput(number, spec.ranks, screen), failure_file, joined_mark)
+    meeting = folder / MEETING_FILE
+    output = RankOutput(number, spec.ranks, screen)
+    marks = handover.joined_mark(meeting, number), handover.heeds_mark(meeting, number)
+    return _Rank(number, process, output, failure_file, *marks)
 
 
 def _environment(
@@ -87,26 +130,48 @@ def _environment(
     env.setdefault("OMP_NUM_THREADS", "1")
     if spec.settings:
         env[handover.SETTINGS] = json.dumps(json.loads(env.get(handover.SETTINGS) or "{}") | dict(spec.settings))
+    if math.isfinite(spec.deadline_s):
+        env[handover.DEADLINE] = str(spec.deadline_s)
     if screen is not None and screen.isatty():
         env[handover.TERMINAL] = "1"
     return env
 
 
-def _watch(ranks: list[_Rank]) -> None:
-    """Pass on output until all ranks have ended, or shortly after one has failed."""
+def _watch(ranks: list[_Rank], signals: StopSignals, each_look: Look | None) -> None:
+    """Pass on output until all ranks have ended, or shortly after one has failed, or was told to stop."""
     with selectors.DefaultSelector() as selector:
         for rank in ranks:
             assert rank.process.stdout is not None
             os.set_blocking(rank.process.stdout.fileno(), False)
             selector.register(rank.process.stdout, selectors.EVENT_READ, rank)
-        deadline = float("inf")
-        while time.monotonic() < deadline:
+        limit = math.inf
+        while time.monotonic() < limit and signals.count < 2:
             _pass_on(selector)
-            if _note_ends(ranks):
-                deadline = min(deadline, time.monotonic() + _GATHER_S)
+            if each_look is not None:
+                each_look([rank.process for rank in ranks])
+            limit = min(limit, time.monotonic() + _patience(ranks, signals))
             if all(rank.ended_s for rank in ranks):
                 break
         _pass_on(selector, wait_s=0)
+
+
+def _patience(ranks: list[_Rank], signals: StopSignals) -> float:
+    """Return how long ranks may still run, now that some have ended or were told to stop; tell them, if it is time."""
+    failed = _note_ends(ranks)
+    if failed and not any(rank.stopped for rank in ranks):
+        return _GATHER_S
+    if not (failed or signals.count):
+        return math.inf
+    running = [rank for rank in ranks if not rank.ended_s]
+    _tell_to_stop([rank for rank in running if not rank.told_to_stop])
+    leaving = any(rank.process.returncode == STOPPED for rank in ranks)
+    return _SAVE_S if leaving or all(rank.heeds_mark.exists() for rank in running) else _GRACE_S
+
+
+def _tell_to_stop(ranks: list[_Rank]) -> None:
+    _signal(ranks, signal.SIGTERM)
+    for rank in ranks:
+        rank.told_to_stop = True
 
 
 def _pass_on(selector: selectors.BaseSelector, wait_s: float = _LOOK_S) -> None:
@@ -140,7 +205,7 @@ def _any_failed(ranks: list[_Rank]) -> bool:
 def _end_all(ranks: list[_Rank]) -> None:
     """End every rank that still runs, and whatever it started: first asked, then killed."""
     running = [rank for rank in ranks if rank.process.poll() is None]
-    _signal(running, signal.SIGTERM)
+    _tell_to_stop([rank for rank in running if not rank.told_to_stop])
     limit = time.monotonic() + _GRACE_S
     for rank in running:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -165,17 +230,3 @@ def _private_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _terminated_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C while ranks run, so that they are ended with us."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

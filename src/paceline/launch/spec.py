@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,8 @@ class LaunchSpec:
     ranks: int
     arguments: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    deadline_s: float = math.inf
+    """The moment by which the ranks must have saved and left, in seconds since 1970."""
 
     def __post_init__(self) -> None:
         """Refuse a world that cannot be."""

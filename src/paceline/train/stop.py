@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
+from paceline.launch.signals import STOP_SIGNALS
 from paceline.train.reduction import Note
 from paceline.train.step import OptimizerStep
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _AGREE_S = 0.25  # about how often ranks ask each other where the step's own reduction does not tell
 _MARGIN = 1.5  # a step or a save may take so much longer than the slowest one seen
 _MARGIN_S = 1.0
@@ -27,6 +27,7 @@ class StopRequest:
         self._deadline_s = deadline_s
         self._save_s = state_bytes / _BYTES_PER_S
         self._slowest_s = 0.0
+        self._first = True
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -34,7 +35,7 @@ class StopRequest:
         if threading.current_thread() is not threading.main_thread():
             yield  # only the main thread may; a run in another one has its deadline
             return
-        before = {number: signal.signal(number, self._heed) for number in _SIGNALS}
+        before = {number: signal.signal(number, self._heed) for number in STOP_SIGNALS}
         try:
             yield
         finally:
@@ -47,8 +48,9 @@ class StopRequest:
         self.reason = self.reason or signal.Signals(number).name
 
     def learn_step(self, seconds: float) -> None:
-        """Take how long a step took, with the evaluation that followed it."""
-        self._slowest_s = max(self._slowest_s, seconds)
+        """Take how long a step took, with the evaluation that followed it. The first one, cold or compiling, tells nothing."""
+        self._slowest_s = 0.0 if self._first else max(self._slowest_s, seconds)
+        self._first = False
 
     def learn_save(self, seconds: float) -> None:
         """Take how long a save took until it was complete."""

@@ -21,6 +21,7 @@ from paceline.world.detect import detect_world
 from paceline.world.device import choose_backend, choose_device, prepare_device
 from paceline.world.facts import FileMeeting, World
 from paceline.world.meeting import claim_folder, open_tcp_store
+from paceline.world.orphan import die_with_parent
 from paceline.world.randomness import seed_everything
 
 
@@ -33,6 +34,8 @@ def join(config: RunConfig) -> Iterator[World]:
     """
     world = detect_world(os.environ, os.getppid())
     _check_fits(world, config)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent()  # a killed agent would leave its ranks training on
     world = replace(world, device=choose_device(world, config))
     prepare_device(world, config)
     if world.size > 1:

@@ -1,0 +1,61 @@
+"""How a launch that failed is started again, from its newest checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TextIO
+
+from paceline.errors import STOPPED
+from paceline.launch.failure import Failure
+from paceline.launch.local import launch
+from paceline.launch.spec import LaunchSpec
+
+DEFAULT_RESTARTS = 3
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """How often to start again. Only failures without progress in between are counted."""
+
+    most: int | None = None
+    """None: three times, and only if something has been saved; a script that cannot begin is not tried again."""
+    fewest_ranks: int = 0
+    """Go on with fewer ranks, down to so many, where starting again led nowhere; 0: always with as many."""
+
+    def allow(self, failure: Failure, spent: int) -> bool:
+        """Return whether to start again after the `spent`-th failure in a row without progress."""
+        if failure.known or failure.exit_code == STOPPED:
+            return False
+        if self.most is None:
+            return failure.progress >= 0 and spent <= DEFAULT_RESTARTS
+        return spent <= self.most
+
+
+def launch_with_restarts(
+    spec: LaunchSpec, restarts: Restarts, screen: TextIO | None, say: Callable[[str], None]
+) -> Failure | None:
+    """Launch until it is done, is told to stop, or fails once too often."""
+    best, spent = -1, 0
+    while True:
+        failure = launch(spec, screen)
+        if failure is None:
+            return None
+        moved = failure.progress > best
+        best, spent = max(best, failure.progress), 1 if moved else spent + 1
+        if not restarts.allow(failure, spent):
+            return failure
+        if restarts.fewest_ranks and not moved:
+            spec = replace(spec, ranks=max(restarts.fewest_ranks, spec.ranks - 1))
+        most = DEFAULT_RESTARTS if restarts.most is None else restarts.most
+        say(f"{failure.message}\n{restart_line(spec.ranks, failure.progress, spent, most)}")
+
+
+def restart_line(ranks: int, step: int, spent: int, most: int) -> str:
+    """Return what is said when a launch begins again.
+
+    >>> restart_line(4, 120, 1, 3)
+    'starting again on 4 ranks, from the checkpoint of step 120 (attempt 1 of 3 without progress)'
+    """
+    start = f"the checkpoint of step {step}" if step >= 0 else "the start"
+    return f"starting again on {ranks} rank{'' if ranks == 1 else 's'}, from {start} (attempt {spent} of {most} without progress)"
