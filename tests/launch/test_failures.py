@@ -145,7 +145,7 @@ RUNNING = None
         ([spoke(0, 1.0, lost_peer=True), silent(1, 2.0, -9)], 1, 137, "killed by SIGKILL"),
         ([spoke(0, 1.0, lost_peer=True), silent(1, 0.5, 0)], 1, 1, "exit code 0"),
         ([spoke(0, 1.0, lost_peer=True), spoke(1, 0.5, lost_peer=True)], 1, 1, "words of 1"),
-        ([spoke(0, 1.0, lost_peer=True), silent(1, 0.0, RUNNING)], 0, 1, "words of 0"),
+        ([spoke(0, 1.0, lost_peer=True), silent(1, 0.0, RUNNING)], 1, 1, "rank 1 did not answer"),
         ([silent(0, 1.0, 0), silent(1, 2.0, 4)], 1, 4, "code 4 without an exception"),
         ([silent(0, 1.0, -15), silent(1, 2.0, -11)], 0, 143, "killed by SIGTERM"),
         ([silent(0, 0.0, RUNNING), spoke(1, 3.0, 2, known=True)], 1, 2, "words of 1"),

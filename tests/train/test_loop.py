@@ -62,16 +62,16 @@ def test_files_and_folders_are_private_and_the_config_starts_the_run_again(tmp_p
 
 
 def test_a_checkpoint_is_plain_safetensors_under_a_manifest(tmp_path) -> None:
-    import hashlib
-
+    import xxhash
     from safetensors.torch import load_file
 
-    model = train(settings(tmp_path, "checkpoint.every_epochs=2"))
+    model = train(settings(tmp_path, "checkpoint.every=2epochs"))
     folders = sorted((tmp_path / "run" / "checkpoints").iterdir())
     assert [folder.name for folder in folders] == ["step-000000006", "step-000000009"]
-    assert torch.equal(load_file(folders[-1] / "state.safetensors")["model.weight"], model.weight)
-    said = json.loads((folders[-1] / "manifest.json").read_text())["files"]["state.safetensors"]
-    assert hashlib.sha256((folders[-1] / "state.safetensors").read_bytes()).hexdigest() == said["sha256"]
+    file = folders[-1] / "part-00001-of-00001.safetensors"
+    assert torch.equal(load_file(file)["model.weight"], model.weight)
+    said = json.loads((folders[-1] / "manifest.json").read_text())["files"][file.name]
+    assert said == {"size_bytes": file.stat().st_size, "xxh3": xxhash.xxh3_64_hexdigest(file.read_bytes())}
 
 
 def test_a_run_that_breaks_off_leaves_a_word(tmp_path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from paceline.errors import BadCheckpoint
@@ -51,8 +51,8 @@ class Image(NamedTuple):
     size_bytes: int
 
 
-def plan_image(specs: Iterable[Spec]) -> Image:
-    """Plan a file for tensors: wide types first, so that every one is aligned.
+def plan_image(specs: Iterable[Spec], metadata: Mapping[str, str] | None = None) -> Image:
+    """Plan a file for tensors, and words that readers may ask it for: wide types first, so that every one is aligned.
 
     >>> image = plan_image([Spec("b", "U8", (3,)), Spec("a", "F32", (2, 2))])
     >>> [(place.spec.name, place.end - place.begin) for place in image.places], image.size_bytes - len(image.header)
@@ -61,7 +61,8 @@ def plan_image(specs: Iterable[Spec]) -> Image:
     ordered = sorted(specs, key=lambda spec: -WIDTHS[spec.dtype])
     ends = list(itertools.accumulate(spec.size_bytes for spec in ordered))
     spans = list(zip([0, *ends], ends, strict=False))
-    entries = {
+    entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    entries |= {
         spec.name: {"dtype": spec.dtype, "shape": spec.shape, "data_offsets": span}
         for spec, span in zip(ordered, spans, strict=True)
     }
@@ -109,7 +110,7 @@ def split_by_size(sizes: Sequence[int], parts: int) -> list[list[int]]:
     """Deal things out to parts of about equal size: the largest first, each to the part that has least.
 
     >>> split_by_size([5, 1, 4, 3, 2], 2)
-    [[0, 3], [1, 2, 4]]
+    [[0, 1, 4], [2, 3]]
     """
     found: list[list[int]] = [[] for _ in range(parts)]
     loads = [0] * parts

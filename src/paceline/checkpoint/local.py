@@ -6,13 +6,14 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import xxhash
 
-from paceline.checkpoint.manifest import MANIFEST, FileFacts, Manifest, unreadable
+from paceline.checkpoint.manifest import MANIFEST, FileFacts, Manifest
 from paceline.checkpoint.storage import CHUNK_BYTES, folder_name, step_of
 from paceline.rundir import make_durable, make_private, write_whole, writing_to
 
@@ -63,11 +64,15 @@ class LocalStorage:
 
     def manifest(self, step: int) -> Manifest:
         """Read what a checkpoint says of itself."""
-        try:
-            content = (self._folder(step) / MANIFEST).read_bytes()
-        except OSError as error:
-            raise unreadable(self.where(step), f"its manifest cannot be read ({error.strerror})") from error
-        return Manifest.from_json(content, self.where(step))
+        return Manifest.from_json((self._folder(step) / MANIFEST).read_bytes(), self.where(step))
+
+    def sizes(self) -> dict[str, dict[str, int]]:
+        """Return the bytes of every file, by folder."""
+        found = {}
+        for folder in self.root.iterdir() if self.root.is_dir() else []:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a run may be deleting it
+                found[folder.name] = {file.name: file.stat().st_size for file in folder.iterdir()}
+        return found
 
     def chunks(self, step: int, name: str) -> Iterator[memoryview]:
         """Read one file piece by piece."""
@@ -88,10 +93,10 @@ class LocalStorage:
 
     def delete(self, step: int) -> None:
         """Take the name away, then the files."""
-        doomed = self.root / f".deleted-{folder_name(step)}"
+        doomed = self.root / f".deleted-{folder_name(step)}.{secrets.token_hex(4)}"
         with writing_to(self.root):
             self._folder(step).rename(doomed)
-            shutil.rmtree(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)  # what another machine still reads goes with the next sweep
 
     def sweep(self) -> None:
         """Remove what interrupted saves and deletions left."""

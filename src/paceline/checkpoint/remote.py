@@ -81,25 +81,24 @@ class RemoteStorage:
         found = self._found()
         newest = max((step for step, names in found.items() if MANIFEST in names), default=-1)
         for step, names in found.items():
-            if step < newest and not {MANIFEST, _ASIDE} & set(names):
+            if step < newest and not {MANIFEST, _ASIDE} & names:
                 with self._reaching("write"):
                     self._fs.rm(f"{self._root}/{folder_name(step)}", recursive=True)
 
-    def _found(self) -> dict[int, list[str]]:
-        """Return the names of all files, by step."""
-        with self._reaching("read"):
+    def sizes(self) -> dict[str, dict[str, int]]:
+        """Return the bytes of every file, by folder."""
+        found: dict[str, dict[str, int]] = {}
+        with self._reaching("read"), contextlib.suppress(FileNotFoundError):
             self._fs.invalidate_cache()
-            try:
-                paths = self._fs.find(self._root)
-            except FileNotFoundError:
-                paths = []
-        found: dict[int, list[str]] = {}
-        for path in paths:
-            folder, _, name = path.removeprefix(self._root).lstrip("/").partition("/")
-            step = step_of(folder)
-            if step is not None and "/" not in name:
-                found.setdefault(step, []).append(name)
+            for path, facts in self._fs.find(self._root, detail=True).items():
+                folder, _, name = path.removeprefix(self._root).lstrip("/").partition("/")
+                found.setdefault(folder, {})[name] = facts["size"]
         return found
+
+    def _found(self) -> dict[int, set[str]]:
+        """Return the names of all files of checkpoints, and of what may become one, by step."""
+        found = ((step_of(folder), set(files)) for folder, files in self.sizes().items())
+        return {step: names for step, names in found if step is not None}
 
     def _path(self, step: int, name: str) -> str:
         return f"{self._root}/{folder_name(step)}/{name}"
@@ -130,7 +129,7 @@ def _open(address: str) -> tuple[Any, str]:
         ) from error
     except ValueError as error:
         raise ConfigError(
-            f"checkpoint.to={address!r}: {error}",
+            f"{address}: {error}",
             fix="use a path, s3://bucket/folder, or another address that fsspec knows",
         ) from error
     return fs, str(root).rstrip("/")

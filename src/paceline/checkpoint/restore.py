@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.checkpoint.image import read_places
 from paceline.checkpoint.manifest import Manifest, NewerFormat
 from paceline.checkpoint.save import DTYPES
-from paceline.checkpoint.storage import Storage, check_file, read_verified
+from paceline.checkpoint.storage import Storage, check_file, manifest_of, read_verified
 from paceline.errors import BadCheckpoint
 from paceline.world.collectives import texts_of_all
 from paceline.world.facts import World
@@ -32,7 +32,7 @@ def newest_good(storage: Storage, world: World, tell: Callable[[int, str], None]
 def _judge(storage: Storage, world: World, step: int) -> tuple[Manifest | None, str]:
     """Check this rank's share of the files; return the manifest, and what is wrong with it."""
     try:
-        manifest = storage.manifest(step)
+        manifest = manifest_of(storage, step)
         for name in sorted(manifest.files)[world.rank :: world.size]:
             check_file(storage, step, name, manifest.files[name])
     except NewerFormat:

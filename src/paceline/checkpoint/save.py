@@ -7,7 +7,7 @@ import json
 import mmap
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.checkpoint.image import Image, Spec, plan_image, split_by_size
 from paceline.checkpoint.manifest import FileFacts, Manifest
 from paceline.checkpoint.retention import no_longer_needed
-from paceline.checkpoint.storage import Storage, check
+from paceline.checkpoint.storage import Storage, check, manifest_of
 from paceline.errors import BadCheckpoint, EnvironmentUnfit, PacelineError
 from paceline.world.facts import World
 from paceline.world.mailbox import Mailbox
@@ -60,10 +60,19 @@ class Saver:
     """Saves checkpoints, at most one at a time. Every rank has one, writes its share, and makes the same calls."""
 
     def __init__(
-        self, storage: Storage, world: World, token: str, *, keep: int = 3, best: str = "", patience_s: float = 1800.0
+        self,
+        storage: Storage,
+        world: World,
+        token: str,
+        *,
+        keep: int = 3,
+        best: str = "",
+        patience_s: float = 1800.0,
+        on_commit: Callable[[int], None] | None = None,
     ) -> None:
         self._storage, self._world, self._token = storage, world, token
         self._keep, self._best, self._patience_s = keep, best, patience_s
+        self._on_commit = on_commit
         self._mailbox = Mailbox(world, f"save-{token}")
         self._staging = _Staging()
         self._thread: threading.Thread | None = None
@@ -152,6 +161,8 @@ class Saver:
                 files[letter["name"]] = FileFacts(letter["size_bytes"], letter["xxh3"])
         manifest = replace(job.draft, files=files)
         if self._storage.commit(step, self._token, manifest):
+            if self._on_commit is not None:
+                self._on_commit(step)
             self._finished.put(Saved(manifest, self._storage.where(step), job.held_s, time.perf_counter() - job.begun))
         self._mailbox.post(f"{step}/{_COMMITTED}", "{}")
         self._retire(step)
@@ -175,7 +186,7 @@ class Saver:
         metrics = {}
         for step in self._storage.steps():
             with contextlib.suppress(BadCheckpoint):  # what cannot be judged is not ours to delete
-                metrics[step] = self._storage.manifest(step).metrics
+                metrics[step] = manifest_of(self._storage, step).metrics
         doomed = [step for step in no_longer_needed(metrics, self._keep, self._best) if step < newest]
         if doomed:
             check(self._storage, newest)

@@ -35,6 +35,9 @@ class Storage(Protocol):
     def manifest(self, step: int) -> Manifest:
         """Read what a checkpoint says of itself."""
 
+    def sizes(self) -> dict[str, dict[str, int]]:
+        """Return the bytes of every file here, by folder: of checkpoints, and of what lies beside them."""
+
     def chunks(self, step: int, name: str) -> Iterator[memoryview]:
         """Read one file of a checkpoint, piece by piece."""
 
@@ -78,6 +81,17 @@ def step_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def manifest_of(storage: Storage, step: int) -> Manifest:
+    """Read what a checkpoint says of itself, and see that it speaks of itself."""
+    try:
+        manifest = storage.manifest(step)
+    except OSError as error:
+        raise unreadable(storage.where(step), f"its manifest cannot be read ({error.strerror or error})") from error
+    if manifest.step != step:
+        raise unreadable(storage.where(step), f"its manifest is of step {manifest.step}")
+    return manifest
+
+
 def read_verified(storage: Storage, step: int, name: str, facts: FileFacts) -> bytearray:
     """Return the bytes of one file; whatever is returned has been summed."""
     content, filled = bytearray(facts.size_bytes), 0
@@ -95,7 +109,7 @@ def check_file(storage: Storage, step: int, name: str, facts: FileFacts) -> None
 
 def check(storage: Storage, step: int) -> Manifest:
     """Read a whole checkpoint and see that every byte is what was written; return its manifest."""
-    manifest = storage.manifest(step)
+    manifest = manifest_of(storage, step)
     for name, facts in manifest.files.items():
         check_file(storage, step, name, facts)
     return manifest

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Callable, Sequence
 
 from paceline import __version__
-from paceline.cli import chaos, run, train, verify
+from paceline.cli import chaos, ckpt, run, train, verify
 from paceline.errors import PacelineError, did_you_mean
 
 Verb = Callable[[argparse.Namespace], int]
 
-_VERBS = {"train": train, "run": run, "verify": verify, "chaos": chaos}
+_VERBS = {"train": train, "run": run, "verify": verify, "chaos": chaos, "ckpt": ckpt}
 
 _EPILOG = "exit codes: 0 yes or fine; 1 the answer is no, or the training failed; 2 bad usage or config; 3 the environment is unfit; 75 saved and stopped, run it again to go on"
 

@@ -50,10 +50,24 @@ def find_culprit(ranks: list[Ended]) -> Failure:
     silent = [end for end in ranks if not end.text and end.code]
     left_early = [end for end in ranks if not end.text and end.code == 0]
     lost_peer = [end for end in ranks if end.lost_peer]
-    for candidates in (spoke, silent, left_early, lost_peer):
+    for candidates in (spoke, silent, left_early):
         if candidates:
             return _failure(min(candidates, key=lambda end: end.time_s))
-    raise AssertionError("no rank failed")
+    assert lost_peer, "no rank failed"
+    first = min(lost_peer, key=lambda end: end.time_s)
+    unanswering = [end for end in ranks if end.code is None and not end.text]
+    return _no_answer(first, unanswering) if unanswering else _failure(first)
+
+
+def _no_answer(first: Ended, unanswering: list[Ended]) -> Failure:
+    """Return the failure for ranks that are there but do not move."""
+    who = " or ".join(str(end.rank) for end in unanswering)
+    return Failure(
+        unanswering[0].rank,
+        1,
+        f"error: rank {who} did not answer; all ranks were ended. Rank {first.rank} waited for it, then said:\n\n{first.text}\n"
+        "  fix: see whether it was frozen, swapped out, or long in code of its own; timeout.step_s says how long to wait",
+    )
 
 
 def _failure(end: Ended) -> Failure:

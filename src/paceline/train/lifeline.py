@@ -27,7 +27,7 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.events import CheckpointBad, CheckpointFailed, CheckpointSaved, Event
 from paceline.rundir import RunDir
 from paceline.train.meter import Meter
-from paceline.train.reduction import Note
+from paceline.train.reduction import Asks, Note
 from paceline.train.state import load_state, named_state, python_numbers
 from paceline.train.step import OptimizerStep
 from paceline.train.stop import Agreement, StopRequest
@@ -60,7 +60,15 @@ class Lifeline:
         self._storage = open_storage(home, config.checkpoint.to, config.name)
         token = texts_of_all(world, secrets.token_hex(4))[0]
         kept, patience = config.checkpoint, config.timeout.start_s
-        self._saver = Saver(self._storage, world, token, keep=kept.keep, best=kept.best, patience_s=patience)
+        self._saver = Saver(
+            self._storage,
+            world,
+            token,
+            keep=kept.keep,
+            best=kept.best,
+            patience_s=patience,
+            on_commit=self._tell_launcher,
+        )
         self._cadence = Cadence(
             Every.parse(kept.every), kept.mtbf_h * 3600.0, batches.plan.steps_per_epoch, time.monotonic()
         )
@@ -101,8 +109,11 @@ class Lifeline:
     def take(self, step: Any) -> Note:
         """Take one step, and ask with it for what this rank wants."""
         self._step_begun = time.monotonic()
-        due = self._world.is_main and self._cadence.due_at(self._step_begun) and not self._saver.busy
-        return self._take(step, save=due, stop=self.request.asked)
+        return self._take(step, self._asks)
+
+    def _asks(self) -> Asks:
+        due = self._world.is_main and self._cadence.due_at(time.monotonic()) and not self._saver.busy
+        return Asks(save=due, stop=self.request.asked)
 
     def after_step(self, note: Note, done: int, metrics: Mapping[str, float]) -> bool:
         """Save where that is due, and say what was saved; return whether all ranks stop here."""
@@ -160,9 +171,8 @@ class Lifeline:
     def _learn(self, saved: Saved) -> None:
         self._cadence.learn(saved.held_s, saved.total_s)
         self.request.learn_save(saved.total_s)
-        step = saved.manifest.step
-        self._emit(CheckpointSaved(step, saved.where, saved.manifest.size_bytes, saved.held_s, saved.total_s))
-        self._tell_launcher(step)
+        facts = saved.manifest
+        self._emit(CheckpointSaved(facts.step, saved.where, facts.size_bytes, saved.held_s, saved.total_s))
 
     def _load(self, found: Manifest) -> None:
         saved = read_tensors(self._storage, found)

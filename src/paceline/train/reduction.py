@@ -25,6 +25,13 @@ NOTE_HEAD = 4
 """Numbers of a note before the moves."""
 
 
+class Asks(NamedTuple):
+    """What one rank asks of all, after the step under way."""
+
+    save: bool = False
+    stop: bool = False
+
+
 class Note(NamedTuple):
     """What a lane says beside its gradients; also the sum of such notes."""
 
@@ -44,6 +51,10 @@ class Note(NamedTuple):
         return Note(
             self.loss + other.loss, self.counted + other.counted, moves, self.save + other.save, self.stop + other.stop
         )
+
+    def asking(self, asks: Asks) -> Note:
+        """Return the note with what its rank asks for."""
+        return self._replace(save=float(asks.save), stop=float(asks.stop)) if any(asks) else self
 
     def to_tensor(self) -> Tensor:
         """Return the note as it travels."""

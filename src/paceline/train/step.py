@@ -14,7 +14,7 @@ from paceline.errors import TrainingError
 from paceline.scale.lr import schedule_factor
 from paceline.train.buffers import MovingBuffers, find_moving_buffers
 from paceline.train.parallel import inner, lane_sum
-from paceline.train.reduction import Note, gradients_of
+from paceline.train.reduction import Asks, Note, gradients_of
 from paceline.world.facts import World
 from paceline.world.randomness import seed_everything
 
@@ -45,11 +45,11 @@ class OptimizerStep:
         self._buffers: MovingBuffers | None = None
         self._seeds: dict[float, Tensor] = {}
 
-    def __call__(self, step: Step, *, save: bool = False, stop: bool = False) -> Note:
+    def __call__(self, step: Step, asks: Callable[[], Asks] | None = None) -> Note:
         """Compute this rank's lanes, sum them with those of all others, and update the weights.
 
-        The note holds the sums over what this rank knows; `total` makes them sums over all ranks. `save` and `stop` are
-        what this rank asks of all; the note counts those who ask.
+        The note holds the sums over what this rank knows; `total` makes them sums over all ranks. `asks` is called as
+        late as it can be; the note counts the ranks that ask.
         """
         first_time = self._buffers is None
         buffers = self._buffers = self._buffers or self._find_buffers(step)
@@ -62,7 +62,7 @@ class OptimizerStep:
             self._sum.after_lane()
             buffers.restore()
         output, note = self._forward(self._model, step, step.lanes[-1])
-        self._sum.before_lane(note._replace(save=float(save), stop=float(stop)) if save or stop else note)
+        self._sum.before_lane(note if asks is None else note.asking(asks()))
         torch.autograd.backward(output, self._seed_for(step, step.lanes[-1]))
         totals = self._sum.finish()
         if first_time:  # a missing gradient would hold DDP up, but not a world of one: it is an error in both

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 from paceline.launch.signals import STOP_SIGNALS
-from paceline.train.reduction import Note
+from paceline.train.reduction import Asks, Note
 from paceline.train.step import OptimizerStep
 
 _AGREE_S = 0.25  # about how often ranks ask each other where the step's own reduction does not tell
@@ -76,12 +76,12 @@ class Agreement:
         self._take = take
         self._left = 1
 
-    def on(self, note: Note, step_s: float) -> tuple[bool, bool]:
+    def on(self, note: Note, step_s: float) -> Asks:
         """Return whether to save and whether to stop, the same on all ranks. Every rank must call this after every step."""
         if not self._take.knows_all:
             self._left -= 1
             if self._left:
-                return False, False
+                return Asks()
             note = self._take.total(Note(step_s, 1.0, save=note.save, stop=note.stop))
             self._left = max(1, min(1000, int(_AGREE_S * note.counted / max(note.loss, 1e-9))))
-        return note.save > 0, note.stop > 0
+        return Asks(save=note.save > 0, stop=note.stop > 0)

@@ -1,0 +1,88 @@
+"""Where the checkpoints of a run are that a person names in one way or another."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from paceline.checkpoint.catalog import Catalog, glance, reading
+from paceline.checkpoint.local import LocalStorage
+from paceline.checkpoint.storage import open_storage, step_of
+from paceline.config.schema import RunConfig
+from paceline.config.values import from_toml, with_settings
+from paceline.errors import ConfigError, did_you_mean
+from paceline.rundir import RunDir
+
+
+def find_catalog(run: str) -> Catalog:
+    """Return the checkpoints of a run folder, a folder of checkpoints, one checkpoint, or an address."""
+    if "://" in run:
+        return _at_address(run.rstrip("/"))
+    path = Path(run) if Path(run).name not in {"", ".."} else Path(run).resolve()
+    with reading(run):
+        if not path.is_dir():
+            raise _not_there(path)
+        if RunDir(path).config.is_file():
+            return _of_run(RunDir(path))
+        if (step := step_of(path.name)) is not None:
+            return Catalog(LocalStorage(path.parent), only=step)
+        home = RunDir(path).checkpoints
+        storage = LocalStorage(home if home.is_dir() else path)
+        if (inside := runs_in(path)) and not any(glance(storage)):
+            raise ConfigError(f"{run} is not a run", fix=f"use one of: {', '.join(inside)}")
+        return Catalog(storage)
+
+
+def _at_address(address: str) -> Catalog:
+    from paceline.checkpoint.remote import RemoteStorage
+
+    above, _, name = address.rpartition("/")
+    step = step_of(name)
+    found = Catalog(RemoteStorage(address if step is None else above), only=step)
+    if not any(glance(found.storage)):
+        fix = "check the address: it is checkpoint.to of the run, and the name of the run"
+        raise ConfigError(f"there is nothing at {address}", fix=fix)
+    return found
+
+
+def _of_run(folder: RunDir) -> Catalog:
+    """Return the checkpoints of a run, wherever its settings say that they are."""
+    try:
+        settings = from_toml(tomllib.loads(folder.config.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ConfigError(f"{folder.config} is not TOML: {error}", fix=f"name {folder.checkpoints} itself") from error
+    known = {"name", "runs", "checkpoint.to", "checkpoint.best"}  # the rest may be a script's own, or a later version's
+    config = with_settings(RunConfig(), {name: value for name, value in settings.items() if name in known})
+    to = config.checkpoint.to
+    if to and "://" not in to:
+        to = str(_started_in(folder, config) / to)
+    return Catalog(open_storage(folder.checkpoints, to, config.name), config.checkpoint.best)
+
+
+def _started_in(folder: RunDir, config: RunConfig) -> Path:
+    """Return the folder from which a run was started: its relative paths count from there."""
+    inside, here = RunDir.of(config).root, folder.root.absolute()
+    if inside.is_absolute() or here.parts[-len(inside.parts) :] != inside.parts:
+        return Path()
+    start = here.parents[len(inside.parts) - 1]
+    return Path() if start == Path.cwd() else start
+
+
+def _not_there(path: Path) -> ConfigError:
+    problem = f"there is no run {path}"
+    if path.exists():
+        return ConfigError(f"{path} is a file", fix=f"name the folder it is in: {path.parent}")
+    if (Path("runs") / path).is_dir():
+        return ConfigError(problem, fix=f"did you mean {Path('runs') / path}?")
+    near = {*runs_in(path.parent), *runs_in(Path("runs"))}
+    return ConfigError(problem, fix=did_you_mean(str(path), near) if near else "check the path, or give an address")
+
+
+def runs_in(folder: Path) -> list[str]:
+    """Return what in a folder could have checkpoints."""
+    inside = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [
+        str(path)
+        for path in inside
+        if RunDir(path).config.is_file() or RunDir(path).checkpoints.is_dir() or step_of(path.name) is not None
+    ]

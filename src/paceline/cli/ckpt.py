@@ -1,0 +1,190 @@
+"""Look at a run's checkpoints, read every byte of them, or export the weights: list RUN, check RUN, export RUN OUT.safetensors."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.checkpoint.catalog import SAVE_FIRST, Catalog, Entry, examine, glance
+from paceline.checkpoint.export import export_newest
+from paceline.checkpoint.retention import best_step
+from paceline.checkpoint.whereabouts import find_catalog, runs_in
+from paceline.errors import ConfigError, PacelineError, did_you_mean
+
+HELP = "checkpoints of a run: list them, check every byte, export the weights"
+
+_FORMS = {"list": "list RUN", "check": "check RUN", "export": "export RUN OUT.safetensors"}
+_SHOWN = 3  # problems of one checkpoint
+_BESIDE = {"aside": "set aside", "leftover": "left by a save or a deletion that was interrupted, or is under way"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's own arguments."""
+    where = "a run's folder, a folder of checkpoints, one checkpoint, or an address such as s3://bucket/folder/NAME"
+    parser.add_argument("action", nargs="?", metavar="list|check|export", help="; ".join(_FORMS.values()))
+    parser.add_argument("run", nargs="?", metavar="RUN", help=where)
+    parser.add_argument("out", nargs="?", metavar="OUT.safetensors", help="export: the file to write")
+    parser.add_argument(
+        "--step", type=_step, metavar="N", help="only this step; without it, export takes the newest good one"
+    )
+    parser.add_argument("--json", action="store_true", help="print what is found as JSON")
+    parser.add_argument("--force", action="store_true", help="export: write over a file that exists")
+
+
+def main(known: argparse.Namespace) -> int:
+    """List, check or export."""
+    words = [word for word in (known.action, known.run, known.out) if word is not None] + known.arguments
+    action = _action(words)
+    catalog = find_catalog(words[1])
+    if known.step is not None:
+        catalog = catalog.narrowed(known.step)
+    if action == "export":
+        return _export(catalog, Path(words[2]), known)
+    return _list(catalog, as_json=known.json) if action == "list" else _check(catalog, as_json=known.json)
+
+
+def _step(text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError(f"--step {text!r} is not a step", fix="give its number, as in --step 120")
+    return int(text)
+
+
+def _action(words: Sequence[str]) -> str:
+    """Return what is to be done, if the words are neither too few nor too many for it."""
+    for word in words:
+        if word.startswith("-"):
+            raise ConfigError(f"there is no option {word}", fix=did_you_mean(word, ["--step", "--json", "--force"]))
+    if not words or words[0] not in _FORMS:
+        problem = f"ckpt cannot {words[0]!r}" if words else "ckpt: what is to be done?"
+        raise ConfigError(problem, fix=did_you_mean(words[0] if words else "", _FORMS))
+    form = _FORMS[words[0]].split()
+    if len(words) < len(form):
+        runs = ", ".join(runs_in(Path("runs"))) if len(words) == 1 else ""
+        found = f"; here are: {runs}" if runs else ""
+        raise ConfigError(f"{form[len(words)]} is missing", fix=f"paceline ckpt {_FORMS[words[0]]}{found}")
+    if len(words) > len(form):
+        raise ConfigError(f"unexpected word {words[len(form)]!r}", fix=f"paceline ckpt {_FORMS[words[0]]}")
+    return words[0]
+
+
+def _list(catalog: Catalog, *, as_json: bool) -> int:
+    everything, beside = glance(catalog.storage)
+    marks = _marks(catalog, everything)
+    entries = [entry for entry in everything if catalog.only in {None, entry.step}]
+    beside = [] if entries and catalog.only is not None else beside
+    if as_json:
+        found = [_facts(entry) | {"marks": marks[entry.step]} for entry in entries]
+        _print_json({"where": catalog.where, "checkpoints": found, "beside": [item._asdict() for item in beside]})
+    else:
+        table = _table(entries, marks) if entries else ["there are no checkpoints here"]
+        below = [f"{_BESIDE[item.kind]}: {item.name} ({human(item.size_bytes)})" for item in beside]
+        print("\n".join([catalog.where, *table, *below]))
+    return 0 if entries else 1
+
+
+def _check(catalog: Catalog, *, as_json: bool) -> int:
+    """Say of each checkpoint as soon as it is known whether all is well."""
+    found: list[Entry] = []
+    for step in catalog.steps():
+        if entry := examine(catalog.storage, step):
+            found.append(entry)
+            if not as_json:
+                size = f" ({human(entry.manifest.size_bytes)})" if entry.manifest else ""
+                print(f"{entry.where}{size}  {_verdict(entry)}", flush=True)
+    good = [entry for entry in found if entry.verdict == "ok"]
+    if as_json:
+        _print_json({"where": catalog.where, "checkpoints": [_facts(entry) for entry in found]})
+    elif not found:
+        raise PacelineError(f"there are no checkpoints in {catalog.where}", fix=SAVE_FIRST)
+    return 0 if found and len(good) == len(found) else 1
+
+
+def _export(catalog: Catalog, out: Path, known: argparse.Namespace) -> int:
+    done = export_newest(catalog, out, force=known.force)
+    if known.json:
+        _print_json(done._asdict() | {"path": str(out)})
+        return 0
+    for problem in done.passed_over:
+        print(f"passed over: {problem}", file=sys.stderr)
+    print(f"{done.where}\n  -> {out}: {done.tensors:,} tensors, {human(done.size_bytes)}\n")
+    print("from safetensors.torch import load_file")
+    print(f"weights = load_file({json.dumps(str(out), ensure_ascii=False)})")
+    print("model.load_state_dict(weights)")
+    return 0
+
+
+def _marks(catalog: Catalog, entries: Sequence[Entry]) -> dict[int, list[str]]:
+    """Return which checkpoint is the newest, and which is best by the metric that the run's settings name."""
+    manifests = {entry.step: entry.manifest for entry in entries if entry.manifest}
+    last = manifests[max(manifests)].config if manifests else {}
+    rule = catalog.best or str(last.get("checkpoint.best", ""))
+    best = best_step({step: manifest.metrics for step, manifest in manifests.items()}, rule) if rule else None
+    marked = {"newest": max((entry.step for entry in entries), default=None), "best": best}
+    return {entry.step: [mark for mark, step in marked.items() if step == entry.step] for entry in entries}
+
+
+def _table(entries: Sequence[Entry], marks: Mapping[int, Sequence[str]]) -> list[str]:
+    head = ["step", "samples", "size", "ranks", "metrics", "verdict"]
+    rows = [head, *(_row(entry, marks[entry.step]) for entry in entries)]
+    step, samples, size, ranks, metrics, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return [
+        f"{row[0]:>{step}}  {row[1]:>{samples}}  {row[2]:>{size}}  {row[3]:>{ranks}}  {row[4]:<{metrics}}  {row[5]}"
+        for row in rows
+    ]
+
+
+def _row(entry: Entry, marks: Sequence[str]) -> list[str]:
+    verdict = _verdict(entry) + (f" ({', '.join(marks)})" if marks else "")
+    if entry.manifest is None:
+        return [str(entry.step), "?", "?", "?", "", verdict]
+    facts = entry.manifest
+    metrics = "  ".join(f"{name} {value:.4f}" for name, value in sorted(facts.metrics.items()))
+    ranks = facts.values.get("world_size", "?")
+    return [str(entry.step), f"{facts.samples:,}", human(facts.size_bytes), str(ranks), metrics, verdict]
+
+
+def _facts(entry: Entry) -> dict[str, Any]:
+    manifest = entry.manifest
+    return {
+        "step": entry.step,
+        "where": entry.where,
+        "verdict": entry.verdict,
+        "problems": list(entry.problems),
+        "samples": manifest.samples if manifest else None,
+        "size_bytes": manifest.size_bytes if manifest else None,
+        "ranks": manifest.values.get("world_size") if manifest else None,
+        "metrics": {
+            name: value if math.isfinite(value) else None
+            for name, value in (manifest.metrics if manifest else {}).items()
+        },
+    }
+
+
+def _verdict(entry: Entry) -> str:
+    more = len(entry.problems) - _SHOWN
+    problems = "; ".join([*entry.problems[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+    return f"{entry.verdict}: {problems}" if problems else entry.verdict
+
+
+def human(size_bytes: float) -> str:
+    """Return a size for people.
+
+    >>> human(90), human(14_401_560), human(999_999), human(3.2e13)
+    ('90 B', '14.4 MB', '1.0 MB', '32.0 TB')
+    """
+    if size_bytes < 1000:
+        return f"{size_bytes} B"
+    for unit in ("kB", "MB", "GB"):
+        size_bytes /= 1000
+        if size_bytes < 999.95:
+            return f"{size_bytes:.1f} {unit}"
+    return f"{size_bytes / 1000:.1f} TB"
+
+
+def _print_json(found: Mapping[str, Any]) -> None:
+    print(json.dumps(found, indent=2))

@@ -1,0 +1,37 @@
+"""What the tests of survival share: a training that can be struck at a moment of their choice."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from launch.program import paceline, wait_for
+
+SCRIPT = str(Path(__file__).with_name("training.py"))
+SHORT = ("batch.global_size=16", "epochs=8", "log.every_steps=1")
+
+
+def digest(text: str) -> str:
+    """Return the digest that a run ended with."""
+    found = re.search(r"weights and optimizer state (\w{16})", text)
+    assert found, text
+    return found[1]
+
+
+def pid(folder: Path, place: str, rank: int = 0) -> int:
+    """Return the process of a rank once it has come to a place."""
+    file = folder / "marks" / f"{place}-{rank}"
+    wait_for(file)
+    while not (text := file.read_text()):
+        time.sleep(0.01)
+    return int(text)
+
+
+@pytest.fixture(scope="session")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of the run that nobody touched."""
+    done = paceline("run", SCRIPT, *SHORT, folder=tmp_path_factory.mktemp("untouched"))
+    assert "the script goes on after the training" in done.out
+    return digest(done.out)

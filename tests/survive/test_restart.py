@@ -1,0 +1,173 @@
+"""A run that fails goes on from its newest checkpoint, by itself, and ends with the bits of one that did not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from launch.program import MARK, paceline, processes_with, started
+from survive.conftest import SCRIPT, SHORT, digest, pid
+
+from paceline.launch.failure import Failure
+from paceline.launch.restart import Restarts
+
+SAVING = (*SHORT, "checkpoint.every=5steps")
+
+CRASH_ONCE = """
+import os, runpy
+from pathlib import Path
+import paceline.train.lifeline as lifeline
+
+def crash(self, note, done, metrics, after=lifeline.Lifeline.after_step):
+    stop = after(self, note, done, metrics)
+    times = Path(f"crashes-{done}")
+    if os.environ["RANK"] == "1" and done in {int(word) for word in os.environ["CRASH_AT"].split()}:
+        count = len(times.read_bytes()) if times.exists() else 0
+        if count < int(os.environ.get("TIMES", "1")):
+            times.write_bytes(b"x" * (count + 1))
+            {"raise": lambda: [][0], "kill": lambda: os.kill(os.getpid(), 9)}[os.environ.get("HOW", "kill")]()
+    return stop
+
+lifeline.Lifeline.after_step = crash
+runpy.run_path(os.environ["SCRIPT"], run_name="__main__")
+"""
+
+
+def run(folder: Path, *words: str, **env: str):
+    (folder / "crash.py").write_text(CRASH_ONCE)
+    return paceline("run", "crash.py", *words, *SAVING, folder=folder, env={"SCRIPT": SCRIPT, **env})
+
+
+@pytest.mark.parametrize("how", ["kill", "raise"])
+def test_each_failure_after_progress_is_forgiven_however_many_there_are(
+    tmp_path: Path, untouched: str, how: str
+) -> None:
+    done = run(tmp_path, "-n", "2", "--max-restarts", "1", CRASH_AT="7 13 22 38", HOW=how)
+    assert done.code == 0, done
+    assert digest(done.out) == untouched
+    assert done.err.count("starting again on 2 ranks, from the checkpoint of step ") == 4
+    assert done.err.count("(attempt 1 of 1 without progress)") == 4
+
+
+def test_failures_without_progress_are_counted(tmp_path: Path) -> None:
+    done = run(tmp_path, "-n", "2", "--max-restarts", "2", CRASH_AT="7", TIMES="99", SLOW_STEP="0.05")
+    assert done.code == 137
+    assert len((tmp_path / "crashes-7").read_bytes()) == 3
+    assert done.err.count("starting again") == 2
+
+
+def test_without_a_checkpoint_nothing_is_started_again_unless_asked_for(tmp_path: Path, untouched: str) -> None:
+    done = run(tmp_path, "-n", "2", CRASH_AT="3")
+    assert (done.code, done.err.count("starting again")) == (137, 0)
+    (tmp_path / "crashes-3").unlink()
+    done = run(tmp_path, "-n", "2", "--max-restarts", "1", CRASH_AT="3")
+    assert (done.code, digest(done.out)) == (0, untouched)
+    assert "from the start (attempt 1 of 1" in done.err
+
+
+def test_a_run_can_go_on_with_fewer_ranks(tmp_path: Path, untouched: str) -> None:
+    done = run(tmp_path, "-n", "1:2", "--max-restarts", "3", CRASH_AT="12", TIMES="99")
+    assert done.code == 0, done
+    assert digest(done.out) == untouched
+    assert "starting again on 1 rank, from the checkpoint of step 10" in done.err
+
+
+def test_a_known_error_is_not_tried_again(tmp_path: Path) -> None:
+    done = run(tmp_path, "-n", "2", "--max-restarts", "3", "batch.lanes=1", CRASH_AT="")
+    assert (done.code, done.err.count("starting again")) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("most", "progress", "spent", "known", "code", "again"),
+    [
+        (None, -1, 1, False, 137, False),
+        (None, 0, 1, False, 137, True),
+        (None, 5, 3, False, 1, True),
+        (None, 5, 4, False, 1, False),
+        (0, 5, 1, False, 1, False),
+        (2, -1, 2, False, 1, True),
+        (2, -1, 3, False, 1, False),
+        (9, 5, 1, True, 2, False),
+        (9, 5, 1, False, 75, False),
+    ],
+)
+def test_when_to_start_again(most, progress, spent, known, code, again) -> None:
+    assert Restarts(most).allow(Failure(0, code, "", known=known, progress=progress), spent) is again
+
+
+@pytest.mark.parametrize("words", ["0:4", "5:4", "a:4", "2:", "x"])
+def test_a_range_of_ranks_that_cannot_be_is_refused(tmp_path: Path, words: str) -> None:
+    done = paceline("run", SCRIPT, "-n", words, folder=tmp_path)
+    assert done.code == 2
+    assert "fix: give one, as in -n 4, or a range, as in -n 2:4" in done.err
+
+
+def test_a_crashed_rank_is_noticed_by_the_others_within_seconds(tmp_path: Path) -> None:
+    with started("run", SCRIPT, "-n", "3", *SHORT, folder=tmp_path, env={"SLOW_STEP": "0.1"}) as running:
+        struck = pid(tmp_path, "step", 2)
+        os.kill(struck, signal.SIGKILL)
+        begun = time.monotonic()
+        done = running.wait(timeout_s=30)
+        assert time.monotonic() - begun < 15  # 1 s of it is the launcher's own, who waits for last words
+        assert "rank 2 was killed by SIGKILL" in done.err
+
+
+def test_a_frozen_rank_is_noticed_after_the_step_timeout(tmp_path: Path, untouched: str) -> None:
+    words = ("-n", "2", "--max-restarts", "1", *SHORT, "timeout.step_s=2", "checkpoint.every=1steps")
+    with started("run", SCRIPT, *words, folder=tmp_path, env={"SLOW_STEP": "0.05"}) as running:
+        struck = pid(tmp_path, "evaluate", 1)
+        os.kill(struck, signal.SIGSTOP)
+        done = running.wait(timeout_s=60)
+        assert done.code == 0, done
+        assert digest(done.out) == untouched
+        assert "rank 1 did not answer" in done.err
+
+
+def torchrun(folder: Path, *options: str) -> subprocess.Popen[str]:
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--standalone",
+        *options,
+        SCRIPT,
+        *SAVING,
+    ]
+    env = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE"}}
+    env |= {MARK: str(folder), "OMP_NUM_THREADS": "1", "SLOW_STEP": "0.05"}
+    return subprocess.Popen(words, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def nothing_left(folder: Path) -> bool:
+    limit = time.monotonic() + 10
+    while (left := processes_with(str(folder))) and time.monotonic() < limit:
+        time.sleep(0.05)
+    return not left
+
+
+def test_torchrun_as_the_outer_launcher_restarts_and_the_run_resumes(tmp_path: Path, untouched: str) -> None:
+    with torchrun(tmp_path, "--max-restarts", "2") as outer:
+        struck = pid(tmp_path, "evaluate", 1)
+        (tmp_path / "marks/evaluate-1").unlink()
+        os.kill(struck, signal.SIGKILL)
+        os.kill(pid(tmp_path, "evaluate", 1), signal.SIGKILL)
+        out, _ = outer.communicate(timeout=120)
+    assert outer.returncode == 0, out
+    assert "resumed after step " in out
+    assert digest(out) == untouched
+    assert nothing_left(tmp_path)
+
+
+def test_a_killed_torchrun_leaves_no_orphan_training(tmp_path: Path) -> None:
+    with torchrun(tmp_path) as outer:
+        pid(tmp_path, "step", 1)
+        outer.kill()
+        outer.communicate(timeout=60)
+    assert nothing_left(tmp_path)

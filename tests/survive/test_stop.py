@@ -1,0 +1,139 @@
+"""Told to stop, all ranks stop after the same step, with one good checkpoint, and say: resume me."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from launch.program import Running, paceline, started
+from survive.conftest import SCRIPT, SHORT, digest, pid
+
+from paceline.checkpoint.local import LocalStorage
+from paceline.checkpoint.storage import check
+from paceline.errors import STOPPED
+from paceline.events import surviving
+
+LONG = (*SHORT, "epochs=200", "checkpoint.every=end")
+
+
+def stopped_well(folder: Path, running: Running) -> int:
+    """See that a run stopped as it should; return the step at which."""
+    done = running.wait(timeout_s=60)
+    assert done.code == STOPPED, done
+    assert running.left_over() == []
+    assert list(running.temporary.glob("paceline-*")) == []
+    assert "the script goes on" not in done.out
+    assert "Traceback" not in done.out + done.err
+    storage = LocalStorage(folder / "runs/run/checkpoints")
+    newest = storage.steps()[0]
+    assert check(storage, newest).step == newest
+    last = surviving(folder / "runs/run/events.jsonl")[-1]
+    assert (last["event"], last["step"]) == ("RunStopped", newest)
+    assert [path.name for path in storage.root.iterdir() if not path.name.startswith("step-")] == []
+    return newest
+
+
+def resumes(folder: Path, ranks: str, untouched: str) -> None:
+    again = paceline("run", SCRIPT, "-n", ranks, *SHORT, folder=folder)
+    assert again.code == 0, again
+    assert digest(again.out) == untouched
+
+
+def start(folder: Path, *words: str, **env: str):
+    return started("run", SCRIPT, "-n", "2", *LONG, *words, folder=folder, env={"SLOW_STEP": "0.05", **env})
+
+
+@pytest.mark.parametrize(
+    ("number", "ranks", "skew_s"),
+    [
+        (signal.SIGTERM, [1], 0.0),
+        (signal.SIGUSR1, [0], 0.0),
+        (signal.SIGTERM, [0, 1], 0.0),
+        (signal.SIGINT, [1, 0], 0.15),
+        (signal.SIGTERM, [0, 1], 1.0),
+        (signal.SIGTERM, [1, 0], 2.0),
+    ],
+)
+def test_a_signal_to_any_ranks_stops_all_at_the_same_step(
+    tmp_path: Path, number: signal.Signals, ranks: list[int], skew_s: float
+) -> None:
+    with start(tmp_path) as running:
+        pids = [pid(tmp_path, "step", rank) for rank in ranks]
+        os.kill(pids[0], number)
+        if len(pids) > 1:
+            time.sleep(skew_s)
+            try:
+                os.kill(pids[1], number)
+            except ProcessLookupError:
+                assert skew_s, "the second rank was gone at once"
+        stopped_well(tmp_path, running)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_to_the_launcher_does_the_same_and_the_run_goes_on_later(
+    tmp_path: Path, untouched: str, number: signal.Signals
+) -> None:
+    with start(tmp_path, "epochs=8") as running:
+        pid(tmp_path, "step", 1)
+        running.process.send_signal(number)
+        stopped_well(tmp_path, running)
+    resumes(tmp_path, {signal.SIGTERM: "3", signal.SIGUSR1: "1", signal.SIGINT: "2"}[number], untouched)
+
+
+@pytest.mark.parametrize("where", ["save", "evaluate"])
+@pytest.mark.parametrize("exact", ["true", "false"])
+def test_a_signal_during_a_save_or_an_evaluation_waits_for_it(tmp_path: Path, where: str, exact: str) -> None:
+    slow = {f"SLOW_{where.upper()}": "0.5"}
+    with start(tmp_path, "checkpoint.every=3steps", f"exact={exact}", **slow) as running:
+        os.kill(pid(tmp_path, where, 1), signal.SIGTERM)
+        stopped_well(tmp_path, running)
+
+
+def test_a_signal_after_the_ranks_have_met_but_before_the_first_step(tmp_path: Path) -> None:
+    with start(tmp_path, SLOW_STEP="1.5") as running:
+        os.kill(pid(tmp_path, "step", 1), signal.SIGTERM)
+        assert stopped_well(tmp_path, running) == 1
+
+
+@pytest.mark.parametrize("where", ["begin", "join"])
+@pytest.mark.parametrize("whom", ["launcher", "rank 1"])
+def test_a_signal_before_the_training_ends_it_cleanly_with_nothing_to_lose(
+    tmp_path: Path, where: str, whom: str
+) -> None:
+    with start(tmp_path, **{f"SLOW_{where.upper()}": "30"}) as running:
+        rank = pid(tmp_path, where, 1)
+        os.kill(rank if whom == "rank 1" else running.process.pid, signal.SIGTERM)
+        done = running.wait(timeout_s=30)
+        assert done.code == STOPPED
+        assert "Traceback" not in done.out + done.err
+        assert running.left_over() == []
+    assert LocalStorage(tmp_path / "runs/run/checkpoints").steps() == []
+
+
+def test_a_second_interrupt_does_not_wait_for_the_step(tmp_path: Path) -> None:
+    with start(tmp_path, SLOW_STEP="60") as running:
+        pid(tmp_path, "step", 1)
+        running.process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        running.process.send_signal(signal.SIGINT)
+        assert running.wait(timeout_s=20).code == 130
+        assert running.left_over() == []
+
+
+def test_a_deadline_stops_the_run_in_time_with_a_checkpoint(tmp_path: Path, untouched: str) -> None:
+    begun = time.monotonic()
+    with start(tmp_path, "--stop-after", "14s", SLOW_STEP="0.1") as running:
+        stopped_well(tmp_path, running)
+        assert time.monotonic() - begun < 14
+    assert surviving(tmp_path / "runs/run/events.jsonl")[-1]["reason"] == "the time limit is near"
+
+
+def test_the_last_step_is_the_end_of_the_run_also_when_told_to_stop(tmp_path: Path) -> None:
+    with start(tmp_path, "steps=1", SLOW_STEP="1.0") as running:
+        os.kill(pid(tmp_path, "step", 0), signal.SIGTERM)
+        done = running.wait(timeout_s=60)
+        assert done.code == 0, done
+        assert "the script goes on after the training" in done.out
