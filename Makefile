@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 .PHONY: demo test check clean
 
 demo: $(READY)
-	$(VENV)/bin/paceline train mnist -n 2 name=demo
+	$(VENV)/bin/paceline train mnist -n 2 name=demo resume=never
 	$(VENV)/bin/paceline verify mnist --worlds 1,2,3,4
 
 test: $(READY)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
-SCRIPT = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
+SCRIPT = re.search(r"```python\n(\"\"\".*?)```", README, re.DOTALL)[1]
 COMMANDS = [line[2:].partition("#")[0].strip() for line in re.findall(r"^\$ .*", README, re.MULTILINE)]
 NEEDS = {"make": "is how this test was started", "srun": "needs Slurm", "mpirun": "needs mpirun"}
 

@@ -71,3 +71,24 @@ def test_several_buckets_and_clipping_keep_the_bits_on_a_shared_gpu(clip_norm, t
     given = {"batch.lanes": 5, "batch.global_size": 20, "epochs": 2, "clip_norm": clip_norm, "device": "cuda"}
     found = {digest for size in (1, 2, 3, 4) for digest in run_on_processes(clipped, size, tmp_path, given)}
     assert len(found) == 1
+
+
+def test_a_run_on_a_gpu_is_resumed_on_another_number_of_ranks_with_the_same_bits(tmp_path):
+    straight = run_on_processes(
+        train_on_gpu, 1, tmp_path, {}, {"words": [f"runs={tmp_path}/straight", "steps=9", "checkpoint.every=end"]}
+    )[0]
+    words = [f"runs={tmp_path}/broken", "checkpoint.every=1steps", "lr.schedule=constant"]
+    run_on_processes(train_on_gpu, 2, tmp_path, {}, {"words": [*words, "steps=4"]})
+    run_on_processes(train_on_gpu, 1, tmp_path, {}, {"words": [*words, "steps=6"]})
+    resumed = run_on_processes(train_on_gpu, 3, tmp_path, {}, {"words": [*words, "steps=9"]})[0]
+    assert resumed == straight
+
+
+def train_on_gpu(words: list[str]) -> str:
+    import paceline.recipes.mnist as recipe
+    from paceline.events import surviving
+
+    base = ["device=cuda", "batch.global_size=64", "lr.schedule=constant"]
+    config = config_from_words(MnistConfig, [*base, *words])
+    recipe.main(config)
+    return surviving(Path(config.runs) / "mnist/events.jsonl")[-1]["digest"] if os.environ["RANK"] == "0" else ""
