@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from processes import run_on_processes
 from torch import nn
 
 import paceline
 from paceline.config import RunConfig, config_from_words
+from paceline.errors import Stopped
+from paceline.events import surviving
 
 
 class Counted(torch.utils.data.Dataset):
@@ -46,3 +53,38 @@ def test_only_what_is_left_is_read(tmp_path: Path, seen: int) -> None:
     assert len(first) == 8 * seen
     assert len(train(tmp_path, seen + 3)) == 8 * 3
     assert train(tmp_path, seen + 3) == [], "a run that is complete reads nothing"
+
+
+def train_here(config, world, stop_at: int) -> list[tuple[int, float]]:
+    """Train on this rank, told to stop after a step; rank 0 returns the surviving losses."""
+
+    def told(event) -> None:
+        if getattr(event, "step", 0) == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    generator = torch.Generator().manual_seed(5)
+    data = torch.randn(40, 4, generator=generator), torch.randn(40, 1, generator=generator)
+    pause_s = 0.0 if config.exact else 0.1  # there ranks ask each other only a few times a second
+
+    def loss(outputs, targets):
+        time.sleep(pause_s)
+        return nn.functional.mse_loss(outputs, targets)
+
+    torch.manual_seed(0)
+    model = paceline.parallelize(nn.Linear(4, 1), world, config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    batches = paceline.Batches(data, config, world)
+    with contextlib.suppress(Stopped):
+        paceline.Trainer(world, model, optimizer, batches, loss, config, sinks=[told]).run()
+    events = surviving(Path(config.runs) / "run/events.jsonl") if world.is_main else []
+    return [(event["step"], event["loss"]) for event in events if "loss" in event]
+
+
+@pytest.mark.parametrize(("exact", "worlds"), [(True, (2, 3)), (False, (2, 2))])
+def test_losses_that_span_a_checkpoint_are_those_of_the_straight_run(tmp_path, exact, worlds) -> None:
+    given = {"batch.global_size": 8, "log.every_steps": 3, "exact": exact, "steps": 12, "checkpoint.every": "end"}
+    straight, broken = (given | {"runs": str(tmp_path / name)} for name in ("straight", "broken"))
+    whole = run_on_processes(train_here, worlds[1], tmp_path, straight, {"stop_at": -1})[0]
+    part = run_on_processes(train_here, worlds[0], tmp_path, broken, {"stop_at": 6})[0]
+    assert len(part) < len(whole), "it stopped between two shown losses"
+    assert run_on_processes(train_here, worlds[1], tmp_path, broken, {"stop_at": -1})[0] == whole
