@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -24,11 +26,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reasons = {
         "gpu": "" if torch.cuda.is_available() else "needs a CUDA GPU, and `-m gpu`",
         "mpi": "" if shutil.which("mpirun") else "needs mpirun (Debian: apt-get install openmpi-bin)",
+        "root": "" if _may_mount() else "needs root and mount namespaces (`unshare --mount`)",
     }
     for item in items:
         for marker, reason in reasons.items():
             if reason and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _may_mount() -> bool:
+    if os.geteuid() != 0 or not shutil.which("unshare"):
+        return False
+    return subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
 
 
 @pytest.fixture(autouse=True)
@@ -45,11 +54,10 @@ def nothing_left_behind():
 def _children() -> dict[int, str]:
     found = {}
     for task in Path("/proc/self/task").glob("*/children"):
-        for pid in task.read_text().split():
-            try:
-                found[int(pid)] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-            except OSError:
-                continue
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            for pid in task.read_text().split():
+                with contextlib.suppress(OSError):  # a process that has
+                    found[int(pid)] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     return found
 
 

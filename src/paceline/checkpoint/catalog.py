@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from paceline.checkpoint.manifest import MANIFEST, Manifest, NewerFormat
+from paceline.checkpoint.manifest import Manifest, NewerFormat
 from paceline.checkpoint.storage import Storage, check_file, folder_name, manifest_of, step_of
 from paceline.errors import BadCheckpoint, ConfigError, EnvironmentUnfit
 
@@ -65,7 +65,7 @@ def glance(storage: Storage) -> tuple[list[Entry], list[Remnant]]:
     with reading(storage.address):
         steps, sizes = sorted(storage.steps()), storage.sizes()
         found = [_look(storage, step, lambda manifest: _wrong_sizes(manifest, sizes)) for step in steps]
-    return [entry for entry in found if entry], _remnants(sizes)
+    return [entry for entry in found if entry], _remnants(sizes, steps)
 
 
 def examine(storage: Storage, step: int) -> Entry | None:
@@ -110,12 +110,13 @@ def _why(error: BadCheckpoint, where: str) -> str:
     return error.problem.removeprefix(f"{where} is damaged: ")
 
 
-def _remnants(sizes: Mapping[str, Mapping[str, int]]) -> list[Remnant]:
+def _remnants(sizes: Mapping[str, Mapping[str, int]], steps: list[int]) -> list[Remnant]:
     """Return what was set aside, and what interrupted saves and deletions left."""
     found = []
     for name, files in sorted(sizes.items()):
-        unmade = step_of(name) is not None and MANIFEST not in files
-        aside = name.startswith("aside-step-") or (unmade and any(file.startswith("aside-") for file in files))
+        step = step_of(name)
+        unmade = step is not None and step not in steps
+        aside = name.startswith("aside-step-")
         if aside or unmade or name.startswith((".step-", ".deleted-step-")):
             found.append(Remnant(name, "aside" if aside else "leftover", sum(files.values())))
     return found

@@ -78,7 +78,7 @@ def read_places(start: bytes | memoryview, size_bytes: int, where: str) -> list[
     """Return where the tensors of a file lie, from its first bytes, which must hold the whole header."""
     try:
         return _read_places(start, size_bytes)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadCheckpoint(
             f"{where} is not a safetensors file ({error})", fix="take another checkpoint: `paceline ckpt list`"
         ) from error
@@ -94,14 +94,21 @@ def _read_places(start: bytes | memoryview, size_bytes: int) -> list[Place]:
         _place(name, facts["dtype"], tuple(facts["shape"]), facts["data_offsets"], 8 + length)
         for name, facts in tree.items()
     ]
-    if any(place.end > size_bytes for place in places):
-        raise ValueError("a tensor beyond its end")
+    end = 8 + length
+    for place in sorted(places, key=lambda place: (place.begin, place.end)):
+        if place.begin != end:
+            raise ValueError(f"{place.spec.name} does not begin where the one before it ends")
+        end = place.end
+    if end != size_bytes:
+        raise ValueError(f"tensors up to byte {end} of {size_bytes}")
     return places
 
 
 def _place(name: str, dtype: str, shape: tuple[int, ...], offsets: Sequence[int], data: int) -> Place:
     spec, (begin, end) = Spec(name, dtype, shape), offsets
-    if end - begin != spec.size_bytes or begin < 0:
+    if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
+        raise ValueError(f"a shape or place of {name} that is no count")
+    if end - begin != spec.size_bytes:
         raise ValueError(f"{end - begin} bytes for {name}")
     return Place(spec, data + begin, data + end)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import xxhash
@@ -28,10 +30,10 @@ class LocalStorage:
         self.address = str(root)
 
     def steps(self) -> list[int]:
-        """Return the steps of the checkpoints that exist, the newest first."""
+        """Return the steps of the checkpoints that exist, the newest first. Their folders come with their manifests."""
         if not self.root.is_dir():
             return []
-        found = [step_of(path.name) for path in self.root.iterdir() if (path / MANIFEST).is_file()]
+        found = [step_of(path.name) for path in self.root.iterdir()]
         return sorted((step for step in found if step is not None), reverse=True)
 
     def where(self, step: int) -> str:
@@ -52,6 +54,8 @@ class LocalStorage:
         with writing_to(self.root):
             make_private(partial)
             write_whole(partial / MANIFEST, manifest.to_json())
+            if folder.exists() and not (folder / MANIFEST).exists():
+                self.set_aside(step)  # somebody took its manifest away
             try:
                 partial.rename(folder)  # onto a folder with files in it this fails, so nothing is written over
             except OSError as error:
@@ -74,11 +78,21 @@ class LocalStorage:
                 found[folder.name] = {file.name: file.stat().st_size for file in folder.iterdir()}
         return found
 
-    def chunks(self, step: int, name: str) -> Iterator[memoryview]:
+    def chunks(self, step: int, name: str, *, cached: bool = True) -> Iterator[memoryview]:
         """Read one file piece by piece."""
-        buffer = memoryview(bytearray(CHUNK_BYTES))
+        buffer = memoryview(mmap.mmap(-1, CHUNK_BYTES))  # aligned, as a direct read wants it
         with (self._folder(step) / name).open("rb", buffering=0) as file:
-            while count := file.readinto(buffer):
+            direct = not cached and _set_direct(file.fileno(), on=True)
+            while True:
+                try:
+                    count = file.readinto(buffer)
+                except OSError as error:
+                    if not (direct and error.errno == errno.EINVAL):
+                        raise
+                    direct = _set_direct(file.fileno(), on=False)
+                    continue
+                if not count:
+                    return
                 yield buffer[:count]
 
     def set_aside(self, step: int) -> str:
@@ -114,23 +128,21 @@ class LocalStorage:
 
 def _write_durably(path: Path, image: memoryview) -> str:
     """Write bytes, flush them to disk, and return their sum."""
-    total = xxhash.xxh3_64()
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        whole = len(image) - len(image) % _BLOCK
-        direct = _set_direct(file, on=True)
-        for begin in range(0, whole, CHUNK_BYTES):
-            chunk = image[begin : min(begin + CHUNK_BYTES, whole)]
-            direct = _write_all(file, chunk, direct=direct)
-            total.update(chunk)
-        if direct:
-            _set_direct(file, on=False)
-        _write_all(file, image[whole:], direct=False)
-        total.update(image[whole:])
-        os.fsync(file)
+        with ThreadPoolExecutor(1) as beside:  # the sum is taken while the disk writes
+            total = beside.submit(xxhash.xxh3_64_hexdigest, image)
+            whole = len(image) - len(image) % _BLOCK
+            direct = _set_direct(file, on=True)
+            for begin in range(0, whole, CHUNK_BYTES):
+                direct = _write_all(file, image[begin : min(begin + CHUNK_BYTES, whole)], direct=direct)
+            if direct:
+                _set_direct(file, on=False)
+            _write_all(file, image[whole:], direct=False)
+            os.fsync(file)
+            return total.result()
     finally:
         os.close(file)
-    return total.hexdigest()
 
 
 def _write_all(file: int, chunk: memoryview, *, direct: bool) -> bool:

@@ -13,6 +13,7 @@ from paceline.errors import BadCheckpoint
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+_NO_MANIFEST = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 _SUM = b',\n "xxh3": "'
 
 
@@ -58,15 +59,28 @@ class Manifest:
         try:
             tree = json.loads(body + b"}")
             known = int(tree.pop("format"))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except _NO_MANIFEST as error:
             raise unreadable(where, f"its manifest is not whole ({type(error).__name__})") from error
         if known > FORMAT:
             raise NewerFormat(where, known)
         try:
             files = {_plain(name): FileFacts(**facts) for name, facts in tree.pop("files").items()}
-            return cls(files=files, **tree)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return _checked(cls(files=files, **tree))
+        except _NO_MANIFEST as error:
             raise unreadable(where, f"its manifest lacks something ({error})") from error
+
+
+def _checked(manifest: Manifest) -> Manifest:
+    """Refuse entries of another kind than their names promise."""
+    for number in (manifest.step, manifest.samples, *(facts.size_bytes for facts in manifest.files.values())):
+        if type(number) is not int or number < 0:
+            raise ValueError(f"{number!r} is not a count")
+    for table in (manifest.metrics, manifest.values, manifest.config, manifest.versions):
+        if not isinstance(table, dict):
+            raise TypeError(f"{table!r} is not a table")
+    if not all(isinstance(facts.xxh3, str) for facts in manifest.files.values()):
+        raise TypeError("a sum is not a text")
+    return manifest
 
 
 class NewerFormat(BadCheckpoint):
@@ -93,6 +107,6 @@ def _end(body: bytes) -> bytes:
 
 def _plain(name: str) -> str:
     """Return a file name that stays inside its folder."""
-    if not name or "/" in name or "\\" in name or name.startswith("."):
+    if not name or name.startswith(".") or any(letter in name for letter in "/\\\0"):
         raise ValueError(f"file name {name!r}")
     return name

@@ -12,7 +12,7 @@ from paceline.checkpoint.manifest import MANIFEST, FileFacts, Manifest
 from paceline.checkpoint.storage import CHUNK_BYTES, folder_name, step_of
 from paceline.errors import ConfigError, EnvironmentUnfit
 
-_ASIDE = "aside-manifest.json"
+_IN_BUCKETS = {"s3", "s3a", "gs", "gcs"}
 
 
 class RemoteStorage:
@@ -45,11 +45,18 @@ class RemoteStorage:
         """Put the manifest, unless there is one."""
         with self._reaching("write"):
             self._fs.invalidate_cache()
-            if self._fs.exists(self._path(step, MANIFEST)):
-                for name in manifest.files:
-                    self._fs.rm_file(self._path(step, name))
-                return False
-            self._fs.pipe_file(self._path(step, MANIFEST), manifest.to_json())
+            if not self._fs.exists(self._path(step, MANIFEST)) and self._put_first(step, manifest.to_json()):
+                return True
+            for name in manifest.files:
+                self._fs.rm_file(self._path(step, name))
+        return False
+
+    def _put_first(self, step: int, content: bytes) -> bool:
+        """Put a manifest if there is none, in one act where the store can; return whether it is ours that is there."""
+        try:
+            self._fs.pipe_file(self._path(step, MANIFEST), content, mode="create")
+        except FileExistsError:
+            return False
         return True
 
     def manifest(self, step: int) -> Manifest:
@@ -57,31 +64,36 @@ class RemoteStorage:
         with self._reaching("read"):
             return Manifest.from_json(self._fs.cat_file(self._path(step, MANIFEST)), self.where(step))
 
-    def chunks(self, step: int, name: str) -> Iterator[memoryview]:
+    def chunks(self, step: int, name: str, *, cached: bool = True) -> Iterator[memoryview]:
         """Read one file piece by piece."""
         with self._reaching("read"), self._fs.open(self._path(step, name), "rb", block_size=CHUNK_BYTES) as file:
             while chunk := file.read(CHUNK_BYTES):
                 yield memoryview(chunk)
 
     def set_aside(self, step: int) -> str:
-        """Give the manifest a name that no reader takes."""
+        """Copy a checkpoint to a name that no reader takes, then delete it."""
+        names = {f"aside-{folder_name(step)}{f'-{number}' if number else ''}" for number in range(1000)}
+        aside = min(names - set(self.sizes()), key=lambda name: (len(name), name))
         with self._reaching("write"):
-            self._fs.pipe_file(self._path(step, _ASIDE), self._fs.cat_file(self._path(step, MANIFEST)))
-            self._fs.rm_file(self._path(step, MANIFEST))
-        return f"{self.where(step)}/{_ASIDE}"
+            for path in self._fs.find(f"{self._root}/{folder_name(step)}"):
+                self._fs.cp_file(path, f"{self._root}/{aside}/{path.rpartition('/')[2]}")
+        self.delete(step)
+        return f"{self.address}/{aside}"
 
     def delete(self, step: int) -> None:
         """Take the manifest away, then the files."""
         with self._reaching("write"):
             self._fs.rm_file(self._path(step, MANIFEST))
-            self._fs.rm(f"{self._root}/{folder_name(step)}", recursive=True)
+            self._fs.invalidate_cache()
+            with contextlib.suppress(FileNotFoundError):  # nothing but the manifest was left
+                self._fs.rm(f"{self._root}/{folder_name(step)}", recursive=True)
 
     def sweep(self) -> None:
         """Remove uploads that never got a manifest, older than the newest checkpoint: another writer may be at a later one."""
         found = self._found()
         newest = max((step for step, names in found.items() if MANIFEST in names), default=-1)
         for step, names in found.items():
-            if step < newest and not {MANIFEST, _ASIDE} & names:
+            if step < newest and MANIFEST not in names:
                 with self._reaching("write"):
                     self._fs.rm(f"{self._root}/{folder_name(step)}", recursive=True)
 
@@ -93,7 +105,18 @@ class RemoteStorage:
             for path, facts in self._fs.find(self._root, detail=True).items():
                 folder, _, name = path.removeprefix(self._root).lstrip("/").partition("/")
                 found.setdefault(folder, {})[name] = facts["size"]
+        if not found and self.address.partition("://")[0] in _IN_BUCKETS:
+            self._see_bucket()
         return found
+
+    def _see_bucket(self) -> None:
+        """Tell a bucket without checkpoints from one that is not there."""
+        bucket = self._root.partition("/")[0]
+        with self._reaching("read"):
+            if not self._fs.exists(bucket):
+                raise EnvironmentUnfit(
+                    f"{self.address}: there is no bucket {bucket!r}", fix="create the bucket, or check the address"
+                )
 
     def _found(self) -> dict[int, set[str]]:
         """Return the names of all files of checkpoints, and of what may become one, by step."""

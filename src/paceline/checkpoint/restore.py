@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.checkpoint.image import read_places
 from paceline.checkpoint.manifest import Manifest, NewerFormat
-from paceline.checkpoint.save import DTYPES
+from paceline.checkpoint.staging import DTYPES
 from paceline.checkpoint.storage import Storage, check_file, manifest_of, read_verified
 from paceline.errors import BadCheckpoint
 from paceline.world.collectives import texts_of_all

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,26 +11,18 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from paceline.checkpoint.image import Image, Spec, plan_image, split_by_size
+from paceline.checkpoint.image import Spec, split_by_size
 from paceline.checkpoint.manifest import FileFacts, Manifest
 from paceline.checkpoint.retention import no_longer_needed
+from paceline.checkpoint.staging import WORDS, Staging
 from paceline.checkpoint.storage import Storage, check, manifest_of
 from paceline.errors import BadCheckpoint, EnvironmentUnfit, PacelineError
 from paceline.world.facts import World
 from paceline.world.mailbox import Mailbox
 
-_WORDS = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.complex64: "C64",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.int64: "I64", torch.int32: "I32",
-    torch.int16: "I16", torch.int8: "I8", torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16",
-    torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
-DTYPES = {word: dtype for dtype, word in _WORDS.items()}
-
-_LOOK_S = 0.02
+_LOOK_S = 0.01
 _LAST_WORDS_S = 3.0  # how long to wait for other ranks' files when this one has failed already
 _COMMITTED = "committed"
 
@@ -56,6 +47,17 @@ class _Job:
     held_s: float
 
 
+class SaveFailed(EnvironmentUnfit):
+    """A checkpoint could not be saved, or read back."""
+
+    def __init__(self, step: int, cause: Exception) -> None:
+        start = f"cannot save step {step}: "
+        said = cause.problem if isinstance(cause, PacelineError) else f"{type(cause).__name__}: {cause}"
+        fix = cause.fix if isinstance(cause, PacelineError) else "look at the storage, and run again"
+        super().__init__(start + said.removeprefix(start), fix=fix)
+        self.step = step
+
+
 class Saver:
     """Saves checkpoints, at most one at a time. Every rank has one, writes its share, and makes the same calls."""
 
@@ -74,16 +76,21 @@ class Saver:
         self._keep, self._best, self._patience_s = keep, best, patience_s
         self._on_commit = on_commit
         self._mailbox = Mailbox(world, f"save-{token}")
-        self._staging = _Staging()
-        self._thread: threading.Thread | None = None
-        self._step = -1
-        self._finished: SimpleQueue[Saved | PacelineError] = SimpleQueue()
+        self._staging = Staging()
+        self._threads: list[threading.Thread] = []
+        self._retiring = threading.Lock()
+        self._awaited: int | None = None
+        self._finished: SimpleQueue[Saved | SaveFailed] = SimpleQueue()
         self._limit = float("inf")
 
     @property
     def busy(self) -> bool:
         """Whether a save is under way, as far as this rank knows."""
-        return self._thread is not None and self._thread.is_alive()
+        return any(thread.is_alive() for thread in self._threads)
+
+    def prepare(self, tensors: Mapping[str, Tensor]) -> None:
+        """Get the memory for the first save ready, from a thread: touching it first costs more than the copy."""
+        self._start(self._staging.prepare, self._share(tensors))
 
     def save(self, tensors: Mapping[str, Tensor], draft: Manifest) -> None:
         """Copy this rank's share of the tensors and write it from a thread. A save under way is waited for first."""
@@ -92,10 +99,14 @@ class Saver:
         mine = self._share(tensors)
         image = self._staging.fill(mine) if mine else None
         name = f"part-{self._world.rank + 1:05d}-of-{self._world.size:05d}.safetensors"
-        job = _Job(draft, name, image, begun, time.perf_counter() - begun)
-        self._step = draft.step
-        self._thread = threading.Thread(target=self._run, args=(job,), name="paceline-save")
-        self._thread.start()
+        self._awaited = draft.step
+        self._start(self._run, _Job(draft, name, image, begun, time.perf_counter() - begun))
+
+    def _start(self, work: Callable[[Any], None], argument: object) -> None:
+        """Work in a thread that the process waits for before it ends."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._threads.append(threading.Thread(target=work, args=(argument,), name="paceline-save"))
+        self._threads[-1].start()
 
     def finished(self) -> list[Saved]:
         """Return the saves that were completed since the last look (on rank 0), or raise why one could not be."""
@@ -105,25 +116,36 @@ class Saver:
                 outcome = self._finished.get_nowait()
             except Empty:
                 return found
-            if isinstance(outcome, PacelineError):
+            if isinstance(outcome, SaveFailed):
                 raise outcome
             found.append(outcome)
 
     def wait(self) -> None:
-        """Wait until the save under way is complete on all ranks."""
-        if self._thread is None:
+        """Wait until the save under way is complete on all ranks, or has failed; `finished` tells.
+
+        Old checkpoints may still be on their way out.
+        """
+        if self._awaited is None:
             return
-        self._thread.join()
-        self._thread = None
-        if not self._world.is_main:
-            self._hear(f"{self._step}/{_COMMITTED}", time.monotonic() + self._patience_s)
+        step, self._awaited = self._awaited, None
+        try:
+            self._hear(f"{step}/{_COMMITTED}", time.monotonic() + self._patience_s)
+        except PacelineError as error:
+            if not self._world.is_main:  # rank 0 has put it there itself
+                self._finished.put(SaveFailed(step, error))
+
+    def close(self) -> None:
+        """Wait until nothing is left to do."""
+        self.wait()
+        for thread in self._threads:
+            thread.join()
 
     def give_up(self) -> None:
         """Let a save under way end soon, whatever other ranks do: this one has failed."""
         self._limit = time.monotonic() + _LAST_WORDS_S
 
     def _share(self, tensors: Mapping[str, Tensor]) -> dict[Spec, Tensor]:
-        specs = {Spec(name, _WORDS[value.dtype], tuple(value.shape)): value for name, value in sorted(tensors.items())}
+        specs = {_spec(name, value): value for name, value in sorted(tensors.items())}
         names = list(specs)
         mine = split_by_size([spec.size_bytes for spec in names], self._world.size)[self._world.rank]
         return {names[number]: specs[names[number]] for number in mine}
@@ -135,17 +157,11 @@ class Saver:
             if self._world.is_main:
                 self._commit(job)
         except Exception as error:  # noqa: BLE001 - raised again by the training, which looks at it after every step
-            failure = (
-                error
-                if isinstance(error, PacelineError)
-                else EnvironmentUnfit(
-                    f"cannot save step {job.draft.step}: {type(error).__name__}: {error}",
-                    fix="look at the storage, and run again",
-                )
-            )
+            failure = SaveFailed(job.draft.step, error)
             letter = json.dumps({"problem": failure.problem, "fix": failure.fix})
             self._mailbox.post(f"{job.draft.step}/{_COMMITTED if self._world.is_main else self._world.rank}", letter)
-            self._finished.put(failure)
+            if self._world.is_main:
+                self._finished.put(failure)
 
     def _write(self, job: _Job) -> None:
         letter = {}
@@ -182,45 +198,23 @@ class Saver:
         return said
 
     def _retire(self, newest: int) -> None:
-        """Delete what is no longer needed, once the newest has been read back."""
-        metrics = {}
-        for step in self._storage.steps():
-            with contextlib.suppress(BadCheckpoint):  # what cannot be judged is not ours to delete
-                metrics[step] = manifest_of(self._storage, step).metrics
-        doomed = [step for step in no_longer_needed(metrics, self._keep, self._best) if step < newest]
-        if doomed:
-            check(self._storage, newest)
-        for step in doomed:
-            self._storage.delete(step)
+        """Delete what is no longer needed, once the newest has been read back from the disk."""
+        with self._retiring:
+            metrics = {}
+            for step in self._storage.steps():
+                with contextlib.suppress(BadCheckpoint):  # what cannot be judged is not ours to delete
+                    metrics[step] = manifest_of(self._storage, step).metrics
+            doomed = [step for step in no_longer_needed(metrics, self._keep, self._best) if step < newest]
+            if doomed:
+                check(self._storage, newest, cached=False)
+            for step in doomed:
+                self._storage.delete(step)
 
 
-class _Staging:
-    """Host memory that holds a file until it is written: aligned, pinned for a GPU, and kept from save to save."""
-
-    def __init__(self) -> None:
-        self._memory = torch.empty(0, dtype=torch.uint8)
-
-    def fill(self, mine: Mapping[Spec, Tensor]) -> memoryview:
-        """Copy tensors to where they will lie in the file, and return the file."""
-        image: Image = plan_image(mine)
-        on_gpu = any(value.is_cuda for value in mine.values())
-        if len(self._memory) < image.size_bytes:
-            self._memory = _page_aligned(image.size_bytes, pinned=on_gpu)
-        memory = self._memory[: image.size_bytes]
-        memory[: len(image.header)] = torch.frombuffer(bytearray(image.header), dtype=torch.uint8)
-        for place in image.places:
-            if place.end > place.begin:
-                flat = mine[place.spec].detach().contiguous().reshape(-1).view(torch.uint8)
-                memory[place.begin : place.end].copy_(flat, non_blocking=True)
-        if on_gpu:
-            torch.cuda.current_stream().synchronize()
-        return memoryview(memory.numpy())  # type: ignore[arg-type]
-
-
-def _page_aligned(size: int, *, pinned: bool) -> Tensor:
-    if pinned:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    memory = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)  # else the first copy spends its time on page faults
-    return torch.frombuffer(memory, dtype=torch.uint8)
+def _spec(name: str, value: Tensor) -> Spec:
+    if value.dtype not in WORDS:
+        raise EnvironmentUnfit(
+            f"{name} is of type {value.dtype}, which a safetensors file cannot hold",
+            fix="keep it out of the model's and the optimizer's state, or convert it",
+        )
+    return Spec(name, WORDS[value.dtype], tuple(value.shape))

@@ -38,8 +38,8 @@ class Storage(Protocol):
     def sizes(self) -> dict[str, dict[str, int]]:
         """Return the bytes of every file here, by folder: of checkpoints, and of what lies beside them."""
 
-    def chunks(self, step: int, name: str) -> Iterator[memoryview]:
-        """Read one file of a checkpoint, piece by piece."""
+    def chunks(self, step: int, name: str, *, cached: bool = True) -> Iterator[memoryview]:
+        """Read one file of a checkpoint, piece by piece; not `cached`: from the disk itself where that can be."""
 
     def set_aside(self, step: int) -> str:
         """Make sure that nobody takes a checkpoint again, and keep it; return where it is."""
@@ -86,7 +86,8 @@ def manifest_of(storage: Storage, step: int) -> Manifest:
     try:
         manifest = storage.manifest(step)
     except OSError as error:
-        raise unreadable(storage.where(step), f"its manifest cannot be read ({error.strerror or error})") from error
+        why = "missing" if isinstance(error, FileNotFoundError) else f"unreadable ({error.strerror or error})"
+        raise unreadable(storage.where(step), f"its manifest is {why}") from error
     if manifest.step != step:
         raise unreadable(storage.where(step), f"its manifest is of step {manifest.step}")
     return manifest
@@ -101,25 +102,25 @@ def read_verified(storage: Storage, step: int, name: str, facts: FileFacts) -> b
     return content
 
 
-def check_file(storage: Storage, step: int, name: str, facts: FileFacts) -> None:
+def check_file(storage: Storage, step: int, name: str, facts: FileFacts, *, cached: bool = True) -> None:
     """Read one file and see that every byte is what was written."""
-    for _ in _verified(storage, step, name, facts):
+    for _ in _verified(storage, step, name, facts, cached=cached):
         pass
 
 
-def check(storage: Storage, step: int) -> Manifest:
+def check(storage: Storage, step: int, *, cached: bool = True) -> Manifest:
     """Read a whole checkpoint and see that every byte is what was written; return its manifest."""
     manifest = manifest_of(storage, step)
     for name, facts in manifest.files.items():
-        check_file(storage, step, name, facts)
+        check_file(storage, step, name, facts, cached=cached)
     return manifest
 
 
-def _verified(storage: Storage, step: int, name: str, facts: FileFacts) -> Iterator[memoryview]:
+def _verified(storage: Storage, step: int, name: str, facts: FileFacts, *, cached: bool = True) -> Iterator[memoryview]:
     """Yield a file's bytes; the end is reached only if they were right."""
     total, seen = xxhash.xxh3_64(), 0
     try:
-        for chunk in storage.chunks(step, name):
+        for chunk in storage.chunks(step, name, cached=cached):
             total.update(chunk)
             seen += len(chunk)
             if seen > facts.size_bytes:

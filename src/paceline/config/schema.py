@@ -81,7 +81,7 @@ class CheckpointConfig:
                 f"checkpoint.best={self.best!r} does not say which way is better",
                 fix="give it as max:acc or min:eval_loss",
             )
-        if re.match(r"\w+://[^/]*@", self.to):
+        if has_login(self.to):
             raise ConfigError(
                 "checkpoint.to has a name or password in its address",
                 fix="leave it out, and set the storage's own variables, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
@@ -190,6 +190,16 @@ class RunConfig:
                 f"compression={self.compression} rounds gradients, so exact=true cannot hold",
                 fix="add exact=false, or set compression=none",
             )
+
+
+def has_login(address: str) -> bool:
+    """Return whether an address carries a name or a password.
+
+    >>> [has_login(text) for text in ("s3://bucket/me@work", "s3://key:secret/x@bucket", "sftp://me@host/x", "http://host:80/x")]
+    [False, True, True, False]
+    """
+    hosts = [part.partition("/")[0] for part in address.split("://")[1:]]
+    return any("@" in host or (":" in host and not host.rpartition(":")[2].isdecimal()) for host in hosts)
 
 
 def _at_least(least: int, name: str, value: int) -> None:

@@ -29,7 +29,9 @@ class Console:
             self._total_steps = event.total_steps
             say(event.summary)
             if event.from_step == event.total_steps:
-                say("this run is complete: train it longer with epochs=, start over with resume=never, or give another name=")
+                say(
+                    "this run is complete: train it longer with epochs=, start over with resume=never, or give another name="
+                )
             elif event.from_step:
                 say(f"resumed after step {event.from_step:,}")
         elif isinstance(event, StepDone) and self._bar:

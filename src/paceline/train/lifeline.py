@@ -17,18 +17,18 @@ from paceline import handover
 from paceline.checkpoint.interval import Cadence
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.restore import newest_good, read_tensors
-from paceline.checkpoint.save import Saved, Saver
+from paceline.checkpoint.save import Saved, SaveFailed, Saver
 from paceline.checkpoint.storage import open_storage
 from paceline.config import RunConfig
 from paceline.config.intervals import Every, seconds_from
 from paceline.config.values import flatten
 from paceline.data.batches import Batches
-from paceline.errors import ConfigError, PacelineError
+from paceline.errors import ConfigError
 from paceline.events import CheckpointBad, CheckpointFailed, CheckpointSaved, Event
 from paceline.rundir import RunDir
 from paceline.train.meter import Meter
 from paceline.train.reduction import Asks, Note
-from paceline.train.state import load_state, named_state, python_numbers
+from paceline.train.state import load_state, named_state, optimizer_facts, python_numbers
 from paceline.train.step import OptimizerStep
 from paceline.train.stop import Agreement, StopRequest
 from paceline.world.collectives import texts_of_all
@@ -75,6 +75,7 @@ class Lifeline:
         self.request = StopRequest(self._deadline(), sum(value.nbytes for _, value in named_state(model, optimizer)))
         self._agreement = Agreement(take)
         self._saved_step = -1
+        self._prepared = False
         self._step_begun = time.monotonic()
 
     @contextlib.contextmanager
@@ -118,6 +119,9 @@ class Lifeline:
     def after_step(self, note: Note, done: int, metrics: Mapping[str, float]) -> bool:
         """Save where that is due, and say what was saved; return whether all ranks stop here."""
         self._report_saves()
+        if not self._prepared:
+            self._prepared = True
+            self._saver.prepare(dict(named_state(self._model, self._optimizer)))
         step_s = time.monotonic() - self._step_begun
         self.request.learn_step(step_s)
         save, stop = self._agreement.on(note, step_s)
@@ -139,7 +143,7 @@ class Lifeline:
             values={
                 "meters": {name: meter.state(self._take) for name, meter in self._meters.items()},
                 "numbers": python_numbers(self._optimizer, self._model),
-                "optimizer": type(self._optimizer).__name__,
+                "optimizer": optimizer_facts(self._optimizer),
                 "dataset_samples": self._batches.plan.samples,
                 "world_size": self._world.size,
             },
@@ -152,10 +156,13 @@ class Lifeline:
         )
         self._saver.save(dict(named_state(self._model, self._optimizer)), draft)
 
-    def finish(self) -> None:
-        """Wait until the last save is complete, on every rank."""
+    def finish(self, *, in_time: bool = False) -> None:
+        """Wait until the last save is complete, on every rank; unless time presses, also for old ones to be gone."""
         try:
-            self._saver.wait()
+            if in_time:
+                self._saver.wait()
+            else:
+                self._saver.close()
         finally:
             self._report_saves()
         wait_for_all(self._world)  # rank 0 may serve the letters by which the others hear that all is well
@@ -164,8 +171,8 @@ class Lifeline:
         try:
             for saved in self._saver.finished():
                 self._learn(saved)
-        except PacelineError as error:
-            self._emit(CheckpointFailed(self._saved_step, error.problem))
+        except SaveFailed as error:
+            self._emit(CheckpointFailed(error.step, error.problem))
             raise
 
     def _learn(self, saved: Saved) -> None:
@@ -177,9 +184,9 @@ class Lifeline:
     def _load(self, found: Manifest) -> None:
         saved = read_tensors(self._storage, found)
         problems = load_state(self._model, self._optimizer, saved, found.values["numbers"])
-        kind = type(self._optimizer).__name__
-        if found.values["optimizer"] != kind:
-            problems.insert(0, f"the optimizer was {found.values['optimizer']}, is {kind}")
+        kinds = [facts["optimizer"] for facts in (found.values["optimizer"], optimizer_facts(self._optimizer))]
+        if kinds[0] != kinds[1]:
+            problems.insert(0, f"the optimizer was {kinds[0]}, is {kinds[1]}")
         if problems:
             raise ConfigError(
                 f"{self._storage.where(found.step)} is of another model: {_some(problems)}",
@@ -189,8 +196,11 @@ class Lifeline:
             meter.restore(found.values["meters"][name], mine=self._take.knows_all or self._world.is_main)
 
     def _refuse_another_training(self, found: Manifest) -> None:
-        now = dict(flatten(self._config)) | {"dataset_samples": self._batches.plan.samples}
-        before = dict(found.config) | {"dataset_samples": found.values["dataset_samples"]}
+        facts = optimizer_facts(self._optimizer) | {"dataset_samples": self._batches.plan.samples}
+        now = dict(flatten(self._config)) | facts
+        before = (
+            dict(found.config) | dict(found.values["optimizer"]) | {"dataset_samples": found.values["dataset_samples"]}
+        )
         changed = [
             f"{name} was {before[name]}, is {value}"
             for name, value in now.items()

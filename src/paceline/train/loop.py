@@ -112,7 +112,7 @@ class Trainer:
 
     def _stop(self, life: Lifeline) -> None:
         """Leave, to be resumed: every rank comes here after the same step, and it is saved."""
-        life.finish()
+        life.finish(in_time=True)
         self._emit(RunStopped(self._done, life.request.reason or "another rank was told to stop"))
         raise Stopped(self._done)
 

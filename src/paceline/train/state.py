@@ -20,7 +20,26 @@ def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[
     for parameter, state in optimizer.state.items():
         for kind, value in sorted(state.items()):
             if value is not None:
-                yield f"optimizer.{kind}.{names[parameter]}", torch.as_tensor(value).detach()
+                yield f"optimizer.{kind}.{names[parameter]}", _as_tensor(value)
+
+
+def _as_tensor(value: Tensor | float) -> Tensor:
+    """Return a value as a tensor with all its bits: a Python float has 64."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+
+
+_HOW = {"params", "lr", "initial_lr", "foreach", "fused", "capturable", "differentiable"}  # how, not what, is computed
+
+
+def optimizer_facts(optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    """Return what kind of optimizer it is, and its settings, as words that can be compared."""
+    facts = {"optimizer": type(optimizer).__name__}
+    for number, group in enumerate(optimizer.param_groups):
+        which = f"optimizer[{number}]" if number else "optimizer"
+        facts |= {f"{which}.{name}": str(value) for name, value in sorted(group.items()) if name not in _HOW}
+    return facts
 
 
 def python_numbers(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, str]:
