@@ -30,7 +30,9 @@ plain = st.none() | st.booleans() | st.integers() | numbers | st.text()
 anything = st.recursive(
     plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
 )
-names = st.text(st.characters(codec="utf-8", exclude_characters="/\\\0"), min_size=1).filter(lambda name: name[0] != ".")
+names = st.text(st.characters(codec="utf-8", exclude_characters="/\\\0"), min_size=1).filter(
+    lambda name: name[0] != "."
+)
 manifests = st.builds(
     Manifest,
     step=st.integers(0, 10**12),

@@ -33,10 +33,10 @@ def straight(tmp_path_factory) -> str:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_interrupted_and_resumed_has_the_bits_of_a_straight_run(optimizer, tmp_path) -> None:
-    config = settings(tmp_path / "cut")
+    config = settings(tmp_path / "cut", "steps=10")
     cut(config, 7, optimizer=optimizer)
     resumed = train(config, optimizer=optimizer)
-    assert resumed == train(settings(tmp_path / "straight"), optimizer=optimizer)
+    assert resumed == train(settings(tmp_path / "straight", "steps=10"), optimizer=optimizer)
     assert [event["from_step"] for event in events_of(tmp_path / "cut", "RunStarted")] == [0, 5]
 
 
@@ -175,11 +175,11 @@ def without_norm() -> nn.Module:
 
 @pytest.mark.parametrize(("net", "told"), MODELS.values(), ids=MODELS)
 def test_another_model_is_refused_with_the_tensors_that_differ(net, told, tmp_path) -> None:
-    train(settings(tmp_path))
+    train(settings(tmp_path, "steps=2"))
     before = files_of(tmp_path / "run" / "checkpoints")
     with pytest.raises(ConfigError) as caught:
         train(settings(tmp_path), net=net)
-    assert "step-000000016 is of another model" in caught.value.problem
+    assert "step-000000002 is of another model" in caught.value.problem
     for words in told:
         assert words in caught.value.problem
     assert "another name=" in caught.value.fix
@@ -197,9 +197,9 @@ def test_another_kind_of_optimizer_is_refused(tmp_path) -> None:
     [("SGD", "SGD momentum"), ("SGD momentum", "SGD"), ("AdamW", "AdamW amsgrad"), ("AdamW amsgrad", "AdamW")],
 )
 def test_an_optimizer_that_remembers_other_things_is_refused(before, after, tmp_path) -> None:
-    train(settings(tmp_path), optimizer=OPTIMIZERS[before])
+    train(settings(tmp_path, "steps=2"), optimizer=OPTIMIZERS[before])
     with pytest.raises(ConfigError, match="optimizer"):
-        train(settings(tmp_path, "epochs=5"), optimizer=OPTIMIZERS[after])
+        train(settings(tmp_path), optimizer=OPTIMIZERS[after])
 
 
 def as_newer_format(path: Path, monkeypatch) -> None:
@@ -250,7 +250,7 @@ def test_changed_settings_are_refused_unless_they_are_meant(word, told, tmp_path
         train(settings(tmp_path, word))
     assert f"step-000000005 is of another training: {told}" in caught.value.problem
     assert files_of(tmp_path / "run" / "checkpoints") == before
-    assert len(train(settings(tmp_path, word, "resume=changed"))) == 64
+    assert len(train(settings(tmp_path, word, "resume=changed", "steps=7"))) == 64
     assert events_of(tmp_path, "RunStarted")[-1]["from_step"] == 5
 
 

@@ -174,6 +174,22 @@ def test_at_most_one_save_is_under_way(tmp_path) -> None:
     assert storage.most == 1
 
 
+def test_a_second_save_of_a_step_is_waited_for_too(tmp_path) -> None:
+    storage = SlowStorage(tmp_path)
+    storage.go.set()
+    saver = new_saver(storage)
+    saver.save(tensors_of(1), draft(4))
+    saver.close()
+    storage.go.clear()
+    saver.save(tensors_of(2), draft(4))
+    threading.Timer(0.2, storage.go.set).start()
+    saver.wait()
+    try:
+        assert storage.writing == 0
+    finally:
+        saver.close()
+
+
 def test_a_second_save_of_a_step_leaves_the_first_byte_by_byte(tmp_path) -> None:
     saver = new_saver(local(tmp_path))
     saver.save(tensors_of(1), draft(4))
@@ -181,7 +197,7 @@ def test_a_second_save_of_a_step_leaves_the_first_byte_by_byte(tmp_path) -> None
     before = files_of(tmp_path)
     for again in (saver, new_saver(local(tmp_path))):
         again.save(tensors_of(2), draft(4))
-        again.wait()
+        again.close()
     assert files_of(tmp_path) == before
     assert restore(local(tmp_path)) == (4, bits_of(tensors_of(1)), [])
 
@@ -217,6 +233,25 @@ def test_a_checkpoint_under_another_steps_name_is_passed_over(tmp_path) -> None:
 def test_a_type_that_no_file_can_hold_is_an_error_with_a_way_out(tmp_path) -> None:
     with pytest.raises(PacelineError, match="complex128"):
         new_saver(local(tmp_path)).save({"w": torch.zeros(2, dtype=torch.complex128)}, draft(1))
+
+
+def test_all_bytes_are_flushed_to_disk_before_the_checkpoint_gets_its_name(tmp_path, monkeypatch) -> None:
+    happened: list[str] = []
+    rename = Path.rename
+
+    def named(path, target):
+        happened.append("named")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", lambda file: happened.append(Path(os.readlink(f"/proc/self/fd/{file}")).name))
+    monkeypatch.setattr(Path, "rename", named)
+    save(local(tmp_path), 1, tensors_of(1))
+    part, manifest, folder, name, above = happened
+    assert part == "part-00001-of-00001.safetensors"
+    assert manifest.startswith(".manifest.json.")
+    assert folder.startswith(".step-000000001.")
+    assert name == "named"
+    assert above == tmp_path.name
 
 
 def test_a_full_disk_is_an_error_that_finished_raises(tmp_path) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 
 import paceline
 from paceline.config import RunConfig, config_from_words
-from paceline.errors import Stopped
+from paceline.errors import ConfigError, Stopped
 from paceline.events import surviving
 
 
@@ -88,3 +88,26 @@ def test_losses_that_span_a_checkpoint_are_those_of_the_straight_run(tmp_path, e
     part = run_on_processes(train_here, worlds[0], tmp_path, broken, {"stop_at": 6})[0]
     assert len(part) < len(whole), "it stopped between two shown losses"
     assert run_on_processes(train_here, worlds[1], tmp_path, broken, {"stop_at": -1})[0] == whole
+
+
+class Extra(nn.Linear):
+    """A model whose state is not all tensors."""
+
+    def get_extra_state(self) -> dict:
+        return {"calls": 3}
+
+    def set_extra_state(self, state: dict) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("model", "foreign", "fix"),
+    [(Extra(4, 1), [], "register_buffer"), (nn.Linear(4, 1), [nn.Parameter(torch.zeros(3))], "part of the model")],
+)
+def test_state_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path, model, foreign, fix) -> None:
+    config = config_from_words(RunConfig, [f"runs={tmp_path}", "steps=2", "batch.global_size=8"])
+    with paceline.join(config) as world:
+        batches = paceline.Batches((torch.zeros(8, 4), torch.zeros(8, 1)), config, world)
+        optimizer = torch.optim.SGD([*model.parameters(), *foreign], lr=0.1)
+        with pytest.raises(ConfigError, match=fix):
+            paceline.Trainer(world, model, optimizer, batches, nn.functional.mse_loss, config).run()

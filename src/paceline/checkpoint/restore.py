@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import torch
@@ -15,12 +16,17 @@ from paceline.errors import BadCheckpoint
 from paceline.world.collectives import texts_of_all
 from paceline.world.facts import World
 
+_AGAIN_S = 0.2
+
 
 def newest_good(storage: Storage, world: World, tell: Callable[[int, str], None]) -> Manifest | None:
     """Return the newest checkpoint of which every byte is right; bad ones are told of and set aside. Every rank must call this."""
     steps = texts_of_all(world, " ".join(map(str, storage.steps())) if world.is_main else "")[0]
     for step in map(int, steps.split()):
         manifest, problem = _judge(storage, world, step)
+        if problem:  # a file system may stumble once; what is bad stays bad
+            time.sleep(_AGAIN_S)
+            manifest, problem = _judge(storage, world, step)
         problems = [text for text in texts_of_all(world, problem) if text]
         if not problems:
             return manifest

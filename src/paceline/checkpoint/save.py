@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from paceline.checkpoint.image import Spec, split_by_size
@@ -40,6 +41,8 @@ class Saved:
 
 @dataclass(frozen=True)
 class _Job:
+    number: int
+    """Which save of this process it is: the same on all ranks, whose letters bear it."""
     draft: Manifest
     name: str
     image: memoryview | None
@@ -79,7 +82,8 @@ class Saver:
         self._staging = Staging()
         self._threads: list[threading.Thread] = []
         self._retiring = threading.Lock()
-        self._awaited: int | None = None
+        self._saves = 0
+        self._awaited: _Job | None = None
         self._finished: SimpleQueue[Saved | SaveFailed] = SimpleQueue()
         self._limit = float("inf")
 
@@ -99,8 +103,9 @@ class Saver:
         mine = self._share(tensors)
         image = self._staging.fill(mine) if mine else None
         name = f"part-{self._world.rank + 1:05d}-of-{self._world.size:05d}.safetensors"
-        self._awaited = draft.step
-        self._start(self._run, _Job(draft, name, image, begun, time.perf_counter() - begun))
+        self._saves += 1
+        self._awaited = _Job(self._saves, draft, name, image, begun, time.perf_counter() - begun)
+        self._start(self._run, self._awaited)
 
     def _start(self, work: Callable[[Any], None], argument: object) -> None:
         """Work in a thread that the process waits for before it ends."""
@@ -116,9 +121,13 @@ class Saver:
                 outcome = self._finished.get_nowait()
             except Empty:
                 return found
-            if isinstance(outcome, SaveFailed):
+            if isinstance(outcome, Saved):
+                found.append(outcome)
+            elif found:
+                self._finished.put(outcome)
+                return found
+            else:
                 raise outcome
-            found.append(outcome)
 
     def wait(self) -> None:
         """Wait until the save under way is complete on all ranks, or has failed; `finished` tells.
@@ -127,12 +136,12 @@ class Saver:
         """
         if self._awaited is None:
             return
-        step, self._awaited = self._awaited, None
+        job, self._awaited = self._awaited, None
         try:
-            self._hear(f"{step}/{_COMMITTED}", time.monotonic() + self._patience_s)
+            self._hear(f"{job.number}/{_COMMITTED}", time.monotonic() + self._patience_s)
         except PacelineError as error:
             if not self._world.is_main:  # rank 0 has put it there itself
-                self._finished.put(SaveFailed(step, error))
+                self._finished.put(SaveFailed(job.draft.step, error))
 
     def close(self) -> None:
         """Wait until nothing is left to do."""
@@ -159,7 +168,7 @@ class Saver:
         except Exception as error:  # noqa: BLE001 - raised again by the training, which looks at it after every step
             failure = SaveFailed(job.draft.step, error)
             letter = json.dumps({"problem": failure.problem, "fix": failure.fix})
-            self._mailbox.post(f"{job.draft.step}/{_COMMITTED if self._world.is_main else self._world.rank}", letter)
+            self._mailbox.post(f"{job.number}/{_COMMITTED if self._world.is_main else self._world.rank}", letter)
             if self._world.is_main:
                 self._finished.put(failure)
 
@@ -168,19 +177,19 @@ class Saver:
         if job.image is not None:
             name, facts = self._storage.write(job.draft.step, self._token, job.name, job.image)
             letter = {"name": name} | vars(facts)
-        self._mailbox.post(f"{job.draft.step}/{self._world.rank}", json.dumps(letter))
+        self._mailbox.post(f"{job.number}/{self._world.rank}", json.dumps(letter))
 
     def _commit(self, job: _Job) -> None:
         step, files = job.draft.step, {}
         for rank in range(self._world.size):
-            if letter := self._hear(f"{step}/{rank}"):
+            if letter := self._hear(f"{job.number}/{rank}"):
                 files[letter["name"]] = FileFacts(letter["size_bytes"], letter["xxh3"])
         manifest = replace(job.draft, files=files)
         if self._storage.commit(step, self._token, manifest):
             if self._on_commit is not None:
                 self._on_commit(step)
             self._finished.put(Saved(manifest, self._storage.where(step), job.held_s, time.perf_counter() - job.begun))
-        self._mailbox.post(f"{step}/{_COMMITTED}", "{}")
+        self._mailbox.post(f"{job.number}/{_COMMITTED}", "{}")
         self._retire(step)
 
     def _hear(self, key: str, limit: float = float("inf")) -> dict[str, Any]:
@@ -212,9 +221,9 @@ class Saver:
 
 
 def _spec(name: str, value: Tensor) -> Spec:
-    if value.dtype not in WORDS:
+    if value.dtype not in WORDS or value.layout != torch.strided:
         raise EnvironmentUnfit(
-            f"{name} is of type {value.dtype}, which a safetensors file cannot hold",
+            f"{name} is of type {value.dtype}, {value.layout}, which a safetensors file cannot hold",
             fix="keep it out of the model's and the optimizer's state, or convert it",
         )
     return Spec(name, WORDS[value.dtype], tuple(value.shape))

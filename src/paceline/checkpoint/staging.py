@@ -41,7 +41,8 @@ class Staging:
         memory[: len(image.header)] = torch.frombuffer(bytearray(image.header), dtype=torch.uint8)
         for place in image.places:
             if place.end > place.begin:
-                flat = mine[place.spec].detach().contiguous().reshape(-1).view(torch.uint8)
+                value = mine[place.spec].detach().resolve_conj().resolve_neg()
+                flat = value.contiguous().reshape(-1).view(torch.uint8)
                 memory[place.begin : place.end].copy_(flat, non_blocking=True)
         if _on_gpu(mine):
             torch.cuda.current_stream().synchronize()

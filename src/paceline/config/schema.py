@@ -195,11 +195,14 @@ class RunConfig:
 def has_login(address: str) -> bool:
     """Return whether an address carries a name or a password.
 
-    >>> [has_login(text) for text in ("s3://bucket/me@work", "s3://key:secret/x@bucket", "sftp://me@host/x", "http://host:80/x")]
+    >>> [has_login(text) for text in ("s3://bucket/me@work", "s3://key:12/x@bucket", "sftp://me@host/x", "http://host:80/x")]
     [False, True, True, False]
     """
-    hosts = [part.partition("/")[0] for part in address.split("://")[1:]]
-    return any("@" in host or (":" in host and not host.rpartition(":")[2].isdecimal()) for host in hosts)
+    parts = [part.partition("/") for part in address.split("://")[1:]]
+    return any(
+        "@" in host or (":" in host and ("@" in rest or not host.rpartition(":")[2].isdecimal()))
+        for host, _, rest in parts
+    )
 
 
 def _at_least(least: int, name: str, value: int) -> None:

@@ -169,8 +169,9 @@ class Lifeline:
 
     def _report_saves(self) -> None:
         try:
-            for saved in self._saver.finished():
-                self._learn(saved)
+            while found := self._saver.finished():
+                for saved in found:
+                    self._learn(saved)
         except SaveFailed as error:
             self._emit(CheckpointFailed(error.step, error.problem))
             raise

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from paceline.errors import ConfigError
 from paceline.train.parallel import inner
 
 
@@ -15,12 +16,29 @@ def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[
     """Yield weights and buffers as `model.NAME`, optimizer state as `optimizer.KIND.NAME`."""
     module = inner(model)
     for name, value in module.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise ConfigError(
+                f"{name} of the model's state is a {type(value).__name__}, not a tensor",
+                fix="keep such state as a buffer: register_buffer instead of get_extra_state",
+            )
         yield f"model.{name}", value.detach()
-    names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
+    names = _names(module, optimizer)
     for parameter, state in optimizer.state.items():
         for kind, value in sorted(state.items()):
             if value is not None:
                 yield f"optimizer.{kind}.{names[parameter]}", _as_tensor(value)
+
+
+def _names(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[Tensor, str]:
+    """Return the name of every parameter that the optimizer has; all must be the model's."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
+    foreign = [value for group in optimizer.param_groups for value in group["params"] if value not in names]
+    if foreign:
+        raise ConfigError(
+            f"the optimizer has {len(foreign)} parameters that are not the model's, such as one of shape {list(foreign[0].shape)}",
+            fix="make them part of the model that the Trainer is given",
+        )
+    return names
 
 
 def _as_tensor(value: Tensor | float) -> Tensor:
@@ -44,7 +62,7 @@ def optimizer_facts(optimizer: torch.optim.Optimizer) -> dict[str, str]:
 
 def python_numbers(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, str]:
     """Return which entries of the optimizer's state are Python numbers, with their type: a file holds them as tensors."""
-    names: dict[Tensor, str] = {parameter: name for name, parameter in inner(model).named_parameters()}
+    names = _names(inner(model), optimizer)
     return {
         f"optimizer.{kind}.{names[parameter]}": type(value).__name__
         for parameter, state in optimizer.state.items()
