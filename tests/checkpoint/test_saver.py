@@ -357,6 +357,7 @@ def test_nothing_is_deleted_for_a_newest_that_does_not_verify(tmp_path) -> None:
     before = files_of(tmp_path / "step-000000002")
     saver.save(tensors_of(3), draft(3))
     saver.close()
+    assert [done.manifest.step for done in saver.finished()] == [3]
     with pytest.raises(
         EnvironmentUnfit, match="cannot save step 3: .*step-000000003 is damaged: .* has other bytes than were written"
     ):
