@@ -15,7 +15,7 @@ SOURCE = ROOT / "src" / "paceline"
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 FLOORS = [
-    {"errors", "handover", "__init__"},
+    {"errors", "handover", "version", "__init__"},
     {"rundir", "config", "events"},
     {"world", "scale", "launch"},
     {"data", "checkpoint"},

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from paceline.version import VERSION
+
 if TYPE_CHECKING:
     from paceline.config import RunConfig as RunConfig
     from paceline.config import config_from_argv as config_from_argv
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
     from paceline.world.facts import World as World
     from paceline.world.group import join as join
 
-__version__ = "0.1.0"
+
+__version__ = VERSION
 
 # Looked up on first use: whatever runs outside the ranks must import without torch.
 _HOMES = {

@@ -24,7 +24,7 @@ from processes import _CONTEXT, run_on_processes
 from werkzeug.serving import make_server
 
 from paceline.checkpoint.remote import RemoteStorage
-from paceline.checkpoint.storage import open_storage
+from paceline.checkpoint.address import open_storage
 from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError, EnvironmentUnfit
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Protocol
 
 import xxhash
@@ -49,17 +48,6 @@ class Storage(Protocol):
 
     def sweep(self) -> None:
         """Remove what interrupted saves left. Only who knows that nobody else is writing may call this."""
-
-
-def open_storage(home: Path, to: str, name: str) -> Storage:
-    """Return the storage of a run: its own folder, or a folder of its name at an address."""
-    if "://" in to:
-        from paceline.checkpoint.remote import RemoteStorage
-
-        return RemoteStorage(f"{to.rstrip('/')}/{name}")
-    from paceline.checkpoint.local import LocalStorage
-
-    return LocalStorage(Path(to) / name if to else home)
 
 
 def folder_name(step: int) -> str:

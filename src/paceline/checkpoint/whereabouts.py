@@ -5,9 +5,10 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
+from paceline.checkpoint.address import open_storage
 from paceline.checkpoint.catalog import Catalog, glance, reading
 from paceline.checkpoint.local import LocalStorage
-from paceline.checkpoint.storage import open_storage, step_of
+from paceline.checkpoint.storage import step_of
 from paceline.config.schema import RunConfig
 from paceline.config.values import from_toml, with_settings
 from paceline.errors import ConfigError, did_you_mean

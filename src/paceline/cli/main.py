@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from paceline import __version__
 from paceline.cli import chaos, ckpt, run, train, verify
 from paceline.errors import PacelineError, did_you_mean
+from paceline.version import VERSION
 
 Verb = Callable[[argparse.Namespace], int]
 
@@ -69,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="paceline", description="One training, any number of processes, the same bits.", epilog=_EPILOG
     )
-    parser.add_argument("--version", action="version", version=f"paceline {__version__}")
+    parser.add_argument("--version", action="version", version=f"paceline {VERSION}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")
     for name, module in _VERBS.items():
         own = verbs.add_parser(

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-import paceline
 from paceline import handover
+from paceline.checkpoint.address import open_storage
 from paceline.checkpoint.interval import Cadence
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.restore import newest_good, read_tensors
 from paceline.checkpoint.save import Saved, SaveFailed, Saver
-from paceline.checkpoint.storage import open_storage
 from paceline.config import RunConfig
 from paceline.config.intervals import Every, seconds_from
 from paceline.config.values import flatten
@@ -31,6 +30,7 @@ from paceline.train.reduction import Asks, Note
 from paceline.train.state import load_state, named_state, optimizer_facts, python_numbers
 from paceline.train.step import OptimizerStep
 from paceline.train.stop import Agreement, StopRequest
+from paceline.version import VERSION
 from paceline.world.collectives import texts_of_all
 from paceline.world.facts import FileMeeting, World
 from paceline.world.group import wait_for_all
@@ -149,7 +149,7 @@ class Lifeline:
             },
             config=dict(flatten(self._config)),
             versions={
-                "paceline": paceline.__version__,
+                "paceline": VERSION,
                 "torch": torch.__version__,
                 "python": platform.python_version(),
             },
