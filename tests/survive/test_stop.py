@@ -131,9 +131,11 @@ def test_a_deadline_stops_the_run_in_time_with_a_checkpoint(tmp_path: Path, unto
     assert surviving(tmp_path / "runs/run/events.jsonl")[-1]["reason"] == "the time limit is near"
 
 
-def test_the_last_step_is_the_end_of_the_run_also_when_told_to_stop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("whom", ["launcher", "rank 0"])
+def test_the_last_step_is_the_end_of_the_run_also_when_told_to_stop(tmp_path: Path, whom: str) -> None:
     with start(tmp_path, "steps=1", SLOW_STEP="1.0") as running:
-        os.kill(pid(tmp_path, "step", 0), signal.SIGTERM)
+        rank = pid(tmp_path, "step", 0)
+        os.kill(rank if whom == "rank 0" else running.process.pid, signal.SIGTERM)
         done = running.wait(timeout_s=60)
         assert done.code == 0, done
         assert "the script goes on after the training" in done.out

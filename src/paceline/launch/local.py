@@ -75,6 +75,8 @@ def launch(spec: LaunchSpec, screen: TextIO | None = None, each_look: Look | Non
 
 
 def _outcome(ranks: list[_Rank], signals: StopSignals) -> Failure | None:
+    if all(rank.process.returncode == 0 for rank in ranks):
+        return None
     stopped = any(rank.stopped for rank in ranks)
     if stopped or signals.count:
         spoke = [end for end in (rank.ended for rank in ranks) if end.text and not end.lost_peer]
