@@ -20,6 +20,8 @@ class PacelineError(Exception):
     """An error that says what is wrong, with the numbers, and what to do."""
 
     exit_code = 1
+    comes_again = True
+    """Whether the same run would meet it again; if not, starting again may help."""
 
     def __init__(self, problem: str, *, fix: str) -> None:
         super().__init__(problem, fix)

@@ -291,7 +291,7 @@ def test_a_failed_save_does_not_stop_the_next(tmp_path) -> None:
 def save_with_one_full_disk(world, root: str, full: int) -> str:
     """Return what this rank hears of a save for which one rank has no space."""
     storage = (FullStorage if world.rank == full else LocalStorage)(Path(root))
-    saver = new_saver_of_all(storage, world, patience_s=60.0)
+    saver = new_saver_of_all(storage, world, silence_s=60.0)
     saver.save(tensors_of(1), draft(1))
     try:
         saver.close()
@@ -318,7 +318,7 @@ def give_up(world, root: str) -> str:
     saver.save(tensors_of(1), draft(1))
     saver.give_up()
     saver.close()
-    with pytest.raises(EnvironmentUnfit, match="another rank never wrote its part"):
+    with pytest.raises(EnvironmentUnfit, match="another rank did not write its part in time"):
         saver.finished()
     return " ".join(map(str, local(Path(root)).steps()))
 
@@ -500,3 +500,26 @@ def test_no_module_that_touches_checkpoints_knows_pickle() -> None:
         assert not called & {"load_state_dict_from_url", "unpickle"}, path
         assert "torch.load(" not in path.read_text(), path
         assert "torch.save(" not in path.read_text(), path
+
+
+def test_memory_that_is_still_being_written_is_never_filled_again(tmp_path) -> None:
+    storage = SlowStorage(tmp_path)
+    saver = new_saver(storage, silence_s=0.2)
+    saver.save(tensors_of(1), draft(1))
+    with pytest.raises(EnvironmentUnfit, match="cannot save step 2: the save before it is still being written"):
+        saver.save(tensors_of(2), draft(2))
+    storage.go.set()
+    saver.close()
+    with pytest.raises(EnvironmentUnfit, match="cannot save step 1: another rank did not write its part in time"):
+        saver.finished()
+
+
+def test_a_part_that_rank_0_does_not_see_is_not_committed(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("paceline.checkpoint.save._SHOWN_S", 0.1)
+    monkeypatch.setattr(LocalStorage, "written_size", lambda *words: -1)
+    saver = new_saver(local(tmp_path))
+    saver.save(tensors_of(1), draft(1))
+    saver.close()
+    with pytest.raises(EnvironmentUnfit, match="rank 0 does not see part-00001"):
+        saver.finished()
+    assert local(tmp_path).steps() == []

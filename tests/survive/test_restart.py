@@ -97,7 +97,7 @@ def test_a_known_error_is_not_tried_again(tmp_path: Path) -> None:
     ],
 )
 def test_when_to_start_again(most, progress, spent, known, code, again) -> None:
-    assert Restarts(most).allow(Failure(0, code, "", known=known, progress=progress), spent) is again
+    assert Restarts(most).allow(Failure(0, code, "", hopeless=known, progress=progress), spent) is again
 
 
 @pytest.mark.parametrize("words", ["0:4", "5:4", "a:4", "2:", "x"])

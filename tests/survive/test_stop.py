@@ -139,3 +139,37 @@ def test_the_last_step_is_the_end_of_the_run_also_when_told_to_stop(tmp_path: Pa
         done = running.wait(timeout_s=60)
         assert done.code == 0, done
         assert "the script goes on after the training" in done.out
+
+
+def test_a_launch_that_was_told_to_stop_is_not_started_again(tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    text = (
+        Path(SCRIPT)
+        .read_text()
+        .replace("        paceline.Trainer(", "        raise_when_told()\n        paceline.Trainer(")
+    )
+    script.write_text(
+        "import signal, sys, time\n"
+        "def raise_when_told():\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: [][0])\n"
+        "    mark('told')\n"
+        "    time.sleep(60)\n" + text
+    )
+    with started("run", "broken.py", "-n", "2", "--max-restarts", "3", folder=tmp_path) as running:
+        pid(tmp_path, "told", 1)
+        running.process.send_signal(signal.SIGTERM)
+        done = running.wait(timeout_s=40)
+    assert done.code == 1, done
+    assert "IndexError" in done.err
+    assert "starting again" not in done.err
+
+
+def test_a_rank_that_is_killed_while_it_stops_is_named(tmp_path: Path) -> None:
+    with start(tmp_path, SLOW_SAVE="30") as running:
+        rank = pid(tmp_path, "step", 1)
+        running.process.send_signal(signal.SIGTERM)
+        pid(tmp_path, "save", 1)
+        os.kill(rank, signal.SIGKILL)
+        done = running.wait(timeout_s=60)
+    assert done.code == 137, done
+    assert "rank 1 was killed by SIGKILL" in done.err

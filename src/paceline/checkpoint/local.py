@@ -48,6 +48,13 @@ class LocalStorage:
             total = _write_durably(partial / name, image)
         return name, FileFacts(len(image), total)
 
+    def written_size(self, step: int, token: str, name: str) -> int:
+        """Return the size of a file of a checkpoint to be; -1 if it is not there."""
+        try:
+            return (self._partial(step, token) / name).stat().st_size
+        except OSError:
+            return -1
+
     def commit(self, step: int, token: str, manifest: Manifest) -> bool:
         """Write the manifest, then give the folder its name; a folder that has the name already stays."""
         partial, folder = self._partial(step, token), self._folder(step)

@@ -15,6 +15,12 @@ from paceline.errors import ConfigError, EnvironmentUnfit
 _IN_BUCKETS = {"s3", "s3a", "gs", "gcs"}
 
 
+class Unreachable(EnvironmentUnfit):
+    """A store did not do what was asked; the next time it may."""
+
+    comes_again = False
+
+
 class RemoteStorage:
     """A folder of checkpoints in an object store. Each writer's files have names of their own, so none is written over."""
 
@@ -40,6 +46,15 @@ class RemoteStorage:
                 file.write(chunk)
                 total.update(chunk)
         return own, FileFacts(len(image), total.hexdigest())
+
+    def written_size(self, step: int, token: str, name: str) -> int:
+        """Return the size of an object; -1 if it is not there."""
+        with self._reaching("read"):
+            self._fs.invalidate_cache()
+            try:
+                return int(self._fs.size(self._path(step, name)))
+            except FileNotFoundError:
+                return -1
 
     def commit(self, step: int, token: str, manifest: Manifest) -> bool:
         """Put the manifest, unless there is one."""
@@ -134,7 +149,7 @@ class RemoteStorage:
         except (FileNotFoundError, EnvironmentUnfit):
             raise
         except Exception as error:
-            raise EnvironmentUnfit(
+            raise Unreachable(
                 f"cannot {verb} {self.address}: {type(error).__name__}: {error}",
                 fix="check the address, the network, and the storage's own variables (for S3: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL)",
             ) from error

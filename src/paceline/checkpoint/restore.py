@@ -11,8 +11,8 @@ from torch import Tensor
 from paceline.checkpoint.image import read_places
 from paceline.checkpoint.manifest import Manifest, NewerFormat
 from paceline.checkpoint.staging import DTYPES
-from paceline.checkpoint.storage import Storage, check_file, manifest_of, read_verified
-from paceline.errors import BadCheckpoint
+from paceline.checkpoint.storage import NO_MANIFEST, Storage, check_file, manifest_of, read_verified
+from paceline.errors import BadCheckpoint, EnvironmentUnfit
 from paceline.world.collectives import texts_of_all
 from paceline.world.facts import World
 
@@ -27,9 +27,15 @@ def newest_good(storage: Storage, world: World, tell: Callable[[int, str], None]
         if problem:  # a file system may stumble once; what is bad stays bad
             time.sleep(_AGAIN_S)
             manifest, problem = _judge(storage, world, step)
-        problems = [text for text in texts_of_all(world, problem) if text]
+        found = texts_of_all(world, problem)
+        problems = [text for text in found if text]
         if not problems:
             return manifest
+        if 0 < sum(NO_MANIFEST in text for text in found) < world.size:
+            raise EnvironmentUnfit(
+                f"some ranks see {storage.where(step)}, others do not",
+                fix="put runs= or checkpoint.to= where all ranks see the same files",
+            )
         if world.is_main:
             tell(step, f"{problems[0]}; it is kept as {storage.set_aside(step)}")
     return None

@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -25,7 +25,10 @@ from paceline.world.mailbox import Mailbox
 
 _LOOK_S = 0.01
 _LAST_WORDS_S = 3.0  # how long to wait for other ranks' files when this one has failed already
-_COMMITTED = "committed"
+_COMMITTED, _RETIRED = "committed", "retired"
+_SLOWEST_BYTES_PER_S = 2e6  # what any storage must reach in all, before a save is given up
+_SHOWN_S = 30.0  # how late a file of another rank may be seen
+_SLOW = "see whether a rank or the storage hangs; run again: the checkpoint before it is good"
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,16 @@ class _Job:
     image: memoryview | None
     begun: float
     held_s: float
+    patience_s: float
+    """How long any rank may take for its part."""
+    written: threading.Event = field(default_factory=threading.Event)
+    """Set once the memory that holds the image may be used again."""
 
 
 class SaveFailed(EnvironmentUnfit):
     """A checkpoint could not be saved, or read back."""
+
+    comes_again = False
 
     def __init__(self, step: int, cause: Exception) -> None:
         start = f"cannot save step {step}: "
@@ -59,6 +68,10 @@ class SaveFailed(EnvironmentUnfit):
         fix = cause.fix if isinstance(cause, PacelineError) else "look at the storage, and run again"
         super().__init__(start + said.removeprefix(start), fix=fix)
         self.step = step
+
+
+class _TooLate(EnvironmentUnfit):
+    """A letter did not come in time."""
 
 
 class Saver:
@@ -72,17 +85,18 @@ class Saver:
         *,
         keep: int = 3,
         best: str = "",
-        patience_s: float = 1800.0,
+        silence_s: float = 60.0,
         on_commit: Callable[[int], None] | None = None,
     ) -> None:
         self._storage, self._world, self._token = storage, world, token
-        self._keep, self._best, self._patience_s = keep, best, patience_s
+        self._keep, self._best, self._silence_s = keep, best, silence_s
         self._on_commit = on_commit
         self._mailbox = Mailbox(world, f"save-{token}")
         self._staging = Staging()
         self._threads: list[threading.Thread] = []
         self._retiring = threading.Lock()
         self._saves = 0
+        self._last: _Job | None = None
         self._awaited: _Job | None = None
         self._finished: SimpleQueue[Saved | SaveFailed] = SimpleQueue()
         self._limit = float("inf")
@@ -100,11 +114,16 @@ class Saver:
         """Copy this rank's share of the tensors and write it from a thread. A save under way is waited for first."""
         begun = time.perf_counter()
         self.wait()
+        if self._last is not None and not self._last.written.is_set():
+            raise SaveFailed(draft.step, EnvironmentUnfit("the save before it is still being written", fix=_SLOW))
         mine = self._share(tensors)
         image = self._staging.fill(mine) if mine else None
         name = f"part-{self._world.rank + 1:05d}-of-{self._world.size:05d}.safetensors"
         self._saves += 1
-        self._awaited = _Job(self._saves, draft, name, image, begun, time.perf_counter() - begun)
+        patience_s = self._silence_s + sum(value.nbytes for value in tensors.values()) / _SLOWEST_BYTES_PER_S
+        self._last = self._awaited = _Job(
+            self._saves, draft, name, image, begun, time.perf_counter() - begun, patience_s
+        )
         self._start(self._run, self._awaited)
 
     def _start(self, work: Callable[[Any], None], argument: object) -> None:
@@ -138,14 +157,20 @@ class Saver:
             return
         job, self._awaited = self._awaited, None
         try:
-            self._hear(f"{job.number}/{_COMMITTED}", time.monotonic() + self._patience_s)
+            self._hear(f"{job.number}/{_COMMITTED}", job.patience_s)
+        except _TooLate as error:
+            self.give_up()
+            self._finished.put(SaveFailed(job.draft.step, error))
         except PacelineError as error:
             if not self._world.is_main:  # rank 0 has put it there itself
                 self._finished.put(SaveFailed(job.draft.step, error))
 
     def close(self) -> None:
-        """Wait until nothing is left to do."""
+        """Wait until nothing is left to do, on any rank."""
         self.wait()
+        if self._last is not None and not self._world.is_main:
+            with contextlib.suppress(PacelineError):  # the checkpoint is there, whatever becomes of the old ones
+                self._hear(f"{self._last.number}/{_RETIRED}", self._last.patience_s)
         for thread in self._threads:
             thread.join()
 
@@ -167,24 +192,30 @@ class Saver:
                 self._commit(job)
         except Exception as error:  # noqa: BLE001 - raised again by the training, which looks at it after every step
             failure = SaveFailed(job.draft.step, error)
-            letter = json.dumps({"problem": failure.problem, "fix": failure.fix})
-            self._mailbox.post(f"{job.number}/{_COMMITTED if self._world.is_main else self._world.rank}", letter)
             if self._world.is_main:
                 self._finished.put(failure)
+            letter = json.dumps({"problem": failure.problem, "fix": failure.fix})
+            self._mailbox.post(f"{job.number}/{_COMMITTED if self._world.is_main else self._world.rank}", letter)
+        finally:
+            job.written.set()
+            if self._world.is_main:
+                self._mailbox.post(f"{job.number}/{_RETIRED}", "{}")
 
     def _write(self, job: _Job) -> None:
         letter = {}
         if job.image is not None:
             name, facts = self._storage.write(job.draft.step, self._token, job.name, job.image)
             letter = {"name": name} | vars(facts)
+        job.written.set()
         self._mailbox.post(f"{job.number}/{self._world.rank}", json.dumps(letter))
 
     def _commit(self, job: _Job) -> None:
         step, files = job.draft.step, {}
         for rank in range(self._world.size):
-            if letter := self._hear(f"{job.number}/{rank}"):
+            if letter := self._hear(f"{job.number}/{rank}", job.patience_s):
                 files[letter["name"]] = FileFacts(letter["size_bytes"], letter["xxh3"])
         manifest = replace(job.draft, files=files)
+        self._see_all(step, files)
         if self._storage.commit(step, self._token, manifest):
             if self._on_commit is not None:
                 self._on_commit(step)
@@ -192,14 +223,24 @@ class Saver:
         self._mailbox.post(f"{job.number}/{_COMMITTED}", "{}")
         self._retire(step)
 
-    def _hear(self, key: str, limit: float = float("inf")) -> dict[str, Any]:
+    def _see_all(self, step: int, files: Mapping[str, FileFacts]) -> None:
+        """Make sure that the files of all ranks are where the manifest will be; a shared file system may show them late."""
+        limit = time.monotonic() + _SHOWN_S
+        for name, facts in files.items():
+            while self._storage.written_size(step, self._token, name) != facts.size_bytes:
+                if time.monotonic() > limit:
+                    raise EnvironmentUnfit(
+                        f"rank 0 does not see {name} in {self._storage.address}, though another rank has written it",
+                        fix="put runs= or checkpoint.to= where all ranks see the same files",
+                    )
+                time.sleep(_LOOK_S)
+
+    def _hear(self, key: str, patience_s: float) -> dict[str, Any]:
         """Wait for a letter of another rank's writer; raise what it could not do."""
+        begun = time.monotonic()
         while (letter := self._mailbox.look(key)) is None:
-            if time.monotonic() > min(limit, self._limit):
-                raise EnvironmentUnfit(
-                    "a save was given up: another rank never wrote its part",
-                    fix="run again: the checkpoint before it is good",
-                )
+            if time.monotonic() > min(begun + patience_s, self._limit):
+                raise _TooLate("another rank did not write its part in time", fix=_SLOW)
             time.sleep(_LOOK_S)
         said: dict[str, Any] = json.loads(letter)
         if "problem" in said:

@@ -10,6 +10,7 @@ import xxhash
 
 from paceline.checkpoint.manifest import FileFacts, Manifest, unreadable
 
+NO_MANIFEST = "its manifest is missing"
 CHUNK_BYTES = 16 << 20
 _NAME = re.compile(r"step-(\d{9,})")
 
@@ -27,6 +28,9 @@ class Storage(Protocol):
 
     def write(self, step: int, token: str, name: str, image: memoryview) -> tuple[str, FileFacts]:
         """Write one file of a checkpoint to be, durably; return the name it got, and its facts. Any rank may call this."""
+
+    def written_size(self, step: int, token: str, name: str) -> int:
+        """Return the size of a file of a checkpoint to be, as this rank sees it; -1 if it does not."""
 
     def commit(self, step: int, token: str, manifest: Manifest) -> bool:
         """Make a checkpoint exist, all of it at once; false if one of this step is there already, which then stays."""
@@ -74,8 +78,8 @@ def manifest_of(storage: Storage, step: int) -> Manifest:
     try:
         manifest = storage.manifest(step)
     except OSError as error:
-        why = "missing" if isinstance(error, FileNotFoundError) else f"unreadable ({error.strerror or error})"
-        raise unreadable(storage.where(step), f"its manifest is {why}") from error
+        why = NO_MANIFEST if isinstance(error, FileNotFoundError) else f"its manifest cannot be read ({error})"
+        raise unreadable(storage.where(step), why) from error
     if manifest.step != step:
         raise unreadable(storage.where(step), f"its manifest is of step {manifest.step}")
     return manifest

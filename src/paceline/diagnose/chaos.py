@@ -89,7 +89,7 @@ class Chaos:
             failure, struck = self._strike(verdict, dice, rhythm, name, world)
             if failure is None:
                 return self._history(name)
-            if failure.known or not struck:
+            if failure.hopeless or not struck:
                 raise self._failed(failure, f"on {world} ranks after {verdict.launches} launches")
             self._say(f"{sum(verdict.strikes.values())}/{self.kills}: {struck} on {world}, saved {failure.progress}")
             stuck, furthest = (0, failure.progress) if failure.progress > furthest else (stuck + 1, furthest)

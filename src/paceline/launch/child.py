@@ -77,6 +77,7 @@ def _report(error: Exception) -> None:
         "what": type(error).__name__,
         "text": text.rstrip(),
         "known": known,
+        "hopeless": isinstance(error, PacelineError) and error.comes_again,
         "lost_peer": lost_peer,
     }
     with contextlib.suppress(OSError):

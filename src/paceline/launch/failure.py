@@ -20,6 +20,7 @@ class Ended:
     known: bool = False
     lost_peer: bool = False
     tail: tuple[str, ...] = ()
+    hopeless: bool = False
 
     @classmethod
     def read(cls, rank: int, code: int | None, time_s: float, failure_file: Path, tail: tuple[str, ...]) -> Ended:
@@ -28,7 +29,8 @@ class Ended:
             said = json.loads(failure_file.read_text(encoding="utf-8"))
         except (OSError, json.JSONDecodeError):
             return cls(rank, code, time_s, tail=tail)
-        return cls(rank, code, said["time_s"], said["text"], said["what"], said["known"], said["lost_peer"], tail)
+        words = said["time_s"], said["text"], said["what"], said["known"], said["lost_peer"]
+        return cls(rank, code, *words, tail, hopeless=said["hopeless"])
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,8 @@ class Failure:
     rank: int
     exit_code: int
     message: str
-    known: bool = False
-    """Whether it is one of our own errors, which would only come again."""
+    hopeless: bool = False
+    """Whether it would only come again."""
     progress: int = -1
     """The step of the newest checkpoint by then; -1: none is known."""
 
@@ -72,7 +74,7 @@ def _no_answer(first: Ended, unanswering: list[Ended]) -> Failure:
 
 def _failure(end: Ended) -> Failure:
     if end.known:
-        return Failure(end.rank, _own_code(end), end.text, known=True)
+        return Failure(end.rank, _own_code(end), end.text, hopeless=end.hopeless)
     if end.text:
         return Failure(
             end.rank,

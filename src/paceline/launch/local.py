@@ -55,41 +55,58 @@ class _Rank:
         return self.process.returncode == STOPPED or -(self.process.returncode or 0) in STOP_SIGNALS
 
 
-def launch(spec: LaunchSpec, screen: TextIO | None = None, each_look: Look | None = None) -> Failure | None:
+def launch(
+    spec: LaunchSpec,
+    screen: TextIO | None = None,
+    each_look: Look | None = None,
+    signals: StopSignals | None = None,
+) -> Failure | None:
     """Run N supervised ranks to their end; return the first failure, if any. Nothing is left running.
 
     A signal to stop is passed on to the ranks, which may save before they leave; a second one ends them.
     """
-    with _private_folder() as folder, StopSignals() as signals:
+    with _private_folder() as folder, signals or StopSignals() as heard:
         ranks: list[_Rank] = []
         try:
             for number in range(spec.ranks):
                 ranks.append(_start(spec, number, folder, screen))  # noqa: PERF401 - one that started is ended, whatever comes
-            _watch(ranks, signals, each_look)
-            failure = _outcome(ranks, signals)
-            return failure and replace(failure, progress=_progress(folder))
+            _watch(ranks, heard, each_look)
+            return _outcome(ranks, heard, _progress(folder))
         finally:
             _end_all(ranks)
             for rank in ranks:
                 rank.output.close()
 
 
-def _outcome(ranks: list[_Rank], signals: StopSignals) -> Failure | None:
+def _outcome(ranks: list[_Rank], signals: StopSignals, progress: int) -> Failure | None:
+    """Return why the launch ended, if not because it was done."""
     if all(rank.process.returncode == 0 for rank in ranks):
         return None
-    stopped = any(rank.stopped for rank in ranks)
-    if stopped or signals.count:
-        spoke = [end for end in (rank.ended for rank in ranks) if end.text and not end.lost_peer]
-        if spoke:
-            return find_culprit(spoke)
-        if not stopped or (
-            signals.first == signal.SIGINT and all(rank.process.returncode != STOPPED for rank in ranks)
-        ):
-            raise KeyboardInterrupt
+    failed = _told_to_stop(ranks, signals, progress) if signals.count or any(rank.stopped for rank in ranks) else None
+    if failed is None and _any_failed(ranks):
+        failed = find_culprit([rank.ended for rank in ranks])
+    return failed and replace(failed, progress=progress)
+
+
+def _told_to_stop(ranks: list[_Rank], signals: StopSignals, progress: int) -> Failure | None:
+    """Return how ranks that were told to stop have ended; None if one of them failed for another reason."""
+    codes = [rank.process.returncode for rank in ranks]
+    spoke = [end for end in (rank.ended for rank in ranks) if end.text and not end.lost_peer]
+    killed = [rank for rank in ranks if rank.process.returncode and rank.process.returncode < 0 and not rank.stopped]
+    if spoke or killed:
+        return None
+    if signals.first == signal.SIGINT and STOPPED not in codes:
+        raise KeyboardInterrupt
+    if None in codes:
+        late = " and ".join(str(rank.number) for rank in ranks if rank.process.returncode is None)
+        fix = "nothing, if the newest checkpoint is good: the same command goes on from it"
         return Failure(
-            -1, STOPPED, f"stopped (exit code {STOPPED}): the same command goes on from the newest checkpoint"
+            -1,
+            128 + signal.SIGTERM,
+            f"error: told to stop, but rank {late} did not leave in time, and was ended\n  fix: {fix}",
         )
-    return find_culprit([rank.ended for rank in ranks]) if _any_failed(ranks) else None
+    start = "its newest checkpoint" if progress >= 0 else "the start: nothing was saved"
+    return Failure(-1, STOPPED, f"stopped (exit code {STOPPED}): the same command goes on from {start}")
 
 
 def _progress(folder: Path) -> int:
@@ -171,8 +188,9 @@ def _patience(ranks: list[_Rank], signals: StopSignals) -> float:
 
 
 def _tell_to_stop(ranks: list[_Rank]) -> None:
-    _signal(ranks, signal.SIGTERM)
+    """Ask the ranks themselves: what they have started, such as workers that read data, is theirs to end."""
     for rank in ranks:
+        rank.process.send_signal(signal.SIGTERM)
         rank.told_to_stop = True
 
 
@@ -207,7 +225,7 @@ def _any_failed(ranks: list[_Rank]) -> bool:
 def _end_all(ranks: list[_Rank]) -> None:
     """End every rank that still runs, and whatever it started: first asked, then killed."""
     running = [rank for rank in ranks if rank.process.poll() is None]
-    _tell_to_stop([rank for rank in running if not rank.told_to_stop])
+    _signal([rank for rank in running if not rank.told_to_stop], signal.SIGTERM)
     limit = time.monotonic() + _GRACE_S
     for rank in running:
         with contextlib.suppress(subprocess.TimeoutExpired):

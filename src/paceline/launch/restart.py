@@ -9,6 +9,7 @@ from typing import TextIO
 from paceline.errors import STOPPED
 from paceline.launch.failure import Failure
 from paceline.launch.local import launch
+from paceline.launch.signals import StopSignals
 from paceline.launch.spec import LaunchSpec
 
 DEFAULT_RESTARTS = 3
@@ -25,7 +26,7 @@ class Restarts:
 
     def allow(self, failure: Failure, spent: int) -> bool:
         """Return whether to start again after the `spent`-th failure in a row without progress."""
-        if failure.known or failure.exit_code == STOPPED:
+        if failure.hopeless or failure.exit_code == STOPPED:
             return False
         if self.most is None:
             return failure.progress >= 0 and spent <= DEFAULT_RESTARTS
@@ -36,14 +37,22 @@ def launch_with_restarts(
     spec: LaunchSpec, restarts: Restarts, screen: TextIO | None, say: Callable[[str], None]
 ) -> Failure | None:
     """Launch until it is done, is told to stop, or fails once too often."""
+    with StopSignals() as signals:
+        return _launch_again(spec, restarts, screen, say, signals)
+
+
+def _launch_again(
+    spec: LaunchSpec, restarts: Restarts, screen: TextIO | None, say: Callable[[str], None], signals: StopSignals
+) -> Failure | None:
     best, spent = -1, 0
     while True:
-        failure = launch(spec, screen)
+        failure = launch(spec, screen, signals=signals)
         if failure is None:
             return None
         moved = failure.progress > best
         best, spent = max(best, failure.progress), 1 if moved else spent + 1
-        if not restarts.allow(failure, spent):
+        failure = replace(failure, progress=best)
+        if signals.count or not restarts.allow(failure, spent):
             return failure
         if restarts.fewest_ranks and not moved:
             spec = replace(spec, ranks=max(restarts.fewest_ranks, spec.ranks - 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import platform
 import secrets
 import time
@@ -24,7 +25,7 @@ from paceline.config.values import flatten
 from paceline.data.batches import Batches
 from paceline.errors import ConfigError
 from paceline.events import CheckpointBad, CheckpointFailed, CheckpointSaved, Event
-from paceline.rundir import RunDir
+from paceline.rundir import RunDir, write_whole
 from paceline.train.meter import Meter
 from paceline.train.reduction import Asks, Note
 from paceline.train.state import load_state, named_state, optimizer_facts, python_numbers
@@ -59,20 +60,23 @@ class Lifeline:
         home = RunDir.of(config).checkpoints
         self._storage = open_storage(home, config.checkpoint.to, config.name)
         token = texts_of_all(world, secrets.token_hex(4))[0]
-        kept, patience = config.checkpoint, config.timeout.start_s
+        kept = config.checkpoint
         self._saver = Saver(
             self._storage,
             world,
             token,
             keep=kept.keep,
             best=kept.best,
-            patience_s=patience,
+            silence_s=config.timeout.step_s,
             on_commit=self._tell_launcher,
         )
         self._cadence = Cadence(
             Every.parse(kept.every), kept.mtbf_h * 3600.0, batches.plan.steps_per_epoch, time.monotonic()
         )
-        self.request = StopRequest(self._deadline(), sum(value.nbytes for _, value in named_state(model, optimizer)))
+        self.request = StopRequest(
+            self._deadline() if world.is_main else math.inf,
+            sum(value.nbytes for _, value in named_state(model, optimizer)),
+        )
         self._agreement = Agreement(take)
         self._saved_step = -1
         self._prepared = False
@@ -109,10 +113,10 @@ class Lifeline:
 
     def take(self, step: Any) -> Note:
         """Take one step, and ask with it for what this rank wants."""
-        self._step_begun = time.monotonic()
         return self._take(step, self._asks)
 
     def _asks(self) -> Asks:
+        self.request.saving = self._saver.busy
         due = self._world.is_main and self._cadence.due_at(time.monotonic()) and not self._saver.busy
         return Asks(save=due, stop=self.request.asked)
 
@@ -122,7 +126,8 @@ class Lifeline:
         if not self._prepared:
             self._prepared = True
             self._saver.prepare(dict(named_state(self._model, self._optimizer)))
-        step_s = time.monotonic() - self._step_begun
+        step_s = time.monotonic() - self._step_begun  # with the reading of its samples, and the evaluation after it
+        self._step_begun = time.monotonic()
         self.request.learn_step(step_s)
         save, stop = self._agreement.on(note, step_s)
         if save or stop or self._cadence.due_after(done):
@@ -216,7 +221,7 @@ class Lifeline:
     def _tell_launcher(self, step: int) -> None:
         """Let the launcher see that there was progress: it counts only failures without any."""
         if self._world.is_main and self._world.launcher == "paceline" and isinstance(self._world.meeting, FileMeeting):
-            handover.progress_file(self._world.meeting.path).write_text(str(step))
+            write_whole(handover.progress_file(self._world.meeting.path), str(step).encode())
 
     def _deadline(self) -> float:
         after = self._config.stop_after

@@ -118,7 +118,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _lifeline(self) -> Iterator[Lifeline]:
-        """Keep the run alive: signals ask it to save and stop, and a save under way is completed whatever happens."""
+        """Keep the run alive: signals ask it to save and stop."""
         meters = {"since_report": self._since_report, "in_epoch": self._in_epoch}
         life = Lifeline(
             self.world, self.model, self.optimizer, self.batches, self.config, self._take, meters, self._emit

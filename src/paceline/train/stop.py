@@ -28,6 +28,8 @@ class StopRequest:
         self._save_s = state_bytes / _BYTES_PER_S
         self._slowest_s = 0.0
         self._first = True
+        self.saving = False
+        """Whether a save is under way, which the last one must wait for."""
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -59,7 +61,8 @@ class StopRequest:
     @property
     def lead_s(self) -> float:
         """How long before the deadline to stop: time for the step under way, one more, and a save."""
-        return _MARGIN * (2.0 * self._slowest_s + self._save_s) + _MARGIN_S
+        saves = 2.0 if self.saving else 1.0
+        return _MARGIN * (2.0 * self._slowest_s + saves * self._save_s) + _MARGIN_S
 
     @property
     def asked(self) -> bool:
