@@ -59,7 +59,10 @@ def test_a_signal_to_the_launcher_ends_everything(
         elif "STUBBORN" in manner:
             assert (done.code, "rank 0 and 1 did not leave in time" in done.err) == (143, True)
         else:
-            assert (done.code, "goes on from the start: nothing was saved" in done.err) == (STOPPED, True)
+            assert (done.code, "goes on from where it was: this launch has saved nothing" in done.err) == (
+                STOPPED,
+                True,
+            )
         assert running.left_over() == []
         assert not any(alive(pid) for pid in ranks)
         assert list(running.temporary.iterdir()) == []

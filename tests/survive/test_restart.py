@@ -67,7 +67,7 @@ def test_without_a_checkpoint_nothing_is_started_again_unless_asked_for(tmp_path
     (tmp_path / "crashes-3").unlink()
     done = run(tmp_path, "-n", "2", "--max-restarts", "1", CRASH_AT="3")
     assert (done.code, digest(done.out)) == (0, untouched)
-    assert "from the start (attempt 1 of 1" in done.err
+    assert "from where it began: this launch has saved nothing (attempt 1 of 1" in done.err
 
 
 def test_a_run_can_go_on_with_fewer_ranks(tmp_path: Path, untouched: str) -> None:

@@ -105,7 +105,7 @@ def _told_to_stop(ranks: list[_Rank], signals: StopSignals, progress: int) -> Fa
             128 + signal.SIGTERM,
             f"error: told to stop, but rank {late} did not leave in time, and was ended\n  fix: {fix}",
         )
-    start = "its newest checkpoint" if progress >= 0 else "the start: nothing was saved"
+    start = "its newest checkpoint" if progress >= 0 else "where it was: this launch has saved nothing"
     return Failure(-1, STOPPED, f"stopped (exit code {STOPPED}): the same command goes on from {start}")
 
 

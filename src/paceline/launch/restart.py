@@ -66,5 +66,5 @@ def restart_line(ranks: int, step: int, spent: int, most: int) -> str:
     >>> restart_line(4, 120, 1, 3)
     'starting again on 4 ranks, from the checkpoint of step 120 (attempt 1 of 3 without progress)'
     """
-    start = f"the checkpoint of step {step}" if step >= 0 else "the start"
+    start = f"the checkpoint of step {step}" if step >= 0 else "where it began: this launch has saved nothing"
     return f"starting again on {ranks} rank{'' if ranks == 1 else 's'}, from {start} (attempt {spent} of {most} without progress)"
