@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from slurm.cluster.requirements import why_no_hosts
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -23,10 +24,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run, and say why."""
     import torch
 
+    no_hosts = why_no_hosts()
     reasons = {
         "gpu": "" if torch.cuda.is_available() else "needs a CUDA GPU, and `-m gpu`",
         "mpi": "" if shutil.which("mpirun") else "needs mpirun (Debian: apt-get install openmpi-bin)",
         "root": "" if _may_mount() else "needs root and mount namespaces (`unshare --mount`)",
+        "namespaces": no_hosts,
+        "slurm": no_hosts,
     }
     for item in items:
         for marker, reason in reasons.items():

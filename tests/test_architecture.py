@@ -17,11 +17,11 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 FLOORS = [
     {"errors", "handover", "version", "__init__"},
     {"rundir", "config", "events"},
-    {"world", "scale", "launch"},
+    {"world", "scale", "launch", "cluster"},
     {"data", "checkpoint"},
     {"train"},
     {"recipes"},
-    {"diagnose"},
+    {"diagnose", "report"},
     {"cli"},
     {"__main__"},
 ]

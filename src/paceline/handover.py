@@ -35,6 +35,21 @@ LAUNCHER = "PACELINE_LAUNCHER"
 DEADLINE = "PACELINE_DEADLINE"
 """The moment by which the run must have saved and left, in seconds since 1970."""
 
+PROGRESS = "PACELINE_PROGRESS"
+"""The file in which rank 0 writes the step of its newest checkpoint, for whoever decides about starting again."""
+
+INCARNATION = "PACELINE_INCARNATION"
+"""Which start of a submitted run this is, as FAMILY:NUMBER; a later start of one family takes the run over."""
+
+HOST_SUFFIX = "PACELINE_HOST_SUFFIX"
+"""What to append to a node's name to get its name on the fast network."""
+
+INTERFACE = "PACELINE_INTERFACE"
+"""The network interface that carries the traffic between nodes; unset: the one that leads to the peers."""
+
+ADDRESS = "PACELINE_ADDRESS"
+"""The HOST:PORT at which the ranks of several hosts meet, without a scheduler."""
+
 TERMINAL = "PACELINE_TERMINAL"
 """Set when a person looks on: ranks themselves write into a pipe."""
 

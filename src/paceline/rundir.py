@@ -49,6 +49,25 @@ class RunDir:
         return self.root / "checkpoints"
 
     @property
+    def jobs(self) -> Path:
+        """The folder of what was given to a scheduler: the batch script and the log of each job."""
+        return self.root / "jobs"
+
+    @property
+    def code(self) -> Path:
+        """The folder of the copies of the code that jobs run."""
+        return self.root / "code"
+
+    @property
+    def meetings(self) -> Path:
+        """The folder in which ranks of several nodes find the address of rank 0."""
+        return self.root / "meetings"
+
+    def beat(self, rank: int) -> Path:
+        """Return the file in which a rank says where it is right now."""
+        return self.root / "ranks" / f"{rank:04d}.beat"
+
+    @property
     def lock(self) -> Path:
         """The file that the process which writes this run holds."""
         return self.root / "lock"
