@@ -16,7 +16,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 FLOORS = [
     {"errors", "handover", "version", "__init__"},
-    {"rundir", "config", "events"},
+    {"rundir", "runlock", "config", "events"},
     {"world", "scale", "launch", "cluster"},
     {"data", "checkpoint"},
     {"train"},

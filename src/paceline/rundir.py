@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
-import socket
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,38 +80,6 @@ def writing_to(path: Path) -> Iterator[None]:
             f"cannot write {path}: {error.strerror or error}",
             fix="free some space or permit writing there, or put the run elsewhere with runs=FOLDER",
         ) from error
-
-
-@contextlib.contextmanager
-def claimed(lock: Path, patience_s: float = 10.0) -> Iterator[None]:
-    """Hold a run's lock: no other process may write the same run. One that is just leaving is waited for."""
-    with writing_to(lock):
-        file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        limit = time.monotonic() + patience_s
-        while not _locked(file):
-            if time.monotonic() > limit:
-                holder = os.pread(file, 200, 0).decode(errors="replace").strip() or "another process"
-                raise EnvironmentUnfit(
-                    f"{lock.parent} is being written by {holder}",
-                    fix="wait for it or end it, or give this run another name=",
-                )
-            time.sleep(0.1)
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-        yield
-    finally:
-        os.close(file)  # which lets go of the lock; so does the kernel when this process dies
-
-
-def _locked(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks: nobody can be kept out
-        return True
-    return True
 
 
 def make_private(folder: Path) -> Path:

@@ -11,7 +11,7 @@ from launch.program import started
 from survive.conftest import SCRIPT, SHORT, pid
 
 from paceline.errors import EnvironmentUnfit
-from paceline.rundir import claimed
+from paceline.runlock import claimed
 
 
 def test_a_run_that_is_being_written_is_refused_with_the_name_of_its_writer(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.errors import EnvironmentUnfit
 from paceline.world.detect import detect_world
-from paceline.world.facts import FileMeeting, TcpMeeting
+from paceline.world.facts import FileMeeting, PublishedMeeting, TcpMeeting
 from paceline.world.hostlist import expand_hostlist
 
 TORCHRUN = {
@@ -39,6 +39,10 @@ OPENMPI = {
 }  # fmt: skip
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 PACELINE = {"PACELINE_MEETING": "/x/meeting", "RANK": "2", "WORLD_SIZE": "3"}
+PACELINE_HOSTS = {
+    "PACELINE_MEETING": "/x/meeting", "PACELINE_ADDRESS": "[::1]:9/2", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2",
+}  # fmt: skip
+MPI_NODES = OPENMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
 BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "9"}
 
 
@@ -48,6 +52,17 @@ BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "9
         ({}, "alone", 0, 1, 0, 1, 0, 1),
         (PACELINE, "paceline", 2, 3, 2, 3, 0, 1),
         (TORCHRUN, "torchrun", 3, 4, 1, 2, 1, 2),
+        (
+            TORCHRUN | {"WORLD_SIZE": "5", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "2"},
+            "torchrun",
+            3,
+            5,
+            1,
+            1,
+            1,
+            2,
+        ),
+        (PACELINE_HOSTS, "paceline", 3, 4, 1, 2, 1, 2),
         (BY_HAND, "torchrun", 1, 2, 0, 1, 1, 2),
         (SRUN, "slurm", 3, 4, 1, 2, 1, 2),
         (SRUN_ONE_NODE, "slurm", 3, 4, 3, 4, 0, 1),
@@ -77,15 +92,47 @@ def test_each_launcher_is_known_by_its_variables(env, launcher, rank, size, loca
             FileMeeting(Path("/t/paceline-slurm-77-0-2/meeting")),
         ),
         (OPENMPI | {"TMPDIR": "/t"}, FileMeeting(Path("/t/paceline-mpi-41/meeting"))),
-        (SRUN, TcpMeeting("n1", 20077, serve=False, prefix="slurm-77-0-0")),
+        (SRUN, PublishedMeeting("slurm-77-0-0", "n2", ("n1",), serve=False)),
+        (
+            SRUN | {"SLURM_RESTART_COUNT": "1", "SLURM_STEP_ID": "3"},
+            PublishedMeeting("slurm-77-3-1", "n2", ("n1",), serve=False),
+        ),
+        (
+            SRUN | {"SLURM_PROCID": "0", "SLURM_NODEID": "0"},
+            PublishedMeeting("slurm-77-0-0", "n1", ("n2",), serve=True),
+        ),
+        (
+            SRUN | {"SLURMD_NODENAME": "n1", "PACELINE_HOST_SUFFIX": "-ib"},
+            PublishedMeeting("slurm-77-0-0", "n1-ib", ("n2-ib",), serve=False),
+        ),
+        (SRUN | {"MASTER_ADDR": "m"}, PublishedMeeting("slurm-77-0-0", "m", (), serve=False)),
+        (SRUN | {"MASTER_PORT": "7"}, TcpMeeting("n1", 7, serve=False, prefix="slurm-77-0-0")),
+        (
+            SRUN | {"MASTER_PORT": "7", "PACELINE_HOST_SUFFIX": "-ib"},
+            TcpMeeting("n1-ib", 7, serve=False, prefix="slurm-77-0-0"),
+        ),
+        (
+            SRUN | {"MASTER_ADDR": "m", "MASTER_PORT": "7", "SLURM_STEP_NODELIST": "n["},
+            TcpMeeting("m", 7, serve=False, prefix="slurm-77-0-0"),
+        ),
         (SRUN | {"MASTER_ADDR": "m", "MASTER_PORT": "7"}, TcpMeeting("m", 7, serve=False, prefix="slurm-77-0-0")),
         (TORCHRUN, TcpMeeting("a", 5, serve=False, prefix="paceline-2")),
         (TORCHRUN | {"RANK": "0"}, TcpMeeting("a", 5, serve=False, prefix="paceline-2")),
         (BY_HAND | {"RANK": "0"}, TcpMeeting("h", 9, serve=True, prefix="paceline")),
+        (MPI_NODES | {"PMIX_NAMESPACE": "prterun-a-7@1"}, PublishedMeeting("mpi-prterun-a-7_1", "", (), serve=False)),
+        (MPI_NODES | {"MASTER_ADDR": "h", "MASTER_PORT": "9"}, TcpMeeting("h", 9, serve=False, prefix="mpi-")),
+        (PACELINE_HOSTS, TcpMeeting("::1", 9, serve=False, prefix="paceline-2")),
+        (PACELINE_HOSTS | {"RANK": "0"}, TcpMeeting("::1", 9, serve=True, prefix="paceline-2")),
     ],
 )
 def test_one_node_meets_in_a_file_and_several_at_one_address(env, meeting):
     assert detect_world(env, parent=41).meeting == meeting
+
+
+def test_what_else_is_handed_over():
+    world = detect_world(PACELINE_HOSTS | {"PACELINE_INTERFACE": "ib0"})
+    assert (world.interface, world.launcher_file) == ("ib0", Path("/x/meeting"))
+    assert detect_world(TORCHRUN).launcher_file is None
 
 
 @pytest.mark.parametrize(
@@ -97,6 +144,8 @@ def test_one_node_meets_in_a_file_and_several_at_one_address(env, meeting):
         ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
         (OPENMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "export MASTER_ADDR"),
         (SRUN | {"SLURM_STEP_NODELIST": "n[1-"}, "MASTER_ADDR"),
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "2(x"}, "paceline run"),
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "4"}, "paceline run"),
     ],
 )
 def test_variables_that_cannot_be_say_the_way_out(env, fix):

@@ -15,11 +15,12 @@ from processes import on_processes, run_on_processes
 
 from paceline.config import RunConfig, TimeoutConfig
 from paceline.errors import ConfigError, EnvironmentUnfit
+from paceline.world.address import listen_at
 from paceline.world.collectives import rows_of_all, sum_across
 from paceline.world.device import gpu_index
 from paceline.world.facts import World
 from paceline.world.group import join, shorten_timeout
-from paceline.world.meeting import claim_folder, listen_at
+from paceline.world.meeting import claim_folder
 
 
 def open_listeners() -> list[str]:
@@ -123,7 +124,7 @@ def meet(tmp_path, *envs: dict[str, str]) -> list[str]:
     script = tmp_path / "meet.py"
     script.write_text(MEET.format(tests=str(Path(__file__).parents[1])))
     started = [
-        subprocess.Popen([sys.executable, "-W", "error", str(script)], env=os.environ | {"TMPDIR": str(tmp_path)} | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, "-W", "error", str(script)], cwd=tmp_path, env=os.environ | {"TMPDIR": str(tmp_path)} | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for env in envs
     ]  # fmt: skip
     answers = [process.communicate(timeout=120) for process in started]
@@ -156,6 +157,14 @@ def test_tasks_of_srun_on_one_node_meet_in_a_private_folder_that_is_gone_afterwa
     said = meet(tmp_path, *(task | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)))
     assert said == [f"slurm {rank} 2 1 3.0 ['{LOOPBACK}']" for rank in range(2)]
     assert list(tmp_path.glob("paceline-*")) == []
+
+
+def test_ranks_of_several_nodes_meet_where_rank_0_says_in_the_run_folder(tmp_path) -> None:
+    shared = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    shared |= {"PMIX_NAMESPACE": "prterun-a-7@1", "PACELINE_INTERFACE": "lo"}
+    said = meet(tmp_path, *(shared | {"OMPI_COMM_WORLD_RANK": str(rank)} for rank in range(2)))
+    assert said == [f"openmpi {rank} 2 2 3.0 ['{LOOPBACK}']" for rank in range(2)]
+    assert list((tmp_path / "runs" / "run" / "meetings").iterdir()) == []
 
 
 @pytest.mark.mpi

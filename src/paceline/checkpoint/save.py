@@ -86,11 +86,12 @@ class Saver:
         keep: int = 3,
         best: str = "",
         silence_s: float = 60.0,
+        before_commit: Callable[[], None] | None = None,
         on_commit: Callable[[int], None] | None = None,
     ) -> None:
         self._storage, self._world, self._token = storage, world, token
         self._keep, self._best, self._silence_s = keep, best, silence_s
-        self._on_commit = on_commit
+        self._before_commit, self._on_commit = before_commit or _nothing, on_commit
         self._mailbox = Mailbox(world, f"save-{token}")
         self._staging = Staging()
         self._threads: list[threading.Thread] = []
@@ -216,6 +217,7 @@ class Saver:
                 files[letter["name"]] = FileFacts(letter["size_bytes"], letter["xxh3"])
         manifest = replace(job.draft, files=files)
         self._see_all(step, files)
+        self._before_commit()
         if self._storage.commit(step, self._token, manifest):
             if self._on_commit is not None:
                 self._on_commit(step)
@@ -257,8 +259,13 @@ class Saver:
             doomed = [step for step in no_longer_needed(metrics, self._keep, self._best) if step < newest]
             if doomed:
                 check(self._storage, newest, cached=False)
+                self._before_commit()
             for step in doomed:
                 self._storage.delete(step)
+
+
+def _nothing() -> None:
+    """Hold nothing against a commit."""
 
 
 def _spec(name: str, value: Tensor) -> Spec:

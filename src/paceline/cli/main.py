@@ -7,13 +7,23 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from paceline.cli import chaos, ckpt, run, train, verify
+from paceline.cli import cancel, chaos, ckpt, jobs, run, submit, train, verify, watch
 from paceline.errors import PacelineError, did_you_mean
 from paceline.version import VERSION
 
 Verb = Callable[[argparse.Namespace], int]
 
-_VERBS = {"train": train, "run": run, "verify": verify, "chaos": chaos, "ckpt": ckpt}
+_VERBS = {
+    "train": train,
+    "run": run,
+    "submit": submit,
+    "verify": verify,
+    "chaos": chaos,
+    "ckpt": ckpt,
+    "watch": watch,
+    "jobs": jobs,
+    "cancel": cancel,
+}
 
 _EPILOG = "exit codes: 0 yes or fine; 1 the answer is no, or the training failed; 2 bad usage or config; 3 the environment is unfit; 75 saved and stopped, run it again to go on"
 

@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 import sys
 import time
+from functools import partial
+from typing import NamedTuple
 
+from paceline.cluster.allocation import allocation_from, launch_on
 from paceline.config.intervals import seconds_from
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, EnvironmentUnfit
+from paceline.launch.local import launch
 from paceline.launch.restart import DEFAULT_RESTARTS, Restarts, launch_with_restarts
 from paceline.launch.spec import LaunchSpec, Target, script
+from paceline.world.address import listen_at, refuse_loopback_name, split_address
 
 HELP = "start N ranks of a script on this machine, supervised, and again after a failure"
+
+
+class Place(NamedTuple):
+    """Which of several hosts this one is, and where they meet."""
+
+    node: int = 0
+    nodes: int = 1
+    address: str = ""
+
+
+HERE = Place()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's own arguments."""
     parser.add_argument("script", help="the script; words after it are its own, and so is everything after --")
     add_launch_arguments(parser)
+    add_host_arguments(parser)
 
 
 def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,8 +45,9 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n",
         "--ranks",
-        default="1",
-        help="number of ranks on this machine; 2:4 starts 4 and may go on with as few as 2",
+        default="",
+        help="number of ranks on this machine (default 1); 2:4 starts 4 and may go on with as few as 2; in a Slurm "
+        "allocation: on each of its nodes (default: as many as GPUs or tasks were asked for)",
     )
     parser.add_argument(
         "--max-restarts",
@@ -40,23 +59,74 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_host_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments for several hosts without a scheduler."""
+    parser.add_argument(
+        "--nodes", type=int, default=1, help="hosts on which this same command is typed, each with -n ranks"
+    )
+    parser.add_argument("--node", type=int, help="with --nodes: which host this is, from 0 on")
+    parser.add_argument(
+        "--meet", default="", metavar="HOST:PORT", help="with --nodes: where the hosts meet, an address of node 0"
+    )
+
+
 def main(known: argparse.Namespace) -> int:
     """Start the script."""
-    return start(script(known.script), known)
+    target = script(known.script)
+    return start(target, known, place_from(known))
 
 
-def start(target: Target, known: argparse.Namespace) -> int:
+def start(target: Target, known: argparse.Namespace, place: Place = HERE) -> int:
     """Launch and, if a rank failed, say which and why; return the exit code."""
-    fewest, ranks = ranks_from(known.ranks)
+    allocation = allocation_from(os.environ) if place.nodes == 1 else None
+    fewest, ranks = ranks_from(known.ranks or str(allocation.ranks_per_node if allocation else 1))
     if known.max_restarts is not None and known.max_restarts < 0:
         raise ConfigError(f"--max-restarts {known.max_restarts} is negative", fix="give 0 for no restart")
+    if fewest and place.nodes > 1:
+        raise ConfigError(
+            f"-n {known.ranks} may go on with fewer ranks, which several hosts cannot agree on",
+            fix=f"give one number, the same on every host: -n {ranks}",
+        )
     deadline_s = time.time() + seconds_from(known.stop_after) if known.stop_after else math.inf
-    spec = LaunchSpec(target, ranks, tuple(known.arguments), deadline_s=deadline_s)
-    failure = launch_with_restarts(spec, Restarts(known.max_restarts, fewest), sys.stdout, _say)
+    spec = LaunchSpec(target, ranks, tuple(known.arguments), {}, deadline_s, place.node, place.nodes, place.address)
+    _see_that_it_is_free(spec)
+    begin = launch if allocation is None or allocation.here else partial(launch_on, allocation)
+    failure = launch_with_restarts(spec, Restarts(_most_restarts(known, spec), fewest), sys.stdout, _say, begin)
     if failure is None:
         return 0
     _say(failure.message)
     return failure.exit_code
+
+
+def place_from(known: argparse.Namespace) -> Place:
+    """Return which of the hosts this one is."""
+    if known.meet:
+        split_address(known.meet)
+    if known.nodes > 1 and known.node is None:
+        raise ConfigError(
+            f"--nodes {known.nodes} without --node does not say which host this is",
+            fix=f"give --node 0 on the host of --meet, and --node 1 to {known.nodes - 1} on the others",
+        )
+    return Place(known.node or 0, known.nodes, known.meet)
+
+
+def _see_that_it_is_free(spec: LaunchSpec) -> None:
+    """Refuse a place to meet that cannot be had, before anything is started."""
+    if spec.address and spec.node == 0:
+        host, port = split_address(spec.address)
+        refuse_loopback_name(host)
+        try:
+            listen_at(host, port).close()
+        except EnvironmentUnfit as error:
+            raise EnvironmentUnfit(
+                error.problem, fix="give --meet an address of this host, which is node 0, and a port that is free here"
+            ) from error
+
+
+def _most_restarts(known: argparse.Namespace, spec: LaunchSpec) -> int | None:
+    """Return how often to start again: on several hosts only where asked for, for none knows of the others."""
+    restarts: int | None = known.max_restarts
+    return 0 if restarts is None and spec.nodes > 1 else restarts
 
 
 def ranks_from(text: str) -> tuple[int, int]:

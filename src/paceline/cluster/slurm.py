@@ -57,16 +57,27 @@ class QueuedJob:
         return cls(job, state, reason, used, left, end, int(nodes), node_list, folder)
 
 
-def ask(*words: str, timeout_s: float = _ANSWERS_WITHIN_S) -> str:
-    """Run one of Slurm's commands; return what it says."""
-    if shutil.which(words[0]) is None:
+def require(command: str) -> None:
+    """Refuse to go on where there is no Slurm."""
+    if shutil.which(command) is None:
         raise EnvironmentUnfit(
-            f"there is no Slurm on this machine: {words[0]} is not to be found",
+            f"there is no Slurm on this machine: {command} is not to be found",
             fix="do this on a login node of the cluster; here, `paceline run SCRIPT -n 2` starts a training without Slurm",
         )
+
+
+def ask(*words: str, timeout_s: float = _ANSWERS_WITHIN_S) -> str:
+    """Run one of Slurm's commands; return what it says."""
+    require(words[0])
     try:
         done = subprocess.run(
-            words, capture_output=True, encoding="utf-8", errors="replace", check=False, timeout=timeout_s
+            words,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+            timeout=timeout_s,
+            umask=0o077,  # for a log that sbatch opens is nobody else's business
         )
     except subprocess.TimeoutExpired as error:
         raise EnvironmentUnfit(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from paceline.errors import ConfigError, did_you_mean
@@ -128,8 +128,26 @@ def _to_str(value: Any) -> str:
     return value
 
 
-_CONVERT = {int: _to_int, float: _to_float, bool: _to_bool, str: _to_str}
-_EXAMPLE = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+def _to_texts(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise TypeError(value)
+    return tuple(_to_str(each) for each in value)
+
+
+_CONVERT: dict[Any, Callable[[Any], Any]] = {
+    int: _to_int,
+    float: _to_float,
+    bool: _to_bool,
+    str: _to_str,
+    tuple[str, ...]: _to_texts,
+}
+_EXAMPLE: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    tuple[str, ...]: 'a list of texts, such as ["a", "b"]',
+}
 
 
 def _place(tree: dict[str, Any], path: list[str], value: Any) -> None:

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -40,23 +41,28 @@ def main() -> None:
     if os.environ.get(handover.LAUNCHER, "") != str(os.getppid()):
         os._exit(1)  # it died before the kernel was asked
     faulthandler.enable()
-    kind, what, *arguments = sys.argv[1:]
-    sys.argv = [what, *arguments]
     try:
-        if kind == "path":
-            sys.path[0] = str(Path(what).resolve().parent)
-            runpy.run_path(what, run_name="__main__")
-        else:
-            runpy.run_module(what, run_name="__main__", alter_sys=True)
+        run_target(sys.argv[1:])
     except Stopped as stop:
-        _leave(int(str(stop.code)))
+        leave(int(str(stop.code)))
     except Exception as error:  # noqa: BLE001 - whatever the script raises is passed on
         _report(error)
-        _leave(getattr(error, "exit_code", 1))
-    _leave(0)
+        leave(getattr(error, "exit_code", 1))
+    leave(0)
 
 
-def _leave(code: int) -> NoReturn:
+def run_target(words: Sequence[str]) -> None:
+    """Run `path SCRIPT ...` or `module NAME ...` as the main program, with the words that follow as its own."""
+    kind, what, *arguments = words
+    sys.argv = [what, *arguments]
+    if kind == "path":
+        sys.path[0] = str(Path(what).resolve().parent)
+        runpy.run_path(what, run_name="__main__")
+    else:
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+
+
+def leave(code: int) -> NoReturn:
     """End this rank without tearing the interpreter down around native threads: that aborted, rarely."""
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
@@ -69,19 +75,28 @@ def _leave(code: int) -> NoReturn:
 
 def _report(error: Exception) -> None:
     """Write the failure where the launcher finds it."""
-    known = isinstance(error, PacelineError)
-    text = f"error: {error}" if known else "".join(traceback.format_exception(error.with_traceback(_own_frames(error))))
-    lost_peer = not known and any(sign in str(error) for sign in _PEER_LOST)
     record = {
         "time_s": time.time(),
         "what": type(error).__name__,
-        "text": text.rstrip(),
-        "known": known,
+        "text": words_of(error),
+        "known": isinstance(error, PacelineError),
         "hopeless": isinstance(error, PacelineError) and error.comes_again,
-        "lost_peer": lost_peer,
+        "lost_peer": lost_peer(error),
     }
     with contextlib.suppress(OSError):
         Path(os.environ[handover.FAILURE]).write_text(json.dumps(record), encoding="utf-8")
+
+
+def words_of(error: Exception) -> str:
+    """Return what to show of an error: its problem and fix if it is one of ours, else the traceback of the script."""
+    if isinstance(error, PacelineError):
+        return f"error: {error}"
+    return "".join(traceback.format_exception(error.with_traceback(_own_frames(error)))).rstrip()
+
+
+def lost_peer(error: Exception) -> bool:
+    """Return whether an error only says that another rank is gone."""
+    return not isinstance(error, PacelineError) and any(sign in str(error) for sign in _PEER_LOST)
 
 
 def _own_frames(error: Exception) -> TracebackType | None:

@@ -68,7 +68,7 @@ def launch(
     with _private_folder() as folder, signals or StopSignals() as heard:
         ranks: list[_Rank] = []
         try:
-            for number in range(spec.ranks):
+            for number in spec.numbers:
                 ranks.append(_start(spec, number, folder, screen))  # noqa: PERF401 - one that started is ended, whatever comes
             _watch(ranks, heard, each_look)
             return _outcome(ranks, heard, _progress(folder))
@@ -106,6 +106,8 @@ def _told_to_stop(ranks: list[_Rank], signals: StopSignals, progress: int) -> Fa
             f"error: told to stop, but rank {late} did not leave in time, and was ended\n  fix: {fix}",
         )
     start = "its newest checkpoint" if progress >= 0 else "where it was: this launch has saved nothing"
+    if ranks[0].number > 0:
+        start = "its newest checkpoint, if there is one"  # only the host of rank 0 hears of it
     return Failure(-1, STOPPED, f"stopped (exit code {STOPPED}): the same command goes on from {start}")
 
 
@@ -128,7 +130,7 @@ def _start(spec: LaunchSpec, number: int, folder: Path, screen: TextIO | None) -
         start_new_session=True,  # so that Ctrl-C reaches the launcher alone, which ends the ranks in order
     )
     meeting = folder / MEETING_FILE
-    output = RankOutput(number, spec.ranks, screen)
+    output = RankOutput(number, spec.size, screen)
     marks = handover.joined_mark(meeting, number), handover.heeds_mark(meeting, number)
     return _Rank(number, process, output, failure_file, *marks)
 
@@ -139,11 +141,16 @@ def _environment(
     env = dict(os.environ)
     env |= {
         "RANK": str(number),
-        "WORLD_SIZE": str(spec.ranks),
-        "LOCAL_RANK": str(number),
+        "WORLD_SIZE": str(spec.size),
+        "LOCAL_RANK": str(number - spec.numbers.start),
         "LOCAL_WORLD_SIZE": str(spec.ranks),
     }
-    env |= {handover.MEETING: str(folder / MEETING_FILE), handover.FAILURE: str(failure_file)}
+    env.pop(handover.ADDRESS, None)  # of a launch around this one
+    if spec.address:
+        env[handover.ADDRESS] = f"{spec.address}/{spec.attempt}"
+    meeting = folder / MEETING_FILE
+    env |= {handover.MEETING: str(meeting), handover.FAILURE: str(failure_file)}
+    env[handover.PROGRESS] = str(handover.progress_file(meeting))
     env[handover.LAUNCHER] = str(os.getpid())
     # Each rank sets torch's threads itself; without this, NumPy would take all cores in each.
     env.setdefault("OMP_NUM_THREADS", "1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TextIO
 
 from paceline.errors import STOPPED
@@ -13,6 +14,8 @@ from paceline.launch.signals import StopSignals
 from paceline.launch.spec import LaunchSpec
 
 DEFAULT_RESTARTS = 3
+
+Begin = Callable[..., Failure | None]
 
 
 @dataclass(frozen=True)
@@ -34,19 +37,23 @@ class Restarts:
 
 
 def launch_with_restarts(
-    spec: LaunchSpec, restarts: Restarts, screen: TextIO | None, say: Callable[[str], None]
+    spec: LaunchSpec, restarts: Restarts, screen: TextIO | None, say: Callable[[str], None], begin: Begin = launch
 ) -> Failure | None:
-    """Launch until it is done, is told to stop, or fails once too often."""
+    """Launch until it is done, is told to stop, or fails once too often; `begin` runs the ranks once, to their end."""
     with StopSignals() as signals:
-        return _launch_again(spec, restarts, screen, say, signals)
+        return _launch_again(spec, restarts, partial(begin, screen=screen, signals=signals), say, signals)
 
 
 def _launch_again(
-    spec: LaunchSpec, restarts: Restarts, screen: TextIO | None, say: Callable[[str], None], signals: StopSignals
+    spec: LaunchSpec,
+    restarts: Restarts,
+    begin: Callable[[LaunchSpec], Failure | None],
+    say: Callable[[str], None],
+    signals: StopSignals,
 ) -> Failure | None:
     best, spent = -1, 0
     while True:
-        failure = launch(spec, screen, signals=signals)
+        failure = begin(spec)
         if failure is None:
             return None
         moved = failure.progress > best
@@ -56,8 +63,9 @@ def _launch_again(
             return failure
         if restarts.fewest_ranks and not moved:
             spec = replace(spec, ranks=max(restarts.fewest_ranks, spec.ranks - 1))
+        spec = replace(spec, attempt=spec.attempt + 1)
         most = DEFAULT_RESTARTS if restarts.most is None else restarts.most
-        say(f"{failure.message}\n{restart_line(spec.ranks, failure.progress, spent, most)}")
+        say(f"{failure.message}\n{restart_line(spec.size, failure.progress, spent, most)}")
 
 
 def restart_line(ranks: int, step: int, spent: int, most: int) -> str:

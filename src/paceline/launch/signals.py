@@ -1,8 +1,10 @@
-"""Which signals ask a launch to stop, and how they are counted."""
+"""Which signals ask a launch to stop, how they are counted, and what becomes of one that comes too early."""
 
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -34,3 +36,37 @@ class StopSignals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         self.first = self.first or signal.Signals(number)
+
+
+class EarlyNotice:
+    """Takes the signals that come before the training listens to them.
+
+    Until the ranks have met there is nothing to save, and this one leaves. Once they have met, others may be training:
+    the word is kept, and heeded together with them after the first step.
+    """
+
+    def __init__(self) -> None:
+        self.told = ""
+
+    def listen(self, leave: Callable[[], None]) -> None:
+        """Take signals from now on, until the training takes them."""
+
+        def heed(number: int, frame: FrameType | None) -> None:
+            if _have_met():
+                self.told = signal.Signals(number).name
+            else:
+                leave()
+
+        for number in STOP_SIGNALS:
+            signal.signal(number, heed)
+
+
+def _have_met() -> bool:
+    """Return whether this rank and others are one group; torch, if it is not there yet, is not waited for."""
+    distributed = sys.modules.get("torch.distributed")
+    initialized = getattr(distributed, "is_initialized", None)
+    return initialized is not None and bool(initialized())
+
+
+EARLY = EarlyNotice()
+"""What this process was told before its training could heed it."""

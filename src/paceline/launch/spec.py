@@ -21,7 +21,7 @@ class Target:
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """N ranks of one program on this machine."""
+    """N ranks of one program on this machine, which may be one of several."""
 
     target: Target
     ranks: int
@@ -29,11 +29,39 @@ class LaunchSpec:
     settings: Mapping[str, Any] = field(default_factory=dict)
     deadline_s: float = math.inf
     """The moment by which the ranks must have saved and left, in seconds since 1970."""
+    node: int = 0
+    """Which of the hosts this one is."""
+    nodes: int = 1
+    """Hosts on which the same is started, each with as many ranks."""
+    address: str = ""
+    """Where the ranks of several hosts meet, as HOST:PORT; the host is that of node 0."""
+    attempt: int = 0
+    """How often it was started before."""
 
     def __post_init__(self) -> None:
         """Refuse a world that cannot be."""
         if self.ranks < 1:
             raise ConfigError(f"{self.ranks} ranks cannot train", fix="start at least one: -n 1")
+        if not 0 <= self.node < self.nodes:
+            raise ConfigError(
+                f"--node {self.node} is not one of {self.nodes} hosts",
+                fix=f"number the hosts from 0 to {max(self.nodes, 1) - 1}, each with the same --nodes",
+            )
+        if (self.nodes > 1) != bool(self.address):
+            raise ConfigError(
+                f"--nodes {self.nodes} {'needs' if self.nodes > 1 else 'takes no'} place to meet",
+                fix="give every host the same --nodes N --meet HOST:PORT, HOST being the one with --node 0",
+            )
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are on all hosts."""
+        return self.ranks * self.nodes
+
+    @property
+    def numbers(self) -> range:
+        """The ranks of this host."""
+        return range(self.node * self.ranks, (self.node + 1) * self.ranks)
 
 
 def script(path: str) -> Target:

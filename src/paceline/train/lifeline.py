@@ -26,6 +26,7 @@ from paceline.data.batches import Batches
 from paceline.errors import ConfigError
 from paceline.events import CheckpointBad, CheckpointFailed, CheckpointSaved, Event
 from paceline.rundir import RunDir, write_whole
+from paceline.runlock import Claim
 from paceline.train.meter import Meter
 from paceline.train.reduction import Asks, Note
 from paceline.train.state import load_state, named_state, optimizer_facts, python_numbers
@@ -33,11 +34,12 @@ from paceline.train.step import OptimizerStep
 from paceline.train.stop import Agreement, StopRequest
 from paceline.version import VERSION
 from paceline.world.collectives import texts_of_all
-from paceline.world.facts import FileMeeting, World
+from paceline.world.facts import World
 from paceline.world.group import wait_for_all
 
 # Settings that do not make it another training.
 _FREE = {"name", "runs", "resume", "stop_after", "epochs", "steps", "parallel", "device", "backend"}
+_CLAIM_S = 1.0
 _FREE_TABLES = {"checkpoint", "log", "timeout", "record"}
 
 
@@ -54,9 +56,11 @@ class Lifeline:
         take: OptimizerStep,
         meters: Mapping[str, Meter],
         emit: Callable[[Event], None],
+        claim: Claim | None = None,
     ) -> None:
         self._world, self._model, self._optimizer, self._config = world, model, optimizer, config
         self._batches, self._take, self._meters, self._emit = batches, take, meters, emit
+        self._claim, self._claim_looked_at = claim, 0.0
         home = RunDir.of(config).checkpoints
         self._storage = open_storage(home, config.checkpoint.to, config.name)
         token = texts_of_all(world, secrets.token_hex(4))[0]
@@ -68,6 +72,7 @@ class Lifeline:
             keep=kept.keep,
             best=kept.best,
             silence_s=config.timeout.step_s,
+            before_commit=claim.check if claim is not None else None,
             on_commit=self._tell_launcher,
         )
         self._cadence = Cadence(
@@ -85,9 +90,8 @@ class Lifeline:
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Take signals as requests to save and stop; whatever ends the run, a save under way is given its time."""
-        meeting = self._world.meeting
-        if self._world.launcher == "paceline" and isinstance(meeting, FileMeeting):
-            handover.heeds_mark(meeting.path, self._world.rank).touch(mode=0o600)
+        if self._world.launcher_file is not None:
+            handover.heeds_mark(self._world.launcher_file, self._world.rank).touch(mode=0o600)
         with self.request.listening():
             try:
                 yield
@@ -116,9 +120,16 @@ class Lifeline:
         return self._take(step, self._asks)
 
     def _asks(self) -> Asks:
+        self._check_claim()
         self.request.saving = self._saver.busy
         due = self._world.is_main and self._cadence.due_at(time.monotonic()) and not self._saver.busy
         return Asks(save=due, stop=self.request.asked)
+
+    def _check_claim(self) -> None:
+        """See about once a second that no later start of this job has taken the run over."""
+        if self._claim is not None and time.monotonic() > self._claim_looked_at + _CLAIM_S:
+            self._claim_looked_at = time.monotonic()
+            self._claim.check()
 
     def after_step(self, note: Note, done: int, metrics: Mapping[str, float]) -> bool:
         """Save where that is due, and say what was saved; return whether all ranks stop here."""
@@ -219,9 +230,9 @@ class Lifeline:
             )
 
     def _tell_launcher(self, step: int) -> None:
-        """Let the launcher see that there was progress: it counts only failures without any."""
-        if self._world.is_main and self._world.launcher == "paceline" and isinstance(self._world.meeting, FileMeeting):
-            write_whole(handover.progress_file(self._world.meeting.path), str(step).encode())
+        """Let whoever starts this run again see that there was progress: only failures without any are counted."""
+        if self._world.is_main and self._world.progress_file is not None:
+            write_whole(self._world.progress_file, str(step).encode())
 
     def _deadline(self) -> float:
         after = self._config.stop_after

@@ -14,7 +14,8 @@ from paceline.config.values import to_toml
 from paceline.data.batches import Batches, Step
 from paceline.errors import Stopped
 from paceline.events import EpochDone, Event, EventLog, RunEnded, RunFailed, RunStarted, RunStopped, Sink, StepDone
-from paceline.rundir import RunDir, claimed, make_private, write_whole, writing_to
+from paceline.rundir import RunDir, make_private, write_whole, writing_to
+from paceline.runlock import Claim, claimed
 from paceline.scale.lr import scaled_lr
 from paceline.train.console import Console, describe_run, rank_line, say
 from paceline.train.evaluate import Evaluation, Metric
@@ -26,6 +27,7 @@ from paceline.train.state import state_digest
 from paceline.train.step import LossFunction, OptimizerStep
 from paceline.world.facts import World
 from paceline.world.group import shorten_timeout
+from paceline.world.heartbeat import Heartbeat
 
 
 class Trainer:
@@ -53,16 +55,18 @@ class Trainer:
         self._last = Note(0.0, 0.0)
         self._metrics: Mapping[str, float] = {}
         self._done = 0
+        self._claim: Claim | None = None
 
     def run(self) -> None:
         """Train until all steps are done, from the newest good checkpoint on. Raises `Stopped` if told to stop."""
         recorder = Recorder(self.config, self.world)
-        with self._opened(), self._lifeline() as life:
+        with self._opened(), self._lifeline() as life, Heartbeat(self.directory, self.world) as heart:
             self._done = first = life.restore()
             self._announce()
             recorder.start(self.model, self.optimizer)
-            for step in self.batches.steps(first):
+            for step in heart.reading(self.batches.steps(first)):
                 self._train(step, life)
+                heart.step_done(self._done, self._take.ready)
                 if step.plan.step == first:
                     shorten_timeout(self.world, self.config)
                 if life.after_step(self._last, self._done, self._metrics) and self._done < self.batches.total_steps:
@@ -121,7 +125,15 @@ class Trainer:
         """Keep the run alive: signals ask it to save and stop."""
         meters = {"since_report": self._since_report, "in_epoch": self._in_epoch}
         life = Lifeline(
-            self.world, self.model, self.optimizer, self.batches, self.config, self._take, meters, self._emit
+            self.world,
+            self.model,
+            self.optimizer,
+            self.batches,
+            self.config,
+            self._take,
+            meters,
+            self._emit,
+            self._claim,
         )
         with life.listening():
             yield life
@@ -134,7 +146,10 @@ class Trainer:
             return
         with writing_to(self.directory.root):
             make_private(self.directory.root)
-        with claimed(self.directory.lock), EventLog(self.directory.events) as log:
+        with (
+            claimed(self.directory.lock, self.world.incarnation) as self._claim,
+            EventLog(self.directory.events) as log,
+        ):
             write_whole(self.directory.config, to_toml(self.config).encode())
             self._sinks += [log, Console(self.config)]
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 
 import torch
@@ -44,6 +45,8 @@ class OptimizerStep:
         self._by_count = False
         self._buffers: MovingBuffers | None = None
         self._seeds: dict[float, Tensor] = {}
+        self.ready = 0.0
+        """When, by `time.perf_counter`, this rank had done its own part of the last step: from there on it also waits for others."""
 
     def __call__(self, step: Step, asks: Callable[[], Asks] | None = None) -> Note:
         """Compute this rank's lanes, sum them with those of all others, and update the weights.
@@ -63,6 +66,7 @@ class OptimizerStep:
             buffers.restore()
         output, note = self._forward(self._model, step, step.lanes[-1])
         self._sum.before_lane(note if asks is None else note.asking(asks()))
+        self.ready = time.perf_counter()
         torch.autograd.backward(output, self._seed_for(step, step.lanes[-1]))
         totals = self._sum.finish()
         if first_time:  # a missing gradient would hold DDP up, but not a world of one: it is an error in both

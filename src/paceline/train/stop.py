@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-from paceline.launch.signals import STOP_SIGNALS
+from paceline.launch.signals import EARLY, STOP_SIGNALS
 from paceline.train.reduction import Asks, Note
 from paceline.train.step import OptimizerStep
 
@@ -38,6 +38,7 @@ class StopRequest:
             yield  # only the main thread may; a run in another one has its deadline
             return
         before = {number: signal.signal(number, self._heed) for number in STOP_SIGNALS}
+        self.reason = self.reason or EARLY.told
         try:
             yield
         finally:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from paceline import handover
 from paceline.errors import EnvironmentUnfit
-from paceline.world.facts import FileMeeting, TcpMeeting, World
+from paceline.world.address import split_address
+from paceline.world.facts import FileMeeting, Meeting, PublishedMeeting, TcpMeeting, World
 from paceline.world.hostlist import expand_hostlist
 
 Env = Mapping[str, str]
@@ -25,7 +27,17 @@ def detect_world(env: Env, parent: int = 0) -> World:
     >>> world.rank, world.size, world.launcher
     (3, 4, 'openmpi')
     """
-    return replace(_checked(_find(env, parent)), deadline_s=_deadline(env))
+    return replace(
+        _checked(_find(env, parent)),
+        deadline_s=_deadline(env),
+        interface=env.get(handover.INTERFACE, ""),
+        incarnation=_incarnation(env),
+        progress_file=_path(env.get(handover.PROGRESS, "")),
+    )
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
 
 
 def _find(env: Env, parent: int) -> World:
@@ -45,9 +57,24 @@ def _deadline(env: Env) -> float:
     return min((float(env[name]) for name in names if env.get(name, "").replace(".", "").isdecimal()), default=math.inf)
 
 
+def _incarnation(env: Env) -> str:
+    """Return which start of its job this is: Slurm counts those of one job, and a chain of jobs is told its own.
+
+    >>> _incarnation({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"}), _incarnation({})
+    ('17:2', '')
+    """
+    job = env.get("SLURM_JOB_ID", "")
+    return env.get(handover.INCARNATION) or (f"{job}:{env.get('SLURM_RESTART_COUNT', '0')}" if job else "")
+
+
 def _from_paceline(env: Env, parent: int) -> World:
-    rank, size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
-    return World(rank, size, rank, size, launcher="paceline", meeting=FileMeeting(Path(env[handover.MEETING])))
+    rank, size, file = _number(env, "RANK"), _number(env, "WORLD_SIZE"), Path(env[handover.MEETING])
+    if handover.ADDRESS not in env:
+        return World(rank, size, rank, size, launcher="paceline", meeting=FileMeeting(file), launcher_file=file)
+    each = _number(env, "LOCAL_WORLD_SIZE")
+    address, _, attempt = env[handover.ADDRESS].partition("/")
+    meeting = TcpMeeting(*split_address(address), serve=rank == 0, prefix=f"paceline-{attempt or 0}")
+    return World(rank, size, rank % each, each, rank // each, size // each, "paceline", meeting, launcher_file=file)
 
 
 def _from_torchrun(env: Env, parent: int) -> World:
@@ -68,7 +95,8 @@ def _from_torch_variables(env: Env, prefix: str = "paceline", *, agent: bool = F
         else None
     )
     node = _number(env, "GROUP_RANK", rank // local_size)
-    return World(rank, size, local_rank, local_size, node, _ceil(size, local_size), "torchrun", meeting)
+    nodes = _number(env, "GROUP_WORLD_SIZE", _ceil(size, local_size))
+    return World(rank, size, local_rank, local_size, node, nodes, "torchrun", meeting)
 
 
 def _from_slurm(env: Env, parent: int) -> World:
@@ -79,10 +107,18 @@ def _from_slurm(env: Env, parent: int) -> World:
     key = (
         f"slurm-{_number(env, 'SLURM_JOB_ID')}-{_number(env, 'SLURM_STEP_ID')}-{_number(env, 'SLURM_RESTART_COUNT', 0)}"
     )
-    host = env.get("MASTER_ADDR") or expand_hostlist(env.get("SLURM_STEP_NODELIST", "localhost"))[0]
-    port = _number(env, "MASTER_PORT", 20000 + _number(env, "SLURM_JOB_ID") % 10000)
-    meeting = _meeting(env, key, size, nodes, lambda: TcpMeeting(host, port, rank == 0, key))
+    meeting = _meeting(env, key, size, nodes, lambda: _meeting_of_nodes(env, key, node, serve=rank == 0))
     return World(rank, size, _number(env, "SLURM_LOCALID"), local_size, node, nodes, "slurm", meeting)
+
+
+def _meeting_of_nodes(env: Env, key: str, node: int, *, serve: bool) -> TcpMeeting | PublishedMeeting:
+    """Return where the tasks of a step meet: at the port that was chosen for them, else where rank 0 says."""
+    given, suffix = env.get("MASTER_ADDR", ""), env.get(handover.HOST_SUFFIX, "")
+    nodes = [] if given else [name + suffix for name in expand_hostlist(_word(env, "SLURM_STEP_NODELIST"))]
+    if "MASTER_PORT" in env:
+        return TcpMeeting(given or nodes[0], _number(env, "MASTER_PORT"), serve, key)
+    own = env["SLURMD_NODENAME"] + suffix if "SLURMD_NODENAME" in env else (nodes[node : node + 1] or [""])[0]
+    return PublishedMeeting(key, given or own, tuple(name for name in nodes if name != own), serve)
 
 
 def _from_openmpi(env: Env, parent: int) -> World:
@@ -100,15 +136,20 @@ def _from_pmi(env: Env, parent: int) -> World:
 def _from_mpi(env: Env, parent: int, rank: int, size: int, local_rank: int, local_size: int, launcher: str) -> World:
     nodes = _ceil(size, local_size)
     key = f"mpi-{parent}"
-    meeting = _meeting(
-        env,
-        key,
-        size,
-        nodes,
-        lambda: TcpMeeting(_word(env, "MASTER_ADDR"), _number(env, "MASTER_PORT"), rank == 0, key),
-    )
+    meeting = _meeting(env, key, size, nodes, lambda: _meeting_of_mpi(env, serve=rank == 0))
     return World(rank, size, local_rank, local_size, rank // local_size, nodes, launcher, meeting)  # type: ignore[arg-type]
 
+
+def _meeting_of_mpi(env: Env, *, serve: bool) -> TcpMeeting | PublishedMeeting:
+    job = next((env[name] for name in _MPI_JOB if env.get(name)), "")
+    key = "mpi-" + re.sub(r"[^\w-]", "_", job)
+    if "MASTER_ADDR" in env or "MASTER_PORT" in env or not job:
+        return TcpMeeting(_word(env, "MASTER_ADDR"), _number(env, "MASTER_PORT"), serve, key)
+    return PublishedMeeting(key, "", (), serve)
+
+
+# What names one job of mpirun alike on all its nodes: Open MPI's, then Hydra's.
+_MPI_JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
 
 # The first mark found wins: a launcher inside another (mpirun or torchrun in a Slurm job) is the nearer one.
 _LAUNCHERS: list[tuple[str, Callable[[Env, int], World]]] = [
@@ -121,13 +162,13 @@ _LAUNCHERS: list[tuple[str, Callable[[Env, int], World]]] = [
 
 
 def _meeting(
-    env: Env, key: str, size: int, nodes: int, tcp: Callable[[], TcpMeeting]
-) -> FileMeeting | TcpMeeting | None:
+    env: Env, key: str, size: int, nodes: int, of_nodes: Callable[[], TcpMeeting | PublishedMeeting]
+) -> Meeting | None:
     """Choose where to meet: nobody alone, one node in a file, several over TCP."""
     if size == 1:
         return None
     if nodes > 1:
-        return tcp()
+        return of_nodes()
     return FileMeeting(Path(env.get("TMPDIR", "/tmp")) / f"paceline-{key}" / "meeting")  # noqa: S108 - claimed as private before use
 
 
@@ -139,8 +180,13 @@ def _slurm_tasks_here(text: str, node: int) -> int:
     """
     counts: list[int] = []
     for part in text.split(","):
-        count, _, times = part.rstrip(")").partition("(x")
-        counts += [int(count)] * int(times or 1)
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        counts += [int(found[1])] * int(found[2] or 1) if found else []
+    if node >= len(counts):
+        raise EnvironmentUnfit(
+            f"SLURM_STEP_TASKS_PER_NODE={text!r} does not say how many tasks node {node} has",
+            fix="do not export SLURM variables by hand; start with `srun`, or with `paceline run` inside the allocation",
+        )
     return counts[node]
 
 

@@ -28,6 +28,21 @@ class TcpMeeting:
 
 
 @dataclass(frozen=True)
+class PublishedMeeting:
+    """Ranks of several machines meet where rank 0 says, in a file that all see: `serve` says that this rank is it."""
+
+    key: str
+    host: str
+    """The name of this rank's node; empty: whatever the machine calls itself."""
+    peers: tuple[str, ...]
+    """The other nodes. Where none is known, and the host is, somebody has chosen that address."""
+    serve: bool
+
+
+Meeting = FileMeeting | TcpMeeting | PublishedMeeting
+
+
+@dataclass(frozen=True)
 class World:
     """Who this process is, and how many there are."""
 
@@ -38,10 +53,18 @@ class World:
     node: int = 0
     nodes: int = 1
     launcher: Launcher = "alone"
-    meeting: FileMeeting | TcpMeeting | None = None
+    meeting: Meeting | None = None
     device: str = "cpu"
     deadline_s: float = math.inf
     """The moment at which whoever started this process will end it, in seconds since 1970."""
+    interface: str = ""
+    """The network interface that carries the traffic between nodes; empty: the one that leads to the peers."""
+    incarnation: str = ""
+    """Which start of a job this is, as FAMILY:NUMBER; empty: nothing is known of others."""
+    progress_file: Path | None = None
+    """Where rank 0 writes the step of its newest checkpoint, for whoever starts the run again."""
+    launcher_file: Path | None = None
+    """Beside this file the ranks of our own launcher leave word for it (see `handover`); None under any other."""
 
     @property
     def is_main(self) -> bool:

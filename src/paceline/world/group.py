@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import socket
@@ -16,13 +17,19 @@ from torch._C._distributed_c10d import FileStore, Store
 
 from paceline import handover
 from paceline.config import RunConfig
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PacelineError
+from paceline.rundir import RunDir
+from paceline.world.address import refuse_loopback_name
 from paceline.world.detect import detect_world
 from paceline.world.device import choose_backend, choose_device, prepare_device
-from paceline.world.facts import FileMeeting, World
-from paceline.world.meeting import claim_folder, open_tcp_store
+from paceline.world.facts import FileMeeting, PublishedMeeting, TcpMeeting, World
+from paceline.world.meeting import Look, claim_folder, open_published_store, open_tcp_store
+from paceline.world.network import call_the_roll, prepare_network
 from paceline.world.orphan import die_with_parent
+from paceline.world.publish import Notice
 from paceline.world.randomness import seed_everything
+from paceline.world.roll import Roll
+from paceline.world.timelimit import job_end
 
 
 @contextlib.contextmanager
@@ -33,13 +40,9 @@ def join(config: RunConfig) -> Iterator[World]:
     that a model built inside has the same first weights on every rank of every world.
     """
     world = detect_world(os.environ, os.getppid())
-    _check_fits(world, config)
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()  # a killed agent would leave its ranks training on
-    world = replace(world, device=choose_device(world, config))
-    prepare_device(world, config)
-    if world.size > 1:
-        _meet(world, config)
+    world = _meet_nodes(world, config) if world.nodes > 1 else _meet_here(world, config)
     seed_everything(config.seed)
     try:
         yield world
@@ -76,24 +79,87 @@ def _check_fits(world: World, config: RunConfig) -> None:
         )
 
 
-def _meet(world: World, config: RunConfig) -> None:
+def _prepare(world: World, config: RunConfig) -> World:
+    """Find out what this rank can do by itself."""
+    _check_fits(world, config)
+    if world.launcher == "slurm" and world.is_main and math.isinf(world.deadline_s):
+        world = replace(world, deadline_s=job_end(os.environ))
+    world = replace(world, device=choose_device(world, config))
+    prepare_device(world, config)
+    return world
+
+
+def _meet_here(world: World, config: RunConfig) -> World:
+    """Meet the ranks of this machine, if there are others."""
+    world, timeout = _prepare(world, config), timedelta(seconds=config.timeout.start_s)
+    if world.size > 1:
+        store, _ = _open_store(world, config, None)
+        if loopback := _loopback():
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # gloo would listen on the address of the host name
+        backend = choose_backend(world, config, store)
+        dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
+    return world
+
+
+def _meet_nodes(world: World, config: RunConfig) -> World:
+    """Meet the ranks of all nodes, and see that they reach each other; what is wrong on one is the error of all."""
     timeout = timedelta(seconds=config.timeout.start_s)
-    store = _open_store(world, timeout)
-    if world.nodes == 1 and (loopback := _loopback()):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # gloo would listen on the address of the host name
-    backend = choose_backend(world, config, store)
+    notice = Notice(RunDir.of(config).meetings, _key(world))
+    try:
+        if notice.key:
+            notice.prepare()
+        store, own = _open_store(world, config, notice)
+        roll = _roll(world, store, notice, config.timeout.start_s)
+        with roll.one_fate():
+            world = _prepare(world, config)
+            everyone = call_the_roll(world, roll, own)
+            backend = choose_backend(world, config, store)
+            prepare_network(world, roll, own, everyone, backend)
+    except PacelineError as error:
+        if notice.key:
+            notice.complain(error)
+        raise
+    finally:
+        if notice.key and world.is_main:
+            notice.withdraw()
     dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
+    return world
 
 
-def _open_store(world: World, timeout: timedelta) -> Store:
+def _key(world: World) -> str:
+    """Return what names this start of a job and no other; empty where nothing does."""
+    if isinstance(world.meeting, PublishedMeeting):
+        return world.meeting.key
+    return world.meeting.prefix if isinstance(world.meeting, TcpMeeting) and world.launcher == "slurm" else ""
+
+
+def _roll(world: World, store: Store, notice: Notice, timeout_s: float) -> Roll:
+    serve = not isinstance(world.meeting, FileMeeting) and world.meeting is not None and world.meeting.serve
+    return Roll(store, world.rank, world.size, serve=serve, timeout_s=timeout_s, look=_look(notice))
+
+
+def _look(notice: Notice | None) -> Look:
+    return notice.read if notice and notice.key else lambda: None
+
+
+def _open_store(world: World, config: RunConfig, notice: Notice | None) -> tuple[Store, str]:
+    """Open the store in which the ranks meet; return it and the address of this rank on the way to it."""
+    timeout, silence_s = timedelta(seconds=config.timeout.start_s), config.timeout.step_s
+    quiet = world.local_rank > 0  # one voice of each node is enough
+    if world.launcher_file is not None:
+        handover.joined_mark(world.launcher_file, world.rank).touch(mode=0o600)
     if isinstance(world.meeting, FileMeeting):
         claim_folder(world.meeting.path.parent)
-        handover.joined_mark(world.meeting.path, world.rank).touch(mode=0o600)
         store: Store = FileStore(str(world.meeting.path), world.size)
         store.set_timeout(timeout)
-        return store
+        return store, ""
+    if isinstance(world.meeting, PublishedMeeting):
+        assert notice is not None
+        return open_published_store(world.meeting, world.interface, notice, timeout, silence_s, quiet=quiet)
     assert world.meeting is not None
-    return open_tcp_store(world.meeting, timeout)
+    if world.meeting.serve and world.nodes > 1:
+        refuse_loopback_name(world.meeting.host)
+    return open_tcp_store(world.meeting, timeout, silence_s, look=_look(notice), quiet=quiet)
 
 
 def _loopback() -> str:

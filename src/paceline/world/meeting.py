@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import socket
 import stat
+import sys
+import time
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from paceline.errors import EnvironmentUnfit
 from paceline.rundir import writing_to
-from paceline.world.facts import TcpMeeting
+from paceline.world.address import choose_address, listen_at
+from paceline.world.facts import PublishedMeeting, TcpMeeting
+from paceline.world.publish import Notice
+from paceline.world.reach import PATIENCE_S, reach
+
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 1.0
+
+Look = Callable[[], object]
+"""Raises what another rank has complained of."""
 
 
 def claim_folder(folder: Path) -> None:
@@ -27,28 +41,98 @@ def claim_folder(folder: Path) -> None:
         )
 
 
-def open_tcp_store(meeting: TcpMeeting, timeout: timedelta) -> Store:
-    """Open the store of several nodes. The rank that serves listens on the meeting's address alone."""
+def open_tcp_store(
+    meeting: TcpMeeting, timeout: timedelta, silence_s: float = 60.0, *, look: Look = lambda: None, quiet: bool = False
+) -> tuple[Store, str]:
+    """Open the store of several nodes; return it and the address of this rank on the way to it."""
+    if meeting.serve:
+        return serve_store(listen_at(meeting.host, meeting.port), meeting.prefix, timeout)
+
+    def find() -> tuple[str, int]:
+        look()
+        return meeting.host, meeting.port
+
+    host, port, own = reach(find, timeout.total_seconds(), may_come_late=True, quiet=quiet)
+    return _visit(host, port, meeting.prefix, timeout, silence_s), own
+
+
+def open_published_store(
+    meeting: PublishedMeeting,
+    interface: str,
+    notice: Notice,
+    timeout: timedelta,
+    silence_s: float = 60.0,
+    *,
+    quiet: bool = False,
+) -> tuple[Store, str]:
+    """Open the store of several nodes at a free port of rank 0, which tells the others of it."""
+    notice.prepare()
+    if meeting.serve:
+        listener = listen_at(choose_address(meeting.host, meeting.peers, interface), 0)
+        notice.publish(*listener.getsockname()[:2])
+        return serve_store(listener, meeting.key, timeout)
+    patience_s = timeout.total_seconds()
+    await_notice(notice, patience_s, quiet=quiet)
+    # It is read again at each try: what was there first may be of a start that died.
+    again = partial(await_notice, notice, patience_s, quiet=quiet)
+    host, port, own = reach(again, patience_s, may_come_late=False, quiet=quiet)
+    return _visit(host, port, meeting.key, timeout, silence_s), own
+
+
+def await_notice(notice: Notice, timeout_s: float, *, quiet: bool = False) -> tuple[str, int]:
+    """Wait until rank 0 has said where it is."""
+    begun, said, pause_s = time.monotonic(), quiet, _FIRST_LOOK_S
+    while (found := notice.read()) is None:
+        waited_s = time.monotonic() - begun
+        if waited_s > timeout_s:
+            raise EnvironmentUnfit(
+                f"rank 0 did not say within {timeout_s:g} s where it is; {socket.gethostname()} looked for it in {notice.folder}",
+                fix="put runs= on a file system that all nodes share, or set MASTER_ADDR and MASTER_PORT; or see why rank 0 did not start",
+            )
+        if waited_s > PATIENCE_S and not said:
+            print(
+                f"{socket.gethostname()} waits for rank 0 to write its address into {notice.folder}",
+                file=sys.stderr,
+                flush=True,
+            )
+            said = True
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, _LAST_LOOK_S)
+    return found
+
+
+def serve_store(listener: socket.socket, prefix: str, timeout: timedelta) -> tuple[Store, str]:
+    """Serve a store at a socket that listens already; return it and the address."""
     # Without a socket of our own, TCPStore listens on all interfaces, whatever host it is given.
-    listener = listen_at(meeting.host, meeting.port) if meeting.serve else None
+    address, port = listener.getsockname()[:2]
     store = TCPStore(
-        meeting.host,
-        meeting.port,
-        is_master=meeting.serve,
+        address,
+        port,
+        is_master=True,
         timeout=timeout,
         wait_for_workers=False,
-        master_listen_fd=listener.detach() if listener else None,
+        master_listen_fd=listener.detach(),
     )
-    return PrefixStore(meeting.prefix, store)
+    return PrefixStore(prefix, store), address
 
 
-def listen_at(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on one address, or say why it cannot."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=1024)
-    except OSError as error:
-        raise EnvironmentUnfit(
-            f"rank 0 cannot listen on {host}:{port}: {error.strerror or error}",
-            fix="set MASTER_ADDR to an address of the node of rank 0, and MASTER_PORT to a free port there",
-        ) from error
+def _visit(address: str, port: int, prefix: str, timeout: timedelta, silence_s: float) -> Store:
+    store = TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)
+    _limit_silence(address, port, silence_s)
+    return PrefixStore(prefix, store)
+
+
+def _limit_silence(address: str, port: int, silence_s: float) -> None:
+    """Let the kernel end connections to an address that no longer answers.
+
+    The store asks without a time-out of its own: cut off from it, a rank would wait for TCP to give up, 16 minutes.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    whole_s = max(1, math.ceil(silence_s / 3))
+    for name in os.listdir("/dev/fd"):  # noqa: PTH208 - the store does not give its socket away
+        with contextlib.suppress(OSError), socket.fromfd(int(name), family, socket.SOCK_STREAM) as connection:
+            if connection.getpeername()[:2] == (address, port):
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for option in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
+                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), whole_s)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_s * 1000))

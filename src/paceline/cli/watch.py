@@ -1,0 +1,92 @@
+"""Show a run or a job as it goes, from its files and Slurm's queue alone: over ssh, without a port."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from paceline.errors import ConfigError, did_you_mean
+from paceline.report.live import lines_of
+from paceline.report.screen import Screen, say
+from paceline.report.state import Lookout, RunState
+from paceline.report.target import find_run
+
+HELP = "live view of a run or a job: queue, step, loss, speed, time left, last checkpoint, slowest rank, log"
+
+_SHORTEST_S = 0.2
+_ALL_LINES = 1000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's own arguments."""
+    add_run_argument(parser)
+    parser.add_argument("--once", action="store_true", help="show it once, as is done where there is no terminal")
+    parser.add_argument("--json", action="store_true", help="print what is known once, as JSON")
+    parser.add_argument(
+        "--every", default="2", metavar="SECONDS", help="how often to look (default: 2; at the queue every 10 at most)"
+    )
+
+
+def add_run_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare how a run is named, for every verb that takes one."""
+    parser.add_argument("run", nargs="?", metavar="RUN|JOBID", help="a run's name or folder, or the id of a job")
+    parser.add_argument("--runs", default="runs", metavar="FOLDER", help="where runs are (default: runs)")
+
+
+def named_run(known: argparse.Namespace, options: tuple[str, ...]) -> str:
+    """Return the run that was named, if that and the options are all that was said."""
+    for word in known.arguments:
+        if word.startswith("-"):
+            raise ConfigError(f"there is no option {word}", fix=did_you_mean(word, options))
+        raise ConfigError(f"unexpected word {word!r}", fix="name one run, or one job")
+    if not known.run:
+        raise ConfigError("which run?", fix="name a run, its folder or a job; `paceline jobs` lists those submitted")
+    return str(known.run)
+
+
+def main(known: argparse.Namespace) -> int:
+    """Show the run, once or until it is over."""
+    word, every_s = named_run(known, ("--once", "--json", "--every", "--runs")), _seconds(known.every)
+    lookout = Lookout(find_run(word, Path(known.runs)))
+    if known.json:
+        print(json.dumps(lookout.look().facts(), indent=2))
+    elif known.once or not _is_terminal():
+        say(lines_of(lookout.look(), shutil.get_terminal_size((120, 0)).columns, _ALL_LINES))
+    else:
+        _follow(lookout, every_s)
+    return 0
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not _SHORTEST_S <= seconds <= 3600:
+        raise ConfigError(f"--every {text} is no interval", fix=f"give seconds, {_SHORTEST_S} to 3600")
+    return seconds
+
+
+def _is_terminal() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def _follow(lookout: Lookout, every_s: float) -> None:
+    """Redraw until the run is over or the person has seen enough."""
+    try:
+        with Screen() as screen:
+            while not (state := _draw(lookout, screen)).over:
+                screen.wait(every_s)
+    except KeyboardInterrupt:
+        return
+    say([f"the run is over ({state.phase}); nothing more is to come"])
+
+
+def _draw(lookout: Lookout, screen: Screen) -> RunState:
+    state = lookout.look()
+    screen.draw(lines_of(state, screen.size.columns, screen.size.lines - 1))
+    return state

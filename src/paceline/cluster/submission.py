@@ -1,0 +1,149 @@
+"""How a job gets to Slurm: its code copied, its script written, its number kept."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.cluster import registry, slurm
+from paceline.cluster.batch import Job, batch_script
+from paceline.cluster.code import CodeCopy, plan_copy
+from paceline.cluster.profile import ClusterProfile
+from paceline.config.schema import RunConfig
+from paceline.errors import ConfigError, EnvironmentUnfit
+from paceline.launch.spec import Target
+from paceline.rundir import RunDir, make_private, write_whole, writing_to
+
+_LEFT_BY_EARLIER = ("over", "cancelled", "idle", "chain", "failed-nodes")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a person asks for."""
+
+    target: Target
+    arguments: tuple[str, ...]
+    profile: ClusterProfile
+    nodes: int
+    gpus_per_node: int
+    ranks_per_node: int
+    """0: as many as GPUs, and one where there are none."""
+    time: str
+    jobs: int = 1
+    """How many jobs make a chain."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job that is ready to be submitted; nothing has been written yet."""
+
+    request: Request
+    run: RunDir
+    job: Job
+    code: CodeCopy
+    script: str
+
+    @property
+    def log(self) -> str:
+        """The log as Slurm is told it: %j stands for the job's number."""
+        return str(self.run.jobs).replace("%", "%%") + "/%j.log"
+
+
+def prepare(request: Request, folder: Path) -> Prepared:
+    """Settle all that can be settled without Slurm."""
+    run = RunDir(_run_folder(request, folder))
+    code = plan_copy(request.target, request.arguments, run.code)
+    job = Job(
+        words=code.words,
+        run=run.root,
+        folder=folder,
+        python=sys.executable,
+        nodes=request.nodes,
+        ranks_per_node=request.ranks_per_node or request.gpus_per_node or 1,
+        gpus_per_node=request.gpus_per_node,
+        time=request.time,
+        user=f"{os.getuid()}:{os.getgid()}",
+    )
+    if 0 < job.gpus_per_node < job.ranks_per_node:
+        raise ConfigError(
+            f"{job.ranks_per_node} ranks a node cannot have a GPU each of {job.gpus_per_node}",
+            fix=f"leave --ranks-per-node out, or ask for --gpus-per-node {job.ranks_per_node}",
+        )
+    if request.jobs < 1:
+        raise ConfigError(f"--jobs {request.jobs} submits nothing", fix="give at least 1")
+    return Prepared(request, run, job, code, batch_script(job, request.profile))
+
+
+def submit(prepared: Prepared) -> list[registry.Submission]:
+    """Write the job's files and give it to Slurm: one job, or a chain of which each goes on where the one before stopped."""
+    _write(prepared)
+    family, found = secrets.token_hex(4), list[registry.Submission]()
+    for place in range(prepared.request.jobs):
+        before = found[-1].job if found else ""
+        found.append(_submit_one(prepared, family, place, before))
+    write_whole(prepared.run.jobs / "chain", "".join(f"{one.job}\n" for one in found).encode())
+    return found
+
+
+def _run_folder(request: Request, folder: Path) -> Path:
+    """Return the run's folder: as the script's words name it, else by the name of the script."""
+    name = _setting(request.arguments, "name") or Path(request.target.name).stem
+    runs = _setting(request.arguments, "runs") or RunConfig.runs
+    RunConfig(name=name)  # which refuses what cannot be a folder
+    return (folder / runs).resolve() / name
+
+
+def _setting(words: Sequence[str], name: str) -> str:
+    """Return a setting of the script's own words.
+
+    >>> _setting(["epochs=3", "--name", "x"], "name"), _setting(["runs=/y"], "runs"), _setting([], "name")
+    ('x', '/y', '')
+    """
+    found = ""
+    for word, following in itertools.pairwise([*words, ""]):
+        option, equals, value = word.partition("=")
+        if option in {name, f"--{name}"} and equals:
+            found = value
+        elif word == f"--{name}":
+            found = following
+    return found
+
+
+def _write(prepared: Prepared) -> None:
+    jobs = prepared.run.jobs
+    with writing_to(jobs):
+        make_private(jobs)
+        for name in _LEFT_BY_EARLIER:
+            (jobs / name).unlink(missing_ok=True)
+        write_whole(jobs / "job.sh", prepared.script.encode())
+    prepared.code.make()
+
+
+def _submit_one(prepared: Prepared, family: str, place: int, before: str) -> registry.Submission:
+    run, job = prepared.run, prepared.job
+    words = [f"--job-name={run.root.name}", f"--output={prepared.log}", f"--chdir={job.folder}"]
+    words += [f"--dependency=afterany:{before}"] if before else []
+    said = slurm.ask("sbatch", "--parsable", *words, str(run.jobs / "job.sh"), family, str(place))
+    number = said.strip().partition(";")[0]
+    if not re.fullmatch(r"\d+", number):
+        raise EnvironmentUnfit(f"sbatch answered {said.strip()!r}, which is no job", fix="see `squeue --me`")
+    submission = registry.Submission(
+        job=number,
+        run=str(run.root),
+        script=prepared.request.target.name,
+        nodes=job.nodes,
+        ranks_per_node=job.ranks_per_node,
+        time=job.time,
+        log=str(run.jobs / f"{number}.log"),
+        time_s=time.time(),
+        after=before,
+    )
+    registry.note(submission)
+    return submission

@@ -1,0 +1,82 @@
+"""How one rank of a Slurm step begins and ends: `python -m paceline.launch.task path|module WHAT ...`.
+
+It is the process that srun starts, so that signals reach it, and it listens before anything slow is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import hashlib
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from paceline import handover
+from paceline.errors import STOPPED, PacelineError, Stopped
+from paceline.launch.child import leave, lost_peer, run_target, words_of
+from paceline.launch.signals import EARLY
+from paceline.world.detect import detect_world
+
+
+def main() -> None:
+    """Run the target as the main program; say why if it fails."""
+    EARLY.listen(_leave_early)
+    faulthandler.enable()
+    try:
+        run_target(sys.argv[1:])
+    except Stopped:
+        leave(_stopped())
+    except Exception as error:  # noqa: BLE001 - whatever the script raises is shown
+        _show(error)
+        leave(getattr(error, "exit_code", 1))
+    leave(0)
+
+
+def _stopped() -> int:
+    """Leave the mark of a run that saved and stopped; return the exit code that goes with it.
+
+    srun ends all ranks at the first exit code other than 0, so with a mark to leave, the code is 0.
+    """
+    mark = os.environ.get(handover.STOPPED)
+    if not mark:
+        return STOPPED
+    Path(mark).touch(mode=0o600)
+    return 0
+
+
+def _leave_early() -> NoReturn:
+    """Leave from within a signal handler: nothing was begun, nothing is to be saved."""
+    os._exit(_stopped())
+
+
+def _show(error: Exception) -> None:
+    """Print a failure, unless another rank of this job has said the very same."""
+    text = words_of(error)
+    if lost_peer(error):
+        text = f"lost another rank: {str(error).splitlines()[0]}"
+    if _first_to_say(text):
+        sys.stderr.write(f"\n{_who()}: {text}\n")
+
+
+def _first_to_say(text: str) -> bool:
+    mark = os.environ.get(handover.STOPPED)
+    if not mark:
+        return True
+    with contextlib.suppress(OSError):
+        name = f"{mark}.{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:8]}"
+        os.close(os.open(name, os.O_CREAT | os.O_EXCL, 0o600))
+        return True
+    return not Path(mark).parent.is_dir()
+
+
+def _who() -> str:
+    with contextlib.suppress(PacelineError):
+        return f"rank {detect_world(os.environ).rank} on {socket.gethostname()}"
+    return socket.gethostname()
+
+
+if __name__ == "__main__":
+    main()

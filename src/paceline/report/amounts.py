@@ -1,0 +1,71 @@
+"""How sizes and times are said to people."""
+
+from __future__ import annotations
+
+import re
+
+
+def human_size(size_bytes: float) -> str:
+    """Return a size.
+
+    >>> human_size(90), human_size(14_401_560), human_size(999_999), human_size(3.2e13)
+    ('90 B', '14.4 MB', '1.0 MB', '32.0 TB')
+    """
+    if size_bytes < 1000:
+        return f"{size_bytes:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        size_bytes /= 1000
+        if size_bytes < 999.95:
+            return f"{size_bytes:.1f} {unit}"
+    return f"{size_bytes / 1000:.1f} TB"
+
+
+def human_time(seconds: float) -> str:
+    """Return a time, to the two largest units that say something.
+
+    >>> [human_time(s) for s in (0.2, 59, 200, 7500, 100_000, -3)]
+    ['0 s', '59 s', '3 min 20 s', '2 h 05 min', '1 d 3 h', '0 s']
+    """
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def short_time(seconds: float) -> str:
+    """Return the time that one step takes.
+
+    >>> [short_time(s) for s in (0.00042, 0.0314, 2.5, 75)]
+    ['0.42 ms', '31.4 ms', '2.50 s', '75.0 s']
+    """
+    if seconds < 1:
+        return f"{seconds * 1000:.{2 if seconds < 0.01 else 1}f} ms"
+    return f"{seconds:.{2 if seconds < 10 else 1}f} s"
+
+
+def slurm_seconds(text: str) -> float | None:
+    """Return a time as Slurm writes it, in seconds; nothing if it is none.
+
+    >>> [slurm_seconds(text) for text in ("0:07", "1:02:03", "2-00:00:01", "UNLIMITED", "INVALID")]
+    [7.0, 3723.0, 172801.0, None, None]
+    """
+    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if not found:
+        return None
+    days, hours, minutes, seconds = (float(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def human_loss(loss: float) -> str:
+    """Return a loss with as many digits as tell something.
+
+    >>> [human_loss(loss) for loss in (2.30258, 0.01234, 0.000123456, 12345.678)]
+    ['2.3026', '0.0123', '0.000123', '12,346']
+    """
+    if abs(loss) >= 10_000:
+        return f"{loss:,.0f}"
+    return f"{loss:.4f}" if abs(loss) >= 0.01 or not loss else f"{loss:.3g}"

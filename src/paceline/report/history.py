@@ -1,0 +1,133 @@
+"""What a run's events say, read once: each look reads only what was appended since the one before."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.events import CheckpointSaved, EpochDone, RunEnded, RunFailed, RunStarted, RunStopped, StepDone
+
+_STEP = f'{{"event": "{StepDone.__name__}"'.encode()
+_ENDINGS = {kind.__name__ for kind in (RunEnded, RunFailed, RunStopped)}
+_CHUNK_BYTES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How far and how well it went."""
+
+    step: int
+    loss: float
+    samples_per_s: float
+
+
+class History:
+    """The surviving line of a run's history, as `events.surviving` has it, at a cost that does not grow with its length.
+
+    Of the many lines that tell of steps only those that are asked for are ever taken apart.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._forget()
+
+    def _forget(self) -> None:
+        self._offset, self._file = 0, -1
+        self._steps: list[bytes] = []
+        self._epochs: list[dict[str, Any]] = []
+        self._saves: list[dict[str, Any]] = []
+        self.starts = 0
+        """How often the run was started."""
+        self.started: dict[str, Any] | None = None
+        """The last start."""
+        self.ending: dict[str, Any] | None = None
+        """How it came to an end since."""
+
+    def read(self) -> None:
+        """Read what is new. A file that is another one, or shorter than it was, is read from its beginning."""
+        try:
+            with self._path.open("rb") as file:
+                facts = os.fstat(file.fileno())
+                if facts.st_ino != self._file or facts.st_size < self._offset:
+                    self._forget()
+                    self._file = facts.st_ino
+                file.seek(self._offset)
+                while chunk := file.read(_CHUNK_BYTES):
+                    whole = chunk[: chunk.rfind(b"\n") + 1]
+                    if not whole:
+                        break
+                    self._offset += len(whole)
+                    self._take(whole)
+                    file.seek(self._offset)
+        except OSError:
+            self._forget()
+
+    def _take(self, data: bytes) -> None:
+        for line in data.splitlines():
+            if line.startswith(_STEP):
+                self._steps.append(line)
+            elif event := _parsed(line):
+                self._fold(event)
+
+    def _fold(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == RunStarted.__name__:
+            self._go_back(int(event.get("from_step", 0)))
+            self.starts += 1
+            self.started, self.ending = event, None
+        elif kind == EpochDone.__name__:
+            self._epochs.append(event)
+        elif kind == CheckpointSaved.__name__:
+            self._saves.append(event)
+        elif kind in _ENDINGS:
+            self.ending = event
+
+    def _go_back(self, step: int) -> None:
+        """Leave out what was done after a step and lost."""
+        while self._steps and not _at_most(_parsed(self._steps[-1]), step):
+            self._steps.pop()
+        self._epochs = [event for event in self._epochs if _at_most(event, step)]
+        self._saves = [event for event in self._saves if _at_most(event, step)]
+
+    @property
+    def latest(self) -> Figures | None:
+        """The newest figures of a step or an epoch."""
+        step = next(filter(None, (_figures(_parsed(line)) for line in reversed(self._steps))), None)
+        epoch = _figures(self._epochs[-1]) if self._epochs else None
+        return epoch if step is None or (epoch and epoch.step > step.step) else step
+
+    @property
+    def checkpoint(self) -> dict[str, Any] | None:
+        """The newest checkpoint that was saved."""
+        return self._saves[-1] if self._saves else None
+
+    def losses(self, most: int) -> list[float]:
+        """Return at most so many losses, evenly spread over the run, the newest among them."""
+        lines = self._steps
+        if len(lines) < 2:
+            return [figures.loss for event in self._epochs[-most:] if (figures := _figures(event))]
+        count = min(most, len(lines))
+        chosen = [lines[len(lines) - 1 - (count - 1 - place) * len(lines) // count] for place in range(count)]
+        return [figures.loss for line in chosen if (figures := _figures(_parsed(line)))]
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Return an event; nothing for a line torn by a power cut."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "event" in event else None
+
+
+def _at_most(event: dict[str, Any] | None, step: int) -> bool:
+    return event is not None and event.get("step", 0) <= step
+
+
+def _figures(event: dict[str, Any] | None) -> Figures | None:
+    if event is None:
+        return None
+    return Figures(int(event["step"]), float(event["loss"]), float(event["samples_per_s"]))

@@ -1,0 +1,220 @@
+"""What is known of a run: from its files, and from Slurm where jobs were submitted for it. No port, no process to ask."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.errors import EnvironmentUnfit
+from paceline.events import RunEnded, RunFailed
+from paceline.report.amounts import slurm_seconds
+from paceline.report.beats import Slowest, read_beats, slowest
+from paceline.report.history import History
+from paceline.report.jobs import Job, jobs_of, unanswered
+from paceline.report.lines import tail
+from paceline.report.target import Target
+from paceline.world.heartbeat import Beat
+
+Phase = Literal["not started", "waiting", "starting", "training", "stopped", "failed", "lost", "ended"]
+
+_LOSSES = 400
+_LOG_LINES = 10
+_FRESH_S = 60.0  # a beat younger than this is of a process that lives
+_CLOCKS_DIFFER_S = 5.0
+_BACK_WITHIN_S = 30.0  # who restarts a failed run has done it by then
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The newest checkpoint."""
+
+    step: int
+    age_s: float
+    size_bytes: int
+    path: str
+
+
+@dataclass(frozen=True)
+class RunState:
+    """All that is shown of a run."""
+
+    name: str
+    folder: str
+    phase: Phase
+    reason: str
+    """Why it stopped or failed."""
+    jobs: tuple[Job, ...]
+    queue_problem: str
+    """Why Slurm does not tell."""
+    world_size: int
+    device: str
+    restarts: int
+    step: int
+    total_steps: int
+    loss: float
+    losses: tuple[float, ...]
+    samples_per_s: float
+    left_s: float
+    """Seconds until all steps are done, at this speed."""
+    checkpoint: Checkpoint | None
+    slowest: Slowest | None
+    ranks_seen: int
+    """Ranks that have told where they are since the start."""
+    log: str
+    log_tail: tuple[str, ...]
+    quiet_s: float
+    """Seconds since the last sign of life."""
+
+    @property
+    def live_jobs(self) -> list[Job]:
+        """The jobs that wait or run."""
+        return [job for job in self.jobs if job.live]
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to come: it has ended, or nobody has taken it up again."""
+        if self.live_jobs:
+            return False
+        return self.phase == "ended" or (self.phase not in {"starting", "training"} and self.quiet_s > _BACK_WITHIN_S)
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as JSON would have it: a number that is none is null."""
+        facts: dict[str, Any] = _without_nan(asdict(self))
+        return facts | {"over": self.over}
+
+
+class Lookout:
+    """Looks at a run again and again, cheaply: of the events only what is new, at the queue only now and then."""
+
+    def __init__(self, target: Target, queue_every_s: float = 10.0) -> None:
+        self._target = target
+        self._history = History(target.folder.events)
+        self._queue_every_s = queue_every_s
+        self._asked_s = -math.inf
+        self._jobs: tuple[Job, ...] = ()
+        self._queue_problem = ""
+
+    def look(self) -> RunState:
+        """Return what is known now."""
+        history = self._history
+        history.read()
+        self._ask_queue()
+        return state_of(self._target, history, self._jobs, self._queue_problem)
+
+    def _ask_queue(self) -> None:
+        ended = self._history.ending is not None  # then its jobs are about to leave the queue
+        now = time.monotonic()
+        if not self._target.jobs or now - self._asked_s < (0 if ended else self._queue_every_s):
+            return
+        self._asked_s = now
+        try:
+            self._jobs, self._queue_problem = tuple(jobs_of(self._target.jobs)), ""
+        except EnvironmentUnfit as error:
+            self._jobs, self._queue_problem = tuple(unanswered(self._target.jobs)), error.problem
+
+
+def state_of(target: Target, history: History, jobs: Sequence[Job], queue_problem: str = "") -> RunState:
+    """Put together what the files and the queue say."""
+    now, started, latest = time.time(), history.started or {}, history.latest
+    started_s = float(started.get("time_s", 0.0))
+    ranks, lanes = int(started.get("world_size", 0)), int(started.get("lanes", 0))
+    beats = read_beats(target.folder.beat(0).parent, ranks, started_s)
+    step = max([latest.step if latest else 0, int(started.get("from_step", 0)), *(beat.step for beat in beats)])
+    total, rate = int(started.get("total_steps", 0)), latest.samples_per_s if latest else math.nan
+    phase = phase_of(history, jobs, alive=_alive(target.folder.lock, beats, now), now_s=now)
+    signs = [started_s, *(beat.time_s for beat in beats), *(job.time_s for job in target.jobs)]
+    log = _log_of(target, jobs)
+    return RunState(
+        name=target.name, folder=str(target.folder.root.absolute()), phase=phase, reason=_reason(history, phase),
+        jobs=tuple(jobs), queue_problem=queue_problem,
+        world_size=ranks, device=str(started.get("device", "")), restarts=max(0, history.starts - 1),
+        step=min(step, total) if total else step, total_steps=total,
+        loss=latest.loss if latest else math.nan, losses=tuple(history.losses(_LOSSES)), samples_per_s=rate,
+        left_s=max(0, total - step) * int(started.get("global_batch", 0)) / rate if rate > 0 else math.nan,
+        checkpoint=_checkpoint(history, now), ranks_seen=len(beats),
+        slowest=slowest(beats, lanes, ranks) if phase == "training" else None,
+        log=log, log_tail=tuple(tail(Path(log), _LOG_LINES)) if log else (),
+        quiet_s=max(0.0, now - max([*signs, float((history.ending or {}).get("time_s", 0.0))])),
+    )  # fmt: skip
+
+
+def phase_of(history: History, jobs: Sequence[Job], *, alive: bool, now_s: float) -> Phase:
+    """Return where a run stands."""
+    kind = (history.ending or {}).get("event", "")
+    if kind == RunEnded.__name__:
+        return "ended"
+    if running := [job for job in jobs if job.runs]:
+        return "training" if history.started and not kind and _started_in(running[0], history, now_s) else "starting"
+    if any(job.waits for job in jobs):
+        return "waiting"
+    if kind:
+        return "failed" if kind == RunFailed.__name__ else "stopped"
+    if alive:
+        return "training" if history.started else "starting"
+    return "lost" if history.started else "not started"
+
+
+def _started_in(job: Job, history: History, now_s: float) -> bool:
+    """Return whether the last start is of the job that runs now, not of one that was killed before."""
+    used_s = slurm_seconds(job.used)
+    started_s = float((history.started or {}).get("time_s", 0.0))
+    return used_s is None or started_s >= now_s - used_s - _CLOCKS_DIFFER_S
+
+
+def _alive(lock: Path, beats: Sequence[Beat], now_s: float) -> bool:
+    return is_held(lock) or any(now_s - beat.time_s < _FRESH_S for beat in beats)
+
+
+def is_held(lock: Path) -> bool:
+    """Return whether a process writes this run, as far as the lock tells from here."""
+    try:
+        file = os.open(lock, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go at once; who starts meanwhile tries again
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return False
+
+
+def _reason(history: History, phase: Phase) -> str:
+    if phase in {"stopped", "failed", "waiting", "starting"} and history.ending:
+        return str(history.ending.get("reason", ""))
+    return ""
+
+
+def _checkpoint(history: History, now_s: float) -> Checkpoint | None:
+    saved = history.checkpoint
+    if saved is None:
+        return None
+    return Checkpoint(saved["step"], max(0.0, now_s - saved["time_s"]), saved["size_bytes"], saved["path"])
+
+
+def _log_of(target: Target, jobs: Sequence[Job]) -> str:
+    """Return the log of the job that runs, else of the newest that has written any."""
+    running = [job.log for job in jobs if job.runs]
+    choices = [*running, *(submission.log for submission in reversed(target.jobs))]
+    with contextlib.suppress(OSError):
+        return next((log for log in choices if Path(log).is_file()), choices[-1] if choices else "")
+    return ""
+
+
+def _without_nan(value: Any) -> Any:
+    """Return the same with null for what JSON has no number for."""
+    if isinstance(value, dict):
+        return {name: _without_nan(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,171 @@
+"""Which address of this machine its peers can reach, and which interface owns it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ipaddress
+import re
+import socket
+import sys
+
+from paceline.errors import ConfigError, EnvironmentUnfit
+
+_ANYWHERE = "192.0.2.1"  # set aside for documentation; nothing is sent there
+_DISCARD = 9
+
+
+def choose_address(host: str, peers: tuple[str, ...], interface: str) -> str:
+    """Return the address at which this machine is to be met: the interface's, its name's, or where peers lie.
+
+    >>> choose_address("127.0.0.1", (), "")
+    '127.0.0.1'
+    """
+    if interface:
+        return address_on(interface)
+    named = resolve(host or socket.gethostname())
+    if host and named and not peers:  # somebody has chosen it
+        refuse_loopback_name(host)
+        return named[0]
+    mine = {address for _, address in own_addresses()}
+    towards = (source_towards(peer) for peer in peers or (_ANYWHERE,))
+    for address in [*(address for address in named if address in mine), *towards]:
+        if address and not is_loopback(address):  # Debian gives a machine's own name the address 127.0.1.1
+            return address
+    raise EnvironmentUnfit(
+        f"no address of {host or socket.gethostname()} is known that other nodes could reach: "
+        f"its name stands for {', '.join(named) or 'nothing'}, and no way leads to {', '.join(peers[:4]) or 'others'}",
+        fix=f"set PACELINE_INTERFACE to the interface between the nodes (here: {_names()}), or MASTER_ADDR to an address of rank 0's node",
+    )
+
+
+def address_on(interface: str) -> str:
+    """Return an interface's address, or say which interfaces there are."""
+    for name, address in own_addresses():
+        if name == interface:
+            return address
+    state = "has no address" if interface in {name for _, name in socket.if_nameindex()} else "does not exist"
+    raise EnvironmentUnfit(
+        f"the interface {interface!r} {state} on {socket.gethostname()}",
+        fix=f"set PACELINE_INTERFACE, GLOO_SOCKET_IFNAME or the cluster profile's interface to one of: {_names()}",
+    )
+
+
+def interface_of(address: str) -> str:
+    """Return the interface that owns an address; nothing if none does."""
+    return next((name for name, own in own_addresses() if own == address), "")
+
+
+def resolve(host: str) -> list[str]:
+    """Return the addresses that a name stands for; none if nobody knows it."""
+    with contextlib.suppress(OSError, UnicodeError):
+        return list(dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(host, None)))
+    return []
+
+
+def source_towards(host: str) -> str:
+    """Return the address from which this machine would speak to a host; nothing if it knows no way there."""
+    for address in resolve(host):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, _DISCARD))  # chooses a route; sends nothing
+            return str(probe.getsockname()[0])
+    return ""
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an address leads back to the machine that uses it.
+
+    >>> is_loopback("127.0.1.1"), is_loopback("::1"), is_loopback("10.0.0.1")
+    (True, True, False)
+    """
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def refuse_loopback_name(host: str) -> None:
+    """Refuse to be met at a name that stands for something else on every other machine."""
+    named = resolve(host)
+    if named and host not in {*named, "localhost"} and all(map(is_loopback, named)):
+        others = [address for _, address in own_addresses() if not is_loopback(address)]
+        raise EnvironmentUnfit(
+            f"{host} stands for {named[0]} here, where no other host can reach it",
+            fix=f"give an address instead of the name, in --meet or MASTER_ADDR (here: {', '.join(others) or 'none'})",
+        )
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Return the host and the port of HOST:PORT.
+
+    >>> split_address("node1:29400"), split_address("[::1]:29400")
+    (('node1', 29400), ('::1', 29400))
+    """
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:/\[\]]+)):(\d{1,5})", text)
+    if not found or not 0 < int(found[3]) < 1 << 16:
+        raise ConfigError(
+            f"{text!r} is not an address to meet at",
+            fix="give it as HOST:PORT, as in --meet node1:29400 or [::1]:29400",
+        )
+    return found[1] or found[2], int(found[3])
+
+
+def listen_at(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on one address, or say why it cannot."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=1024)
+    except OSError as error:
+        raise EnvironmentUnfit(
+            f"rank 0 cannot listen on {host}:{port}: {error.strerror or error}",
+            fix="set MASTER_ADDR to an address of the node of rank 0, and MASTER_PORT to a free port there",
+        ) from error
+
+
+def own_addresses() -> list[tuple[str, str]]:
+    """Return the interfaces of this machine that are in use, each with an address: IPv4 first, no link-local ones."""
+    found = [pair for pair in _listed() if not ipaddress.ip_address(pair[1]).is_link_local]
+    return sorted(found, key=lambda pair: ":" in pair[1])
+
+
+def _names() -> str:
+    return ", ".join(dict.fromkeys(name for name, _ in own_addresses()))
+
+
+class _Entry(ctypes.Structure):
+    """The first fields of the C library's `struct ifaddrs`."""
+
+
+_Entry._fields_ = [
+    ("next", ctypes.POINTER(_Entry)),
+    ("name", ctypes.c_char_p),
+    ("flags", ctypes.c_uint),
+    ("address", ctypes.c_void_p),
+]
+
+
+def _listed() -> list[tuple[str, str]]:
+    """Return every interface with each of its addresses, as the C library lists them."""
+    library, first = ctypes.CDLL(None), ctypes.POINTER(_Entry)()
+    if library.getifaddrs(ctypes.byref(first)):
+        return []
+    try:
+        found, entry = [], first
+        while entry:
+            if text := _text_of(entry.contents.address):
+                found.append((entry.contents.name.decode(), text))
+            entry = entry.contents.next
+        return found
+    finally:
+        library.freeifaddrs(first)
+
+
+def _text_of(address: int | None) -> str:
+    """Return a C socket address in words; nothing if it is not of the Internet."""
+    if not address:
+        return ""
+    head = ctypes.string_at(address, 2)
+    family = head[1] if sys.platform == "darwin" else int.from_bytes(head, sys.byteorder)
+    if family == socket.AF_INET:
+        return socket.inet_ntop(socket.AF_INET, ctypes.string_at(address + 4, 4))
+    if family == socket.AF_INET6:
+        return socket.inet_ntop(socket.AF_INET6, ctypes.string_at(address + 8, 16))
+    return ""

@@ -1,0 +1,123 @@
+"""Where this rank is right now: a small file that it replaces every few seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from paceline.rundir import RunDir, make_private
+from paceline.world.facts import World
+
+T = TypeVar("T")
+
+_EVERY_S = 2.0
+_RANKS_PER_S = 32  # beats a second of a large world: a shared file system has other work
+_LEAVES_WITHIN_S = 1.0
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a rank says of itself."""
+
+    rank: int
+    node: str
+    """The host name."""
+    step: int
+    """Steps that are done."""
+    time_s: float
+    """When this rank had done its own part of the last of them, by the clock of its node."""
+    own_s: float
+    """Mean seconds a step, of late, from asking for its samples until the last lane's forward is done: the rank's own
+    work, before it has to wait for others. Host time: on a GPU the loss of each lane is waited for, and that is in it.
+    With exact=false on a GPU, so is the wait for the step before."""
+    data_s: float
+    """Of that, the wait for the samples."""
+
+
+class Heartbeat:
+    """Writes a rank's beats from a thread: a slow or full disk holds no step up, and fails no training."""
+
+    def __init__(self, directory: RunDir, world: World, every_s: float = _EVERY_S) -> None:
+        self._path = directory.beat(world.rank).absolute()
+        self._partial = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}")
+        self._rank, self._node = world.rank, socket.gethostname()
+        self._every_s = max(every_s, world.size / _RANKS_PER_S)
+        self._due = time.perf_counter() + self._every_s
+        self._step, self._asked, self._got, self._ready = 0, 0.0, 0.0, 0.0
+        self._steps = self._own_s = self._data_s = 0.0
+        self._last = Beat(self._rank, self._node, 0, 0.0, 0.0, 0.0)
+        self._news, self._over = threading.Event(), False
+        self._thread = threading.Thread(target=self._write_news, name="heartbeat", daemon=True)
+
+    def reading(self, steps: Iterable[T]) -> Iterator[T]:
+        """Pass on steps, and take the time that each is waited for."""
+        asked = time.perf_counter()
+        for step in steps:
+            self._asked, self._got = asked, time.perf_counter()
+            yield step
+            asked = time.perf_counter()
+
+    def step_done(self, step: int, ready: float) -> None:
+        """Take note of a step; `ready` is when, by `time.perf_counter`, this rank had done its own part."""
+        self._steps += 1.0
+        self._own_s += ready - self._asked
+        self._data_s += self._got - self._asked
+        self._step, self._ready = step, ready
+        if ready >= self._due:
+            self._due = ready + self._every_s
+            self._beat()
+
+    def _beat(self) -> None:
+        time_s = time.time() - (time.perf_counter() - self._ready)
+        own_s, data_s = self._own_s / self._steps, self._data_s / self._steps
+        self._last = Beat(self._rank, self._node, self._step, time_s, own_s, data_s)
+        # What is older counts half at each beat: one odd step is soon forgotten, and one beat alone decides nothing.
+        self._steps, self._own_s, self._data_s = self._steps / 2, self._own_s / 2, self._data_s / 2
+        self._news.set()
+
+    def _write_news(self) -> None:
+        over = False
+        while not over:
+            self._news.wait()
+            self._news.clear()
+            over = self._over  # before the last beat is looked at, so that none is missed
+            write_beat(self._path, self._partial, self._last)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._steps:
+            self._beat()
+        self._over = True
+        self._news.set()
+        self._thread.join(_LEAVES_WITHIN_S)
+
+
+def write_beat(path: Path, partial: Path, beat: Beat) -> None:
+    """Replace a beat in one act. It need not outlive a power cut, so the disk is not waited for; nor need it succeed."""
+    if not beat.step:
+        return
+    with contextlib.suppress(OSError):
+        make_private(path.parent)
+        try:
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(f"{json.dumps(asdict(beat))}\n")
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise

@@ -1,0 +1,85 @@
+"""A terminal for a command under test: what it writes, and what would be seen of it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+
+class Terminal:
+    """The person's side of a pseudo terminal."""
+
+    def __init__(self, process: subprocess.Popen[bytes], side: int) -> None:
+        self.process, self._side, self.written = process, side, ""
+
+    def read(self, seconds: float = 0.1) -> str:
+        """Take what comes in a moment; return all that came so far."""
+        if select.select([self._side], [], [], seconds)[0]:
+            with contextlib.suppress(OSError):  # the command has ended
+                self.written += os.read(self._side, 1 << 16).decode()
+        return self.written
+
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 30) -> None:
+        limit = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < limit, self.frame()
+            self.read()
+
+    def frames(self) -> list[str]:
+        """Return what was drawn each time."""
+        return self.written.split("\x1b[H")[1:]
+
+    def frame(self) -> str:
+        """Return the last frame that is whole, as it is seen."""
+        whole = [frame for frame in self.frames() if "\x1b[J" in frame]
+        return re.sub(r"\x1b\[[0-9?]*[A-Za-z]", "", whole[-1]) if whole else ""
+
+    def resize(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self._side, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def press_interrupt(self) -> None:
+        os.write(self._side, b"\x03")
+
+    def wait(self, timeout_s: float = 30) -> int:
+        """Return the exit code, all output read."""
+        self.wait_for(lambda: self.process.poll() is not None, timeout_s)
+        while len(self.written) < len(self.read(0.2)):
+            pass
+        return self.process.returncode
+
+
+@contextlib.contextmanager
+def in_terminal(*words: str, folder: Path, env: Mapping[str, str] | None = None) -> Iterator[Terminal]:
+    """Run `paceline WORDS` in a terminal of 100 columns and 30 rows."""
+    person, program = pty.openpty()
+    fcntl.ioctl(person, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+
+    def take_terminal() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", *words],
+        cwd=folder, env=os.environ | {"TERM": "xterm"} | dict(env or {}),
+        stdin=program, stdout=program, stderr=program, start_new_session=True, preexec_fn=take_terminal,
+    )  # fmt: skip
+    os.close(program)
+    with process:
+        try:
+            yield Terminal(process, person)
+        finally:
+            process.kill()
+            process.wait()
+            os.close(person)

@@ -1,0 +1,164 @@
+"""Is a run to be seen while it trains, from its files alone, on a terminal and off it?"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from cli.terminal import in_terminal
+from launch.program import paceline, processes_with, started, wait_for
+from report import runs
+
+from paceline.cluster.registry import note
+from paceline.events import EventLog, RunEnded, RunFailed
+
+# Rank 1 takes four times as long as rank 0 for its own part of a step.
+TRAINING = """
+import os, time, torch, paceline
+from torch.nn.functional import mse_loss
+
+class Net(torch.nn.Linear):
+    def forward(self, features):
+        time.sleep(0.04 if os.environ["RANK"] == "1" else 0.01)
+        return super().forward(features)
+
+def main(config):
+    with paceline.join(config) as world:
+        model = paceline.parallelize(Net(4, 1), world, config)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batches = paceline.Batches((torch.randn(64, 4), torch.randn(64, 1)), config, world)
+        paceline.Trainer(world, model, optimizer, batches, mse_loss, config).run()
+
+main(paceline.config_from_argv())
+"""
+SETTINGS = ("name=slow", "batch.global_size=8", "batch.lanes=2", "log.every_steps=2", "checkpoint.every=10steps")
+
+
+@pytest.fixture(autouse=True)
+def registry(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def watch(folder: Path, *words: str) -> str:
+    done = paceline("watch", *words, folder=folder)
+    assert (done.code, done.err) == (0, "")
+    return done.out
+
+
+def step_in(frame: str) -> int:
+    return int(re.search(r"^step +([\d,]+) of", frame, re.MULTILINE)[1].replace(",", ""))
+
+
+def test_a_training_is_watched_while_it_goes_and_after_it_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    desk = tmp_path / "desk"
+    desk.mkdir()
+    with started("run", "train.py", "-n", "2", *SETTINGS, "steps=100000", folder=tmp_path) as running:
+        beats = [tmp_path / "runs" / "slow" / "ranks" / f"000{rank}.beat" for rank in range(2)]
+        wait_for(*beats, timeout_s=60)
+        with in_terminal("watch", "slow", "--every", "0.2", folder=tmp_path) as terminal:
+            terminal.wait_for(lambda: len(terminal.frames()) > 3)
+            seen = terminal.frame()
+            for word in ("training", " of 100,000", "samples/s", "left", "saved  step ", "slowest is rank 1 on "):
+                assert word in seen
+            first = json.loads(watch(desk, "../runs/slow", "--json"))
+            assert first["slowest"]["times"] > 2
+            assert len(first["losses"]) > 2
+            terminal.wait_for(lambda: step_in(terminal.frame()) >= first["step"] + 20)
+            for pid in processes_with(running.mark):
+                os.kill(pid, signal.SIGKILL)
+            running.process.wait()
+            terminal.press_interrupt()
+            assert terminal.wait() == 0
+    for beat in beats:
+        beat.unlink()
+    assert "gone without a word" in watch(desk, "../runs/slow")
+
+
+def test_on_a_terminal_it_redraws_in_place_and_ends_with_the_run(tmp_path: Path) -> None:
+    folder = runs.make_run(tmp_path / "runs" / "run", runs.started(), *runs.trained(1, 101))
+    with runs.holding(folder.lock), in_terminal("watch", "run", "--every", "0.2", folder=tmp_path) as terminal:
+        terminal.wait_for(lambda: "step   101 of 1,000" in terminal.frame())
+        with EventLog(folder.events) as log:
+            for event in runs.trained(111, 1000, 1):
+                log(event)
+            terminal.wait_for(lambda: "step   1,000 of 1,000" in terminal.frame())
+            terminal.resize(40, 8)
+            terminal.wait_for(lambda: terminal.written.count("\x1b[2J") == 2)
+            terminal.wait_for(lambda: max(map(len, terminal.frame().splitlines())) <= 40)
+            assert len(terminal.frame().splitlines()) <= 7
+            log(RunEnded(1000, 5.0, "d"))
+        assert terminal.wait() == 0
+    assert "state  ended: all steps are done" in terminal.frame()
+    assert "the run is over (ended)" in terminal.written
+    assert terminal.written.startswith("\x1b[?25l\x1b[2J\x1b[H")
+    assert "\x1b[?25h" in terminal.written.rpartition("\x1b[J")[2]  # the cursor is back
+
+
+def test_ctrl_c_is_no_error(tmp_path: Path) -> None:
+    folder = runs.make_run(tmp_path / "runs" / "run", runs.started())
+    with runs.holding(folder.lock), in_terminal("watch", "run", folder=tmp_path) as terminal:
+        terminal.wait_for(lambda: "training" in terminal.frame())
+        terminal.press_interrupt()
+        assert terminal.wait() == 0
+    assert terminal.written.endswith("\x1b[?25h")
+    assert "Traceback" not in terminal.written
+
+
+def test_a_hostile_log_moves_no_cursor(tmp_path: Path) -> None:
+    folder = runs.make_run(tmp_path / "runs" / "run", runs.started(), RunFailed(3, 0, "Boom: \x1b[2Jtwo\nlines"))
+    (tmp_path / "job.log").write_text(
+        "good line\n\x1b[2J\x1b[1;1Hover you\x07\x1b]0;title\x07\n\x9b31mred\rend\u202e\n"
+    )
+    note(runs.submission("17", folder.root, log=str(tmp_path / "job.log")))
+    out = watch(tmp_path, "17")
+    assert not set(out) & {"\x1b", "\x07", "\r", "\x9b", "\u202e"}
+    assert "failed (Boom: two lines)" in out
+    assert out.endswith("  good line\n  over you\ufffd\n  end\ufffd\n")
+    assert "17  state not known" in out
+    assert "Slurm does not tell" in out
+
+
+def test_off_a_terminal_it_is_shown_once(tmp_path: Path) -> None:
+    folder = runs.make_run(tmp_path / "elsewhere" / "run", runs.started(), *runs.trained(1, 101))
+    with runs.holding(folder.lock):
+        out = watch(tmp_path, "run", "--runs", "elsewhere")
+    assert "\x1b" not in out
+    assert "saved  step 101, 0 s ago, 2.0 MB" in out
+    assert "ranks  2 on cpu, 0 of them have reported so far" in out
+    done = paceline("watch", "run", "--runs", "elsewhere", folder=tmp_path, env={"PYTHONIOENCODING": "ascii"})
+    assert (done.code, done.err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem", "fix"),
+    [
+        ([], "which run?", "`paceline jobs` lists those submitted"),
+        (["rnu"], "there is no run and no job 'rnu'", "did you mean run?"),
+        (["run", "--onec"], "there is no option --onec", "did you mean --once?"),
+        (["run", "more"], "unexpected word 'more'", "name one run"),
+        (["run", "--every", "0"], "--every 0 is no interval", "give seconds"),
+        (["run", "--every", "nan"], "--every nan is no interval", "give seconds"),
+    ],
+)
+def test_bad_usage_is_refused(tmp_path: Path, words: list[str], problem: str, fix: str) -> None:
+    runs.make_run(tmp_path / "runs" / "run")
+    done = paceline("watch", *words, folder=tmp_path)
+    assert (done.code, done.out) == (2, "")
+    assert problem in done.err
+    assert fix in done.err
+
+
+def test_a_large_history_is_shown_at_once(tmp_path: Path) -> None:
+    folder = runs.make_run(tmp_path / "runs" / "run", runs.started())
+    line = folder.events.read_text().replace("RunStarted", "StepDone").replace('"from_step": 0', '"step": 7, "loss": 0.5, "samples_per_s": 9.0')  # fmt: skip
+    with folder.events.open("a") as file:
+        file.write(line * 100_000)
+    begun = time.monotonic()
+    assert "step   7 of 1,000" in watch(tmp_path, "run")
+    assert time.monotonic() - begun < 5

@@ -1,0 +1,100 @@
+"""Is a cluster told what it wants to hear, and is what could harm refused?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.cluster.profile import ClusterProfile, load_profile, profile_folder, profile_names
+from paceline.errors import ConfigError
+
+
+def own(folder: Path, name: str, text: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.toml").write_text(text)
+
+
+def test_the_ready_profiles_are_there(tmp_path: Path) -> None:
+    assert profile_names(tmp_path) == ["aws-parallelcluster", "generic", "gres", "perlmutter"]
+    assert load_profile("generic", tmp_path) == ClusterProfile()
+    site = load_profile("perlmutter", tmp_path)
+    assert (site.gpus_per_node, site.constraint, site.qos, site.account_suffix) == (4, "gpu", "regular", "_g")
+    assert load_profile("gres", tmp_path).gpu_request == "gres"
+    assert load_profile("aws-parallelcluster", tmp_path).options == ("--exclusive",)
+
+
+def test_an_own_profile_starts_from_another_and_changes_what_differs(tmp_path: Path) -> None:
+    own(
+        tmp_path,
+        "mine",
+        'like = "perlmutter"\naccount = "m1"\nmodules = ["python", "nccl"]\n[environment]\nNCCL_DEBUG = "WARN"\n'
+        '[container]\nkind = "shifter"\nimage = "docker:me/train:1"\n',
+    )
+    mine = load_profile("mine", tmp_path)
+    assert mine.charged == "m1_g"
+    assert mine.modules == ("python", "nccl")
+    assert dict(mine.environment) == {"NCCL_SOCKET_IFNAME": "hsn", "NCCL_DEBUG": "WARN"}
+    assert mine.container.kind == "shifter"
+
+
+def test_an_own_profile_may_have_the_name_of_a_ready_one_and_start_from_it(tmp_path: Path) -> None:
+    own(tmp_path, "perlmutter", 'like = "perlmutter"\naccount = "m2"\n')
+    assert load_profile("perlmutter", tmp_path) == replace(load_profile("perlmutter", Path("/nowhere")), account="m2")
+
+
+def test_a_suffix_that_is_there_is_not_added_again() -> None:
+    assert ClusterProfile(account="m1_g", account_suffix="_g").charged == "m1_g"
+    assert ClusterProfile(account_suffix="_g").charged == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "fix"),
+    [
+        ('acount = "x"', "there is no setting 'acount'", "did you mean account?"),
+        ('account = "a b"', "has characters that an #SBATCH line cannot carry", "letters, digits"),
+        ('account = "x\\n#SBATCH --uid=0"', "cannot carry", "letters"),
+        ('partition = "$(id)"', "cannot carry", "letters"),
+        ('options = ["exclusive"]', "is not an option of sbatch", "--exclusive"),
+        ('options = ["--wrap=rm -rf"]', "cannot carry", "letters"),
+        ('options = "--exclusive"', "is not of type", "a list of texts"),
+        ('interface = "eth0; id"', "is not a name", "ip address"),
+        ('venv = "a"\nconda = "b"', "both a venv and a conda", "leave one"),
+        ("lead_s = 0", "is not a lead", "10 to 65535"),
+        ('gpu_request = "gpus"', "is not a choice", "gpus-per-node"),
+        ('[environment]\nWANDB_API_KEY = "x"', "looks like a secret", "export WANDB_API_KEY in the shell"),
+        ('[environment]\nAWS_SECRET_ACCESS_KEY = "x"', "looks like a secret", "export"),
+        ('[environment]\nHF_TOKEN = "x"', "looks like a secret", "export"),
+        ('[environment]\nRANK = "0"', "differs from rank to rank", "leave it out"),
+        ('[environment]\nMASTER_PORT = "29500"', "differs from rank to rank", "leave it out"),
+        ('[environment]\n"A B" = "0"', "is not the name of a variable", "letters"),
+        ('[container]\nkind = "dockr"', "is not a choice", "docker"),
+        ('like = "nothing"', "there is no cluster profile 'nothing'", "Your own go to"),
+        ("account = ", "is not TOML", "correct that line"),
+    ],
+)
+def test_a_bad_profile_is_refused_with_a_fix(tmp_path: Path, text: str, problem: str, fix: str) -> None:
+    own(tmp_path, "bad", text)
+    with pytest.raises(ConfigError) as caught:
+        load_profile("bad", tmp_path)
+    assert problem in caught.value.problem
+    assert fix in caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["../generic", "", "a/b", "generik"])
+def test_an_unknown_profile_is_refused_with_those_that_are_there(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="there is no cluster profile") as caught:
+        load_profile(name, tmp_path)
+    assert "generic" in caught.value.fix
+
+
+def test_profiles_that_start_from_each_other_end(tmp_path: Path) -> None:
+    own(tmp_path, "a", 'like = "b"')
+    own(tmp_path, "b", 'like = "a"')
+    with pytest.raises(ConfigError, match="there is no cluster profile"):
+        load_profile("a", tmp_path)
+
+
+def test_the_folder_of_own_profiles_follows_the_environment() -> None:
+    assert profile_folder({"XDG_CONFIG_HOME": "/c", "HOME": "/h"}) == Path("/c/paceline/clusters")

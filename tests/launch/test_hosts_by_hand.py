@@ -1,0 +1,108 @@
+"""One command typed on each of several hosts starts one training; a wrong one says what is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+from pathlib import Path
+
+import pytest
+from launch.program import Done, paceline, started
+
+MEET = """
+import torch, paceline
+from paceline.world.collectives import sum_across
+with paceline.join(paceline.config_from_argv()) as world:
+    total = sum_across(world, torch.tensor(world.rank + 1.0)).item()
+    print(world.rank, world.size, world.local_rank, world.node, world.nodes, world.launcher, total)
+"""
+
+
+FAIL_ONCE = """
+import os, paceline
+with paceline.join(paceline.config_from_argv()) as world:
+    print(world.meeting.prefix)
+    if world.rank == 1 and not os.path.exists("failed"):
+        os.mkdir("failed")
+        raise ValueError("once")
+"""
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listener:
+        return listener.getsockname()[1]
+
+
+def type_on_hosts(folder: Path, *commands: list[str], script: str = MEET) -> list[Done]:
+    """Type a command on each of some hosts, all of which are this machine; nothing may be left of them."""
+    (folder / "meet.py").write_text(script)
+    with contextlib.ExitStack() as stack:
+        typed = [stack.enter_context(started("run", "meet.py", *words, folder=folder)) for words in commands]
+        ended = [running.wait() for running in typed]
+        assert [running.left_over() for running in typed] == [[]] * len(typed)
+        assert list(typed[0].temporary.glob("paceline-*")) == []
+    return ended
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_two_hosts_are_one_world(tmp_path: Path, host: str) -> None:
+    shared = ["-n", "2", "--nodes", "2", "--meet", f"{host}:{free_port(host.strip('[]'))}"]
+    first, second = type_on_hosts(tmp_path, [*shared, "--node", "0"], [*shared, "--node", "1"])
+    assert (first.code, first.err, second.code, second.err) == (0, "", 0, "")
+    lines = sorted(first.out.splitlines()) + sorted(second.out.splitlines())
+    assert lines == [f"[{rank}] {rank} 4 {rank % 2} {rank // 2} 2 paceline 10.0" for rank in range(4)]
+
+
+def test_hosts_must_agree_how_many_they_are(tmp_path: Path) -> None:
+    shared = ["--nodes", "2", "--meet", f"127.0.0.1:{free_port()}"]
+    first, second = type_on_hosts(tmp_path, [*shared, "-n", "1", "--node", "0"], [*shared, "-n", "2", "--node", "1"])
+    for done in (first, second):
+        assert done.code == 3
+        assert re.search(
+            r"rank 0 counts 2 ranks, 1 on each host, but rank \d counts 4 ranks, 2 on each host\n  fix: .* -n", done.err
+        )
+
+
+def test_hosts_start_again_together_where_asked_for(tmp_path: Path) -> None:
+    shared = ["--nodes", "2", "--max-restarts", "1", "--meet", f"127.0.0.1:{free_port()}"]
+    first, second = type_on_hosts(tmp_path, [*shared, "--node", "0"], [*shared, "--node", "1"], script=FAIL_ONCE)
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert first.out.splitlines() == ["[0] paceline-0", "[0] paceline-1"]
+    assert second.out.splitlines() == ["[1] paceline-0", "[1] paceline-1"]
+    assert "ValueError: once" in second.err
+
+
+WRONG = {
+    "no node": (["--nodes", "2", "--meet", "h:1"], 2, "--node 0 on the host of --meet, and --node 1 to 1"),
+    "no place": (["--nodes", "2", "--node", "1"], 2, "--meet HOST:PORT"),
+    "one host": (["--meet", "h:1"], 2, "--nodes N"),
+    "too far": (["--nodes", "2", "--node", "2", "--meet", "h:1"], 2, "from 0 to 1"),
+    "none": (["--nodes", "0"], 2, "number the hosts"),
+    "no port": (["--nodes", "2", "--node", "1", "--meet", "host"], 2, "HOST:PORT"),
+    "port 0": (["--nodes", "2", "--node", "1", "--meet", "host:0"], 2, "HOST:PORT"),
+    "bad port": (["--nodes", "2", "--node", "1", "--meet", "host:99999"], 2, "HOST:PORT"),
+    "bare IPv6": (["--nodes", "2", "--node", "1", "--meet", "::1:29400"], 2, "[::1]:29400"),
+    "a range": (["-n", "1:2", "--nodes", "2", "--node", "1", "--meet", "h:1"], 2, "-n 2"),
+    "not ours": (["--nodes", "2", "--node", "0", "--meet", "203.0.113.7:29400"], 3, "an address of this host"),
+    "no such host": (["--nodes", "2", "--node", "0", "--meet", "no-such-host.invalid:29400"], 3, "--meet"),
+}
+
+
+@pytest.mark.parametrize(("words", "code", "fix"), WRONG.values(), ids=WRONG)
+def test_a_wrong_command_says_what_is_wrong(tmp_path: Path, words: list[str], code: int, fix: str) -> None:
+    (tmp_path / "meet.py").write_text("raise SystemExit('started')")
+    done = paceline("run", "meet.py", *words, folder=tmp_path)
+    assert (done.code, done.out) == (code, "")
+    assert fix in done.err.partition("fix: ")[2], done.err
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "meet.py").write_text("raise SystemExit('started')")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = paceline("run", "meet.py", "--nodes", "2", "--node", "0", "--meet", place, folder=tmp_path)
+    assert done.code == 3
+    assert "in use" in done.err
+    assert "free here" in done.err

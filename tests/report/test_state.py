@@ -1,0 +1,180 @@
+"""Is what is said of a run what its files and the queue say?"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.cluster.slurm import QueuedJob
+from paceline.events import RunEnded, RunFailed, RunStopped
+from paceline.report.history import History
+from paceline.report.jobs import UNKNOWN, Job, joined
+from paceline.report.jobs_table import is_current, stands, table_of
+from paceline.report.live import lines_of
+from paceline.report.state import Lookout, RunState, state_of
+from paceline.report.target import Target
+from report.runs import holding, make_run, put_beat, started, submission, trained
+
+RUNNING = Job("17", "RUNNING", "", "", "10:00", "1:00", 1, "n1")
+PENDING = Job("18", "PENDING", "", "Resources", "0:00", "1:00:00", 2)
+DONE = Job("16", "COMPLETED", "")
+AN_HOUR_AGO = time.time() - 3600
+AHEAD = time.time() + 600  # a clock that is ahead; and no wait before this test can make it old
+
+
+def state(folder, *jobs: Job) -> RunState:
+    history = History(folder.events)
+    history.read()
+    return state_of(Target(folder, ()), history, jobs)
+
+
+@pytest.mark.parametrize(
+    ("events", "jobs", "phase", "over"),
+    [
+        ([], [], "not started", True),
+        ([], [PENDING], "waiting", False),
+        ([], [RUNNING], "starting", False),
+        ([started()], [RUNNING, PENDING], "training", False),
+        ([started(time_s=AN_HOUR_AGO)], [RUNNING], "starting", False),  # it was killed, and is requeued
+        ([started(), RunStopped(3, "SIGTERM")], [RUNNING], "starting", False),
+        ([started(), RunStopped(3, "SIGTERM")], [PENDING], "waiting", False),
+        (
+            [started(), RunStopped(3, "SIGTERM", time_s=AHEAD)],
+            [DONE],
+            "stopped",
+            False,
+        ),  # it may be taken up again at once
+        ([started(time_s=AN_HOUR_AGO), RunStopped(3, "x", time_s=AN_HOUR_AGO)], [DONE], "stopped", True),
+        ([started(time_s=AN_HOUR_AGO), RunFailed(3, 1, "x", time_s=AN_HOUR_AGO)], [], "failed", True),
+        ([started(time_s=AN_HOUR_AGO)], [], "lost", True),
+        ([started(time_s=AN_HOUR_AGO)], [Job("17", UNKNOWN, "")], "lost", False),
+        ([started(), RunEnded(9, 1.0, "d")], [RUNNING], "ended", False),
+        ([started(), RunEnded(9, 1.0, "d")], [DONE], "ended", True),
+        ([started(), RunFailed(3, 1, "x"), started(3)], [RUNNING], "training", False),
+    ],
+)
+def test_where_a_run_stands(tmp_path: Path, events, jobs, phase: str, over: bool) -> None:
+    found = state(make_run(tmp_path / "run", *events), *jobs)
+    assert (found.phase, found.over) == (phase, over)
+
+
+def test_a_run_without_a_job_lives_while_its_lock_is_held_or_its_beats_are_fresh(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", started(time_s=AN_HOUR_AGO))
+    with holding(folder.lock):
+        assert state(folder).phase == "training"
+    assert state(folder).phase == "lost"
+    put_beat(folder, 1)
+    assert state(folder).phase == "training"
+
+
+def test_step_loss_speed_and_time_left(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", started(), *trained(1, 201), started(101), *trained(111, 401))
+    put_beat(folder, 0, step=409)
+    put_beat(folder, 7, step=900)  # of an earlier, larger world
+    found = state(folder, RUNNING)
+    assert (found.step, found.total_steps, found.restarts, found.world_size) == (409, 1000, 1, 2)
+    assert found.loss == pytest.approx(100 / 401)
+    assert found.left_s == pytest.approx((1000 - 409) * 32 / 640)
+    assert (found.checkpoint.step, found.checkpoint.size_bytes) == (401, 2_000_000)
+    assert list(found.losses) == [100 / n for n in [*range(1, 102, 10), *range(111, 402, 10)]]
+
+
+@pytest.mark.parametrize(
+    ("own_s", "rank"),
+    [
+        ([0.1, 0.1, 0.1, 0.2], 3),
+        ([0.1, 0.11, 0.1, 0.119], None),  # within what chance does
+        ([0.3, 0.1, 0.11, 0.2], 0),
+    ],
+)
+def test_the_slowest_rank_is_named_if_it_is_clearly_slower(tmp_path: Path, own_s: list[float], rank) -> None:
+    folder = make_run(tmp_path / "run", started(ranks=4, time_s=time.time() - 9))
+    for number, seconds in enumerate(own_s):
+        put_beat(folder, number, own_s=seconds)
+    found = state(folder, RUNNING)
+    assert (found.slowest.beat.rank if found.slowest else None) == rank
+    said = "\n".join(lines_of(found, 200, 50))
+    assert (f"slowest is rank {rank} on n{rank}" in said) == (rank is not None)
+
+
+def test_a_rank_with_more_lanes_is_not_slow_for_that(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", started(ranks=3, time_s=time.time() - 9))  # 4 lanes: 2 + 1 + 1
+    for rank, own_s in enumerate([0.25, 0.1, 0.1]):
+        put_beat(folder, rank, own_s=own_s)
+    assert state(folder, RUNNING).slowest is None
+
+
+def test_a_damaged_beat_and_one_from_before_the_start_say_nothing(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", started())
+    put_beat(folder, 0, step=777, time_s=AN_HOUR_AGO)
+    put_beat(folder, 1, step=3, time_s=time.time() + 1)
+    folder.beat(2).write_text("{")
+    folder.beat(3).write_text('{"rank": 0}')
+    found = state(folder, RUNNING)
+    assert (found.step, found.ranks_seen) == (3, 1)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 200), st.integers(1, 60), st.text(), st.lists(st.text(), max_size=12))
+def test_a_frame_fits_its_terminal_whatever_a_log_says(width: int, height: int, name: str, log: list[str]) -> None:
+    found = RunState(
+        name, f"/{name}", "failed", name, (RUNNING, PENDING), name, 2, "cuda:0", 3, 5, 10, 0.5, (3.0, 0.5), 9.0, 8.0,
+        None, None, 2, "/log", tuple(log), 4.0,
+    )  # fmt: skip
+    lines = lines_of(found, width, height)
+    assert len(lines) <= height
+    assert all(len(line) <= width and "\x1b" not in line and "\n" not in line for line in lines)
+
+
+def test_the_state_is_json_with_null_for_what_is_no_number(tmp_path: Path) -> None:
+    facts = json.loads(json.dumps(state(make_run(tmp_path / "run"), PENDING).facts(), allow_nan=False))
+    assert (facts["phase"], facts["loss"], facts["left_s"], facts["jobs"][0]["reason"]) == ("waiting", None, None, "Resources")  # fmt: skip
+
+
+def test_slurm_that_does_not_answer_does_not_end_the_watch(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    folder = make_run(tmp_path / "run", started(), *trained(1, 51))
+    found = Lookout(Target(folder, (submission("17", folder.root),))).look()
+    assert "there is no Slurm on this machine" in found.queue_problem
+    assert (found.jobs[0].state, found.step, found.over) == ("UNKNOWN", 51, False)
+
+
+def test_one_row_for_a_run_across_its_jobs(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "my run", started(), *trained(1, 101), started(101))
+    sent = [submission(job, folder.root) for job in ("16", "17", "18", "19")]
+    shown = [
+        QueuedJob.read(line)
+        for line in (
+            "17|RUNNING|None|0:10|1:00|N/A|1|n1|/x",
+            "18|PENDING|Dependency|0:00|1:00|N/A|1||/x",
+            "19|PENDING|Dependency|0:00|1:00|N/A|1||/x",
+        )  # fmt: skip
+    ]
+    found = state(folder, *joined(sent, shown, {}))
+    head, row = table_of([found])
+    assert head.split() == ["run", "jobs", "state", "step", "loss", "used", "left", "starts", "log"]
+    assert row.startswith("my run  17,18,19  RUNNING, 2 more waiting  101/1,000  0.9901  0:10  1:00  2  ")
+    assert row.endswith("jobs/17.log")
+    assert is_current(found)
+
+
+@pytest.mark.parametrize(
+    ("ending", "job", "said"),
+    [
+        (RunEnded(9, 1.0, "d"), Job("1", "GONE", ""), "completed"),
+        (RunFailed(9, 0, "x"), Job("1", "FAILED", ""), "failed"),
+        (RunStopped(9, "x"), Job("1", "CANCELLED", ""), "stopped"),
+        (None, Job("1", "TIMEOUT", ""), "timeout"),
+        (None, Job("1", "GONE", ""), "gone without a word"),
+    ],
+)
+def test_a_run_whose_jobs_are_gone_is_as_its_events_tell(tmp_path: Path, ending, job: Job, said: str) -> None:
+    assert (
+        stands(state(make_run(tmp_path / "run", started(time_s=AN_HOUR_AGO), *([ending] if ending else [])), job))
+        == said
+    )

@@ -1,0 +1,133 @@
+"""Do hosts without a scheduler train the same, by torchrun and by our own launch, and is a cut noticed in time?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from launch.program import MARK, Done, processes_with, wait_for
+from slurm.private import PrivateCluster
+
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+SCRIPT = re.search(r"```python\n(\"\"\".*?)```", README, re.DOTALL)[1]
+TRAINING = Path(__file__).resolve().parents[1] / "survive" / "training.py"
+PROGRAMS = Path(sys.executable).parent
+STEP_S = 5
+"""How long a rank waits for its peers in the tests of a cut."""
+
+# The lines of the README, each as it is typed on every host; {node} is the number of the host.
+C10D = "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint n1:29400 --rdzv-id digits"
+STATIC = "torchrun --nnodes 2 --nproc-per-node 2 --node-rank {node} --master-addr n1 --master-port 29500"
+OURS = "paceline run -n 2 --nodes 2 --node {node} --meet n1:29500"
+WAYS = {"c10d": C10D, "static": STATIC, "ours": OURS}
+
+
+def digest(text: str) -> str:
+    found = re.search(r"weights and optimizer state (\w{16})", text)
+    assert found, text
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The README's script, and the digest of one process alone."""
+    folder = tmp_path_factory.mktemp("digits")
+    (folder / "digits.py").write_text(SCRIPT)
+    words = [sys.executable, "digits.py", "epochs=1", "name=alone"]
+    return folder, digest(subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True).stdout)
+
+
+def type_on_both(hosts: PrivateCluster, words: list[str], folder: Path, **how: object) -> list[Done]:
+    """Type one line on both hosts at once; return how each ended."""
+
+    def type_on(node: int) -> Done:
+        said = [word.format(node=node) for word in words]
+        return hosts.run([str(PROGRAMS / said[0]), *said[1:]], f"n{node + 1}", folder=folder, **how)
+
+    with ThreadPoolExecutor(2) as both:
+        return list(both.map(type_on, range(2)))
+
+
+@pytest.mark.slow
+@pytest.mark.namespaces(nodes=2)
+@pytest.mark.parametrize("way", WAYS)
+def test_two_hosts_train_the_same(hosts, way: str, digits: tuple[Path, str]):
+    folder, alone = digits
+    words = [*WAYS[way].split(), "digits.py", "epochs=1", f"name={way}"]
+    first, second = type_on_both(hosts, words, folder, timeout_s=120)
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert "4 ranks" in first.out
+    assert digest(first.out) == alone
+    assert "optimizer state" not in second.out
+
+
+@pytest.mark.slow
+@pytest.mark.namespaces(nodes=2, delay_ms=3, rate="100mbit")
+def test_a_slow_network_changes_no_bit(hosts, digits: tuple[Path, str]):
+    folder, alone = digits
+    words = [*OURS.split(), "digits.py", "epochs=1", "name=slow"]
+    first, second = type_on_both(hosts, words, folder, timeout_s=120)
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert digest(first.out) == alone
+
+
+def processes(mark: str) -> tuple[list[int], list[int]]:
+    """Return the launchers and the ranks of a test that are still there."""
+    ranks, launchers = [], []
+    for pid in processes_with(mark):
+        with contextlib.suppress(OSError):
+            is_rank = b"\0LOCAL_RANK=" in Path(f"/proc/{pid}/environ").read_bytes()
+            (ranks if is_rank else launchers).append(pid)
+    return launchers, ranks
+
+
+def gone_after(mark: str, timeout_s: float) -> float:
+    """Return how long it took until no rank was left."""
+    begun = time.monotonic()
+    while processes(mark)[1]:
+        assert time.monotonic() - begun < timeout_s, [
+            Path(f"/proc/{pid}/cmdline").read_text() for pid in processes(mark)[1]
+        ]
+        time.sleep(0.05)
+    return time.monotonic() - begun
+
+
+@pytest.mark.slow
+@pytest.mark.namespaces(nodes=2)
+@pytest.mark.parametrize(("way", "slack_s"), [("c10d", 10), ("ours", 5)])
+def test_a_cut_is_an_error_on_every_rank_within_the_time_of_a_step(hosts, way: str, slack_s: float, tmp_path: Path):
+    mark = f"cut-{way}-{os.getpid()}"
+    settings = [f"timeout.step_s={STEP_S}", "batch.global_size=8", "checkpoint.every=5steps", "steps=1000000"]
+    words = [*WAYS[way].split(), str(TRAINING), *settings]
+    how = {"env": {MARK: mark, "SLOW_STEP": "0.02"}, "timeout_s": 100}
+    with ThreadPoolExecutor(1) as pool:
+        typed = pool.submit(type_on_both, hosts, words, tmp_path, **how)
+        wait_for(*(tmp_path / "marks" / f"save-{rank}" for rank in range(4)), timeout_s=100)
+        hosts.link("n2", "down")
+        gone_s = gone_after(mark, 60)
+        end_agents(mark, expected=way == "c10d")
+        first, second = typed.result()
+    assert gone_s < STEP_S + slack_s  # torchrun's agent looks after its ranks at its own leisure
+    assert first.code == 1
+    assert second.code == (1 if way == "ours" else -signal.SIGKILL)
+    for done in (first, second):
+        assert f"Timed out waiting {STEP_S}000ms" in done.err
+
+
+def end_agents(mark: str, *, expected: bool) -> None:
+    """End what hangs on: torchrun's agent that is cut off from its store would wait for TCP to give up."""
+    time.sleep(3)
+    hanging, _ = processes(mark)
+    assert bool(hanging) == expected, hanging
+    for pid in hanging:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,138 @@
+"""Does one line start the right ranks on the right nodes, with the bits of one process alone?"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from slurm.submitting import SCRIPT, SHORT, Desk, digest
+
+pytestmark = pytest.mark.slow
+
+WHO = """
+import json, os, sys
+from pathlib import Path
+names = ("SLURM_PROCID", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "RANK", "SRUN_CPUS_PER_TASK", "SECRET_TOKEN")
+Path(f"who-{os.environ['SLURM_PROCID']}").write_text(json.dumps({name: os.environ.get(name) for name in names} | {"argv": sys.argv[1:], "host": os.uname().nodename, "cores": len(os.sched_getaffinity(0))}))
+"""
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The digest of one process alone."""
+    folder = tmp_path_factory.mktemp("alone")
+    done = subprocess.run([sys.executable, SCRIPT, *SHORT], cwd=folder, capture_output=True, text=True, check=True)
+    return digest(done.stdout)
+
+
+@pytest.mark.slurm(nodes=2, cpus=4, gpus=2, cgroup=True)
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_both_schools_give_the_bits_of_one_process(slurm, launcher: str, alone: str) -> None:
+    desk = Desk.on(slurm)
+    job = desk.submit(
+        "training.py", "--nodes", "2", "--gpus-per-node", "2", "--time", "5", "--launcher", launcher, *SHORT
+    )
+    (desk.folder / "training.py").write_text("raise SystemExit('an edit after the job was submitted')")
+    facts = slurm.wait(job, timeout_s=90)
+    log = desk.log("training", job)
+    assert facts["JobState"] == "COMPLETED", log
+    assert "4 ranks, 1 lane each" in log
+    assert f"started by {'slurm' if launcher == 'srun' else launcher}" in log
+    assert digest(log) == alone
+    private(desk.folder / "runs")
+    private(desk.folder / "state")
+    assert list((desk.folder / "runs" / "training" / "meetings").iterdir()) == []
+
+
+def private(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+@pytest.mark.slurm(nodes=2, cpus=4, gpus=2)
+@pytest.mark.parametrize("slurm", [{}, {"cgroup": True}], ids=["linuxproc", "cgroup"], indirect=True)
+def test_every_word_arrives_and_no_rank_is_told_who_it_is_by_the_shell(slurm) -> None:
+    desk = Desk.on(slurm, "cpus_per_rank = 2")
+    name = 'it\'s $(touch pwned); ünï "q" %j & more'
+    (desk.folder / "who am i.py").write_text(WHO)
+    words = ["a b", "$(touch pwned)", "`touch pwned`", "; touch pwned", "line\nbreak", "quo'te\"s", "漢字", "-x", "*"]
+    environment = {"RANK": "7", "SECRET_TOKEN": "not-in-a-file"}
+    job = desk.submit(
+        "who am i.py", "--nodes", "2", "--gpus-per-node", "2", "--", f"name={name}", *words, env=environment
+    )
+    assert slurm.wait(job, timeout_s=60)["JobState"] == "COMPLETED", desk.log(name, job)
+    found = {rank: json.loads((desk.folder / f"who-{rank}").read_text()) for rank in range(4)}
+    assert [found[rank]["host"] for rank in range(4)] == ["n1", "n1", "n2", "n2"]
+    for facts in found.values():
+        assert facts["argv"] == [f"name={name}", *words]
+        assert facts["RANK"] is None
+        assert facts["SRUN_CPUS_PER_TASK"] == "2"
+        assert facts["OMP_NUM_THREADS"] == "1"
+        assert facts["CUDA_VISIBLE_DEVICES"] == "0,1"  # all of the node's: a rank takes the one of its local number
+        assert facts["SECRET_TOKEN"] == "not-in-a-file"
+    assert not (desk.folder / "pwned").exists()
+    assert slurm.job(job)["JobName"] == name.split()[0] or name in str(slurm.job(job))
+    for file in (desk.folder / "runs").rglob("*"):
+        assert not file.is_file() or "not-in-a-file" not in file.read_text(errors="replace"), file
+
+
+@pytest.mark.slurm(nodes=2, cpus=4, gpus=2, accounting=False)
+def test_what_slurm_refuses_is_said_with_a_fix(slurm) -> None:
+    desk = Desk.on(slurm)
+    table = [
+        (["--partition", "nowhere"], "Invalid partition", "`sinfo` lists them"),
+        (["--constraint", "gold"], "Invalid feature", "--constraint"),
+        (["--gpus-per-node", "8"], "configuration is not available", "--gpus-per-node"),
+    ]
+    for words, problem, fix in table:
+        done = desk.paceline("submit", "training.py", "--cluster", "here", *words)
+        assert done.code == 3, (words, done)
+        assert problem.lower() in done.err.lower(), (words, done.err)
+        assert "fix: " in done.err
+        assert fix in done.err, (words, done.err)
+    assert not list((desk.folder / "state").rglob("*"))
+
+
+@pytest.mark.slurm(nodes=2, cpus=4, gpus=2)
+def test_inside_an_allocation_run_uses_all_its_nodes(slurm, alone: str) -> None:
+    desk = Desk.on(slurm)
+    run = shlex.join([sys.executable, "-m", "paceline", "run", "training.py", *SHORT])
+    done = slurm.run(["salloc", "-N2", "--gpus-per-node=2", "sh", "-c", run], folder=desk.folder, timeout_s=90)
+    assert done.code == 0, done.err
+    assert "4 ranks, 1 lane each" in done.out
+    assert digest(done.out) == alone
+    inner = f"{run} name=inner"
+    done = slurm.run(["srun", "-N2", "-n2", "-c1", "sh", "-c", inner], folder=desk.folder, timeout_s=60)
+    assert done.code == 2
+    assert "start it once, without srun" in done.err
+    assert not list(desk.folder.glob(".paceline-*"))
+
+
+@pytest.mark.slurm(nodes=2, cpus=4, gpus=2)
+def test_an_interactive_shell_on_a_node_starts_ranks_on_the_others(slurm, alone: str) -> None:
+    desk = Desk.on(slurm)
+    run = shlex.join([sys.executable, "-m", "paceline", "run", "training.py", "-n", "1", *SHORT])
+    script = f"salloc -N2 srun -N1 -n1 sh -c {shlex.quote(run)}"
+    done = slurm.run(["sh", "-c", script], folder=desk.folder, timeout_s=90)
+    assert done.code == 0, done.err
+    assert "2 ranks, 2 lanes each" in done.out
+    assert digest(done.out) == alone
+
+
+def test_without_slurm_it_is_said_within_seconds(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", "submit", SCRIPT, "--time", "5"],
+        cwd=tmp_path,
+        env=os.environ | {"PATH": "/nowhere", "XDG_STATE_HOME": str(tmp_path / "state")},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert done.returncode == 3
+    assert "there is no Slurm on this machine" in done.stderr
+    assert "paceline run SCRIPT" in done.stderr

@@ -1,0 +1,113 @@
+"""Does a rank say where it is, and does saying it never harm the training?"""
+
+from __future__ import annotations
+
+import errno
+import json
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.rundir import RunDir
+from paceline.world import heartbeat
+from paceline.world.facts import World
+from paceline.world.heartbeat import Heartbeat
+
+
+def steps_of(heart: Heartbeat, count: int, own_s: float = 0.0) -> None:
+    for step in heart.reading(range(count)):
+        time.sleep(own_s)
+        heart.step_done(step + 1, time.perf_counter())
+
+
+def beat_of(folder: RunDir, rank: int = 0) -> dict:
+    return json.loads(folder.beat(rank).read_text())
+
+
+def test_the_last_beat_says_where_the_rank_is_and_what_it_spent(tmp_path: Path) -> None:
+    folder = RunDir(tmp_path / "runs" / "run")
+    before = time.time()
+    with Heartbeat(folder, World(rank=3, size=4)) as heart:
+        for step in heart.reading(time.sleep(0.02) or step for step in range(5)):  # slow samples
+            time.sleep(0.01)
+            heart.step_done(step + 1, time.perf_counter())
+            time.sleep(0.03)  # the others
+    beat = beat_of(folder, 3)
+    assert (beat["rank"], beat["step"]) == (3, 5)
+    assert before < beat["time_s"] < time.time()
+    assert 0.02 <= beat["data_s"] < 0.029
+    assert 0.03 <= beat["own_s"] < 0.05
+
+
+def test_a_beat_is_private_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    folder = RunDir(tmp_path / "runs" / "run")
+    with Heartbeat(folder, World(), every_s=0.0) as heart:
+        steps_of(heart, 50)
+    [beat] = folder.beat(0).parent.iterdir()
+    assert stat.S_IMODE(beat.stat().st_mode) == 0o600
+    assert stat.S_IMODE(beat.parent.stat().st_mode) == 0o700
+    assert beat_of(folder)["step"] == 50
+
+
+def test_a_reader_never_sees_half_a_beat(tmp_path: Path) -> None:
+    folder, seen = RunDir(tmp_path), set()
+    with Heartbeat(folder, World(), every_s=0.0) as heart:
+        for step in heart.reading(range(300)):
+            heart.step_done(step + 1, time.perf_counter())
+            time.sleep(0.001)
+            if folder.beat(0).exists():
+                seen.add(beat_of(folder)["step"])
+    assert len(seen) > 1
+
+
+def test_beats_come_at_their_interval_and_more_seldom_in_a_large_world(tmp_path, monkeypatch) -> None:
+    written = []
+    monkeypatch.setattr(heartbeat, "write_beat", lambda path, partial, beat: written.append(beat))
+    with Heartbeat(RunDir(tmp_path), World(), every_s=0.1) as heart:
+        steps_of(heart, 30, own_s=0.01)
+    assert 2 <= len({beat.step for beat in written}) <= 5
+    written.clear()
+    with Heartbeat(RunDir(tmp_path), World(size=3200)) as heart:
+        assert heart._every_s == 100.0
+
+
+def test_a_run_without_a_step_says_nothing(tmp_path: Path) -> None:
+    with Heartbeat(RunDir(tmp_path / "run"), World()):
+        pass
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_in_the_way_harms_nothing(tmp_path: Path) -> None:
+    (tmp_path / "ranks").write_text("in the way")
+    with Heartbeat(RunDir(tmp_path), World(), every_s=0.0) as heart:
+        steps_of(heart, 10)
+    assert (tmp_path / "ranks").read_text() == "in the way"
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_a_disk_that_fails_harms_nothing_and_is_tried_again(tmp_path, monkeypatch, error: int) -> None:
+    replace, failures = Path.replace, [error] * 3
+
+    def failing(self: Path, target: Path) -> Path:
+        if failures:
+            raise OSError(failures.pop(), "no")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", failing)
+    folder = RunDir(tmp_path)
+    with Heartbeat(folder, World(), every_s=0.01) as heart:
+        steps_of(heart, 20, own_s=0.01)
+    assert not failures
+    assert beat_of(folder)["step"] == 20
+    assert [path.name for path in folder.beat(0).parent.iterdir()] == ["0000.beat"]
+
+
+def test_a_disk_that_hangs_holds_no_step_up(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(heartbeat, "write_beat", lambda path, partial, beat: time.sleep(1.5))
+    begun = time.monotonic()
+    with Heartbeat(RunDir(tmp_path), World(), every_s=0.0) as heart:
+        steps_of(heart, 100)
+        assert time.monotonic() - begun < 0.5
+    assert time.monotonic() - begun < 1.5  # and the end waits for a moment only

@@ -1,0 +1,127 @@
+"""Peers that cannot be reached are found out in seconds, and all ranks say the same."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError
+from paceline.world import network, reach, roll
+from paceline.world.address import listen_at
+from paceline.world.facts import World
+from paceline.world.network import call_the_roll
+from paceline.world.reach import doorbell, ring
+from paceline.world.roll import Roll
+
+
+def free_port() -> int:
+    with listen_at("127.0.0.1", 0) as listener:
+        return listener.getsockname()[1]
+
+
+def test_rank_0_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listen_at("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        assert reach.reach(lambda: ("127.0.0.1", port), 1, may_come_late=False) == ("127.0.0.1", port, "127.0.0.1")
+
+
+def test_rank_0_that_comes_late_is_waited_for() -> None:
+    port, listeners = free_port(), []
+    late = threading.Timer(0.5, lambda: listeners.append(listen_at("127.0.0.1", port)))
+    late.start()
+    assert reach.reach(lambda: ("127.0.0.1", port), 10, may_come_late=True)[1] == port
+    late.join()
+    listeners[0].close()
+
+
+def test_rank_0_that_does_not_answer_is_named_with_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "PATIENCE_S", 0.3)
+    port, begun = free_port(), time.monotonic()
+    with pytest.raises(
+        EnvironmentUnfit, match=rf"127.0.0.1 on lo\) cannot reach rank 0 at 127.0.0.1:{port}: .*refused\n.*firewall"
+    ):
+        reach.reach(lambda: ("127.0.0.1", port), 60, may_come_late=False)
+    assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_door_knows_its_own_word(address: str) -> None:
+    with doorbell(address) as door:
+        assert ring(door) is None
+        assert ring(door) is None
+        where, port, _, host = door.split()
+        assert "somebody else answers" in ring(f"{where} {port} other {host}").problem
+    assert "refused" in ring(door).problem
+
+
+def ranks_say(size: int, act) -> list[object]:
+    """Let threads act as ranks that have met in one store; return what each returned or raised."""
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=5))
+
+    def rank_says(rank: int) -> object:
+        mine = Roll(store, rank, size, serve=rank == 0, timeout_s=1, look=lambda: None)
+        try:
+            with mine.one_fate():
+                return act(rank, mine)
+        except PacelineError as error:
+            return type(error), error.problem
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(rank_says, range(size)))
+
+
+def test_all_hear_all() -> None:
+    assert ranks_say(3, lambda rank, roll: roll.exchange("name", f"r{rank}")) == [["r0", "r1", "r2"]] * 3
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_the_error_of_one_is_the_error_of_all(failing: int) -> None:
+    def act(rank: int, roll: Roll) -> object:
+        if rank == failing:
+            raise ConfigError("no", fix="yes")
+        return roll.exchange("name", "")
+
+    assert ranks_say(3, act) == [(ConfigError, "no")] * 3
+
+
+def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roll, "_FAREWELL_S", 0.2)
+
+    def act(rank: int, roll: Roll) -> object:
+        return roll.exchange("name", "") if rank != 1 else None
+
+    first, _, third = ranks_say(3, act)
+    assert first == third == (EnvironmentUnfit, "rank 1 did not come within 1 s")
+
+
+def test_two_of_one_number_are_told_apart() -> None:
+    said = ranks_say(2, lambda rank, roll: [roll.come("x") for _ in range(2)])
+    assert said[0][1].startswith("two processes say that they are rank")
+
+
+def test_ranks_must_count_the_same_world() -> None:
+    def act(rank: int, roll: Roll) -> object:
+        return call_the_roll(World(rank, 2 + rank, 0, 1, rank, 2, "torchrun"), roll, "10.0.0.1")
+
+    assert ranks_say(2, act) == [(EnvironmentUnfit, "rank 0 counts 2 ranks, but rank 1 counts 3 ranks")] * 2
+
+
+def test_one_interface_that_reaches_nobody_is_the_error_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes whose gloo would listen on loopback: each finds nobody, or somebody else, at the other's address."""
+    closed = f"127.0.0.1 {free_port()} word n2"
+    rung = network.ring
+    monkeypatch.setattr(network, "ring", lambda door: rung(closed))
+
+    def act(rank: int, roll: Roll) -> object:
+        return network._try_doors(World(rank, 4, rank % 2, 2, rank // 2, 2), roll, "127.0.0.1")
+
+    said = ranks_say(4, act)
+    assert len(set(said)) == 1
+    assert "cannot reach n2 at 127.0.0.1" in said[0][1]
