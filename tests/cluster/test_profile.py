@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.profile import ClusterProfile, load_profile, profile_folder, profile_names
+from paceline.cluster.profile import ClusterProfile, load_profile, profile_folder, profile_names, profile_text
 from paceline.errors import ConfigError
 
 
@@ -98,3 +98,9 @@ def test_profiles_that_start_from_each_other_end(tmp_path: Path) -> None:
 
 def test_the_folder_of_own_profiles_follows_the_environment() -> None:
     assert profile_folder({"XDG_CONFIG_HOME": "/c", "HOME": "/h"}) == Path("/c/paceline/clusters")
+
+
+@pytest.mark.parametrize("name", ["generic", "perlmutter", "gres", "aws-parallelcluster"])
+def test_what_is_shown_of_a_profile_is_a_profile(tmp_path: Path, name: str) -> None:
+    own(tmp_path, "shown", profile_text(load_profile(name, tmp_path)))
+    assert load_profile("shown", tmp_path) == load_profile(name, tmp_path)

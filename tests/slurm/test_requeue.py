@@ -1,20 +1,27 @@
-"""Does a job outlive its time limit, preemption, lost nodes and lost daemons, with the bits of one that was left alone?"""
+"""Does a job outlive its time limit, preemption, lost nodes and lost daemons, with the bits of one that was left alone?
+
+Each scenario is a job of its own. They all run at the same time on one cluster, for most of their time is waiting.
+"""
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+from slurm.private import cluster_or_skip, wanted
 from slurm.submitting import SCRIPT, Desk, digest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
 
+SHORT_LEAD = 'lead_s = 45\noptions = ["--exclusive"]'
 LONG = ("batch.global_size=16", "epochs=25", "checkpoint.every=end", "log.every_steps=1")
-SLOW = {"SLOW_STEP": "0.04"}
 TWO_NODES = ("training.py", "--nodes", "2", "--ranks-per-node", "1")
+SLOW = {"SLOW_STEP": "0.06"}
+_PATIENCE_S = 240
 
 
 @pytest.fixture(scope="module")
@@ -25,111 +32,153 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest(done.stdout)
 
 
-def steps_repeated(events: list[dict]) -> int:
-    """Return how many steps were done in vain, at the most, by any start of the run."""
-    repeated, last = [0], 0
-    for event in events:
-        if event["event"] == "RunStarted":
-            repeated.append(last - event["from_step"])
-        elif event["event"] == "StepDone":
-            last = event["step"]
-    return max(repeated)
+Scenario = Callable[[Desk], str]
+SCENARIOS: list[Scenario] = []
 
 
-def completed(desk: Desk, job: str, alone: str, starts: int, name: str = "training", timeout_s: float = 150) -> str:
-    """See that a job has ended well, after so many starts at least."""
-    facts = desk.cluster.wait(job, timeout_s=timeout_s)
+def scenario(function: Scenario) -> Scenario:
+    """Let a scenario be played; it returns the log of the job that ends the run."""
+    SCENARIOS.append(function)
+    return function
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["linuxproc", "cgroup"])
+def plays(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[str]]]:
+    """All scenarios, under way."""
+    settings = wanted(nodes=18, cpus=2, gpus=0, grace=20, cgroup=request.param, settings={"SlurmdTimeout": 15})
+    with cluster_or_skip(settings) as cluster:
+        desk = Desk.on(cluster, SHORT_LEAD)
+        with ThreadPoolExecutor(len(SCENARIOS)) as pool:
+            yield {function.__name__: pool.submit(function, desk) for function in SCENARIOS}
+
+
+def finished(desk: Desk, name: str, job: str) -> str:
+    """See that a job has ended well, and return its log."""
+    facts = desk.cluster.wait(job, timeout_s=_PATIENCE_S)
     log = desk.log(name, job)
     assert facts["JobState"] == "COMPLETED", log
-    assert digest(log) == alone
     begun = [event for event in desk.events(name) if event["event"] == "RunStarted"]
-    assert len(begun) >= starts, log
+    assert len(begun) >= 2, log
     return log
 
 
-@pytest.mark.slurm(nodes=2, cpus=2, gpus=0, cgroup=True)
-def test_a_time_limit_shorter_than_the_training(slurm, alone: str) -> None:
-    desk = Desk.on(slurm, "lead_s = 45")
-    job = desk.submit(*TWO_NODES, "--time", "1", *LONG, env={"SLOW_STEP": "0.08"})
-    log = completed(desk, job, alone, starts=2)
+def nothing_repeated(desk: Desk, name: str) -> None:
+    """See that no start of a run did a step that an earlier one had done."""
+    last = 0
+    for event in desk.events(name):
+        if event["event"] == "RunStarted":
+            assert event["from_step"] == last
+        elif event["event"] == "StepDone":
+            last = event["step"]
+
+
+def submitted(desk: Desk, name: str, *words: str, until: str = "epoch 2/25") -> str:
+    """Submit a run, and wait until its log holds a text."""
+    job = desk.submit(words[0], *LONG, f"name={name}", *words[1:], env=SLOW)
+    if until:
+        desk.await_line(name, job, until, timeout_s=_PATIENCE_S)
+    return job
+
+
+@scenario
+def time_limit(desk: Desk) -> str:
+    job = submitted(desk, "limit", *TWO_NODES, "--time", "1", until="")
+    log = finished(desk, "limit", job)
     assert "asking the ranks to save and leave" in log
     assert "back into the queue" in log
-    assert steps_repeated(desk.events("training")) == 0
-    assert (desk.folder / "runs" / "training" / "jobs" / "over").read_text() == "it is complete\n"
+    nothing_repeated(desk, "limit")
+    return log
 
 
-@pytest.mark.slurm(nodes=2, cpus=2, gpus=0)
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-def test_a_signal_to_the_steps_of_a_job(slurm, alone: str, launcher: str) -> None:
-    desk = Desk.on(slurm)
-    job = desk.submit(*TWO_NODES, "--time", "10", "--launcher", launcher, *LONG, env=SLOW)
-    desk.await_line("training", job, "epoch 3/25")
-    slurm.run(["scancel", "--signal=TERM", job])
-    completed(desk, job, alone, starts=2)
-    assert steps_repeated(desk.events("training")) == 0
+@scenario
+def told_by_srun(desk: Desk) -> str:
+    return _told(desk, "told", "srun")
 
 
-@pytest.mark.slurm(nodes=2, cpus=2, gpus=0, cgroup=True, grace=20)
-def test_preemption_by_a_job_that_matters_more(slurm, alone: str) -> None:
-    desk = Desk.on(slurm)
-    job = desk.submit(*TWO_NODES, "--time", "10", "--partition", "low", *LONG, env=SLOW)
-    desk.await_line("training", job, "epoch 3/25")
-    slurm.sbatch("--partition=high", "--nodes=2", "--exclusive", "--wrap=sleep 3")
-    completed(desk, job, alone, starts=2)
-    assert steps_repeated(desk.events("training")) == 0
+@scenario
+def told_under_agents(desk: Desk) -> str:
+    return _told(desk, "agents", "torchrun")
 
 
-@pytest.mark.slurm(nodes=2, cpus=2, gpus=0, settings={"SlurmdTimeout": 10})
-def test_a_rank_that_lives_on_where_slurm_cannot_see_it_is_fenced_off(slurm, alone: str) -> None:
-    desk = Desk.on(slurm)
-    words = ("training.py", "--ranks-per-node", "1", "--time", "10", *LONG, "checkpoint.every=5steps")
-    job = desk.submit(*words, env={"SLOW_STEP": "0.1"})
-    desk.await_line("training", job, "saved ")
-    slurm.link("n1", "down")  # Slurm takes the node for dead and starts the job on n2; here the disk is still shared
-    desk.await_line("training", job, "start 2, on n2", timeout_s=60)
-    log = desk.await_line("training", job, "was taken over by process", timeout_s=30)
+def _told(desk: Desk, name: str, launcher: str) -> str:
+    job = submitted(desk, name, *TWO_NODES, "--time", "10", "--launcher", launcher)
+    desk.cluster.run(["scancel", "--signal=TERM", job])
+    log = finished(desk, name, job)
+    nothing_repeated(desk, name)
+    return log
+
+
+@scenario
+def preempted(desk: Desk) -> str:
+    job = submitted(desk, "preempted", *TWO_NODES, "--time", "10", "--partition", "low")
+    nodes = desk.cluster.job(job)["NodeList"]
+    desk.cluster.sbatch("--partition=high", f"--nodelist={nodes}", "--exclusive", "--wrap=sleep 3")
+    log = finished(desk, "preempted", job)
+    nothing_repeated(desk, "preempted")
+    return log
+
+
+@scenario
+def out_of_sight(desk: Desk) -> str:
+    """A rank lives on where Slurm cannot see it: the link is cut, and here the disk is still shared."""
+    job = submitted(
+        desk,
+        "unseen",
+        "training.py",
+        "--ranks-per-node",
+        "1",
+        "--time",
+        "10",
+        "checkpoint.every=5steps",
+        until="saved ",
+    )
+    desk.cluster.link(desk.cluster.job(job)["NodeList"], "down")
+    desk.await_line("unseen", job, "start 2, on ", timeout_s=_PATIENCE_S)
+    log = desk.await_line("unseen", job, "was taken over by process", timeout_s=_PATIENCE_S)
     assert "fix: nothing: that one goes on" in log
-    completed(desk, job, alone, starts=2)
+    return finished(desk, "unseen", job)
 
 
-@pytest.mark.slurm(nodes=3, cpus=2, gpus=0, settings={"SlurmdTimeout": 10})
-def test_a_node_whose_daemon_died(slurm, alone: str) -> None:
-    desk = Desk.on(slurm)
-    job = desk.submit(*TWO_NODES, "--time", "10", *LONG, "checkpoint.every=5steps", env={"SLOW_STEP": "0.1"})
-    desk.await_line("training", job, "saved ")
-    slurm.slurmd("n1", "kill")
-    completed(desk, job, alone, starts=2)
-    assert "start 2, on n[2-3]" in desk.log("training", job)
+@scenario
+def daemon_died(desk: Desk) -> str:
+    job = submitted(desk, "daemon", *TWO_NODES, "--time", "10", "checkpoint.every=5steps", until="saved ")
+    desk.cluster.slurmd(desk.cluster.job(job)["BatchHost"], "kill")
+    return finished(desk, "daemon", job)
 
 
-@pytest.mark.slurm(nodes=3, cpus=2, gpus=0)
-def test_a_node_whose_rank_was_killed_is_left_out_from_then_on(slurm, alone: str) -> None:
-    desk = Desk.on(slurm)
-    job = desk.submit(*TWO_NODES, "--time", "10", *LONG, "checkpoint.every=5steps", env=SLOW)
-    desk.await_line("training", job, "saved ", times=2)
-    victim = slurm.run(["sh", "-c", "kill -9 $(pgrep -f [p]aceline.launch.task)"], node="n2")
-    assert victim.code == 0, victim.err
-    log = completed(desk, job, alone, starts=2)
-    assert "leaving out n2" in log
-    assert "start 2, on n[1,3]" in log
+@scenario
+def rank_killed(desk: Desk) -> str:
+    """A node whose rank was killed is left out from then on."""
+    job = submitted(desk, "killed", *TWO_NODES, "--time", "10", "checkpoint.every=5steps", until="saved ")
+    host = desk.cluster.job(job)["BatchHost"]
+    killed = desk.cluster.run(["sh", "-c", "kill -9 $(pgrep -f [p]aceline.launch.task)"], node=host)
+    assert killed.code == 0, killed.err
+    log = finished(desk, "killed", job)
+    assert f"leaving out {host}" in log
+    assert desk.cluster.job(job)["ExcNodeList"] == host
+    return log
 
 
-@pytest.mark.slurm(nodes=1, cpus=2, gpus=0)
-def test_a_chain_of_jobs_where_requeueing_is_forbidden(slurm, alone: str) -> None:
-    desk = Desk.on(slurm)
-    words = ("training.py", "--ranks-per-node", "1", "--time", "10", "--jobs", "4", *LONG)
-    first = desk.submit(*words, env=SLOW)
-    chain = (desk.folder / "runs" / "training" / "jobs" / "chain").read_text().split()
-    assert chain == [str(int(first) + place) for place in range(4)]
-    desk.await_line("training", first, "epoch 3/25")
-    slurm.run(["scancel", "--signal=USR1", first])
-    completed(desk, chain[1], alone, starts=2)
-    assert "the next job of the chain goes on" in desk.log("training", first)
-    limit = time.monotonic() + 20
-    while any(slurm.job(job)["JobState"] == "PENDING" for job in chain[2:]):
+@scenario
+def chain(desk: Desk) -> str:
+    """A site that forbids requeueing: the next job goes on, and those that are not needed any more are cancelled."""
+    first = submitted(desk, "chain", "training.py", "--ranks-per-node", "1", "--time", "10", "--jobs", "4")
+    jobs = (desk.folder / "runs" / "chain" / "jobs" / "chain").read_text().split()
+    assert jobs[0] == first
+    assert len(jobs) == 4
+    desk.cluster.run(["scancel", "--signal=USR1", first])
+    log = finished(desk, "chain", jobs[1])
+    assert "the next job of the chain goes on" in desk.log("chain", first)
+    limit = time.monotonic() + _PATIENCE_S
+    while [desk.cluster.job(job)["JobState"] for job in jobs[2:]] != ["CANCELLED", "CANCELLED"]:
         assert time.monotonic() < limit
         time.sleep(0.2)
-    assert [slurm.job(job)["JobState"] for job in chain[2:]] == ["CANCELLED", "CANCELLED"]
+    return log
+
+
+@pytest.mark.parametrize("name", [function.__name__ for function in SCENARIOS])
+def test_the_run_ends_with_the_bits_of_one_that_was_left_alone(plays, alone: str, name: str) -> None:
+    assert digest(plays[name].result()) == alone
 
 
 @pytest.mark.slurm(nodes=1, cpus=2, gpus=0)
@@ -141,10 +190,3 @@ def test_a_run_that_cannot_begin_is_not_tried_again(slurm) -> None:
     assert log.count("2 ranks cannot share 1 lanes") == 1  # not once for each rank
     assert "fix: set batch.lanes=2" in log
     assert "back into the queue" not in log
-
-
-def test_repeated_steps_are_counted() -> None:
-    done = [{"event": "StepDone", "step": step} for step in range(1, 6)]
-    again = {"event": "RunStarted", "from_step": 3}
-    assert steps_repeated([*done, again]) == 2
-    assert steps_repeated(list(itertools.chain(done, [again | {"from_step": 5}]))) == 0

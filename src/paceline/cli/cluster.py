@@ -1,15 +1,17 @@
-"""Have a cluster: aws writes what AWS ParallelCluster needs to build one with Slurm, and says how to go on."""
+"""Know the clusters: list and show their profiles; aws writes what AWS ParallelCluster needs to build one with Slurm."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from paceline.cluster.aws import KNOWN, SHARED, AwsCluster, commands, configuration, remarks
+from paceline.cluster.profile import load_profile, profile_folder, profile_names, profile_text
 from paceline.errors import ConfigError, EnvironmentUnfit, did_you_mean
 from paceline.rundir import write_whole
 
-HELP = "clusters: write the configuration of one on AWS"
+HELP = "clusters: list and show their profiles, or write the configuration of one on AWS"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,19 +22,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_aws_arguments(aws)
     aws.set_defaults(act=_aws, parser=aws)
+    listed = actions.add_parser("list", help="the profiles that `paceline submit --cluster` knows", allow_abbrev=False)
+    listed.set_defaults(act=_list, parser=listed)
+    shown = actions.add_parser("show", help="all that one profile says", allow_abbrev=False)
+    shown.add_argument("name", help="as `list` has it")
+    shown.set_defaults(act=_show, parser=shown)
     parser.set_defaults(parser=parser)
 
 
 def main(known: argparse.Namespace) -> int:
     """Do what was asked."""
     if not hasattr(known, "act"):
-        raise ConfigError("cluster: what is to be done?", fix="paceline cluster aws --help")
+        raise ConfigError(
+            "cluster: what is to be done?", fix="use one of: list, show NAME, aws (`paceline cluster aws --help`)"
+        )
     if known.arguments:
         word = known.arguments[0]
         fix = did_you_mean(word, _options(known.parser)) if word.startswith("-") else "take it out"
         raise ConfigError(f"unexpected {word!r}", fix=fix)
     done: int = known.act(known)
     return done
+
+
+def _list(known: argparse.Namespace) -> int:
+    """List the profiles, and where the user's own are."""
+    folder = profile_folder(os.environ)
+    for name in profile_names(folder):
+        print(f"{name}{'  (your own)' if (folder / f'{name}.toml').is_file() else ''}")
+    print(f'\nyour own are TOML files in {folder}; begin one with like = "generic"')
+    return 0
+
+
+def _show(known: argparse.Namespace) -> int:
+    """Print a profile with all its fields."""
+    print(profile_text(load_profile(known.name, profile_folder(os.environ))), end="")
+    return 0
 
 
 def _options(parser: argparse.ArgumentParser) -> list[str]:

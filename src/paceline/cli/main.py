@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from paceline.cli import cancel, chaos, ckpt, jobs, run, submit, train, verify, watch
+from paceline.cli import cancel, chaos, ckpt, cluster, jobs, run, submit, train, verify, watch
 from paceline.errors import PacelineError, did_you_mean
 from paceline.version import VERSION
 
@@ -17,12 +17,13 @@ _VERBS = {
     "train": train,
     "run": run,
     "submit": submit,
-    "verify": verify,
-    "chaos": chaos,
-    "ckpt": ckpt,
     "watch": watch,
     "jobs": jobs,
     "cancel": cancel,
+    "cluster": cluster,
+    "verify": verify,
+    "chaos": chaos,
+    "ckpt": ckpt,
 }
 
 _EPILOG = "exit codes: 0 yes or fine; 1 the answer is no, or the training failed; 2 bad usage or config; 3 the environment is unfit; 75 saved and stopped, run it again to go on"

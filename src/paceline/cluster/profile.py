@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.cluster.container import Container
-from paceline.config.values import from_toml, with_settings
+from paceline.config.values import from_toml, to_toml, with_settings
 from paceline.errors import ConfigError, did_you_mean
 
 READY = Path(__file__).with_name("profiles")
@@ -145,6 +146,13 @@ def _settings(name: str, folder: Path, seen: tuple[str, ...]) -> dict[str, Any]:
     settings = _settings(str(like), folder, (*seen, name)) if like and len(seen) < 8 else {}
     variables = dict(settings.get("environment", ())) | {str(key): str(value) for key, value in table.items()}
     return settings | from_toml(tree) | ({"environment": tuple(variables.items())} if variables else {})
+
+
+def profile_text(profile: ClusterProfile) -> str:
+    """Return a profile as the TOML file that would say all of it."""
+    table = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in profile.environment]
+    lines = [line for line in to_toml(replace(profile, environment=())).splitlines() if line != "environment = []"]
+    return "\n".join([*lines, *(["", "[environment]", *table] if table else [])]) + "\n"
 
 
 def profile_names(folder: Path) -> list[str]:

@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import FileStore, Store
 
 from paceline import handover
 from paceline.config import RunConfig
-from paceline.errors import ConfigError, PacelineError
+from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError
 from paceline.rundir import RunDir
 from paceline.world.address import refuse_loopback_name
 from paceline.world.detect import detect_world
@@ -107,7 +107,8 @@ def _meet_nodes(world: World, config: RunConfig) -> World:
     notice = Notice(RunDir.of(config).meetings, _key(world))
     try:
         if notice.key:
-            notice.prepare()
+            with contextlib.suppress(EnvironmentUnfit):  # whoever cannot do without it will say so
+                notice.prepare()
         store, own = _open_store(world, config, notice)
         roll = _roll(world, store, notice, config.timeout.start_s)
         with roll.one_fate():

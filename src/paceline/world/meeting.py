@@ -24,6 +24,7 @@ from paceline.world.publish import Notice
 from paceline.world.reach import PATIENCE_S, reach
 
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 1.0
+_GREETING = timedelta(seconds=60)  # for a store that is known to listen
 
 Look = Callable[[], object]
 """Raises what another rank has complained of."""
@@ -117,7 +118,14 @@ def serve_store(listener: socket.socket, prefix: str, timeout: timedelta) -> tup
 
 
 def _visit(address: str, port: int, prefix: str, timeout: timedelta, silence_s: float) -> Store:
-    store = TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)
+    try:
+        store = TCPStore(address, port, is_master=False, timeout=min(timeout, _GREETING), wait_for_workers=False)
+    except RuntimeError as error:
+        raise EnvironmentUnfit(
+            f"what answers at {address}:{port} is not rank 0: {str(error).splitlines()[0]}",
+            fix="set MASTER_PORT to a port that nobody else uses, or leave it to rank 0 to choose one",
+        ) from error
+    store.set_timeout(timeout)
     _limit_silence(address, port, silence_s)
     return PrefixStore(prefix, store)
 

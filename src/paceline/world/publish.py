@@ -42,11 +42,13 @@ class Notice:
 
     def read(self) -> tuple[str, int] | None:
         """Return where rank 0 listens, if it has said so; raise what another rank has complained of."""
-        names = {
-            file.name for file in self.folder.iterdir()
-        }  # a look-up by name may be answered from a memory of "not there"
-        if self.key + _PROBLEM in names:
-            raise problem_from((self.folder / (self.key + _PROBLEM)).read_text(encoding="utf-8"))
+        try:
+            # A look-up by name may be answered from a memory of "not there"; a list is not.
+            names = {file.name for file in self.folder.iterdir()}
+            if self.key + _PROBLEM in names:
+                raise problem_from((self.folder / (self.key + _PROBLEM)).read_text(encoding="utf-8"))
+        except OSError:  # not shared, or not there yet
+            return None
         if self.key not in names:
             return None
         with contextlib.suppress(FileNotFoundError, ValueError):
