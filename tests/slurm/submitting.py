@@ -15,6 +15,7 @@ from slurm.private import PrivateCluster
 
 PACELINE = (sys.executable, "-m", "paceline")
 SCRIPT = Path(__file__).parents[1] / "survive" / "training.py"
+IN_HASTE = Path(__file__).with_name("haste.py")
 SHORT = ("batch.global_size=16", "epochs=4", "checkpoint.every=end")
 _LOOK_S = 0.1
 
@@ -34,6 +35,7 @@ class Desk:
         profiles.mkdir(parents=True)
         (profiles / "here.toml").write_text(profile)
         shutil.copy(SCRIPT, folder)
+        shutil.copy(IN_HASTE, folder)
         return cls(cluster, folder)
 
     def paceline(self, *words: str, env: dict[str, str] | None = None, timeout_s: float = 60) -> Done:

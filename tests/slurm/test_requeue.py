@@ -5,6 +5,7 @@ Each scenario is a job of its own. They all run at the same time on one cluster,
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -15,12 +16,15 @@ import pytest
 from slurm.private import cluster_or_skip, wanted
 from slurm.submitting import SCRIPT, Desk, digest
 
+from paceline.world.hostlist import expand_hostlist
+
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
 
-SHORT_LEAD = 'lead_s = 45\noptions = ["--exclusive"]'
+PROFILE = 'lead_s = 30\noptions = ["--exclusive"]'
 LONG = ("batch.global_size=16", "epochs=25", "checkpoint.every=end", "log.every_steps=1")
-TWO_NODES = ("training.py", "--nodes", "2", "--ranks-per-node", "1")
-SLOW = {"SLOW_STEP": "0.06"}
+ONE_NODE = ("haste.py", "--ranks-per-node", "1")
+TWO_NODES = ("haste.py", "--nodes", "2", "--ranks-per-node", "1")
+SLOW = {"SLOW_STEP": "0.2"}
 _PATIENCE_S = 240
 
 
@@ -33,23 +37,32 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 Scenario = Callable[[Desk], str]
-SCENARIOS: list[Scenario] = []
+SCENARIOS: list[tuple[str, Scenario]] = []
 
 
-def scenario(function: Scenario) -> Scenario:
-    """Let a scenario be played; it returns the log of the job that ends the run."""
-    SCENARIOS.append(function)
-    return function
+def scenario(*ways: str) -> Callable[[Scenario], Scenario]:
+    """Let a scenario be played on a cluster that tracks the processes of a job in one way, or on both."""
+
+    def enter(function: Scenario) -> Scenario:
+        SCENARIOS.extend((way, function) for way in ways)
+        return function
+
+    return enter
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["linuxproc", "cgroup"])
-def plays(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[str]]]:
-    """All scenarios, under way."""
-    settings = wanted(nodes=18, cpus=2, gpus=0, grace=20, cgroup=request.param, settings={"SlurmdTimeout": 15})
-    with cluster_or_skip(settings) as cluster:
-        desk = Desk.on(cluster, SHORT_LEAD)
-        with ThreadPoolExecutor(len(SCENARIOS)) as pool:
-            yield {function.__name__: pool.submit(function, desk) for function in SCENARIOS}
+@pytest.fixture(scope="module")
+def plays(alone: str) -> Iterator[dict[tuple[str, str], Future[str]]]:
+    """All scenarios, under way; they begin when there is something to compare them with."""
+    with contextlib.ExitStack() as stack:
+        desks = {}
+        for way in ("linuxproc", "cgroup"):
+            count = 2 * sum(each == way for each, _ in SCENARIOS) + 2
+            settings = wanted(
+                nodes=count, cpus=2, gpus=0, grace=20, cgroup=way == "cgroup", settings={"SlurmdTimeout": 15}
+            )
+            desks[way] = Desk.on(stack.enter_context(cluster_or_skip(settings)), PROFILE)
+        pool = stack.enter_context(ThreadPoolExecutor(len(SCENARIOS)))
+        yield {(way, play.__name__): pool.submit(play, desks[way]) for way, play in SCENARIOS}
 
 
 def finished(desk: Desk, name: str, job: str) -> str:
@@ -72,7 +85,7 @@ def nothing_repeated(desk: Desk, name: str) -> None:
             last = event["step"]
 
 
-def submitted(desk: Desk, name: str, *words: str, until: str = "epoch 2/25") -> str:
+def submitted(desk: Desk, name: str, *words: str, until: str = "epoch 1/25") -> str:
     """Submit a run, and wait until its log holds a text."""
     job = desk.submit(words[0], *LONG, f"name={name}", *words[1:], env=SLOW)
     if until:
@@ -80,7 +93,7 @@ def submitted(desk: Desk, name: str, *words: str, until: str = "epoch 2/25") -> 
     return job
 
 
-@scenario
+@scenario("cgroup")
 def time_limit(desk: Desk) -> str:
     job = submitted(desk, "limit", *TWO_NODES, "--time", "1", until="")
     log = finished(desk, "limit", job)
@@ -90,12 +103,12 @@ def time_limit(desk: Desk) -> str:
     return log
 
 
-@scenario
+@scenario("linuxproc", "cgroup")
 def told_by_srun(desk: Desk) -> str:
     return _told(desk, "told", "srun")
 
 
-@scenario
+@scenario("linuxproc", "cgroup")
 def told_under_agents(desk: Desk) -> str:
     return _told(desk, "agents", "torchrun")
 
@@ -108,7 +121,7 @@ def _told(desk: Desk, name: str, launcher: str) -> str:
     return log
 
 
-@scenario
+@scenario("linuxproc", "cgroup")
 def preempted(desk: Desk) -> str:
     job = submitted(desk, "preempted", *TWO_NODES, "--time", "10", "--partition", "low")
     nodes = desk.cluster.job(job)["NodeList"]
@@ -118,7 +131,7 @@ def preempted(desk: Desk) -> str:
     return log
 
 
-@scenario
+@scenario("cgroup")
 def out_of_sight(desk: Desk) -> str:
     """A rank lives on where Slurm cannot see it: the link is cut, and here the disk is still shared."""
     job = submitted(
@@ -139,18 +152,18 @@ def out_of_sight(desk: Desk) -> str:
     return finished(desk, "unseen", job)
 
 
-@scenario
+@scenario("cgroup")
 def daemon_died(desk: Desk) -> str:
     job = submitted(desk, "daemon", *TWO_NODES, "--time", "10", "checkpoint.every=5steps", until="saved ")
     desk.cluster.slurmd(desk.cluster.job(job)["BatchHost"], "kill")
     return finished(desk, "daemon", job)
 
 
-@scenario
+@scenario("cgroup")
 def rank_killed(desk: Desk) -> str:
     """A node whose rank was killed is left out from then on."""
     job = submitted(desk, "killed", *TWO_NODES, "--time", "10", "checkpoint.every=5steps", until="saved ")
-    host = desk.cluster.job(job)["BatchHost"]
+    host = expand_hostlist(desk.cluster.job(job)["NodeList"])[1]  # on the first, srun bears the name as well
     killed = desk.cluster.run(["sh", "-c", "kill -9 $(pgrep -f [p]aceline.launch.task)"], node=host)
     assert killed.code == 0, killed.err
     log = finished(desk, "killed", job)
@@ -159,10 +172,10 @@ def rank_killed(desk: Desk) -> str:
     return log
 
 
-@scenario
+@scenario("cgroup")
 def chain(desk: Desk) -> str:
     """A site that forbids requeueing: the next job goes on, and those that are not needed any more are cancelled."""
-    first = submitted(desk, "chain", "training.py", "--ranks-per-node", "1", "--time", "10", "--jobs", "4")
+    first = submitted(desk, "chain", *ONE_NODE, "--time", "10", "--jobs", "4")
     jobs = (desk.folder / "runs" / "chain" / "jobs" / "chain").read_text().split()
     assert jobs[0] == first
     assert len(jobs) == 4
@@ -176,9 +189,9 @@ def chain(desk: Desk) -> str:
     return log
 
 
-@pytest.mark.parametrize("name", [function.__name__ for function in SCENARIOS])
-def test_the_run_ends_with_the_bits_of_one_that_was_left_alone(plays, alone: str, name: str) -> None:
-    assert digest(plays[name].result()) == alone
+@pytest.mark.parametrize(("way", "name"), [(way, play.__name__) for way, play in SCENARIOS])
+def test_the_run_ends_with_the_bits_of_one_that_was_left_alone(plays, alone: str, way: str, name: str) -> None:
+    assert digest(plays[way, name].result()) == alone
 
 
 @pytest.mark.slurm(nodes=1, cpus=2, gpus=0)

@@ -66,7 +66,11 @@ step=$!
 while wait "$step"; code=$?; kill -0 "$step" 2>/dev/null; do :; done # a signal ends `wait`, not the step
 
 # Slurm itself puts a job back whose node it has lost, or that has to make room. This shell is then a thing of the past.
-standing=$(squeue --noheader --jobs "$id" --Format=State:.20,RestartCnt:.20 | xargs)
+standing='' tries=0
+while [ -z "$standing" ] && [ $((tries += 1)) -le 12 ]; do
+  [ "$tries" -gt 1 ] && sleep 5 # Slurm's controller may be away for a moment
+  standing=$(squeue --noheader --jobs "$id" --Format=State:.20,RestartCnt:.20 | xargs)
+done
 if [ "$standing" != "RUNNING ${SLURM_RESTART_COUNT:-0}" ] && { [ -z "$end" ] || [ "$(date +%s)" -lt "$end" ]; }; then
   say "Slurm has ended this start of the job ($standing)"
   exit "$code"

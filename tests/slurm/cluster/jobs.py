@@ -13,7 +13,7 @@ from slurm.cluster.errors import ClusterError
 from slurm.cluster.place import Place
 from slurm.cluster.settings import HEAD
 
-_UNFINISHED = {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "PREEMPTED"}
+_UNFINISHED = {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "PREEMPTED", "SIGNALING"}
 _TOOK_TOO_LONG = 124
 
 
