@@ -31,7 +31,8 @@ WITHOUT_TORCH = [
     "paceline", "paceline.errors", "paceline.handover", "paceline.config", "paceline.events", "paceline.rundir", "paceline.scale.batch",
     "paceline.scale.tree", "paceline.scale.lr", "paceline.launch.local", "paceline.launch.child", "paceline.world.facts",
     "paceline.world.detect", "paceline.data.order", "paceline.data.idx", "paceline.diagnose.equivalence", "paceline.recipes",
-    "paceline.checkpoint.catalog", "paceline.checkpoint.export", "paceline.checkpoint.remote", "paceline.cli.main",
+    "paceline.world.network", "paceline.world.timelimit", "paceline.world.heartbeat", "paceline.launch.task", "paceline.cluster.submission",
+    "paceline.cluster.allocation", "paceline.cluster.aws", "paceline.report.state", "paceline.runlock", "paceline.checkpoint.catalog", "paceline.checkpoint.export", "paceline.checkpoint.remote", "paceline.cli.main",
 ]  # fmt: skip
 
 

@@ -26,6 +26,14 @@ def progress_file(meeting: Path) -> Path:
     return meeting.with_name("progress")
 
 
+def read_progress(file: Path) -> int:
+    """Return the step of the newest checkpoint that the ranks spoke of; -1 if they spoke of none."""
+    try:
+        return int(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return -1
+
+
 FAILURE = "PACELINE_FAILURE"
 """The file in which a rank says why it failed; the launcher shows the first one."""
 
@@ -41,6 +49,9 @@ all ranks at the first other code demands."""
 
 PROGRESS = "PACELINE_PROGRESS"
 """The file in which rank 0 writes the step of its newest checkpoint, for whoever decides about starting again."""
+
+ATTEMPT = "PACELINE_ATTEMPT"
+"""How often the launcher has started these ranks before; only the first start may start a run over."""
 
 INCARNATION = "PACELINE_INCARNATION"
 """Which start of a submitted run this is, as FAMILY:NUMBER; a later start of one family takes the run over."""

@@ -65,6 +65,11 @@ class RunDir:
         return self.root / "ranks" / f"{rank:04d}.beat"
 
     @property
+    def started_over(self) -> Path:
+        """The file that names the launch which has started this run over."""
+        return self.root / "started-over"
+
+    @property
     def lock(self) -> Path:
         """The file that the process which writes this run holds."""
         return self.root / "lock"

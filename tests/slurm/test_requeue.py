@@ -114,7 +114,8 @@ def told_under_agents(desk: Desk) -> str:
 
 
 def _told(desk: Desk, name: str, launcher: str) -> str:
-    job = submitted(desk, name, *TWO_NODES, "--time", "10", "--launcher", launcher)
+    words = ("--time", "10", "--launcher", launcher, "resume=never")  # which only the first start may do
+    job = submitted(desk, name, *TWO_NODES, *words)
     desk.cluster.run(["scancel", "--signal=TERM", job])
     log = finished(desk, name, job)
     nothing_repeated(desk, name)

@@ -171,3 +171,13 @@ def test_a_killed_torchrun_leaves_no_orphan_training(tmp_path: Path) -> None:
         outer.kill()
         outer.communicate(timeout=60)
     assert nothing_left(tmp_path)
+
+
+def test_a_run_that_starts_over_does_so_once_however_often_it_is_started_again(tmp_path: Path) -> None:
+    first = run(tmp_path)
+    assert first.code == 0
+    again = run(tmp_path, "-n", "2", "resume=never", CRASH_AT="13", HOW="kill")
+    assert again.code == 0, again
+    assert "starting again on 2 ranks, from the checkpoint of step " in again.err
+    assert "resumed after step " in again.out  # that of the second start, not of the first run: it is not complete
+    assert "this run is complete" not in again.out

@@ -196,11 +196,16 @@ class Saver:
             if self._world.is_main:
                 self._finished.put(failure)
             letter = json.dumps({"problem": failure.problem, "fix": failure.fix})
-            self._mailbox.post(f"{job.number}/{_COMMITTED if self._world.is_main else self._world.rank}", letter)
+            self._tell(f"{job.number}/{_COMMITTED if self._world.is_main else self._world.rank}", letter)
         finally:
             job.written.set()
             if self._world.is_main:
-                self._mailbox.post(f"{job.number}/{_RETIRED}", "{}")
+                self._tell(f"{job.number}/{_RETIRED}", "{}")
+
+    def _tell(self, key: str, letter: str) -> None:
+        """Post a last word; with the ranks gone, there is nobody to hear it."""
+        with contextlib.suppress(RuntimeError):
+            self._mailbox.post(key, letter)
 
     def _write(self, job: _Job) -> None:
         letter = {}

@@ -15,6 +15,7 @@ from paceline.checkpoint.export import export_newest
 from paceline.checkpoint.retention import best_step
 from paceline.checkpoint.whereabouts import find_catalog, runs_in
 from paceline.errors import ConfigError, PacelineError, did_you_mean
+from paceline.report.amounts import human_size
 
 HELP = "checkpoints of a run: list them, check every byte, export the weights"
 
@@ -82,7 +83,7 @@ def _list(catalog: Catalog, *, as_json: bool) -> int:
         _print_json({"where": catalog.where, "checkpoints": found, "beside": [item._asdict() for item in beside]})
     else:
         table = _table(entries, marks) if entries else ["there are no checkpoints here"]
-        below = [f"{_BESIDE[item.kind]}: {item.name} ({human(item.size_bytes)})" for item in beside]
+        below = [f"{_BESIDE[item.kind]}: {item.name} ({human_size(item.size_bytes)})" for item in beside]
         print("\n".join([catalog.where, *table, *below]))
     return 0 if entries else 1
 
@@ -94,7 +95,7 @@ def _check(catalog: Catalog, *, as_json: bool) -> int:
         if entry := examine(catalog.storage, step):
             found.append(entry)
             if not as_json:
-                size = f" ({human(entry.manifest.size_bytes)})" if entry.manifest else ""
+                size = f" ({human_size(entry.manifest.size_bytes)})" if entry.manifest else ""
                 print(f"{entry.where}{size}  {_verdict(entry)}", flush=True)
     good = [entry for entry in found if entry.verdict == "ok"]
     if as_json:
@@ -111,7 +112,7 @@ def _export(catalog: Catalog, out: Path, known: argparse.Namespace) -> int:
         return 0
     for problem in done.passed_over:
         print(f"passed over: {problem}", file=sys.stderr)
-    print(f"{done.where}\n  -> {out}: {done.tensors:,} tensors, {human(done.size_bytes)}\n")
+    print(f"{done.where}\n  -> {out}: {done.tensors:,} tensors, {human_size(done.size_bytes)}\n")
     print("from safetensors.torch import load_file")
     print(f"weights = load_file({json.dumps(str(out), ensure_ascii=False)})")
     print("model.load_state_dict(weights)")
@@ -145,7 +146,7 @@ def _row(entry: Entry, marks: Sequence[str]) -> list[str]:
     facts = entry.manifest
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in sorted(facts.metrics.items()))
     ranks = facts.values.get("world_size", "?")
-    return [str(entry.step), f"{facts.samples:,}", human(facts.size_bytes), str(ranks), metrics, verdict]
+    return [str(entry.step), f"{facts.samples:,}", human_size(facts.size_bytes), str(ranks), metrics, verdict]
 
 
 def _facts(entry: Entry) -> dict[str, Any]:
@@ -169,21 +170,6 @@ def _verdict(entry: Entry) -> str:
     more = len(entry.problems) - _SHOWN
     problems = "; ".join([*entry.problems[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
     return f"{entry.verdict}: {problems}" if problems else entry.verdict
-
-
-def human(size_bytes: float) -> str:
-    """Return a size for people.
-
-    >>> human(90), human(14_401_560), human(999_999), human(3.2e13)
-    ('90 B', '14.4 MB', '1.0 MB', '32.0 TB')
-    """
-    if size_bytes < 1000:
-        return f"{size_bytes} B"
-    for unit in ("kB", "MB", "GB"):
-        size_bytes /= 1000
-        if size_bytes < 999.95:
-            return f"{size_bytes:.1f} {unit}"
-    return f"{size_bytes / 1000:.1f} TB"
 
 
 def _print_json(found: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ import argparse
 import json
 
 from paceline.cluster.registry import submissions
+from paceline.cluster.slurm import cluster_name
 from paceline.errors import ConfigError, did_you_mean
 from paceline.report.history import History
 from paceline.report.jobs import all_jobs
@@ -41,7 +42,7 @@ def main(known: argparse.Namespace) -> int:
 
 def _states() -> list[RunState]:
     """Return how each submitted run stands; Slurm is asked once for all."""
-    sent = submissions()
+    sent = submissions(cluster_name())
     found = {job.job: job for job in all_jobs(sent)}
     states = []
     for target in by_run(sent):

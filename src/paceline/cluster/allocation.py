@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import os
 import re
 import shutil
@@ -18,8 +16,8 @@ from pathlib import Path
 from typing import TextIO
 
 from paceline import handover
-from paceline.errors import STOPPED, ConfigError
-from paceline.launch.failure import Failure
+from paceline.errors import ConfigError
+from paceline.launch.failure import Failure, stopped
 from paceline.launch.signals import StopSignals
 from paceline.launch.spec import LaunchSpec
 from paceline.rundir import writing_to
@@ -113,10 +111,9 @@ def _wait(process: subprocess.Popen[bytes], signals: StopSignals) -> int:
 
 
 def _outcome(code: int, folder: Path, signals: StopSignals) -> Failure | None:
-    progress = _progress(folder)
+    progress = handover.read_progress(folder / "progress")
     if (folder / "stopped").exists():
-        start = "its newest checkpoint" if progress >= 0 else "where it was: this launch has saved nothing"
-        return Failure(-1, STOPPED, f"stopped (exit code {STOPPED}): the same command goes on from {start}")
+        return stopped(progress)
     if code == 0:
         return None
     if signals.first == signal.SIGINT:
@@ -125,23 +122,12 @@ def _outcome(code: int, folder: Path, signals: StopSignals) -> Failure | None:
     return Failure(-1, code, f"the ranks failed with exit code {code}; why is said above", code in _HOPELESS, progress)
 
 
-def _progress(folder: Path) -> int:
-    try:
-        return int((folder / "progress").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return -1
-
-
 def _environment(spec: LaunchSpec, folder: Path) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if not _NOT_OURS.match(name)}
+    env |= spec.variables(env)
     env |= {handover.STOPPED: str(folder / "stopped"), handover.PROGRESS: str(folder / "progress")}
     if "SLURM_CPUS_PER_TASK" in env:
         env.setdefault("SRUN_CPUS_PER_TASK", env["SLURM_CPUS_PER_TASK"])
-    env.setdefault("OMP_NUM_THREADS", "1")
-    if spec.settings:
-        env[handover.SETTINGS] = json.dumps(json.loads(env.get(handover.SETTINGS) or "{}") | dict(spec.settings))
-    if math.isfinite(spec.deadline_s):
-        env[handover.DEADLINE] = str(spec.deadline_s)
     return env
 
 

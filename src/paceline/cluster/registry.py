@@ -29,6 +29,8 @@ class Submission:
     """When it was submitted."""
     after: str = ""
     """The job of the chain that comes before it."""
+    cluster: str = ""
+    """Slurm's name for the cluster: one home may be on several, and each counts its jobs from 1."""
 
 
 def registry_file(env: Mapping[str, str]) -> Path:
@@ -53,8 +55,8 @@ def note(submission: Submission) -> None:
             os.close(descriptor)
 
 
-def submissions() -> list[Submission]:
-    """Return the jobs written down, the oldest first."""
+def submissions(cluster: str = "") -> list[Submission]:
+    """Return the jobs written down, the oldest first; those of one cluster, if its name is known."""
     file = registry_file(os.environ)
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -65,7 +67,7 @@ def submissions() -> list[Submission]:
             f"cannot read {file}: {error.strerror}", fix="permit reading it, or remove it"
         ) from error
     found = (_read(line) for line in lines)
-    return [submission for submission in found if submission]
+    return [one for one in found if one and (not cluster or one.cluster in {cluster, ""})]
 
 
 def _read(line: str) -> Submission | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -98,6 +100,14 @@ def queued(*jobs: str) -> list[QueuedJob]:
             return []
         raise
     return [QueuedJob.read(line) for line in said.splitlines() if line.count("|") >= len(_FIELDS) - 1]
+
+
+def cluster_name() -> str:
+    """Return what this cluster is called; nothing where there is none, or it does not answer."""
+    with contextlib.suppress(EnvironmentUnfit):
+        if found := re.search(r"^ClusterName\s*=\s*(\S+)", ask("scontrol", "show", "config"), re.MULTILINE):
+            return found[1]
+    return ""
 
 
 def cancel(jobs: Sequence[str]) -> None:

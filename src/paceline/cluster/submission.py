@@ -144,6 +144,7 @@ def _submit_one(prepared: Prepared, family: str, place: int, before: str) -> reg
         log=str(run.jobs / f"{number}.log"),
         time_s=time.time(),
         after=before,
+        cluster=slurm.cluster_name(),
     )
     registry.note(submission)
     return submission

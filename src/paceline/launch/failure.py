@@ -7,6 +7,8 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.errors import STOPPED
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -44,6 +46,14 @@ class Failure:
     """Whether it would only come again."""
     progress: int = -1
     """The step of the newest checkpoint by then; -1: none is known."""
+
+
+def stopped(progress: int | None) -> Failure:
+    """Return the end of a launch that was told to stop; None: whether anything was saved is not known here."""
+    start = "its newest checkpoint" if progress is not None else "its newest checkpoint, if there is one"
+    if progress == -1:
+        start = "where it was: this launch has saved nothing"
+    return Failure(-1, STOPPED, f"stopped (exit code {STOPPED}): the same command goes on from {start}")
 
 
 def find_culprit(ranks: list[Ended]) -> Failure:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import selectors
@@ -20,7 +19,7 @@ from typing import TextIO
 
 from paceline import handover
 from paceline.errors import STOPPED
-from paceline.launch.failure import Ended, Failure, find_culprit
+from paceline.launch.failure import Ended, Failure, find_culprit, stopped
 from paceline.launch.logs import RankOutput
 from paceline.launch.signals import STOP_SIGNALS, StopSignals
 from paceline.launch.spec import LaunchSpec
@@ -71,7 +70,8 @@ def launch(
             for number in spec.numbers:
                 ranks.append(_start(spec, number, folder, screen))  # noqa: PERF401 - one that started is ended, whatever comes
             _watch(ranks, heard, each_look)
-            return _outcome(ranks, heard, _progress(folder))
+            progress = handover.read_progress(handover.progress_file(folder / MEETING_FILE))
+            return _outcome(ranks, heard, progress)
         finally:
             _end_all(ranks)
             for rank in ranks:
@@ -105,18 +105,7 @@ def _told_to_stop(ranks: list[_Rank], signals: StopSignals, progress: int) -> Fa
             128 + signal.SIGTERM,
             f"error: told to stop, but rank {late} did not leave in time, and was ended\n  fix: {fix}",
         )
-    start = "its newest checkpoint" if progress >= 0 else "where it was: this launch has saved nothing"
-    if ranks[0].number > 0:
-        start = "its newest checkpoint, if there is one"  # only the host of rank 0 hears of it
-    return Failure(-1, STOPPED, f"stopped (exit code {STOPPED}): the same command goes on from {start}")
-
-
-def _progress(folder: Path) -> int:
-    """Return the step of the newest checkpoint that the ranks spoke of."""
-    try:
-        return int(handover.progress_file(folder / MEETING_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return -1
+    return stopped(progress if ranks[0].number == 0 else None)  # only the host of rank 0 hears of it
 
 
 def _start(spec: LaunchSpec, number: int, folder: Path, screen: TextIO | None) -> _Rank:
@@ -138,7 +127,7 @@ def _start(spec: LaunchSpec, number: int, folder: Path, screen: TextIO | None) -
 def _environment(
     spec: LaunchSpec, number: int, folder: Path, failure_file: Path, screen: TextIO | None
 ) -> dict[str, str]:
-    env = dict(os.environ)
+    env = os.environ | spec.variables(os.environ)
     env |= {
         "RANK": str(number),
         "WORLD_SIZE": str(spec.size),
@@ -152,12 +141,6 @@ def _environment(
     env |= {handover.MEETING: str(meeting), handover.FAILURE: str(failure_file)}
     env[handover.PROGRESS] = str(handover.progress_file(meeting))
     env[handover.LAUNCHER] = str(os.getpid())
-    # Each rank sets torch's threads itself; without this, NumPy would take all cores in each.
-    env.setdefault("OMP_NUM_THREADS", "1")
-    if spec.settings:
-        env[handover.SETTINGS] = json.dumps(json.loads(env.get(handover.SETTINGS) or "{}") | dict(spec.settings))
-    if math.isfinite(spec.deadline_s):
-        env[handover.DEADLINE] = str(spec.deadline_s)
     if screen is not None and screen.isatty():
         env[handover.TERMINAL] = "1"
     return env

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline import handover
 from paceline.errors import ConfigError, did_you_mean
 
 
@@ -52,6 +54,18 @@ class LaunchSpec:
                 f"--nodes {self.nodes} {'needs' if self.nodes > 1 else 'takes no'} place to meet",
                 fix="give every host the same --nodes N --meet HOST:PORT, HOST being the one with --node 0",
             )
+
+    def variables(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return what all ranks are told, wherever they start, in the words of the environment."""
+        told = {handover.ATTEMPT: str(self.attempt)}
+        # Each rank sets torch's threads itself; without this, NumPy would take all cores in each.
+        told["OMP_NUM_THREADS"] = env.get("OMP_NUM_THREADS", "1")
+        if self.settings:
+            around = json.loads(env.get(handover.SETTINGS) or "{}")
+            told[handover.SETTINGS] = json.dumps(around | dict(self.settings))
+        if math.isfinite(self.deadline_s):
+            told[handover.DEADLINE] = str(self.deadline_s)
+        return told
 
     @property
     def size(self) -> int:

@@ -24,6 +24,7 @@ from paceline.world.detect import detect_world
 def main() -> None:
     """Run the target as the main program; say why if it fails."""
     EARLY.listen(_leave_early)
+    _forget_what_others_say()
     faulthandler.enable()
     try:
         run_target(sys.argv[1:])
@@ -33,6 +34,13 @@ def main() -> None:
         _show(error)
         leave(getattr(error, "exit_code", 1))
     leave(0)
+
+
+def _forget_what_others_say() -> None:
+    """Drop what a shell, or pyxis in an image with torch, says of this rank: Slurm's own words are what counts."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            os.environ.pop(name, None)
 
 
 def _stopped() -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cluster.registry import Submission, submissions
+from paceline.cluster.slurm import cluster_name
 from paceline.errors import ConfigError, did_you_mean
 from paceline.report.jobs import base_id
 from paceline.rundir import RunDir
@@ -29,7 +30,7 @@ class Target:
 
 def find_run(word: str, runs: Path) -> Target:
     """Return the run that is meant; one that is not there is an error which names those that are."""
-    sent = submissions()
+    sent = submissions(cluster_name())
     if folder := _of_job(word, sent) or _of_path(word, runs) or _of_name(word, sent):
         return Target(RunDir(folder), tuple(job for job in sent if _same(Path(job.run), folder)))
     raise _not_known(word, runs, sent)

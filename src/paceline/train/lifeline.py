@@ -104,8 +104,7 @@ class Lifeline:
         if self._world.is_main:
             self._storage.sweep()
             if self._config.resume == "never":
-                for step in self._storage.steps():
-                    self._storage.set_aside(step)
+                self._start_over()
         found = newest_good(self._storage, self._world, lambda step, why: self._emit(CheckpointBad(step, why)))
         if found is None:
             return 0
@@ -114,6 +113,15 @@ class Lifeline:
         self._saved_step = found.step
         self._tell_launcher(found.step)
         return found.step
+
+    def _start_over(self) -> None:
+        """Keep all checkpoints aside, once: a later start of the same launch or job goes on from those of the earlier ones."""
+        mark = RunDir.of(self._config).started_over
+        if self._world.again and mark.exists() and mark.read_text(encoding="utf-8") == self._world.launch:
+            return
+        for step in self._storage.steps():
+            self._storage.set_aside(step)
+        write_whole(mark, self._world.launch.encode())
 
     def take(self, step: Any) -> Note:
         """Take one step, and ask with it for what this rank wants."""

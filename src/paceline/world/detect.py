@@ -32,8 +32,29 @@ def detect_world(env: Env, parent: int = 0) -> World:
         deadline_s=_deadline(env),
         interface=env.get(handover.INTERFACE, ""),
         incarnation=_incarnation(env),
+        launch=_launch(env),
+        again=_again(env),
         progress_file=_path(env.get(handover.PROGRESS, "")),
     )
+
+
+def _launch(env: Env) -> str:
+    """Return the name of the launch or job that this process is a start of.
+
+    >>> _launch({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"}), _launch({"PACELINE_LAUNCHER": "123"})
+    ('17', '123')
+    """
+    return _incarnation(env).rpartition(":")[0] or env.get(handover.LAUNCHER) or env.get("TORCHELASTIC_RUN_ID", "")
+
+
+def _again(env: Env) -> bool:
+    """Return whether an earlier start of it came before.
+
+    >>> _again({"SLURM_JOB_ID": "17"}), _again({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"})
+    (False, True)
+    """
+    counts = (_incarnation(env).rpartition(":")[2], env.get(handover.ATTEMPT), env.get("TORCHELASTIC_RESTART_COUNT"))
+    return any(count not in {"", "0", None} for count in counts)
 
 
 def _path(text: str) -> Path | None:

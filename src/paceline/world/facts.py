@@ -61,6 +61,10 @@ class World:
     """The network interface that carries the traffic between nodes; empty: the one that leads to the peers."""
     incarnation: str = ""
     """Which start of a job this is, as FAMILY:NUMBER; empty: nothing is known of others."""
+    launch: str = ""
+    """Which launch or job this is a start of; all its starts have the same."""
+    again: bool = False
+    """Whether an earlier start of it came before."""
     progress_file: Path | None = None
     """Where rank 0 writes the step of its newest checkpoint, for whoever starts the run again."""
     launcher_file: Path | None = None
