@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.cli import cluster as verb
-from paceline.cluster.aws import KNOWN, AwsCluster, commands, configuration, is_arm, remarks
+from paceline.cluster.aws import KNOWN, QUEUE, AwsCluster, commands, configuration, is_arm, remarks
+from paceline.cluster.profile import load_profile
 from paceline.cluster.yamltext import as_yaml
 from paceline.errors import ConfigError, EnvironmentUnfit
 
@@ -189,7 +190,8 @@ def test_commands_name_this_cluster_and_quote_the_file():
         assert "--cluster-name Mine --region eu-west-1" in said[purpose]
     assert "--cluster-configuration '$(id) '\"'\"'x'\"'\"'.yaml'" in said["create"]
     assert "--nodes 2 --gpus-per-node 8 " in said["train"]
-    assert "--gpus-per-node" not in commands(CLUSTERS["c5n, ebs"], "x")["train"]
+    assert "--gpus-per-node 0 " in commands(CLUSTERS["c5n, ebs"], "x")["train"]
+    assert load_profile("aws-parallelcluster", Path("/nowhere")).partition == QUEUE
 
 
 def run(tmp_path, *words):

@@ -160,6 +160,6 @@ def test_the_script_names_the_run_and_no_rank(tmp_path: Path) -> None:
 
 def test_modules_venv_and_conda_come_before_the_command() -> None:
     script = batch_script(JOB, ClusterProfile(modules=("python/3.12", "a b"), venv="/v e"))
-    assert "module load python/3.12 'a b'\nsource '/v e/bin/activate'\ncommand=(" in script
+    assert "surroundings() {\n  module load python/3.12 'a b'\n  source '/v e/bin/activate'\n}\ncommand=(" in script
     assert " python -u -m paceline.launch.task" in script
     assert "conda activate env\n" in batch_script(JOB, ClusterProfile(conda="env"))

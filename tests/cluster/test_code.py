@@ -81,3 +81,11 @@ def test_a_script_in_a_crowd_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="more than 2,00") as caught:
         plan_copy(script(str(main)), [], tmp_path / "copies")
     assert "folder of its own" in caught.value.fix
+
+
+def test_a_script_that_is_a_link_is_copied_from_where_it_is(tmp_path: Path) -> None:
+    main = project(tmp_path / "real")
+    (tmp_path / "link.py").symlink_to(main)
+    copy = plan_copy(script(str(tmp_path / "link.py")), [], tmp_path / "copies")
+    copy.make()
+    assert Path(copy.words[1]).read_text() == "import part.inner"

@@ -1,4 +1,4 @@
-"""The training of the tests, slow as long as there is no checkpoint, in haste when it goes on from one."""
+"""The training of the tests, slow at the first start, in haste when its job is started again or goes on from a checkpoint."""
 
 import json
 import os
@@ -8,7 +8,8 @@ import paceline
 
 if __name__ == "__main__":
     place = json.loads(os.environ["PACELINE_SET"])
-    if any(Path(place["runs"], place["name"], "checkpoints").glob("step-*")):
+    checkpoints = Path(place["runs"], place["name"], "checkpoints").glob("step-*")
+    if "SLURM_RESTART_COUNT" in os.environ or any(checkpoints):
         os.environ["SLOW_STEP"] = "0"
 
     import training

@@ -24,7 +24,6 @@ PROFILE = 'lead_s = 30\noptions = ["--exclusive"]'
 LONG = ("batch.global_size=16", "epochs=25", "checkpoint.every=end", "log.every_steps=1")
 ONE_NODE = ("haste.py", "--ranks-per-node", "1")
 TWO_NODES = ("haste.py", "--nodes", "2", "--ranks-per-node", "1")
-SLOW = {"SLOW_STEP": "0.2"}
 _PATIENCE_S = 240
 
 
@@ -85,9 +84,9 @@ def nothing_repeated(desk: Desk, name: str) -> None:
             last = event["step"]
 
 
-def submitted(desk: Desk, name: str, *words: str, until: str = "epoch 1/25") -> str:
+def submitted(desk: Desk, name: str, *words: str, until: str = "epoch 1/25", slow: str = "0.2") -> str:
     """Submit a run, and wait until its log holds a text."""
-    job = desk.submit(words[0], *LONG, f"name={name}", *words[1:], env=SLOW)
+    job = desk.submit(words[0], *LONG, f"name={name}", *words[1:], env={"SLOW_STEP": slow})
     if until:
         desk.await_line(name, job, until, timeout_s=_PATIENCE_S)
     return job
@@ -100,6 +99,29 @@ def time_limit(desk: Desk) -> str:
     assert "asking the ranks to save and leave" in log
     assert "back into the queue" in log
     nothing_repeated(desk, "limit")
+    return log
+
+
+@scenario("cgroup")
+def stuck(desk: Desk) -> str:
+    """Ranks that hear nothing are killed at the limit, and the job goes on all the same."""
+    job = submitted(desk, "stuck", *ONE_NODE, "--time", "1", until="", slow="1000")
+    log = finished(desk, "stuck", job)
+    assert "its ranks did not leave in time; back into the queue" in log
+    return log
+
+
+@scenario("linuxproc", "cgroup")
+def told_early(desk: Desk) -> str:
+    """Ranks that have not met yet leave at once, all of them, and the job starts again."""
+    job = desk.submit("haste.py", *LONG, "name=early", "--ranks-per-node", "2", "--time", "10", env={"SLOW_JOIN": "60"})
+    desk.await_line("early", job, "start 1, on ", timeout_s=_PATIENCE_S)
+    time.sleep(2)
+    desk.cluster.run(["scancel", "--signal=TERM", job])
+    facts = desk.cluster.wait(job, timeout_s=_PATIENCE_S)
+    log = desk.log("early", job)
+    assert facts["JobState"] == "COMPLETED", log
+    assert "saved and stopped; back into the queue" in log
     return log
 
 

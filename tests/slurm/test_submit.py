@@ -81,7 +81,21 @@ def test_every_word_arrives_and_no_rank_is_told_who_it_is_by_the_shell(slurm) ->
         assert not file.is_file() or "not-in-a-file" not in file.read_text(errors="replace"), file
 
 
-@pytest.mark.slurm(nodes=2, cpus=4, gpus=2, accounting=False)
+@pytest.mark.slurm(nodes=2, cpus=4, gpus=2)
+def test_a_run_that_is_in_the_queue_is_not_submitted_twice(slurm) -> None:
+    desk = Desk.on(slurm)
+    slurm.sbatch("--nodes=2", "--exclusive", "--wrap=sleep 60")
+    first = desk.submit("training.py", *SHORT)
+    second = desk.paceline("submit", "training.py", *SHORT)
+    assert second.code == 2
+    assert f"the run training has jobs in the queue already: {first}" in second.err
+    assert f"`paceline cancel {first}` first" in second.err
+    assert desk.paceline("cancel", first).code == 0
+    assert desk.submit("training.py", *SHORT, "name=other")
+    desk.submit("training.py", *SHORT)
+
+
+@pytest.mark.slurm(nodes=2, cpus=4, gpus=2)
 def test_what_slurm_refuses_is_said_with_a_fix(slurm) -> None:
     desk = Desk.on(slurm)
     table = [

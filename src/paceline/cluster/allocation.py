@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from paceline import handover
+from paceline.cluster import slurm
 from paceline.errors import ConfigError
 from paceline.launch.failure import Failure, stopped
 from paceline.launch.signals import StopSignals
@@ -86,6 +87,7 @@ def _first_number(text: str) -> int:
 
 def launch_on(allocation: Allocation, spec: LaunchSpec, screen: TextIO | None, signals: StopSignals) -> Failure | None:
     """Run the ranks on all nodes to their end; return why they ended, if not because they were done."""
+    slurm.require("srun")
     with _shared_folder() as folder, signals:
         words = allocation.srun_words(spec.ranks)
         process = subprocess.Popen(

@@ -17,6 +17,8 @@ Efa = Literal["auto", "on", "off"]
 System = Literal["ubuntu2404", "ubuntu2204", "alinux2023", "rhel9", "rhel8", "rocky9", "rocky8"]
 
 SHARED = "/shared"
+QUEUE = "train"
+"""The partition that the profile aws-parallelcluster names."""
 """Where every node sees the same files; runs go there."""
 
 _USUAL_GIB: dict[Storage, int] = {"fsx-lustre": 1200, "efs": 0, "ebs": 500}
@@ -206,7 +208,7 @@ def _queue(cluster: AwsCluster) -> dict[str, Value]:
     if cluster.reservation:
         resource["CapacityReservationTarget"] = {"CapacityReservationId": cluster.reservation}
     kind = _CAPACITY_TYPE[cluster.capacity]
-    return {"Name": "train", "CapacityType": kind, "Networking": networking, "ComputeResources": [resource]}
+    return {"Name": QUEUE, "CapacityType": kind, "Networking": networking, "ComputeResources": [resource]}
 
 
 def _storage(cluster: AwsCluster) -> dict[str, Value]:
@@ -235,7 +237,7 @@ def commands(cluster: AwsCluster, file: str) -> dict[str, str]:
     this = f"--cluster-name {cluster.name} --region {cluster.region}"
     create = f"pcluster create-cluster {this} --cluster-configuration {shlex.quote(file)}"
     known = KNOWN.get(cluster.instance)
-    per_node = f" --gpus-per-node {known.gpus if known else 'GPUS'}" if known is None or known.gpus else ""
+    per_node = f" --gpus-per-node {known.gpus if known else 'GPUS'}"
     submit = f"paceline submit SCRIPT --cluster aws-parallelcluster --nodes {cluster.nodes}{per_node}"
     return {
         "install": "pip install aws-parallelcluster",

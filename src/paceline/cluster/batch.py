@@ -11,6 +11,7 @@ from pathlib import Path
 from paceline import handover
 from paceline.cluster.container import srun_options, wrap
 from paceline.cluster.profile import ClusterProfile, check_sbatch_word
+from paceline.config.schema import has_login
 from paceline.errors import ConfigError
 
 _TAIL = Path(__file__).with_name("job.sh")
@@ -63,8 +64,27 @@ class Job:
                 )
 
 
+def limit_seconds(time: str) -> float:
+    """Return a time limit in seconds; Slurm takes a bare number for minutes.
+
+    >>> [limit_seconds(text) for text in ("1", "02:00:00", "30:00", "1-12", "1-12:30")]
+    [60.0, 7200.0, 1800.0, 129600.0, 131400.0]
+    """
+    days, dash, clock = time.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if not dash and len(parts) < 3:  # minutes, or minutes and seconds
+        parts.insert(0, 0)
+    hours, minutes, seconds = (*parts, 0, 0)[:3]
+    return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
 def check_word(word: str) -> None:
-    """Refuse a word that no command line can carry."""
+    """Refuse a word that no command line can carry, or no file should."""
+    if has_login(word):
+        raise ConfigError(
+            "an address among the script's words has a name or a password in it, and the batch script is a file",
+            fix="leave it out, and export the storage's own variables in the shell from which you submit",
+        )
     if "\0" in word:
         raise ConfigError(f"the word {word[:50]!r} holds a zero byte", fix="leave it out")
     try:
@@ -96,7 +116,7 @@ def sbatch_options(job: Job, profile: ClusterProfile) -> list[str]:
         "cpus-per-task": str(cpus) if cpus else "",
         **_gpus(job, profile),
         "time": job.time,
-        "signal": f"B:USR1@{profile.lead_s}",
+        "signal": f"B:USR1@{max(10, min(profile.lead_s, int(limit_seconds(job.time) / 2)))}",
         "open-mode": "append",
     }
     options = [f"--{name}={value}" for name, value in named.items() if value]
@@ -125,7 +145,7 @@ def _environment(job: Job, profile: ClusterProfile) -> list[str]:
 
 
 def _surroundings(profile: ClusterProfile) -> list[str]:
-    """Return the lines that bring the modules and the Python environment."""
+    """Return the function that brings the modules and the Python environment; signals are heeded before it runs."""
     lines = (
         [f"module load {' '.join(shlex.quote(check(module)) for module in profile.modules)}"] if profile.modules else []
     )
@@ -133,7 +153,7 @@ def _surroundings(profile: ClusterProfile) -> list[str]:
         lines.append(f"source {shlex.quote(str(Path(check(profile.venv)).expanduser() / 'bin' / 'activate'))}")
     if profile.conda:
         lines.append(f'eval "$(conda shell.bash hook)" && conda activate {shlex.quote(check(profile.conda))}')
-    return lines
+    return ["surroundings() {", *(f"  {line}" for line in lines or [":"]), "}"]
 
 
 def check(word: str) -> str:
@@ -151,7 +171,7 @@ def _command(job: Job, profile: ClusterProfile) -> list[str]:
     folders = [folder, str(job.run.parent), "/tmp"]  # noqa: S108 - where the ranks of one node meet
     python = "python" if profile.venv or profile.conda or box.kind != "none" else job.python
     workdir = folder if box.kind != "none" else ""
-    srun = ["srun", f"--nodes={job.nodes}", f"--ntasks={tasks}", "--kill-on-bad-exit=1"]
+    srun = ["srun", f"--nodes={job.nodes}", f"--ntasks={tasks}", "--kill-on-bad-exit=1", "--export=ALL"]
     inside = wrap(
         box,
         [python, "-u", "-m", *entry, *job.words],

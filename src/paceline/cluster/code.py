@@ -48,7 +48,7 @@ def plan_copy(target: Target, arguments: Sequence[str], below: Path) -> CodeCopy
         home = Path(what).resolve().parent
         files = {Path("code") / file.relative_to(home): file for file in _python_files(home, Path(what).resolve())}
     words: list[tuple[str, Path | None]] = []
-    for word in _with_joined_values(arguments):
+    for word in with_joined_values(arguments):
         option, equals, value = word.partition("=")
         if option == "--config" and equals and Path(value).is_file():
             name = Path("settings") / f"{len(files)}-{Path(value).name}"
@@ -57,15 +57,15 @@ def plan_copy(target: Target, arguments: Sequence[str], below: Path) -> CodeCopy
         else:
             words.append((word, None))
     folder = below / _digest(files)
-    script = str(folder / "code" / Path(what).name) if kind == "path" else what
+    script = str(folder / "code" / Path(what).resolve().name) if kind == "path" else what
     own = (word if name is None else f"{word}{folder / name}" for word, name in words)
     return CodeCopy(files, folder, (kind, script, *own))
 
 
-def _with_joined_values(arguments: Sequence[str]) -> list[str]:
+def with_joined_values(arguments: Sequence[str]) -> list[str]:
     """Return the words with `--config FILE` as one.
 
-    >>> _with_joined_values(["--config", "a.toml", "x=1", "--config"])
+    >>> with_joined_values(["--config", "a.toml", "x=1", "--config"])
     ['--config=a.toml', 'x=1', '--config']
     """
     found: list[str] = []

@@ -78,6 +78,10 @@ class ClusterProfile:
                     f"{option!r} is not an option of sbatch", fix="write it as one word: --exclusive, --mem=64G"
                 )
             check_sbatch_word("options", option)
+            if option.startswith(("--array", "-a")):
+                raise ConfigError(
+                    "the parts of a job array would all write one run", fix="submit each with a name= of its own"
+                )
         for name in ("interface", "host_suffix"):
             if not re.fullmatch(r"[\w.:-]*", getattr(self, name), re.ASCII):
                 raise ConfigError(f"{name}={getattr(self, name)!r} is not a name", fix="see `ip address` on a node")
@@ -144,7 +148,11 @@ def _settings(name: str, folder: Path, seen: tuple[str, ...]) -> dict[str, Any]:
     like = tree.pop("like", "")
     table = tree.pop("environment", {})
     settings = _settings(str(like), folder, (*seen, name)) if like and len(seen) < 8 else {}
-    variables = dict(settings.get("environment", ())) | {str(key): str(value) for key, value in table.items()}
+    if not isinstance(table, dict) or not all(isinstance(value, str | int) for value in table.values()):
+        raise ConfigError(
+            f"{file}: environment is not a table of texts", fix='write [environment], and below it NAME = "value"'
+        )
+    variables = dict(settings.get("environment", ())) | {key: str(value) for key, value in table.items()}
     return settings | from_toml(tree) | ({"environment": tuple(variables.items())} if variables else {})
 
 

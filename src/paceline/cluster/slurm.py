@@ -14,6 +14,12 @@ from paceline.errors import EnvironmentUnfit
 _ANSWERS_WITHIN_S = 30.0
 _FIELDS = ("%i", "%T", "%r", "%M", "%L", "%e", "%D", "%N", "%Z")
 
+OVER = frozenset({
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "PREEMPTED", "RECONFIG_FAIL", "TIMEOUT",
+})  # fmt: skip
+"""The states out of which a job does not come back."""
+
 _FIXES = {
     "invalid account": "name an account that you may use: --account, or `account` in the cluster profile; `sacctmgr show associations user=$USER` lists yours",
     "account/partition combination": "name an account that may use this partition: --account, --partition; `sacctmgr show associations user=$USER` lists yours",
@@ -47,6 +53,11 @@ class QueuedJob:
     node_list: str
     folder: str
     """Where it was submitted from."""
+
+    @property
+    def live(self) -> bool:
+        """Whether it waits or runs, and may still write."""
+        return self.state not in OVER
 
     @classmethod
     def read(cls, line: str) -> QueuedJob:

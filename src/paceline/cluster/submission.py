@@ -14,13 +14,15 @@ from pathlib import Path
 
 from paceline.cluster import registry, slurm
 from paceline.cluster.batch import Job, batch_script
-from paceline.cluster.code import CodeCopy, plan_copy
+from paceline.cluster.code import CodeCopy, plan_copy, with_joined_values
 from paceline.cluster.profile import ClusterProfile
+from paceline.config.parse import settings_from_file
 from paceline.config.schema import RunConfig
-from paceline.errors import ConfigError, EnvironmentUnfit
+from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError
 from paceline.launch.spec import Target
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
 
+_PLACE = {"name", "runs"}
 _LEFT_BY_EARLIER = ("over", "cancelled", "idle", "chain", "failed-nodes")
 
 
@@ -83,37 +85,57 @@ def prepare(request: Request, folder: Path) -> Prepared:
 
 def submit(prepared: Prepared) -> list[registry.Submission]:
     """Write the job's files and give it to Slurm: one job, or a chain of which each goes on where the one before stopped."""
+    cluster = slurm.cluster_name()
+    _refuse_a_second(prepared.run, cluster)
     _write(prepared)
     family, found = secrets.token_hex(4), list[registry.Submission]()
-    for place in range(prepared.request.jobs):
-        before = found[-1].job if found else ""
-        found.append(_submit_one(prepared, family, place, before))
+    try:
+        for place in range(prepared.request.jobs):
+            before = found[-1].job if found else ""
+            found.append(_submit_one(prepared, family, place, before, cluster))
+    except PacelineError:
+        if found:
+            slurm.cancel([one.job for one in found])
+        raise
     write_whole(prepared.run.jobs / "chain", "".join(f"{one.job}\n" for one in found).encode())
     return found
 
 
+def _refuse_a_second(run: RunDir, cluster: str) -> None:
+    """Refuse to submit a run that has jobs in the queue: two of them would end each other."""
+    mine = [one.job for one in registry.submissions(cluster) if Path(one.run) == run.root]
+    live = [job.job for job in slurm.queued(*mine) if job.live] if mine else []
+    if live:
+        raise ConfigError(
+            f"the run {run.root.name} has jobs in the queue already: {', '.join(live)}",
+            fix=f"`paceline cancel {live[0]}` first, or give this one another name=",
+        )
+
+
 def _run_folder(request: Request, folder: Path) -> Path:
-    """Return the run's folder: as the script's words name it, else by the name of the script."""
-    name = _setting(request.arguments, "name") or Path(request.target.name).stem
-    runs = _setting(request.arguments, "runs") or RunConfig.runs
+    """Return the run's folder: as the script's words and settings files name it, else by the name of the script."""
+    settings = _settings(with_joined_values(request.arguments))
+    name = settings.get("name") or Path(request.target.name).stem
+    runs = settings.get("runs") or RunConfig.runs
     RunConfig(name=name)  # which refuses what cannot be a folder
     return (folder / runs).resolve() / name
 
 
-def _setting(words: Sequence[str], name: str) -> str:
-    """Return a setting of the script's own words.
+def _settings(words: Sequence[str]) -> dict[str, str]:
+    """Return the name and the folder of the run, as far as the words name them; words win over files.
 
-    >>> _setting(["epochs=3", "--name", "x"], "name"), _setting(["runs=/y"], "runs"), _setting([], "name")
-    ('x', '/y', '')
+    >>> _settings(["epochs=3", "--name", "x", "runs=/y"]), _settings(["--name=a", "name=b"])
+    ({'name': 'x', 'runs': '/y'}, {'name': 'b'})
     """
-    found = ""
+    from_files, found = dict[str, str](), dict[str, str]()
     for word, following in itertools.pairwise([*words, ""]):
         option, equals, value = word.partition("=")
-        if option in {name, f"--{name}"} and equals:
-            found = value
-        elif word == f"--{name}":
-            found = following
-    return found
+        plain = option.removeprefix("--")
+        if option == "--config":
+            from_files |= {key: str(kept) for key, kept in settings_from_file(Path(value)).items() if key in _PLACE}
+        elif plain in _PLACE and (equals or option != plain):
+            found[plain] = value if equals else following
+    return from_files | found
 
 
 def _write(prepared: Prepared) -> None:
@@ -126,7 +148,7 @@ def _write(prepared: Prepared) -> None:
     prepared.code.make()
 
 
-def _submit_one(prepared: Prepared, family: str, place: int, before: str) -> registry.Submission:
+def _submit_one(prepared: Prepared, family: str, place: int, before: str, cluster: str) -> registry.Submission:
     run, job = prepared.run, prepared.job
     words = [f"--job-name={run.root.name}", f"--output={prepared.log}", f"--chdir={job.folder}"]
     words += [f"--dependency=afterany:{before}"] if before else []
@@ -144,7 +166,7 @@ def _submit_one(prepared: Prepared, family: str, place: int, before: str) -> reg
         log=str(run.jobs / f"{number}.log"),
         time_s=time.time(),
         after=before,
-        cluster=slurm.cluster_name(),
+        cluster=cluster,
     )
     registry.note(submission)
     return submission

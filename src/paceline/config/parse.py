@@ -28,8 +28,8 @@ def config_from_argv(kind: type[C] = RunConfig, *, positional: Sequence[str] = (
     try:
         return config_from_words(kind, sys.argv[1:], positional=positional, env=os.environ)
     except ConfigError as error:
-        if handover.FAILURE in os.environ:
-            raise  # the launcher says it, once for all ranks
+        if handover.FAILURE in os.environ or handover.STOPPED in os.environ:
+            raise  # the launcher, or the first rank, says it once for all
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
 
@@ -45,7 +45,7 @@ def config_from_words(
     files, settings, flags = _sort_words(words, positional, field_types(kind))
     from_files: dict[str, Any] = {}
     for file in files:
-        from_files |= _settings_from_file(file)
+        from_files |= settings_from_file(file)
     config = with_settings(kind(), from_files | settings)
     if flags:
         config = _with_flags(config, flags)
@@ -94,7 +94,8 @@ def _settings_from_env(env: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _settings_from_file(path: Path) -> dict[str, Any]:
+def settings_from_file(path: Path) -> dict[str, Any]:
+    """Return the dotted settings of a TOML file."""
     try:
         return from_toml(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:

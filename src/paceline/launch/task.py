@@ -20,10 +20,12 @@ from paceline.launch.child import leave, lost_peer, run_target, words_of
 from paceline.launch.signals import EARLY
 from paceline.world.detect import detect_world
 
+_NODE_AT_FAULT = ("uncorrectable ECC", "GPU is lost", "fallen off the bus", "NVLink error", "GPU has fallen")
+
 
 def main() -> None:
     """Run the target as the main program; say why if it fails."""
-    EARLY.listen(_leave_early)
+    EARLY.listen(leave_early)
     _forget_what_others_say()
     faulthandler.enable()
     try:
@@ -55,9 +57,13 @@ def _stopped() -> int:
     return 0
 
 
-def _leave_early() -> NoReturn:
-    """Leave from within a signal handler: nothing was begun, nothing is to be saved."""
-    os._exit(_stopped())
+def leave_early() -> NoReturn:
+    """Leave from within a signal handler: nothing was begun, nothing is to be saved.
+
+    The exit code makes srun end the other ranks: one that waits for this one inside torch would not hear the signal.
+    """
+    _stopped()
+    os._exit(STOPPED)
 
 
 def _show(error: Exception) -> None:
@@ -65,8 +71,18 @@ def _show(error: Exception) -> None:
     text = words_of(error)
     if lost_peer(error):
         text = f"lost another rank: {str(error).splitlines()[0]}"
+    if any(sign in text for sign in _NODE_AT_FAULT):
+        _blame_node()
     if _first_to_say(text):
         sys.stderr.write(f"\n{_who()}: {text}\n")
+
+
+def _blame_node() -> None:
+    """Have this node left out of the next start."""
+    mark, node = os.environ.get(handover.STOPPED), os.environ.get("SLURMD_NODENAME")
+    if mark and node:
+        with contextlib.suppress(OSError), Path(mark).with_name("failed-nodes").open("a", encoding="utf-8") as file:
+            file.write(f"{node}\n")
 
 
 def _first_to_say(text: str) -> bool:

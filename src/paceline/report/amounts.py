@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 
 def human_size(size_bytes: float) -> str:
     """Return a size.
@@ -45,19 +43,6 @@ def short_time(seconds: float) -> str:
     if seconds < 1:
         return f"{seconds * 1000:.{2 if seconds < 0.01 else 1}f} ms"
     return f"{seconds:.{2 if seconds < 10 else 1}f} s"
-
-
-def slurm_seconds(text: str) -> float | None:
-    """Return a time as Slurm writes it, in seconds; nothing if it is none.
-
-    >>> [slurm_seconds(text) for text in ("0:07", "1:02:03", "2-00:00:01", "UNLIMITED", "INVALID")]
-    [7.0, 3723.0, 172801.0, None, None]
-    """
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
-    if not found:
-        return None
-    days, hours, minutes, seconds = (float(part or 0) for part in found.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def human_loss(loss: float) -> str:

@@ -6,14 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.cluster.registry import Submission
-from paceline.cluster.slurm import QueuedJob, ask, queued
+from paceline.cluster.slurm import OVER, QueuedJob, ask, queued
 from paceline.errors import EnvironmentUnfit
-
-OVER = frozenset({
-    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
-    "PREEMPTED", "RECONFIG_FAIL", "TIMEOUT",
-})  # fmt: skip
-"""The states out of which a job does not come back."""
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 

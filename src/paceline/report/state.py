@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 from paceline.errors import EnvironmentUnfit
 from paceline.events import RunEnded, RunFailed
-from paceline.report.amounts import slurm_seconds
 from paceline.report.beats import Slowest, read_beats, slowest
 from paceline.report.history import History
 from paceline.report.jobs import Job, jobs_of, unanswered
 from paceline.report.lines import tail
 from paceline.report.target import Target
 from paceline.world.heartbeat import Beat
+from paceline.world.timelimit import time_left
 
 Phase = Literal["not started", "waiting", "starting", "training", "stopped", "failed", "lost", "ended"]
 
@@ -109,7 +109,7 @@ class Lookout:
         return state_of(self._target, history, self._jobs, self._queue_problem)
 
     def _ask_queue(self) -> None:
-        ended = self._history.ending is not None  # then its jobs are about to leave the queue
+        ended = (self._history.ending or {}).get("event") == RunEnded.__name__  # its jobs are about to leave the queue
         now = time.monotonic()
         if not self._target.jobs or now - self._asked_s < (0 if ended else self._queue_every_s):
             return
@@ -148,7 +148,7 @@ def state_of(target: Target, history: History, jobs: Sequence[Job], queue_proble
 def phase_of(history: History, jobs: Sequence[Job], *, alive: bool, now_s: float) -> Phase:
     """Return where a run stands."""
     kind = (history.ending or {}).get("event", "")
-    if kind == RunEnded.__name__:
+    if kind == RunEnded.__name__ and not any(job.waits for job in jobs):
         return "ended"
     if running := [job for job in jobs if job.runs]:
         return "training" if history.started and not kind and _started_in(running[0], history, now_s) else "starting"
@@ -163,9 +163,9 @@ def phase_of(history: History, jobs: Sequence[Job], *, alive: bool, now_s: float
 
 def _started_in(job: Job, history: History, now_s: float) -> bool:
     """Return whether the last start is of the job that runs now, not of one that was killed before."""
-    used_s = slurm_seconds(job.used)
+    used_s = time_left(job.used)  # in the words in which Slurm says any time
     started_s = float((history.started or {}).get("time_s", 0.0))
-    return used_s is None or started_s >= now_s - used_s - _CLOCKS_DIFFER_S
+    return math.isinf(used_s) or started_s >= now_s - used_s - _CLOCKS_DIFFER_S
 
 
 def _alive(lock: Path, beats: Sequence[Beat], now_s: float) -> bool:

@@ -157,6 +157,7 @@ class Trainer:
             except Stopped:
                 raise
             except BaseException as error:
+                self._claim.check()  # what another process goes on with is not ours to call failed
                 log(RunFailed(self._done, self.world.rank, f"{type(error).__name__}: {error}"))
                 raise
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +29,11 @@ class Notice:
         """Make the folder. Every rank does, for a network file system may remember for long that something was not there."""
         with writing_to(self.folder):
             make_private(self.folder)
-            mode = self.folder.stat().st_mode
-        if mode & 0o022:
+            facts = self.folder.lstat()
+        mode = facts.st_mode
+        if mode & 0o022 or facts.st_uid != os.getuid() or not stat.S_ISDIR(mode):
             raise EnvironmentUnfit(
-                f"others may write into {self.folder} (mode {mode & 0o777:o}), so an address found there cannot be trusted",
+                f"others may write into {self.folder} (mode {mode & 0o777:o}, owner {facts.st_uid}), so an address found there cannot be trusted",
                 fix=f"chmod 700 {self.folder}, or set MASTER_ADDR and MASTER_PORT",
             )
 

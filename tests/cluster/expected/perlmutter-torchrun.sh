@@ -16,35 +16,49 @@ requeue=yes
 export PACELINE_SET='{"name": "digits", "runs": "/home/me/runs"}'
 export PACELINE_INTERFACE=hsn0
 export NCCL_SOCKET_IFNAME=hsn
+surroundings() {
+  :
+}
 command=(
-  srun --nodes=2 --ntasks=2 --kill-on-bad-exit=1
+  srun --nodes=2 --ntasks=2 --kill-on-bad-exit=1 --export=ALL
   /home/me/venv/bin/python -u -m paceline.launch.agent 4 path /home/me/runs/digits/code/0123456789ab/code/digits.py epochs=3
 )
 
 # ---- the same for every job from here on ----
-jobs="$run/jobs" id="$SLURM_JOB_ID"
+jobs="$run/jobs" id="$SLURM_JOB_ID" count="${SLURM_RESTART_COUNT:-0}"
+mark="$jobs/$id.$count.stopped"
 umask 077
 
 say() { echo "paceline: $*" >&2; }
+progress() { cat "$jobs/progress" 2>/dev/null; }
+past_end() { [ -n "$end" ] && [ "$(date +%s)" -ge "$end" ]; }
+ask_to_stop() {
+  say "the time limit is near, or this job is to make room: asking the ranks to save and leave"
+  scancel --signal=USR1 "$id"
+}
+ended='' end=''
+trap ask_to_stop USR1
+trap 'ended=yes' TERM # the ranks get it as well: see how they end
 
-if [ -e "$jobs/over" ]; then
-  say "this run is over: $(cat "$jobs/over")"
-  exit 0
-fi
-rm -f "$jobs/$id.stopped"*
+for word in over cancelled; do
+  if [ -e "$jobs/$word" ]; then
+    say "this run is over: $(cat "$jobs/over" 2>/dev/null || echo "it was cancelled")"
+    exit 0
+  fi
+done
+surroundings
 
 # Each rank finds out itself who it is; what this shell knows of that is wrong for all ranks but one.
 unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT
 # Since Slurm 22.05 srun does not take the cores of a task from sbatch.
 [ -n "${SLURM_CPUS_PER_TASK:-}" ] && export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-export PACELINE_INCARNATION="${1:-$id}:$((${2:-0} * 100000 + ${SLURM_RESTART_COUNT:-0}))"
-export PACELINE_PROGRESS="$jobs/progress" PACELINE_STOPPED="$jobs/$id.stopped"
-# Not every Slurm tells a job when it ends.
-end=$(date --date "$(squeue --noheader --jobs "$id" --format %e)" +%s 2>/dev/null)
+export PACELINE_INCARNATION="${1:-$id}:$((${2:-0} * 100000 + count))"
+export PACELINE_PROGRESS="$jobs/progress" PACELINE_STOPPED="$mark"
+# Not every Slurm tells a job when it ends. (An empty date would be midnight.)
+end=$(date --date "$(SLURM_TIME_FORMAT=standard squeue --noheader --jobs "$id" --format %e | grep T || echo unknown)" +%s 2>/dev/null)
+past_end && end=''
 export PACELINE_DEADLINE="$end"
-
-progress() { cat "$jobs/progress" 2>/dev/null; }
 
 # What an earlier start of this job left says that it did not end in order: nodes that are gone are not asked for again.
 if [ -e "$jobs/$id.nodes" ]; then
@@ -52,69 +66,83 @@ if [ -e "$jobs/$id.nodes" ]; then
 fi
 echo "$SLURM_JOB_NODELIST" >"$jobs/$id.nodes"
 
-ask_to_stop() {
-  say "the time limit is near, or this job is to make room: asking the ranks to save and leave"
-  scancel --signal=USR1 "$id"
-}
-trap ask_to_stop USR1
-trap : TERM # the ranks get it as well: see how they end
-
-start=$(progress)
-say "job $id, start $((${SLURM_RESTART_COUNT:-0} + 1)), on $SLURM_JOB_NODELIST, at $(date '+%F %T')"
 listen() {
   trap '' USR1 TERM # which may come to all processes of the job: the last words are still to be written down
   exec tee >(exec grep --line-buffered '^srun: error: ' >"$jobs/$id.errors")
 }
+start=$(progress)
+say "job $id, start $((count + 1)), on $SLURM_JOB_NODELIST, at $(date '+%F %T')"
 "${command[@]}" 2> >(listen >&2) &
-step=$!
-while wait "$step"; code=$?; kill -0 "$step" 2>/dev/null; do :; done # a signal ends `wait`, not the step
+step=$! stuck=''
+while wait "$step"; kill -0 "$step" 2>/dev/null; do # a signal ends `wait`, not the step
+  if [ -n "$ended" ] && past_end; then
+    sleep 15
+    kill -0 "$step" 2>/dev/null && stuck=yes && break
+  fi
+done
+trap '' USR1 TERM # a signal to this shell's own commands must not keep the job from what comes now
+code=1
+[ -n "$stuck" ] || { wait "$step"; code=$?; }
 
 # Slurm itself puts a job back whose node it has lost, or that has to make room. This shell is then a thing of the past.
 standing='' tries=0
-while [ -z "$standing" ] && [ $((tries += 1)) -le 12 ]; do
-  [ "$tries" -gt 1 ] && sleep 5 # Slurm's controller may be away for a moment
-  standing=$(squeue --noheader --jobs "$id" --Format=State:.20,RestartCnt:.20 | xargs)
+while [ -z "$standing" ] && [ $((tries += 1)) -le 40 ]; do
+  [ "$tries" -gt 1 ] && sleep 15 # Slurm's controller may be away for a while
+  standing=$(squeue --noheader --jobs "$id" --Format=State:.20,RestartCnt:.20 2>/dev/null | xargs)
 done
-if [ "$standing" != "RUNNING ${SLURM_RESTART_COUNT:-0}" ] && { [ -z "$end" ] || [ "$(date +%s)" -lt "$end" ]; }; then
-  say "Slurm has ended this start of the job ($standing)"
+if [ "${standing##* }" != "$count" ] || { [ "${standing%% *}" != RUNNING ] && ! past_end; }; then
+  say "Slurm has ended this start of the job (${standing:-it does not answer})"
+  [ "$code" -eq 0 ] && [ -e "$mark" ] && exit 75
   exit "$code"
 fi
 rm -f "$jobs/$id.nodes"
 
 over() {
   echo "$1" >"$jobs/over"
+  rm -f "$jobs/$id".*.stopped* "$jobs/$id.errors"
   [ -e "$jobs/chain" ] && grep --invert-match --line-regexp "$id" "$jobs/chain" | xargs --no-run-if-empty scancel --state=PENDING 2>/dev/null
   exit "$2"
+}
+
+# Ask that a job does not get the nodes that failed, as long as there are enough others.
+leave_out_for() {
+  bad=$(sort --unique "$jobs/failed-nodes" 2>/dev/null)
+  [ -n "$1" ] && [ -n "$bad" ] || return
+  there=$(sinfo --noheader --Node --partition "$SLURM_JOB_PARTITION" --format %N | sort --unique | wc -l)
+  [ $((there - $(echo "$bad" | wc -l))) -ge "$SLURM_JOB_NUM_NODES" ] || return
+  bad=$(echo "$bad" | paste --serial --delimiters=,)
+  scontrol update JobId="$1" ExcNodeList="$bad" && say "leaving out $bad"
 }
 
 # Go on later: back into the queue, or in the next job of the chain. Without progress, only so often.
 again() {
   [ -e "$jobs/cancelled" ] && over "it was cancelled" 0
-  if [ "$(progress)" = "$start" ]; then
-    echo . >>"$jobs/idle"
-    [ "$(wc -l <"$jobs/idle")" -ge 5 ] && over "stopped 5 times without a new checkpoint in between: ask for more time" 75
-  else
+  if [ "$(progress)" != "$start" ]; then
     rm -f "$jobs/idle"
+  else
+    echo . >>"$jobs/idle"
+    [ "$(wc -l <"$jobs/idle")" -ge 5 ] && over "ended 5 times without a new checkpoint in between: see $jobs/$id.log, or ask for more time" 75
   fi
   if [ -z "$requeue" ]; then
     say "$1; the next job of the chain goes on"
+    leave_out_for "$(grep --after-context=1 --line-regexp "$id" "$jobs/chain" 2>/dev/null | sed --quiet 2p)"
     exit 75
   fi
   say "$1; back into the queue"
-  trap '' TERM # which comes to every process of this shell, too, as soon as the job is back in the queue
   scontrol requeue "$id" || over "this site does not let a job back into the queue: submit a chain, --jobs 5" 75
-  bad=$(sort --unique "$jobs/failed-nodes" 2>/dev/null | paste --serial --delimiters=,)
-  [ -n "$bad" ] && scontrol update JobId="$id" ExcNodeList="$bad" && say "leaving out $bad"
+  leave_out_for "$id"
   exit 0
 }
 
-if [ -e "$jobs/$id.stopped" ]; then
+if [ -e "$mark" ]; then
   again "saved and stopped"
+elif [ -n "$stuck" ]; then
+  again "its ranks did not leave in time"
 elif [ "$code" -eq 0 ]; then
   over "it is complete" 0
-elif [ "$(progress)" != "$start" ]; then
-  # A task that died of a signal: maybe its node's fault.
-  sed --quiet --regexp-extended 's/^srun: error: ([^: ]+): tasks? [^:]*: (Killed|Bus error|Segmentation fault|Aborted).*/\1/p' "$jobs/$id.errors" | head -1 >>"$jobs/failed-nodes"
-  again "failed with exit code $code after new checkpoints"
+elif [ "$(progress)" != "$start" ] || { [ -n "$start" ] && [ "$code" -ne 2 ] && [ "$code" -ne 3 ]; }; then
+  # Codes 2 and 3 would only come again. The first task that died, if it was of a signal: maybe its node's fault.
+  head -1 "$jobs/$id.errors" | sed --quiet --regexp-extended 's/^srun: error: ([^][: ]+): task [0-9]+: (Killed|Bus error|Segmentation fault|Aborted).*/\1/p' >>"$jobs/failed-nodes"
+  again "failed with exit code $code"
 fi
 over "it failed with exit code $code: see $jobs/$id.log" "$code"

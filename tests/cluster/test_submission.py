@@ -1,0 +1,60 @@
+"""Is a job prepared for the run that is meant?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.cluster.profile import ClusterProfile
+from paceline.cluster.submission import Request, prepare
+from paceline.errors import ConfigError
+from paceline.launch.spec import module
+
+
+def request(*words: str, **more: object) -> Request:
+    plan: dict = {"nodes": 1, "gpus_per_node": 0, "ranks_per_node": 1, "time": "5"} | more
+    return Request(module("toy", "paceline.recipes.toy"), words, ClusterProfile(), **plan)
+
+
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [
+        ([], "runs/toy"),
+        (["name=a"], "runs/a"),
+        (["--name", "b", "runs=other"], "other/b"),
+        (["--runs=/scratch/me", "name=a b"], "/scratch/me/a b"),
+        (["--config", "own.toml"], "elsewhere/from-file"),
+        (["--config=own.toml", "name=word"], "elsewhere/word"),
+    ],
+)
+def test_the_run_is_the_one_that_the_words_and_files_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], folder: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.toml").write_text('name = "from-file"\nruns = "elsewhere"\nepochs = 3\n')
+    assert prepare(request(*words), tmp_path).run.root == tmp_path / folder
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "problem"),
+    [
+        (["name=a/b"], {}, "cannot be a folder"),
+        (["name=.."], {}, "cannot be a folder"),
+        (["name=a\nb"], {}, "control character"),
+        (["checkpoint.to=s3://key:secret@bucket/x"], {}, "has a name or a password in it"),
+        ([], {"gpus_per_node": 2, "ranks_per_node": 3}, "cannot have a GPU each"),
+        ([], {"jobs": 0}, "submits nothing"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path: Path, words, more, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        prepare(request(*words, **more), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_preparing_writes_nothing(tmp_path: Path) -> None:
+    prepared = prepare(request("epochs=3"), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert prepared.log == f"{tmp_path}/runs/toy/jobs/%j.log"
+    assert prepare(request("name=50%j"), tmp_path).log.endswith("/runs/50%%j/jobs/%j.log")
