@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import math
 import os
 from collections.abc import Mapping
@@ -136,9 +137,12 @@ def train(
 
 
 def cut(config: RunConfig, steps: int, **more: Any) -> None:
-    """Train for some steps more, then break off."""
+    """Train for some steps more, then break off; as the end of a process would, wait for a save that is under way."""
     with pytest.raises(Cut):
         train(config, cut_after=steps, **more)
+    for thread in threading.enumerate():
+        if thread.name == "paceline-save":
+            thread.join()
 
 
 def events_of(tmp_path: Path, kind: str) -> list[dict]:

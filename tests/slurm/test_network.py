@@ -103,7 +103,7 @@ def gone_after(mark: str, timeout_s: float) -> float:
 
 @pytest.mark.slow
 @pytest.mark.namespaces(nodes=2)
-@pytest.mark.parametrize(("way", "slack_s"), [("c10d", 10), ("ours", 5)])
+@pytest.mark.parametrize(("way", "slack_s"), [("c10d", 40), ("ours", 30)])
 def test_a_cut_is_an_error_on_every_rank_within_the_time_of_a_step(hosts, way: str, slack_s: float, tmp_path: Path):
     mark = f"cut-{way}-{os.getpid()}"
     settings = [f"timeout.step_s={STEP_S}", "batch.global_size=8", "checkpoint.every=5steps", "steps=1000000"]

@@ -130,7 +130,7 @@ def told_by_srun(desk: Desk) -> str:
     return _told(desk, "told", "srun")
 
 
-@scenario("linuxproc", "cgroup")
+@scenario("cgroup")
 def told_under_agents(desk: Desk) -> str:
     return _told(desk, "agents", "torchrun")
 
@@ -144,7 +144,7 @@ def _told(desk: Desk, name: str, launcher: str) -> str:
     return log
 
 
-@scenario("linuxproc", "cgroup")
+@scenario("cgroup")
 def preempted(desk: Desk) -> str:
     job = submitted(desk, "preempted", *TWO_NODES, "--time", "10", "--partition", "low")
     nodes = desk.cluster.job(job)["NodeList"]

@@ -27,8 +27,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.slow
 @pytest.mark.slurm(nodes=2, cpus=2, gpus=0)
-@pytest.mark.parametrize("slurm", [{}, {"cgroup": True}], ids=["linuxproc", "cgroup"], indirect=True)
-@pytest.mark.parametrize(("nodes", "ranks"), [(1, 2), (2, 4)])
+@pytest.mark.parametrize(("slurm", "nodes", "ranks"), [({}, 1, 2), ({"cgroup": True}, 2, 4)], indirect=["slurm"])
 def test_srun_starts_the_same_training(slurm, nodes: int, ranks: int, alone: str, tmp_path: Path):
     done = slurm.run(["srun", f"-N{nodes}", f"-n{ranks}", *TRAINING], folder=tmp_path, timeout_s=120)
     assert done.code == 0, done.err
