@@ -24,10 +24,11 @@ sys.path.insert(0, str(ROOT / "tests"))
 from slurm.private import private_cluster, wanted  # noqa: E402 - tests are not a package
 from slurm.submitting import SCRIPT, Desk, digest  # noqa: E402
 
-TRAINING = ("batch.global_size=16", "epochs=20", "checkpoint.every=10steps", "log.every_steps=1")
+TRAINING = ("batch.global_size=16", "epochs=8", "checkpoint.every=10steps", "log.every_steps=1")
 PROFILE = 'lead_s = 45\noptions = ["--exclusive"]'
 _SLOW = {"SLOW_STEP": "0.08"}
 _PATIENCE_S = 600.0
+_LOOK_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -121,14 +122,17 @@ def _wait_for_limit(desk: Desk, name: str, job: str, chance: random.Random) -> N
 def _signal(desk: Desk, name: str, job: str, chance: random.Random) -> None:
     """Send SIGTERM to the steps, twice, each time at some moment after the job has begun."""
     for start in (1, 2):
-        desk.await_line(name, job, f"start {start}, on ", timeout_s=_PATIENCE_S)
-        time.sleep(chance.uniform(1.0, 25.0))
+        while f"start {start}, on " not in (log := desk.log(name, job)):
+            if "done: " in log:
+                return  # the signal came too late
+            time.sleep(_LOOK_S)
+        time.sleep(chance.uniform(0.5, 14.0))
         desk.cluster.run(["scancel", "--signal=TERM", job])
 
 
 def _preempt(desk: Desk, name: str, job: str, chance: random.Random) -> None:
     desk.await_line(name, job, "start 1, on ", timeout_s=_PATIENCE_S)
-    time.sleep(chance.uniform(1.0, 25.0))
+    time.sleep(chance.uniform(0.5, 14.0))
     nodes = desk.cluster.job(job)["NodeList"]
     desk.cluster.sbatch("--partition=high", f"--nodelist={nodes}", "--exclusive", "--wrap=sleep 2")
 
@@ -136,11 +140,12 @@ def _preempt(desk: Desk, name: str, job: str, chance: random.Random) -> None:
 def _kill_slurmd(desk: Desk, name: str, job: str, chance: random.Random) -> None:
     """Kill the daemon of one of the job's nodes; bring it back once the job runs elsewhere."""
     desk.await_line(name, job, "epoch 1/", timeout_s=_PATIENCE_S)
-    time.sleep(chance.uniform(0.0, 10.0))
+    time.sleep(chance.uniform(0.0, 2.0))
     hosts = desk.cluster.run(["scontrol", "show", "hostnames", desk.cluster.job(job)["NodeList"]]).out.split()
     host = chance.choice(hosts)
     desk.cluster.slurmd(host, "kill")
-    desk.await_line(name, job, "start 2, on ", timeout_s=_PATIENCE_S)
+    while "start 2, on " not in (log := desk.log(name, job)) and "done: " not in log:
+        time.sleep(_LOOK_S)
     desk.cluster.slurmd(host, "start")
     desk.cluster.run(["scontrol", "update", f"NodeName={host}", "State=RESUME"])
 
