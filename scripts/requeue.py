@@ -26,7 +26,6 @@ from slurm.submitting import SCRIPT, Desk, digest  # noqa: E402
 
 TRAINING = ("batch.global_size=16", "epochs=8", "checkpoint.every=10steps", "log.every_steps=1")
 PROFILE = 'lead_s = 45\noptions = ["--exclusive"]'
-_SLOW = {"SLOW_STEP": "0.08"}
 _PATIENCE_S = 600.0
 _LOOK_S = 0.2
 
@@ -90,9 +89,12 @@ def _one(desk: Desk, kind: str, number: int, seed: int) -> Outcome:
     name, chance = f"{kind}-{number}", random.Random(f"{seed}-{kind}-{number}")
     limit = "1" if kind == "limit" else "20"
     partition = ("--partition", "low") if kind == "preempt" else ()
-    words = ("training.py", "--nodes", "2", "--ranks-per-node", "1", "--time", limit, *partition)
+    script, slow = (
+        ("haste.py", "0.5") if kind == "slurmd" else ("training.py", "0.08")
+    )  # Slurm needs its time to notice
+    words = (script, "--nodes", "2", "--ranks-per-node", "1", "--time", limit, *partition)
     try:
-        job = desk.submit(*words, *TRAINING, f"name={name}", env=_SLOW)
+        job = desk.submit(*words, *TRAINING, f"name={name}", env={"SLOW_STEP": slow})
         KINDS[kind](desk, name, job, chance)
         state = desk.cluster.wait(job, timeout_s=_PATIENCE_S)["JobState"]
         log = desk.log(name, job)
