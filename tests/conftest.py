@@ -30,6 +30,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         "gpu": "" if torch.cuda.is_available() else "needs a CUDA GPU, and `-m gpu`",
         "mpi": "" if shutil.which("mpirun") else "needs mpirun (Debian: apt-get install openmpi-bin)",
         "root": "" if _may_mount() else "needs root and mount namespaces (`unshare --mount`)",
+        "heavy": ""
+        if os.environ.get("PACELINE_HEAVY")
+        else "takes long; its parts have tests of their own: PACELINE_HEAVY=1 runs it",
         "namespaces": no_hosts,
         "slurm": no_hosts,
     }

@@ -56,6 +56,9 @@ class BadCheckpoint(EnvironmentUnfit):
     """A checkpoint is damaged, incomplete, or of a format not known here."""
 
 
+LOST_PEER = 76
+"""The exit code of a rank of a Slurm job that only lost another one: the cause is elsewhere."""
+
 STOPPED = 75
 """The exit code that means: resume me. It is the system's own code for "try again later"."""
 

@@ -25,11 +25,12 @@ class Claim:
     """The right to write a run, for as long as the lock's name stands for the very file that this process holds."""
 
     lock: Path
-    file: int
+    held: os.stat_result
+    """The file, known by what it is: a save that outlives the run's end may still ask."""
 
     def check(self) -> None:
         """Raise if another process has taken the run over. Whoever makes something final asks this first."""
-        if _names(self.lock, self.file):
+        if _names(self.lock, self.held):
             return
         raise EnvironmentUnfit(
             f"{self.lock.parent} was taken over by {_holder(self.lock)}",
@@ -47,7 +48,7 @@ def claimed(lock: Path, incarnation: str = "", patience_s: float = _PATIENCE_S) 
     with writing_to(lock):
         file = _wait_for(lock, incarnation, time.monotonic() + patience_s)
     try:
-        yield Claim(lock, file)
+        yield Claim(lock, os.fstat(file))
     finally:
         os.close(file)  # which lets go of the lock; so does the kernel when this process dies
 
@@ -57,7 +58,7 @@ def _wait_for(lock: Path, incarnation: str, limit: float) -> int:
     while True:
         old = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            free = _locked(old) and _names(lock, old)
+            free = _locked(old) and _names(lock, os.fstat(old))
             if free or _supersedes(incarnation, _said(old).get("incarnation", "")):
                 return _replace(lock, incarnation)
         finally:
@@ -91,14 +92,14 @@ def _locked(file: int) -> bool:
     return True
 
 
-def _names(lock: Path, file: int) -> bool:
-    """Return whether a name stands for an open file. The name is opened anew: a network file system may remember."""
+def _names(lock: Path, held: os.stat_result) -> bool:
+    """Return whether a name stands for a certain file. The name is opened anew: a network file system may remember."""
     try:
         found = os.open(lock, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
-        return os.path.samestat(os.fstat(found), os.fstat(file))
+        return os.path.samestat(os.fstat(found), held)
     finally:
         os.close(found)
 

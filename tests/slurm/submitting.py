@@ -30,13 +30,17 @@ class Desk:
     @classmethod
     def on(cls, cluster: PrivateCluster, profile: str = "lead_s = 45") -> Desk:
         """Make one, with a cluster profile named `here`."""
-        folder = cluster.work
-        profiles = folder / "config" / "paceline" / "clusters"
-        profiles.mkdir(parents=True)
-        (profiles / "here.toml").write_text(profile)
-        shutil.copy(SCRIPT, folder)
-        shutil.copy(IN_HASTE, folder)
-        return cls(cluster, folder)
+        desk = cls(cluster, cluster.work)
+        desk.add_profile("here", profile)
+        shutil.copy(SCRIPT, desk.folder)
+        shutil.copy(IN_HASTE, desk.folder)
+        return desk
+
+    def add_profile(self, name: str, text: str) -> None:
+        """Write a cluster profile of our own."""
+        folder = self.folder / "config" / "paceline" / "clusters"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.toml").write_text(text)
 
     def paceline(self, *words: str, env: dict[str, str] | None = None, timeout_s: float = 60) -> Done:
         """Run `paceline WORDS` on the head."""

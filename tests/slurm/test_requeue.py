@@ -59,7 +59,8 @@ def plays(alone: str) -> Iterator[dict[tuple[str, str], Future[str]]]:
             settings = wanted(
                 nodes=count, cpus=2, gpus=0, grace=20, cgroup=way == "cgroup", settings={"SlurmdTimeout": 15}
             )
-            desks[way] = Desk.on(stack.enter_context(cluster_or_skip(settings)), PROFILE)
+            desks[way] = desk = Desk.on(stack.enter_context(cluster_or_skip(settings)), PROFILE)
+            desk.add_profile("patient", PROFILE.replace("30", "10"))
         pool = stack.enter_context(ThreadPoolExecutor(len(SCENARIOS)))
         yield {(way, play.__name__): pool.submit(play, desks[way]) for way, play in SCENARIOS}
 
@@ -105,8 +106,9 @@ def time_limit(desk: Desk) -> str:
 @scenario("cgroup")
 def stuck(desk: Desk) -> str:
     """Ranks that hear nothing are killed at the limit, and the job goes on all the same."""
-    job = submitted(desk, "stuck", *ONE_NODE, "--time", "1", until="", slow="1000")
-    log = finished(desk, "stuck", job)
+    job = submitted(desk, "stuck", *ONE_NODE, "--time", "1", "--cluster", "patient", until="", slow="1000")
+    desk.cluster.wait(job, timeout_s=_PATIENCE_S)
+    log = desk.log("stuck", job)
     assert "its ranks did not leave in time; back into the queue" in log
     return log
 

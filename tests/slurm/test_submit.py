@@ -91,7 +91,8 @@ def test_a_run_that_is_in_the_queue_is_not_submitted_twice(slurm) -> None:
     assert f"the run training has jobs in the queue already: {first}" in second.err
     assert f"`paceline cancel {first}` first" in second.err
     assert desk.paceline("cancel", first).code == 0
-    assert desk.submit("training.py", *SHORT, "name=other")
+    other = desk.paceline("submit", "--json", "training.py", *SHORT, "name=other")
+    assert [job["run"] for job in json.loads(other.out)["jobs"]] == [str(desk.folder / "runs" / "other")]
     desk.submit("training.py", *SHORT)
 
 

@@ -40,6 +40,7 @@ class Person:
     def __init__(self, slurm: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.slurm, self.folder, self.run = slurm, folder, folder / "runs" / "digits"
         monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+        monkeypatch.setenv("COLUMNS", "200")
         runs.make_run(self.run)
         (self.run / "jobs").mkdir()
 

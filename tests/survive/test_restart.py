@@ -43,7 +43,7 @@ def run(folder: Path, *words: str, **env: str):
     return paceline("run", "crash.py", *words, *SAVING, folder=folder, env={"SCRIPT": SCRIPT, **env})
 
 
-@pytest.mark.parametrize("how", ["kill", "raise"])
+@pytest.mark.parametrize("how", ["kill", pytest.param("raise", marks=pytest.mark.heavy)])
 def test_each_failure_after_progress_is_forgiven_however_many_there_are(
     tmp_path: Path, untouched: str, how: str
 ) -> None:

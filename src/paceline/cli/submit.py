@@ -6,9 +6,10 @@ Words after the script that are not options of submit are the script's own, and 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from paceline.cli.verify import target
@@ -47,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name in _FROM_PROFILE[:4]:
         parser.add_argument(f"--{name}", help=f"{name}, instead of the profile's")
-    parser.add_argument("--print", action="store_true", dest="only_print", help="show the batch script, and do nothing")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--print", action="store_true", dest="only_print", help="show the batch script, and do nothing")
+    shown.add_argument("--json", action="store_true", help="print what was submitted as JSON")
 
 
 def main(known: argparse.Namespace) -> int:
@@ -55,10 +58,12 @@ def main(known: argparse.Namespace) -> int:
     prepared = prepare(_request(known), Path.cwd())
     if not known.only_print:
         slurm.require("sbatch")
-    print(prepared.script, end="")
+    if not known.json:
+        print(prepared.script, end="")
     if known.only_print:
         return 0
-    print(_told(prepared, submit(prepared)))
+    found = submit(prepared)
+    print(json.dumps({"jobs": [asdict(one) for one in found]}, indent=2) if known.json else _told(prepared, found))
     return 0
 
 

@@ -11,6 +11,7 @@ import faulthandler
 import json
 import os
 import runpy
+import signal
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ from typing import NoReturn
 
 from paceline import handover
 from paceline.errors import PacelineError, Stopped
+from paceline.launch.signals import STOP_SIGNALS
 from paceline.world.orphan import die_with_parent
 
 _PEER_LOST = (
@@ -64,6 +66,8 @@ def run_target(words: Sequence[str]) -> None:
 
 def leave(code: int) -> NoReturn:
     """End this rank without tearing the interpreter down around native threads: that aborted, rarely."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # it is leaving; an interrupt now would only make noise
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from paceline import handover
-from paceline.errors import STOPPED, PacelineError, Stopped
+from paceline.errors import LOST_PEER, STOPPED, PacelineError, Stopped
 from paceline.launch.child import leave, lost_peer, run_target, words_of
 from paceline.launch.signals import EARLY
 from paceline.world.detect import detect_world
@@ -34,7 +34,7 @@ def main() -> None:
         leave(_stopped())
     except Exception as error:  # noqa: BLE001 - whatever the script raises is shown
         _show(error)
-        leave(getattr(error, "exit_code", 1))
+        leave(LOST_PEER if lost_peer(error) else getattr(error, "exit_code", 1))
     leave(0)
 
 
