@@ -43,7 +43,7 @@ LAUNCHER = "PACELINE_LAUNCHER"
 DEADLINE = "PACELINE_DEADLINE"
 """The moment by which the run must have saved and left, in seconds since 1970."""
 
-STOPPED = "PACELINE_STOPPED"
+STOP_MARK = "PACELINE_STOPPED"
 """The file by which a rank says that it has saved and stopped; it then leaves with exit code 0, as a launcher that ends
 all ranks at the first other code demands."""
 

@@ -24,11 +24,17 @@ PROGRAMS = Path(sys.executable).parent
 STEP_S = 5
 """How long a rank waits for its peers in the tests of a cut."""
 
-# The lines of the README, each as it is typed on every host; {node} is the number of the host.
-C10D = "torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint n1:29400 --rdzv-id digits"
+
+def line_of_the_readme(program: str) -> str:
+    """Return what is typed on every host, without the script; {node} is the number of the host."""
+    words = re.search(rf"^host0\$ ({program} .*)$", README, re.MULTILINE)[1].replace("host0", "n1").split()
+    return " ".join(word for word in words if word not in {"digits.py", "epochs=3"}).replace(
+        "--node 0", "--node {node}"
+    )
+
+
 STATIC = "torchrun --nnodes 2 --nproc-per-node 2 --node-rank {node} --master-addr n1 --master-port 29500"
-OURS = "paceline run -n 2 --nodes 2 --node {node} --meet n1:29500"
-WAYS = {"c10d": C10D, "static": STATIC, "ours": OURS}
+WAYS = {"c10d": line_of_the_readme("torchrun"), "static": STATIC, "ours": line_of_the_readme("paceline run")}
 
 
 def digest(text: str) -> str:

@@ -127,7 +127,7 @@ def _outcome(code: int, folder: Path, signals: StopSignals) -> Failure | None:
 def _environment(spec: LaunchSpec, folder: Path) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if not _NOT_OURS.match(name)}
     env |= spec.variables(env)
-    env |= {handover.STOPPED: str(folder / "stopped"), handover.PROGRESS: str(folder / "progress")}
+    env |= {handover.STOP_MARK: str(folder / "stopped"), handover.PROGRESS: str(folder / "progress")}
     if "SLURM_CPUS_PER_TASK" in env:
         env.setdefault("SRUN_CPUS_PER_TASK", env["SLURM_CPUS_PER_TASK"])
     return env

@@ -28,7 +28,7 @@ def config_from_argv(kind: type[C] = RunConfig, *, positional: Sequence[str] = (
     try:
         return config_from_words(kind, sys.argv[1:], positional=positional, env=os.environ)
     except ConfigError as error:
-        if handover.FAILURE in os.environ or handover.STOPPED in os.environ:
+        if handover.FAILURE in os.environ or handover.STOP_MARK in os.environ:
             raise  # the launcher, or the first rank, says it once for all
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None

@@ -50,7 +50,7 @@ def _stopped() -> int:
 
     srun ends all ranks at the first exit code other than 0, so with a mark to leave, the code is 0.
     """
-    mark = os.environ.get(handover.STOPPED)
+    mark = os.environ.get(handover.STOP_MARK)
     if not mark:
         return STOPPED
     Path(mark).touch(mode=0o600)
@@ -79,14 +79,14 @@ def _show(error: Exception) -> None:
 
 def _blame_node() -> None:
     """Have this node left out of the next start."""
-    mark, node = os.environ.get(handover.STOPPED), os.environ.get("SLURMD_NODENAME")
+    mark, node = os.environ.get(handover.STOP_MARK), os.environ.get("SLURMD_NODENAME")
     if mark and node:
         with contextlib.suppress(OSError), Path(mark).with_name("failed-nodes").open("a", encoding="utf-8") as file:
             file.write(f"{node}\n")
 
 
 def _first_to_say(text: str) -> bool:
-    mark = os.environ.get(handover.STOPPED)
+    mark = os.environ.get(handover.STOP_MARK)
     if not mark:
         return True
     with contextlib.suppress(OSError):
