@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         "heavy": ""
         if os.environ.get("PACELINE_HEAVY")
         else "takes long; its parts have tests of their own: PACELINE_HEAVY=1 runs it",
+        "ipv6": "" if _has_ipv6() else "needs IPv6 on the loopback interface",
         "namespaces": no_hosts,
         "slurm": no_hosts,
     }
@@ -40,6 +42,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in reasons.items():
             if reason and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
 
 
 def _may_mount() -> bool:

@@ -46,12 +46,13 @@ def type_on_hosts(folder: Path, *commands: list[str], script: str = MEET) -> lis
     return ended
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("[::1]", marks=pytest.mark.ipv6)])
 def test_two_hosts_are_one_world(tmp_path: Path, host: str) -> None:
     shared = ["-n", "2", "--nodes", "2", "--meet", f"{host}:{free_port(host.strip('[]'))}"]
     first, second = type_on_hosts(tmp_path, [*shared, "--node", "0"], [*shared, "--node", "1"])
     assert (first.code, first.err, second.code, second.err) == (0, "", 0, "")
-    lines = sorted(first.out.splitlines()) + sorted(second.out.splitlines())
+    said = [line for done in (first, second) for line in sorted(done.out.splitlines())]
+    lines = [line for line in said if "[c10d]" not in line]  # torch may find no name for an address
     assert lines == [f"[{rank}] {rank} 4 {rank % 2} {rank // 2} 2 paceline 10.0" for rank in range(4)]
 
 

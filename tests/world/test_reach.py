@@ -50,7 +50,7 @@ def test_rank_0_that_does_not_answer_is_named_with_both_ends(monkeypatch: pytest
     assert time.monotonic() - begun < 5
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("address", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.ipv6)])
 def test_a_door_knows_its_own_word(address: str) -> None:
     with doorbell(address) as door:
         assert ring(door) is None
