@@ -73,6 +73,7 @@ def test_a_right_script_has_the_same_bits_in_every_world(tmp_path: Path, script:
     assert (found["difference"], found["tolerance"]) == (None, 0.0)
 
 
+@pytest.mark.heavy
 def test_a_free_order_of_summation_stays_within_the_tolerance_it_states(tmp_path: Path) -> None:
     words = ["batch.global_size=30", "exact=false"]
     found = verdict_on(GOOD / "trained.py", "--worlds", "1,2", *words, folder=tmp_path, code=0)

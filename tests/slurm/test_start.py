@@ -25,7 +25,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest(subprocess.run(TRAINING, cwd=folder, capture_output=True, text=True, check=True).stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy  # the README's line, and the jobs of test_submit.py, start the same way
 @pytest.mark.slurm(nodes=2, cpus=2, gpus=0)
 @pytest.mark.parametrize(("slurm", "nodes", "ranks"), [({}, 1, 2), ({"cgroup": True}, 2, 4)], indirect=["slurm"])
 def test_srun_starts_the_same_training(slurm, nodes: int, ranks: int, alone: str, tmp_path: Path):

@@ -14,7 +14,7 @@ from survive.conftest import SCRIPT
 from paceline.diagnose.chaos import first_difference
 from paceline.events import surviving
 
-KILLS = 5
+KILLS = 3
 
 
 def test_chaos_ends_with_the_same_bits_and_every_sample_is_seen_once(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ elif [ "$code" -eq 0 ]; then
 elif [ "$(progress)" != "$start" ] || { [ -n "$start" ] && [ "$code" -ne 2 ] && [ "$code" -ne 3 ]; }; then
   # Codes 2 and 3 would only come again; 76 is that of a rank that lost another. The first of the others, if it died of a
   # signal: maybe its node's fault.
-  grep --invert-match 'exit code 76$' "$jobs/$id.errors" | head -1 | sed --quiet --regexp-extended 's/^srun: error: ([^][: ]+): task [0-9]+: (Killed|Bus error|Segmentation fault|Aborted).*/\1/p' >>"$jobs/failed-nodes"
+  grep --invert-match 'exit code 76$' "$jobs/$id.errors" | head -1 | sed --quiet --regexp-extended 's/^srun: error: ([^] :[]+): task [0-9]+: (Killed|Bus error|Segmentation fault|Aborted).*/\1/p' >>"$jobs/failed-nodes"
   again "failed with exit code $code"
 fi
 over "it failed with exit code $code: see $jobs/$id.log" "$code"
