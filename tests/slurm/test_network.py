@@ -80,7 +80,7 @@ def test_two_hosts_train_the_same(hosts, way: str, digits: tuple[Path, str]):
 @pytest.mark.namespaces(nodes=2, delay_ms=3, rate="100mbit")
 def test_a_slow_network_changes_no_bit(hosts, digits: tuple[Path, str]):
     folder, alone = digits
-    words = [*OURS.split(), "digits.py", "epochs=1", "name=slow"]
+    words = [*WAYS["ours"].split(), "digits.py", "epochs=1", "name=slow"]
     first, second = type_on_both(hosts, words, folder, timeout_s=120)
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert digest(first.out) == alone

@@ -59,8 +59,7 @@ def plays(alone: str) -> Iterator[dict[tuple[str, str], Future[str]]]:
             settings = wanted(
                 nodes=count, cpus=2, gpus=0, grace=20, cgroup=way == "cgroup", settings={"SlurmdTimeout": 15}
             )
-            desks[way] = desk = Desk.on(stack.enter_context(cluster_or_skip(settings)), PROFILE)
-            desk.add_profile("patient", PROFILE.replace("30", "10"))
+            desks[way] = Desk.on(stack.enter_context(cluster_or_skip(settings)), PROFILE)
         pool = stack.enter_context(ThreadPoolExecutor(len(SCENARIOS)))
         yield {(way, play.__name__): pool.submit(play, desks[way]) for way, play in SCENARIOS}
 
@@ -85,9 +84,9 @@ def nothing_repeated(desk: Desk, name: str) -> None:
             last = event["step"]
 
 
-def submitted(desk: Desk, name: str, *words: str, until: str = "epoch 1/25", slow: str = "0.2") -> str:
+def submitted(desk: Desk, name: str, *words: str, until: str = "epoch 1/25") -> str:
     """Submit a run, and wait until its log holds a text."""
-    job = desk.submit(words[0], *LONG, f"name={name}", *words[1:], env={"SLOW_STEP": slow})
+    job = desk.submit(words[0], *LONG, f"name={name}", *words[1:], env={"SLOW_STEP": "0.2"})
     if until:
         desk.await_line(name, job, until, timeout_s=_PATIENCE_S)
     return job
@@ -106,7 +105,7 @@ def time_limit(desk: Desk) -> str:
 @scenario("cgroup")
 def stuck(desk: Desk) -> str:
     """Ranks that hear nothing are killed at the limit, and the job goes on all the same."""
-    job = submitted(desk, "stuck", *ONE_NODE, "--time", "1", "--cluster", "patient", until="", slow="1000")
+    job = desk.submit(*ONE_NODE, *LONG, "name=stuck", "--time", "1", env={"DEAF": "1"})
     desk.cluster.wait(job, timeout_s=_PATIENCE_S)
     log = desk.log("stuck", job)
     assert "its ranks did not leave in time; back into the queue" in log
