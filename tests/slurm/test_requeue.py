@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import pytest
 from slurm.private import cluster_or_skip, wanted
@@ -51,7 +51,7 @@ def scenario(*ways: str) -> Callable[[Scenario], Scenario]:
 
 @pytest.fixture(scope="module")
 def plays(alone: str) -> Iterator[dict[tuple[str, str], Future[str]]]:
-    """All scenarios, under way; they begin when there is something to compare them with."""
+    """All scenarios, played at the same time; they begin when there is something to compare them with."""
     with contextlib.ExitStack() as stack:
         desks = {}
         for way in ("linuxproc", "cgroup"):
@@ -61,7 +61,9 @@ def plays(alone: str) -> Iterator[dict[tuple[str, str], Future[str]]]:
             )
             desks[way] = Desk.on(stack.enter_context(cluster_or_skip(settings)), PROFILE)
         pool = stack.enter_context(ThreadPoolExecutor(len(SCENARIOS)))
-        yield {(way, play.__name__): pool.submit(play, desks[way]) for way, play in SCENARIOS}
+        played = {(way, play.__name__): pool.submit(play, desks[way]) for way, play in SCENARIOS}
+        wait(played.values())  # a test that looks for what it has left must not find what these have started
+        yield played
 
 
 def finished(desk: Desk, name: str, job: str) -> str:
