@@ -9,6 +9,8 @@ bits than one process that nobody disturbs, is counted as lost.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import random
 import subprocess
 import sys
@@ -80,7 +82,8 @@ def _arguments() -> argparse.Namespace:
 def _play(kind: str, known: argparse.Namespace) -> list[Outcome]:
     nodes = 3 * known.at_once
     settings = wanted(nodes=nodes, cpus=2, gpus=0, grace=20, cgroup=not known.no_cgroup, settings={"SlurmdTimeout": 15})
-    with private_cluster(settings) as cluster, ThreadPoolExecutor(known.at_once) as pool:
+    quiet = contextlib.redirect_stdout(io.StringIO())  # what the daemons said
+    with quiet, private_cluster(settings) as cluster, ThreadPoolExecutor(known.at_once) as pool:
         desk = Desk.on(cluster, PROFILE)
         return list(pool.map(lambda number: _one(desk, kind, number, known.seed), range(known.runs)))
 
