@@ -113,6 +113,15 @@ def test_what_slurm_refuses_is_said_with_a_fix(slurm) -> None:
     assert not list((desk.folder / "state").rglob("*"))
 
 
+@pytest.mark.slurm(nodes=1, cpus=2, gpus=0, accounting=True, settings={"AccountingStorageEnforce": "associations"})
+def test_an_account_that_one_may_not_use_is_refused(slurm) -> None:
+    desk = Desk.on(slurm)
+    done = desk.paceline("submit", "training.py", "--cluster", "here", "--account", "somebody-elses")
+    assert done.code == 3
+    assert "sbatch refused: Batch job submission failed: Invalid account" in done.err
+    assert "fix: name an account that you may use" in done.err
+
+
 @pytest.mark.slurm(nodes=2, cpus=4, gpus=2)
 def test_inside_an_allocation_run_uses_all_its_nodes(slurm, alone: str) -> None:
     desk = Desk.on(slurm)
