@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import glob
 import hashlib
 import os
 import socket
@@ -61,9 +62,17 @@ def leave_early() -> NoReturn:
     """Leave from within a signal handler: nothing was begun, nothing is to be saved.
 
     The exit code makes srun end the other ranks: one that waits for this one inside torch would not hear the signal.
+    Where another rank has failed, the signal is srun's own, which ends the rest: that is no stop to go on from.
     """
-    _stopped()
+    if not _somebody_failed():
+        _stopped()
     os._exit(STOPPED)
+
+
+def _somebody_failed() -> bool:
+    """Return whether a rank has said why it failed, which it does before it leaves."""
+    mark = Path(os.environ.get(handover.STOP_MARK) or "/nowhere/stopped")
+    return any(mark.parent.glob(f"{glob.escape(mark.name)}.*"))
 
 
 def _show(error: Exception) -> None:
