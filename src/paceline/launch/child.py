@@ -34,6 +34,8 @@ _PEER_LOST = (
     "Timeout waiting",
     "Read timeout",
     "Socket closed",
+    "No route to host",
+    "Connection timed out",
 )
 
 

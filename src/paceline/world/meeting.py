@@ -9,7 +9,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -135,12 +135,21 @@ def _limit_silence(address: str, port: int, silence_s: float) -> None:
 
     The store asks without a time-out of its own: cut off from it, a rank would wait for TCP to give up, 16 minutes.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     whole_s = max(1, math.ceil(silence_s / 3))
-    for name in os.listdir("/dev/fd"):  # noqa: PTH208 - the store does not give its socket away
-        with contextlib.suppress(OSError), socket.fromfd(int(name), family, socket.SOCK_STREAM) as connection:
-            if connection.getpeername()[:2] == (address, port):
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                for option in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
-                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), whole_s)
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_s * 1000))
+    for connection in _connections_to(address, port):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), whole_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silence_s * 1000))
+
+
+def _connections_to(address: str, port: int) -> Iterator[socket.socket]:
+    """Yield the sockets of this process that are connected to an address: the store does not give its own away.
+
+    torch reaches IPv4 through a socket of IPv6, which names its peer ::ffff:10.0.0.1.
+    """
+    for name in os.listdir("/dev/fd"):  # noqa: PTH208 - numbers, not paths
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
+            peer = connection.getpeername()
+            if isinstance(peer, tuple) and (peer[0].removeprefix("::ffff:"), peer[1]) == (address, port):
+                yield connection
