@@ -16,7 +16,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 FLOORS = [
     {"errors", "handover", "version", "__init__"},
-    {"rundir", "runlock", "config", "events"},
+    {"rundir", "runlock", "config", "events", "tensorfile"},
     {"world", "scale", "launch", "cluster"},
     {"data", "checkpoint"},
     {"train"},

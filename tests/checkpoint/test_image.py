@@ -9,7 +9,8 @@ from checkpoint.contents import SHAPES, bits_of, random_tensor, tensors_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.checkpoint.image import WIDTHS, Spec, plan_image, read_places, split_by_size
+from paceline.checkpoint.image import read_places, split_by_size
+from paceline.tensorfile import WIDTHS, Spec, plan_image
 from paceline.checkpoint.staging import DTYPES
 from paceline.errors import BadCheckpoint
 

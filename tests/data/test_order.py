@@ -6,7 +6,10 @@ from collections import Counter
 import numpy
 import pytest
 
-from paceline.data.order import samples_at
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.data.order import Order, places_of, samples_at
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 63, 64, 65, 1000, 4097])
@@ -56,3 +59,39 @@ def test_neighbours_are_as_good_as_random():
 
 def test_the_order_is_the_one_of_the_first_release():
     assert samples_at(numpy.arange(8), 1000, seed=42, epoch=1).tolist() == [921, 960, 327, 861, 86, 378, 38, 313]
+
+
+@given(st.integers(1, 2**40), st.integers(0, 2**64), st.integers(0, 9), st.data())
+def test_places_of_samples_are_where_they_stand(size, seed, epoch, data):
+    places = numpy.array(data.draw(st.lists(st.integers(0, size - 1), max_size=20)), dtype=numpy.int64)
+    assert (places_of(samples_at(places, size, seed, epoch), size, seed, epoch) == places).all()
+
+
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 9), st.integers(0, 2**64), st.integers(0, 9))
+def test_blocks_come_in_windows_and_every_sample_once(size, block, window, seed, epoch):
+    order = Order(size, block, window)
+    samples = order.at(numpy.arange(size), seed, epoch)
+    assert sorted(samples.tolist()) == list(range(size))
+    if order.blocks <= window:
+        assert (samples == samples_at(numpy.arange(size), size, seed, epoch)).all()
+        return
+    seen = {}
+    for place, number in enumerate(samples // block):
+        seen.setdefault(int(number), []).append(place)
+    assert all(places[-1] - places[0] < window * block for places in seen.values())
+
+
+@given(st.integers(2, 300), st.integers(1, 40), st.integers(1, 9), st.data())
+def test_any_places_can_be_asked_for(size, block, window, data):
+    places = numpy.array(data.draw(st.lists(st.integers(0, size - 1), max_size=30)), dtype=numpy.int64)
+    order = Order(size, block, window)
+    assert (order.at(places, 3, 1) == order.at(numpy.arange(size), 3, 1)[places]).all()
+
+
+def test_windows_epochs_and_seeds_differ():
+    order = Order(4000, 100, 4)
+    first, again, other = (order.at(numpy.arange(4000), *key) for key in ((1, 0), (1, 1), (2, 0)))
+    assert (first != again).mean() > 0.9
+    assert (first != other).mean() > 0.9
+    mixed = [numpy.argsort(first[begin : begin + 400]).tolist() for begin in range(0, 4000, 400)]
+    assert len({tuple(one) for one in mixed}) == 10

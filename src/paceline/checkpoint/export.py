@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from paceline.checkpoint.catalog import SAVE_FIRST, Catalog, examine
-from paceline.checkpoint.image import Place, Spec, plan_image, read_places
+from paceline.checkpoint.image import read_places
 from paceline.checkpoint.manifest import MANIFEST, FileFacts, NewerFormat, unreadable
 from paceline.checkpoint.storage import Storage, manifest_of, read_verified
 from paceline.errors import BadCheckpoint, ConfigError, EnvironmentUnfit, PacelineError
 from paceline.rundir import make_durable
+from paceline.tensorfile import Place, Spec, plan_image
 
 _MODEL = "model."
 _SUFFIX = ".safetensors"

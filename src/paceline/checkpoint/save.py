@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.checkpoint.image import Spec, split_by_size
+from paceline.checkpoint.image import split_by_size
 from paceline.checkpoint.manifest import FileFacts, Manifest
 from paceline.checkpoint.retention import no_longer_needed
 from paceline.checkpoint.staging import WORDS, Staging
 from paceline.checkpoint.storage import Storage, check, manifest_of
 from paceline.errors import BadCheckpoint, EnvironmentUnfit, PacelineError
+from paceline.tensorfile import Spec
 from paceline.world.facts import World
 from paceline.world.mailbox import Mailbox
 

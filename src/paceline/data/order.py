@@ -6,54 +6,193 @@ walked along its cycle until it lands inside (under two rounds of walking on ave
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from typing import Any
+
 import numpy
 from numpy.typing import NDArray
 
 Places = NDArray[numpy.int64]
-_Words = NDArray[numpy.uint64]
+_Words = NDArray[Any]  # uint32 where that is wide enough, else uint64
+_Round = Callable[[_Words], _Words]
 
 _ROUNDS = 8
+_TABLED_BITS = (
+    32  # up to here a round is looked up in a table of its half of the bits, which takes a quarter of the time
+)
 _MIX_1 = numpy.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = numpy.uint64(0x94D049BB133111EB)
+_STRIDE = numpy.uint64(0x9E3779B97F4A7C15)
 _SHIFT_1, _SHIFT_2 = numpy.uint64(30), numpy.uint64(27)
+_WHOLE, _BLOCKS, _FIRST_WINDOW = 0, 1, 2  # which permutation of an epoch is meant
 
 
-def samples_at(places: Places, size: int, seed: int, epoch: int) -> Places:
+def samples_at(places: Places, size: int, seed: int, epoch: int, part: int = _WHOLE) -> Places:
     """Return the sample numbers at some places of an epoch's order.
 
     >>> sorted(samples_at(numpy.arange(5), size=5, seed=1, epoch=0).tolist())
     [0, 1, 2, 3, 4]
     """
+    return _walk(places, size, _permute, seed, epoch, part)
+
+
+def places_of(samples: Places, size: int, seed: int, epoch: int, part: int = _WHOLE) -> Places:
+    """Return where some samples stand in an epoch's order: the inverse of `samples_at`.
+
+    >>> places_of(samples_at(numpy.arange(5), 5, seed=1, epoch=0), 5, seed=1, epoch=0).tolist()
+    [0, 1, 2, 3, 4]
+    """
+    return _walk(samples, size, _permute_back, seed, epoch, part)
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of a set that is read in blocks: blocks are permuted, then the samples of each window of blocks.
+
+    Only the blocks of one window are needed at a time. A set of no more blocks than a window is shuffled as a whole, in
+    the order of `samples_at`.
+    """
+
+    size: int
+    block: int
+    """Samples of a block; the last one may be short."""
+    window: int
+    """Blocks whose samples are mixed."""
+
+    @cached_property
+    def blocks(self) -> int:
+        """How many blocks there are."""
+        return -(-self.size // self.block)
+
+    @property
+    def _missing(self) -> int:
+        """How many samples the last block is short of."""
+        return self.blocks * self.block - self.size
+
+    def at(self, places: Places, seed: int, epoch: int) -> Places:
+        """Return the sample numbers at some places of an epoch's order.
+
+        >>> order = Order(size=7, block=2, window=2)
+        >>> order.at(numpy.arange(7), seed=1, epoch=0).tolist()
+        [2, 3, 6, 0, 5, 4, 1]
+        """
+        if self.blocks <= self.window or not places.size:
+            return samples_at(places, self.size, seed, epoch)
+        short = int(places_of(numpy.array([self.blocks - 1]), self.blocks, seed, epoch, _BLOCKS)[0])
+        windows = self._padded(places, short) // (self.block * self.window)
+        first, last = int(windows.min()), int(windows.max())
+        if first == last:
+            return self._in_window(places, first, short, seed, epoch)
+        found = numpy.empty_like(places)
+        for window in range(first, last + 1):
+            inside = numpy.flatnonzero(windows == window)
+            found[inside] = self._in_window(places[inside], window, short, seed, epoch)
+        return found
+
+    def _in_window(self, places: Places, window: int, short: int, seed: int, epoch: int) -> Places:
+        positions = numpy.arange(window * self.window, min((window + 1) * self.window, self.blocks))
+        begin, end = (self._begin(int(position), short) for position in (positions[0], positions[-1] + 1))
+        mixed = begin + samples_at(places - begin, end - begin, seed, epoch, _FIRST_WINDOW + window)
+        position, row = numpy.divmod(self._padded(mixed, short), self.block)
+        blocks = samples_at(positions, self.blocks, seed, epoch, _BLOCKS)
+        found: Places = blocks[position - positions[0]] * self.block + row
+        return found
+
+    def _begin(self, position: int, short: int) -> int:
+        """Return the first place of the block that comes at some position."""
+        return position * self.block - (self._missing if position > short else 0)
+
+    def _padded(self, places: Places, short: int) -> Places:
+        """Return places as they would be if all blocks were whole."""
+        if not self._missing:
+            return places
+        return numpy.where(places >= self._begin(short + 1, short), places + self._missing, places)
+
+
+def _walk(
+    values: Places,
+    size: int,
+    move: Callable[[_Words, int, Sequence[_Round]], _Words],
+    seed: int,
+    epoch: int,
+    part: int,
+) -> Places:
+    """Move along the cycles of a permutation of the next power of two, until all values are inside."""
     if size == 1:
-        return numpy.zeros_like(places)
+        return numpy.zeros_like(values)
     bits = (size - 1).bit_length()
-    keys = _round_keys(seed, epoch)
-    values = _permute(places.astype(numpy.uint64), bits, keys)
-    outside = numpy.flatnonzero(values >= size)
+    rounds = _rounds(seed, epoch, part, bits)
+    moved = move(values.astype(numpy.uint32 if bits <= _TABLED_BITS else numpy.uint64), bits, rounds)
+    outside = numpy.flatnonzero(moved >= size)
     while outside.size:
-        values[outside] = _permute(values[outside], bits, keys)
-        outside = outside[values[outside] >= size]
-    return values.astype(numpy.int64)
+        again = move(moved[outside], bits, rounds)
+        moved[outside] = again
+        outside = outside[again >= size]
+    return moved.astype(numpy.int64)
 
 
-def _round_keys(seed: int, epoch: int) -> _Words:
-    start = numpy.array([seed & 0xFFFFFFFFFFFFFFFF, epoch], dtype=numpy.uint64)
-    state = _mixed(_mixed(start[:1] + numpy.uint64(0x9E3779B97F4A7C15)) + start[1:] * _MIX_2)
-    return _mixed(state + numpy.arange(1, _ROUNDS + 1, dtype=numpy.uint64) * numpy.uint64(0x9E3779B97F4A7C15))
+@lru_cache(maxsize=16)
+def _rounds(seed: int, epoch: int, part: int, bits: int) -> list[_Round]:
+    """Return what each round makes of one half of the bits, to be added to the other half."""
+    halves = [bits // 2, bits - bits // 2]
+    found: list[_Round] = []
+    for number, key in enumerate(_round_keys(seed, epoch, part)):
+        low, high = halves[number % 2], halves[1 - number % 2]
+        compute = partial(_round_value, key=key, mask=numpy.uint64((1 << high) - 1))
+        if bits <= _TABLED_BITS:
+            table = compute(numpy.arange(1 << low, dtype=numpy.uint64)).astype(numpy.uint32)
+            found.append(partial(_look_up, table))
+        else:
+            found.append(compute)
+    return found
 
 
-def _permute(values: _Words, bits: int, keys: _Words) -> _Words:
+def _look_up(table: _Words, low: _Words) -> _Words:
+    return table.take(low, mode="clip")
+
+
+def _round_value(low: _Words, key: numpy.uint64, mask: numpy.uint64) -> _Words:
+    value: _Words = _mixed(low ^ key) & mask
+    return value
+
+
+def _round_keys(seed: int, epoch: int, part: int) -> _Words:
+    start = numpy.array([seed & 0xFFFFFFFFFFFFFFFF, epoch, part], dtype=numpy.uint64)
+    state = _mixed(_mixed(start[:1] + _STRIDE) + start[1:2] * _MIX_2)
+    if part:
+        state = _mixed(state ^ (start[2:] * _STRIDE))
+    return _mixed(state + numpy.arange(1, _ROUNDS + 1, dtype=numpy.uint64) * _STRIDE)
+
+
+def _permute(values: _Words, bits: int, rounds: Sequence[_Round]) -> _Words:
     """Permute [0, 2**bits): each round changes one half by a function of the other, then swaps the halves."""
-    low_bits = bits // 2
-    high_bits = bits - low_bits
-    high, low = values >> numpy.uint64(low_bits), values & numpy.uint64((1 << low_bits) - 1)
-    for key in keys:
-        high, low = low, high ^ (_mixed(low ^ key) & numpy.uint64((1 << high_bits) - 1))
-        high_bits, low_bits = low_bits, high_bits
-    return (high << numpy.uint64(low_bits)) | low
+    high, low = _halves(values, bits)
+    for value in rounds:
+        high, low = low, value(low) ^ high
+    return _joined(high, low, bits)
+
+
+def _permute_back(values: _Words, bits: int, rounds: Sequence[_Round]) -> _Words:
+    high, low = _halves(values, bits)
+    for value in reversed(rounds):
+        high, low = low ^ value(high), high
+    return _joined(high, low, bits)
+
+
+def _halves(values: _Words, bits: int) -> tuple[_Words, _Words]:
+    low_bits = values.dtype.type(bits // 2)
+    return values >> low_bits, values & values.dtype.type((1 << int(low_bits)) - 1)
+
+
+def _joined(high: _Words, low: _Words, bits: int) -> _Words:
+    joined: _Words = (high << high.dtype.type(bits // 2)) | low
+    return joined
 
 
 def _mixed(words: _Words) -> _Words:
     words = (words ^ (words >> _SHIFT_1)) * _MIX_1
     words = (words ^ (words >> _SHIFT_2)) * _MIX_2
-    return words ^ (words >> numpy.uint64(31))
+    mixed: _Words = words ^ (words >> numpy.uint64(31))
+    return mixed

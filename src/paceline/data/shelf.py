@@ -1,0 +1,50 @@
+"""Where the files of a set come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from paceline.data.index import INDEX, SetIndex, ShardFacts
+from paceline.errors import DataError
+
+
+class Shelf(Protocol):
+    """The folder of a set, here or at an address."""
+
+    address: str
+    room: int
+    """How many bytes of shards may be here at the same time; 0: all of them."""
+
+    def index(self) -> SetIndex:
+        """Read what the set says of itself."""
+
+    def fetch(self, shard: ShardFacts) -> Path:
+        """Return where a shard lies on this machine, after it was brought here if need be."""
+
+
+class LocalShelf:
+    """A folder that this machine sees."""
+
+    room = 0
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.address = str(folder)
+
+    def index(self) -> SetIndex:
+        """Read index.json."""
+        path = self._folder / INDEX
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            why = "there is no set" if isinstance(error, FileNotFoundError) else f"{error.strerror or error}: no set"
+            raise DataError(
+                f"{why} in {self._folder}: {path.name} cannot be read",
+                fix="make one with `paceline data pack`, or name another folder",
+            ) from error
+        return SetIndex.from_json(content, str(path))
+
+    def fetch(self, shard: ShardFacts) -> Path:
+        """Return the path of a shard."""
+        return self._folder / shard.name

@@ -1,0 +1,113 @@
+"""How tensors lie in a file: the safetensors format, planned here so that a file can be filled in place and summed as it is written."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+WIDTHS = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "C64": 8,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+"""Bytes of one element, by the format's own word for the type."""
+
+_ALIGN = 64  # data begin at a multiple of this, so that elements of any type are aligned
+LONGEST_HEADER = 100_000_000
+"""Bytes that a header may have at most: the format's own limit."""
+
+
+class Spec(NamedTuple):
+    """A tensor that wants a place in a file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the tensor."""
+        size = WIDTHS[self.dtype]
+        for length in self.shape:
+            size *= length
+        return size
+
+
+class Place(NamedTuple):
+    """Where a tensor lies in the file, counted from the first byte of the file."""
+
+    spec: Spec
+    begin: int
+    end: int
+
+
+class Image(NamedTuple):
+    """The plan of a file."""
+
+    header: bytes
+    places: list[Place]
+    size_bytes: int
+
+
+def plan_image(specs: Iterable[Spec], metadata: Mapping[str, str] | None = None) -> Image:
+    """Plan a file for tensors, and words that readers may ask it for: wide types first, so that every one is aligned.
+
+    >>> image = plan_image([Spec("b", "U8", (3,)), Spec("a", "F32", (2, 2))])
+    >>> [(place.spec.name, place.end - place.begin) for place in image.places], image.size_bytes - len(image.header)
+    ([('a', 16), ('b', 3)], 19)
+    """
+    ordered = sorted(specs, key=lambda spec: -WIDTHS[spec.dtype])
+    ends = list(itertools.accumulate(spec.size_bytes for spec in ordered))
+    spans = list(zip([0, *ends], ends, strict=False))
+    entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    entries |= {
+        spec.name: {"dtype": spec.dtype, "shape": spec.shape, "data_offsets": span}
+        for spec, span in zip(ordered, spans, strict=True)
+    }
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGN)
+    header = len(text).to_bytes(8, "little") + text
+    data = len(header)
+    places = [Place(spec, data + begin, data + end) for spec, (begin, end) in zip(ordered, spans, strict=True)]
+    return Image(header, places, data + (ends[-1] if ends else 0))
+
+
+def read_places(start: bytes | memoryview, size_bytes: int) -> list[Place]:
+    """Return where the tensors of a file lie, from its first bytes, which must hold the whole header.
+
+    Raises ValueError, with the reason, for what is not a safetensors file.
+    """
+    try:
+        return _read_places(start, size_bytes)
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _read_places(start: bytes | memoryview, size_bytes: int) -> list[Place]:
+    length = int.from_bytes(start[:8], "little")
+    if not 2 <= length <= min(LONGEST_HEADER, size_bytes - 8):
+        raise ValueError(f"a header of {length} bytes")
+    tree = json.loads(bytes(start[8 : 8 + length]))
+    tree.pop("__metadata__", None)
+    places = [
+        _place(name, facts["dtype"], tuple(facts["shape"]), facts["data_offsets"], 8 + length)
+        for name, facts in tree.items()
+    ]
+    end = 8 + length
+    for place in sorted(places, key=lambda place: (place.begin, place.end)):
+        if place.begin != end:
+            raise ValueError(f"{place.spec.name} does not begin where the one before it ends")
+        end = place.end
+    if end != size_bytes:
+        raise ValueError(f"tensors up to byte {end} of {size_bytes}")
+    return places
+
+
+def _place(name: str, dtype: str, shape: tuple[int, ...], offsets: Sequence[int], data: int) -> Place:
+    spec, (begin, end) = Spec(name, dtype, shape), offsets
+    if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
+        raise ValueError(f"a shape or place of {name} that is no count")
+    if end - begin != spec.size_bytes:
+        raise ValueError(f"{end - begin} bytes for {name}")
+    return Place(spec, data + begin, data + end)
