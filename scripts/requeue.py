@@ -29,7 +29,7 @@ from slurm.submitting import SCRIPT, Desk, digest  # noqa: E402
 
 TRAINING = ("batch.global_size=16", "epochs=8", "checkpoint.every=10steps", "log.every_steps=1")
 PROFILE = 'lead_s = 45\noptions = ["--exclusive"]'
-_PATIENCE_S = 600.0
+_PATIENCE_S = 1800.0
 _LOOK_S = 0.2
 
 
@@ -95,7 +95,7 @@ def _one(desk: Desk, kind: str, number: int, seed: int) -> Outcome:
     limit = "1" if kind == "limit" else "20"
     partition = ("--partition", "low") if kind == "preempt" else ()
     # Long enough to be ended, also on a quick machine; and Slurm needs its time to notice a daemon that is gone.
-    script, slow = ("haste.py", "0.5") if kind == "slurmd" else ("training.py", "0.25")
+    script, slow = {"slurmd": ("haste.py", "1.2"), "limit": ("training.py", "0.5")}.get(kind, ("training.py", "0.25"))
     words = (script, "--nodes", "2", "--ranks-per-node", "1", "--time", limit, *partition)
     try:
         job = desk.submit(*words, *TRAINING, f"name={name}", env={"SLOW_STEP": slow})

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in reasons.items():
             if reason and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])  # the long files first, so that workers end together
 
 
 def _has_ipv6() -> bool:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from paceline.config import RunConfig as RunConfig
     from paceline.config import config_from_argv as config_from_argv
     from paceline.data.batches import Batches as Batches
+    from paceline.data.open import open_set as open_set
     from paceline.errors import PacelineError as PacelineError
     from paceline.scale.lr import scaled_lr as scaled_lr
     from paceline.train.evaluate import accuracy as accuracy
@@ -35,6 +36,7 @@ _HOMES = {
     "accuracy": "paceline.train.evaluate",
     "config_from_argv": "paceline.config",
     "join": "paceline.world.group",
+    "open_set": "paceline.data.open",
     "parallelize": "paceline.train.parallel",
     "scaled_lr": "paceline.scale.lr",
 }

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import xxhash
 
 from paceline.checkpoint.manifest import MANIFEST, FileFacts, Manifest
 from paceline.checkpoint.storage import CHUNK_BYTES, folder_name, step_of
-from paceline.errors import ConfigError, EnvironmentUnfit
+from paceline.errors import EnvironmentUnfit
+from paceline.objectstore import open_address, reaching
 
 _IN_BUCKETS = {"s3", "s3a", "gs", "gcs"}
-
-
-class Unreachable(EnvironmentUnfit):
-    """A store did not do what was asked; the next time it may."""
-
-    comes_again = False
 
 
 class RemoteStorage:
@@ -26,7 +20,7 @@ class RemoteStorage:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._fs, self._root = _open(address)
+        self._fs, self._root = open_address(address)
 
     def steps(self) -> list[int]:
         """Return the steps that have a manifest, the newest first."""
@@ -141,33 +135,5 @@ class RemoteStorage:
     def _path(self, step: int, name: str) -> str:
         return f"{self._root}/{folder_name(step)}/{name}"
 
-    @contextlib.contextmanager
-    def _reaching(self, verb: str) -> Iterator[None]:
-        """Turn whatever the store's own library raises into an error that names the address and the way out."""
-        try:
-            yield
-        except (FileNotFoundError, EnvironmentUnfit):
-            raise
-        except Exception as error:
-            raise Unreachable(
-                f"cannot {verb} {self.address}: {type(error).__name__}: {error}",
-                fix="check the address, the network, and the storage's own variables (for S3: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL)",
-            ) from error
-
-
-def _open(address: str) -> tuple[Any, str]:
-    import fsspec  # type: ignore[import-untyped]
-
-    scheme = address.partition("://")[0]
-    try:
-        fs, root = fsspec.core.url_to_fs(address)
-    except ImportError as error:
-        raise EnvironmentUnfit(
-            f"{scheme}:// needs a package that is not here ({error})", fix=f"pip install 'fsspec[{scheme}]'"
-        ) from error
-    except ValueError as error:
-        raise ConfigError(
-            f"{address}: {error}",
-            fix="use a path, s3://bucket/folder, or another address that fsspec knows",
-        ) from error
-    return fs, str(root).rstrip("/")
+    def _reaching(self, verb: str) -> contextlib.AbstractContextManager[None]:
+        return reaching(verb, self.address)

@@ -56,6 +56,30 @@ class LrConfig:
 
 
 @dataclass(frozen=True)
+class ReadConfig:
+    """How samples come from files."""
+
+    window: int = 16
+    """Blocks (shards, or chunks of HDF5) whose samples are mixed; sets of no more blocks are shuffled as a whole."""
+    ahead: int = 8
+    """Steps that are read ahead of the training, where samples come from files."""
+    workers: int = 0
+    """Processes per rank that make samples of a dataset written in Python; 0: the rank itself does."""
+    cache: str = ""
+    """Folder for shards that come from an address; empty: ~/.cache/paceline/shards."""
+    cache_gb: float = 64.0
+    """What that folder may hold, in GB."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be read with."""
+        _at_least(1, "read.window", self.window)
+        _at_least(1, "read.ahead", self.ahead)
+        _at_least(0, "read.workers", self.workers)
+        if not self.cache_gb > 0:
+            raise ConfigError(f"read.cache_gb={self.cache_gb} holds nothing", fix="set it to GB, such as 64")
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     """What is kept of the model while it trains."""
 
@@ -158,6 +182,8 @@ class RunConfig:
     """What makes one optimizer step."""
     lr: LrConfig = field(default_factory=LrConfig)
     """The learning rate."""
+    read: ReadConfig = field(default_factory=ReadConfig)
+    """How samples come from files."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     """What is kept of the model."""
     log: LogConfig = field(default_factory=LogConfig)

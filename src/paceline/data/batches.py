@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+import contextlib
+import itertools
+from collections.abc import Generator, Iterator
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import numpy
 import torch
 
 from paceline.config import RunConfig
-from paceline.data.order import samples_at
-from paceline.data.source import Batch, as_source
+from paceline.data.ahead import read_ahead
+from paceline.data.order import Order, Places
+from paceline.data.source import Batch, DatasetSource, as_source
+from paceline.data.transform import Transformed
+from paceline.data.workers import read_in_workers
 from paceline.scale.batch import BatchPlan, StepPlan
 from paceline.world.facts import World
 
-_AHEAD_BYTES = 1 << 20  # about a core's cache: more steps at once save calls, but cost misses
-_AHEAD_STEPS = 64
+_TOGETHER_BYTES = 1 << 20  # about a core's cache: more steps at once save calls, but cost misses
+_TOGETHER_STEPS = 64
 
 
 class Lane(NamedTuple):
@@ -33,38 +39,121 @@ class Step(NamedTuple):
     lanes: list[Lane]
 
 
+class Piece(NamedTuple):
+    """Some steps of one epoch that are read together."""
+
+    plans: list[StepPlan]
+    samples: Places
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many samples each lane has."""
+        return [len(lane.places) for plan in self.plans for lane in plan.lanes]
+
+
 class Batches:
-    """The steps of a run, from any step on, for this rank of this world."""
+    """The steps of a run, from any step on, for this rank of this world.
+
+    A batch that comes from files lies in memory that is used again: whoever keeps one beyond its step must copy it.
+    """
 
     def __init__(self, data: Any, config: RunConfig, world: World) -> None:
         self.source = as_source(data)
+        self._transform = self.source if isinstance(self.source, Transformed) else None
+        self._reads = cast("Any", self._transform.source if self._transform else self.source)
         self.plan = BatchPlan(len(self.source), config.batch.global_size, config.batch.lanes, world.rank, world.size)
         self.total_steps = config.steps or config.epochs * self.plan.steps_per_epoch
         self.total_samples = self.plan.seen_after(self.total_steps)
-        self._seed = config.seed
-        self._device = world.device
-        per_step = max(1, self.source.bytes_per_sample * config.batch.global_size // world.size)
-        self._ahead = max(1, min(_AHEAD_STEPS, _AHEAD_BYTES // per_step))
+        self._seed, self._read, self._device = config.seed, config.read, world.device
+        block = getattr(self._reads, "block", 0)
+        self._order = Order(len(self.source), block or len(self.source), config.read.window)
+        if block:
+            self._reads.window = config.read.window
+        self._most_in_a_step = len(self.plan.mine) * -(-config.batch.global_size // config.batch.lanes)
+        per_step = max(1, self._reads.bytes_per_sample * config.batch.global_size // world.size)
+        self._together = max(1, min(_TOGETHER_STEPS, _TOGETHER_BYTES // per_step))
 
-    def steps(self, start: int = 0) -> Iterator[Step]:
+    def steps(self, start: int = 0) -> Generator[Step]:
         """Yield every step from one on; nothing before it is read."""
+        with contextlib.closing(self._filled(start)) as pieces:
+            for piece, lanes in pieces:
+                yield from self._cut(piece, lanes)
+
+    def _pieces(self, start: int) -> Iterator[Piece]:
+        """Yield what is to be read: the order is found for many steps at once, of which some are read together."""
         while start < self.total_steps:
             epoch_end = (start // self.plan.steps_per_epoch + 1) * self.plan.steps_per_epoch
-            stop = min(start + self._ahead, epoch_end, self.total_steps)
-            yield from self._read([self.plan.step(step) for step in range(start, stop)])
+            stop = min(start + _TOGETHER_STEPS, epoch_end, self.total_steps)
+            plans = [self.plan.step(step) for step in range(start, stop)]
+            spans = joined([lane.places for plan in plans for lane in plan.lanes])
+            places = numpy.concatenate([numpy.arange(span.start, span.stop) for span in spans])
+            samples = self._order.at(places, self._seed, plans[0].epoch)
+            if hasattr(self._reads, "expect"):
+                self._reads.expect(self._order.next_blocks(int(places[-1]), self._seed, plans[0].epoch))
+            for first in range(0, len(plans), self._together):
+                some = plans[first : first + self._together]
+                count = sum(len(lane.places) for plan in some for lane in plan.lanes)
+                yield Piece(some, samples[:count])
+                samples = samples[count:]
             start = stop
 
-    def _read(self, plans: list[StepPlan]) -> Iterator[Step]:
-        """Read several steps of one epoch with one gather, and cut it into lanes."""
-        epoch = plans[0].epoch
-        spans = [lane.places for plan in plans for lane in plan.lanes]
-        places = numpy.concatenate([numpy.arange(span.start, span.stop) for span in joined(spans)])
-        samples = samples_at(places, self.plan.samples, self._seed, epoch)
-        whole = self.source.gather(samples, (self._seed, epoch))
-        sizes = [len(span) for span in spans]
-        pieces = zip(*(torch.split(tensor.to(self._device), sizes) for tensor in whole), strict=True)
-        for plan in plans:
-            yield Step(plan, [Lane(lane.lane, next(pieces), lane.samples) for lane in plan.lanes])
+    def _filled(self, start: int) -> Generator[tuple[Piece, Iterator[Batch]]]:
+        """Read pieces in the way that suits the source."""
+        pieces = self._pieces(start)
+        if self._read.workers and isinstance(self._reads, DatasetSource):
+            yield from self._by_workers(start)
+        elif getattr(self._reads, "block", 0):
+            depth = -(-self._read.ahead // self._together)
+            room: list[Batch] = []
+            with contextlib.closing(read_ahead(pieces, partial(self._gather, room), depth)) as ready:
+                for piece, whole in ready:
+                    yield piece, self._lanes(piece, whole)
+        else:
+            for piece in pieces:
+                yield piece, self._lanes(piece, self._reads.gather(piece.samples, self._key(piece)))
+
+    def _gather(self, room: list[Batch], piece: Piece, place: int) -> Batch:
+        """Read a piece into memory that is used again, if the source can do that."""
+        if not hasattr(self._reads, "gather_into"):
+            found: Batch = self._reads.gather(piece.samples, self._key(piece))
+            return found
+        while len(room) <= place:
+            room.append(self._reads.room_for(self._together * self._most_in_a_step, pinned=self._device != "cpu"))
+        filled: Batch = self._reads.gather_into(piece.samples, room[place])
+        return filled
+
+    def _by_workers(self, start: int) -> Iterator[tuple[Piece, Iterator[Batch]]]:
+        """Have other processes read lane after lane."""
+        mine = len(self.plan.step(start).lanes) if start < self.total_steps else 1
+        wanted = (
+            (samples, self._key(piece))
+            for piece in self._pieces(start)
+            for samples in numpy.split(piece.samples, numpy.cumsum(piece.sizes)[:-1])
+        )
+        lanes = read_in_workers(self._reads, wanted, self._read.workers, mine * self._read.ahead)
+        with contextlib.closing(lanes):
+            for piece in self._pieces(start):
+                yield piece, itertools.islice(lanes, len(piece.sizes))
+
+    def _lanes(self, piece: Piece, whole: Batch) -> Iterator[Batch]:
+        return zip(*(torch.split(tensor.to(self._device), piece.sizes) for tensor in whole), strict=True)
+
+    def _cut(self, piece: Piece, lanes: Iterator[Batch]) -> Iterator[Step]:
+        """Make steps of what was read."""
+        begin = 0
+        for plan in piece.plans:
+            found = []
+            for lane in plan.lanes:
+                batch = tuple(tensor.to(self._device) for tensor in next(lanes))
+                if self._transform is not None:
+                    samples = piece.samples[begin : begin + len(lane.places)]
+                    batch = self._transform.apply(batch, samples, self._key(piece))
+                found.append(Lane(lane.lane, batch, lane.samples))
+                begin += len(lane.places)
+            yield Step(plan, found)
+
+    def _key(self, piece: Piece) -> tuple[int, int]:
+        return self._seed, piece.plans[0].epoch
 
 
 def joined(spans: list[range]) -> list[range]:

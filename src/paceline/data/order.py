@@ -91,11 +91,25 @@ class Order:
             found[inside] = self._in_window(places[inside], window, short, seed, epoch)
         return found
 
+    def next_blocks(self, place: int, seed: int, epoch: int) -> list[int]:
+        """Return the blocks of the window after that of a place, in the order in which they were dealt; none after the last.
+
+        >>> Order(size=7, block=2, window=2).next_blocks(0, seed=1, epoch=0)
+        [0, 2]
+        """
+        if self.blocks <= self.window:
+            return []
+        short = int(places_of(numpy.array([self.blocks - 1]), self.blocks, seed, epoch, _BLOCKS)[0])
+        window = int(self._padded(numpy.array([place]), short)[0]) // (self.block * self.window) + 1
+        positions = numpy.arange(window * self.window, min((window + 1) * self.window, self.blocks))
+        blocks: list[int] = samples_at(positions, self.blocks, seed, epoch, _BLOCKS).tolist()
+        return blocks
+
     def _in_window(self, places: Places, window: int, short: int, seed: int, epoch: int) -> Places:
         positions = numpy.arange(window * self.window, min((window + 1) * self.window, self.blocks))
         begin, end = (self._begin(int(position), short) for position in (positions[0], positions[-1] + 1))
-        mixed = begin + samples_at(places - begin, end - begin, seed, epoch, _FIRST_WINDOW + window)
-        position, row = numpy.divmod(self._padded(mixed, short), self.block)
+        inside = begin + samples_at(places - begin, end - begin, seed, epoch, _FIRST_WINDOW + window)
+        position, row = numpy.divmod(self._padded(inside, short), self.block)
         blocks = samples_at(positions, self.blocks, seed, epoch, _BLOCKS)
         found: Places = blocks[position - positions[0]] * self.block + row
         return found
@@ -154,16 +168,16 @@ def _look_up(table: _Words, low: _Words) -> _Words:
 
 
 def _round_value(low: _Words, key: numpy.uint64, mask: numpy.uint64) -> _Words:
-    value: _Words = _mixed(low ^ key) & mask
+    value: _Words = mixed(low ^ key) & mask
     return value
 
 
 def _round_keys(seed: int, epoch: int, part: int) -> _Words:
     start = numpy.array([seed & 0xFFFFFFFFFFFFFFFF, epoch, part], dtype=numpy.uint64)
-    state = _mixed(_mixed(start[:1] + _STRIDE) + start[1:2] * _MIX_2)
+    state = mixed(mixed(start[:1] + _STRIDE) + start[1:2] * _MIX_2)
     if part:
-        state = _mixed(state ^ (start[2:] * _STRIDE))
-    return _mixed(state + numpy.arange(1, _ROUNDS + 1, dtype=numpy.uint64) * _STRIDE)
+        state = mixed(state ^ (start[2:] * _STRIDE))
+    return mixed(state + numpy.arange(1, _ROUNDS + 1, dtype=numpy.uint64) * _STRIDE)
 
 
 def _permute(values: _Words, bits: int, rounds: Sequence[_Round]) -> _Words:
@@ -191,8 +205,9 @@ def _joined(high: _Words, low: _Words, bits: int) -> _Words:
     return joined
 
 
-def _mixed(words: _Words) -> _Words:
+def mixed(words: _Words) -> _Words:
+    """Return 64-bit words, each well mixed."""
     words = (words ^ (words >> _SHIFT_1)) * _MIX_1
     words = (words ^ (words >> _SHIFT_2)) * _MIX_2
-    mixed: _Words = words ^ (words >> numpy.uint64(31))
-    return mixed
+    found: _Words = words ^ (words >> numpy.uint64(31))
+    return found

@@ -43,6 +43,8 @@ class Layout(NamedTuple):
 
     begins: dict[str, int]
     """The first byte of every tensor."""
+    lengths: dict[str, int]
+    """How many elements every tensor has along its first axis."""
     sums: NDArray[numpy.uint64]
 
 
@@ -104,7 +106,8 @@ def read_head(start: bytes | memoryview, facts: ShardFacts, columns: Sequence[Co
     except (ValueError, KeyError) as error:
         raise damaged(where, f"its head is of another set: {error}") from error
     sums = numpy.frombuffer(start[places[SUMS].begin : places[SUMS].end], dtype="<u8")
-    return Layout({name: place.begin for name, place in places.items()}, sums)
+    begins = {name: place.begin for name, place in places.items()}
+    return Layout(begins, {name: place.spec.shape[0] for name, place in places.items()}, sums)
 
 
 def damaged(where: str, why: str) -> DataError:

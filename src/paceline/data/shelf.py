@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from paceline.data.index import INDEX, SetIndex, ShardFacts
 from paceline.errors import DataError
@@ -21,6 +22,14 @@ class Shelf(Protocol):
 
     def fetch(self, shard: ShardFacts) -> Path:
         """Return where a shard lies on this machine, after it was brought here if need be."""
+
+
+@runtime_checkable
+class Fetches(Protocol):
+    """A shelf that brings shards from elsewhere, and may have to let others go for them."""
+
+    def prefetch(self, shards: Sequence[ShardFacts]) -> None:
+        """Begin to bring the first few of these, in the background."""
 
 
 class LocalShelf:

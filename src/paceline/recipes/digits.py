@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load
 from torch import Tensor
 
+from paceline.config import RunConfig
+from paceline.data.draws import Draws
+from paceline.data.get import SETS
 from paceline.data.idx import read_idx
+from paceline.data.open import open_set
+from paceline.data.source import Batch
 from paceline.errors import DataError
 
 Digits = tuple[Tensor, Tensor]
@@ -24,12 +30,7 @@ _FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
-_SHA256 = {
-    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-}
+_SHA256 = {file.name.removesuffix(".gz"): file.plain_sha256 for file in SETS["mnist"].files}
 
 
 def embedded_digits() -> tuple[Digits, Digits]:
@@ -51,6 +52,27 @@ def mnist_digits(folder: str) -> tuple[Digits, Digits]:
     return _part(Path(folder), "train"), _part(Path(folder), "test")
 
 
+def packed_digits(address: str, config: RunConfig) -> tuple[Any, Any]:
+    """Return digits that stream from two sets, `train` and `test`, as `paceline data pack` makes them of IDX files."""
+    if not address:
+        raise DataError(
+            "data=shards needs the folder or address that holds the sets `train` and `test`",
+            fix="make them with `paceline data pack FOLDER --part train --to SETS/train`, and set data_folder=SETS",
+        )
+    train, test = (open_set(f"{address.rstrip('/')}/{part}", config, transform=_scaled) for part in ("train", "test"))
+    return train, test
+
+
+def _scaled(batch: Batch, draws: Draws) -> Batch:
+    images, labels = batch
+    return _pixels(images), labels.long()
+
+
+def _pixels(images: Tensor) -> Tensor:
+    """Return bytes as numbers around 0, with a channel."""
+    return images.float().div_(255).sub_(_MEAN).div_(_SPREAD).unsqueeze(1)
+
+
 def _part(folder: Path, part: str) -> Digits:
     nested = folder / "mnist"
     home = nested if nested.is_dir() else folder
@@ -60,5 +82,4 @@ def _part(folder: Path, part: str) -> Digits:
             f"{home}: images {images.shape} and labels {labels.shape} do not belong together",
             fix="fetch the four files again",
         )
-    pixels = torch.from_numpy(images).float().div_(255).sub_(_MEAN).div_(_SPREAD)
-    return pixels.unsqueeze(1), torch.from_numpy(labels).long()
+    return _pixels(torch.from_numpy(images)), torch.from_numpy(labels).long()

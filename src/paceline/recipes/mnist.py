@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 import paceline
 from paceline import handover
 from paceline.config import BatchConfig, LrConfig, RunConfig
-from paceline.recipes.digits import embedded_digits, mnist_digits
+from paceline.recipes.digits import embedded_digits, mnist_digits, packed_digits
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class MnistConfig(RunConfig):
     """AdamW, Adadelta (give it lr.base=1), or SGD with momentum."""
     norm: Literal["none", "batch"] = "none"
     """BatchNorm after each convolution, or none."""
-    data: Literal["digits", "mnist"] = "digits"
-    """The 1,797 digits in the package, or MNIST from data_folder."""
+    data: Literal["digits", "mnist", "shards"] = "digits"
+    """The 1,797 digits in the package, MNIST from data_folder, or sets of shards that stream from there."""
     data_folder: str = ""
-    """Folder of the IDX files; empty: the folder in PACELINE_DATA."""
+    """Folder of the IDX files, or folder or address of the sets `train` and `test`; empty: the folder in PACELINE_DATA."""
 
 
 class Net(nn.Module):
@@ -64,10 +64,17 @@ def build_optimizer(model: nn.Module, config: MnistConfig) -> torch.optim.Optimi
     return torch.optim.AdamW(model.parameters(), lr=rate)
 
 
+def read_digits(config: MnistConfig) -> tuple[Any, Any]:
+    """Return training and held-out digits, from where the config says."""
+    folder = config.data_folder or os.environ.get(handover.DATA, "")
+    if config.data == "shards":
+        return packed_digits(folder, config)
+    return mnist_digits(folder) if config.data == "mnist" else embedded_digits()
+
+
 def main(config: MnistConfig) -> None:
     """Train, and report the accuracy on digits that were held out."""
-    folder = config.data_folder or os.environ.get(handover.DATA, "")
-    train, test = mnist_digits(folder) if config.data == "mnist" else embedded_digits()
+    train, test = read_digits(config)
     with paceline.join(config) as world:
         model = paceline.parallelize(Net(config.norm), world, config)
         optimizer = build_optimizer(model, config)

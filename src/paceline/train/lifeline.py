@@ -38,7 +38,10 @@ from paceline.world.facts import World
 from paceline.world.group import wait_for_all
 
 # Settings that do not make it another training.
-_FREE = {"name", "runs", "resume", "stop_after", "epochs", "steps", "parallel", "device", "backend"}
+_FREE = {
+    "name", "runs", "resume", "stop_after", "epochs", "steps", "parallel", "device", "backend",
+    "read.ahead", "read.workers", "read.cache", "read.cache_gb",
+}  # fmt: skip
 _CLAIM_S = 1.0
 _FREE_TABLES = {"checkpoint", "log", "timeout", "record"}
 

@@ -1,0 +1,46 @@
+"""Random numbers of a sample: a pure function of (seed, epoch, sample), whoever draws them, in whatever company."""
+
+from __future__ import annotations
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.data.order import Places, mixed
+from paceline.world.randomness import mix
+
+_STRIDE = numpy.uint64(0x9E3779B97F4A7C15)
+_FLOAT_BITS = 24
+
+
+class Draws:
+    """Random numbers for the samples of a lane; every call gives new ones."""
+
+    def __init__(self, samples: Places, key: tuple[int, int], device: str = "cpu") -> None:
+        self._samples, self._device = samples.astype(numpy.uint64), device
+        self._key, self._calls = key, 0
+
+    def uniform(self, count: int = 1) -> Tensor:
+        """Return `count` numbers from [0, 1) for every sample, as [samples, count].
+
+        >>> samples = numpy.array([3, 7])
+        >>> both, one = Draws(samples, (1, 0)).uniform(2), Draws(samples[1:], (1, 0)).uniform(2)
+        >>> bool((both[1] == one[0]).all())
+        True
+        """
+        words = self._words(count) >> numpy.uint64(64 - _FLOAT_BITS)
+        return torch.from_numpy(words.astype(numpy.float32) * numpy.float32(2.0**-_FLOAT_BITS)).to(self._device)
+
+    def integers(self, low: int, high: int, count: int = 1) -> Tensor:
+        """Return `count` whole numbers from [low, high) for every sample, as [samples, count]."""
+        words = self._words(count) >> numpy.uint64(32)
+        scaled = (words * numpy.uint64(high - low)) >> numpy.uint64(32)
+        return torch.from_numpy(scaled.astype(numpy.int64) + low).to(self._device)
+
+    def _words(self, count: int) -> NDArray[numpy.uint64]:
+        """Return new 64-bit words."""
+        self._calls += 1
+        key = numpy.uint64(mix(*self._key, self._calls))
+        starts = mixed(self._samples * _STRIDE ^ key)
+        return mixed(starts[:, None] + numpy.arange(count, dtype=numpy.uint64) * _STRIDE)

@@ -1,0 +1,45 @@
+"""How a set of files becomes a source: `open_set`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.config import RunConfig
+from paceline.data.remote import open_shelf
+from paceline.data.shardset import ShardSet
+from paceline.data.transform import Each, Transform, Transformed
+
+_HDF5 = {".h5", ".hdf5", ".hdf"}
+
+
+def open_set(
+    address: str,
+    config: RunConfig,
+    *,
+    columns: Sequence[str] = (),
+    transform: Transform | None = None,
+    each: Callable[..., Any] | None = None,
+) -> Any:
+    """Open shards in a folder or at an address such as s3://bucket/set, or an HDF5 file, for `Batches` and `Trainer`.
+
+    `transform(batch, draws)` is applied to whole lanes, on the device of the training; `each(*columns)` to one sample
+    after the other, in `read.workers` processes.
+    """
+    source = _open(address, config, columns)
+    if each is not None:
+        source = Each(source, each)
+    if transform is not None:
+        from paceline.data.source import as_source
+
+        source = Transformed(as_source(source), transform)
+    return source
+
+
+def _open(address: str, config: RunConfig, columns: Sequence[str]) -> Any:
+    if Path(address).suffix in _HDF5 and "://" not in address:
+        from paceline.data.hdf5 import H5Source
+
+        return H5Source(Path(address), columns)
+    return ShardSet(open_shelf(address, config.read.cache, int(config.read.cache_gb * 1e9)), columns)

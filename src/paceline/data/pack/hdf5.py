@@ -1,0 +1,96 @@
+"""Samples that are rows of the datasets of an HDF5 file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from paceline.data.pack.columns import check_lengths, chosen, storable
+from paceline.data.pack.extras import need
+from paceline.data.pack.inputs import Prepared, Workshop
+from paceline.data.pack.request import Request
+from paceline.data.pack.varying import varying_of
+from paceline.data.shard import Array, Rows, Varying
+from paceline.errors import ConfigError, DataError
+
+SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5")
+
+
+@dataclass(frozen=True)
+class Hdf5:
+    """Datasets of equal length, each a column."""
+
+    path: str
+    datasets: Sequence[str]
+    samples: int
+
+    def read(self, begin: int, end: int) -> Rows:
+        """Return some rows of every dataset."""
+        with _opened(self.path) as file:
+            return {_column(name): self._rows(file, name, begin, end) for name in self.datasets}
+
+    def _rows(self, file: Any, name: str, begin: int, end: int) -> Array | Varying:
+        dataset = file[name]
+        try:
+            values = dataset[begin:end]
+        except OSError as error:
+            raise DataError(
+                f"cannot read rows {begin} to {end} of {name} in {self.path}: {error}",
+                fix="make or fetch that file again",
+            ) from error
+        inner = _inner(dataset)
+        if inner is not None:
+            return varying_of(list(values), inner)
+        return numpy.ascontiguousarray(values, dtype=storable(values.dtype, name, self.path))
+
+    def tree(self) -> dict[str, Any]:
+        """Return this as JSON can say it."""
+        return asdict(self)
+
+    @classmethod
+    def from_tree(cls, tree: dict[str, Any]) -> Hdf5:
+        """Return what `tree` said."""
+        return cls(**tree)
+
+
+def prepare_hdf5(request: Request, files: Sequence[Path], shop: Workshop) -> Prepared:
+    """Find the datasets that are wanted."""
+    path = str(files[0].absolute())
+    with _opened(path) as file:
+        there: dict[str, Any] = {}
+        file.visititems(lambda name, item: there.update({name: item}) if getattr(item, "shape", ()) else None)
+        names = chosen(list(there), request.columns, str(files[0]))
+        if len({_column(name) for name in names}) < len(names):
+            raise ConfigError(f"{files[0]}: two columns would have one name", fix="choose one of them with --columns")
+        for name in names:
+            if _inner(there[name]) is None:
+                storable(there[name].dtype, name, str(files[0]))
+        samples = check_lengths({name: there[name].shape[0] for name in names}, str(files[0]))
+    return Prepared(Hdf5(path, names, samples))
+
+
+def _column(name: str) -> str:
+    return name.replace("/", ".")  # which a column's name cannot have
+
+
+def _inner(dataset: Any) -> numpy.dtype[Any] | None:
+    """Return the type of an element, where rows are flat and of different lengths."""
+    h5py = need("h5py", "an HDF5 file")
+    if dataset.ndim != 1:
+        return None
+    if h5py.check_string_dtype(dataset.dtype) is not None:
+        return numpy.dtype("u1")
+    inner = h5py.check_vlen_dtype(dataset.dtype)
+    return None if inner is None else storable(numpy.dtype(inner), dataset.name, dataset.file.filename)
+
+
+def _opened(path: str) -> Any:
+    h5py = need("h5py", "an HDF5 file")
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        raise DataError(f"cannot read {path} as HDF5: {error}", fix="make or fetch that file again") from error

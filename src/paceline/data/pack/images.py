@@ -1,0 +1,128 @@
+"""Samples that are pictures, in a folder for every class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from paceline.data.pack.extras import need
+from paceline.data.pack.inputs import Prepared, Workshop
+from paceline.data.pack.request import Request
+from paceline.data.pack.varying import varying_of
+from paceline.data.shard import Array, Rows
+from paceline.errors import ConfigError, DataError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+
+
+@dataclass(frozen=True)
+class Images:
+    """Picture files and the number of the class of each."""
+
+    folder: str
+    files: Sequence[str]
+    labels: Sequence[int]
+    size: Sequence[int]
+    """Height and width that they are brought to; 0: the files are samples as they are."""
+    grey: bool
+
+    @property
+    def samples(self) -> int:
+        """How many pictures there are."""
+        return len(self.files)
+
+    def read(self, begin: int, end: int) -> Rows:
+        """Return some pictures, or their files, with their labels."""
+        labels = numpy.array(self.labels[begin:end], dtype="<i8")
+        paths = [Path(self.folder, name) for name in self.files[begin:end]]
+        if not self.size[0]:
+            return {"image": varying_of([_content(path) for path in paths], numpy.dtype("u1")), "label": labels}
+        height, width = self.size
+        pixels = numpy.empty((len(paths), height, width, *(() if self.grey else (3,))), dtype="u1")
+        for number, path in enumerate(paths):
+            pixels[number] = _pixels(path, (width, height), "L" if self.grey else "RGB")
+        return {"image": pixels, "label": labels}
+
+    def tree(self) -> dict[str, Any]:
+        """Return this as JSON can say it."""
+        return asdict(self)
+
+    @classmethod
+    def from_tree(cls, tree: dict[str, Any]) -> Images:
+        """Return what `tree` said."""
+        return cls(**tree)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}", fix="check who may read it") from error
+
+
+def _pixels(path: Path, size: tuple[int, int], mode: str) -> Array:
+    """Return a picture, brought to a size; its sides may be stretched differently."""
+    image = need("PIL.Image", "decoding images")
+    try:
+        with image.open(path) as picture:
+            if picture.mode.startswith(("I", "F")):
+                raise DataError(
+                    f"{path} has more than 8 bits per pixel (mode {picture.mode}), which would be cut off",
+                    fix="convert it to 8 bits, or pack the files as they are, without --size",
+                )
+            return numpy.asarray(picture.convert(mode).resize(size, image.Resampling.BILINEAR))
+    except (OSError, ValueError, SyntaxError, EOFError, image.DecompressionBombError) as error:
+        raise DataError(
+            f"{path} cannot be read as an image: {error}", fix="remove that file, or make or fetch it again"
+        ) from error
+
+
+def has_classes(folder: Path) -> bool:
+    """Return whether some folder inside this one holds images."""
+    return any(path is not None for inner in _folders(folder) for path in _pictures(inner))
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _pictures(folder: Path) -> Iterator[Path]:
+    for root, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if name.lower().endswith(SUFFIXES) and not name.startswith("."):
+                yield Path(root, name)
+
+
+def find_images(request: Request) -> list[Path]:
+    """Return the pictures of all classes, class by class, by name."""
+    found: list[Path] = []
+    for folder in _folders(Path(request.words[0])):
+        pictures = list(_pictures(folder))
+        if not pictures:
+            raise DataError(
+                f"{folder} holds no image; without it the classes would be numbered differently",
+                fix="put images there, or remove that folder",
+            )
+        found += pictures
+    return found
+
+
+def prepare_images(request: Request, files: Sequence[Path], shop: Workshop) -> Prepared:
+    """Give every class a number, by its name; the names go into the index."""
+    if request.grey and not request.size[0]:
+        raise ConfigError("--grey is for images that are decoded", fix="add --size, as in --size 28x28")
+    folder = Path(request.words[0])
+    if request.size[0]:
+        need("PIL.Image", "decoding images")
+    names = [path.relative_to(folder) for path in files]
+    classes = sorted({name.parts[0] for name in names})
+    numbers = {name: number for number, name in enumerate(classes)}
+    labels = [numbers[name.parts[0]] for name in names]
+    images = Images(str(folder.absolute()), [str(name) for name in names], labels, list(request.size), request.grey)
+    return Prepared(images, {"classes": classes, "images": "pixels" if request.size[0] else "files"})

@@ -1,0 +1,245 @@
+"""A set of shards as a source: samples are gathered from memory-mapped files, which are trusted only once they were summed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+import torch
+import xxhash
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.data.index import INDEX, LEAF_BYTES, OFFSETS, Column, ShardFacts
+from paceline.data.order import Places
+from paceline.data.region import Region, whole_pages
+from paceline.data.shard import Layout, damaged, read_head
+from paceline.data.shelf import Fetches, Shelf
+from paceline.data.source import Batch
+from paceline.errors import ConfigError, DataError
+
+_TYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "C64": torch.complex64,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U64": torch.uint64,
+    "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Open:
+    """A shard that is mapped."""
+
+    facts: ShardFacts
+    path: str
+    layout: Layout
+
+
+class ShardSet:
+    """The samples of a set. Opening it reads the index alone; a shard is opened when a sample of it is asked for."""
+
+    def __init__(self, shelf: Shelf, columns: Sequence[str] = ()) -> None:
+        self._shelf, self.index = shelf, shelf.index()
+        self.columns = _chosen(self.index.columns, columns, shelf.address)
+        self.block = self.index.samples_per_shard
+        self.window = 0
+        self.bytes_per_sample = sum(column.item_bytes for column in self.columns if not column.varying)
+        sizes = [whole_pages(shard.size_bytes) for shard in self.index.shards]
+        self._at = numpy.cumsum([0, *sizes])
+        self._region = _region(int(self._at[-1]), shelf.address)
+        self._all = torch.from_numpy(self._region.bytes)
+        self._views: dict[int, Tensor] = {}
+        self._open: OrderedDict[int, _Open] = OrderedDict()
+        self._is_open = numpy.zeros(len(sizes), dtype=bool)
+        # Where the first sample of the set would begin, if all lay in this shard.
+        self._origins = {column.name: numpy.zeros(len(sizes), dtype=numpy.int64) for column in self.columns}
+        leaves = numpy.cumsum([0, *(shard.leaves for shard in self.index.shards)])
+        heads = numpy.array([shard.head_bytes for shard in self.index.shards])
+        self._first_leaf, self._first_data = leaves[:-1], self._at[:-1] + heads
+        self._summed = numpy.zeros(int(leaves[-1]), dtype=bool)
+        self._to_sum = int(leaves[-1])
+        self._lock = threading.RLock()
+
+    def __len__(self) -> int:
+        return self.index.samples
+
+    def __getitem__(self, sample: int) -> tuple[Tensor, ...]:
+        """Return one sample, column by column; those of varying length are flat."""
+        if not -len(self) <= sample < len(self):
+            raise IndexError(f"sample {sample} of {len(self)}")
+        shard, row = divmod(sample % len(self), self.block)
+        with self._lock:
+            self._need(numpy.array([shard]))
+            return tuple(self._item(column, shard, row) for column in self.columns)
+
+    def gather(self, samples: Places, key: tuple[int, int]) -> Batch:
+        """Return some samples, stacked."""
+        return self.gather_into(samples, self.room_for(len(samples)))
+
+    def room_for(self, count: int, *, pinned: bool = False) -> Batch:
+        """Return memory for so many samples."""
+        for column in self.columns:
+            if column.varying:
+                raise ConfigError(
+                    f"samples of column {column.name} differ in length, and cannot be stacked",
+                    fix="give a transform that makes them alike, or choose other columns",
+                )
+        return tuple(
+            torch.empty((count, *column.shape), dtype=_TYPES[column.dtype], pin_memory=pinned)
+            for column in self.columns
+        )
+
+    def gather_into(self, samples: Places, room: Batch) -> Batch:
+        """Copy some samples into memory that has room for at least as many; return the part that was filled."""
+        shards = samples // self.block
+        filled = tuple(memory[: len(samples)] for memory in room)
+        with self._lock:
+            self._need(shards)
+            for column, memory in zip(self.columns, filled, strict=True):
+                self._copy(column, samples, shards, memory)
+        return filled
+
+    def expect(self, shards: Sequence[int]) -> None:
+        """Have shards brought here that will be asked for next, where they are not."""
+        if isinstance(self._shelf, Fetches):
+            self._shelf.prefetch([self.index.shards[number] for number in shards if not self._is_open[number]])
+
+    def _copy(self, column: Column, samples: Places, shards: Places, memory: Tensor) -> None:
+        size = column.item_bytes
+        if not size:
+            return
+        begins = samples * size
+        begins += self._origins[column.name].take(shards, mode="clip")
+        if self._to_sum:
+            self._trust(begins, size, shards)
+        raw = memory.view(-1).view(torch.uint8).view(len(samples), size)
+        torch.index_select(self._items(size), 0, torch.from_numpy(begins), out=raw)
+
+    def _items(self, size: int) -> Tensor:
+        """Return a view in which an item begins at every byte: one call gathers from all shards, wherever theirs begin."""
+        if size not in self._views:
+            self._views[size] = self._all.as_strided((len(self._all) - size + 1, size), (1, 1))
+        return self._views[size]
+
+    def _item(self, column: Column, shard: int, row: int) -> Tensor:
+        begin = int(self._at[shard]) + self._open[shard].layout.begins[column.name]
+        first, last, shape = row, row + 1, column.shape
+        if column.varying:
+            first, last = self._span(column, shard, row)
+            shape = (last - first,)
+        begin, size = begin + first * column.item_bytes, (last - first) * column.item_bytes
+        if size:
+            self._trust(numpy.array([begin]), size, numpy.array([shard]))
+        return self._all[begin : begin + size].clone().view(_TYPES[column.dtype]).view(shape)
+
+    def _span(self, column: Column, shard: int, row: int) -> tuple[int, int]:
+        """Return where a sample of varying length lies among all of its shard, counted in elements."""
+        layout, path = self._open[shard].layout, self._open[shard].path
+        begin = int(self._at[shard]) + layout.begins[column.name + OFFSETS] + 8 * row
+        self._trust(numpy.array([begin]), 16, numpy.array([shard]))
+        first, last = self._region.bytes[begin : begin + 16].view("<i8").tolist()
+        if not 0 <= first <= last <= layout.lengths[column.name]:
+            raise damaged(path, f"sample {row} of {column.name} would lie at {first} to {last}")
+        return first, last
+
+    def _need(self, shards: Places) -> None:
+        """Open the shards that are not."""
+        if self._is_open.take(shards, mode="clip").all():
+            return
+        for number in numpy.unique(shards).tolist():
+            if not self._is_open[number]:
+                self._close_old(self.index.shards[number].size_bytes, keep=shards)
+                self._open_shard(number)
+
+    def _open_shard(self, number: int) -> None:
+        facts = self.index.shards[number]
+        path, descriptor = self._fetch(facts)
+        try:
+            if os.fstat(descriptor).st_size != facts.size_bytes:
+                raise damaged(str(path), f"{os.fstat(descriptor).st_size} bytes instead of {facts.size_bytes}")
+            self._region.put(int(self._at[number]), descriptor, facts.size_bytes)
+        finally:
+            os.close(descriptor)
+        head = self._region.bytes[self._at[number] : self._at[number] + facts.head_bytes].data
+        layout = read_head(head, facts, self.index.columns, str(path))
+        self._open[number] = _Open(facts, str(path), layout)
+        for column in self.columns:
+            begin = int(self._at[number]) + layout.begins[column.name]
+            self._origins[column.name][number] = begin - number * self.block * column.item_bytes
+        self._is_open[number] = True
+
+    def _fetch(self, facts: ShardFacts) -> tuple[Path, int]:
+        """Return the path of a shard, and an open file of it."""
+        for last_try in (False, False, True):
+            path = self._shelf.fetch(facts)
+            try:
+                return path, os.open(path, os.O_RDONLY)
+            except OSError as error:
+                if last_try or not isinstance(self._shelf, Fetches):  # another process may have needed its room
+                    raise DataError(
+                        f"cannot read {path}: {error.strerror}", fix="fetch or pack the set again"
+                    ) from error
+        raise AssertionError
+
+    def _close_old(self, more_bytes: int, keep: Places) -> None:
+        """Take out the shards that were opened first, where only so many may be here."""
+        kept = set(keep.tolist())
+        held = sum(shard.facts.size_bytes for shard in self._open.values())
+        for number in [number for number in self._open if number not in kept] if self._shelf.room else []:
+            if held + more_bytes <= self._shelf.room:
+                return
+            held -= self._open[number].facts.size_bytes
+            self._close_shard(number)
+
+    def _close_shard(self, number: int) -> None:
+        facts = self._open.pop(number).facts
+        self._is_open[number] = False
+        self._region.take_out(int(self._at[number]), facts.size_bytes)
+        mine = self._summed[self._first_leaf[number] : self._first_leaf[number] + facts.leaves]
+        self._to_sum += int(mine.sum())
+        mine[:] = False
+
+    def _trust(self, begins: Places, size: int, shards: Places) -> None:
+        """Sum what was not summed of the bytes that are to be read."""
+        inside, first = begins - self._first_data[shards], self._first_leaf[shards]
+        for step in [*range(0, size, LEAF_BYTES), size - 1]:
+            leaves = first + (inside + step) // LEAF_BYTES
+            if not self._summed[leaves].all():
+                self._sum(numpy.unique(leaves[~self._summed[leaves]]))
+
+    def _sum(self, leaves: NDArray[numpy.int64]) -> None:
+        shards = numpy.searchsorted(self._first_leaf, leaves, side="right") - 1
+        for leaf, shard in zip(leaves.tolist(), shards.tolist(), strict=True):
+            facts, layout = self._open[shard].facts, self._open[shard].layout
+            number = leaf - int(self._first_leaf[shard])
+            begin = int(self._first_data[shard]) + number * LEAF_BYTES
+            end = min(begin + LEAF_BYTES, int(self._at[shard]) + facts.size_bytes)
+            if xxhash.xxh3_64_intdigest(self._region.bytes[begin:end].data) != int(layout.sums[number]):
+                raise damaged(
+                    self._open[shard].path,
+                    f"its bytes from {begin - int(self._at[shard])} on are not those that were written",
+                )
+            self._summed[leaf] = True
+            self._to_sum -= 1
+
+
+def _region(size: int, where: str) -> Region:
+    try:
+        return Region(size)
+    except OSError as error:
+        raise DataError(
+            f"{INDEX} in {where} speaks of {size:,} bytes, for which there is no address space ({error.strerror})",
+            fix="raise `ulimit -v`, or pack the set again",
+        ) from error
+
+
+def _chosen(columns: Sequence[Column], names: Sequence[str], where: str) -> tuple[Column, ...]:
+    known = {column.name: column for column in columns}
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise ConfigError(f"{where} has no column {missing[0]}", fix=f"use one of: {', '.join(known)}")
+    return tuple(known[name] for name in names) or tuple(columns)

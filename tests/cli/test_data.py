@@ -1,0 +1,199 @@
+"""The verb `data`: what a person sees of packing, checking and showing a set."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy
+import pytest
+from cli.terminal import in_terminal
+from launch.program import Done, started
+
+from paceline.cli.main import run_verb
+
+IMAGES = (numpy.indices((12, 8, 8)).sum(axis=0) * 10).astype("uint8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an input, as the current one."""
+    numpy.savez(tmp_path / "x.npz", image=IMAGES, label=numpy.arange(12) % 3)
+    (tmp_path / "x.txt").write_text("To be,\nor not \x1b[31mto be.\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def data(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Run the verb in this process, which is fast."""
+
+    def run(*words: object) -> Done:
+        code = run_verb(["data", *map(str, words)])
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def packed(data: Callable[..., Done]) -> Callable[..., Done]:
+    """The same, where a set of three shards is there."""
+    assert data("pack", "x.npz", "--to", "out", "--shard", "288B", "--workers", "1").code == 0
+    return data
+
+
+def test_a_pack_ends_with_a_sentence(data: Callable[..., Done]) -> None:
+    done = data("pack", "x.npz", "--to", "out", "--shard", "0.288kB", "--workers", 1)
+    assert (done.code, done.err) == (0, "")
+    assert re.fullmatch(r"out: 12 samples of image, label in 3 shards, [\d.]+ kB, in \d+\.\d s\n", done.out)
+
+
+def test_a_pack_says_the_same_as_json(data: Callable[..., Done]) -> None:
+    done = data("pack", "x.npz", "--to", "out", "--workers", 1, "--columns", "label,image", "--json")
+    told = json.loads(done.out)
+    assert (told["where"], told["samples"], told["shards"]) == ("out", 12, 1)
+    assert [column["name"] for column in told["columns"]] == ["label", "image"]
+
+
+def test_every_option_reaches_the_packer(data: Callable[..., Done], folder: Path) -> None:
+    from PIL import Image
+
+    (folder / "in" / "cats").mkdir(parents=True)
+    Image.fromarray(IMAGES[0]).save(folder / "in" / "cats" / "0.png")
+    told = json.loads(data("pack", "in", "--to", "a", "--size", "5x4", "--grey", "--json").out)
+    assert told["columns"][0] == {"name": "image", "type": "uint8", "shape": [5, 4], "varying": False}
+    told = json.loads(data("pack", "x.txt", "--to", "b", "--as", "characters", "--length", "3", "--json").out)
+    assert (told["columns"][0]["shape"], told["about"]["text"]) == ([4], "characters")
+    told = json.loads(data("pack", "x.txt", "--to", "c", "--train-tokenizer", "260", "--json").out)
+    assert told["about"]["text"] == "tokens"
+    again = ["pack", "x.txt", "--to", "d", "--tokenizer", "c/tokenizer.json", "--json"]
+    assert json.loads(data(*again).out)["about"] == told["about"]
+    assert data("pack", "x.txt", "--to", "d").code == 2
+    assert data("pack", "x.txt", "--to", "d", "--force").code == 0
+
+
+def test_a_whole_set_is_ok(packed: Callable[..., Done]) -> None:
+    done = packed("check", "out")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("out: ok: 12 samples of image, label in 3 shards")
+    assert json.loads(packed("check", "out", "--json").out) == {
+        "where": "out", "ok": True, "problems": [], "strays": [],
+    }  # fmt: skip
+
+
+def test_damage_is_told_with_its_file_and_the_answer_is_no(packed: Callable[..., Done], folder: Path) -> None:
+    os.truncate(folder / "out" / "00001.safetensors", 100)
+    (folder / "out" / "00002.safetensors").unlink()
+    (folder / "out" / "notes").write_text("mine")
+    done = packed("check", "out")
+    assert done.code == 1
+    lines = done.out.splitlines()
+    assert re.fullmatch(r"out/00001.safetensors: 100 bytes instead of [\d,]+", lines[0])
+    assert lines[1:] == [
+        "out/00002.safetensors: is missing", "out/notes is no part of the set", "out: not ok: 2 problems",
+    ]  # fmt: skip
+    told = json.loads(packed("check", "out", "--json").out)
+    assert (told["ok"], [problem["file"] for problem in told["problems"]]) == (
+        False, ["00001.safetensors", "00002.safetensors"],
+    )  # fmt: skip
+    assert packed("check", "nowhere").code == 1
+
+
+def test_show_says_what_is_inside_with_samples(packed: Callable[..., Done]) -> None:
+    done = packed("show", "out", "--sample", "0,11")
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[0].startswith("out: 12 samples of image, label in 3 shards")
+    assert lines[1:4] == ["  image  uint8 [8, 8]", "  label  int64", '  from: ["x.npz"]']
+    assert [line for line in lines if line.startswith(("sample", "  label:"))] == [
+        "sample 0", "  label: 0", "sample 11", "  label: 2",
+    ]  # fmt: skip
+    picture = lines.index("sample 11") + 2
+    assert lines[picture : picture + 4] == ["    ==++***#", "    ++***##%", "    ***##%%%", "    *##%%%@@"]
+    told = json.loads(packed("show", "out", "--sample", "5", "--json").out)
+    assert (told["shown"]["5"]["label"], told["samples_per_shard"]) == ("2", 4)
+
+
+def test_a_text_that_is_shown_orders_the_terminal_nothing(data: Callable[..., Done]) -> None:
+    data("pack", "x.txt", "--to", "out", "--workers", 1)
+    assert "  tokens: To be, or not to be. \n" in data("show", "out").out
+
+
+@pytest.mark.parametrize(
+    ("words", "problem", "fix"),
+    [
+        ([], "data: what is to be done?", "use one of: pack, check, show, get, bench"),
+        (["pack", "x.npz", "--to", "out", "--shard", "big"], "--shard 'big' is not a size", "give one such as --shard 32MB"),
+        (["pack", "x.npz", "--to", "out", "--shard", "0"], "--shard '0' is not a size", "give one"),
+        (["pack", "x.npz", "--to", "out", "--workers", "-1"], "--workers -1 is too few", "give 1 or more"),
+        (["pack", "x.npz", "--to", "out", "--size", "28"], "--size '28' is not a height and a width", "give both, as in --size 28x28"),
+        (["pack", "x.npz", "--to", "out", "--size", "28x28"], "--size means nothing for arrays", "leave it out"),
+        (["pack", "x.npz", "--to", "out", "--colums", "image"], "unexpected '--colums'", "did you mean --columns?"),
+        (["show", "out", "--sample", "first"], "--sample 'first' is not a list of samples", "give their numbers, as in --sample 0,5"),
+        (["show", "out", "extra"], "unexpected 'extra'", "take it out"),
+    ],
+)  # fmt: skip
+def test_bad_usage_is_refused_with_its_fix(data: Callable[..., Done], words, problem: str, fix: str) -> None:
+    done = data(*words)
+    assert (done.code, done.out) == (2, "")
+    assert problem in done.err
+    assert f"\n  fix: {fix}" in done.err
+
+
+def test_what_is_not_there_is_refused_as_unfit(data: Callable[..., Done]) -> None:
+    for words in (["pack", "y.npz", "--to", "out"], ["show", "out"]):
+        done = data(*words)
+        assert (done.code, done.out) == (3, "")
+        assert "\n  fix: " in done.err
+    assert "did you mean x.npz?" in data("pack", "y.npz", "--to", "out").err
+
+
+def test_packing_checking_and_showing_need_no_torch_and_other_verbs_no_numpy(folder: Path) -> None:
+    script = """
+import sys
+from paceline.cli.main import build_parser, run_verb
+build_parser()
+assert "numpy" not in sys.modules
+assert run_verb("data pack x.npz --to out --workers 1".split()) == 0
+assert run_verb("data check out".split()) == run_verb("data show out".split()) == 0
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_interrupted_pack_says_how_to_go_on_and_leaves_no_worker(folder: Path) -> None:
+    numpy.save(folder / "y.npy", numpy.zeros((2_000, 50)))
+    with started("data", "pack", "y.npy", "--to", "out", "--shard", "400", "--workers", "2", folder=folder) as running:
+        while not (folder / "out" / "00003.safetensors").exists():
+            assert running.process.poll() is None
+            time.sleep(0.01)
+        os.kill(running.process.pid, signal.SIGINT)
+        done = running.wait()
+        assert running.left_over() == []
+    assert (done.code, done.err) == (130, "interrupted; the same command goes on in out\n")
+    assert not (folder / "out" / "index.json").exists()
+
+
+def test_on_a_terminal_there_is_a_bar_and_pictures_have_colours(folder: Path) -> None:
+    with in_terminal(
+        "data", "pack", "x.npz", "--to", "out", "--shard", "288", "--workers", "1", folder=folder
+    ) as screen:
+        assert screen.wait() == 0
+        assert "━━━━━━━━················ packing shards 1/3" in screen.written
+        assert screen.written.splitlines()[-1].startswith("out: 12 samples") or " \rout: 12 samples" in screen.written
+    for env, mark in (
+        ({"COLORTERM": "truecolor"}, "\x1b[38;2;0;0;0;48;2;10;10;10m▀"),
+        ({"COLORTERM": ""}, "\x1b[38;5;232;48;5;232m▀"),
+        ({"COLORTERM": "", "NO_COLOR": "1"}, "       ..:::"),
+    ):
+        with in_terminal("data", "show", "out", folder=folder, env=env) as screen:
+            assert screen.wait() == 0
+            assert mark in screen.written

@@ -1,0 +1,43 @@
+"""Small sets of shards for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy
+
+from paceline.data.index import INDEX, SetIndex
+from paceline.data.shard import Rows, Varying, column_of, write_shard
+from paceline.data.shardset import ShardSet
+from paceline.data.shelf import LocalShelf
+from paceline.rundir import write_whole
+
+
+def rows_of(begin: int, end: int) -> Rows:
+    """Samples whose every byte follows from their number."""
+    numbers = numpy.arange(begin, end)
+    image = (numbers[:, None] * 7 + numpy.arange(12)).astype(numpy.uint8).reshape(-1, 3, 4)
+    return {"image": image, "label": numbers}
+
+
+def text_of(begin: int, end: int) -> Rows:
+    """Samples of different lengths: sample k is the number k, k % 5 times."""
+    numbers = numpy.arange(begin, end)
+    lengths = numbers % 5
+    flat = numpy.repeat(numbers, lengths).astype(numpy.uint16)
+    return {"text": Varying(flat, numpy.concatenate([[0], numpy.cumsum(lengths)]))}
+
+
+def make_set(folder: Path, samples: int, per_shard: int, rows=rows_of) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    columns = tuple(column_of(name, values) for name, values in rows(0, 1).items())
+    shards = [
+        write_shard(folder, f"{number:05d}.safetensors", columns, rows(begin, min(begin + per_shard, samples)))
+        for number, begin in enumerate(range(0, samples, per_shard))
+    ]
+    write_whole(folder / INDEX, SetIndex(columns, per_shard, tuple(shards), {"made": "for tests"}).to_json())
+    return folder
+
+
+def open_folder(folder: Path, columns=()) -> ShardSet:
+    return ShardSet(LocalShelf(folder), columns)

@@ -1,0 +1,145 @@
+"""No byte of a set can be other than it was written without being told, with its file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy
+import pytest
+import xxhash
+from data import packable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.data.check import check_set
+from paceline.data.index import INDEX, SetIndex
+from paceline.data.pack import Request, pack, pack_samples
+from paceline.data.pack.shards import shard_name
+from paceline.data.shard import Varying, write_shard
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set with a tokenizer beside three shards of samples that vary in length."""
+    folder = tmp_path_factory.mktemp("set")
+    (folder / "source").mkdir()
+    request = packable.token_files(folder / "source").request
+    pack(Request(**vars(request) | {"shard_bytes": 1}), folder / "set", workers=1)
+    return folder / "set"
+
+
+@pytest.fixture
+def folder(packed: Path, tmp_path: Path) -> Path:
+    """A copy of it that may be damaged."""
+    return shutil.copytree(packed, tmp_path / "set")
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_every_byte_counts_and_its_file_is_named(packed: Path, data: st.DataObject) -> None:
+    names = sorted(path.name for path in packed.iterdir())
+    assert len(names) == 5
+    path = packed / data.draw(st.sampled_from(names))
+    whole = path.read_bytes()
+    place = data.draw(st.integers(0, len(whole) - 1))
+    changed = data.draw(st.integers(1, 255))
+    try:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ changed]) + whole[place + 1 :])
+        assert {problem.file for problem in check_set(packed).problems} == {path.name}
+    finally:
+        path.write_bytes(whole)
+    assert check_set(packed).ok
+
+
+def age(index: Path) -> None:
+    tree = json.loads(index.read_bytes()) | {"version": 7}
+    index.write_text(json.dumps(tree))
+
+
+def spread(index: Path) -> None:
+    """Say the same with more space."""
+    index.write_text(json.dumps(json.loads(index.read_bytes()), indent=3))
+
+
+def enlarge_header(shard: Path) -> None:
+    shard.write_bytes((1 << 60).to_bytes(8, "little") + shard.read_bytes()[8:])
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "said"),
+    [
+        ("00001.safetensors", Path.unlink, "is missing"),
+        ("00001.safetensors", lambda path: os.truncate(path, 99), "99 bytes instead of"),
+        ("00001.safetensors", lambda path: path.write_bytes(path.read_bytes() + b"more"), "bytes instead of"),
+        ("00001.safetensors", lambda path: shutil.copy(path.with_name("00000.safetensors"), path), "bytes instead of"),
+        ("00001.safetensors", enlarge_header, "its head is not what the index says"),
+        ("00001.safetensors", lambda path: (path.unlink(), path.mkdir()), "bytes instead of|cannot be read"),
+        ("tokenizer.json", Path.unlink, "is missing"),
+        ("tokenizer.json", lambda path: path.write_text("{}"), "not those that were written"),
+        (INDEX, Path.unlink, "holds no set"),
+        (INDEX, lambda path: path.write_text("{}"), "it does not speak of shards"),
+        (INDEX, age, "version 7; this Paceline reads 1"),
+        (INDEX, spread, "not those that were written"),
+    ],
+)
+def test_damage_is_told_with_its_file(file: str, damage, said: str, folder: Path) -> None:
+    damage(folder / file)
+    (problem,) = check_set(folder).problems
+    assert problem.file == file
+    assert any(words in problem.what for words in said.split("|"))
+
+
+def test_all_problems_are_told_not_the_first_alone(folder: Path) -> None:
+    (folder / "00000.safetensors").unlink()
+    os.truncate(folder / "00002.safetensors", 10)
+    assert [problem.file for problem in check_set(folder).problems] == ["00000.safetensors", "00002.safetensors"]
+
+
+def test_files_that_are_no_part_of_the_set_are_named_and_do_no_harm(folder: Path) -> None:
+    (folder / "notes.txt").write_text("mine")
+    shutil.copy(folder / "00000.safetensors", folder / "00009.safetensors")
+    verdict = check_set(folder)
+    assert (verdict.ok, verdict.strays) == (True, ["00009.safetensors", "notes.txt"])
+
+
+def test_an_index_cannot_have_files_outside_of_the_folder_read(folder: Path) -> None:
+    index = SetIndex.from_json((folder / INDEX).read_bytes(), INDEX)
+    outside = xxhash.xxh3_64_hexdigest(b"secret")
+    (folder.parent / "secret").write_bytes(b"secret")
+    about = {"files": {"../secret": outside, "tokenizer.json": index.about["files"]["tokenizer.json"]}}
+    changed = SetIndex(index.columns, index.samples_per_shard, index.shards, about)
+    (folder / INDEX).write_bytes(changed.to_json())
+    assert check_set(folder).ok
+
+
+@pytest.mark.parametrize("offsets", [[0, 2, 1, 3], [1, 1, 2, 3], [0, 1, 2, 4], [0, -1, 2, 3], [0, 1, 2, 2]])
+def test_offsets_must_rise_from_the_first_element_to_the_last_even_if_all_sums_are_right(
+    offsets: list[int], tmp_path: Path
+) -> None:
+    index = pack_samples([{"x": b"a"}, {"x": b"b"}, {"x": b"c"}], tmp_path / "set")
+    wrong = {"x": Varying(numpy.frombuffer(b"abc", dtype="uint8"), numpy.array(offsets))}
+    facts = write_shard(tmp_path / "set", shard_name(0), index.columns, wrong)
+    (tmp_path / "set" / INDEX).write_bytes(SetIndex(index.columns, index.samples_per_shard, (facts,)).to_json())
+    (problem,) = check_set(tmp_path / "set").problems
+    assert problem == ("00000.safetensors", "the offsets of x do not rise from 0 to 3")
+
+
+def test_every_leaf_that_is_wrong_is_told(tmp_path: Path) -> None:
+    pack_samples([{"x": numpy.zeros(700_000, dtype="uint8")}], tmp_path / "set")
+    path = tmp_path / "set" / "00000.safetensors"
+    whole = bytearray(path.read_bytes())
+    whole[-1], whole[300] = 1, 1
+    path.write_bytes(whole)
+    told = [problem.what for problem in check_set(tmp_path / "set").problems]
+    assert len(told) == 3
+    assert told[0].endswith("are not those that were written")
+    assert told[2] == "its sum is not the one in the index"
+
+
+def test_progress_is_told(folder: Path) -> None:
+    heard: list[tuple[str, int, int]] = []
+    check_set(folder, lambda *said: heard.append(said))
+    assert heard == [("checking shards", number, 3) for number in (1, 2, 3)]

@@ -1,0 +1,580 @@
+"""Shards in an object store: a real S3 API on this machine, and a file system that fails when it is told to."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import json
+import mmap
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import numpy
+import pytest
+from objectstore import (  # noqa: F401 - fixtures
+    SECRET,
+    ObjectStore,
+    bucket,
+    change,
+    client,
+    env,
+    flipped,
+    server,
+)
+from fsspec.implementations.memory import MemoryFileSystem
+from moto import settings as moto_settings
+
+from paceline.data import remote
+from paceline.data.index import INDEX, SetIndex
+from paceline.data.remote import RemoteShelf, open_shelf
+from paceline.data.shard import column_of, write_shard
+from paceline.data.shelf import LocalShelf
+from paceline.errors import ConfigError, DataError, EnvironmentUnfit
+from paceline.objectstore import Unreachable
+
+SAMPLES = 40
+LARGE = 1 << 40
+
+
+def pack(folder: Path, shards: int = 4, seed: int = 0) -> SetIndex:
+    """Write a small set, with numbers for bytes."""
+    folder.mkdir()
+    draw = numpy.random.default_rng(seed)
+    rows = [{"x": draw.integers(0, 256, (SAMPLES, 100), dtype=numpy.uint8)} for _ in range(shards)]
+    columns = [column_of("x", rows[0]["x"])]
+    facts = [write_shard(folder, f"{number:05d}.safetensors", columns, row) for number, row in enumerate(rows)]
+    index = SetIndex(tuple(columns), SAMPLES, tuple(facts))
+    (folder / INDEX).write_bytes(index.to_json())
+    return index
+
+
+@pytest.fixture
+def packed(tmp_path) -> Path:
+    pack(tmp_path / "packed")
+    return tmp_path / "packed"
+
+
+@pytest.fixture(autouse=True)
+def without_pauses(monkeypatch) -> None:
+    monkeypatch.setattr(remote, "_PAUSES_S", (0, 0, 0))
+
+
+def upload(client, bucket: str, folder: Path, to: str = "set") -> str:
+    for path in folder.iterdir():
+        client.put_object(Bucket=bucket, Key=f"{to}/{path.name}", Body=path.read_bytes())
+    return f"s3://{bucket}/{to}"
+
+
+@pytest.fixture
+def there(client, bucket, packed, server) -> str:
+    """The address of the set, in the store; requests are counted from here on."""
+    address = upload(client, bucket, packed)
+    server.requests.clear()
+    return address
+
+
+def gets(server) -> Counter[str]:
+    """Return how often each object was read."""
+    return Counter(path.rpartition("/")[2] for method, path, _ in list(server.requests) if method == "GET")
+
+
+def size_of(folder: Path) -> int:
+    return (folder / "00000.safetensors").stat().st_size
+
+
+def names_in(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.glob("set-*/*"))
+
+
+@pytest.mark.parametrize("address", ["{}", "file://{}"])
+def test_a_path_is_read_where_it_is(address, packed) -> None:
+    shelf = open_shelf(address.format(packed), "", 0)
+    assert isinstance(shelf, LocalShelf)
+    assert shelf.fetch(shelf.index().shards[1]) == packed / "00001.safetensors"
+
+
+def test_a_set_comes_as_it_was_packed_and_every_object_once(there, server, packed, tmp_path) -> None:
+    for _ in range(2):
+        shelf = open_shelf(there + "/", str(tmp_path / "cache"), LARGE)
+        assert shelf.index() == LocalShelf(packed).index()
+        for shard in shelf.index().shards:
+            assert shelf.fetch(shard).read_bytes() == (packed / shard.name).read_bytes()
+    assert gets(server) == {INDEX: 2} | {shard.name: 1 for shard in shelf.index().shards}
+    for path in [*tmp_path.glob("cache/**/*"), tmp_path / "cache"]:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
+
+
+def test_the_cache_is_in_the_home_if_no_folder_is_named(there, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    shelf = open_shelf(there, "", LARGE)
+    assert shelf.fetch(shelf.index().shards[0]).is_relative_to(tmp_path / "home" / ".cache" / "paceline" / "shards")
+
+
+CHILD = """
+import json, os, sys
+from pathlib import Path
+import xxhash
+from paceline.data import remote
+
+def content(shelf, shard):
+    while True:
+        try:
+            return shelf.fetch(shard).read_bytes()
+        except FileNotFoundError:
+            pass
+
+given = json.loads(sys.argv[1])
+shelves = [remote.open_shelf(address, given["cache"], given["room"]) for address in given["addresses"]]
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+NO_TORCH = "\nassert 'torch' not in sys.modules"
+
+ASK_FOR_ALL = """
+for round in range(given["rounds"]):
+    for shelf in shelves:
+        shards = list(shelf.index().shards)
+        if given["turned"]:
+            shards = shards[given["number"]:] + shards[:given["number"]]
+        for shard in shards:
+            assert xxhash.xxh3_64_hexdigest(content(shelf, shard)) == shard.xxh3
+"""
+
+
+class Child:
+    """A process that reads a set, with words for what it does."""
+
+    def __init__(self, then: str, addresses: list[str], cache: Path, room: int = LARGE, **given: object) -> None:
+        words = {"addresses": addresses, "cache": str(cache), "room": room, **given}
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", CHILD + then + NO_TORCH, json.dumps(words)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def begin(self) -> None:
+        assert self._process.stdout.readline() == "ready\n", self._process.stderr.read()
+        self.go_on()
+
+    def go_on(self) -> None:
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def says(self) -> str:
+        return self._process.stdout.readline()
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+
+    def end(self) -> int:
+        try:
+            self._process.wait(120)
+        finally:
+            self._process.kill()
+            print(*self._process.communicate())
+        return self._process.returncode
+
+
+def run_together(children: list[Child]) -> None:
+    for child in children:
+        child.begin()
+    codes = [child.end() for child in children]
+    assert codes == [0] * len(children)
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["in one order", "in different orders"])
+def test_processes_that_ask_at_once_fetch_every_object_once(turned, there, server, tmp_path) -> None:
+    run_together([Child(ASK_FOR_ALL, [there], tmp_path / "cache", rounds=1, turned=turned, number=n) for n in range(3)])
+    assert gets(server) == {INDEX: 3} | {f"{number:05d}.safetensors": 1 for number in range(4)}
+    assert names_in(tmp_path / "cache") == [f"{number:05d}.safetensors" for number in range(4)]
+
+
+@contextlib.contextmanager
+def watched(cache: Path) -> Iterator[list[int]]:
+    """Look, again and again, at how many bytes are in a cache; no file may get its name meanwhile."""
+    found: list[int] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            with open(cache / "lock", "ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                sizes = []
+                for path in cache.glob("set-*/*"):
+                    with contextlib.suppress(FileNotFoundError):
+                        sizes.append(path.stat().st_size)
+                found.append(sum(sizes))
+
+    cache.mkdir(mode=0o700)
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_processes_with_different_sets_share_one_bound_at_every_moment(shards, there, client, bucket, tmp_path) -> None:
+    pack(tmp_path / "other", seed=1)
+    addresses = [there, upload(client, bucket, tmp_path / "other", "other")]
+    room = shards * size_of(tmp_path / "other") + 7
+    with watched(tmp_path / "cache") as sizes:
+        run_together(
+            [
+                Child(ASK_FOR_ALL, [addresses[n % 2]], tmp_path / "cache", room, rounds=3, turned=True, number=n)
+                for n in range(3)
+            ]
+        )
+    assert max(sizes) <= room
+    assert max(sizes) > room - size_of(tmp_path / "other")
+    assert not [name for name in names_in(tmp_path / "cache") if name.endswith(".part")]
+
+
+def test_the_least_recently_used_goes_first_and_a_mapping_lives_on(there, packed, tmp_path) -> None:
+    shelf = open_shelf(there, str(tmp_path / "cache"), 3 * size_of(packed))
+    first, second, third, fourth = shelf.index().shards
+    for shard in (first, second, third):
+        path = shelf.fetch(shard)
+        if shard == second:
+            with path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    shelf.fetch(first)
+    shelf.fetch(fourth)
+    assert names_in(tmp_path / "cache") == [first.name, third.name, fourth.name]
+    assert mapped[:] == (packed / second.name).read_bytes()
+    mapped.close()
+
+
+def test_a_cache_that_cannot_hold_a_shard_says_how_large_it_must_be(there, packed, tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"set read.cache_gb=0.001 or more") as caught:
+        open_shelf(there, str(tmp_path / "cache"), size_of(packed) - 1).index()
+    assert f"{size_of(packed):,}" in caught.value.problem
+    assert there in caught.value.problem
+
+
+def test_what_downloads_left_is_swept_and_nothing_else_is_touched(there, packed, tmp_path) -> None:
+    cache = tmp_path / "cache"
+    left = [cache / f"set-{'0' * 32}" / ".00007.safetensors.part", cache / f"set-{'1' * 32}" / "00003.safetensors"]
+    mine = [cache / "mine" / "00000.safetensors", cache / "note.txt", cache / "set-of-mine" / ".x.part"]
+    for path in [*left, *mine]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(size_of(packed)))
+    shelf = open_shelf(there, str(cache), size_of(packed))
+    shelf.fetch(shelf.index().shards[0])
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in mine)
+    shelf.fetch(shelf.index().shards[1])
+    assert len([path for path in cache.glob("set-*") if path.name != "set-of-mine"]) == 1
+
+
+def test_a_set_that_was_changed_is_not_mixed_with_the_old_one(there, client, bucket, tmp_path) -> None:
+    old = open_shelf(there, str(tmp_path / "cache"), LARGE)
+    before = old.fetch(old.index().shards[0])
+    pack(tmp_path / "new", seed=1)
+    upload(client, bucket, tmp_path / "new")
+    new = open_shelf(there, str(tmp_path / "cache"), LARGE)
+    after = new.fetch(new.index().shards[0])
+    assert after.parent != before.parent
+    assert after.read_bytes() == (tmp_path / "new" / after.name).read_bytes()
+    with pytest.raises(DataError, match="changed meanwhile"):
+        old.fetch(old.index().shards[1])
+
+
+def test_a_file_of_another_size_is_fetched_again(there, packed, tmp_path) -> None:
+    shelf = open_shelf(there, str(tmp_path / "cache"), LARGE)
+    shard = shelf.index().shards[2]
+    shelf.fetch(shard).write_bytes(b"torn")
+    assert shelf.fetch(shard).read_bytes() == (packed / shard.name).read_bytes()
+
+
+DAMAGE = {
+    "a flipped bit": (flipped, "other bytes"),
+    "a torn object": (lambda content: content[:-7], "bytes instead of"),
+    "a longer object": (lambda content: content + b"x", "more than"),
+    "an empty object": (lambda content: b"", "0 bytes instead of"),
+}
+
+
+@pytest.mark.parametrize(("how", "why"), DAMAGE.values(), ids=DAMAGE)
+def test_damage_in_the_store_is_told_and_never_kept(how, why, there, server, client, bucket, tmp_path) -> None:
+    shelf = open_shelf(there, str(tmp_path / "cache"), LARGE)
+    change(client, bucket, "set/00001.safetensors", how)
+    server.requests.clear()
+    with pytest.raises(DataError, match=f"{there}/00001.safetensors is not what its index says: it has .*{why}"):
+        shelf.fetch(shelf.index().shards[1])
+    heads = [path for method, path, _ in server.requests if method == "HEAD"]
+    assert heads.count(f"/{bucket}/set/00001.safetensors") == 4
+    assert names_in(tmp_path / "cache") == []
+    shelf.fetch(shelf.index().shards[0])
+
+
+def test_a_damaged_index_is_told(there, client, bucket, tmp_path) -> None:
+    change(client, bucket, "set/index.json", lambda content: content.replace(b'"samples": 40', b'"samples": 41'))
+    with pytest.raises(DataError, match=f"{there}/index.json is not a whole index"):
+        open_shelf(there, str(tmp_path / "cache"), LARGE).index()
+
+
+@pytest.mark.parametrize("address", ["s3://{}/set2", "s3://{}", "s3://no-such-bucket/set"])
+def test_where_there_is_no_set_it_is_told(address, there, bucket, tmp_path) -> None:
+    with pytest.raises(DataError, match="there is no set in s3://") as caught:
+        open_shelf(address.format(bucket), str(tmp_path / "cache"), LARGE).index()
+    assert "paceline data pack" in caught.value.fix
+
+
+def test_a_missing_object_is_told_and_asked_for_once(there, server, client, bucket, tmp_path) -> None:
+    client.delete_object(Bucket=bucket, Key="set/00003.safetensors")
+    shelf = open_shelf(there, str(tmp_path / "cache"), LARGE)
+    shard = shelf.index().shards[3]
+    server.requests.clear()
+    with pytest.raises(DataError, match=f"{there}/00003.safetensors is missing"):
+        shelf.fetch(shard)
+    assert [method for method, path, _ in server.requests if path.endswith("00003.safetensors")] == ["HEAD"]
+
+
+class Overworked(ObjectStore):
+    """A store that answers some requests only after it has failed for a while."""
+
+    failures = 0
+    status = "503 Slow Down"
+
+    def _answer(self, environ, start):
+        if self.failures and environ["REQUEST_METHOD"] == "GET" and environ["PATH_INFO"].endswith(".safetensors"):
+            self.failures -= 1
+            start(self.status, [])
+            return [b""]
+        return super()._answer(environ, start)
+
+
+@pytest.mark.parametrize(("status", "failures"), [("500 Internal Server Error", 3), ("503 Slow Down", 2)])
+def test_a_store_that_fails_at_first_is_asked_again(status, failures, packed, tmp_path, env, monkeypatch) -> None:
+    with Overworked() as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
+        import boto3
+
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="bucket")
+        address = upload(client, "bucket", packed)
+        client.close()
+        store.status, store.failures = status, failures
+        shelf = open_shelf(address, str(tmp_path / "cache"), LARGE)
+        shard = shelf.index().shards[0]
+        assert shelf.fetch(shard).read_bytes() == (packed / shard.name).read_bytes()
+        assert store.failures == 0
+
+
+def test_a_store_that_goes_on_failing_is_unreachable(there, server, tmp_path) -> None:
+    shelf = open_shelf(there, str(tmp_path / "cache"), LARGE)
+    shard = shelf.index().shards[0]
+    with server.refusing(lambda request: request[1].endswith(".safetensors")):
+        with pytest.raises(Unreachable, match=f"cannot read {there}/00000.safetensors") as caught:
+            shelf.fetch(shard)
+    assert not caught.value.comes_again
+    assert caught.value.exit_code == 3
+    assert "AWS_ENDPOINT_URL" in caught.value.fix
+    assert names_in(tmp_path / "cache") == []
+    shelf.fetch(shard)
+
+
+def test_a_killed_downloader_leaves_nothing_that_others_would_trust_or_wait_for(
+    there, server, packed, tmp_path
+) -> None:
+    cache = tmp_path / "cache"
+    ask = "print(content(shelves[0], shelves[0].index().shards[1])[:0].decode() or 'done', flush=True)"
+    killed, waiting = (Child(ask, [there], cache) for _ in range(2))
+    is_shard = lambda request: request[0] == "GET" and request[1].endswith("00001.safetensors")
+    with server.holding(is_shard):
+        killed.begin()
+        assert server.came.wait(60), "no download began"
+        assert names_in(cache) == [".00001.safetensors.part"]
+        waiting.begin()
+        server.held = lambda request: False
+        killed.kill()
+        assert killed.end() == -signal.SIGKILL
+        assert waiting.says() == "done\n"
+        assert waiting.end() == 0
+    assert names_in(cache) == ["00001.safetensors"]
+    assert next(cache.glob("set-*/*")).read_bytes() == (packed / "00001.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("known", ["wrong keys", "no keys"])
+def test_wrong_credentials_are_an_unfit_environment(known, there, server, tmp_path, monkeypatch) -> None:
+    if known == "no keys":
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(moto_settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0.0)
+    with pytest.raises(Unreachable, match=f"cannot read {there}/index.json") as caught:
+        open_shelf(there, str(tmp_path / "cache"), LARGE).index()
+    assert "AWS_ACCESS_KEY_ID" in caught.value.fix
+    assert SECRET not in str(caught.value)
+
+
+def test_no_secret_is_in_a_file(there, tmp_path) -> None:
+    shelf = open_shelf(there, str(tmp_path / "cache"), LARGE)
+    shelf.fetch(shelf.index().shards[0])
+    for path in tmp_path.glob("cache/**/*"):
+        assert path.is_dir() or SECRET.encode() not in path.read_bytes()
+
+
+def test_without_the_package_of_a_store_it_is_told_which_one(tmp_path, monkeypatch) -> None:
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(EnvironmentUnfit, match=r"s3:// needs a package(.|\n)*pip install 'fsspec\[s3\]'"):
+        open_shelf("s3://bucket/set", str(tmp_path), LARGE)
+
+
+def test_an_address_that_nothing_knows_is_refused(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="another address that fsspec knows"):
+        open_shelf("nosuch://place/set", str(tmp_path), LARGE)
+
+
+@pytest.mark.parametrize("address", ["s3://user:password@bucket/set", "sftp://password@host/set"])
+def test_a_password_in_the_address_is_refused_and_not_repeated(address, tmp_path) -> None:
+    with pytest.raises(ConfigError, match="name or password in its address") as caught:
+        open_shelf(address, str(tmp_path), LARGE)
+    assert "password@" not in str(caught.value)
+
+
+@pytest.mark.parametrize("in_the_way", ["cache", "cache/lock/x"])
+def test_a_cache_that_cannot_be_written_is_told(in_the_way, there, tmp_path) -> None:
+    (tmp_path / in_the_way).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / in_the_way).write_text("")
+    shelf = open_shelf(there, str(tmp_path / "cache"), LARGE)
+    with pytest.raises(EnvironmentUnfit, match=f"cannot keep shards in {tmp_path / 'cache'}(.|\n)*read.cache"):
+        shelf.fetch(shelf.index().shards[0])
+
+
+def test_a_forked_process_reads_on(there, tmp_path) -> None:
+    fork = """
+shards = shelves[0].index().shards
+content(shelves[0], shards[0])
+child = os.fork()
+assert xxhash.xxh3_64_hexdigest(content(shelves[0], shards[2 if child else 1])) == shards[2 if child else 1].xxh3
+if child == 0:
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    run_together([Child(fork, [there], tmp_path / "cache")])
+
+
+class Fickle(MemoryFileSystem):
+    """Files in memory, read by a line that fails, or changes bytes, as often as it is told to."""
+
+    protocol = "fickle"
+    opened: Counter[str] = Counter()
+    failures = 0
+    flips = 0
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.replace("fickle://", "memory://"))
+
+    def _open(self, path, mode="rb", **options):
+        content = super()._open(path, mode, **options)
+        if mode != "rb":
+            return content
+        type(self).opened[path.rpartition("/")[2]] += 1
+        if path.endswith(".safetensors") and self.failures:
+            type(self).failures -= 1
+            raise ConnectionResetError("the line is cut")
+        if path.endswith(".safetensors") and self.flips:
+            type(self).flips -= 1
+            return io.BytesIO(flipped(content.read()))
+        return content
+
+
+@pytest.fixture
+def fickle(packed, tmp_path, monkeypatch) -> Iterator[str]:
+    fsspec.register_implementation("fickle", Fickle, clobber=True)
+    for name, value in {"opened": Counter(), "failures": 0, "flips": 0}.items():
+        monkeypatch.setattr(Fickle, name, value)
+    memory = fsspec.filesystem("memory")
+    for path in packed.iterdir():
+        memory.pipe_file(f"/{tmp_path.name}/{path.name}", path.read_bytes())
+    yield f"fickle://{tmp_path.name}"
+    memory.rm(f"/{tmp_path.name}", recursive=True)
+
+
+@pytest.mark.parametrize("failures", range(6))
+@pytest.mark.parametrize(("trouble", "error"), [("failures", Unreachable), ("flips", DataError)])
+def test_a_line_that_fails_is_tried_four_times(trouble, error, failures, fickle, packed, tmp_path, monkeypatch) -> None:
+    pauses = []
+    monkeypatch.setattr(remote.time, "sleep", pauses.append)
+    monkeypatch.setattr(remote, "_PAUSES_S", (1, 2, 4))
+    shelf = open_shelf(fickle, str(tmp_path / "cache"), LARGE)
+    shard = shelf.index().shards[0]
+    setattr(Fickle, trouble, failures)
+    if failures < 4:
+        assert shelf.fetch(shard).read_bytes() == (packed / shard.name).read_bytes()
+    else:
+        with pytest.raises(error, match=f"{fickle}/00000.safetensors"):
+            shelf.fetch(shard)
+        assert names_in(tmp_path / "cache") == []
+    assert Fickle.opened[shard.name] == min(failures + 1, 4)
+    assert pauses == [1, 2, 4][:failures]
+
+
+def test_threads_that_ask_at_once_fetch_every_object_once(fickle, tmp_path) -> None:
+    shelf = open_shelf(fickle, str(tmp_path / "cache"), LARGE)
+    ask = lambda: [shelf.fetch(shard) for shard in shelf.index().shards]
+    shelf.index()
+    threads = [threading.Thread(target=ask) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(Fickle.opened.values()) == {1}
+
+
+def wait_for_the_background() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "shards ahead":
+            thread.join(60)
+
+
+@pytest.mark.parametrize(("shards", "brought"), [(1, 0), (2, 1), (3, 2), (9, 2)])
+def test_the_next_few_are_brought_in_the_background(shards, brought, fickle, packed, tmp_path) -> None:
+    shelf = RemoteShelf(fickle, tmp_path / "cache", shards * size_of(packed))
+    facts = shelf.index().shards
+    shelf.prefetch(facts[1:])
+    wait_for_the_background()
+    names = [shard.name for shard in facts[1 : 1 + brought]]
+    assert names_in(tmp_path / "cache") == names
+    for shard in facts[1 : 1 + brought]:
+        shelf.fetch(shard)
+    assert Fickle.opened == {INDEX: 1} | dict.fromkeys(names, 1)
+
+
+def test_what_fails_in_the_background_is_told_when_it_is_fetched(fickle, tmp_path) -> None:
+    shelf = RemoteShelf(fickle, tmp_path / "cache", LARGE)
+    shard = shelf.index().shards[0]
+    Fickle.failures = 8
+    shelf.prefetch([shard])
+    wait_for_the_background()
+    assert Fickle.failures == 4
+    with pytest.raises(Unreachable, match="the line is cut"):
+        shelf.fetch(shard)
+    shelf.prefetch([shard])
+    wait_for_the_background()
+    assert names_in(tmp_path / "cache") == [shard.name]
+
+
+def test_what_comes_in_the_background_does_not_hold_the_process(there, server, tmp_path) -> None:
+    begin = "shelves[0].prefetch(shelves[0].index().shards); print(sys.stdin.readline())"
+    child = Child(begin, [there], tmp_path / "cache")
+    with server.holding(lambda request: request[0] == "GET" and request[1].endswith(".safetensors")):
+        child.begin()
+        assert server.came.wait(60)
+        child.go_on()
+        assert child.end() == 0
+    shelf = open_shelf(there, str(tmp_path / "cache"), LARGE)
+    shelf.fetch(shelf.index().shards[3])
+    assert names_in(tmp_path / "cache") == ["00003.safetensors"]

@@ -1,0 +1,79 @@
+"""The recipes have the same bits from shards as from memory, on one rank and on two."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from data.sets import make_set
+from paceline.config import RunConfig
+from paceline.data.batches import Batches
+from paceline.errors import DataError
+from paceline.recipes import corpus, digits
+from paceline.world.facts import World
+
+PROGRAM = Path(sys.executable).with_name("paceline")
+LENGTH = 16
+
+
+def text_sets(folder, text):
+    """Pack the rows that the recipe takes from memory."""
+    rows = corpus.rows_of(text, LENGTH).numpy()
+    held_out = numpy.arange(len(rows)) % 20 == 19
+    for part, mine in (("train", rows[~held_out]), ("test", rows[held_out])):
+        make_set(folder / part, len(mine), 30, lambda begin, end, mine=mine: {"tokens": mine[begin:end]})
+
+
+@pytest.mark.slow
+def test_a_gpt_is_the_same_from_shards(tmp_path):
+    text = bytes(numpy.random.default_rng(0).integers(32, 120, 5000, dtype=numpy.uint8))
+    (tmp_path / "text").write_bytes(text)
+    text_sets(tmp_path / "sets", text)
+    ways = {
+        "memory": ["data_folder=text"],
+        "shards": ["data=shards", "data_folder=sets"],
+        "two": ["data=shards", "data_folder=sets", "-n", "2"],
+    }
+    digests = set()
+    for name, words in ways.items():
+        command = [PROGRAM, "train", "gpt", *words, "steps=14", f"length={LENGTH}", f"name={name}"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        digests.add(re.search(r"optimizer state (\w{16})", done.stdout)[1])
+    assert len(digests) == 1
+
+
+def test_digits_are_the_same_from_shards(tmp_path):
+    generator = numpy.random.default_rng(3)
+    images, labels = generator.integers(0, 256, (50, 28, 28), dtype=numpy.uint8), generator.integers(0, 10, 50)
+    for part in ("train", "test"):
+        make_set(tmp_path / part, 50, 7, lambda begin, end: {"image": images[begin:end], "label": labels[begin:end]})
+    config = RunConfig()
+    train, test = digits.packed_digits(str(tmp_path), config)
+    memory = digits._pixels(torch.from_numpy(images)), torch.from_numpy(labels)
+    for data in (train, test):
+        for mine, yours in zip(
+            Batches(data, config, World()).steps(), Batches(memory, config, World()).steps(), strict=True
+        ):
+            for one, other in zip(mine.lanes, yours.lanes, strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(one.batch, other.batch, strict=True))
+
+
+@pytest.mark.parametrize(
+    "read", [lambda: digits.packed_digits("", RunConfig()), lambda: corpus.text_from_shards("", RunConfig())]
+)
+def test_a_recipe_says_how_sets_are_made(read):
+    with pytest.raises(DataError, match="paceline data pack"):
+        read()
+
+
+def test_text_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(DataError, match="nothing.txt"):
+        corpus.read_text(str(tmp_path / "nothing.txt"))
+    (tmp_path / "short").write_bytes(b"ab")
+    with pytest.raises(DataError, match="more text"):
+        corpus.text_in_memory(str(tmp_path / "short"), 9)
