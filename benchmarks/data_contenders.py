@@ -231,7 +231,11 @@ CONTENDERS = {
     "paceline": Contender("Paceline, one lane a rank", "shards", Paceline, (1, 2), resumes=True),
     "paceline-4-lanes": Contender("Paceline, 4 lanes", "shards", lambda task: Paceline(task, 4), (1, 2)),
     "paceline-windows": Contender(
-        "Paceline, 64 shards in windows of 16", "many-shards", lambda task: Paceline(task, 1, "many-shards"), (1, 2), True
+        "Paceline, 64 shards in windows of 16",
+        "many-shards",
+        lambda task: Paceline(task, 1, "many-shards"),
+        (1, 2),
+        True,
     ),
     "paceline-hdf5": Contender(
         "Paceline, chunked HDF5 as it is", "hdf5-chunked", lambda task: Paceline(task, 1, "hdf5-chunked"), (1,), True
@@ -246,7 +250,10 @@ CONTENDERS = {
     ),
     "grain": Contender("grain, ArrayRecord, no threads", "array-record", data_peers.Grain, resumes=True),
     "grain-16": Contender(
-        "grain, ArrayRecord, 16 threads (its default)", "array-record", lambda task: data_peers.Grain(task, 16), resumes=True
+        "grain, ArrayRecord, 16 threads (its default)",
+        "array-record",
+        lambda task: data_peers.Grain(task, 16),
+        resumes=True,
     ),
     "grain-memory-map": Contender("grain, memory-map, no threads", "arrays", data_peers.GrainMemoryMap, resumes=True),
     "hdf5": Contender("HDF5 per sample, contiguous, DataLoader", "hdf5", Hdf5Loader),

@@ -259,13 +259,22 @@ def test_without_names_all_come_as_they_would_be_packed(tmp_path):
     "dtype",
     ["bool", "uint8", "int8", ">u2", "<i2", ">i4", "uint32", ">u8", "int64", "float16", ">f4", "float64", "complex64"],
 )
-@pytest.mark.parametrize("shape", [(), (3,), (2, 0)])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0), (0, 2)])
 def test_numbers_of_every_type_come_as_they_are(tmp_path, dtype, shape):
     values = numpy.random.default_rng(1).integers(0, 2, (50, *shape)).astype(dtype)
     path = write(tmp_path / "a.h5", x=(values, {"chunks": (7, *shape)} if values.size else {}))
     found = H5Source(path, block_bytes=1).gather(numpy.array([49, 3]), KEY)[0]
     assert found.dtype == getattr(torch, values.dtype.name)
     assert numpy.array_equal(found.numpy(), values[[49, 3]])
+
+
+def test_a_column_of_nothing_is_no_trouble(tmp_path):
+    path = write(tmp_path / "a.h5", none=numpy.zeros((50, 2, 0), "f4"), x=(numpy.arange(50), {"chunks": (7,)}))
+    source = H5Source(path, block_bytes=1)
+    source.window = 1
+    none, x = source.gather(numpy.arange(50), KEY)
+    assert none.shape == (50, 2, 0)
+    assert x.tolist() == list(range(50))
 
 
 def test_rows_that_lie_one_after_the_other_are_read_in_blocks(tmp_path):

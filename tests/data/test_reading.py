@@ -172,3 +172,11 @@ def test_so_many_pieces_are_read_ahead_and_no_more():
     assert next(pieces) == (1, 1)
     pieces.close()
     assert len(begun) <= 5
+
+
+def test_samples_made_one_by_one_come_in_the_order_of_their_shards(tmp_path):
+    folder = make_set(tmp_path, 37, 5)
+    same(
+        lanes_of(Each(open_folder(folder), lambda *sample: sample), windowed(2)),
+        lanes_of(open_folder(folder), windowed(2)),
+    )

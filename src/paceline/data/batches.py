@@ -14,7 +14,7 @@ import torch
 from paceline.config import RunConfig
 from paceline.data.ahead import read_ahead
 from paceline.data.order import Order, Places
-from paceline.data.source import Batch, DatasetSource, as_source
+from paceline.data.source import Batch, DatasetSource, Expects, Fills, as_source
 from paceline.data.transform import Transformed
 from paceline.data.workers import read_in_workers
 from paceline.scale.batch import BatchPlan, StepPlan
@@ -65,10 +65,8 @@ class Batches:
         self.total_steps = config.steps or config.epochs * self.plan.steps_per_epoch
         self.total_samples = self.plan.seen_after(self.total_steps)
         self._seed, self._read, self._device = config.seed, config.read, world.device
-        block = getattr(self._reads, "block", 0)
-        self._order = Order(len(self.source), block or len(self.source), config.read.window)
-        if block:
-            self._reads.window = config.read.window
+        self._order = Order(len(self.source), self._reads.block or len(self.source), config.read.window)
+        self._reads.window = config.read.window
         self._most_in_a_step = len(self.plan.mine) * -(-config.batch.global_size // config.batch.lanes)
         per_step = max(1, self._reads.bytes_per_sample * config.batch.global_size // world.size)
         self._together = max(1, min(_TOGETHER_STEPS, _TOGETHER_BYTES // per_step))
@@ -88,7 +86,7 @@ class Batches:
             spans = joined([lane.places for plan in plans for lane in plan.lanes])
             places = numpy.concatenate([numpy.arange(span.start, span.stop) for span in spans])
             samples = self._order.at(places, self._seed, plans[0].epoch)
-            if hasattr(self._reads, "expect"):
+            if isinstance(self._reads, Expects):
                 self._reads.expect(self._order.next_blocks(int(places[-1]), self._seed, plans[0].epoch))
             for first in range(0, len(plans), self._together):
                 some = plans[first : first + self._together]
@@ -100,9 +98,10 @@ class Batches:
     def _filled(self, start: int) -> Generator[tuple[Piece, Iterator[Batch]]]:
         """Read pieces in the way that suits the source."""
         pieces = self._pieces(start)
-        if self._read.workers and isinstance(self._reads, DatasetSource):
+        in_python = isinstance(self._reads, DatasetSource)
+        if in_python and self._read.workers:
             yield from self._by_workers(start)
-        elif getattr(self._reads, "block", 0):
+        elif self._reads.block and not in_python:
             depth = -(-self._read.ahead // self._together)
             room: list[Batch] = []
             with contextlib.closing(read_ahead(pieces, partial(self._gather, room), depth)) as ready:
@@ -114,13 +113,12 @@ class Batches:
 
     def _gather(self, room: list[Batch], piece: Piece, place: int) -> Batch:
         """Read a piece into memory that is used again, if the source can do that."""
-        if not hasattr(self._reads, "gather_into"):
+        if not isinstance(self._reads, Fills):
             found: Batch = self._reads.gather(piece.samples, self._key(piece))
             return found
         while len(room) <= place:
             room.append(self._reads.room_for(self._together * self._most_in_a_step, pinned=self._device != "cpu"))
-        filled: Batch = self._reads.gather_into(piece.samples, room[place])
-        return filled
+        return self._reads.gather_into(piece.samples, room[place])
 
     def _by_workers(self, start: int) -> Iterator[tuple[Piece, Iterator[Batch]]]:
         """Have other processes read lane after lane."""
@@ -132,25 +130,24 @@ class Batches:
         )
         lanes = read_in_workers(self._reads, wanted, self._read.workers, mine * self._read.ahead)
         with contextlib.closing(lanes):
+            here = (tuple(tensor.to(self._device) for tensor in lane) for lane in lanes)
             for piece in self._pieces(start):
-                yield piece, itertools.islice(lanes, len(piece.sizes))
+                yield piece, itertools.islice(here, len(piece.sizes))
 
     def _lanes(self, piece: Piece, whole: Batch) -> Iterator[Batch]:
         return zip(*(torch.split(tensor.to(self._device), piece.sizes) for tensor in whole), strict=True)
 
     def _cut(self, piece: Piece, lanes: Iterator[Batch]) -> Iterator[Step]:
         """Make steps of what was read."""
-        begin = 0
+        if self._transform is not None:
+            lanes = self._transformed(self._transform, piece, lanes)
         for plan in piece.plans:
-            found = []
-            for lane in plan.lanes:
-                batch = tuple(tensor.to(self._device) for tensor in next(lanes))
-                if self._transform is not None:
-                    samples = piece.samples[begin : begin + len(lane.places)]
-                    batch = self._transform.apply(batch, samples, self._key(piece))
-                found.append(Lane(lane.lane, batch, lane.samples))
-                begin += len(lane.places)
-            yield Step(plan, found)
+            yield Step(plan, [Lane(lane.lane, next(lanes), lane.samples) for lane in plan.lanes])
+
+    def _transformed(self, transform: Transformed, piece: Piece, lanes: Iterator[Batch]) -> Iterator[Batch]:
+        ends = numpy.cumsum(piece.sizes)[:-1]
+        for batch, samples in zip(lanes, numpy.split(piece.samples, ends), strict=True):
+            yield transform.apply(batch, samples, self._key(piece))
 
     def _key(self, piece: Piece) -> tuple[int, int]:
         return self._seed, piece.plans[0].epoch

@@ -187,7 +187,9 @@ def read_rows(dataset: Any, column: H5Column, begin: int, end: int, array: NDArr
 
 def _raw(tensor: Tensor) -> Tensor:
     """Return a tensor as rows of bytes: torch cannot select rows of every type."""
-    return tensor.view(-1).view(torch.uint8).view(len(tensor), -1) if tensor.numel() else tensor.view(torch.uint8)
+    if not tensor.numel():
+        return torch.empty((len(tensor), 0), dtype=torch.uint8)
+    return tensor.view(-1).view(torch.uint8).view(len(tensor), -1)
 
 
 def _warn(columns: Sequence[H5Column], plan: Blocks, path: Path) -> None:

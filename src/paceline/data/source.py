@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,6 +21,10 @@ class Source(Protocol):
 
     bytes_per_sample: int
     """What reading one ahead costs in memory."""
+    block: int
+    """How many samples in a row lie, and are read, together; 0: each by itself."""
+    window: int
+    """How many blocks are mixed: no more than two windows are asked for at a time."""
 
     def __len__(self) -> int:
         """Return how many samples there are."""
@@ -29,8 +33,29 @@ class Source(Protocol):
         """Return some samples, stacked; `key` is (seed, epoch), for sources that draw random numbers."""
 
 
+@runtime_checkable
+class Fills(Protocol):
+    """A source that can fill memory which is used again."""
+
+    def room_for(self, count: int, *, pinned: bool = False) -> Batch:
+        """Return memory for so many samples."""
+
+    def gather_into(self, samples: Places, room: Batch) -> Batch:
+        """Copy some samples into memory that has room for at least as many; return the part that was filled."""
+
+
+@runtime_checkable
+class Expects(Protocol):
+    """A source that makes use of knowing what comes next."""
+
+    def expect(self, blocks: Sequence[int]) -> None:
+        """Get ready for the blocks of the next window."""
+
+
 class TensorSource:
     """Samples that are rows of tensors, the last of which is the target."""
+
+    block = window = 0
 
     def __init__(self, *tensors: Tensor) -> None:
         if not tensors or any(len(tensor) != len(tensors[0]) for tensor in tensors):
@@ -57,6 +82,8 @@ class DatasetSource:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
+        self.block: int = getattr(dataset, "block", 0)
+        self.window = 0
 
     def __len__(self) -> int:
         return len(self._dataset)

@@ -19,7 +19,7 @@ class Transformed:
 
     def __init__(self, source: Source, transform: Transform) -> None:
         self.source, self._transform = source, transform
-        self.bytes_per_sample = source.bytes_per_sample
+        self.bytes_per_sample, self.block, self.window = source.bytes_per_sample, source.block, source.window
 
     def __len__(self) -> int:
         return len(self.source)
@@ -39,6 +39,7 @@ class Each:
 
     def __init__(self, dataset: Any, transform: Callable[..., Any]) -> None:
         self._dataset, self._transform = dataset, transform
+        self.block: int = getattr(dataset, "block", 0)
 
     def __len__(self) -> int:
         return len(self._dataset)
