@@ -549,3 +549,12 @@ def test_lengths_may_vary_where_that_is_said(tmp_path: Path) -> None:
     samples = [{"x": [1, 2]}] * 70 + [{"x": [1]}]
     pack_samples(samples, tmp_path / "out", varying=["x"])
     alike(read_back(tmp_path / "out"), {"x": [numpy.array(sample["x"]) for sample in samples]})
+
+
+def test_datasets_whose_data_lie_in_other_files_are_not_followed(tmp_path):
+    import h5py
+
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", (4,), dtype="u1", external=[("/etc/hostname", 0, 4)])
+    with pytest.raises(DataError, match="copy the data into one file"):
+        pack(Request((str(tmp_path / "a.h5"),), 1000), tmp_path / "set")

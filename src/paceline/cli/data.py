@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.amounts import human_size
 from paceline.errors import ConfigError, did_you_mean
-from paceline.report.amounts import human_size
 from paceline.report.lines import fit, harmless
 
 HELP = "sets of samples: pack files into shards, check them, show what is inside, get known ones, measure reading"

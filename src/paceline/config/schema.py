@@ -60,7 +60,7 @@ class ReadConfig:
     """How samples come from files."""
 
     window: int = 16
-    """Blocks (shards, or chunks of HDF5) whose samples are mixed; sets of no more blocks are shuffled as a whole."""
+    """Blocks (shards, or chunks of HDF5 of about 1 MB) whose samples are mixed; sets of no more are shuffled as a whole."""
     ahead: int = 8
     """Steps that are read ahead of the training, where samples come from files."""
     workers: int = 0

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.data.h5file import H5Column, column_at, find, h5py, human_size, names_of, open_file, reading
+from paceline.amounts import human_size
+from paceline.data.h5file import H5Column, column_at, find, h5py, names_of, open_file, reading
 from paceline.errors import DataError
 
 BLOCK_BYTES = 1 << 20

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy
 
+from paceline.amounts import human_size
 from paceline.data.pack.columns import chosen
 from paceline.data.shard import WORDS
 from paceline.errors import DataError, EnvironmentUnfit, did_you_mean
@@ -87,15 +88,20 @@ def columns_of(file: Any, names: Sequence[str], path: Path) -> tuple[H5Column, .
     return tuple(found)
 
 
+def stay_inside(dataset: Any, name: str, path: Path) -> None:
+    """Refuse a dataset whose data lie elsewhere: whoever wrote it could make us read any other file."""
+    if _is_elsewhere(dataset):
+        raise DataError(
+            f"{name} of {path} is made of other files or datasets, which are not followed",
+            fix="copy the data into one file, or name the datasets that it is made of",
+        )
+
+
 def column_at(file: Any, name: str, path: Path) -> H5Column:
     """Return a dataset as a column, or say why it cannot be one."""
     with reading(path):
         dataset = find(file, name, path)
-        if _is_elsewhere(dataset):
-            raise DataError(
-                f"{name} of {path} is made of other files or datasets, which are not followed",
-                fix="copy the data into one file, or name the datasets that it is made of",
-            )
+        stay_inside(dataset, name, path)
         filters = _filters(dataset.id.get_create_plist(), f"{name} of {path}")
         dtype, shape = dataset.dtype, dataset.shape
         if dtype.name not in WORDS:
@@ -242,14 +248,3 @@ def _not_numbers(dtype: Any, name: str, path: Path) -> DataError:
         f"{name} of {path} holds text, or lists of varying length, which cannot be stacked",
         fix=f"leave it out with columns=[...]; or `paceline data pack {path} --to FOLDER`: shards can hold it",
     )
-
-
-def human_size(size_bytes: float) -> str:
-    """Return a size.
-
-    >>> human_size(512), human_size(60_000), human_size(12_345_678)
-    ('512 B', '60.0 kB', '12.3 MB')
-    """
-    if size_bytes < 1000:
-        return f"{size_bytes:.0f} B"
-    return f"{size_bytes / 1e3:,.1f} kB" if size_bytes < 1e6 else f"{size_bytes / 1e6:,.1f} MB"

@@ -59,6 +59,8 @@ class Hdf5:
 
 def prepare_hdf5(request: Request, files: Sequence[Path], shop: Workshop) -> Prepared:
     """Find the datasets that are wanted."""
+    from paceline.data.h5file import stay_inside  # which needs this package's columns
+
     path = str(files[0].absolute())
     with _opened(path) as file:
         there: dict[str, Any] = {}
@@ -67,6 +69,7 @@ def prepare_hdf5(request: Request, files: Sequence[Path], shop: Workshop) -> Pre
         if len({_column(name) for name in names}) < len(names):
             raise ConfigError(f"{files[0]}: two columns would have one name", fix="choose one of them with --columns")
         for name in names:
+            stay_inside(there[name], name, files[0])
             if _inner(there[name]) is None:
                 storable(there[name].dtype, name, str(files[0]))
         samples = check_lengths({name: there[name].shape[0] for name in names}, str(files[0]))
