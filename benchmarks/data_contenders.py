@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -212,51 +213,23 @@ class Hdf5Chunks:
         return at
 
 
-@dataclass(frozen=True)
-class Contender:
-    """A row of the table."""
-
-    label: str
-    form: str
-    """The set that it reads."""
-    make: Callable[[Task], Reader]
-    worlds: tuple[int, ...] = (1,)
-    resumes: bool = False
-    """Whether it has a documented way to begin within an epoch."""
-
-
-CONTENDERS = {
-    "memory-map": Contender("numpy memory-map, batched gather", "arrays", MemoryMap, (1, 2)),
-    "memory-map-take": Contender("numpy memory-map, `take` into reused memory", "arrays", MemoryMapTake, (1, 2)),
-    "paceline": Contender("Paceline, one lane a rank", "shards", Paceline, (1, 2), resumes=True),
-    "paceline-4-lanes": Contender("Paceline, 4 lanes", "shards", lambda task: Paceline(task, 4), (1, 2)),
-    "paceline-windows": Contender(
-        "Paceline, 64 shards in windows of 16",
-        "many-shards",
-        lambda task: Paceline(task, 1, "many-shards"),
-        (1, 2),
-        True,
-    ),
-    "paceline-hdf5": Contender(
-        "Paceline, chunked HDF5 as it is", "hdf5-chunked", lambda task: Paceline(task, 1, "hdf5-chunked"), (1,), True
-    ),
-    "hdf5-chunks": Contender("HDF5 chunk by chunk, by hand", "hdf5-chunked", Hdf5Chunks),
-    "loader": Contender("DataLoader, per sample, memory-map", "arrays", Loader),
-    "loader-2": Contender("DataLoader, per sample, memory-map, 2 workers", "arrays", lambda task: Loader(task, 2)),
-    "litdata": Contender("litdata", "litdata", data_peers.LitData, resumes=True),
-    "datasets": Contender("HF datasets, torch format", "arrow", data_peers.HuggingFace, resumes=True),
-    "datasets-arrow": Contender(
-        "HF datasets, arrow tables made tensors by hand", "arrow", data_peers.HuggingFaceTables, resumes=True
-    ),
-    "grain": Contender("grain, ArrayRecord, no threads", "array-record", data_peers.Grain, resumes=True),
-    "grain-16": Contender(
-        "grain, ArrayRecord, 16 threads (its default)",
-        "array-record",
-        lambda task: data_peers.Grain(task, 16),
-        resumes=True,
-    ),
-    "grain-memory-map": Contender("grain, memory-map, no threads", "arrays", data_peers.GrainMemoryMap, resumes=True),
-    "hdf5": Contender("HDF5 per sample, contiguous, DataLoader", "hdf5", Hdf5Loader),
-    "streaming": Contender("MosaicML streaming", "mds", data_peers.Streaming, resumes=True),
-    "webdataset": Contender("webdataset", "tar", data_peers.WebDataset),
+READERS: dict[str, Callable[[Task], Reader]] = {
+    "memory-map": MemoryMap,
+    "memory-map-take": MemoryMapTake,
+    "paceline": Paceline,
+    "paceline-4-lanes": partial(Paceline, lanes=4),
+    "paceline-windows": partial(Paceline, form="many-shards"),
+    "paceline-hdf5": partial(Paceline, form="hdf5-chunked"),
+    "hdf5-chunks": Hdf5Chunks,
+    "loader": Loader,
+    "loader-2": partial(Loader, workers=2),
+    "litdata": data_peers.LitData,
+    "datasets": data_peers.HuggingFace,
+    "datasets-arrow": data_peers.HuggingFaceTables,
+    "grain": data_peers.Grain,
+    "grain-16": partial(data_peers.Grain, threads=16),
+    "grain-memory-map": data_peers.GrainMemoryMap,
+    "hdf5": Hdf5Loader,
+    "streaming": data_peers.Streaming,
+    "webdataset": data_peers.WebDataset,
 }

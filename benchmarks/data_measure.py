@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy
 import torch
-from data_contenders import CONTENDERS, Reader, Task
+from data_contenders import READERS, Reader, Task
 
 LATER_EPOCHS = 2
 
@@ -61,10 +60,10 @@ def read(reader: Reader, task: Task, folder: Path, least_s: float) -> dict[str, 
     while len(records) <= LATER_EPOCHS or clocks().wall_s - first.wall_s < least_s:
         records.append(read_epoch(reader))
     end = clocks()
-    numpy.save(folder / f"labels-{task.rank}.npy", checked_labels(reader))
     return {
         "first": {"records": records[0], "cpu_s": first.cpu_s - begin.cpu_s, "wall_s": first.wall_s - begin.wall_s},
         "later": {"records": sum(records[1:]), "cpu_s": end.cpu_s - first.cpu_s, "wall_s": end.wall_s - first.wall_s},
+        "labels": checked_labels(reader),
     }
 
 
@@ -76,15 +75,15 @@ def read_epoch(reader: Reader) -> int:
     return records
 
 
-def checked_labels(reader: Reader) -> Any:
+def checked_labels(reader: Reader) -> list[int]:
     """Read an epoch; return all labels, each of which was found in its image as well."""
-    found = []
+    found: list[int] = []
     for image, label in reader.epoch():
         number = image.to(torch.uint8).reshape(len(image), -1)[:, :8].contiguous().view(torch.int64)[:, 0]
         if not torch.equal(number, label):
             raise SystemExit("an image came with the label of another")
-        found.append(label.numpy().copy())
-    return numpy.concatenate(found)
+        found += label.tolist()
+    return found
 
 
 def await_others(task: Task, folder: Path) -> None:
@@ -134,7 +133,7 @@ def main(mode: str, name: str, given: dict[str, Any], folder: Path) -> None:
     torch.set_num_threads(1)
     extra = {key: given.pop(key) for key in ("least_s", "places", "place", "noted") if key in given}
     task = Task(**given | {"folder": Path(given["folder"])})
-    reader = CONTENDERS[name].make(task)
+    reader = READERS[name](task)
     if mode == "read":
         found = read(reader, task, folder, **extra)
     elif mode == "states":

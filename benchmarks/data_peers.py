@@ -40,7 +40,7 @@ class LitData:
     def open(self, skip: int = 0, state: Any = None) -> None:
         """Open the chunks where they are."""
         folder = str(self._task.folder / "litdata" / "set")
-        dataset = self._library.StreamingDataset(folder, shuffle=True, drop_last=False, seed=1)
+        dataset = self._library.StreamingDataset(folder, shuffle=True, drop_last=False, seed=1, batch_decode=False)
         self._loader = self._library.StreamingDataLoader(dataset, batch_size=self._task.batch, num_workers=0)
         if state is not None:
             self._loader.load_state_dict(state)

@@ -105,7 +105,7 @@ def write_tar(folder: Path, images: Any, labels: Any) -> None:
     import webdataset
 
     for number, span in enumerate(spans(len(labels), -(-len(labels) // SHARDS))):
-        with webdataset.TarWriter(str(folder / f"{number:05d}.tar")) as writer:
+        with webdataset.TarWriter(str(folder / f"{number:05d}.tar"), mtime=0) as writer:
             for image, label in zip(images[span], labels[span], strict=True):
                 content = {"__key__": f"{label:09d}", "image.bin": image.tobytes(), "label.bin": label.tobytes()}
                 writer.write(content)

@@ -14,6 +14,7 @@ import pytest
 from slurm.cluster.requirements import why_no_hosts
 
 collect_ignore = ["cluster/pcluster_schema.py"]  # runs in an environment of its own, which has that package
+_LONG = ("slow", "slurm", "namespaces")
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -43,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in reasons.items():
             if reason and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    slow = Counter(item.path for item in items for marker in _LONG if item.get_closest_marker(marker))
     items.sort(key=lambda item: -slow[item.path])  # the long files first, so that workers end together
 
 

@@ -39,7 +39,7 @@ LOSS, RANKS = "the loss", "the weights of different ranks"
         ("batchnorm.py", "batchnorm", 1, LOSS),
         pytest.param("rank_seed.py", "randomness", 1, LOSS, marks=pytest.mark.heavy),
         ("mean_of_means.py", "mean_of_means", 1, LOSS),
-        ("summation.py", "summation", 1, "model.0.weight"),
+        pytest.param("summation.py", "summation", 1, "model.0.weight", marks=pytest.mark.heavy),
     ],
 )
 def test_a_mistake_is_named_with_the_first_step_and_tensor_it_shows_in(

@@ -49,6 +49,8 @@ def main() -> None:
         run_target(sys.argv[1:])
     except Stopped as stop:
         leave(int(str(stop.code)))
+    except SystemExit as stop:
+        leave(_code_of(stop))
     except Exception as error:  # noqa: BLE001 - whatever the script raises is passed on
         _report(error)
         leave(getattr(error, "exit_code", 1))
@@ -77,6 +79,14 @@ def leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _code_of(stop: SystemExit) -> int:
+    """Return the exit code that a script asks for; what is no number is said, and counts as 1."""
+    if stop.code is None or isinstance(stop.code, int):
+        return stop.code or 0
+    print(stop.code, file=sys.stderr)
+    return 1
 
 
 def _report(error: Exception) -> None:

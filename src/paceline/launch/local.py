@@ -27,6 +27,7 @@ from paceline.launch.spec import LaunchSpec
 MEETING_FILE = "meeting"
 _LOOK_S = 0.1
 _GATHER_S = 1.0  # how long to wait for other ranks' own words after the first has failed
+_CAUSE_S = 5.0  # the same while all that failed only lost a peer: the one that left is still on its way out
 _GRACE_S = 3.0  # how long a rank may take to leave before it is killed
 _SAVE_S = 600.0  # how long ranks that said so may take to save before they leave
 
@@ -168,7 +169,7 @@ def _patience(ranks: list[_Rank], signals: StopSignals) -> float:
     """Return how long ranks may still run, now that some have ended or were told to stop; tell them, if it is time."""
     failed = _note_ends(ranks)
     if failed and not any(rank.stopped for rank in ranks):
-        return _GATHER_S
+        return _GATHER_S if any(rank.process.returncode and not rank.ended.lost_peer for rank in ranks) else _CAUSE_S
     if not (failed or signals.count):
         return math.inf
     running = [rank for rank in ranks if not rank.ended_s]

@@ -17,7 +17,8 @@ from paceline.data.source import Batch, TensorSource
 from paceline.data.transform import Transformed
 from paceline.errors import DataError
 
-_HELD_OUT = 20  # every twentieth row
+_HELD_OUT = 20  # every twentieth row,
+_MOST_HELD_OUT = 256  # or every so many that these are left
 
 
 def read_text(path: str) -> bytes:
@@ -54,7 +55,8 @@ def rows_of(text: bytes, length: int) -> Tensor:
 def text_in_memory(path: str, length: int) -> tuple[Any, Any]:
     """Return rows to train on, and rows held out."""
     rows = rows_of(read_text(path), length)
-    held_out = torch.arange(len(rows)) % _HELD_OUT == _HELD_OUT - 1
+    every = max(_HELD_OUT, len(rows) // _MOST_HELD_OUT)
+    held_out = torch.arange(len(rows)) % every == every - 1
     return Transformed(TensorSource(rows[~held_out]), next_tokens), Transformed(
         TensorSource(rows[held_out]), next_tokens
     )
