@@ -27,6 +27,8 @@ import argparse
 import json
 import os
 import platform
+import signal
+import sys
 import tempfile
 from collections.abc import Sequence
 from importlib.metadata import distributions
@@ -38,7 +40,7 @@ from figures import ratios, spread, table
 from peers import peers_python
 
 KINDS = {"small": Kind("small", 60_000, 28, 128), "large": Kind("large", 4_000, 256, 64)}
-QUICK = {"small": Kind("small", 1_920, 28, 128), "large": Kind("large", 320, 256, 64)}
+QUICK = {"small": Kind("small", 2_000, 28, 128), "large": Kind("large", 336, 256, 64)}
 REFERENCE = "memory-map"
 WITHOUT_RESUME = {"webdataset", "loader", "hdf5", "hdf5-chunks"}
 PARTS = ("reading", "resume", "scale")
@@ -106,7 +108,7 @@ def measure(bench: Bench, known: argparse.Namespace, kinds: Sequence[Kind], name
             figures = measure_resume(bench, kind, names, known.resume_rounds)
             found["resume"][kind.name] = {"found": figures, "problems": dict(bench.problems)}
     if "scale" in known.parts:
-        found["scale"] = measure_scale(bench, 1_000_000 if known.quick else 100_000_000, known.resume_rounds)
+        found["scale"] = measure_scale(bench, known.scale, known.resume_rounds)
     return found | {"load_after": os.getloadavg()}
 
 
@@ -122,7 +124,7 @@ def show(found: dict[str, Any], kinds: Sequence[Kind], names: Sequence[str], kno
             print(f"\nBegin within an epoch: {size}; {known.resume_rounds} rounds\n")
             print(report_resume(found["resume"][kind.name], names))
     if found["scale"]:
-        print(f"\nA set of 100 million records of 8 bytes, 200 batches of 128 read; {known.resume_rounds} rounds\n")
+        print(f"\nA set of {known.scale:,} records of 8 bytes, 200 batches of 128 read; {known.resume_rounds} rounds\n")
         print(report_scale(found["scale"]))
 
 
@@ -141,13 +143,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print every reading as JSON")
     parser.add_argument("--quick", action="store_true", help="few records, one round: to see that all of it runs")
     known = parser.parse_args()
+    known.scale = 100_000_000
     if known.quick:
-        known.rounds = known.resume_rounds = 1
+        known.rounds, known.resume_rounds, known.scale = 1, 1, 1_000_000
     return known
 
 
 def main() -> None:
     """Measure and print."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else the sets, several GB, would stay behind
     known = parse()
     names = [name for name in CONTENDERS if name == REFERENCE or name in known.only]
     kinds = [kind for name, kind in (QUICK if known.quick else KINDS).items() if known.records in {name, "both"}]

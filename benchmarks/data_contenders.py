@@ -113,6 +113,8 @@ class Paceline:
 
 def _source(folder: Path) -> Callable[[], Any]:
     if folder.name == "hdf5-chunked":
+        import h5py  # noqa: F401 - the source does so when it opens a file
+
         from paceline.data.hdf5 import H5Source
 
         return lambda: H5Source(folder / "set.h5", ("image", "label"))

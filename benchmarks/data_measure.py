@@ -18,6 +18,7 @@ import torch
 from data_contenders import READERS, Reader, Task
 
 LATER_EPOCHS = 2
+PATIENCE_S = 120.0
 
 
 class Clocks(NamedTuple):
@@ -89,7 +90,10 @@ def checked_labels(reader: Reader) -> list[int]:
 def await_others(task: Task, folder: Path) -> None:
     """Begin when all ranks are ready."""
     (folder / f"ready-{task.rank}").touch()
+    end_s = time.monotonic() + PATIENCE_S
     while not all((folder / f"ready-{rank}").exists() for rank in range(task.world)):
+        if time.monotonic() > end_s:
+            raise SystemExit("the other rank did not come")
         time.sleep(0.001)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from figures import rotated
 
 HERE = Path(__file__).resolve().parent
+PATIENCE_S = 900.0
 PLACES = (0.0, 0.25, 0.5, 0.9)
 """Parts of an epoch that are left out when reading begins within it."""
 SCALE = {"100 shards": (100, 100), "10,000 shards, which are 100 files under several names": (10_000, 100)}
@@ -89,7 +90,13 @@ class Bench:
         started = [
             subprocess.Popen([str(self.python), str(HERE / script), *words], **kept) for script, *words in commands
         ]
-        printed = [process.communicate(timeout=1800) for process in started]
+        try:
+            printed = [process.communicate(timeout=PATIENCE_S) for process in started]
+        except subprocess.TimeoutExpired as error:
+            raise Failed(f"failed: not done after {PATIENCE_S:.0f} s") from error
+        finally:
+            for process in started:
+                process.kill()  # which does nothing to those that have ended
         for process, (_, errors) in zip(started, printed, strict=True):
             if process.returncode:
                 raise Failed(why(errors))

@@ -19,7 +19,7 @@ SHARDS = 16
 """Files, for the formats that are read in shards and do not choose a size themselves."""
 MANY = 64
 """Shards of the set that Paceline shuffles in windows: four times as many as a window has."""
-CHUNK_BYTES = 1 << 17
+CHUNK_BYTES = 1 << 20
 
 
 def write_arrays(folder: Path, records: int, side: int) -> None:
@@ -64,7 +64,7 @@ def write_hdf5(folder: Path, images: Any, labels: Any, *, chunked: bool) -> None
 
 
 def chunk_rows(images: Any) -> int:
-    """Return how many records make a chunk of about 128 KB."""
+    """Return how many records make a chunk of about 1 MB."""
     return max(1, CHUNK_BYTES // images[0].nbytes)
 
 

@@ -36,7 +36,7 @@ LOSS, RANKS = "the loss", "the weights of different ranks"
         pytest.param("first_weights.py", "first_weights", 0, RANKS, marks=pytest.mark.heavy),
         pytest.param("rank_order.py", "data_order", 1, LOSS, marks=pytest.mark.heavy),
         pytest.param("no_average.py", "ranks_diverge", 1, RANKS, marks=pytest.mark.heavy),
-        ("batchnorm.py", "batchnorm", 1, LOSS),
+        pytest.param("batchnorm.py", "batchnorm", 1, LOSS, marks=pytest.mark.heavy),
         pytest.param("rank_seed.py", "randomness", 1, LOSS, marks=pytest.mark.heavy),
         ("mean_of_means.py", "mean_of_means", 1, LOSS),
         pytest.param("summation.py", "summation", 1, "model.0.weight", marks=pytest.mark.heavy),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,9 @@ from report.runs import holding, make_run, put_beat, started, submission, traine
 RUNNING = Job("17", "RUNNING", "", "", "10:00", "1:00", 1, "n1")
 PENDING = Job("18", "PENDING", "", "Resources", "0:00", "1:00:00", 2)
 DONE = Job("16", "COMPLETED", "")
-AN_HOUR_AGO = time.time() - 3600
-AHEAD = time.time() + 600  # a clock that is ahead; and no wait before this test can make it old
+IMPORTED = time.time()
+AN_HOUR_AGO = IMPORTED - 3600
+AHEAD = IMPORTED + 600  # a clock that is ahead
 
 
 def state(folder, *jobs: Job) -> RunState:
@@ -59,7 +61,9 @@ def state(folder, *jobs: Job) -> RunState:
     ],
 )
 def test_where_a_run_stands(tmp_path: Path, events, jobs, phase: str, over: bool) -> None:
-    found = state(make_run(tmp_path / "run", *events), *jobs)
+    late_s = time.time() - IMPORTED  # the events were made then
+    fresh = [replace(event, time_s=event.time_s + late_s) for event in events]
+    found = state(make_run(tmp_path / "run", *fresh), *jobs)
     assert (found.phase, found.over) == (phase, over)
 
 

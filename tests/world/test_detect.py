@@ -88,6 +88,10 @@ def test_each_launcher_is_known_by_its_variables(env, launcher, rank, size, loca
         (PACELINE, FileMeeting(Path("/x/meeting"))),
         (SRUN_ONE_NODE | {"TMPDIR": "/t"}, FileMeeting(Path("/t/paceline-slurm-77-0-0/meeting"))),
         (
+            SRUN_ONE_NODE | {"TMPDIR": "/t", "SLURM_STEP_LAUNCHER_PORT": "40123"},
+            FileMeeting(Path("/t/paceline-slurm-77-0-0-40123/meeting")),
+        ),
+        (
             SRUN_ONE_NODE | {"TMPDIR": "/t", "SLURM_RESTART_COUNT": "2"},
             FileMeeting(Path("/t/paceline-slurm-77-0-2/meeting")),
         ),

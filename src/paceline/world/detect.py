@@ -125,9 +125,10 @@ def _from_slurm(env: Env, parent: int) -> World:
     rank, size = _number(env, "SLURM_PROCID"), _number(env, "SLURM_STEP_NUM_TASKS")
     nodes, node = _number(env, "SLURM_STEP_NUM_NODES", 1), _number(env, "SLURM_NODEID", 0)
     local_size = _slurm_tasks_here(env.get("SLURM_STEP_TASKS_PER_NODE", str(_ceil(size, nodes))), node)
-    key = (
-        f"slurm-{_number(env, 'SLURM_JOB_ID')}-{_number(env, 'SLURM_STEP_ID')}-{_number(env, 'SLURM_RESTART_COUNT', 0)}"
-    )
+    names = [_number(env, "SLURM_JOB_ID"), _number(env, "SLURM_STEP_ID"), _number(env, "SLURM_RESTART_COUNT", 0)]
+    if "SLURM_STEP_LAUNCHER_PORT" in env:  # srun's own: a new controller counts its jobs from 1 again
+        names.append(_number(env, "SLURM_STEP_LAUNCHER_PORT"))
+    key = "-".join(["slurm", *map(str, names)])
     meeting = _meeting(env, key, size, nodes, lambda: _meeting_of_nodes(env, key, node, serve=rank == 0))
     return World(rank, size, _number(env, "SLURM_LOCALID"), local_size, node, nodes, "slurm", meeting)
 
