@@ -29,7 +29,22 @@ def import_streaming() -> Any:
     return streaming
 
 
-class LitData:
+class _Loader:
+    """A loader that yields batches by name, and can say where it is."""
+
+    _loader: Any
+
+    def epoch(self) -> Pairs:
+        """Iterate the loader."""
+        for batch in self._loader:
+            yield batch["image"], batch["label"]
+
+    def state(self) -> Any:
+        """Return what a checkpoint would hold."""
+        return self._loader.state_dict()
+
+
+class LitData(_Loader):
     """StreamingDataset and StreamingDataLoader of litdata."""
 
     def __init__(self, task: Task) -> None:
@@ -44,15 +59,6 @@ class LitData:
         self._loader = self._library.StreamingDataLoader(dataset, batch_size=self._task.batch, num_workers=0)
         if state is not None:
             self._loader.load_state_dict(state)
-
-    def epoch(self) -> Pairs:
-        """Iterate the loader."""
-        for batch in self._loader:
-            yield batch["image"], batch["label"]
-
-    def state(self) -> Any:
-        """Return what a checkpoint would hold."""
-        return self._loader.state_dict()
 
 
 class HuggingFace:
@@ -160,7 +166,7 @@ class _Rows:
         return self._images[number], self._labels[number]
 
 
-class Streaming:
+class Streaming(_Loader):
     """StreamingDataset and StreamingDataLoader of MosaicML."""
 
     def __init__(self, task: Task) -> None:
@@ -173,15 +179,6 @@ class Streaming:
         self._loader = self._library.StreamingDataLoader(dataset, batch_size=size, num_workers=0)
         if state is not None:
             self._loader.load_state_dict(state)
-
-    def epoch(self) -> Pairs:
-        """Iterate the loader."""
-        for batch in self._loader:
-            yield batch["image"], batch["label"]
-
-    def state(self) -> Any:
-        """Return what a checkpoint would hold."""
-        return self._loader.state_dict()
 
 
 class WebDataset:

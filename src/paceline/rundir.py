@@ -76,14 +76,14 @@ class RunDir:
 
 
 @contextlib.contextmanager
-def writing_to(path: Path) -> Iterator[None]:
+def writing_to(path: Path, elsewhere: str = "put the run elsewhere with runs=FOLDER") -> Iterator[None]:
     """Turn a failure to write into an error that names the folder and the way out."""
     try:
         yield
     except OSError as error:
         raise EnvironmentUnfit(
             f"cannot write {path}: {error.strerror or error}",
-            fix="free some space or permit writing there, or put the run elsewhere with runs=FOLDER",
+            fix=f"free some space or permit writing there, or {elsewhere}",
         ) from error
 
 

@@ -14,8 +14,7 @@ WIDTHS = {
 """Bytes of one element, by the format's own word for the type."""
 
 _ALIGN = 64  # data begin at a multiple of this, so that elements of any type are aligned
-LONGEST_HEADER = 100_000_000
-"""Bytes that a header may have at most: the format's own limit."""
+_LONGEST_HEADER = 100_000_000  # the format's own limit
 
 
 class Spec(NamedTuple):
@@ -86,7 +85,7 @@ def read_places(start: bytes | memoryview, size_bytes: int) -> list[Place]:
 
 def _read_places(start: bytes | memoryview, size_bytes: int) -> list[Place]:
     length = int.from_bytes(start[:8], "little")
-    if not 2 <= length <= min(LONGEST_HEADER, size_bytes - 8):
+    if not 2 <= length <= min(_LONGEST_HEADER, size_bytes - 8):
         raise ValueError(f"a header of {length} bytes")
     tree = json.loads(bytes(start[8 : 8 + length]))
     tree.pop("__metadata__", None)

@@ -157,17 +157,17 @@ def test_no_thread_is_left_when_steps_are_not_all_taken(tmp_path):
 
 
 def test_so_many_pieces_are_read_ahead_and_no_more():
-    begun, third = [], threading.Event()
+    begun, fourth = [], threading.Event()
 
     def read(want, place):
         begun.append((want, place))
         if len(begun) == 4:
-            third.set()
+            fourth.set()
         return want
 
     pieces = read_ahead(iter(range(10)), read, depth=2)
     assert next(pieces) == (0, 0)
-    assert third.wait(10)  # 0 is ours, 1 and 2 wait, 3 is read
+    assert fourth.wait(10)  # 0 is ours, 1 and 2 wait, 3 is read
     assert begun == [(0, 0), (1, 1), (2, 2), (3, 3)]
     assert next(pieces) == (1, 1)
     pieces.close()

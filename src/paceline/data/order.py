@@ -80,7 +80,7 @@ class Order:
         """
         if self.blocks <= self.window or not places.size:
             return samples_at(places, self.size, seed, epoch)
-        short = int(places_of(numpy.array([self.blocks - 1]), self.blocks, seed, epoch, _BLOCKS)[0])
+        short = self._short(seed, epoch)
         windows = self._padded(places, short) // (self.block * self.window)
         first, last = int(windows.min()), int(windows.max())
         if first == last:
@@ -99,7 +99,7 @@ class Order:
         """
         if self.blocks <= self.window:
             return []
-        short = int(places_of(numpy.array([self.blocks - 1]), self.blocks, seed, epoch, _BLOCKS)[0])
+        short = self._short(seed, epoch)
         window = int(self._padded(numpy.array([place]), short)[0]) // (self.block * self.window) + 1
         positions = numpy.arange(window * self.window, min((window + 1) * self.window, self.blocks))
         blocks: list[int] = samples_at(positions, self.blocks, seed, epoch, _BLOCKS).tolist()
@@ -113,6 +113,10 @@ class Order:
         blocks = samples_at(positions, self.blocks, seed, epoch, _BLOCKS)
         found: Places = blocks[position - positions[0]] * self.block + row
         return found
+
+    def _short(self, seed: int, epoch: int) -> int:
+        """Return at which position the last block comes, the only one that may be short."""
+        return int(places_of(numpy.array([self.blocks - 1]), self.blocks, seed, epoch, _BLOCKS)[0])
 
     def _begin(self, position: int, short: int) -> int:
         """Return the first place of the block that comes at some position."""

@@ -63,7 +63,7 @@ def column_of(name: str, values: Array | Varying) -> Column:
 def write_shard(folder: Path, name: str, columns: Sequence[Column], rows: Rows) -> ShardFacts:
     """Write one shard, all at once; return what the index says of it."""
     content, head = shard_bytes(columns, rows)
-    with writing_to(folder):
+    with writing_to(folder, "name another folder with --to"):
         write_whole(folder / name, content)
     sums = xxhash.xxh3_64_hexdigest(content[:head]), xxhash.xxh3_64_hexdigest(content)
     return ShardFacts(name, count_of(rows[columns[0].name]), len(content), head, *sums)

@@ -118,6 +118,7 @@ def _members(path: Path, spool: Path) -> list[Stored]:
         with zipfile.ZipFile(path) as archive:
             members = [one for one in archive.infolist() if one.filename.endswith(NPY)]
             return [_member(archive, path, one, spool / f"{number}.npy") for number, one in enumerate(members)]
+    # The last two are zipfile's words for an archive that is encrypted, or packed in a way it does not know.
     except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError) as error:
         raise _unreadable(path, error) from error
 

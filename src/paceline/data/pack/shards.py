@@ -11,7 +11,7 @@ from paceline.data.pack.columns import columns_of
 from paceline.data.pack.inputs import Input
 from paceline.data.pack.kinds import input_from, tree_of
 from paceline.data.shard import Rows, Varying, count_of, write_shard
-from paceline.errors import DataError, EnvironmentUnfit
+from paceline.errors import DataError
 
 _TRIED = 64
 
@@ -66,12 +66,7 @@ def write_rows(folder: Path, number: int, columns: tuple[Column, ...], rows: Row
                 f"column {found.name} is {said(expected)} in the first samples, and {said(found)} in shard {number}",
                 fix="make all samples alike",
             )
-    try:
-        return write_shard(folder, shard_name(number), columns, rows)
-    except EnvironmentUnfit as error:
-        raise EnvironmentUnfit(
-            error.problem, fix="free some space or permit writing there, or name another folder with --to"
-        ) from error
+    return write_shard(folder, shard_name(number), columns, rows)
 
 
 def said(column: Column) -> str:
