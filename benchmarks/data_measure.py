@@ -6,6 +6,7 @@ system time of this process and of all it has started, those that still live inc
 
 from __future__ import annotations
 
+import gc
 import json
 import resource
 import sys
@@ -77,8 +78,9 @@ def read_epoch(reader: Reader) -> int:
 
 
 def checked_labels(reader: Reader) -> list[int]:
-    """Read an epoch; return all labels, each of which was found in its image as well."""
+    """Read the first epoch again (ranks may have read on to different ones); return all labels, each found in its image too."""
     found: list[int] = []
+    reader.open()
     for image, label in reader.epoch():
         number = image.to(torch.uint8).reshape(len(image), -1)[:, :8].contiguous().view(torch.int64)[:, 0]
         if not torch.equal(number, label):
@@ -138,6 +140,8 @@ def main(mode: str, name: str, given: dict[str, Any], folder: Path) -> None:
     extra = {key: given.pop(key) for key in ("least_s", "places", "place", "noted") if key in given}
     task = Task(**given | {"folder": Path(given["folder"])})
     reader = READERS[name](task)
+    gc.collect()  # what the imports left behind is not measured, whenever it would be collected
+    gc.freeze()
     if mode == "read":
         found = read(reader, task, folder, **extra)
     elif mode == "states":

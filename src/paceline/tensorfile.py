@@ -56,7 +56,16 @@ def plan_image(specs: Iterable[Spec], metadata: Mapping[str, str] | None = None)
     >>> [(place.spec.name, place.end - place.begin) for place in image.places], image.size_bytes - len(image.header)
     ([('a', 16), ('b', 3)], 19)
     """
-    ordered = sorted(specs, key=lambda spec: -WIDTHS[spec.dtype])
+    return plan_in_order(sorted(specs, key=lambda spec: -WIDTHS[spec.dtype]), metadata, aligned=0, align=_ALIGN)
+
+
+def plan_in_order(ordered: Sequence[Spec], metadata: Mapping[str, str] | None, *, aligned: int, align: int) -> Image:
+    """Plan a file for tensors in this order; the one numbered `aligned` begins at a multiple of `align` bytes.
+
+    >>> image = plan_in_order([Spec("b", "U8", (3,)), Spec("a", "F32", (2, 2))], None, aligned=1, align=4096)
+    >>> [(place.begin, place.end) for place in image.places]
+    [(4093, 4096), (4096, 4112)]
+    """
     ends = list(itertools.accumulate(spec.size_bytes for spec in ordered))
     spans = list(zip([0, *ends], ends, strict=False))
     entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -65,7 +74,7 @@ def plan_image(specs: Iterable[Spec], metadata: Mapping[str, str] | None = None)
         for spec, span in zip(ordered, spans, strict=True)
     }
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % _ALIGN)
+    text += b" " * (-(8 + len(text) + sum(spec.size_bytes for spec in ordered[:aligned])) % align)
     header = len(text).to_bytes(8, "little") + text
     data = len(header)
     places = [Place(spec, data + begin, data + end) for spec, (begin, end) in zip(ordered, spans, strict=True)]

@@ -131,7 +131,7 @@ def test_every_leaf_that_is_wrong_is_told(tmp_path: Path) -> None:
     pack_samples([{"x": numpy.zeros(700_000, dtype="uint8")}], tmp_path / "set")
     path = tmp_path / "set" / "00000.safetensors"
     whole = bytearray(path.read_bytes())
-    whole[-1], whole[300] = 1, 1
+    whole[-1], whole[5000] = 1, 1
     path.write_bytes(whole)
     told = [problem.what for problem in check_set(tmp_path / "set").problems]
     assert len(told) == 3

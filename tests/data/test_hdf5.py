@@ -289,7 +289,7 @@ def test_memory_that_is_there_already_is_filled(small):
     source = H5Source(small)
     room = source.room_for(10)
     filled = source.gather_into(numpy.array([5, 4]), room)
-    assert filled[0].data_ptr() == room[0].data_ptr()
+    assert filled[0].data_ptr() == room.tensors[0].data_ptr()
     assert filled[1].tolist() == [5, 4]
     assert [len(one) for one in source.gather(numpy.array([], dtype=numpy.int64), KEY)] == [0, 0]
     assert [column.tolist() for column in source[14]] == [IMAGES[14].tolist(), 4]

@@ -32,6 +32,19 @@ def test_samples_come_out_as_they_went_in(tmp_path, samples, per_shard):
     assert len(source) == samples
 
 
+@pytest.mark.parametrize("sizes", [(784, 8), (3, 5, 9), (65536,), (0, 3), (2050, 6, 1)])
+def test_columns_of_any_sizes_come_out_whole(tmp_path, sizes):
+    random = numpy.random.default_rng(2)
+    rows = {str(size): random.integers(0, 256, (25, size), dtype=numpy.uint8) for size in sizes}
+    source = open_folder(make_set(tmp_path, 25, 7, lambda first, last: {k: v[first:last] for k, v in rows.items()}))
+    order = random.permutation(25)
+    for found, wanted in zip(gathered(source, order), rows.values(), strict=True):
+        assert found.tolist() == wanted[order].tolist()
+    assert source._in_rows == (
+        sizes != (3, 5, 9)
+    )  # the third cannot begin at a multiple of 9, so all are read bytewise
+
+
 def test_a_shard_is_read_by_plain_safetensors(tmp_path):
     make_set(tmp_path, 7, 4)
     tensors = load_file(tmp_path / "00001.safetensors")

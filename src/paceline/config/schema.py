@@ -62,7 +62,7 @@ class ReadConfig:
     window: int = 16
     """Blocks (shards, or chunks of HDF5 of about 1 MB) whose samples are mixed; sets of no more are shuffled as a whole."""
     ahead: int = 8
-    """Steps that are read ahead of the training, where samples come from files."""
+    """Steps that are read ahead of the training, where samples come from files; up to 16 MB of short ones are read as one."""
     workers: int = 0
     """Processes per rank that make samples of a dataset written in Python; 0: the rank itself does."""
     cache: str = ""

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import threading
 from collections.abc import Callable, Generator, Iterator
+from queue import SimpleQueue
 from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-_LOOK_S = 0.1
+
+class _Free:
+    """Places that may be filled. The one that was given back last is given out first: it may still be in the cache."""
+
+    def __init__(self, count: int) -> None:
+        self._places: list[int] = []
+        self._given_back: SimpleQueue[None] = SimpleQueue()  # as many as there are places
+        for place in reversed(range(count)):
+            self.put(place)
+
+    def put(self, place: int) -> None:
+        """Give a place back."""
+        self._places.append(place)
+        self._given_back.put(None)
+
+    def get(self) -> int:
+        """Wait for a place."""
+        self._given_back.get()
+        return self._places.pop()
 
 
 class _Over:
@@ -27,40 +44,38 @@ def read_ahead(wanted: Iterator[T], read: Callable[[T, int], R], depth: int) -> 
     `read` is told which of `depth + 2` places in memory it may fill: one more is in the hands of the caller, who must be
     done with it when he asks for the next.
     """
-    ready: queue.Queue[tuple[T, R] | _Over] = queue.Queue(maxsize=depth)
+    free = _Free(depth + 2)
+    ready: SimpleQueue[tuple[T, R, int] | _Over] = SimpleQueue()
     stop = threading.Event()
-    thread = threading.Thread(target=_work, args=(wanted, read, depth, ready, stop), name="read-ahead", daemon=True)
+    thread = threading.Thread(target=_work, args=(wanted, read, free, ready, stop), name="read-ahead", daemon=True)
     thread.start()
     try:
         while not isinstance(piece := ready.get(), _Over):
-            yield piece
+            want, found, place = piece
+            yield want, found
+            free.put(place)
         if piece.error is not None:
             raise piece.error
     finally:
         stop.set()
+        free.put(0)  # the thread may be waiting for one
         thread.join()
 
 
 def _work(
     wanted: Iterator[T],
     read: Callable[[T, int], R],
-    depth: int,
-    ready: queue.Queue[tuple[T, R] | _Over],
+    free: _Free,
+    ready: SimpleQueue[tuple[T, R, int] | _Over],
     stop: threading.Event,
 ) -> None:
     error: BaseException | None = None
     try:
-        for number, want in enumerate(wanted):
-            _hand_over(ready, (want, read(want, number % (depth + 2))), stop)
+        for want in wanted:
+            place = free.get()
             if stop.is_set():
                 return
+            ready.put((want, read(want, place), place))
     except BaseException as found:  # noqa: BLE001 - raised again where the piece is asked for
         error = found
-    _hand_over(ready, _Over(error), stop)
-
-
-def _hand_over(ready: queue.Queue[R], piece: R, stop: threading.Event) -> None:
-    while not stop.is_set():
-        with contextlib.suppress(queue.Full):
-            ready.put(piece, timeout=_LOOK_S)
-            return
+    ready.put(_Over(error))

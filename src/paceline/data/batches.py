@@ -9,18 +9,18 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy
-import torch
 
 from paceline.config import RunConfig
 from paceline.data.ahead import read_ahead
 from paceline.data.order import Order, Places
+from paceline.data.room import Room
 from paceline.data.source import Batch, DatasetSource, Expects, Fills, as_source
 from paceline.data.transform import Transformed
 from paceline.data.workers import read_in_workers
 from paceline.scale.batch import BatchPlan, StepPlan
 from paceline.world.facts import World
 
-_TOGETHER_BYTES = 1 << 20  # about a core's cache: more steps at once save calls, but cost misses
+_TOGETHER_BYTES = 1 << 24  # what is read at once: the more, the less a step costs beside its bytes (docs/notes.md)
 _TOGETHER_STEPS = 64
 
 
@@ -43,12 +43,9 @@ class Piece(NamedTuple):
     """Some steps of one epoch that are read together."""
 
     plans: list[StepPlan]
+    sizes: list[int]
+    """How many samples each lane has."""
     samples: Places
-
-    @property
-    def sizes(self) -> list[int]:
-        """How many samples each lane has."""
-        return [len(lane.places) for plan in self.plans for lane in plan.lanes]
 
 
 class Batches:
@@ -67,6 +64,7 @@ class Batches:
         self._seed, self._read, self._device = config.seed, config.read, world.device
         self._order = Order(len(self.source), self._reads.block or len(self.source), config.read.window)
         self._reads.window = config.read.window
+        self._expects = isinstance(self._reads, Expects)
         self._most_in_a_step = len(self.plan.mine) * -(-config.batch.global_size // config.batch.lanes)
         per_step = max(1, self._reads.bytes_per_sample * config.batch.global_size // world.size)
         self._together = max(1, min(_TOGETHER_STEPS, _TOGETHER_BYTES // per_step))
@@ -78,7 +76,11 @@ class Batches:
                 yield from self._cut(piece, lanes)
 
     def _pieces(self, start: int) -> Iterator[Piece]:
-        """Yield what is to be read: the order is found for many steps at once, of which some are read together."""
+        """Yield what is to be read: the order is found for many steps at once, of which some are read together.
+
+        The first piece is one step, so that nobody waits for more, and each next one may be twice as long.
+        """
+        together = 1
         while start < self.total_steps:
             epoch_end = (start // self.plan.steps_per_epoch + 1) * self.plan.steps_per_epoch
             stop = min(start + _TOGETHER_STEPS, epoch_end, self.total_steps)
@@ -86,13 +88,14 @@ class Batches:
             spans = joined([lane.places for plan in plans for lane in plan.lanes])
             places = numpy.concatenate([numpy.arange(span.start, span.stop) for span in spans])
             samples = self._order.at(places, self._seed, plans[0].epoch)
-            if isinstance(self._reads, Expects):
+            if self._expects:
                 self._reads.expect(self._order.next_blocks(int(places[-1]), self._seed, plans[0].epoch))
-            for first in range(0, len(plans), self._together):
-                some = plans[first : first + self._together]
-                count = sum(len(lane.places) for plan in some for lane in plan.lanes)
-                yield Piece(some, samples[:count])
-                samples = samples[count:]
+            while plans:
+                sizes = [len(lane.places) for plan in plans[:together] for lane in plan.lanes]
+                count = sum(sizes)
+                yield Piece(plans[:together], sizes, samples[:count])
+                plans, samples = plans[together:], samples[count:]
+                together = min(2 * together, self._together)
             start = stop
 
     def _filled(self, start: int) -> Generator[tuple[Piece, Iterator[Batch]]]:
@@ -103,22 +106,24 @@ class Batches:
             yield from self._by_workers(start)
         elif self._reads.block and not in_python:
             depth = -(-self._read.ahead // self._together)
-            room: list[Batch] = []
-            with contextlib.closing(read_ahead(pieces, partial(self._gather, room), depth)) as ready:
+            read = partial(self._fill, []) if isinstance(self._reads, Fills) else self._gather
+            with contextlib.closing(read_ahead(pieces, read, depth)) as ready:
                 for piece, whole in ready:
                     yield piece, self._lanes(piece, whole)
         else:
             for piece in pieces:
-                yield piece, self._lanes(piece, self._reads.gather(piece.samples, self._key(piece)))
+                yield piece, self._lanes(piece, self._gather(piece))
 
-    def _gather(self, room: list[Batch], piece: Piece, place: int) -> Batch:
-        """Read a piece into memory that is used again, if the source can do that."""
-        if not isinstance(self._reads, Fills):
-            found: Batch = self._reads.gather(piece.samples, self._key(piece))
-            return found
-        while len(room) <= place:
-            room.append(self._reads.room_for(self._together * self._most_in_a_step, pinned=self._device != "cpu"))
-        return self._reads.gather_into(piece.samples, room[place])
+    def _gather(self, piece: Piece, _place: int = 0) -> Batch:
+        found: Batch = self._reads.gather(piece.samples, self._key(piece))
+        return found
+
+    def _fill(self, rooms: list[Room], piece: Piece, place: int) -> Batch:
+        """Read a piece into memory that is used again."""
+        while len(rooms) <= place:
+            rooms.append(self._reads.room_for(self._together * self._most_in_a_step, pinned=self._device != "cpu"))
+        found: Batch = self._reads.gather_into(piece.samples, rooms[place])
+        return found
 
     def _by_workers(self, start: int) -> Iterator[tuple[Piece, Iterator[Batch]]]:
         """Have other processes read lane after lane."""
@@ -135,7 +140,9 @@ class Batches:
                 yield piece, itertools.islice(here, len(piece.sizes))
 
     def _lanes(self, piece: Piece, whole: Batch) -> Iterator[Batch]:
-        return zip(*(torch.split(tensor.to(self._device), piece.sizes) for tensor in whole), strict=True)
+        if self._device != "cpu":
+            whole = tuple(tensor.to(self._device) for tensor in whole)
+        return zip(*(tensor.split_with_sizes(piece.sizes) for tensor in whole), strict=True)
 
     def _cut(self, piece: Piece, lanes: Iterator[Batch]) -> Iterator[Step]:
         """Make steps of what was read."""

@@ -14,11 +14,11 @@ from typing import Any
 import numpy
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from paceline.data.chunks import BLOCK_BYTES, Blocks, check_size, plan_blocks, problems_of
 from paceline.data.h5file import H5Column, check_chunks, columns_of, dataset_of, open_file, reading
 from paceline.data.order import Places
+from paceline.data.room import Room, Rows, as_rows, make_room
 from paceline.data.source import Batch
 from paceline.errors import ConfigError
 from paceline.world.detect import detect_world
@@ -59,21 +59,18 @@ class H5Source:
         """Return some samples, stacked."""
         return self.gather_into(samples, self.room_for(len(samples)))
 
-    def room_for(self, count: int, *, pinned: bool = False) -> Batch:
+    def room_for(self, count: int, *, pinned: bool = False) -> Room:
         """Return memory for so many samples."""
-        return tuple(
-            torch.empty((count, *column.shape), dtype=getattr(torch, column.dtype), pin_memory=pinned)
-            for column in self.columns
-        )
+        columns = ((getattr(torch, column.dtype), column.shape) for column in self.columns)
+        return make_room(count, columns, pinned=pinned)
 
-    def gather_into(self, samples: Places, room: Batch) -> Batch:
+    def gather_into(self, samples: Places, room: Room) -> Batch:
         """Copy some samples into memory that has room for at least as many; return the part that was filled."""
-        filled = tuple(memory[: len(samples)] for memory in room)
         if len(samples) and not 0 <= samples.min() <= samples.max() < len(self):
             raise IndexError(f"samples {samples.min()} to {samples.max()} of {len(self)}")
         if len(samples) and self.bytes_per_sample:
-            self._reader().copy(samples, [_raw(memory) for memory in filled])
-        return filled
+            self._reader().copy(samples, [rows[: len(samples)] for rows in room.rows])
+        return room.first(len(samples))
 
     def _reader(self) -> _Reader:
         """Return what reads for this process, which may be a fork of one that has read already."""
@@ -98,11 +95,11 @@ class _Reader:
         self._held: OrderedDict[int, int] = OrderedDict()  # block -> slot, in order of use
         self._free = list(range(slots))
         self._arrays: list[NDArray[Any]] = []
-        self._memory: list[Tensor] = []
+        self._memory: list[Rows] = []
         self._file: Any = None
         self._datasets: list[Any] = []
 
-    def copy(self, samples: Places, room: Sequence[Tensor]) -> None:
+    def copy(self, samples: Places, room: Sequence[Rows]) -> None:
         """Copy some samples to where they shall lie, after what is missing was read."""
         with self._lock:
             if not self._arrays:
@@ -115,10 +112,10 @@ class _Reader:
             for begin in range(0, len(order), self._slots):
                 turn = order[begin : begin + self._slots]
                 places = numpy.flatnonzero(numpy.isin(each, turn))
-                part = [memory.new_empty((len(places), *memory.shape[1:])) for memory in room]
+                part = [numpy.empty((len(places), *memory.shape[1:]), dtype=numpy.uint8) for memory in room]
                 self._copy(samples[places], self._rows(samples[places], blocks, each[places], turn), part)
                 for memory, rows in zip(room, part, strict=True):
-                    memory[torch.from_numpy(places)] = rows
+                    memory[places] = rows
 
     def forget(self) -> None:
         """Give the memory back. The file stays open: where this is a fork, to close it would unlock it for the parent."""
@@ -139,11 +136,11 @@ class _Reader:
         rows: Places = samples + begins[each]
         return rows
 
-    def _copy(self, samples: Places, rows: Places, room: Sequence[Tensor]) -> None:
+    def _copy(self, samples: Places, rows: Places, room: Sequence[Rows]) -> None:
         for column, memory, filled in zip(self._columns, self._memory, room, strict=True):
             if column.item_bytes:
                 index = samples if column.name in self._plan.whole else rows
-                torch.index_select(memory, 0, torch.from_numpy(index), out=filled)
+                memory.take(index, axis=0, out=filled, mode="clip")
 
     def _slot(self, block: int) -> int:
         """Return where a block lies in memory, after it was read if need be."""
@@ -170,7 +167,7 @@ class _Reader:
         for column, dataset, array in zip(self._columns, self._datasets, arrays, strict=True):
             if column.name in self._plan.whole:
                 read_rows(dataset, column, 0, column.rows, array, self._path)
-        self._memory = [_raw(torch.from_numpy(array)) for array in arrays]
+        self._memory = [as_rows(array, len(array)) for array in arrays]
         self._arrays = arrays
 
     def _array(self, column: H5Column) -> NDArray[Any]:
@@ -183,13 +180,6 @@ def read_rows(dataset: Any, column: H5Column, begin: int, end: int, array: NDArr
     if end > begin and array.size:
         with reading(f"{column.name} of {path}, rows {begin} to {end - 1},"):
             dataset.read_direct(array, numpy.s_[begin:end], numpy.s_[: end - begin])
-
-
-def _raw(tensor: Tensor) -> Tensor:
-    """Return a tensor as rows of bytes: torch cannot select rows of every type."""
-    if not tensor.numel():
-        return torch.empty((len(tensor), 0), dtype=torch.uint8)
-    return tensor.view(-1).view(torch.uint8).view(len(tensor), -1)
 
 
 def _warn(columns: Sequence[H5Column], plan: Blocks, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,9 +14,13 @@ from numpy.typing import NDArray
 from paceline.data.index import LEAF_BYTES, OFFSETS, SUMS, Column, ShardFacts
 from paceline.errors import DataError
 from paceline.rundir import write_whole, writing_to
-from paceline.tensorfile import Place, Spec, plan_image, read_places
+from paceline.tensorfile import WIDTHS, Place, Spec, plan_in_order, read_places
 
 Array = NDArray[numpy.generic]
+
+_ALIGN = (
+    4096  # samples begin at a multiple of this: with the order of the columns, so do those of any power of two below
+)
 
 NUMPY_TYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "C64": "complex64", "I64": "int64", "I32": "int32",
@@ -79,7 +84,8 @@ def shard_bytes(columns: Sequence[Column], rows: Rows) -> tuple[memoryview, int]
     tensors = _tensors(columns, rows)
     leaves = -(-sum(value.nbytes for value in tensors.values()) // LEAF_BYTES)
     specs = [Spec(name, WORDS[value.dtype.name], value.shape) for name, value in tensors.items()]
-    image = plan_image([Spec(SUMS, "U64", (leaves,)), *specs])
+    ordered = sorted(specs, key=_alignment, reverse=True)
+    image = plan_in_order([Spec(SUMS, "U64", (leaves,)), *ordered], None, aligned=1, align=_ALIGN)
     content = memoryview(bytearray(image.size_bytes))
     content[: len(image.header)] = image.header
     for place in image.places:
@@ -89,6 +95,12 @@ def shard_bytes(columns: Sequence[Column], rows: Rows) -> tuple[memoryview, int]
     found = [xxhash.xxh3_64_intdigest(leaf) for leaf in _leaves(content[sums.end :])]
     content[sums.begin : sums.end] = numpy.array(found, dtype="<u8").tobytes()
     return content, sums.end
+
+
+def _alignment(spec: Spec) -> int:
+    """Return the largest power of two of which all items of a column begin at multiples, if the first does."""
+    size = WIDTHS[spec.dtype] * math.prod(spec.shape[1:])
+    return size & -size
 
 
 def _leaves(data: memoryview) -> Iterator[memoryview]:
@@ -105,7 +117,7 @@ def read_head(start: bytes | memoryview, facts: ShardFacts, columns: Sequence[Co
         _check(places, facts, columns)
     except (ValueError, KeyError) as error:
         raise damaged(where, f"its head is of another set: {error}") from error
-    sums = numpy.frombuffer(start[places[SUMS].begin : places[SUMS].end], dtype="<u8")
+    sums = numpy.frombuffer(start[places[SUMS].begin : places[SUMS].end], dtype="<u8").copy()
     begins = {name: place.begin for name, place in places.items()}
     return Layout(begins, {name: place.spec.shape[0] for name, place in places.items()}, sums)
 

@@ -15,9 +15,11 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.data.align import period_of, shift_of
 from paceline.data.index import INDEX, LEAF_BYTES, OFFSETS, Column, ShardFacts
 from paceline.data.order import Places
-from paceline.data.region import Region, whole_pages
+from paceline.data.region import Region
+from paceline.data.room import Room, Rows, make_room
 from paceline.data.shard import Layout, damaged, read_head
 from paceline.data.shelf import Fetches, Shelf
 from paceline.data.source import Batch
@@ -48,18 +50,23 @@ class ShardSet:
         self.block = self.index.samples_per_shard
         self.window = 0
         self.bytes_per_sample = sum(column.item_bytes for column in self.columns if not column.varying)
-        sizes = [whole_pages(shard.size_bytes) for shard in self.index.shards]
-        self._at = numpy.cumsum([0, *sizes])
-        self._region = _region(int(self._at[-1]), shelf.address)
+        self._period = period_of(column.item_bytes for column in self.columns if not column.varying)
+        sizes = [shard.size_bytes for shard in self.index.shards]
+        ends = numpy.cumsum([(-(-size // self._period) + 1) * self._period for size in sizes])
+        self._region = _region(int(ends[-1]), shelf.address)
         self._all = torch.from_numpy(self._region.bytes)
-        self._views: dict[int, Tensor] = {}
+        self._at = numpy.concatenate([[0], ends[:-1]])
+        self._in_rows = True
+        self._rows: dict[int, Rows] = {}
+        self._items: dict[int, Tensor] = {}
         self._open: OrderedDict[int, _Open] = OrderedDict()
         self._is_open = numpy.zeros(len(sizes), dtype=bool)
-        # Where the first sample of the set would begin, if all lay in this shard.
+        # Where the first sample of the set would begin, if all lay in this shard: the byte, and the row.
         self._origins = {column.name: numpy.zeros(len(sizes), dtype=numpy.int64) for column in self.columns}
+        self._first_rows = {column.name: numpy.zeros(len(sizes), dtype=numpy.int64) for column in self.columns}
         leaves = numpy.cumsum([0, *(shard.leaves for shard in self.index.shards)])
         heads = numpy.array([shard.head_bytes for shard in self.index.shards])
-        self._first_leaf, self._first_data = leaves[:-1], self._at[:-1] + heads
+        self._first_leaf, self._first_data = leaves[:-1], self._at + heads
         self._summed = numpy.zeros(int(leaves[-1]), dtype=bool)
         self._to_sum = int(leaves[-1])
         self._lock = threading.RLock()
@@ -80,7 +87,7 @@ class ShardSet:
         """Return some samples, stacked."""
         return self.gather_into(samples, self.room_for(len(samples)))
 
-    def room_for(self, count: int, *, pinned: bool = False) -> Batch:
+    def room_for(self, count: int, *, pinned: bool = False) -> Room:
         """Return memory for so many samples."""
         for column in self.columns:
             if column.varying:
@@ -88,42 +95,46 @@ class ShardSet:
                     f"samples of column {column.name} differ in length, and cannot be stacked",
                     fix="give a transform that makes them alike, or choose other columns",
                 )
-        return tuple(
-            torch.empty((count, *column.shape), dtype=_TYPES[column.dtype], pin_memory=pinned)
-            for column in self.columns
-        )
+        return make_room(count, ((_TYPES[column.dtype], column.shape) for column in self.columns), pinned=pinned)
 
-    def gather_into(self, samples: Places, room: Batch) -> Batch:
+    def gather_into(self, samples: Places, room: Room) -> Batch:
         """Copy some samples into memory that has room for at least as many; return the part that was filled."""
         shards = samples // self.block
-        filled = tuple(memory[: len(samples)] for memory in room)
         with self._lock:
             self._need(shards)
-            for column, memory in zip(self.columns, filled, strict=True):
-                self._copy(column, samples, shards, memory)
-        return filled
+            for column, rows in zip(self.columns, room.rows, strict=True):
+                if column.item_bytes:
+                    self._copy(column, samples, shards, rows[: len(samples)])
+        return room.first(len(samples))
 
     def expect(self, shards: Sequence[int]) -> None:
         """Have shards brought here that will be asked for next, where they are not."""
         if isinstance(self._shelf, Fetches):
             self._shelf.prefetch([self.index.shards[number] for number in shards if not self._is_open[number]])
 
-    def _copy(self, column: Column, samples: Places, shards: Places, memory: Tensor) -> None:
-        size = column.item_bytes
-        if not size:
-            return
-        begins = samples * size
-        begins += self._origins[column.name].take(shards, mode="clip")
+    def _copy(self, column: Column, samples: Places, shards: Places, memory: Rows) -> None:
+        size, origins = column.item_bytes, self._origins[column.name]
         if self._to_sum:
-            self._trust(begins, size, shards)
-        raw = memory.view(-1).view(torch.uint8).view(len(samples), size)
-        torch.index_select(self._items(size), 0, torch.from_numpy(begins), out=raw)
+            self._trust(samples * size + origins.take(shards), size, shards)
+        if self._in_rows:
+            rows = samples + self._first_rows[column.name].take(shards)
+            self._rows_of(size).take(rows, axis=0, out=memory, mode="clip")
+        else:
+            begins = torch.from_numpy(samples * size + origins.take(shards))
+            torch.index_select(self._items_of(size), 0, begins, out=torch.from_numpy(memory))
 
-    def _items(self, size: int) -> Tensor:
-        """Return a view in which an item begins at every byte: one call gathers from all shards, wherever theirs begin."""
-        if size not in self._views:
-            self._views[size] = self._all.as_strided((len(self._all) - size + 1, size), (1, 1))
-        return self._views[size]
+    def _rows_of(self, size: int) -> Rows:
+        """Return a view in which an item begins at every multiple of its size."""
+        if size not in self._rows:
+            count = len(self._region.bytes) // size
+            self._rows[size] = self._region.bytes[: count * size].reshape(count, size)
+        return self._rows[size]
+
+    def _items_of(self, size: int) -> Tensor:
+        """Return a view in which an item begins at every byte: slower, but it does not matter where shards lie."""
+        if size not in self._items:
+            self._items[size] = self._all.as_strided((len(self._all) - size + 1, size), (1, 1))
+        return self._items[size]
 
     def _item(self, column: Column, shard: int, row: int) -> Tensor:
         begin = int(self._at[shard]) + self._open[shard].layout.begins[column.name]
@@ -148,7 +159,7 @@ class ShardSet:
 
     def _need(self, shards: Places) -> None:
         """Open the shards that are not."""
-        if self._is_open.take(shards, mode="clip").all():
+        if len(self._open) == len(self._is_open) or self._is_open.take(shards, mode="clip").all():
             return
         for number in numpy.unique(shards).tolist():
             if not self._is_open[number]:
@@ -162,15 +173,30 @@ class ShardSet:
             if os.fstat(descriptor).st_size != facts.size_bytes:
                 raise damaged(str(path), f"{os.fstat(descriptor).st_size} bytes instead of {facts.size_bytes}")
             self._region.put(int(self._at[number]), descriptor, facts.size_bytes)
+            head = self._region.bytes[self._at[number] : self._at[number] + facts.head_bytes].data
+            layout = read_head(head, facts, self.index.columns, str(path))
+            self._align(number, descriptor, layout)
         finally:
             os.close(descriptor)
-        head = self._region.bytes[self._at[number] : self._at[number] + facts.head_bytes].data
-        layout = read_head(head, facts, self.index.columns, str(path))
         self._open[number] = _Open(facts, str(path), layout)
         for column in self.columns:
             begin = int(self._at[number]) + layout.begins[column.name]
             self._origins[column.name][number] = begin - number * self.block * column.item_bytes
+            self._first_rows[column.name][number] = begin // max(1, column.item_bytes) - number * self.block
         self._is_open[number] = True
+
+    def _align(self, number: int, descriptor: int, layout: Layout) -> None:
+        """Move a shard that was mapped to where its columns are rows of one matrix with those of the others."""
+        fixed = tuple((layout.begins[c.name], c.item_bytes) for c in self.columns if not c.varying and c.item_bytes)
+        shift = shift_of(fixed, self._period)
+        if shift is None:
+            self._in_rows = False
+            return
+        facts, slot = self.index.shards[number], int(self._at[number]) // self._period * self._period
+        if slot + shift != self._at[number]:
+            self._region.take_out(int(self._at[number]), facts.size_bytes)
+            self._region.put(slot + shift, descriptor, facts.size_bytes)
+            self._at[number], self._first_data[number] = slot + shift, slot + shift + facts.head_bytes
 
     def _fetch(self, facts: ShardFacts) -> tuple[Path, int]:
         """Return the path of a shard, and an open file of it."""

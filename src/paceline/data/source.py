@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
 from paceline.data.order import Places
+from paceline.data.room import Room
 from paceline.errors import ConfigError
 from paceline.world.randomness import seed_everything
 
@@ -37,10 +38,10 @@ class Source(Protocol):
 class Fills(Protocol):
     """A source that can fill memory which is used again."""
 
-    def room_for(self, count: int, *, pinned: bool = False) -> Batch:
+    def room_for(self, count: int, *, pinned: bool = False) -> Room:
         """Return memory for so many samples."""
 
-    def gather_into(self, samples: Places, room: Batch) -> Batch:
+    def gather_into(self, samples: Places, room: Room) -> Batch:
         """Copy some samples into memory that has room for at least as many; return the part that was filled."""
 
 

@@ -89,9 +89,7 @@ class BatchPlan:
         start = within * self.global_size
         samples = min(self.global_size, self.samples - start)
         cuts = self._full_cuts if samples == self.global_size else self._cuts(samples)
-        lanes = tuple(
-            LanePlan(lane, range(start + first, start + last), samples) for lane, first, last, samples in cuts
-        )
+        lanes = tuple([LanePlan(lane, range(start + first, start + last), count) for lane, first, last, count in cuts])
         return StepPlan(step, epoch, samples, epoch * self.samples + start + samples, lanes)
 
     @cached_property
