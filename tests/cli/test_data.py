@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy
 import pytest
 from cli.terminal import in_terminal
@@ -119,6 +120,17 @@ def test_show_says_what_is_inside_with_samples(packed: Callable[..., Done]) -> N
     assert lines[picture : picture + 4] == ["    ==++***#", "    ++***##%", "    ***##%%%", "    *##%%%@@"]
     told = json.loads(packed("show", "out", "--sample", "5", "--json").out)
     assert (told["shown"]["5"]["label"], told["samples_per_shard"]) == ("2", 4)
+
+
+def test_show_says_how_an_hdf5_file_is_laid_out_and_what_it_costs(data: Callable[..., Done], folder: Path) -> None:
+    with h5py.File(folder / "x.h5", "w") as file:
+        file.create_dataset("image", (640, 64, 64), "uint8", chunks=(64, 8, 8))
+    told = data("show", "x.h5").out
+    assert told.startswith("image: 640 samples of uint8 (64, 64), chunks (64, 8, 8) of 4.1 kB, one sample in 64 of them")
+    assert "  cost: one sample lies in 64 chunks" in told
+    assert "  fix: `paceline data pack x.h5 --to FOLDER`" in told
+    (dataset,) = json.loads(data("show", "x.h5", "--json").out)["datasets"]
+    assert (dataset["rows"], dataset["chunk"], dataset["problems"][0]["here"]) == (640, [64, 8, 8], True)
 
 
 def test_a_text_that_is_shown_orders_the_terminal_nothing(data: Callable[..., Done]) -> None:

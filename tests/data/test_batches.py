@@ -55,12 +55,20 @@ def test_tensors_come_in_several_dresses(data):
     assert rows(Batches(data, config(), World())) == rows(Batches((NUMBERS, NUMBERS), config(), World()))
 
 
+class Half:
+    """A source that says too little."""
+
+    def gather(self, samples, key):
+        return (torch.from_numpy(samples),)
+
+
 @pytest.mark.parametrize(
     ("data", "fix"),
     [
         ((torch.empty(0, 3), torch.empty(0)), "check the path or the filter"),
         ((torch.empty(3), torch.empty(2)), "equal length"),
         (object(), "__getitem__"),
+        (Half(), "block = window = 0"),
     ],
 )
 def test_what_cannot_be_a_training_set_is_refused(data, fix):

@@ -32,10 +32,12 @@ from objectstore import (  # noqa: F401 - fixtures
 from fsspec.implementations.memory import MemoryFileSystem
 from moto import settings as moto_settings
 
+from data.sets import open_folder
 from paceline.data import remote
 from paceline.data.index import INDEX, SetIndex
 from paceline.data.remote import RemoteShelf, open_shelf
 from paceline.data.shard import column_of, write_shard
+from paceline.data.shardset import ShardSet
 from paceline.data.shelf import LocalShelf
 from paceline.errors import ConfigError, DataError, EnvironmentUnfit
 from paceline.objectstore import Unreachable
@@ -287,6 +289,18 @@ def test_a_set_that_was_changed_is_not_mixed_with_the_old_one(there, client, buc
     assert after.read_bytes() == (tmp_path / "new" / after.name).read_bytes()
     with pytest.raises(DataError, match="changed meanwhile"):
         old.fetch(old.index().shards[1])
+
+
+@pytest.mark.parametrize("at", [3, -1], ids=["head", "samples"])
+def test_a_file_that_was_damaged_in_the_cache_is_fetched_again(at, there, server, packed, tmp_path) -> None:
+    shelf, everything = open_shelf(there, str(tmp_path / "cache"), LARGE), numpy.arange(4 * SAMPLES)
+    path = shelf.fetch(shelf.index().shards[1])
+    content = bytearray(path.read_bytes())
+    content[at] ^= 4
+    path.write_bytes(content)
+    assert ShardSet(shelf).gather(everything, (0, 0))[0].equal(open_folder(packed).gather(everything, (0, 0))[0])
+    assert gets(server)["00001.safetensors"] == 2
+    assert path.read_bytes() == (packed / path.name).read_bytes()
 
 
 def test_a_file_of_another_size_is_fetched_again(there, packed, tmp_path) -> None:

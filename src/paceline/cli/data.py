@@ -80,7 +80,8 @@ def _add_folder(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_folder(parser)
+    parser.add_argument("folder", type=Path, metavar="SET", help="the folder of a set, or an HDF5 file")
+    parser.add_argument("--json", action="store_true", help="print what is found as JSON")
     parser.add_argument(
         "--sample", type=_numbers, default=[0], metavar="N,N", help="show these samples (default: 0, the first)"
     )
@@ -200,7 +201,24 @@ def _check(known: argparse.Namespace) -> int:
 
 
 def _show(known: argparse.Namespace) -> int:
-    """Say what is inside a set, with a few samples."""
+    """Say what is inside a set, with a few samples; or how an HDF5 file is laid out, and what that costs."""
+    from paceline.data.h5file import is_hdf5
+
+    return _show_file(known) if is_hdf5(str(known.folder)) else _show_set(known)
+
+
+def _show_file(known: argparse.Namespace) -> int:
+    from paceline.data.chunks import inspect
+
+    findings = inspect(known.folder)
+    if known.json:
+        _print_json({"where": str(known.folder), "datasets": [finding.facts() for finding in findings]})
+    else:
+        print("\n".join(harmless(line) for finding in findings for line in str(finding).splitlines()))
+    return 0
+
+
+def _show_set(known: argparse.Namespace) -> int:
     from paceline.data.check import open_index
     from paceline.data.show import facts_of, look, read_sample
 

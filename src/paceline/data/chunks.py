@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,6 +49,11 @@ class Finding(NamedTuple):
     column: H5Column | None
     """Nothing, if it cannot be a column at all."""
     problems: tuple[Problem, ...]
+
+    def facts(self) -> dict[str, Any]:
+        """Return the same for JSON."""
+        problems = [{"cost": problem.cost, "fix": problem.fix, "here": problem.here} for problem in self.problems]
+        return {"name": self.name} | (asdict(self.column) if self.column else {}) | {"problems": problems}
 
     def __str__(self) -> str:
         told = [f"  cost: {problem.cost}\n  fix: {problem.fix}" for problem in self.problems]

@@ -19,6 +19,7 @@ from paceline.data.pack.columns import chosen
 from paceline.data.shard import WORDS
 from paceline.errors import DataError, EnvironmentUnfit, did_you_mean
 
+_ENDINGS = {".h5", ".hdf5", ".hdf"}
 _HOPS = 16  # links to links
 _LEAST_BYTES = 5  # of an encoded chunk: a checksum of 4, and one more
 
@@ -71,6 +72,15 @@ class H5Column:
         spread = f", one sample in {self.chunks_per_sample} of them" if self.chunks_per_sample > 1 else ""
         filters = " + ".join(self.filters) or "not compressed"
         return f"{self.name}: {self.rows:,} samples of {self.dtype} {self.shape}, {chunks}{spread}, {filters}"
+
+
+def is_hdf5(address: str) -> bool:
+    """Return whether an address is that of an HDF5 file, and not of a set.
+
+    >>> is_hdf5("a.h5"), is_hdf5("a"), is_hdf5("s3://bucket/a.h5")
+    (True, False, False)
+    """
+    return Path(address).suffix in _ENDINGS and "://" not in address
 
 
 def columns_of(file: Any, names: Sequence[str], path: Path) -> tuple[H5Column, ...]:

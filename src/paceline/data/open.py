@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import RunConfig
+from paceline.data.h5file import is_hdf5
 from paceline.data.remote import open_shelf
 from paceline.data.shardset import ShardSet
 from paceline.data.transform import Each, Transform, Transformed
-
-_HDF5 = {".h5", ".hdf5", ".hdf"}
 
 
 def open_set(
@@ -38,7 +37,7 @@ def open_set(
 
 
 def _open(address: str, config: RunConfig, columns: Sequence[str]) -> Any:
-    if Path(address).suffix in _HDF5 and "://" not in address:
+    if is_hdf5(address):
         from paceline.data.hdf5 import H5Source
 
         return H5Source(Path(address), columns)

@@ -77,6 +77,11 @@ class RemoteShelf:
                         _persistently(partial(self._download, shard, file))
         return path
 
+    def drop(self, shard: ShardFacts) -> None:
+        """Take a shard out of the cache. Who has mapped it keeps what he has mapped."""
+        with self._cache.writing():
+            (self._facts()[1] / shard.name).unlink(missing_ok=True)
+
     def prefetch(self, shards: Sequence[ShardFacts]) -> None:
         """Begin to bring the first few of these, in the background, and no others. What fails is told when it is fetched."""
         most = min(AHEAD, self.room // max(shard.size_bytes for shard in self.index().shards) - 1)

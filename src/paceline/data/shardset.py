@@ -167,6 +167,15 @@ class ShardSet:
                 self._open_shard(number)
 
     def _open_shard(self, number: int) -> None:
+        try:
+            self._map(number)
+        except DataError:
+            if not isinstance(self._shelf, Fetches):
+                raise
+            self._shelf.drop(self.index.shards[number])  # it was right when it came
+            self._map(number)
+
+    def _map(self, number: int) -> None:
         facts = self.index.shards[number]
         path, descriptor = self._fetch(facts)
         try:
@@ -240,17 +249,24 @@ class ShardSet:
     def _sum(self, leaves: NDArray[numpy.int64]) -> None:
         shards = numpy.searchsorted(self._first_leaf, leaves, side="right") - 1
         for leaf, shard in zip(leaves.tolist(), shards.tolist(), strict=True):
-            facts, layout = self._open[shard].facts, self._open[shard].layout
-            number = leaf - int(self._first_leaf[shard])
-            begin = int(self._first_data[shard]) + number * LEAF_BYTES
-            end = min(begin + LEAF_BYTES, int(self._at[shard]) + facts.size_bytes)
-            if xxhash.xxh3_64_intdigest(self._region.bytes[begin:end].data) != int(layout.sums[number]):
-                raise damaged(
-                    self._open[shard].path,
-                    f"its bytes from {begin - int(self._at[shard])} on are not those that were written",
-                )
+            right = self._is_right(leaf, shard)
+            if not right and isinstance(self._shelf, Fetches):
+                self._shelf.drop(self.index.shards[shard])  # it was right when it came
+                self._close_shard(shard)
+                self._open_shard(shard)  # at the same place, as it is the same file, and every byte was summed
+                right = self._is_right(leaf, shard)
+            if not right:
+                where = (leaf - int(self._first_leaf[shard])) * LEAF_BYTES + self._open[shard].facts.head_bytes
+                raise damaged(self._open[shard].path, f"its bytes from {where} on are not those that were written")
             self._summed[leaf] = True
             self._to_sum -= 1
+
+    def _is_right(self, leaf: int, shard: int) -> bool:
+        """Return whether the bytes of a leaf have the sum that was written down."""
+        number = leaf - int(self._first_leaf[shard])
+        begin = int(self._first_data[shard]) + number * LEAF_BYTES
+        end = min(begin + LEAF_BYTES, int(self._at[shard]) + self._open[shard].facts.size_bytes)
+        return xxhash.xxh3_64_intdigest(self._region.bytes[begin:end].data) == self._open[shard].layout.sums[number]
 
 
 def _region(size: int, where: str) -> Region:

@@ -31,6 +31,9 @@ class Fetches(Protocol):
     def prefetch(self, shards: Sequence[ShardFacts]) -> None:
         """Begin to bring the first few of these, in the background."""
 
+    def drop(self, shard: ShardFacts) -> None:
+        """Let go of a shard that is not right any more: it is brought again when it is asked for."""
+
 
 class LocalShelf:
     """A folder that this machine sees."""

@@ -102,6 +102,12 @@ class DatasetSource:
 def as_source(data: Any) -> Source:
     """Return a source for what the user has: a source, tensors, or anything with a length and an index."""
     if hasattr(data, "gather"):
+        missing = [name for name in ("bytes_per_sample", "block", "window", "__len__") if not hasattr(data, name)]
+        if missing:
+            raise ConfigError(
+                f"{type(data).__name__} has gather, but no {', '.join(missing)}",
+                fix="give it what paceline.data.source.Source describes (block = window = 0: samples lie anywhere)",
+            )
         found: Source = data
     elif isinstance(data, TensorDataset):
         found = TensorSource(*data.tensors)
