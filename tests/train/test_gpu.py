@@ -92,3 +92,22 @@ def train_on_gpu(words: list[str]) -> str:
     config = config_from_words(MnistConfig, [*base, *words])
     recipe.main(config)
     return surviving(Path(config.runs) / "mnist/events.jsonl")[-1]["digest"] if os.environ["RANK"] == "0" else ""
+
+
+MODES = {
+    "fp32": [],
+    "bf16": ["precision=bf16"],
+    "clipped": ["clip_norm=0.5", "lr.schedule=cosine"],
+    "compiled": ["compile=true", "precision=bf16"],
+}
+
+
+@pytest.mark.parametrize("words", MODES.values(), ids=MODES)
+def test_captured_steps_have_the_bits_of_eager_ones_on_any_number_of_ranks(words, tmp_path):
+    words = ["steps=9", "batch.global_size=60", *words]
+    found = {}
+    for capture, size in [("false", 1), ("true", 1), ("true", 2), ("true", 3), ("true", 4), ("false", 4)]:
+        (folder := tmp_path / f"{capture}{size}").mkdir()
+        given = {"words": [*words, f"capture={capture}"]}
+        found[capture, size] = run_on_processes(digest_on_gpu, size, folder, {}, given)[0]
+    assert len(set(found.values())) == 1, found

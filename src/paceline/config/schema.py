@@ -63,6 +63,8 @@ class ReadConfig:
     """Blocks (shards, or chunks of HDF5 of about 1 MB) whose samples are mixed; sets of no more are shuffled as a whole."""
     ahead: int = 8
     """Steps that are read ahead of the training, where samples come from files; up to 16 MB of short ones are read as one."""
+    resident_gb: float = 4.0
+    """Sets of no more GB are kept on the GPU as a whole, if a quarter of its free memory holds them."""
     workers: int = 0
     """Processes per rank that make samples of a dataset written in Python; 0: the rank itself does."""
     cache: str = ""
@@ -172,6 +174,12 @@ class RunConfig:
     """Fewer bytes per gradient, with exact=false only."""
     clip_norm: float = 0.0
     """Largest norm of the whole gradient; 0: no clipping."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """Numbers that forward and backward compute with; weights stay fp32. tf32: shorter products; bf16, fp16: autocast."""
+    compile: bool = False
+    """Let torch compile the model."""
+    capture: Literal["false", "true", "auto"] = "false"
+    """Record each step once and replay it as a CUDA graph; auto: where that can be done."""
     threads: int = 1
     """CPU threads per rank. Part of the bits: keep it while you compare."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -48,6 +48,8 @@ def typed(name: str, value: Any, kind: Any) -> Any:
     """
     if get_origin(kind) is Literal:
         choices = get_args(kind)
+        if isinstance(value, bool):
+            value = str(value).lower()
         if value in choices:
             return value
         raise ConfigError(f"{name}={value} is not a choice", fix=did_you_mean(str(value), map(str, choices)))

@@ -9,10 +9,12 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy
+import torch
 
 from paceline.config import RunConfig
 from paceline.data.ahead import read_ahead
 from paceline.data.order import Order, Places
+from paceline.data.resident import brought_to, copied_on
 from paceline.data.room import Room
 from paceline.data.source import Batch, DatasetSource, Expects, Fills, as_source
 from paceline.data.transform import Transformed
@@ -57,12 +59,15 @@ class Batches:
     def __init__(self, data: Any, config: RunConfig, world: World) -> None:
         self.source = as_source(data)
         self._transform = self.source if isinstance(self.source, Transformed) else None
-        self._reads = cast("Any", self._transform.source if self._transform else self.source)
+        reads = self._transform.source if self._transform else self.source
+        block = reads.block or len(self.source)
+        self._reads = cast("Any", brought_to(reads, world.device, config.read.resident_gb))
+        self._side = torch.cuda.Stream(world.device) if world.device != "cpu" else None  # type: ignore[no-untyped-call]
         self.plan = BatchPlan(len(self.source), config.batch.global_size, config.batch.lanes, world.rank, world.size)
         self.total_steps = config.steps or config.epochs * self.plan.steps_per_epoch
         self.total_samples = self.plan.seen_after(self.total_steps)
         self._seed, self._read, self._device = config.seed, config.read, world.device
-        self._order = Order(len(self.source), self._reads.block or len(self.source), config.read.window)
+        self._order = Order(len(self.source), block, config.read.window)
         self._reads.window = config.read.window
         self._expects = isinstance(self._reads, Expects)
         self._most_in_a_step = len(self.plan.mine) * -(-config.batch.global_size // config.batch.lanes)
@@ -110,6 +115,8 @@ class Batches:
             with contextlib.closing(read_ahead(pieces, read, depth)) as ready:
                 for piece, whole in ready:
                     yield piece, self._lanes(piece, whole)
+                    if self._side is not None:
+                        self._side.synchronize()  # the memory that was copied from may now be filled again
         else:
             for piece in pieces:
                 yield piece, self._lanes(piece, self._gather(piece))
@@ -141,7 +148,8 @@ class Batches:
 
     def _lanes(self, piece: Piece, whole: Batch) -> Iterator[Batch]:
         if self._device != "cpu":
-            whole = tuple(tensor.to(self._device) for tensor in whole)
+            side = self._side if all(tensor.is_pinned() for tensor in whole) else None
+            whole = copied_on(side, whole, self._device)
         return zip(*(tensor.split_with_sizes(piece.sizes) for tensor in whole), strict=True)
 
     def _cut(self, piece: Piece, lanes: Iterator[Batch]) -> Iterator[Step]:

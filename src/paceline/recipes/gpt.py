@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 import paceline
 from paceline.config import BatchConfig, LrConfig, RunConfig
 from paceline.recipes.corpus import text_from_shards, text_in_memory
-from paceline.recipes.gpt_model import GPT, SHAPES
+from paceline.recipes.gpt_model import GPT, SHAPES, Design
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,18 @@ class GptConfig(RunConfig):
     """Tokens of a row: how far back the model looks."""
     tokens: int = 256
     """How many different tokens there are: 256 for bytes."""
+    positions: Literal["learned", "rotary"] = "learned"
+    """How the model knows places: a vector for each, or queries and keys that are turned."""
+    activation: Literal["gelu", "relu2"] = "gelu"
+    """Between the two linear layers: GELU, or the square of the positive part."""
+    norm: Literal["layer", "rms"] = "layer"
+    """LayerNorm, or RMSNorm."""
+    bias: bool = True
+    """Whether linear layers and norms have biases."""
     dropout: float = 0.0
     """Share of numbers that are dropped."""
+    recompute: bool = False
+    """Compute each block again in backward instead of keeping what it computed: less memory, a third more work."""
     weight_decay: float = 0.1
     """Decay of the weights of matrices; biases and norms have none."""
     data: Literal["text", "shards"] = "text"
@@ -45,12 +55,19 @@ class GptConfig(RunConfig):
     """A file or folder of text, or the folder or address of the sets `train` and `test`; empty: Python's own modules."""
 
 
+def design_of(config: GptConfig) -> Design:
+    """Return what the model is made of."""
+    names = ("tokens", "length", "positions", "activation", "norm", "bias", "dropout", "recompute")
+    return Design(SHAPES[config.size], **{name: getattr(config, name) for name in names})
+
+
 def build_optimizer(model: nn.Module, config: GptConfig) -> torch.optim.Optimizer:
     """Return AdamW that decays matrices only."""
     matrices = [value for value in model.parameters() if value.dim() > 1]
     others = [value for value in model.parameters() if value.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=paceline.scaled_lr(config), betas=(0.9, 0.95))
+    fused = matrices[0].is_cuda
+    return torch.optim.AdamW(groups, lr=paceline.scaled_lr(config), betas=(0.9, 0.95), fused=fused)
 
 
 def token_loss(scores: Tensor, target: Tensor) -> Tensor:
@@ -69,7 +86,7 @@ def main(config: GptConfig) -> None:
     """Train, and report the loss on rows that were held out."""
     train, test = read_text(config)
     with paceline.join(config) as world:
-        gpt = GPT(SHAPES[config.size], config.tokens, config.length, config.dropout)
+        gpt = GPT(design_of(config))
         model = paceline.parallelize(gpt, world, config)
         optimizer = build_optimizer(model, config)
         batches = paceline.Batches(train, config, world)

@@ -1,13 +1,15 @@
-"""A small GPT: learned positions, causal attention, GELU, LayerNorm before each part, the head tied to the embedding."""
+"""A GPT: causal attention and two linear layers in each block, each added to what came in; the head tied to the embedding."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, scaled_dot_product_attention
+from torch.nn.functional import gelu, relu, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
 
 
 class Shape(NamedTuple):
@@ -26,29 +28,55 @@ SHAPES = {
     "774M": Shape(36, 20, 1280),
     "1.5B": Shape(48, 25, 1600),
 }
+_ROTARY_BASE = 10_000.0
+
+
+@dataclass(frozen=True)
+class Design:
+    """What a GPT is made of. These are GPT-2's own choices."""
+
+    shape: Shape
+    tokens: int
+    length: int
+    positions: str = "learned"
+    """learned: a vector for every place; rotary: queries and keys are turned by an angle that grows with the place."""
+    activation: str = "gelu"
+    """gelu, GPT-2's (by tanh), or relu2: the square of the positive part."""
+    norm: str = "layer"
+    """layer, or rms: without mean and bias."""
+    bias: bool = True
+    """Whether linear layers and norms have one."""
+    dropout: float = 0.0
+    recompute: bool = False
+    """Whether blocks are computed again in backward, instead of kept."""
 
 
 class Block(nn.Module):
     """Attention, then two linear layers, each added to what came in."""
 
-    def __init__(self, shape: Shape, dropout: float) -> None:
+    def __init__(self, design: Design) -> None:
         super().__init__()
-        self.heads, self.dropout = shape.heads, dropout
-        self.norm1, self.norm2 = nn.LayerNorm(shape.width), nn.LayerNorm(shape.width)
-        self.qkv, self.out = nn.Linear(shape.width, 3 * shape.width), nn.Linear(shape.width, shape.width)
-        self.up, self.down = nn.Linear(shape.width, 4 * shape.width), nn.Linear(4 * shape.width, shape.width)
-        self.drop = nn.Dropout(dropout)
+        width, bias = design.shape.width, design.bias
+        self.heads, self.dropout, self.activation = design.shape.heads, design.dropout, design.activation
+        self.norm1, self.norm2 = make_norm(design), make_norm(design)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=bias), nn.Linear(width, width, bias=bias)
+        self.up, self.down = nn.Linear(width, 4 * width, bias=bias), nn.Linear(4 * width, width, bias=bias)
+        self.drop = nn.Dropout(design.dropout)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, angles: Tensor | None = None) -> Tensor:
         """Return the next layer's input."""
-        hidden = hidden + self.drop(self.out(self._attend(self.norm1(hidden))))
-        result: Tensor = hidden + self.drop(self.down(gelu(self.up(self.norm2(hidden)))))
+        hidden = hidden + self.drop(self.out(self._attend(self.norm1(hidden), angles)))
+        inside = self.up(self.norm2(hidden))
+        inside = relu(inside).square() if self.activation == "relu2" else gelu(inside, approximate="tanh")
+        result: Tensor = hidden + self.drop(self.down(inside))
         return result
 
-    def _attend(self, hidden: Tensor) -> Tensor:
+    def _attend(self, hidden: Tensor, angles: Tensor | None) -> Tensor:
         batch, length, width = hidden.shape
         split = self.qkv(hidden).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         query, key, value = split.unbind(0)
+        if angles is not None:
+            query, key = turned(query, angles), turned(key, angles)
         dropout = self.dropout if self.training else 0.0
         found = scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=dropout)
         return found.transpose(1, 2).reshape(batch, length, width)
@@ -57,29 +85,72 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Scores of the next token, at every place of a text."""
 
-    def __init__(self, shape: Shape, tokens: int, length: int, dropout: float = 0.0) -> None:
+    angles: Tensor | None
+
+    def __init__(self, design: Design) -> None:
         super().__init__()
-        self.embedding, self.position = nn.Embedding(tokens, shape.width), nn.Embedding(length, shape.width)
-        self.drop = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(shape, dropout) for _ in range(shape.layers))
-        self.norm = nn.LayerNorm(shape.width)
+        self.design = design
+        self.embedding = nn.Embedding(design.tokens, design.shape.width)
+        learned = design.positions == "learned"
+        self.position = nn.Embedding(design.length, design.shape.width) if learned else None
+        self.register_buffer("angles", None if learned else rotary_angles(design), persistent=False)
+        self.drop = nn.Dropout(design.dropout)
+        self.blocks = nn.ModuleList(Block(design) for _ in range(design.shape.layers))
+        self.norm = make_norm(design)
         self.apply(_start)
         for name, value in self.named_parameters():
             if name.endswith(("out.weight", "down.weight")):  # many are added up: each starts smaller
-                nn.init.normal_(value, std=0.02 / math.sqrt(2 * shape.layers))
+                nn.init.normal_(value, std=0.02 / math.sqrt(2 * design.shape.layers))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return scores [batch, length, tokens]."""
-        places = torch.arange(tokens.shape[1], device=tokens.device)
-        hidden = self.drop(self.embedding(tokens) + self.position(places))
+        length = tokens.shape[1]
+        hidden = self.embedding(tokens)
+        if self.position is not None:
+            hidden = hidden + self.position.weight[:length]
+        hidden = self.drop(hidden)
+        angles = None if self.angles is None else self.angles[:length]
         for block in self.blocks:
-            hidden = block(hidden)
-        scores: Tensor = self.norm(hidden) @ self.embedding.weight.T
+            if self.design.recompute and self.training:
+                # Random states are kept only where there is dropout: a graph cannot be captured while they are.
+                kept = self.design.dropout > 0
+                hidden = checkpoint(block, hidden, angles, use_reentrant=False, preserve_rng_state=kept)
+            else:
+                hidden = block(hidden, angles)
+        scores: Tensor = nn.functional.linear(self.norm(hidden), self.embedding.weight)
         return scores
+
+
+def make_norm(design: Design) -> nn.Module:
+    """Return a norm over the width."""
+    if design.norm == "rms":
+        return nn.RMSNorm(design.shape.width, eps=1e-6)
+    return nn.LayerNorm(design.shape.width, bias=design.bias)
+
+
+def rotary_angles(design: Design) -> Tensor:
+    """Return cosine and sine of the angle by which each pair of numbers is turned, at every place: [length, 2, pairs]."""
+    size = design.shape.width // design.shape.heads
+    speeds = _ROTARY_BASE ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+    angles = torch.outer(torch.arange(design.length, dtype=torch.float64), speeds)
+    return torch.stack([angles.cos(), angles.sin()], dim=1).float()
+
+
+def turned(values: Tensor, angles: Tensor) -> Tensor:
+    """Turn the pairs (i, i + half) of [batch, heads, length, size] by the angles of their places.
+
+    >>> x = torch.randn(1, 1, 3, 4)
+    >>> still = torch.stack([torch.ones(3, 2), torch.zeros(3, 2)], dim=1)
+    >>> torch.equal(turned(x, still), x)
+    True
+    """
+    cosine, sine = angles.to(values.dtype).unbind(1)
+    first, second = values.chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
 
 
 def _start(module: nn.Module) -> None:
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)

@@ -59,9 +59,10 @@ def build_optimizer(model: nn.Module, config: MnistConfig) -> torch.optim.Optimi
     rate = paceline.scaled_lr(config)
     if config.optimizer == "adadelta":
         return torch.optim.Adadelta(model.parameters(), lr=rate)
+    fused = next(model.parameters()).is_cuda
     if config.optimizer == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
-    return torch.optim.AdamW(model.parameters(), lr=rate)
+        return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, fused=fused)
+    return torch.optim.AdamW(model.parameters(), lr=rate, fused=fused)
 
 
 def read_digits(config: MnistConfig) -> tuple[Any, Any]:
@@ -76,7 +77,10 @@ def main(config: MnistConfig) -> None:
     """Train, and report the accuracy on digits that were held out."""
     train, test = read_digits(config)
     with paceline.join(config) as world:
-        model = paceline.parallelize(Net(config.norm), world, config)
+        net = Net(config.norm)
+        if world.device != "cpu":
+            net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = paceline.parallelize(net, world, config)
         optimizer = build_optimizer(model, config)
         batches = paceline.Batches(train, config, world)
         metrics = {"acc": paceline.accuracy}

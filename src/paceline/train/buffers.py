@@ -24,6 +24,11 @@ class MovingBuffers:
         self._start: list[Tensor] = []
         self._start_flat = _flat(buffers)
 
+    @property
+    def any(self) -> bool:
+        """Whether there are any."""
+        return bool(self._buffers)
+
     def begin(self) -> None:
         """Remember where the step starts."""
         if self._buffers:

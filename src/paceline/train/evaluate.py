@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from paceline.config import RunConfig
+from paceline.data.resident import brought_to
 from paceline.data.source import Batch, as_source
 from paceline.scale.batch import share
 from paceline.train.parallel import inner
+from paceline.train.precision import Precision
 from paceline.train.step import LossFunction
 from paceline.world.collectives import sum_across
 from paceline.world.facts import World
@@ -36,7 +38,8 @@ class Evaluation:
     def __init__(
         self, data: Any, loss: LossFunction, metrics: Mapping[str, Metric], config: RunConfig, world: World
     ) -> None:
-        self._source = as_source(data)
+        self._source = brought_to(as_source(data), world.device, config.read.resident_gb)
+        self._precision = Precision(config, world.device)
         self._loss, self._metrics = loss, metrics
         self._world, self._key = world, (config.seed, 0)
         size = max(1, config.batch.global_size // config.batch.lanes)
@@ -47,15 +50,15 @@ class Evaluation:
     def run(self, model: nn.Module) -> dict[str, float]:
         """Return the means of the loss and of every metric. Every rank must call this."""
         module = inner(model)
-        sums = torch.zeros(len(self._pieces), 2 + len(self._metrics), dtype=torch.float64)
+        sums = torch.zeros(len(self._pieces), 2 + len(self._metrics), dtype=torch.float64, device=self._world.device)
         training = module.training
         module.eval()
         with torch.no_grad():
             for number in self._mine():
-                sums[number] = torch.tensor(self._sums_of(module, self._pieces[number]), dtype=torch.float64)
+                sums[number] = self._sums_of(module, self._pieces[number])
         module.train(training)
         # Ranks fill different rows of zeros, so this sum has no rounding; the one over the rows is the same everywhere.
-        totals = sum_across(self._world, sums).numpy().sum(axis=0)
+        totals = sum_across(self._world, sums).cpu().numpy().sum(axis=0)
         names = {"eval_loss": totals[0] / totals[1]}
         return {name: float(value) for name, value in (names | self._means(totals)).items()}
 
@@ -65,12 +68,13 @@ class Evaluation:
     def _means(self, totals: numpy.typing.NDArray[numpy.float64]) -> dict[str, float]:
         return {name: totals[2 + number] / len(self._source) for number, name in enumerate(self._metrics)}
 
-    def _sums_of(self, module: nn.Module, piece: range) -> list[float]:
+    def _sums_of(self, module: nn.Module, piece: range) -> Tensor:
+        """Return the sums over a piece, on the device: nobody waits for them."""
         batch: Batch = self._source.gather(numpy.arange(piece.start, piece.stop), self._key)
         *inputs, target = (tensor.to(self._world.device) for tensor in batch)
-        outputs = module(*inputs)
-        found = self._loss(outputs, target)
-        loss, count = (
-            (found[0], float(found[1])) if isinstance(found, tuple) else (found * len(piece), float(len(piece)))
-        )
-        return [float(loss), count, *(float(metric(outputs, target)) for metric in self._metrics.values())]
+        with self._precision.context():
+            outputs = module(*inputs)
+            found = self._loss(outputs, target)
+        loss, count = found if isinstance(found, tuple) else (found * len(piece), len(piece))
+        sums = [loss, count, *(metric(outputs, target) for metric in self._metrics.values())]
+        return torch.stack([torch.as_tensor(value, dtype=torch.float64, device=loss.device) for value in sums])

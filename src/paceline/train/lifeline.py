@@ -40,7 +40,7 @@ from paceline.world.group import wait_for_all
 # Settings that do not make it another training.
 _FREE = {
     "name", "runs", "resume", "stop_after", "epochs", "steps", "parallel", "device", "backend",
-    "read.ahead", "read.workers", "read.cache", "read.cache_gb",
+    "capture", "read.resident_gb", "read.ahead", "read.workers", "read.cache", "read.cache_gb",
 }  # fmt: skip
 _CLAIM_S = 1.0
 _FREE_TABLES = {"checkpoint", "log", "timeout", "record"}
@@ -173,6 +173,7 @@ class Lifeline:
                 "optimizer": optimizer_facts(self._optimizer),
                 "dataset_samples": self._batches.plan.samples,
                 "world_size": self._world.size,
+                "precision": self._take.precision.state(),
             },
             config=dict(flatten(self._config)),
             versions={
@@ -220,6 +221,7 @@ class Lifeline:
                 f"{self._storage.where(found.step)} is of another model: {_some(problems)}",
                 fix="build model and optimizer as they were, or give this run another name=",
             )
+        self._take.precision.restore(found.values.get("precision", []))
         for name, meter in self._meters.items():
             meter.restore(found.values["meters"][name], mine=self._take.knows_all or self._world.is_main)
 

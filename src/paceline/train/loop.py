@@ -17,6 +17,7 @@ from paceline.events import EpochDone, Event, EventLog, RunEnded, RunFailed, Run
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
 from paceline.runlock import Claim, claimed
 from paceline.scale.lr import scaled_lr
+from paceline.train.captured import make_step
 from paceline.train.console import Console, describe_run, rank_line, say
 from paceline.train.evaluate import Evaluation, Metric
 from paceline.train.lifeline import Lifeline
@@ -24,7 +25,7 @@ from paceline.train.meter import Meter
 from paceline.train.record import Recorder
 from paceline.train.reduction import Note
 from paceline.train.state import state_digest
-from paceline.train.step import LossFunction, OptimizerStep
+from paceline.train.step import LossFunction
 from paceline.world.facts import World
 from paceline.world.group import shorten_timeout
 from paceline.world.heartbeat import Heartbeat
@@ -50,7 +51,7 @@ class Trainer:
         self.directory = RunDir.of(config)
         self._sinks = list(sinks)
         self._evaluation = None if evaluation is None else Evaluation(evaluation, loss, metrics or {}, config, world)
-        self._take = OptimizerStep(world, model, optimizer, loss, config, batches.total_samples)
+        self._take = make_step(world, model, optimizer, loss, config, batches.total_samples)
         self._since_report, self._in_epoch = Meter(), Meter()
         self._last = Note(0.0, 0.0)
         self._metrics: Mapping[str, float] = {}
@@ -112,7 +113,7 @@ class Trainer:
             return False
         total = self._take.total(Note(self._last.loss, self._last.counted))
         batches = [lane.batch for lane in step.lanes if lane.samples]
-        return recorder.step(self._done, total.loss / total.counted, self.model, self.optimizer, batches)
+        return recorder.step(self._done, float(total.loss) / total.counted, self.model, self.optimizer, batches)
 
     def _stop(self, life: Lifeline) -> None:
         """Leave, to be resumed: every rank comes here after the same step, and it is saved."""

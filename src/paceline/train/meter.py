@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 
+from paceline.train.late import LateLoss
 from paceline.train.reduction import Note
 from paceline.train.step import OptimizerStep
+
+_MOST_LATE = 64
 
 
 class Meter:
@@ -19,25 +23,37 @@ class Meter:
         """Start anew, now."""
         self._begun = time.perf_counter()
         self._loss = self._counted = 0.0
+        self._late: deque[LateLoss] = deque()
         self._samples = 0
 
     def add(self, note: Note, samples: int) -> None:
         """Take one step's note; `samples` are those of all ranks."""
-        self._loss += note.loss
+        if isinstance(note.loss, LateLoss):
+            self._late.append(note.loss)
+        else:
+            self._loss += note.loss
+        self._settle(_MOST_LATE)
         self._counted += note.counted
         self._samples += samples
 
+    def _settle(self, left: int = 0) -> None:
+        """Add the losses that were on their way, but for the last few."""
+        while len(self._late) > left:
+            self._loss += float(self._late.popleft())
+
     def close(self, take: OptimizerStep) -> tuple[float, float]:
         """Return mean loss and samples per second over all ranks, and start anew. Every rank must call this."""
+        self._settle()
         total = take.total(Note(self._loss, self._counted))
         rate = self._samples / max(1e-9, time.perf_counter() - self._begun)
         self.restart()
-        return total.loss / total.counted, rate
+        return float(total.loss) / total.counted, rate
 
     def state(self, take: OptimizerStep) -> list[float]:
         """Return the sums so far, over all ranks, for a checkpoint. Every rank must call this."""
+        self._settle()
         total = take.total(Note(self._loss, self._counted))
-        return [total.loss, total.counted]
+        return [float(total.loss), total.counted]
 
     def restore(self, state: list[float], *, mine: bool) -> None:
         """Go on from such sums; `mine` says whether they count as what this rank knows."""

@@ -4,6 +4,7 @@ No postponed annotations here: DDP looks at the types of a hook's parameters.
 """
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket, Work
@@ -14,13 +15,17 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.config import RunConfig
 from paceline.train.reduction import FreeSum, LaneSum, LocalTree
 from paceline.train.tree_ddp import DDP_OPTIONS, TreeDDP
+from paceline.train.whole_tree import WholeTree
 from paceline.world.facts import World
 
 
 def parallelize(model: nn.Module, world: World, config: RunConfig) -> nn.Module:
     """Return the model on this rank's device, wrapped as `config.parallel` says; a world of one is not wrapped."""
     model.to(world.device)
-    if world.size == 1:
+    if config.compile:
+        torch._dynamo.config.optimize_ddp = False  # it would cut the model at DDP's buckets, and so change the bits
+        model.compile(dynamic=False)  # in place: names of weights stay as they are
+    if world.size == 1 or captures(world, config):
         return model
     if config.exact:
         return TreeDDP(model, config.batch.lanes, world)
@@ -34,7 +39,14 @@ def lane_sum(model: nn.Module, world: World, config: RunConfig) -> LaneSum:
     if isinstance(model, TreeDDP):
         return model.reduction
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if world.size > 1 and captures(world, config):
+        return WholeTree(trainable, config.batch.lanes, world)
     return LocalTree(trainable, config.batch.lanes) if config.exact else FreeSum(trainable, world)
+
+
+def captures(world: World, config: RunConfig) -> bool:
+    """Return whether steps are to become CUDA graphs: then gradients cross the ranks after backward, not during it."""
+    return config.capture != "false" and world.device != "cpu"
 
 
 def inner(model: nn.Module) -> nn.Module:

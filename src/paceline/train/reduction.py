@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from paceline.errors import TrainingError
 from paceline.scale.batch import share
 from paceline.scale.tree import merges_after
+from paceline.train.late import LateLoss
 from paceline.world.collectives import sum_across
 from paceline.world.facts import World
 
@@ -35,7 +36,7 @@ class Asks(NamedTuple):
 class Note(NamedTuple):
     """What a lane says beside its gradients; also the sum of such notes."""
 
-    loss: float
+    loss: float | LateLoss
     """The sum of the loss over what was counted."""
     counted: float
     moves: Moves = NO_MOVES
@@ -49,7 +50,11 @@ class Note(NamedTuple):
         """Return the sum of two notes."""
         moves = self.moves + other.moves if len(self.moves) else NO_MOVES
         return Note(
-            self.loss + other.loss, self.counted + other.counted, moves, self.save + other.save, self.stop + other.stop
+            float(self.loss) + float(other.loss),
+            self.counted + other.counted,
+            moves,
+            self.save + other.save,
+            self.stop + other.stop,
         )
 
     def asking(self, asks: Asks) -> Note:
@@ -58,7 +63,7 @@ class Note(NamedTuple):
 
     def to_tensor(self) -> Tensor:
         """Return the note as it travels."""
-        head = torch.tensor([self.loss, self.counted, self.save, self.stop], dtype=torch.float64)
+        head = torch.tensor([float(self.loss), self.counted, self.save, self.stop], dtype=torch.float64)
         return torch.cat([head, torch.from_numpy(self.moves)]) if len(self.moves) else head
 
     @classmethod
@@ -113,16 +118,25 @@ class TreeStack:
         """Add a lane's note, and let its backward add to its sibling's gradients where that is due."""
         self.owed = self._merges[self._lane]
         self._lane += 1
-        self.notes.append(note)
-        for _ in range(self.owed):
-            newest = self.notes.pop()
-            self.notes[-1] = self.notes[-1].plus(newest)
+        self._add_note(note, self.owed)
         if self.owed:  # backward adds in place, which are the bits of the tree's own addition
             self.owed -= 1
             for parameter, sibling in zip(self.parameters, self.gradients.pop(), strict=True):
                 parameter.grad = sibling
         else:
             drop_gradients(self.parameters)
+
+    def take_notes(self, notes: list[Note]) -> None:
+        """Put the notes of all lanes of a step that was replayed in the place of those that are held."""
+        self.notes.clear()
+        for note, merges in zip(notes, self._merges, strict=True):
+            self._add_note(note, merges)
+
+    def _add_note(self, note: Note, merges: int) -> None:
+        self.notes.append(note)
+        for _ in range(merges):
+            newest = self.notes.pop()
+            self.notes[-1] = self.notes[-1].plus(newest)
 
     def after_lane(self) -> None:
         """Take one lane's gradients out of the parameters."""

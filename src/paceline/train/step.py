@@ -15,6 +15,7 @@ from paceline.errors import TrainingError
 from paceline.scale.lr import schedule_factor
 from paceline.train.buffers import MovingBuffers, find_moving_buffers
 from paceline.train.parallel import inner, lane_sum
+from paceline.train.precision import Precision
 from paceline.train.reduction import Asks, Note, gradients_of
 from paceline.world.facts import World
 from paceline.world.randomness import seed_everything
@@ -36,12 +37,14 @@ class OptimizerStep:
         total_samples: int = 0,
     ) -> None:
         self._world, self._model, self._inner = world, model, inner(model)
-        self._optimizer, self._loss, self._config = optimizer, loss, config
+        self._optimizer, self._config = optimizer, config
+        self._loss: LossFunction = torch.compile(loss, dynamic=False) if config.compile else loss
         self._total_samples = total_samples
         self._sum = lane_sum(model, world, config)
         self._trainable = [parameter for parameter in self._inner.parameters() if parameter.requires_grad]
-        self._peak_rates = [group["lr"] for group in optimizer.param_groups]
+        self._peak_rates = [float(group["lr"]) for group in optimizer.param_groups]
         self._rate_now = 1.0
+        self.precision = Precision(config, world.device)
         self._by_count = False
         self._buffers: MovingBuffers | None = None
         self._seeds: dict[float, Tensor] = {}
@@ -86,19 +89,20 @@ class OptimizerStep:
     @property
     def rate(self) -> float:
         """The learning rate of the last step."""
-        return float(self._optimizer.param_groups[0]["lr"])
+        return self._peak_rates[0] * self._rate_now
 
     def _forward(self, model: nn.Module, step: Step, lane: Lane) -> tuple[Tensor, Note]:
         """Run one lane; return what to run backward from, and the lane's note."""
         assert self._buffers is not None
         seed_everything(self._config.seed, step.plan.step, lane.number)
         *inputs, target = lane.batch
-        found = self._loss(model(*inputs), target)
+        with self.precision.context():
+            found = self._loss(model(*inputs), target)
         self._by_count = isinstance(found, tuple)
         output, count = (found[0], float(found[1])) if isinstance(found, tuple) else (found, float(lane.samples))
         value = output.item()
         if not math.isfinite(value):
-            raise self._not_finite(value, step, lane)
+            raise self._not_finite(value, step.plan.step, lane.number)
         counts = lane.samples > 0
         moves = self._buffers.move_of_lane(counts=counts)
         return output, Note(value if self._by_count else value * count, count, moves) if counts else Note(
@@ -110,7 +114,11 @@ class OptimizerStep:
 
         Where the loss gives a count, only the sum of all lanes tells the weight: gradients are divided at the end.
         """
-        weight = self._sum.scale * (lane.samples > 0 if self._by_count else lane.samples / step.plan.samples)
+        weight = (
+            self._sum.scale
+            * self.precision.scale
+            * (lane.samples > 0 if self._by_count else lane.samples / step.plan.samples)
+        )
         if weight not in self._seeds:
             self._seeds[weight] = torch.tensor(weight, device=self._world.device)
         return self._seeds[weight]
@@ -124,9 +132,14 @@ class OptimizerStep:
                 raise self._nothing_counted(step)
             torch._foreach_div_(gradients_of(self._trainable), totals.counted)
         self._buffers.apply(totals.moves, min(step.plan.samples, self._config.batch.lanes))
+        self._set_rate(step)
+        if self.precision.unscale(gradients_of(self._trainable)):
+            self._apply()
+
+    def _apply(self) -> None:
+        """Change the weights by the gradients that are there."""
         if self._config.clip_norm:
             clip(self._trainable, self._config.clip_norm)
-        self._set_rate(step)
         self._optimizer.step()
 
     def _set_rate(self, step: Step) -> None:
@@ -134,14 +147,17 @@ class OptimizerStep:
         if factor != self._rate_now:
             self._rate_now = factor
             for group, peak in zip(self._optimizer.param_groups, self._peak_rates, strict=True):
-                group["lr"] = peak * factor
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(peak * factor)
+                else:
+                    group["lr"] = peak * factor
 
     def _find_buffers(self, step: Step) -> MovingBuffers:
         return find_moving_buffers(self._inner, step.lanes[0].batch, self._config.batch.lanes, self._world)
 
-    def _not_finite(self, value: float, step: Step, lane: Lane) -> TrainingError:
+    def _not_finite(self, value: float, step: int, lane: int, when: str = "before the update") -> TrainingError:
         return TrainingError(
-            f"the loss is {value} at step {step.plan.step + 1}, lane {lane.number} (rank {self._world.rank}); training stopped before the update",
+            f"the loss is {value} at step {step + 1}, lane {lane} (rank {self._world.rank}); training stopped {when}",
             fix="look at the learning rate (try lr.base 10 x lower or lr.warmup_samples), at clip_norm, at this lane's inputs "
             "for inf or nan, and at log or division of 0 in the loss",
         )

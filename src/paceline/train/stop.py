@@ -87,5 +87,5 @@ class Agreement:
             if self._left:
                 return Asks()
             note = self._take.total(Note(step_s, 1.0, save=note.save, stop=note.stop))
-            self._left = max(1, min(1000, int(_AGREE_S * note.counted / max(note.loss, 1e-9))))
+            self._left = max(1, min(1000, int(_AGREE_S * note.counted / max(float(note.loss), 1e-9))))
         return Asks(save=note.save > 0, stop=note.stop > 0)

@@ -48,6 +48,8 @@ def prepare_device(world: World, config: RunConfig) -> None:
     if world.device == "cpu":
         return
     torch.cuda.set_device(torch.device(world.device))
+    torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
     if config.exact:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it starts
         torch.use_deterministic_algorithms(mode=True)

@@ -1,0 +1,74 @@
+"""The fixed tree without DDP: nothing crosses the ranks before all gradients are there, so that backward can be captured."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from paceline.train.reduction import Note, gradients_of
+from paceline.train.tree_ddp import TreeReduction
+
+
+class Left(NamedTuple):
+    """What the lanes of a rank leave behind: gradients, sums of whole subtrees, and how many of them are still to be added."""
+
+    gradients: list[Tensor]
+    sums: list[list[Tensor]]
+    owed: int
+
+
+class WholeTree(TreeReduction):
+    """The sum of all ranks, in the order of the tree, of all gradients at once."""
+
+    def finish(self) -> Note:
+        """Sum what this rank's lanes left with what all others left; it ends up in the gradients."""
+        bucket = _WholeBucket(self._stack.parameters)
+        self.hook(bucket)  # type: ignore[arg-type]
+        if self._side_stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._side_stream)
+        torch._foreach_copy_(gradients_of(self._stack.parameters), bucket.gradients())
+        return super().finish()
+
+    def left(self) -> Left:
+        """Return what the lanes of the step under way left behind."""
+        return Left(gradients_of(self._stack.parameters), list(self._stack.gradients), self._stack.owed)
+
+    def bring_back(self, left: Left, notes: list[Note]) -> None:
+        """Take what lanes that were replayed have left, as if they had run."""
+        self._noted = None
+        for parameter, gradient in zip(self._stack.parameters, left.gradients, strict=True):
+            parameter.grad = gradient
+        self._stack.gradients, self._stack.owed = list(left.sums), left.owed
+        self._stack.take_notes(notes)
+
+
+class _WholeBucket:
+    """All gradients of a model as one bucket."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self._parameters, gradients = parameters, gradients_of(parameters)
+        self._flat = torch.cat([value.flatten() for value in gradients])
+        pieces = torch.split(self._flat, [value.numel() for value in gradients])
+        self._views = [piece.view_as(value) for piece, value in zip(pieces, gradients, strict=True)]
+
+    def index(self) -> int:
+        """Return its number: it is the only one."""
+        return 0
+
+    def is_last(self) -> bool:
+        """Return that no other comes."""
+        return True
+
+    def buffer(self) -> Tensor:
+        """Return all gradients, one after the other."""
+        return self._flat
+
+    def gradients(self) -> list[Tensor]:
+        """Return the gradient of each parameter."""
+        return self._views
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters, in the order of their gradients."""
+        return self._parameters
