@@ -41,6 +41,11 @@ class RunDir:
         return self.root / "events.jsonl"
 
     @property
+    def vocabulary(self) -> Path:
+        """What the numbers of its text stand for, where a run reads text; the files that it names lie beside it."""
+        return self.root / "vocabulary.json"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of the checkpoints, unless `checkpoint.to` names another place."""
         return self.root / "checkpoints"

@@ -30,6 +30,7 @@ def without_torch(*words: str, folder: Path) -> Done:
         (["run", "--help"], ["-n RANKS", "script", CODES]),
         (["verify", "--help"], ["--worlds", "--steps", "--json", CODES]),
         (["ckpt", "--help"], ["list|check|export", "RUN", "OUT.safetensors", "--step", "--json", "--force", CODES]),
+        (["sample", "--help"], ["RUN", "--prompt", "--length", "--temperature", "--top-k", "--seed", "--step", "--json", CODES]),
         (["train", "--help"], ["toy:", "mnist:", "-n RANKS", CODES]),
     ],
 )
@@ -55,6 +56,8 @@ def test_help_is_given_with_exit_code_0(tmp_path: Path, words: list[str], said: 
         (["ckpt", "lsit", "there.py"], "ckpt cannot 'lsit'", "fix: did you mean list?"),
         (["ckpt", "list"], "RUN is missing", "fix: paceline ckpt list RUN"),
         (["ckpt", "list", "nowhere"], "there is no run nowhere", "fix: check the path, or give an address"),
+        (["sample"], "which run?", "fix: name its folder"),
+        (["sample", "runs/gpt"], "what does the text begin with?", "fix: say it: --prompt"),
         (["verify", "theer.py"], "there is no script theer.py", "fix: did you mean there.py?"),
         (["verify", "there.py", "--worlds", "1"], "--worlds '1' is not a list of world sizes", "fix: give at least two, such as --worlds 1,2,4"),
         (["verify", "there.py", "--worlds", "0,2"], "--worlds '0,2' is not a list of world sizes", "fix: give at least two"),

@@ -143,7 +143,7 @@ def characters(folder: Path) -> Example:
 
 def tokenizer_file(folder: Path) -> tuple[Any, Path]:
     """A tokenizer that would cut and fill what it is given, if it were let."""
-    from paceline.data.pack.tokens import train_tokenizer
+    from paceline.data.vocabulary import train_tokenizer
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(train_tokenizer([JOINED], 270))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from paceline.checkpoint.manifest import Manifest, NewerFormat
 from paceline.checkpoint.storage import Storage, check_file, folder_name, manifest_of, step_of
-from paceline.errors import BadCheckpoint, ConfigError, EnvironmentUnfit
+from paceline.errors import BadCheckpoint, ConfigError, EnvironmentUnfit, PacelineError
+
+T = TypeVar("T")
 
 SAVE_FIRST = "train until one is saved; checkpoint.every says how often that is"
 
@@ -71,6 +73,33 @@ def glance(storage: Storage) -> tuple[list[Entry], list[Remnant]]:
 def examine(storage: Storage, step: int) -> Entry | None:
     """Read every byte of a checkpoint; None if it is gone, as old ones go while their run trains on."""
     return _look(storage, step, lambda manifest: _wrong_bytes(storage, manifest))
+
+
+def from_newest(catalog: Catalog, take: Callable[[int], T]) -> tuple[T, tuple[str, ...]]:
+    """Return what `take` makes of the newest good step, and what is wrong with newer ones; one that was asked for is never replaced."""
+    problems: list[str] = []
+    for step in reversed(catalog.steps()):
+        try:
+            return take(step), tuple(problems)
+        except NewerFormat as error:
+            raise BadCheckpoint(error.problem, fix=f"update paceline, or {_instead(catalog, step)}") from error
+        except BadCheckpoint as error:
+            problems.append(error.problem)
+            if catalog.only is not None:
+                raise BadCheckpoint(error.problem, fix=_instead(catalog, step)) from error
+    if problems:
+        raise BadCheckpoint(
+            f"no checkpoint in {catalog.where} is good: {problems[0]}", fix="look for a copy of it, or train again"
+        )
+    raise PacelineError(f"there are no checkpoints in {catalog.where}", fix=SAVE_FIRST)
+
+
+def _instead(catalog: Catalog, bad: int) -> str:
+    """Return what to do instead: the newest good checkpoint before a bad one, else after it."""
+    for step in sorted(catalog.storage.steps(), key=lambda step: (step > bad, -step)):
+        if step != bad and (entry := examine(catalog.storage, step)) and entry.verdict == "ok":
+            return f"take {entry.where}, of which every byte is right"
+    return "look for a copy of it: no other checkpoint here is good"
 
 
 def _look(storage: Storage, step: int, see: Callable[[Manifest], list[str]]) -> Entry | None:

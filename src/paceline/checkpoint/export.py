@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from paceline.checkpoint.catalog import SAVE_FIRST, Catalog, examine
+from paceline.checkpoint.catalog import Catalog, from_newest
 from paceline.checkpoint.image import read_places
-from paceline.checkpoint.manifest import MANIFEST, FileFacts, NewerFormat, unreadable
+from paceline.checkpoint.manifest import MANIFEST, FileFacts, unreadable
 from paceline.checkpoint.storage import Storage, manifest_of, read_verified
-from paceline.errors import BadCheckpoint, ConfigError, EnvironmentUnfit, PacelineError
+from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError
 from paceline.rundir import make_durable
 from paceline.tensorfile import Place, Spec, plan_image
 
@@ -36,23 +36,8 @@ class Exported(NamedTuple):
 def export_newest(catalog: Catalog, out: Path, *, force: bool = False) -> Exported:
     """Write the weights of the newest good checkpoint; one that was asked for is never replaced by another."""
     refuse_path(out, force=force)
-    problems: list[str] = []
-    for step in reversed(catalog.steps()):
-        try:
-            done = export(catalog.storage, step, out, force=force)
-        except NewerFormat as error:
-            raise BadCheckpoint(error.problem, fix=f"update paceline, or {_instead(catalog, step)}") from error
-        except BadCheckpoint as error:
-            problems.append(error.problem)
-            if catalog.only is not None:
-                raise BadCheckpoint(error.problem, fix=_instead(catalog, step)) from error
-        else:
-            return done._replace(passed_over=tuple(problems))
-    if problems:
-        raise BadCheckpoint(
-            f"no checkpoint in {catalog.where} is good: {problems[0]}", fix="look for a copy of it, or train again"
-        )
-    raise PacelineError(f"there are no checkpoints in {catalog.where}", fix=SAVE_FIRST)
+    done, passed_over = from_newest(catalog, lambda step: export(catalog.storage, step, out, force=force))
+    return done._replace(passed_over=passed_over)
 
 
 def export(storage: Storage, step: int, out: Path, *, force: bool = False) -> Exported:
@@ -103,14 +88,6 @@ def _copy(content: bytearray, where: str, room: dict[Spec, Place], file: BinaryI
             if place.spec in room:
                 file.seek(room.pop(place.spec).begin)
                 file.write(view[place.begin : place.end])
-
-
-def _instead(catalog: Catalog, bad: int) -> str:
-    """Return what to do instead: the newest good checkpoint before a bad one, else after it."""
-    for step in sorted(catalog.storage.steps(), key=lambda step: (step > bad, -step)):
-        if step != bad and (entry := examine(catalog.storage, step)) and entry.verdict == "ok":
-            return f"take {entry.where}, of which every byte is right"
-    return "look for a copy of it: no other checkpoint here is good"
 
 
 def refuse_path(out: Path, *, force: bool) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from paceline.cli import cancel, chaos, ckpt, cluster, data, jobs, run, submit, train, verify, watch
+from paceline.cli import cancel, chaos, ckpt, cluster, data, jobs, run, sample, submit, train, verify, watch
 from paceline.errors import PacelineError, did_you_mean
 from paceline.version import VERSION
 
@@ -25,6 +25,7 @@ _VERBS = {
     "chaos": chaos,
     "ckpt": ckpt,
     "data": data,
+    "sample": sample,
 }
 
 _EPILOG = "exit codes: 0 yes or fine; 1 the answer is no, or the training failed; 2 bad usage or config; 3 the environment is unfit; 75 saved and stopped, run it again to go on"

@@ -82,6 +82,10 @@ class RemoteShelf:
         with self._cache.writing():
             (self._facts()[1] / shard.name).unlink(missing_ok=True)
 
+    def beside(self, name: str) -> bytes:
+        """Read a small file that lies beside the shards, each time it is asked for."""
+        return _persistently(lambda: b"".join(self._chunks(name)))
+
     def prefetch(self, shards: Sequence[ShardFacts]) -> None:
         """Begin to bring the first few of these, in the background, and no others. What fails is told when it is fetched."""
         most = min(AHEAD, self.room // max(shard.size_bytes for shard in self.index().shards) - 1)
@@ -176,7 +180,7 @@ def _missing(address: str, name: str) -> EnvironmentUnfit:
             f"there is no set in {address}: {name} is missing",
             fix="make one with `paceline data pack` and copy it there, index.json last, or check the address",
         )
-    return DataError(f"{address}/{name} is missing", fix="copy the set there again: its index speaks of that shard")
+    return DataError(f"{address}/{name} is missing", fix="copy the set there again: its index speaks of that file")
 
 
 def _wrong(where: str, why: str) -> DataError:

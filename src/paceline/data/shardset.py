@@ -23,6 +23,7 @@ from paceline.data.room import Room, Rows, make_room
 from paceline.data.shard import Layout, damaged, read_head
 from paceline.data.shelf import Fetches, Shelf
 from paceline.data.source import Batch
+from paceline.data.vocabulary import Vocabulary, vocabulary_of
 from paceline.errors import ConfigError, DataError
 
 _TYPES = {
@@ -106,6 +107,10 @@ class ShardSet:
                 if column.item_bytes:
                     self._copy(column, samples, shards, rows[: len(samples)])
         return room.first(len(samples))
+
+    def vocabulary(self) -> Vocabulary | None:
+        """Return what the numbers of a text stand for, if the index says it."""
+        return vocabulary_of(self.index.about, self._shelf.beside, self._shelf.address)
 
     def expect(self, shards: Sequence[int]) -> None:
         """Have shards brought here that will be asked for next, where they are not."""
@@ -266,7 +271,8 @@ class ShardSet:
         number = leaf - int(self._first_leaf[shard])
         begin = int(self._first_data[shard]) + number * LEAF_BYTES
         end = min(begin + LEAF_BYTES, int(self._at[shard]) + self._open[shard].facts.size_bytes)
-        return xxhash.xxh3_64_intdigest(self._region.bytes[begin:end].data) == self._open[shard].layout.sums[number]
+        found = xxhash.xxh3_64_intdigest(self._region.bytes[begin:end].data)
+        return bool(found == self._open[shard].layout.sums[number])
 
 
 def _region(size: int, where: str) -> Region:

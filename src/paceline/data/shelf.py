@@ -23,6 +23,9 @@ class Shelf(Protocol):
     def fetch(self, shard: ShardFacts) -> Path:
         """Return where a shard lies on this machine, after it was brought here if need be."""
 
+    def beside(self, name: str) -> bytes:
+        """Read a small file that the index names besides the shards. It has not been summed."""
+
 
 @runtime_checkable
 class Fetches(Protocol):
@@ -60,3 +63,18 @@ class LocalShelf:
     def fetch(self, shard: ShardFacts) -> Path:
         """Return the path of a shard."""
         return self._folder / shard.name
+
+    def beside(self, name: str) -> bytes:
+        """Read a file that lies beside the shards."""
+        return read_beside(self._folder, name)
+
+
+def read_beside(folder: Path, name: str) -> bytes:
+    """Read a file of a set that is no shard."""
+    try:
+        return (folder / name).read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"cannot read {folder / name}: {error.strerror}",
+            fix="fetch or pack the set again: its index names that file",
+        ) from error

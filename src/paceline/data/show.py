@@ -11,10 +11,11 @@ from typing import Any, Literal, NamedTuple
 import numpy
 import xxhash
 
-from paceline.data.check import files_beside
 from paceline.data.index import OFFSETS, Column, SetIndex
 from paceline.data.pack.extras import need
 from paceline.data.shard import NUMPY_TYPES, Array, damaged, read_head
+from paceline.data.shelf import read_beside
+from paceline.data.vocabulary import vocabulary_of
 from paceline.errors import ConfigError, DataError, PacelineError
 
 Colours = Literal["24-bit", "grey", "none"]
@@ -108,30 +109,25 @@ def _number(value: Any) -> str:
 
 def _text(folder: Path, index: SetIndex, column: Column, value: Array) -> str | None:
     """Return the text that numbers stand for, if they stand for one."""
-    how = index.about.get("text") if column.name == "tokens" else None
-    letters = index.about.get("characters")
-    if how == "characters" and isinstance(letters, str) and value.max(initial=0) < len(letters):
-        return "".join(letters[one] for one in value.tolist())
-    if how == "tokens":
-        return _detokenized(folder, index, value)
+    about = index.about if column.name == "tokens" else {}
+    known = vocabulary_of(about, lambda name: read_beside(folder, name), str(folder))
+    if known is None or known.level == "bytes":
+        return _bytes_as_text(value, "strict" if known is None else "replace")
+    try:
+        return known.decode(value.tolist()) if value.max(initial=0) < known.size else None
+    except DataError:
+        raise
+    except PacelineError:
+        return None  # the numbers are shown
+
+
+def _bytes_as_text(value: Array, errors: str) -> str | None:
     if value.dtype != numpy.uint8:
         return None
     try:
-        return value.tobytes()[:_TEXT_BYTES].decode(errors="replace" if how == "bytes" else "strict")
+        return value.tobytes()[:_TEXT_BYTES].decode(errors=errors)
     except UnicodeDecodeError:
         return None
-
-
-def _detokenized(folder: Path, index: SetIndex, value: Array) -> str | None:
-    for name in files_beside(index):
-        try:
-            tokenizer = need("tokenizers", "showing tokens").Tokenizer.from_file(str(folder / name))
-            return str(tokenizer.decode(value.tolist(), skip_special_tokens=False))
-        except PacelineError:
-            return None  # the numbers are shown
-        except Exception as error:  # the library raises nothing narrower
-            raise DataError(f"cannot read {folder / name} as a tokenizer: {error}", fix="pack the set again") from error
-    return None
 
 
 def _decoded(value: Array) -> Array | None:

@@ -1,8 +1,10 @@
-"""Text as rows of bytes: of the Python standard library, which is on every machine, or of any file or folder."""
+"""Text as rows of numbers: of the Python standard library, which is on every machine, or of any file or folder."""
 
 from __future__ import annotations
 
+import itertools
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +15,64 @@ from torch import Tensor
 from paceline.config import RunConfig
 from paceline.data.draws import Draws
 from paceline.data.open import open_set
+from paceline.data.pack.pieces import Piece, tasks_of
+from paceline.data.pack.tokens import letters_of, numbers_of
+from paceline.data.shard import Array
 from paceline.data.source import Batch, TensorSource
 from paceline.data.transform import Transformed
-from paceline.errors import DataError
+from paceline.data.vocabulary import Bytes, Characters, Level, Tokens, Vocabulary, load_tokenizer, train_tokenizer
+from paceline.errors import ConfigError, DataError
 
 _HELD_OUT = 20  # every twentieth row,
 _MOST_HELD_OUT = 256  # or every so many that these are left
+_NAME_TEXT = "name a file or folder of text in data_folder="
 
 
 def read_text(path: str) -> bytes:
     """Return the text of a file, or of the files of a folder one after the other; empty: Python's own modules."""
-    root = Path(path or sysconfig.get_paths()["stdlib"])
-    files = sorted(root.glob("*.py" if not path else "**/*")) if root.is_dir() else [root]
     try:
-        content = b"".join(file.read_bytes() for file in files if file.is_file())
+        content = b"".join(file.read_bytes() for file in _files(path))
     except OSError as error:
-        raise DataError(
-            f"cannot read {error.filename}: {error.strerror}", fix="name a file or folder of text in data_folder="
-        ) from error
+        raise DataError(f"cannot read {error.filename}: {error.strerror}", fix=_NAME_TEXT) from error
     if not content:
-        raise DataError(f"there is no text in {root}", fix="name a file or folder of text in data_folder=")
+        raise DataError(f"there is no text in {_root(path)}", fix=_NAME_TEXT)
     return content
 
 
-def rows_of(text: bytes, length: int) -> Tensor:
-    """Cut text into rows of length + 1; a row begins with the last byte of the one before, which it has to predict from.
+def _root(path: str) -> Path:
+    return Path(path or sysconfig.get_paths()["stdlib"])
+
+
+def _files(path: str) -> list[Path]:
+    root = _root(path)
+    if not root.is_dir():
+        return [root]
+    return [file for file in sorted(root.glob("**/*" if path else "*.py")) if file.is_file()]
+
+
+def _tasks(path: str) -> list[list[Piece]]:
+    files = _files(path)
+    if not files:
+        raise DataError(f"there is no text in {_root(path)}", fix=_NAME_TEXT)
+    return tasks_of(files)
+
+
+def vocabulary_for(path: str, level: Level, tokenizer: str, vocabulary: int) -> Vocabulary:
+    """Return what the numbers of a text are to stand for; a tokenizer is read, or trained on the text."""
+    if level == "bytes":
+        return Bytes()
+    if level == "characters":
+        return Characters(letters_of(_tasks(path)))
+    if tokenizer:
+        return load_tokenizer(Path(tokenizer))
+    if not vocabulary:
+        raise ConfigError("level=tokens needs a tokenizer", fix="add tokenizer=FILE, or vocabulary=8192 to train one")
+    texts = (piece.text() for piece in itertools.chain(*_tasks(path)))
+    return Tokens.of(train_tokenizer(texts, vocabulary).encode())
+
+
+def rows_of(text: bytes | Array, length: int) -> Tensor:
+    """Cut text into rows of length + 1; a row begins with the last element of the one before, which it has to predict from.
 
     >>> rows_of(b"abcdefgh", 3).tolist() == [list(b"abcd"), list(b"defg")]
     True
@@ -45,16 +80,25 @@ def rows_of(text: bytes, length: int) -> Tensor:
     count = (len(text) - 1) // length
     if count < 1:
         raise DataError(
-            f"{len(text)} bytes of text are less than one row of {length}", fix="give more text, or set length= lower"
+            f"text of {len(text)} elements is less than one row of {length}", fix="give more text, or set length= lower"
         )
-    flat = numpy.frombuffer(text, dtype=numpy.uint8)
+    flat = numpy.frombuffer(text, dtype=numpy.uint8) if isinstance(text, bytes) else text
     places = numpy.arange(count)[:, None] * length + numpy.arange(length + 1)
     return torch.from_numpy(flat[places])
 
 
-def text_in_memory(path: str, length: int) -> tuple[Any, Any]:
-    """Return rows to train on, and rows held out."""
-    rows = rows_of(read_text(path), length)
+def numbers_in(path: str, vocabulary: Vocabulary) -> bytes | Array:
+    """Return a text as numbers: bytes one after the other; else with the mark of an end, if there is one, between files."""
+    if isinstance(vocabulary, Bytes):
+        return read_text(path)
+    dtype = numpy.uint8 if vocabulary.size <= 256 else numpy.int32  # torch selects no rows of other unsigned numbers
+    pieces: Sequence[Piece] = list(itertools.chain(*_tasks(path)))
+    return numpy.concatenate([numbers_of(piece, vocabulary, vocabulary.end).astype(dtype) for piece in pieces])
+
+
+def text_in_memory(path: str, length: int, vocabulary: Vocabulary | None = None) -> tuple[Any, Any]:
+    """Return rows to train on, and rows held out; without a vocabulary, of bytes."""
+    rows = rows_of(numbers_in(path, vocabulary or Bytes()), length)
     every = max(_HELD_OUT, len(rows) // _MOST_HELD_OUT)
     held_out = torch.arange(len(rows)) % every == every - 1
     return Transformed(TensorSource(rows[~held_out]), next_tokens), Transformed(
@@ -73,6 +117,24 @@ def text_from_shards(address: str, config: RunConfig) -> tuple[Any, Any]:
         open_set(f"{address.rstrip('/')}/{part}", config, transform=next_tokens) for part in ("train", "test")
     )
     return train, test
+
+
+def vocabulary_of_sets(train: Any, test: Any) -> Vocabulary | None:
+    """Return what the numbers of both sets stand for: one thing; None if they do not say it. Plain bytes need not."""
+    known = [_said(part.source) for part in (train, test)]
+    if None not in known and known[0] != known[1]:
+        raise DataError(
+            "the sets `train` and `test` were made with different vocabularies",
+            fix="pack both with --as bytes, or with the same --tokenizer FILE",
+        )
+    return known[0]
+
+
+def _said(source: Any) -> Vocabulary | None:
+    if not hasattr(source, "vocabulary"):
+        return None  # an HDF5 file
+    found: Vocabulary | None = source.vocabulary()
+    return Bytes() if found is None and source.columns[0].dtype == "U8" else found
 
 
 def next_tokens(batch: Batch, draws: Draws) -> Batch:

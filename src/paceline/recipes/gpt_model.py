@@ -108,6 +108,9 @@ class GPT(nn.Module):
         hidden = self.embedding(tokens)
         if self.position is not None:
             hidden = hidden + self.position.weight[:length]
+        kind = hidden.device.type
+        if torch.is_autocast_enabled(kind):
+            hidden = hidden.to(torch.get_autocast_dtype(kind))  # else all that is added up would stay twice as wide
         hidden = self.drop(hidden)
         angles = None if self.angles is None else self.angles[:length]
         for block in self.blocks:

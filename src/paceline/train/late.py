@@ -28,7 +28,7 @@ class LateLoss:
     def __float__(self) -> float:
         """Wait for the loss, the first time; whoever asks learns that it was not finite."""
         if self._value is None:
-            self._arrived.synchronize()  # type: ignore[no-untyped-call]
+            self._arrived.synchronize()
             values = self._copy.tolist()
             for number, value in enumerate(values):
                 if not math.isfinite(value):
@@ -53,7 +53,7 @@ class LateLosses:
         self._next = (self._next + 1) % _KEPT
         place.copy_(losses, non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()  # type: ignore[no-untyped-call]
+        arrived.record()
         self._under_way.append(LateLoss(place, counts, arrived, not_finite))
         return self._under_way[-1]
 

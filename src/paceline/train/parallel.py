@@ -4,7 +4,6 @@ No postponed annotations here: DDP looks at the types of a hook's parameters.
 """
 
 import torch
-import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket, Work
@@ -23,7 +22,9 @@ def parallelize(model: nn.Module, world: World, config: RunConfig) -> nn.Module:
     """Return the model on this rank's device, wrapped as `config.parallel` says; a world of one is not wrapped."""
     model.to(world.device)
     if config.compile:
-        torch._dynamo.config.optimize_ddp = False  # it would cut the model at DDP's buckets, and so change the bits
+        from torch._dynamo import config as compiling
+
+        compiling.optimize_ddp = False  # it would cut the model at DDP's buckets, and so change the bits
         model.compile(dynamic=False)  # in place: names of weights stay as they are
     if world.size == 1 or captures(world, config):
         return model

@@ -53,7 +53,8 @@ def prepare_device(world: World, config: RunConfig) -> None:
     if config.exact:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it starts
         torch.use_deterministic_algorithms(mode=True)
-        torch.backends.cudnn.benchmark = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # or all memory is written before it is written
+    torch.backends.cudnn.benchmark = not config.exact
 
 
 def choose_backend(world: World, config: RunConfig, store: Store) -> str:

@@ -34,7 +34,7 @@ class Piece(NamedTuple):
         except UnicodeDecodeError as error:
             raise DataError(
                 f"{self.path} is not text in UTF-8: byte {self.begin + error.start:,} is 0x{content[error.start]:02x}",
-                fix="convert that file to UTF-8, leave it out, or pack with --as bytes",
+                fix="convert that file to UTF-8, leave it out, or take bytes: pack it --as bytes, train with level=bytes",
             ) from error
 
 

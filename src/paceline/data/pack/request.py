@@ -9,13 +9,12 @@ from pathlib import Path
 
 import xxhash
 
+from paceline.data.vocabulary import SMALLEST_VOCABULARY
 from paceline.errors import ConfigError, DataError, did_you_mean
 from paceline.version import VERSION
 
 SHARD_BYTES = 32_000_000
 """About how large a shard is, unless it is asked for otherwise."""
-
-_SMALLEST_VOCABULARY = 257  # every byte, and the end of a text
 
 FLAGS = {
     "part": "--part", "columns": "--columns", "size": "--size", "grey": "--grey", "text": "--as",
@@ -53,10 +52,10 @@ class Request:
         for value, known, flag in ((self.part, ("train", "test"), "part"), (self.text, TEXTS, "text")):
             if value and value not in known:
                 raise ConfigError(f"{FLAGS[flag]} {value} is not a choice", fix=did_you_mean(value, known))
-        if self.train_tokenizer and self.train_tokenizer < _SMALLEST_VOCABULARY:
+        if self.train_tokenizer and self.train_tokenizer < SMALLEST_VOCABULARY:
             raise ConfigError(
                 f"a tokenizer of {self.train_tokenizer} tokens cannot hold every byte and the end of a text",
-                fix=f"give --train-tokenizer {_SMALLEST_VOCABULARY} or more",
+                fix=f"give --train-tokenizer {SMALLEST_VOCABULARY} or more",
             )
         for flag, number in (("--shard", self.shard_bytes - 1), ("--length", self.length)):
             if number < 0:

@@ -7,18 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from paceline.data.pack.inputs import Prepared, Workshop
 from paceline.data.pack.pieces import Piece, tasks_of
 from paceline.data.pack.pool import Job, run_all
 from paceline.data.pack.request import Request, stat_of
 from paceline.data.pack.stream import Stream
-from paceline.data.pack.tokens import LetterJob, TokenJob, end_of_text, load_tokenizer, train_tokenizer, width_for
+from paceline.data.pack.tokens import LetterJob, TokenJob, joined
+from paceline.data.vocabulary import TOKENIZER, Bytes, Characters, load_tokenizer, train_tokenizer, width_for
 from paceline.errors import ConfigError, DataError
 from paceline.rundir import write_whole
 
-TOKENIZER = "tokenizer.json"
 _Made = tuple[Stream, dict[str, Any]]
 
 
@@ -60,16 +58,15 @@ def _bytes(files: Sequence[Path], length: int) -> _Made:
     counts = [stat_of(path)[0] for path in files]
     starts = list(itertools.accumulate(counts, initial=0))
     stream = Stream([str(path.absolute()) for path in files], counts, "<u1", starts, length)
-    return stream, {"text": "bytes", "vocabulary": 256}
+    return stream, Bytes().about()
 
 
 def _characters(files: Sequence[Path], length: int, shop: Workshop) -> _Made:
     tasks = tasks_of(files)
     found = (letters for _, letters in _run(LetterJob(tasks), range(len(tasks)), shop, "reading"))
-    letters = "".join(sorted(set().union(*found)))
+    letters = joined(found)
     job = TokenJob(tasks, str(shop.spool), width_for(len(letters)), letters=letters)
-    about = {"text": "characters", "vocabulary": len(letters), "characters": letters}
-    return _stream(job, length, shop), about
+    return _stream(job, length, shop), Characters(letters).about()
 
 
 def _tokens(files: Sequence[Path], request: Request, shop: Workshop) -> _Made:
@@ -77,22 +74,16 @@ def _tokens(files: Sequence[Path], request: Request, shop: Workshop) -> _Made:
     path = shop.spool / TOKENIZER
     if not path.exists():
         write_whole(path, _tokenizer(request, tasks, shop))
-    tokenizer = load_tokenizer(path)
-    vocabulary = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
-    end = end_of_text(tokenizer)
-    job = TokenJob(
-        tasks, str(shop.spool), width_for(vocabulary), tokenizer=str(path), end=end if request.length else -1
-    )
-    about: dict[str, Any] = {"text": "tokens", "vocabulary": vocabulary, "end_of_text": end if end >= 0 else None}
-    about["files"] = {TOKENIZER: xxhash.xxh3_64_hexdigest(path.read_bytes())}
-    return _stream(job, request.length, shop), about
+    tokens = load_tokenizer(path)
+    end = tokens.end if request.length else -1
+    job = TokenJob(tasks, str(shop.spool), width_for(tokens.size), tokenizer=str(path), end=end)
+    return _stream(job, request.length, shop), tokens.about()
 
 
 def _tokenizer(request: Request, tasks: Sequence[Sequence[Piece]], shop: Workshop) -> bytes:
     """Return the file of the tokenizer that was given, or that is trained now."""
     if request.tokenizer:
-        load_tokenizer(Path(request.tokenizer))
-        return Path(request.tokenizer).read_bytes()
+        return load_tokenizer(Path(request.tokenizer)).content
     shop.progress("training a tokenizer", 0, 1)
     texts = (piece.text() for task in tasks for piece in task)
     return train_tokenizer(texts, request.train_tokenizer).encode()

@@ -11,14 +11,10 @@ from typing import Any
 
 import numpy
 
-from paceline.data.pack.extras import need
 from paceline.data.pack.pieces import Piece
 from paceline.data.shard import Array
-from paceline.errors import DataError
+from paceline.data.vocabulary import Characters, Vocabulary, load_tokenizer
 from paceline.rundir import write_whole
-
-_END_OF_TEXT = "<|endoftext|>"
-_ENDS = (_END_OF_TEXT, "<|end_of_text|>", "<|eos|>", "<eos>", "</s>")
 
 
 @dataclass(frozen=True)
@@ -57,12 +53,7 @@ class TokenJob:
 
     def run(self, number: int) -> list[int]:
         """Write the numbers of a task; return how many every piece has."""
-        found: list[Array] = []
-        for piece in self.tasks[number]:
-            numbers = numpy.asarray(self._encode(piece.text()), dtype=self.dtype)
-            if self.end >= 0 and piece.document and not piece.begin:
-                numbers = numpy.concatenate([numpy.array([self.end], self.dtype), numbers])
-            found.append(numbers)
+        found = [numbers_of(piece, self._vocabulary, self.end).astype(self.dtype) for piece in self.tasks[number]]
         counts = [len(numbers) for numbers in found]
         write_whole(self.part(number), numpy.concatenate([numpy.empty(0, self.dtype), *found]).tobytes())
         write_whole(self._note(number), json.dumps(counts).encode())
@@ -81,14 +72,9 @@ class TokenJob:
         """Return the file that says how many those are; it exists once they do."""
         return Path(self.folder, f"{number:06d}.json")
 
-    def _encode(self, text: str) -> Any:
-        if self.tokenizer:
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
-        return numpy.searchsorted(_codes(self.letters), _codes(text))
-
     @cached_property
-    def _tokenizer(self) -> Any:
-        return load_tokenizer(Path(self.tokenizer))
+    def _vocabulary(self) -> Vocabulary:
+        return load_tokenizer(Path(self.tokenizer)) if self.tokenizer else Characters(self.letters)
 
     def tree(self) -> dict[str, Any]:
         """Return this as JSON can say it."""
@@ -104,52 +90,23 @@ def _pieces(tasks: Sequence[Sequence[Sequence[Any]]]) -> list[list[Piece]]:
     return [[Piece(*piece) for piece in task] for task in tasks]
 
 
-def _codes(text: str) -> Array:
-    return numpy.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+def numbers_of(piece: Piece, vocabulary: Vocabulary, end: int) -> Array:
+    """Return a piece of text as numbers; where it begins a document that is not the first, after `end`, if not negative."""
+    numbers = vocabulary.encode(piece.text())
+    if end < 0 or not piece.document or piece.begin:
+        return numbers
+    return numpy.concatenate([numpy.array([end]), numbers])
 
 
-def width_for(vocabulary: int) -> str:
-    """Return the narrowest type that holds so many different numbers.
+def letters_of(tasks: Sequence[Sequence[Piece]]) -> str:
+    """Return the characters of all pieces, each once, in order."""
+    return joined(LetterJob(tasks).run(number) for number in range(len(tasks)))
 
-    >>> [width_for(count) for count in (65, 256, 257, 50257, 200_000)]
-    ['<u1', '<u1', '<u2', '<u2', '<u4']
+
+def joined(found: Iterable[str]) -> str:
+    """Return what was found in several tasks, each character once, in order.
+
+    >>> joined(["ad", "ab"])
+    'abd'
     """
-    return "<u1" if vocabulary <= 1 << 8 else "<u2" if vocabulary <= 1 << 16 else "<u4"
-
-
-def load_tokenizer(path: Path) -> Any:
-    """Read a tokenizer that takes texts as they are: it neither cuts nor fills them."""
-    tokenizers = need("tokenizers", "packing tokens")
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise DataError(
-            f"cannot read {path} as a tokenizer: {error}",
-            fix="give a file that the tokenizers library has saved (tokenizer.json), or --train-tokenizer VOCAB",
-        ) from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-def train_tokenizer(texts: Iterable[str], vocabulary: int) -> str:
-    """Return the file of a byte-level BPE tokenizer, trained on texts; the same for the same texts."""
-    tokenizers = need("tokenizers", "packing tokens")
-    inner = need("tokenizers.pre_tokenizers", "packing tokens").ByteLevel
-    tokenizer = tokenizers.Tokenizer(need("tokenizers.models", "packing tokens").BPE())
-    tokenizer.pre_tokenizer = inner(add_prefix_space=False)
-    tokenizer.decoder = need("tokenizers.decoders", "packing tokens").ByteLevel()
-    trainer = need("tokenizers.trainers", "packing tokens").BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[_END_OF_TEXT],
-        initial_alphabet=sorted(inner.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return str(tokenizer.to_str(pretty=True))
-
-
-def end_of_text(tokenizer: Any) -> int:
-    """Return the token that ends a text, or -1 if there is none."""
-    known = (tokenizer.token_to_id(word) for word in _ENDS)
-    return next((number for number in known if number is not None), -1)
+    return "".join(sorted(set().union(*found)))

@@ -1,0 +1,123 @@
+"""How does each contender train GPT-2 124M on one GPU? Rows of 1,024 random tokens, bf16, AdamW.
+
+Run by gpt.py as `gpt_contenders.py NAME ROWS STEPS`; prints the seconds of each step but the first few.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+LENGTH, TOKENS, WORDS, RATE, WARM = 1024, 50_304, 50_257, 6e-4, 8
+
+
+def rows(count: int) -> Tensor:
+    """Return random rows, the same for all."""
+    return torch.randint(0, WORDS, (count, LENGTH + 1), generator=torch.Generator().manual_seed(0)).to(torch.int32)
+
+
+def timed(step: Callable[[Any], object], batches: Any, steps: int) -> float:
+    """Return the mean seconds of a step, once all is warm."""
+    for number, batch in enumerate(batches):
+        if number == WARM:
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+        if number == WARM + steps:
+            break
+        step(batch)
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begun) / steps
+
+
+def with_transformers(count: int, steps: int, *, compiled: bool) -> float:
+    """Train Hugging Face's GPT-2."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.set_float32_matmul_precision("high")
+    model: Any = GPT2LMHeadModel(GPT2Config(vocab_size=TOKENS, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)).cuda()
+    run = torch.compile(model) if compiled else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), fused=True)
+    data = rows(count).cuda().long()[:, :LENGTH]
+
+    def step(tokens: Tensor) -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = run(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return timed(step, (data for _ in range(WARM + steps + 1)), steps)
+
+
+def with_paceline(count: int, steps: int, *words: str) -> float:
+    """Train the GPT recipe's model with the steps and the batches of the Trainer."""
+    import paceline
+    from paceline.config import config_from_words
+    from paceline.data.source import TensorSource
+    from paceline.data.transform import Transformed
+    from paceline.recipes.corpus import next_tokens
+    from paceline.recipes.gpt import GptConfig, build_optimizer, design_of, token_loss
+    from paceline.recipes.gpt_model import GPT
+    from paceline.train.captured import make_step
+
+    os.chdir(tempfile.mkdtemp(prefix="paceline-gpu-"))
+    fixed = ["device=cuda", "size=124M", f"length={LENGTH}", f"tokens={TOKENS}", f"batch.global_size={count}"]
+    fixed += ["batch.lanes=1", f"lr.base={RATE}", "precision=bf16", "capture=true", "compile=true", "steps=100000"]
+    config = config_from_words(GptConfig, [*fixed, *words])
+    with paceline.join(config) as world:
+        model = paceline.parallelize(GPT(design_of(config)), world, config)
+        data = Transformed(TensorSource(rows(8 * count)), next_tokens)
+        batches = paceline.Batches(data, config, world)
+        optimizer = build_optimizer(model, config)
+        step = make_step(world, model, optimizer, token_loss, config, batches.total_samples)
+        return timed(step, batches.steps(), steps)
+
+
+def with_trainer(count: int, steps: int, *words: str) -> float:
+    """Train the same through the Trainer, with events, heartbeat and progress; the time is that between two of its events."""
+    from pathlib import Path
+
+    import paceline
+    from paceline.config import config_from_words
+    from paceline.data.source import TensorSource
+    from paceline.data.transform import Transformed
+    from paceline.recipes import gpt
+    from paceline.recipes.corpus import next_tokens
+
+    os.chdir(tempfile.mkdtemp(prefix="paceline-gpu-"))
+    fixed = ["device=cuda", "size=124M", f"length={LENGTH}", f"tokens={TOKENS}", f"batch.global_size={count}"]
+    fixed += ["batch.lanes=1", f"lr.base={RATE}", "precision=bf16", "capture=true", "compile=true"]
+    fixed += [f"steps={2 * steps}", f"log.every_steps={steps}", "checkpoint.every=end"]
+    config = config_from_words(gpt.GptConfig, [*fixed, *words])
+    with paceline.join(config) as world:
+        model = paceline.parallelize(gpt.GPT(gpt.design_of(config)), world, config)
+        data = Transformed(TensorSource(rows(8 * count)), next_tokens)
+        batches = paceline.Batches(data, config, world)
+        paceline.Trainer(world, model, gpt.build_optimizer(model, config), batches, gpt.token_loss, config).run()
+    lines = [json.loads(line) for line in Path("runs/gpt/events.jsonl").read_text(encoding="utf-8").splitlines()]
+    return count / [line for line in lines if line["event"] == "StepDone"][-1]["samples_per_s"]
+
+
+CONTENDERS: dict[str, Callable[[int, int], float]] = {
+    "paceline": with_paceline,
+    "paceline-free": lambda count, steps: with_paceline(count, steps, "exact=false"),
+    "paceline-trainer": with_trainer,
+    "transformers": lambda count, steps: with_transformers(count, steps, compiled=False),
+    "transformers-compiled": lambda count, steps: with_transformers(count, steps, compiled=True),
+}
+
+
+if __name__ == "__main__":
+    name, count, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    seconds = CONTENDERS[name](count, steps)
+    memory = torch.cuda.max_memory_allocated()
+    print("\n" + json.dumps({"tokens_per_s": count * LENGTH / seconds, "memory_gb": memory / 1e9}))

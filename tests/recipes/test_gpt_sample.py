@@ -1,0 +1,179 @@
+"""A trained GPT writes from its run alone: what it learned, the same for the same seed, from a checkpoint that is good."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from launch.program import Done
+from recipes.tiny import train, write
+
+from paceline.cli.main import run_verb
+from paceline.data.vocabulary import Bytes, Characters
+from paceline.errors import TrainingError
+from paceline.recipes.gpt_model import GPT, Design, Shape
+from paceline.recipes.gpt_sample import Choice, _chosen, draw, open_author, spelled
+
+ROUND = "abcdefg"  # no divisor of the length: places say nothing of letters
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with runs that know a few letters by heart, and one that is no GPT; their text is gone."""
+    folder = tmp_path_factory.mktemp("runs")
+    text = write(folder, ROUND * 100)
+    words = [f"data_folder={text}", f"runs={folder}/runs", "lr.base=0.03", "steps=30"]
+    train(*words, "name=characters", "level=characters", "checkpoint.every=10steps")
+    train(*words, "name=tokens", "level=tokens", "vocabulary=258", "positions=rotary")
+    train(*words, "name=wide", "tokens=300", "steps=1")
+    text.unlink()
+    shutil.copytree(folder / "runs/wide", folder / "runs/toy")
+    return folder
+
+
+@pytest.fixture
+def sample(trained, tmp_path, monkeypatch, capsys):
+    """Run the verb in this process, in a copy of the folder."""
+    shutil.copytree(trained / "runs", tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        capsys.readouterr()
+        return Done(run_verb(["sample", *map(str, words)]), *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize("run", ["characters", "tokens"])
+def test_it_writes_what_it_learned_further_than_it_looks_back(sample, run):
+    done = sample(f"runs/{run}", "--prompt", "abcdef", "--temperature", 0, "--length", 20)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(2 * ROUND + "abcde")
+    assert set(done.out) == {*ROUND, "\n"}
+
+
+def test_the_same_seed_writes_the_same(sample):
+    def written(*words):
+        done = sample("runs/characters", "--prompt", "ab", "--length", 30, "--json", *words)
+        return json.loads(done.out)["text"]
+
+    wild = ("--temperature", 3, "--top-k", 0)
+    assert written(*wild, "--seed", 1) == written(*wild, "--seed", 1)
+    assert written(*wild, "--seed", 1) != written(*wild, "--seed", 2)
+    assert written("--temperature", 3, "--top-k", 1) == written("--temperature", 0)
+    assert len(written(*wild)) == 30
+
+
+def test_the_answer_as_json_says_where_it_comes_from(sample):
+    done = sample("runs/characters", "--prompt", "ab", "--step", 10, "--json", "--length", 3)
+    facts = json.loads(done.out)
+    assert facts["where"].endswith("runs/characters/checkpoints/step-000000010")
+    assert (facts["step"], facts["prompt"], len(facts["text"])) == (10, "ab", 3)
+
+
+def test_a_damaged_checkpoint_is_passed_over_unless_it_was_asked_for(sample, tmp_path):
+    part = next((tmp_path / "runs/characters/checkpoints/step-000000030").glob("*.safetensors"))
+    content = bytearray(part.read_bytes())
+    content[-1] ^= 1
+    part.write_bytes(content)
+    done = sample("runs/characters", "--prompt", "ab", "--json")
+    assert json.loads(done.out)["step"] == 20
+    assert "passed over: " in done.err
+    asked = sample("runs/characters", "--prompt", "ab", "--step", 30)
+    assert (asked.code, asked.out) == (3, "")
+    assert "fix: take " in asked.err
+
+
+def test_tokens_that_stand_for_nothing_are_never_drawn(sample):
+    author = open_author("runs/wide")
+    assert author.model.design.tokens == 300
+    drawn = draw(author.model, [1, 2], author.vocabulary.size, Choice(temperature=50.0, top_k=0))
+    assert max(next(drawn) for _ in range(300)) < 256
+
+
+def another_settings(path):
+    for manifest in path.rglob("manifest.json"):
+        from paceline.checkpoint.manifest import _SUM, _end
+
+        body = manifest.read_bytes().rpartition(_SUM)[0].replace(b'"positions"', b'"elsewhere"')
+        manifest.write_bytes(body + _end(body))
+
+
+REFUSED = [
+    (["runs/nowhere", "--prompt", "x"], 2, "there is no run runs/nowhere", "did you mean"),
+    (["runs/toy", "--prompt", "x"], 2, "is not of the gpt recipe", "paceline train gpt"),
+    (["runs/characters/checkpoints", "--prompt", "x"], 2, "is not the folder of a run", "config.toml"),
+    (["runs/characters", "--prompt", "x"], 2, "the character 'x' is not among", "leave it out"),
+    (["runs/characters", "--prompt", "ab\udcff"], 2, "not text in UTF-8", "encoding"),
+    (["runs/characters"], 2, "what does the text begin with?", "--prompt"),
+    (["runs/characters", "--prompt", ""], 2, "what does the text begin with?", "--prompt"),
+    ([], 2, "which run?", "paceline sample"),
+    (["runs/characters", "ab", "--prompt", "ab"], 2, "unexpected word 'ab'", "quotes"),
+    (["runs/characters", "--prompt", "ab", "--promt", "ab"], 2, "there is no option --promt", "did you mean --prompt?"),
+    (["runs/characters", "--prompt", "ab", "--length", "0"], 2, "a length of 0 tokens", "1 or more"),
+    (["runs/characters", "--prompt", "ab", "--length", "x"], 2, "--length 'x' is not a number", "--length 1"),
+    (["runs/characters", "--prompt", "ab", "--temperature", "-1"], 2, "a temperature of -1.0", "0.8"),
+    (["runs/characters", "--prompt", "ab", "--temperature", "nan"], 2, "a temperature of nan", "0.8"),
+    (["runs/characters", "--prompt", "ab", "--top-k", "-3"], 2, "top-k -3", "0 for all"),
+    (["runs/characters", "--prompt", "ab", "--seed", "1.5"], 2, "--seed '1.5' is not a number", "--seed 1"),
+    (["runs/characters", "--prompt", "ab", "--step", "7"], 2, "no checkpoint of step 7", "use one of: 10, 20, 30"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "code", "problem", "fix"), REFUSED)
+def test_what_cannot_be_written_is_refused(sample, tmp_path, words, code, problem, fix):
+    another_settings(tmp_path / "runs/toy")
+    done = sample(*words)
+    assert (done.code, done.out) == (code, "")
+    assert problem in done.err
+    assert fix in done.err.partition("fix: ")[2]
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_every_token_follows_from_the_last_ones(positions):
+    torch.manual_seed(5)
+    model = GPT(Design(Shape(1, 2, 16), tokens=20, length=6, positions=positions)).eval()
+    drawn = draw(model, [3], 20, Choice(temperature=0))
+    numbers = [3]
+    for _ in range(12):
+        with torch.no_grad():
+            expected = int(model(torch.tensor([numbers[-6:]]))[0, -1].argmax())
+        numbers.append(next(drawn))
+        assert numbers[-1] == expected
+
+
+def test_chances_follow_the_scores():
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.tensor([0.5, 0.1, 0.4], dtype=torch.float64).log()
+
+    def counts(choice):
+        drawn = torch.tensor([_chosen(scores, choice, generator) for _ in range(500)])
+        return (torch.bincount(drawn, minlength=3) / 500).tolist()
+
+    assert counts(Choice(1.0, 0)) == pytest.approx([0.5, 0.1, 0.4], abs=0.08)
+    assert counts(Choice(1.0, 2)) == pytest.approx([5 / 9, 0, 4 / 9], abs=0.08)
+    assert counts(Choice(0.5, 0)) == pytest.approx([25 / 42, 1 / 42, 16 / 42], abs=0.08)
+    assert counts(Choice(0.0, 0)) == [1, 0, 0]
+    with pytest.raises(TrainingError, match="no numbers"):
+        _chosen(torch.tensor([float("nan")]), Choice(), generator)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "prompt", "drawn", "pieces"),
+    [
+        (Characters("abc"), [0], [1, 2, 0], ["b", "c", "a", ""]),
+        (Bytes(), b"x", "é€z".encode(), ["é", "€", "z", ""]),
+        (Bytes(), b"x", b"\xffz", ["\ufffdz", ""]),
+        (Bytes(), b"x", b"z\xe2\x82", ["z", "\ufffd"]),
+    ],
+)
+def test_characters_are_shown_when_they_are_whole(vocabulary, prompt, drawn, pieces):
+    assert list(spelled(vocabulary, list(prompt), iter(drawn))) == pieces
+
+
+def test_what_it_writes_orders_a_terminal_nothing(sample, monkeypatch):
+    monkeypatch.setattr("paceline.recipes.gpt_sample.draw", lambda *_: iter(b"a\tb\n\x1b[2Jc" * 100))
+    done = sample("runs/wide", "--prompt", "x", "--length", 9)
+    assert done.out == "xa\tb\n\ufffd[2Jc\n"

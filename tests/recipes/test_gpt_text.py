@@ -1,0 +1,233 @@
+"""What a GPT reads: bytes, characters or tokens; how many the model then has; and that a run can say what they stand for."""
+
+from __future__ import annotations
+
+import json
+
+import fsspec
+import numpy
+import pytest
+from processes import run_on_processes
+from recipes.tiny import digest, tiny, train, write
+from tokenizers import Tokenizer
+
+from paceline.data.pack import Request, pack
+from paceline.data.vocabulary import Bytes, Characters, Tokens, train_tokenizer
+from paceline.errors import ConfigError, DataError
+from paceline.recipes.corpus import numbers_in, rows_of, vocabulary_for
+from paceline.recipes.gpt_config import design_of, for_text, from_start
+from paceline.recipes.gpt_hub import write_hub
+from paceline.recipes.gpt_model import GPT, Design, Shape
+from paceline.recipes.gpt_text import kept_vocabulary, read_text
+from paceline.world.facts import World
+
+TEXT = "Grüße an alle, die das lesen: ein Satz über Wörter und Zeichen.\n" * 8
+LETTERS = "".join(sorted(set(TEXT)))
+LEVELS = {
+    "bytes": ([], 256),
+    "characters": (["level=characters"], len(LETTERS)),
+    "tokens": (["level=tokens", "vocabulary=270"], 270),
+}
+
+
+def settled(text, *words):
+    """Return the settings after the text was read, and the text."""
+    config = tiny(f"data_folder={text}", *words)
+    found = read_text(config, World())
+    return for_text(config, found.vocabulary), found
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_level_reads_the_same_text(level, tmp_path):
+    words, tokens = LEVELS[level]
+    config, found = settled(write(tmp_path, TEXT), *words)
+    assert (config.level, config.tokens, design_of(config).tokens) == (level, tokens, tokens)
+    numbers = numbers_in(config.data_folder, found.vocabulary)
+    assert found.vocabulary.decode(list(numbers)) == TEXT
+    rows = len(rows_of(numbers, 8))
+    assert (len(found.train), len(found.test)) == (rows - rows // 20, rows // 20)
+    inputs, targets = found.train.gather(numpy.array([0, 1]), (0, 0))
+    assert found.vocabulary.decode([*inputs[0].tolist(), *targets[1].tolist()]) == found.vocabulary.decode(
+        list(numbers[:8]) + list(numbers[9:17])
+    )
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_run_keeps_what_its_numbers_stand_for(level, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = train(*LEVELS[level][0], f"data_folder={write(tmp_path, TEXT)}")
+    (tmp_path / "text").unlink()
+    config = tiny("--config", run.config)
+    assert (config.level, config.tokens) == (level, LEVELS[level][1])
+    found = kept_vocabulary(run, config)
+    assert found.level == level
+    assert found.decode(found.encode("alle Zeichen").tolist()) == "alle Zeichen"
+    kept = {"vocabulary.json", *found.files}
+    assert {
+        path.name: oct(path.stat().st_mode)[-3:] for path in run.root.iterdir() if path.name in kept
+    } == dict.fromkeys(kept, "600")
+
+
+def test_a_run_of_bytes_from_before_is_known_and_others_must_say_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = train(f"data_folder={write(tmp_path, TEXT)}")
+    run.vocabulary.unlink()
+    assert kept_vocabulary(run, tiny("tokens=256")) == Bytes()
+    for words in (["tokens=256", "level=characters"], ["tokens=80"]):
+        with pytest.raises(DataError, match="does not say what its numbers stand for"):
+            kept_vocabulary(run, tiny(*words))
+    run.vocabulary.write_text("{")
+    with pytest.raises(DataError, match="cannot read .*vocabulary.json"):
+        kept_vocabulary(run, tiny("tokens=256"))
+
+
+def digest_on_ranks(words):
+    run = train(*words)
+    return digest(run) if run.events.exists() else ""
+
+
+def test_ranks_train_one_tokenizer_and_the_same_bits(tmp_path):
+    words = [*LEVELS["tokens"][0], f"data_folder={write(tmp_path, TEXT)}"]
+    found = {size: run_on_processes(digest_on_ranks, size, tmp_path, {}, {"words": words})[0] for size in (1, 2)}
+    assert found[1] == found[2]
+
+
+def test_a_run_does_not_go_on_with_another_vocabulary(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["level=characters", f"data_folder={write(tmp_path, TEXT)}"]
+    run = train(*words)
+    before = run.vocabulary.read_bytes()
+    write(tmp_path, TEXT.replace("G", "H"))
+    with pytest.raises(ConfigError, match="another vocabulary"):
+        train(*words, "steps=4")
+    assert run.vocabulary.read_bytes() == before
+    train(*words, "steps=4", "resume=changed")
+    assert "H" in json.loads(run.vocabulary.read_text())["characters"]
+
+
+@pytest.mark.parametrize("words", [["level=characters"], ["level=tokens", "tokenizer=tokenizer.json"]])
+def test_memory_and_pack_make_the_same_numbers(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    for number, text in enumerate((TEXT, "kurz", TEXT[::-1])):
+        write(tmp_path / "texts", text, f"{number}.txt")
+    write(tmp_path, train_tokenizer([TEXT], 270), "tokenizer.json")
+    config, found = settled("texts", *words)
+    index = pack(
+        Request(("texts",), text=config.level, tokenizer=config.tokenizer, length=8), tmp_path / "set", workers=1
+    )
+    assert {name: index.about[name] for name in found.vocabulary.about()} == found.vocabulary.about()
+    assert index.samples == len(rows_of(numbers_in("texts", found.vocabulary), 8)) == len(found.train) + len(found.test)
+    for part in ("train", "test"):
+        pack(
+            Request(("texts",), text=config.level, tokenizer=config.tokenizer, length=8),
+            tmp_path / "sets" / part,
+            workers=1,
+        )
+    streamed, sets = settled("sets", "data=shards")
+    assert (streamed.level, streamed.tokens, sets.vocabulary) == (config.level, config.tokens, found.vocabulary)
+    rows = rows_of(numbers_in("texts", found.vocabulary), 8).long()
+    assert sets.train.gather(numpy.array([2]), (0, 0))[0].tolist() == [rows[2, :-1].tolist()]
+    with pytest.raises(ConfigError, match="rows of 8 tokens are longer than length=4"):
+        settled("sets", "data=shards", "length=4")
+    with pytest.raises(ConfigError, match="level="):
+        settled("sets", "data=shards", "level=characters" if config.level == "tokens" else "level=tokens")
+
+
+def test_sets_with_different_vocabularies_are_refused(tmp_path):
+    for part, text in (("train", "abcabcabc"), ("test", "abdabdabd")):
+        pack(Request((str(write(tmp_path, text)),), text="characters", length=4), tmp_path / part, workers=1)
+    with pytest.raises(DataError, match="different vocabularies"):
+        settled(tmp_path, "data=shards")
+
+
+@pytest.mark.parametrize("tokens", [300, 50304])
+def test_a_model_may_have_more_tokens_than_the_text(tokens, tmp_path):
+    assert settled(write(tmp_path, TEXT), f"tokens={tokens}")[0].tokens == tokens
+
+
+REFUSED = [
+    (["tokens=100"], "tokens=100, but the text has 256 different bytes", "leave tokens= out"),
+    (["tokens=-1"], "tokens=-1 is too small", "0 or more"),
+    (["length=0"], "length=0 is too small", "1 or more"),
+    (["level=words"], "level=words is not a choice", "use one of"),
+    (["level=tokens"], "level=tokens needs a tokenizer", "vocabulary="),
+    (["vocabulary=300"], "vocabulary=300 needs level=tokens", "add level=tokens"),
+    (["level=tokens", "vocabulary=100"], "vocabulary=100 cannot hold every byte", "257 or more"),
+    (["level=tokens", "vocabulary=300", "tokenizer=x"], "two tokenizers", "one of them"),
+    (["level=tokens", "vocabulary=300", "data=shards"], "shards were made with a tokenizer", "leave it out"),
+    (["level=tokens", "tokenizer=nowhere.json"], "cannot read nowhere.json as a tokenizer", "tokenizer.json"),
+    (["heads=3"], "3 heads cannot share a width of 16", "multiple of heads"),
+    (["heads=16", "positions=rotary"], "a head has 1 numbers", "even multiple"),
+    (["dropout=1"], "dropout=1.0 is no share", "below 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "problem", "fix"), REFUSED)
+def test_settings_that_cannot_be_are_refused(words, problem, fix, tmp_path):
+    with pytest.raises((ConfigError, DataError), match=problem) as error:
+        design_of(settled(write(tmp_path, TEXT), *words)[0])
+    assert fix in error.value.fix
+
+
+@pytest.mark.parametrize(
+    ("content", "level", "problem"),
+    [
+        (b"abc\xff", "characters", "text is not text in UTF-8: byte 3 is 0xff"),
+        (b"", "characters", "less than one row"),
+        (b"", "bytes", "there is no text"),
+    ],
+)
+def test_text_that_is_none_is_named(content, level, problem, tmp_path):
+    (tmp_path / "text").write_bytes(content)
+    with pytest.raises(DataError, match=problem):
+        settled(tmp_path / "text", f"level={level}")
+
+
+def test_weights_of_another_vocabulary_want_their_tokenizer():
+    config = tiny("start=gpt2", "tokens=50257")
+    with pytest.raises(ConfigError, match="know 50257 tokens, the text has 256 bytes") as error:
+        for_text(config, Bytes())
+    assert "level=tokens" in error.value.fix
+    assert for_text(tiny("start=gpt2", "tokens=50257"), Tokens(b"", 50257)).tokens == 50257
+
+
+def test_the_tokenizer_beside_the_weights_is_taken(tmp_path):
+    design = Design(Shape(1, 2, 16), tokens=280, length=8)
+    write_hub(design, GPT(design).state_dict(), tmp_path / "hub")
+    write(tmp_path / "hub", train_tokenizer([TEXT], 270), "tokenizer.json")
+    words = [f"start={tmp_path}/hub", f"data_folder={write(tmp_path, TEXT)}"]
+    config, _ = from_start(tiny(*words, "level=tokens"))
+    assert config.tokenizer == f"{tmp_path}/hub/tokenizer.json"
+    found = read_text(config, World()).vocabulary
+    assert (found.size, for_text(config, found).tokens) == (270, 280)
+    assert from_start(tiny(*words, "level=tokens", "vocabulary=260"))[0].tokenizer == ""
+    with pytest.raises(ConfigError, match="know 280 tokens, the text has 256 bytes"):
+        for_text(from_start(tiny(*words))[0], Bytes())
+
+
+def test_a_tokenizer_is_read_from_an_address_too(tmp_path):
+    write(tmp_path, train_tokenizer([TEXT], 270), "tokenizer.json")
+    request = Request((str(write(tmp_path, TEXT)),), tokenizer=str(tmp_path / "tokenizer.json"), length=8)
+    pack(request, tmp_path / "set", workers=1)
+    files = fsspec.filesystem("memory")
+    for part in ("train", "test"):
+        files.put(f"{tmp_path}/set/", f"/sets/{part}/", recursive=True)
+    config, found = settled("memory://sets", "data=shards", f"read.cache={tmp_path}/cache")
+    assert (config.level, config.tokens) == ("tokens", 270)
+    files.pipe("/sets/test/tokenizer.json", b"{}")
+    with pytest.raises(DataError, match="tokenizer.json has other bytes than were written"):
+        settled("memory://sets", "data=shards", f"read.cache={tmp_path}/cache")
+    files.rm("/sets", recursive=True)
+
+
+def test_a_vocabulary_says_what_it_lacks():
+    with pytest.raises(ConfigError, match="'z' is not among the 3"):
+        Characters("abc").encode("abz")
+    from tokenizers import models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({"ein": 0, "Satz": 1, "?": 2}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    known = Tokens.of(words.to_str().encode())
+    assert (known.size, known.end, known.lost("ein Satz"), known.lost("ein Wort")) == (3, -1, "", "W")
+    assert isinstance(vocabulary_for("", "bytes", "", 0), Bytes)

@@ -1,0 +1,64 @@
+"""What can be known of captured steps without a GPU; the rest is in test_gpu.py."""
+
+import pytest
+import torch
+from processes import run_on_processes
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import paceline
+from paceline.config import BatchConfig, RunConfig
+from paceline.errors import ConfigError
+from paceline.train.captured import CapturedStep, make_step
+from paceline.train.reduction import LocalTree, Note, gradients_of
+from paceline.train.whole_tree import WholeTree
+from paceline.world.facts import World
+
+
+def step_of(capture: str) -> paceline.OptimizerStep:
+    model = nn.Linear(6, 1)
+    config = RunConfig(batch=BatchConfig(4, lanes=2), capture=capture)
+    return make_step(World(), model, torch.optim.AdamW(model.parameters()), mse_loss, config)
+
+
+def test_without_a_gpu_a_step_that_must_be_captured_is_refused():
+    with pytest.raises(ConfigError, match="capture=auto"):
+        step_of("true")
+    assert not isinstance(step_of("auto"), CapturedStep)
+
+
+def lanes_added(config, world) -> list[float]:
+    """Take two steps of lanes without DDP, the second as if it had been replayed; return loss and a digest of the gradients."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 300), nn.Tanh(), nn.Linear(300, 1))
+    parameters = list(model.parameters())
+    batch = paceline.Batches((torch.randn(50, 5), torch.randn(50, 1)), config, world)
+    add = (
+        WholeTree(parameters, config.batch.lanes, world)
+        if world.size > 1
+        else LocalTree(parameters, config.batch.lanes)
+    )
+    found: list[float] = []
+    for step in batch.steps():
+        add.begin()
+        notes = []
+        for lane in step.lanes:
+            value = mse_loss(model(lane.batch[0]), lane.batch[1])
+            notes.append(Note(value.item() * lane.samples, float(lane.samples)))
+            add.before_lane(notes[-1])
+            value.backward()
+            if lane is not step.lanes[-1]:
+                add.after_lane()
+        if world.size > 1:
+            add.bring_back(add.left(), notes)
+        total = add.finish()
+        found += [total.loss, total.counted, *(float(value.double().sum()) for value in gradients_of(parameters))]
+        found += gradients_of(parameters)[0].flatten().tolist()
+    return found
+
+
+def test_gradients_that_cross_the_ranks_at_once_have_the_bits_of_one_rank(tmp_path):
+    given = {"batch.lanes": 5, "batch.global_size": 25, "epochs": 1}
+    alone = run_on_processes(lanes_added, 1, tmp_path, given)[0]
+    for size in (2, 3, 4):
+        assert run_on_processes(lanes_added, size, tmp_path, given) == [alone] * size
