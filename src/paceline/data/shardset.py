@@ -266,7 +266,8 @@ class ShardSet:
         number = leaf - int(self._first_leaf[shard])
         begin = int(self._first_data[shard]) + number * LEAF_BYTES
         end = min(begin + LEAF_BYTES, int(self._at[shard]) + self._open[shard].facts.size_bytes)
-        return xxhash.xxh3_64_intdigest(self._region.bytes[begin:end].data) == self._open[shard].layout.sums[number]
+        found = xxhash.xxh3_64_intdigest(self._region.bytes[begin:end].data)
+        return bool(found == self._open[shard].layout.sums[number])
 
 
 def _region(size: int, where: str) -> Region:
