@@ -126,7 +126,9 @@ def test_show_says_how_an_hdf5_file_is_laid_out_and_what_it_costs(data: Callable
     with h5py.File(folder / "x.h5", "w") as file:
         file.create_dataset("image", (640, 64, 64), "uint8", chunks=(64, 8, 8))
     told = data("show", "x.h5").out
-    assert told.startswith("image: 640 samples of uint8 (64, 64), chunks (64, 8, 8) of 4.1 kB, one sample in 64 of them")
+    assert told.startswith(
+        "image: 640 samples of uint8 (64, 64), chunks (64, 8, 8) of 4.1 kB, one sample in 64 of them"
+    )
     assert "  cost: one sample lies in 64 chunks" in told
     assert "  fix: `paceline data pack x.h5 --to FOLDER`" in told
     (dataset,) = json.loads(data("show", "x.h5", "--json").out)["datasets"]
