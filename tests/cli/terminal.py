@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import os
@@ -23,12 +24,13 @@ class Terminal:
 
     def __init__(self, process: subprocess.Popen[bytes], side: int) -> None:
         self.process, self._side, self.written = process, side, ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def read(self, seconds: float = 0.1) -> str:
         """Take what comes in a moment; return all that came so far."""
         if select.select([self._side], [], [], seconds)[0]:
             with contextlib.suppress(OSError):  # the command has ended
-                self.written += os.read(self._side, 1 << 16).decode()
+                self.written += self._decoder.decode(os.read(self._side, 1 << 16))  # a letter may come in two parts
         return self.written
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float = 30) -> None:

@@ -69,11 +69,12 @@ class Half:
         ((torch.empty(3), torch.empty(2)), "equal length"),
         (object(), "__getitem__"),
         (Half(), "block = window = 0"),
+        ([{"image": 1, "label": 2}] * 8, "return a tuple"),
     ],
 )
 def test_what_cannot_be_a_training_set_is_refused(data, fix):
     with pytest.raises(ConfigError, match=fix):
-        Batches(data, config(), World())
+        next(Batches(data, config(), World()).steps())
 
 
 def test_steps_instead_of_epochs():

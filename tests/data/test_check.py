@@ -76,7 +76,7 @@ def enlarge_header(shard: Path) -> None:
         ("00001.safetensors", lambda path: path.write_bytes(path.read_bytes() + b"more"), "bytes instead of"),
         ("00001.safetensors", lambda path: shutil.copy(path.with_name("00000.safetensors"), path), "bytes instead of"),
         ("00001.safetensors", enlarge_header, "its head is not what the index says"),
-        ("00001.safetensors", lambda path: (path.unlink(), path.mkdir()), "bytes instead of|cannot be read"),
+        ("00001.safetensors", lambda path: (path.unlink(), path.mkdir()), "bytes instead of|is not a plain file"),
         ("tokenizer.json", Path.unlink, "is missing"),
         ("tokenizer.json", lambda path: path.write_text("{}"), "not those that were written"),
         (INDEX, Path.unlink, "holds no set"),

@@ -1,5 +1,7 @@
 """Steps from files: every sample once, the same in every world, from any step on, however they are read."""
 
+import subprocess
+import sys
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -15,7 +17,7 @@ from paceline.data.ahead import read_ahead
 from paceline.data.batches import Batches
 from paceline.data.draws import Draws
 from paceline.data.transform import Each, Transformed
-from paceline.errors import DataError
+from paceline.errors import ConfigError, DataError
 from paceline.world.facts import World
 
 CONFIG = RunConfig(batch=BatchConfig(global_size=8, lanes=4), epochs=2, seed=5)
@@ -79,7 +81,7 @@ def test_a_late_start_opens_only_the_shards_of_its_windows(tmp_path, monkeypatch
     steps = Batches(source, windowed(2, ahead=1), World()).steps(25)
     next(steps)
     steps.close()
-    assert 0 < len(source._open) <= 6  # at most 4 steps of 8 samples, from windows of 20
+    assert 0 < len(source._shards.open) <= 6  # at most 4 steps of 8 samples, from windows of 20
 
 
 def noisy(batch, draws):
@@ -136,6 +138,29 @@ def test_what_goes_wrong_while_reading_ahead_is_raised(tmp_path):
         lanes_of(source)
 
 
+def test_an_error_of_ours_in_a_worker_stays_what_it_is(tmp_path):
+    data = Each(open_folder(make_set(tmp_path, 21, 4)), jitter)
+    (tmp_path / "00003.safetensors").unlink()
+    with pytest.raises(DataError, match=r"(?s)00003\.safetensors.*fix: "):
+        lanes_of(data, windowed(2, workers=2))
+
+
+def test_a_script_that_fails_while_samples_are_read_ends_with_its_own_error(tmp_path):
+    folder = make_set(tmp_path, 64, 8, lambda first, last: {"x": numpy.zeros((last - first, 1 << 20), dtype="uint8")})
+    script = f"""
+from paceline.config import BatchConfig, RunConfig
+from paceline.data.batches import Batches
+from paceline.data.open import open_set
+from paceline.world.facts import World
+config = RunConfig(batch=BatchConfig(8, lanes=1), epochs=100)
+steps = Batches(open_set({str(folder)!r}, config), config, World()).steps()
+next(steps)
+raise ValueError("mine")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, "ValueError: mine" in done.stderr) == (1, True)
+
+
 def fails_at_9(image, label):
     if int(label) == 9:
         raise ValueError("sample 9 is odd")
@@ -154,6 +179,24 @@ def test_no_thread_is_left_when_steps_are_not_all_taken(tmp_path):
     next(steps)
     steps.close()
     assert threading.active_count() == before
+
+
+def test_the_window_reaches_a_file_through_whatever_is_around_it(tmp_path):
+    source = open_folder(make_set(tmp_path, 21, 4))
+    Batches(Each(source, jitter), windowed(3), World())
+    assert source.window == 3
+
+
+def test_a_transform_that_returns_a_tensor_is_refused(tmp_path):
+    data = Transformed(open_folder(make_set(tmp_path, 21, 4)), lambda batch, draws: batch[0])
+    with pytest.raises(ConfigError, match="return a tuple"):
+        lanes_of(data)
+
+
+@pytest.mark.parametrize(("low", "high"), [(5, 5), (5, 3), (0, 2**40)])
+def test_draws_from_an_impossible_range_are_refused(low, high):
+    with pytest.raises(ConfigError, match="range"):
+        Draws(numpy.arange(3), (0, 0)).integers(low, high)
 
 
 def test_so_many_pieces_are_read_ahead_and_no_more():

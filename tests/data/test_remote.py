@@ -34,6 +34,7 @@ from moto import settings as moto_settings
 
 from data.sets import open_folder
 from paceline.data import remote
+from paceline.data.cache import Cache
 from paceline.data.index import INDEX, SetIndex
 from paceline.data.remote import RemoteShelf, open_shelf
 from paceline.data.shard import column_of, write_shard
@@ -276,6 +277,23 @@ def test_what_downloads_left_is_swept_and_nothing_else_is_touched(there, packed,
     assert all(path.exists() for path in mine)
     shelf.fetch(shelf.index().shards[1])
     assert len([path for path in cache.glob("set-*") if path.name != "set-of-mine"]) == 1
+
+
+def test_what_an_interrupted_download_left_takes_no_room(tmp_path) -> None:
+    cache = Cache(tmp_path, 1500)
+    path = cache.home("0" * 32) / "00000.safetensors"
+    path.parent.mkdir(parents=True)
+    path.with_name(".00000.safetensors.part").write_bytes(b"x" * 1000)
+    with cache.filling(path, 1000) as file:
+        assert file is not None
+
+
+def test_a_set_larger_than_the_cache_is_gathered_in_turns(there, packed, tmp_path) -> None:
+    size = (packed / "00000.safetensors").stat().st_size
+    source = ShardSet(open_shelf(there, str(tmp_path / "cache"), size + 10))
+    order = numpy.random.default_rng(0).permutation(4 * SAMPLES)
+    assert source.gather(order, (0, 0))[0].equal(open_folder(packed).gather(order, (0, 0))[0])
+    assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.safetensors")) <= size + 10
 
 
 def test_a_set_that_was_changed_is_not_mixed_with_the_old_one(there, client, bucket, tmp_path) -> None:

@@ -6,14 +6,18 @@ import shutil
 import numpy
 import pytest
 import torch
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from data.sets import make_set, open_folder, rows_of, text_of
-from paceline.data import index, shardset
+from paceline.data import index, mapped
+from paceline.data.align import period_of
 from paceline.data.index import INDEX, SetIndex
+from paceline.data.shardset import ShardSet
 from paceline.errors import ConfigError, DataError
+from paceline.tensorfile import Spec, plan_in_order
 
 
 def gathered(source, samples):
@@ -40,9 +44,83 @@ def test_columns_of_any_sizes_come_out_whole(tmp_path, sizes):
     order = random.permutation(25)
     for found, wanted in zip(gathered(source, order), rows.values(), strict=True):
         assert found.tolist() == wanted[order].tolist()
-    assert source._in_rows == (
-        sizes != (3, 5, 9)
-    )  # the third cannot begin at a multiple of 9, so all are read bytewise
+    bytewise = sizes == (3, 5, 9)  # the third cannot begin at a multiple of 9
+    assert source._shards.in_rows != bytewise
+
+
+def test_columns_whose_sizes_have_no_common_period_come_out_whole(tmp_path):
+    random = numpy.random.default_rng(2)
+    rows = {str(size): random.integers(0, 256, (436, size), dtype=numpy.uint8) for size in (8, 207, 399, 267)}
+    source = open_folder(make_set(tmp_path, 436, 109, lambda first, last: {k: v[first:last] for k, v in rows.items()}))
+    for found, wanted in zip(gathered(source, range(436)), rows.values(), strict=True):
+        assert (found.numpy() == wanted).all()
+
+
+def test_a_set_that_would_take_too_many_addresses_is_read_bytewise():
+    assert period_of([511 * 511 * 3], [32_000_000] * 100) is not None
+    assert period_of([511 * 511 * 3], [32_000_000] * 32_000) is None
+
+
+@pytest.mark.parametrize("samples", [[24, 25], [-1], [0, 10**9]])
+def test_samples_that_are_not_there_are_refused(samples, tmp_path):
+    with pytest.raises(IndexError, match="of 25"):
+        gathered(open_folder(make_set(tmp_path, 25, 10)), samples)
+
+
+def test_no_more_shards_are_mapped_than_a_process_may_have(tmp_path, monkeypatch):
+    monkeypatch.setattr(mapped, "_MOST_OPEN", 3)
+    source = open_folder(make_set(tmp_path, 25, 5))
+    for number in [0, 5, 10, 15, 20, 0]:
+        assert gathered(source, [number])[1].tolist() == [number]
+        assert len(source._shards.open) <= 3
+    assert gathered(source, range(25))[1].tolist() == list(range(25))
+
+
+def test_a_fork_reads_though_a_thread_of_its_parent_was_reading(tmp_path):
+    source = open_folder(make_set(tmp_path, 25, 10))
+    with source._lock:
+        if (child := os.fork()) == 0:
+            os._exit(0 if gathered(source, [7])[1].tolist() == [7] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_samples_before_the_sums_are_refused(tmp_path):
+    folder = make_set(tmp_path, 6, 6)
+    path = folder / "00000.safetensors"
+    tensors = load_file(path)
+    specs = [Spec("label", "I64", (6,)), Spec("__xxh3__", "U64", (1,)), Spec("image", "U8", (6, 3, 4))]
+    image = plan_in_order(specs, None, aligned=0, align=64)
+    content = bytearray(image.size_bytes)
+    content[: len(image.header)] = image.header
+    for place in image.places:
+        content[place.begin : place.end] = tensors[place.spec.name].tobytes()
+    head = image.places[1].end
+    content[image.places[1].begin : head] = xxhash.xxh3_64_intdigest(content[head:]).to_bytes(8, "little")
+    path.write_bytes(content)
+    sums = xxhash.xxh3_64_hexdigest(content[:head]), xxhash.xxh3_64_hexdigest(content)
+    facts = index.ShardFacts("00000.safetensors", 6, len(content), head, *sums)
+    columns = SetIndex.from_json((folder / INDEX).read_bytes(), "").columns
+    (folder / INDEX).write_bytes(SetIndex(columns, 6, (facts,)).to_json())
+    with pytest.raises(DataError, match="before the sums"):
+        open_folder(folder)[3]
+
+
+def test_what_is_no_plain_file_is_refused_and_never_waited_for(tmp_path):
+    folder = make_set(tmp_path, 6, 6)
+    (folder / "00000.safetensors").unlink()
+    os.mkfifo(folder / "00000.safetensors")
+    with pytest.raises(DataError, match="is not a plain file"):
+        open_folder(folder)[3]
+    (folder / INDEX).unlink()
+    os.mkfifo(folder / INDEX)
+    with pytest.raises(DataError, match="is not a plain file"):
+        open_folder(folder)
+
+
+def test_an_index_is_read_with_a_bound(tmp_path):
+    os.truncate(make_set(tmp_path, 6, 6) / INDEX, 1 << 41)
+    with pytest.raises(DataError, match="too many"):
+        open_folder(tmp_path)
 
 
 def test_a_shard_is_read_by_plain_safetensors(tmp_path):
@@ -64,16 +142,16 @@ def test_samples_of_varying_length(tmp_path):
     assert source[-1][0].tolist() == [22, 22]
     with pytest.raises(IndexError):
         source[23]
-    with pytest.raises(ConfigError, match="transform"):
+    with pytest.raises(ConfigError, match="one by one"):
         gathered(source, [1])
 
 
 def test_items_larger_than_a_leaf(tmp_path, monkeypatch):
-    for module in (index, shardset, __import__("paceline.data.shard", fromlist=["x"])):
+    for module in (index, mapped, __import__("paceline.data.shard", fromlist=["x"])):
         monkeypatch.setattr(module, "LEAF_BYTES", 5)
     source = open_folder(make_set(tmp_path, 30, 7))
     assert gathered(source, [29, 3])[0].tolist() == rows_of(0, 30)["image"][[29, 3]].tolist()
-    assert source._to_sum > 0
+    assert source._shards.to_sum > 0
 
 
 def test_only_what_is_read_is_summed(tmp_path):
@@ -209,9 +287,9 @@ class SmallShelf:
 
 def test_no_more_shards_are_open_than_there_is_room_for(tmp_path):
     shelf = SmallShelf(make_set(tmp_path, 40, 5))
-    source = shardset.ShardSet(shelf)
+    source = ShardSet(shelf)
     for number in [0, 5, 10, 15, 0, 39, 5]:
         assert gathered(source, [number])[1].tolist() == [number]
-        assert len(source._open) <= 2
+        assert len(source._shards.open) <= 2
     assert len(shelf.fetched) == 7
     assert gathered(source, range(40))[1].tolist() == list(range(40))  # what is asked for at once is open at once

@@ -107,7 +107,7 @@ def processes_with(mark: str) -> dict[int, str]:
     return found
 
 
-def wait_for(*files: Path, timeout_s: float = 30) -> None:
+def wait_for(*files: Path, timeout_s: float = 90) -> None:
     """Wait until files are there."""
     limit = time.monotonic() + timeout_s
     while not all(file.exists() for file in files):

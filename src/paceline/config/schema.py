@@ -77,7 +77,7 @@ class ReadConfig:
         _at_least(1, "read.window", self.window)
         _at_least(1, "read.ahead", self.ahead)
         _at_least(0, "read.workers", self.workers)
-        if not self.cache_gb > 0:
+        if not 0 < self.cache_gb < math.inf:
             raise ConfigError(f"read.cache_gb={self.cache_gb} holds nothing", fix="set it to GB, such as 64")
 
 

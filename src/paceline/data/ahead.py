@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterator
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_LOOK_S = 0.1
 
 
 class _Free:
@@ -25,10 +28,13 @@ class _Free:
         self._places.append(place)
         self._given_back.put(None)
 
-    def get(self) -> int:
-        """Wait for a place."""
-        self._given_back.get()
-        return self._places.pop()
+    def get(self) -> int | None:
+        """Wait for a place; none, if the program ends meanwhile."""
+        while threading.main_thread().is_alive():
+            with contextlib.suppress(Empty):
+                self._given_back.get(timeout=_LOOK_S)
+                return self._places.pop()
+        return None
 
 
 class _Over:
@@ -47,7 +53,8 @@ def read_ahead(wanted: Iterator[T], read: Callable[[T, int], R], depth: int) -> 
     free = _Free(depth + 2)
     ready: SimpleQueue[tuple[T, R, int] | _Over] = SimpleQueue()
     stop = threading.Event()
-    thread = threading.Thread(target=_work, args=(wanted, read, free, ready, stop), name="read-ahead", daemon=True)
+    # Not a daemon: one that is stopped in the middle of a copy takes the interpreter with it.
+    thread = threading.Thread(target=_work, args=(wanted, read, free, ready, stop), name="read-ahead")
     thread.start()
     try:
         while not isinstance(piece := ready.get(), _Over):
@@ -73,7 +80,7 @@ def _work(
     try:
         for want in wanted:
             place = free.get()
-            if stop.is_set():
+            if place is None or stop.is_set():
                 return
             ready.put((want, read(want, place), place))
     except BaseException as found:  # noqa: BLE001 - raised again where the piece is asked for

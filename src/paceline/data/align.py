@@ -10,17 +10,21 @@ import mmap
 from collections.abc import Iterable
 from functools import lru_cache
 
-_LONGEST = 1 << 32  # of address space that is given for it, for each file
+_LONGEST = 1 << 32  # of address space that is given for it, for each file,
+_MOST = 1 << 45  # and for all: a quarter of what a process has
 
 
-def period_of(sizes: Iterable[int]) -> int:
-    """Return after how many bytes pages and items of these sizes begin together again; a page, if that is too far.
+def period_of(sizes: Iterable[int], lengths: Iterable[int]) -> int | None:
+    """Return after how many bytes pages and items of these sizes begin together again.
 
-    >>> period_of([784, 8]) == math.lcm(mmap.PAGESIZE, 784)
-    True
+    None, if files of these lengths would take too many addresses: each has as many whole periods as it needs, and one more.
+
+    >>> period_of([784, 8], [1_000_000]) == math.lcm(mmap.PAGESIZE, 784), period_of([4_194_301], [1_000_000])
+    (True, None)
     """
-    found = math.lcm(mmap.PAGESIZE, *(size for size in sizes if size))
-    return found if found <= _LONGEST else mmap.PAGESIZE
+    period = math.lcm(mmap.PAGESIZE, *(size for size in sizes if size))
+    fits = period <= _LONGEST and sum(-(-length // period) + 1 for length in lengths) * period <= _MOST
+    return period if fits else None
 
 
 @lru_cache(maxsize=64)
@@ -29,7 +33,7 @@ def shift_of(columns: tuple[tuple[int, int], ...], period: int) -> int | None:
 
     A column is given by where it begins in the file, and the size of its items.
 
-    >>> shift = shift_of(((4096, 784), (4096 + 784 * 3, 8)), period_of([784, 8]))
+    >>> shift = shift_of(((4096, 784), (4096 + 784 * 3, 8)), math.lcm(mmap.PAGESIZE, 784))
     >>> (shift + 4096) % 784, (shift + 4096 + 784 * 3) % 8
     (0, 0)
     """

@@ -109,7 +109,7 @@ class Batches:
         in_python = isinstance(self._reads, DatasetSource)
         if in_python and self._read.workers:
             yield from self._by_workers(start)
-        elif self._reads.block and not in_python:
+        elif self._reads.block and not in_python and not isinstance(self._reads, Transformed):
             depth = -(-self._read.ahead // self._together)
             read = partial(self._fill, []) if isinstance(self._reads, Fills) else self._gather
             with contextlib.closing(read_ahead(pieces, read, depth)) as ready:

@@ -131,6 +131,7 @@ def _own(part: Path) -> int:
                 os.close(descriptor)
                 raise
             if _names(part, descriptor):
+                os.ftruncate(descriptor, 0)  # what an interrupted download left counts for nothing
                 return descriptor
             os.close(descriptor)
 

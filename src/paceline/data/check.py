@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import IO, NamedTuple
 import numpy
 import xxhash
 
-from paceline.data.index import INDEX, LEAF_BYTES, OFFSETS, SetIndex, ShardFacts
+from paceline.data.index import INDEX, LEAF_BYTES, LONGEST_INDEX, OFFSETS, SetIndex, ShardFacts
 from paceline.data.pack.plan import PLAN, SPOOL, plan_in, sum_of
+from paceline.data.plainfile import open_plain, read_bounded
 from paceline.data.shard import Layout, read_head
 from paceline.errors import DataError
 
@@ -42,7 +44,7 @@ def open_index(folder: Path) -> SetIndex:
     """Read the index of a set; of one that was not finished, say so."""
     path = folder / INDEX
     try:
-        content = path.read_bytes()
+        content = read_bounded(path, LONGEST_INDEX)
     except OSError as error:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
             raise DataError(f"cannot read {path}: {error.strerror}", fix="check who may read it") from error
@@ -65,7 +67,7 @@ def check_set(folder: Path, progress: Callable[[str, int, int], None] | None = N
     except DataError as error:
         verdict.problems.append(Problem(INDEX, error.problem))
         return verdict
-    if index.to_json() != (folder / INDEX).read_bytes():
+    if index.to_json() != read_bounded(folder / INDEX, LONGEST_INDEX):
         verdict.problems.append(Problem(INDEX, "its bytes are not those that were written"))
     for number, facts in enumerate(index.shards, 1):
         verdict.problems += [Problem(facts.name, what) for what in _shard(folder / facts.name, facts, index)]
@@ -78,7 +80,7 @@ def check_set(folder: Path, progress: Callable[[str, int, int], None] | None = N
 
 def _shard(path: Path, facts: ShardFacts, index: SetIndex) -> Iterator[str]:
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_plain(path), "rb") as file:
             size = path.stat().st_size
             if size != facts.size_bytes:
                 yield f"{size:,} bytes instead of {facts.size_bytes:,}"
@@ -88,6 +90,8 @@ def _shard(path: Path, facts: ShardFacts, index: SetIndex) -> Iterator[str]:
         yield "is missing"
     except OSError as error:
         yield f"cannot be read: {error.strerror}"
+    except DataError as error:
+        yield error.problem
 
 
 def _content(file: IO[bytes], facts: ShardFacts, index: SetIndex) -> Iterator[str]:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.data.order import Places, mixed
+from paceline.errors import ConfigError
 from paceline.world.randomness import mix
 
 _STRIDE = numpy.uint64(0x9E3779B97F4A7C15)
@@ -34,6 +35,8 @@ class Draws:
 
     def integers(self, low: int, high: int, count: int = 1) -> Tensor:
         """Return `count` whole numbers from [low, high) for every sample, as [samples, count]."""
+        if not 0 < high - low <= 1 << 32:
+            raise ConfigError(f"there are no draws from [{low}, {high})", fix="give a range of 1 to 2**32 numbers")
         words = self._words(count) >> numpy.uint64(32)
         scaled = (words * numpy.uint64(high - low)) >> numpy.uint64(32)
         return torch.from_numpy(scaled.astype(numpy.int64) + low).to(self._device)

@@ -24,6 +24,11 @@ LEAF_BYTES = 1 << 18
 """How much of a shard one sum covers: what must be read before one sample can be trusted."""
 
 _FORMAT, _VERSION = "paceline-shards", 1
+LONGEST_INDEX = 1 << 28
+"""Bytes of an index: some millions of shards."""
+
+_LARGEST_SHARD = 1 << 40
+_LONGEST_HEADER = 1 << 27
 _MOST = 1 << 60  # bytes or samples: far more than there will be, far less than overflows
 _SHARD_NAME = re.compile(r"\d{5,9}\.safetensors")
 _COLUMN_NAME = re.compile(r"(?!__)[^\x00-\x1f/\\]{1,200}")
@@ -146,6 +151,8 @@ def _check_shards(index: SetIndex) -> None:
         numbers = shard.samples, shard.size_bytes, shard.head_bytes
         if not all(_count(value) for value in numbers) or shard.head_bytes > shard.size_bytes:
             raise ValueError(f"shard {number} with counts {numbers}")
+        if shard.size_bytes > _LARGEST_SHARD or shard.head_bytes > _LONGEST_HEADER + 8 * shard.leaves:
+            raise ValueError(f"shard {number} with a head of {shard.head_bytes} of {shard.size_bytes} bytes")
         if not isinstance(shard.name, str) or not _SHARD_NAME.fullmatch(shard.name):
             raise ValueError(f"a shard named {shard.name!r}")
         last = number == len(index.shards) - 1

@@ -11,10 +11,11 @@ from paceline.data.h5file import is_hdf5
 from paceline.data.remote import open_shelf
 from paceline.data.shardset import ShardSet
 from paceline.data.transform import Each, Transform, Transformed
+from paceline.errors import ConfigError
 
 
 def open_set(
-    address: str,
+    address: str | Path,
     config: RunConfig,
     *,
     columns: Sequence[str] = (),
@@ -26,7 +27,9 @@ def open_set(
     `transform(batch, draws)` is applied to whole lanes, on the device of the training; `each(*columns)` to one sample
     after the other, in `read.workers` processes.
     """
-    source = _open(address, config, columns)
+    if isinstance(columns, str):
+        raise ConfigError(f"columns={columns!r} is one word", fix=f"give a list: columns=[{columns!r}]")
+    source = _open(str(address), config, columns)
     if each is not None:
         source = Each(source, each)
     if transform is not None:

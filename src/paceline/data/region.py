@@ -28,7 +28,8 @@ class Region:
         raw = (ctypes.c_uint8 * self._size).from_address(self._begin)
         self.bytes: NDArray[numpy.uint8] = numpy.ctypeslib.as_array(raw)
         """All of it. What is not mapped must not be touched: that ends the process."""
-        weakref.finalize(raw, _libc().munmap, self._begin, self._size)
+        # Not when the interpreter ends: a thread may still be reading.
+        weakref.finalize(raw, _libc().munmap, self._begin, self._size).atexit = False
 
     def put(self, at: int, descriptor: int, size: int) -> None:
         """Map a file of so many bytes to a place, which is a whole number of pages from the start."""

@@ -16,7 +16,7 @@ import xxhash
 
 from paceline.config.schema import has_login
 from paceline.data.cache import Cache, is_here
-from paceline.data.index import INDEX, SetIndex, ShardFacts
+from paceline.data.index import INDEX, LONGEST_INDEX, SetIndex, ShardFacts
 from paceline.data.shelf import LocalShelf, Shelf
 from paceline.errors import ConfigError, DataError, EnvironmentUnfit
 from paceline.objectstore import Unreachable, open_address, reaching
@@ -26,7 +26,6 @@ AHEAD = 2
 
 _CACHE = "~/.cache/paceline/shards"
 _CHUNK_BYTES = 16 << 20
-_LONGEST_INDEX = 1 << 28
 _PAUSES_S = (0.5, 1.5, 4.5)  # before the second try, the third and the last
 _HOPELESS = (FileNotFoundError, PermissionError)  # what another try does not mend
 
@@ -119,8 +118,8 @@ class RemoteShelf:
         content = b""
         for chunk in self._chunks(INDEX):
             content += chunk
-            if len(content) > _LONGEST_INDEX:
-                raise _wrong(f"{self.address}/{INDEX}", f"it has more than {_LONGEST_INDEX:,} bytes")
+            if len(content) > LONGEST_INDEX:
+                raise _wrong(f"{self.address}/{INDEX}", f"it has more than {LONGEST_INDEX:,} bytes")
         index = SetIndex.from_json(content, f"{self.address}/{INDEX}")
         return index, xxhash.xxh3_128_hexdigest(self.address.encode() + b"\0" + content)
 

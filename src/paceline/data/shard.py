@@ -152,5 +152,7 @@ def _check(places: Mapping[str, Place], facts: ShardFacts, columns: Sequence[Col
     found = {name: (place.spec.dtype, place.spec.shape) for name, place in places.items()}
     if found != wanted or places[SUMS].end != facts.head_bytes:
         raise ValueError(f"it holds {found}")
+    if any(place.begin < min(place.end, facts.head_bytes) for name, place in places.items() if name != SUMS):
+        raise ValueError("samples that lie before the sums")
     if any(column.varying and len(places[column.name].spec.shape) != 1 for column in columns):
         raise ValueError("a column of varying length that is not flat")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from paceline.data.index import INDEX, SetIndex, ShardFacts
+from paceline.data.index import INDEX, LONGEST_INDEX, SetIndex, ShardFacts
+from paceline.data.plainfile import read_bounded
 from paceline.errors import DataError
 
 
@@ -51,7 +52,7 @@ class LocalShelf:
         """Read index.json."""
         path = self._folder / INDEX
         try:
-            content = path.read_bytes()
+            content = read_bounded(path, LONGEST_INDEX)
         except OSError as error:
             why = "there is no set" if isinstance(error, FileNotFoundError) else f"{error.strerror or error}: no set"
             raise DataError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import xxhash
 
 from paceline.data.index import OFFSETS, Column, SetIndex
 from paceline.data.pack.extras import need
+from paceline.data.plainfile import open_plain
 from paceline.data.shard import NUMPY_TYPES, Array, damaged, read_head
 from paceline.data.shelf import read_beside
 from paceline.data.vocabulary import vocabulary_of
@@ -42,9 +44,11 @@ def read_sample(folder: Path, index: SetIndex, number: int) -> dict[str, Array]:
     facts = index.shards[shard]
     path = folder / facts.name
     try:
-        content = memoryview(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}", fix="fetch or pack the set again") from error
+        os.close(open_plain(path))
+        content = numpy.memmap(path, mode="r").data  # one sample is shown: the rest need not fit into memory
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", "") or error
+        raise DataError(f"cannot read {path}: {why}", fix="fetch or pack the set again") from error
     if len(content) != facts.size_bytes or xxhash.xxh3_64_hexdigest(content) != facts.xxh3:
         raise damaged(str(path), "its sum is not the one in the index")
     layout = read_head(content[: facts.head_bytes], facts, index.columns, str(path))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -84,7 +84,16 @@ class DatasetSource:
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         self.block: int = getattr(dataset, "block", 0)
-        self.window = 0
+
+    @property
+    def window(self) -> int:
+        """How many blocks are mixed; the dataset may read the better for knowing it."""
+        return getattr(self._dataset, "window", 0)
+
+    @window.setter
+    def window(self, blocks: int) -> None:
+        if hasattr(self._dataset, "window"):
+            self._dataset.window = blocks
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -92,6 +101,11 @@ class DatasetSource:
     def gather(self, samples: Places, key: tuple[int, int]) -> Batch:
         """Return samples as the default collation stacks them."""
         found = default_collate([self._sample(int(sample), key) for sample in samples])
+        if isinstance(found, Mapping):
+            raise ConfigError(
+                f"a sample of the dataset is a mapping of {', '.join(map(str, found))}",
+                fix="return a tuple, the target last, or give Trainer a dataset that does",
+            )
         return tuple(found) if isinstance(found, Sequence) else (found,)
 
     def _sample(self, sample: int, key: tuple[int, int]) -> Any:

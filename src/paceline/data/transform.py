@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from paceline.data.draws import Draws
 from paceline.data.order import Places
 from paceline.data.source import Batch, Source
+from paceline.errors import ConfigError
 from paceline.world.randomness import seed_everything
 
 Transform = Callable[[Batch, Draws], Batch]
@@ -31,7 +34,10 @@ class Transformed:
     def apply(self, batch: Batch, samples: Places, key: tuple[int, int]) -> Batch:
         """Transform samples that were read."""
         seed_everything(*key, int(samples[0]))  # for those who draw elsewhere: the same in every world, at least
-        return tuple(self._transform(batch, Draws(samples, key, str(batch[0].device))))
+        found = self._transform(batch, Draws(samples, key, str(batch[0].device)))
+        if isinstance(found, Tensor):
+            raise ConfigError("the transform returned a tensor, not a batch", fix="return a tuple of tensors")
+        return tuple(found)
 
 
 class Each:
@@ -40,6 +46,16 @@ class Each:
     def __init__(self, dataset: Any, transform: Callable[..., Any]) -> None:
         self._dataset, self._transform = dataset, transform
         self.block: int = getattr(dataset, "block", 0)
+
+    @property
+    def window(self) -> int:
+        """How many blocks are mixed; the dataset may read the better for knowing it."""
+        return getattr(self._dataset, "window", 0)
+
+    @window.setter
+    def window(self, blocks: int) -> None:
+        if hasattr(self._dataset, "window"):
+            self._dataset.window = blocks
 
     def __len__(self) -> int:
         return len(self._dataset)

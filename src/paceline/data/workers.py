@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Generator, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from paceline.data.order import Places
 from paceline.data.source import Batch, Source
+from paceline.errors import PacelineError
 from paceline.world.orphan import die_with_parent
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -19,14 +20,25 @@ Wanted = tuple[Places, tuple[int, int]]
 """The samples of a lane, and (seed, epoch)."""
 
 
-class _Answers(Dataset[Batch]):
+class _Failed(NamedTuple):
+    """An error of ours, on its way from a worker to the rank."""
+
+    kind: type[PacelineError]
+    problem: str
+    fix: str
+
+
+class _Answers(Dataset[Any]):
     """A source that is asked for whole lanes."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
-    def __getitem__(self, wanted: Wanted) -> Batch:
-        return self._source.gather(*wanted)
+    def __getitem__(self, wanted: Wanted) -> Batch | _Failed:
+        try:
+            return self._source.gather(*wanted)
+        except PacelineError as error:  # torch would make a RuntimeError of it
+            return _Failed(type(error), error.problem, error.fix)
 
 
 def read_in_workers(source: Source, wanted: Iterable[Wanted], workers: int, lanes_ahead: int) -> Generator[Batch]:
@@ -45,9 +57,15 @@ def read_in_workers(source: Source, wanted: Iterable[Wanted], workers: int, lane
         )
     )
     try:
-        yield from lanes
+        for lane in lanes:
+            if isinstance(lane, _Failed):
+                raise lane.kind(lane.problem, fix=lane.fix)
+            yield lane
     finally:
         lanes._shutdown_workers()  # noqa: SLF001 - else they live until the iterator is collected
+        for worker in lanes._workers:  # noqa: SLF001 - those that hang, and do not hear the signal that asks them to end
+            if worker.is_alive():
+                worker.kill()
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from paceline.config import RunConfig
+from paceline.data.order import Places
 from paceline.data.resident import brought_to
 from paceline.data.source import Batch, as_source
+from paceline.data.transform import Transformed
 from paceline.scale.batch import share
 from paceline.train.parallel import inner
 from paceline.train.precision import Precision
@@ -38,7 +40,11 @@ class Evaluation:
     def __init__(
         self, data: Any, loss: LossFunction, metrics: Mapping[str, Metric], config: RunConfig, world: World
     ) -> None:
-        self._source = brought_to(as_source(data), world.device, config.read.resident_gb)
+        source = as_source(data)
+        self._transform = source if isinstance(source, Transformed) else None
+        self._source = brought_to(
+            self._transform.source if self._transform else source, world.device, config.read.resident_gb
+        )
         self._precision = Precision(config, world.device)
         self._loss, self._metrics = loss, metrics
         self._world, self._key = world, (config.seed, 0)
@@ -70,11 +76,15 @@ class Evaluation:
 
     def _sums_of(self, module: nn.Module, piece: range) -> Tensor:
         """Return the sums over a piece, on the device: nobody waits for them."""
-        batch: Batch = self._source.gather(numpy.arange(piece.start, piece.stop), self._key)
-        *inputs, target = (tensor.to(self._world.device) for tensor in batch)
+        *inputs, target = self._batch(numpy.arange(piece.start, piece.stop))
         with self._precision.context():
             outputs = module(*inputs)
             found = self._loss(outputs, target)
         loss, count = found if isinstance(found, tuple) else (found * len(piece), len(piece))
         sums = [loss, count, *(metric(outputs, target) for metric in self._metrics.values())]
         return torch.stack([torch.as_tensor(value, dtype=torch.float64, device=loss.device) for value in sums])
+
+    def _batch(self, samples: Places) -> Batch:
+        """Return some samples on the device, transformed there."""
+        batch = tuple(tensor.to(self._world.device) for tensor in self._source.gather(samples, self._key))
+        return batch if self._transform is None else self._transform.apply(batch, samples, self._key)

@@ -6,6 +6,7 @@ import os
 
 import torch
 from torch._C._distributed_c10d import Store
+from torch.utils import deterministic
 
 from paceline.config import RunConfig
 from paceline.errors import EnvironmentUnfit
@@ -53,7 +54,7 @@ def prepare_device(world: World, config: RunConfig) -> None:
     if config.exact:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it starts
         torch.use_deterministic_algorithms(mode=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # or all memory is written before it is written
+        deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # or all memory is written twice
     torch.backends.cudnn.benchmark = not config.exact
 
 
