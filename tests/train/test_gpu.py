@@ -111,3 +111,36 @@ def test_captured_steps_have_the_bits_of_eager_ones_on_any_number_of_ranks(words
         given = {"words": [*words, f"capture={capture}"]}
         found[capture, size] = run_on_processes(digest_on_gpu, size, folder, {}, given)[0]
     assert len(set(found.values())) == 1, found
+
+
+def gpt_digest(words: list[str]) -> str:
+    import paceline.recipes.gpt as recipe
+    from paceline.recipes.gpt_config import GptConfig
+
+    given = ["device=cuda", "steps=6", "length=32", "batch.global_size=12", "checkpoint.every=end", *words]
+    recipe.main(config_from_words(GptConfig, given))
+    return (
+        json.loads(Path("runs/gpt/events.jsonl").read_text().splitlines()[-1])["digest"]
+        if os.environ["RANK"] == "0"
+        else ""
+    )
+
+
+@pytest.mark.parametrize(
+    "words", [["dropout=0.1"], ["precision=bf16", "optimizer=muon", "norm=rms"]], ids=["fp32", "bf16-muon"]
+)
+def test_a_small_gpt_has_the_same_bits_captured_or_not_on_any_number_of_ranks(words, tmp_path):
+    (text := tmp_path / "text.txt").write_text("To be, or not to be, that is the question. " * 400)
+    found = {}
+    for capture, size in [("false", 1), ("true", 1), ("true", 2), ("true", 4), ("false", 3)]:
+        (folder := tmp_path / f"{capture}{size}").mkdir()
+        given = {"words": [*words, f"capture={capture}", f"data_folder={text}"]}
+        found[capture, size] = run_on_processes(gpt_digest, size, folder, {}, given)[0]
+    assert len(set(found.values())) == 1, found
+
+
+def test_a_step_that_cannot_be_captured_says_why_or_goes_on_without(tmp_path):
+    words = ["norm=batch", "batch.lanes=4"]
+    with pytest.raises(AssertionError, match="forward changes buffers"):
+        run_on_processes(digest_on_gpu, 1, tmp_path, {}, {"words": [*words, "capture=true"]})
+    run_on_processes(digest_on_gpu, 1, tmp_path, {}, {"words": [*words, "capture=auto", "resume=never"]})
