@@ -17,7 +17,9 @@ from typing import Any
 from paceline import handover
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["paceline.train.loop", "paceline.recipes.mnist", "torch._dynamo"])
+_CONTEXT.set_forkserver_preload(
+    ["paceline.train.loop", "paceline.recipes.mnist", "torch._dynamo", "torch.distributed.fsdp"]
+)
 _TIMEOUT_S = 120
 
 

@@ -89,10 +89,13 @@ class Saver:
         silence_s: float = 60.0,
         before_commit: Callable[[], None] | None = None,
         on_commit: Callable[[int], None] | None = None,
+        whole: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
+        """Take what makes a whole tensor of one in slices, if any is: every rank will call it for every tensor, by name."""
         self._storage, self._world, self._token = storage, world, token
         self._keep, self._best, self._silence_s = keep, best, silence_s
         self._before_commit, self._on_commit = before_commit or _nothing, on_commit
+        self._whole = whole or _as_it_is
         self._mailbox = Mailbox(world, f"save-{token}")
         self._staging = Staging()
         self._threads: list[threading.Thread] = []
@@ -110,7 +113,7 @@ class Saver:
 
     def prepare(self, tensors: Mapping[str, Tensor]) -> None:
         """Get the memory for the first save ready, from a thread: touching it first costs more than the copy."""
-        self._start(self._staging.prepare, self._share(tensors))
+        self._start(self._staging.prepare, self._share(_specs(tensors)))
 
     def save(self, tensors: Mapping[str, Tensor], draft: Manifest) -> None:
         """Copy this rank's share of the tensors and write it from a thread. A save under way is waited for first."""
@@ -118,8 +121,8 @@ class Saver:
         self.wait()
         if self._last is not None and not self._last.written.is_set():
             raise SaveFailed(draft.step, EnvironmentUnfit("the save before it is still being written", fix=_SLOW))
-        mine = self._share(tensors)
-        image = self._staging.fill(mine) if mine else None
+        specs = _specs(tensors)
+        image = self._staging.fill(self._share(specs), ((spec, self._whole(value)) for spec, value in specs.items()))
         name = f"part-{self._world.rank + 1:05d}-of-{self._world.size:05d}.safetensors"
         self._saves += 1
         patience_s = self._silence_s + sum(value.nbytes for value in tensors.values()) / _SLOWEST_BYTES_PER_S
@@ -180,8 +183,7 @@ class Saver:
         """Let a save under way end soon, whatever other ranks do: this one has failed."""
         self._limit = time.monotonic() + _LAST_WORDS_S
 
-    def _share(self, tensors: Mapping[str, Tensor]) -> dict[Spec, Tensor]:
-        specs = {_spec(name, value): value for name, value in sorted(tensors.items())}
+    def _share(self, specs: Mapping[Spec, Tensor]) -> dict[Spec, Tensor]:
         names = list(specs)
         mine = split_by_size([spec.size_bytes for spec in names], self._world.size)[self._world.rank]
         return {names[number]: specs[names[number]] for number in mine}
@@ -272,6 +274,14 @@ class Saver:
 
 def _nothing() -> None:
     """Hold nothing against a commit."""
+
+
+def _as_it_is(value: Tensor) -> Tensor:
+    return value
+
+
+def _specs(tensors: Mapping[str, Tensor]) -> dict[Spec, Tensor]:
+    return {_spec(name, value): value for name, value in sorted(tensors.items())}
 
 
 def _spec(name: str, value: Tensor) -> Spec:

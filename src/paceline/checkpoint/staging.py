@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -34,19 +34,20 @@ class Staging:
         if mine:
             self._room(plan_image(mine).size_bytes, pinned=_on_gpu(mine), touched=True)
 
-    def fill(self, mine: Mapping[Spec, Tensor]) -> memoryview:
-        """Copy tensors to where they will lie in the file, and return the file."""
+    def fill(self, mine: Mapping[Spec, Tensor], all_of_them: Iterable[tuple[Spec, Tensor]]) -> memoryview | None:
+        """Copy my tensors to where they will lie in the file, each as it comes, and return the file."""
         image = plan_image(mine)
+        places = {place.spec: place for place in image.places}
         memory = self._room(image.size_bytes, pinned=_on_gpu(mine))
         memory[: len(image.header)] = torch.frombuffer(bytearray(image.header), dtype=torch.uint8)
-        for place in image.places:
-            if place.end > place.begin:
-                value = mine[place.spec].detach().resolve_conj().resolve_neg()
-                flat = value.contiguous().reshape(-1).view(torch.uint8)
+        for spec, value in all_of_them:
+            place = places.get(spec)
+            if place is not None and place.end > place.begin:
+                flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
                 memory[place.begin : place.end].copy_(flat, non_blocking=True)
         if _on_gpu(mine):
             torch.cuda.current_stream().synchronize()
-        return memoryview(memory.numpy())  # type: ignore[arg-type]
+        return memoryview(memory.numpy()) if mine else None  # type: ignore[arg-type]
 
     def _room(self, size: int, *, pinned: bool, touched: bool = False) -> Tensor:
         with self._growing:

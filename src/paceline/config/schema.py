@@ -166,8 +166,8 @@ class RunConfig:
     """Passes over the training set."""
     steps: int = 0
     """Optimizer steps in all, instead of epochs; 0: epochs decide."""
-    parallel: Literal["none", "ddp"] = "ddp"
-    """How ranks share the work."""
+    parallel: Literal["none", "ddp", "fsdp"] = "ddp"
+    """How ranks share the work: ddp: each has the whole model; fsdp: a slice of it, and gathers what it needs."""
     exact: bool = True
     """Same bits on any number of ranks; false lets the order of summation go free."""
     compression: Literal["none", "fp16", "bf16", "powersgd"] = "none"
@@ -219,10 +219,24 @@ class RunConfig:
             )
         if self.stop_after:
             seconds_from(self.stop_after)
+        if self.parallel == "fsdp":
+            self._check_fsdp()
         if self.exact and self.compression != "none":
             raise ConfigError(
                 f"compression={self.compression} rounds gradients, so exact=true cannot hold",
                 fix="add exact=false, or set compression=none",
+            )
+
+    def _check_fsdp(self) -> None:
+        """Refuse what a model in slices cannot do."""
+        if self.capture == "true":
+            raise ConfigError("parallel=fsdp cannot be captured", fix="set capture=false, or parallel=ddp")
+        if self.precision == "fp16":
+            raise ConfigError("parallel=fsdp has no scaler for fp16", fix="set precision=bf16, or parallel=ddp")
+        if self.compression != "none":
+            raise ConfigError(
+                f"compression={self.compression} is for gradients of parallel=ddp",
+                fix="set compression=none, or parallel=ddp",
             )
 
 

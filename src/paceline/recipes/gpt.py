@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 import paceline
 from paceline.recipes.gpt_config import GptConfig, design_of, for_text, from_start
-from paceline.recipes.gpt_model import GPT
+from paceline.recipes.gpt_model import GPT, Block
 from paceline.recipes.gpt_text import keeper, read_text
 from paceline.recipes.muon import Muon
 from paceline.train.parallel import inner
@@ -56,7 +56,7 @@ def main(config: GptConfig) -> None:
         gpt = GPT(design_of(config))
         if weights is not None:
             gpt.load_state_dict(weights)
-        model = paceline.parallelize(gpt, world, config)
+        model = paceline.parallelize(gpt, world, config, wrap=(Block,))
         optimizer = build_optimizer(model, config)
         batches = paceline.Batches(text.train, config, world)
         kept = keeper(config, text.vocabulary)

@@ -78,7 +78,7 @@ def main(config: MnistConfig) -> None:
     train, test = read_digits(config)
     with paceline.join(config) as world:
         net = Net(config.norm)
-        if world.device != "cpu":
+        if world.device != "cpu" and config.parallel != "fsdp":  # which takes weights in the usual order only
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         model = paceline.parallelize(net, world, config)
         optimizer = build_optimizer(model, config)

@@ -72,3 +72,27 @@ def additions(nodes: Sequence[range], lanes: int) -> list[tuple[int, int]]:
 
     row_of(range(lanes))
     return found
+
+
+def additions_by_turn(turns: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Return, for lanes that come in these turns, the additions (to, from) that each turn makes possible.
+
+    The sum of a node takes the place of its first lane, so the total ends up with lane 0.
+
+    >>> additions_by_turn([0, 1, 0, 1])
+    [[], [(0, 1), (2, 3), (0, 2)]]
+    >>> additions_by_turn([0, 0, 1, 1])
+    [[(0, 1)], [(2, 3), (0, 2)]]
+    """
+    found: list[list[tuple[int, int]]] = [[] for _ in range(max(turns) + 1)]
+
+    def turn_of(node: range) -> int:
+        if len(node) == 1:
+            return turns[node.start]
+        left, right = children(node)
+        turn = max(turn_of(left), turn_of(right))
+        found[turn].append((left.start, right.start))
+        return turn
+
+    turn_of(range(len(turns)))
+    return found

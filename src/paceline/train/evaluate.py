@@ -15,7 +15,7 @@ from paceline.data.resident import brought_to
 from paceline.data.source import Batch, as_source
 from paceline.data.transform import Transformed
 from paceline.scale.batch import share
-from paceline.train.parallel import inner
+from paceline.train.parallel import inner, shards
 from paceline.train.precision import Precision
 from paceline.train.step import LossFunction
 from paceline.world.collectives import sum_across
@@ -45,7 +45,8 @@ class Evaluation:
         self._source = brought_to(
             self._transform.source if self._transform else source, world.device, config.read.resident_gb
         )
-        self._precision = Precision(config, world.device)
+        self._precision = Precision(config, world.device, world.size)
+        self._together = shards(world, config)
         self._loss, self._metrics = loss, metrics
         self._world, self._key = world, (config.seed, 0)
         size = max(1, config.batch.global_size // config.batch.lanes)
@@ -62,6 +63,8 @@ class Evaluation:
         with torch.no_grad():
             for number in self._mine():
                 sums[number] = self._sums_of(module, self._pieces[number])
+            for _ in range(self._idle()):
+                self._sums_of(module, self._pieces[0])
         module.train(training)
         # Ranks fill different rows of zeros, so this sum has no rounding; the one over the rows is the same everywhere.
         totals = sum_across(self._world, sums).cpu().numpy().sum(axis=0)
@@ -70,6 +73,11 @@ class Evaluation:
 
     def _mine(self) -> range:
         return share(len(self._pieces), self._world.rank, self._world.size)
+
+    def _idle(self) -> int:
+        """Return how many pieces to run once more, for the sake of ranks that have more: they need slices of the weights."""
+        most = len(share(len(self._pieces), 0, self._world.size))
+        return most - len(self._mine()) if self._together else 0
 
     def _means(self, totals: numpy.typing.NDArray[numpy.float64]) -> dict[str, float]:
         return {name: totals[2 + number] / len(self._source) for number, name in enumerate(self._metrics)}

@@ -29,6 +29,7 @@ from paceline.rundir import RunDir, write_whole
 from paceline.runlock import Claim
 from paceline.train.meter import Meter
 from paceline.train.reduction import Asks, Note
+from paceline.train.sharded import whole
 from paceline.train.state import load_state, named_state, optimizer_facts, python_numbers
 from paceline.train.step import OptimizerStep
 from paceline.train.stop import Agreement, StopRequest
@@ -77,6 +78,7 @@ class Lifeline:
             silence_s=config.timeout.step_s,
             before_commit=claim.check if claim is not None else None,
             on_commit=self._tell_launcher,
+            whole=whole,
         )
         self._cadence = Cadence(
             Every.parse(kept.every), kept.mtbf_h * 3600.0, batches.plan.steps_per_epoch, time.monotonic()

@@ -3,6 +3,8 @@
 No postponed annotations here: DDP looks at the types of a hook's parameters.
 """
 
+import sys
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -15,13 +17,26 @@ from paceline.config import RunConfig
 from paceline.train.reduction import FreeSum, LaneSum, LocalTree
 from paceline.train.tree_ddp import DDP_OPTIONS, TreeDDP
 from paceline.train.whole_tree import WholeTree
+from paceline.world.collectives import wire_device
 from paceline.world.facts import World
 
 
-def parallelize(model: nn.Module, world: World, config: RunConfig) -> nn.Module:
-    """Return the model on this rank's device, wrapped as `config.parallel` says; a world of one is not wrapped."""
+def parallelize(
+    model: nn.Module, world: World, config: RunConfig, wrap: tuple[type[nn.Module], ...] | None = None
+) -> nn.Module:
+    """Return the model on this rank's device, spread as `config.parallel` says; a world of one leaves it as it is.
+
+    With parallel=fsdp every module of a class in `wrap` is gathered as a unit, and the rest as another; without `wrap`
+    these are the members of every ModuleList.
+    """
+    if config.parallel == "fsdp" and config.compile:
+        _compile_units(model, wrap)
+    if shards(world, config):
+        from paceline.train.fsdp import shard
+
+        return shard(model, world, config, wrap)
     model.to(world.device)
-    if config.compile:
+    if config.compile and config.parallel != "fsdp":
         from torch._dynamo import config as compiling
 
         compiling.optimize_ddp = False  # it would cut the model at DDP's buckets, and so change the bits
@@ -40,6 +55,12 @@ def lane_sum(model: nn.Module, world: World, config: RunConfig) -> LaneSum:
     if isinstance(model, TreeDDP):
         return model.reduction
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if shards(world, config):
+        from paceline.train.fsdp import ShardedFree, ShardedTree
+
+        on_wire = wire_device(world).type == torch.device(world.device).type  # else torch's own messages find no way
+        kind = ShardedFree if on_wire and not config.exact else ShardedTree
+        return kind(model, trainable, config.batch.lanes, world)
     if world.size > 1 and captures(world, config):
         return WholeTree(trainable, config.batch.lanes, world)
     return LocalTree(trainable, config.batch.lanes) if config.exact else FreeSum(trainable, world)
@@ -47,12 +68,33 @@ def lane_sum(model: nn.Module, world: World, config: RunConfig) -> LaneSum:
 
 def captures(world: World, config: RunConfig) -> bool:
     """Return whether steps are to become CUDA graphs: then gradients cross the ranks after backward, not during it."""
-    return config.capture != "false" and world.device != "cpu"
+    return config.capture != "false" and world.device != "cpu" and config.parallel != "fsdp"
+
+
+def shards(world: World, config: RunConfig) -> bool:
+    """Return whether ranks hold slices of the model, and gather a unit when they need it."""
+    return config.parallel == "fsdp" and world.size > 1
 
 
 def inner(model: nn.Module) -> nn.Module:
     """Return the user's own module."""
     return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def settled(model: nn.Module) -> nn.Module:
+    """Return the user's own module with the parameters that the optimizer knows: under FSDP, the slices."""
+    module = inner(model)
+    if fsdp := sys.modules.get("paceline.train.fsdp"):  # slow to import, and nothing is in slices before it is
+        fsdp.settle(module)
+    return module
+
+
+def _compile_units(model: nn.Module, wrap: tuple[type[nn.Module], ...] | None) -> None:
+    """Compile each unit by itself, in any world: a graph that spans two would be other bits, and FSDP would cut it anyway."""
+    from paceline.train.fsdp import units_of
+
+    for unit in list(units_of(model, wrap)) or [model]:
+        unit.compile(dynamic=False)
 
 
 def _compress(ddp: DistributedDataParallel, config: RunConfig) -> None:

@@ -15,12 +15,20 @@ _GROW_AFTER = 2000  # steps without an overflow
 _SMALLEST_SCALE = 2.0**-24
 
 
+def casts_weights(config: RunConfig, ranks: int) -> bool:
+    """Return whether FSDP sends weights as bf16 and forward computes in it throughout, instead of autocast op by op.
+
+    That is half the bytes, but other numbers than those of a rank alone: so it is left to exact=false.
+    """
+    return config.parallel == "fsdp" and ranks > 1 and config.precision == "bf16" and not config.exact
+
+
 class Precision:
     """What `config.precision` means for forward, and for the gradients after backward."""
 
-    def __init__(self, config: RunConfig, device: str) -> None:
+    def __init__(self, config: RunConfig, device: str, ranks: int = 1) -> None:
         self._device = torch.device(device).type
-        self._dtype = _AUTOCAST.get(config.precision)
+        self._dtype = None if casts_weights(config, ranks) else _AUTOCAST.get(config.precision)
         self._scales = config.precision == "fp16"
         self.scale = _FIRST_SCALE if self._scales else 1.0
         """What gradients are multiplied with; a power of two, so that nothing is rounded."""

@@ -15,6 +15,7 @@ from paceline.config import RunConfig
 from paceline.data.source import Batch
 from paceline.rundir import DUMP_FILE, RECORD_FILE, make_private, write_whole
 from paceline.train.parallel import inner
+from paceline.train.sharded import whole
 from paceline.train.state import content, digest_of, named_state
 from paceline.world.collectives import rows_of_all, sum_across
 from paceline.world.facts import World
@@ -51,9 +52,10 @@ class Recorder:
         if not self.active:
             return False
         self._state(step, loss, self._samples(batches), model, optimizer)
-        if step == self._config.dump_step and self._world.is_main:
-            tensors = {name: _comparable(value) for name, value in named_state(model, optimizer)}
-            write_whole(Path(self._config.to) / DUMP_FILE, to_safetensors(tensors))
+        if step == self._config.dump_step:
+            tensors = {name: _comparable(whole(value)) for name, value in named_state(model, optimizer)}
+            if self._world.is_main:
+                write_whole(Path(self._config.to) / DUMP_FILE, to_safetensors(tensors))
         return step == self._config.steps
 
     def _samples(self, batches: Iterable[Batch]) -> int:
@@ -62,7 +64,7 @@ class Recorder:
         return int(sum_across(self._world, torch.tensor([mine & 0xFFFFFFFFFFFF])).item()) & 0xFFFFFFFFFFFF
 
     def _state(self, step: int, loss: float, samples: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        digests = {name: digest_of(name, value)[:16] for name, value in named_state(model, optimizer)}
+        digests = {name: digest_of(name, whole(value))[:16] for name, value in named_state(model, optimizer)}
         # Without buffers: BatchNorm statistics of plain DDP differ between ranks, and are a cause of their own.
         buffers = {f"model.{name}" for name, _ in inner(model).named_buffers()}
         shared = json.dumps({name: digest for name, digest in digests.items() if name not in buffers})

@@ -80,6 +80,8 @@ class LaneSum(Protocol):
     """What the gradient of every lane must be multiplied with beforehand."""
     knows_all: bool
     """Whether `finish` returns sums over all ranks, at no cost of its own."""
+    idle: int
+    """Lanes that this rank must run before its own, only so that others get its part of the weights."""
 
     def begin(self) -> None:
         """Start a step with no gradients."""
@@ -151,6 +153,7 @@ class LocalTree:
 
     scale = 1.0
     knows_all = True
+    idle = 0
 
     def __init__(self, parameters: list[nn.Parameter], lanes: int) -> None:
         self._stack = TreeStack(parameters, lanes)
@@ -171,6 +174,8 @@ class LocalTree:
 
 class FreeSum:
     """Sums in the order that is cheapest: in place within a rank, by DDP's own all-reduce across ranks."""
+
+    idle = 0
 
     def __init__(self, parameters: list[nn.Parameter], world: World) -> None:
         self.knows_all = world.size == 1

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
-from paceline.train.parallel import inner
+from paceline.train.parallel import settled
+from paceline.train.sharded import put, sharded_like, whole
 
 
 def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """Yield weights and buffers as `model.NAME`, optimizer state as `optimizer.KIND.NAME`."""
-    module = inner(model)
+    """Yield weights and buffers as `model.NAME`, optimizer state as `optimizer.KIND.NAME`.
+
+    Of a model in slices, each is sharded as it is; `sharded.whole` makes it what it is without.
+    """
+    module = settled(model)
     for name, value in module.state_dict().items():
         if not isinstance(value, Tensor):
             raise ConfigError(
@@ -62,7 +67,7 @@ def optimizer_facts(optimizer: torch.optim.Optimizer) -> dict[str, str]:
 
 def python_numbers(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, str]:
     """Return which entries of the optimizer's state are Python numbers, with their type: a file holds them as tensors."""
-    names = _names(inner(model), optimizer)
+    names = _names(settled(model), optimizer)
     return {
         f"optimizer.{kind}.{names[parameter]}": type(value).__name__
         for parameter, state in optimizer.state.items()
@@ -75,7 +80,7 @@ def load_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, saved: Iterable[tuple[str, Tensor]], numbers: Mapping[str, str]
 ) -> list[str]:
     """Put saved tensors where `named_state` found them; return what does not fit. Nothing may be trained if something does not."""
-    weights = dict(inner(model).state_dict())
+    weights = dict(settled(model).state_dict())
     slots = _Slots(model, optimizer)
     problems, seen = [], set()
     with torch.no_grad():
@@ -97,7 +102,7 @@ def _load_weight(weights: Mapping[str, Tensor], name: str, value: Tensor) -> lis
         return [f"{name} {_form(value)} is not in this model"]
     if _form(weights[name]) != _form(value):
         return [f"{name} was {_form(value)}, is {_form(weights[name])}"]
-    weights[name].copy_(value)
+    put(weights[name], value)
     return []
 
 
@@ -106,7 +111,7 @@ class _Slots:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._state = optimizer.state
-        self._parameters = dict(inner(model).named_parameters())
+        self._parameters = dict(settled(model).named_parameters())
         self._groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
 
     def load(self, kind: str, name: str, value: Tensor, number: str | None) -> list[str]:
@@ -116,7 +121,7 @@ class _Slots:
             return [f"the optimizer's {kind} of {name} has no parameter here"]
         group = self._groups[parameter]
         on_host = kind == "step" and not (group.get("capturable") or group.get("fused"))  # torch's own rule
-        kept = value.to("cpu" if on_host else parameter.device, copy=True)
+        kept = value.to("cpu", copy=True) if on_host else sharded_like(parameter, value)
         self._state[parameter][kind] = kept if number is None else _PYTHON[number](kept.item())
         return []
 
@@ -140,8 +145,8 @@ def digest_of(name: str, value: Tensor) -> str:
 
 
 def state_digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Return one SHA-256 over weights, buffers and optimizer state."""
-    whole = hashlib.sha256()
-    for name, value in sorted(named_state(model, optimizer)):
-        whole.update(digest_of(name, value).encode())
-    return whole.hexdigest()
+    """Return one SHA-256 over weights, buffers and optimizer state. Every rank must call this if the model is in slices."""
+    digest = hashlib.sha256()
+    for name, value in sorted(named_state(model, optimizer), key=itemgetter(0)):
+        digest.update(digest_of(name, whole(value)).encode())
+    return digest.hexdigest()

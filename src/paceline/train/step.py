@@ -17,6 +17,7 @@ from paceline.train.buffers import MovingBuffers, find_moving_buffers
 from paceline.train.parallel import inner, lane_sum
 from paceline.train.precision import Precision
 from paceline.train.reduction import Asks, Note, gradients_of
+from paceline.train.sharded import clip_sharded, is_sharded, mine
 from paceline.world.facts import World
 from paceline.world.randomness import seed_everything
 
@@ -44,7 +45,7 @@ class OptimizerStep:
         self._trainable = [parameter for parameter in self._inner.parameters() if parameter.requires_grad]
         self._peak_rates = [float(group["lr"]) for group in optimizer.param_groups]
         self._rate_now = 1.0
-        self.precision = Precision(config, world.device)
+        self.precision = Precision(config, world.device, world.size)
         self._by_count = False
         self._buffers: MovingBuffers | None = None
         self._seeds: dict[float, Tensor] = {}
@@ -61,6 +62,8 @@ class OptimizerStep:
         buffers = self._buffers = self._buffers or self._find_buffers(step)
         self._sum.begin()
         buffers.begin()
+        for _ in range(self._sum.idle):
+            self._idle(step, buffers)
         for lane in step.lanes[:-1]:
             output, note = self._forward(self._inner, step, lane)
             self._sum.before_lane(note)
@@ -76,6 +79,12 @@ class OptimizerStep:
             gradients_of(self._trainable)
         self._update(step, totals)
         return totals
+
+    def _idle(self, step: Step, buffers: MovingBuffers) -> None:
+        """Run a lane for the sake of the ranks that have one more: they need this rank's slices of the weights."""
+        output, _ = self._forward(self._model, step, step.lanes[0])
+        torch.autograd.backward(output, torch.zeros_like(output))
+        buffers.restore()
 
     def total(self, note: Note) -> Note:
         """Return the sum of a note over all ranks. Every rank must call this."""
@@ -130,7 +139,7 @@ class OptimizerStep:
         if self._by_count:
             if not totals.counted:
                 raise self._nothing_counted(step)
-            torch._foreach_div_(gradients_of(self._trainable), totals.counted)
+            torch._foreach_div_([mine(value) for value in gradients_of(self._trainable)], totals.counted)
         self._buffers.apply(totals.moves, min(step.plan.samples, self._config.batch.lanes))
         self._set_rate(step)
         if self.precision.unscale(gradients_of(self._trainable)):
@@ -173,6 +182,9 @@ def clip(parameters: list[nn.Parameter], largest: float) -> None:
     """Shrink the whole gradient to a norm; the same bits wherever the gradients lie in memory."""
     # On a GPU the order in which a sum is taken depends on the alignment of its input, and DDP's buckets align nothing.
     gradients = gradients_of(parameters)
+    if any(is_sharded(value) for value in gradients):
+        clip_sharded(parameters, largest)
+        return
     aligned = [value.clone() if value.is_cuda and value.data_ptr() % _ALIGNED else value for value in gradients]
     nn.utils.clip_grads_with_norm_(parameters, largest, nn.utils.get_total_norm(aligned))
 

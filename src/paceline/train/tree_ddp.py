@@ -33,6 +33,7 @@ class TreeReduction:
 
     scale = 1.0
     knows_all = True
+    idle = 0
 
     def __init__(self, parameters: list[nn.Parameter], lanes: int, world: World) -> None:
         self._stack = TreeStack(parameters, lanes, world.rank, world.size)

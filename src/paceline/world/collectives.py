@@ -12,9 +12,12 @@ from paceline.world.facts import World
 
 def wire_device(world: World) -> torch.device:
     """Return the device whose memory the backend can send: gloo moves host memory only."""
-    if world.device == "cpu" or dist.get_backend() == "gloo":
-        return torch.device("cpu")
-    return torch.device(world.device)
+    return wire_for(torch.device(world.device))
+
+
+def wire_for(device: torch.device) -> torch.device:
+    """Return the device whose memory the backend can send, for what lies on this one."""
+    return torch.device("cpu") if device.type == "cpu" or dist.get_backend() == "gloo" else device
 
 
 def sum_across(world: World, values: Tensor) -> Tensor:
@@ -30,10 +33,15 @@ def rows_of_all(world: World, row: Tensor) -> Tensor:
     """Return the row of every rank, stacked in rank order."""
     if world.size == 1:
         return row.unsqueeze(0)
-    mine = row.to(wire_device(world)).contiguous().flatten()
-    gathered = torch.empty(world.size * mine.numel(), dtype=mine.dtype, device=mine.device)
-    gather(gathered, mine).wait()
-    return gathered.view(world.size, *row.shape).to(row.device)
+    return side_by_side(row.contiguous().flatten()).view(world.size, *row.shape)
+
+
+def side_by_side(mine: Tensor) -> Tensor:
+    """Return the flat tensors of all ranks, which are of one length, one after the other."""
+    sent = mine.to(wire_for(mine.device))
+    gathered = torch.empty(dist.get_world_size() * sent.numel(), dtype=sent.dtype, device=sent.device)
+    gather(gathered, sent).wait()
+    return gathered.to(mine.device)
 
 
 def texts_of_all(world: World, text: str) -> list[str]:

@@ -1,0 +1,172 @@
+"""A model in slices learns the bits of one that is whole, on any number of ranks, and its checkpoints are the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from processes import run_on_processes
+from torch import Tensor, nn
+
+import paceline
+from paceline.config import RunConfig, config_from_words
+from paceline.errors import ConfigError
+from paceline.scale.batch import share
+from paceline.scale.tree import additions_by_turn, children
+from paceline.train.state import state_digest
+from paceline.world.facts import World
+
+
+class Layers(nn.Module):
+    """A stack with dropout, a norm with buffers, a tied weight, a layer used twice, and shapes that no number of ranks divides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Linear(9, 5, bias=False)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(9, 9), nn.Tanh(), nn.Dropout(0.2), nn.Linear(9, 9)) for _ in range(2)
+        )
+        self.norm, self.head = nn.BatchNorm1d(9), nn.Linear(9, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = inputs @ self.table.weight
+        for layer in [*self.layers, self.layers[0]]:
+            hidden = hidden + layer(hidden)
+        return self.head(self.norm(hidden)) + (hidden @ self.table.weight.T).sum(1, keepdim=True)
+
+
+def batches_of(config: RunConfig, world: World, samples: int) -> paceline.Batches:
+    generator = torch.Generator().manual_seed(3)
+    return paceline.Batches(
+        (torch.randn(samples, 5, generator=generator), torch.randn(samples, 1, generator=generator)), config, world
+    )
+
+
+def token_like(outputs: Tensor, target: Tensor) -> tuple[Tensor, int]:
+    return (outputs - target).square().sum(), len(target)
+
+
+CASES = {
+    "four lanes, clipped": (["batch.lanes=4", "clip_norm=0.05"], nn.functional.mse_loss),
+    "five lanes, counted": (["batch.lanes=5", "clip_norm=0.5"], token_like),
+    "eight lanes, bf16": (["batch.lanes=8", "precision=bf16"], nn.functional.mse_loss),
+    "free order": (["batch.lanes=5", "exact=false", "clip_norm=0.5"], nn.functional.mse_loss),
+    "free order, bf16 weights": (["batch.lanes=4", "exact=false", "precision=bf16"], nn.functional.mse_loss),
+}
+CLOSE = {"free order": 1e-5, "free order, bf16 weights": 0.05}
+
+
+def learned(world: World, parallel: str) -> dict[str, tuple[str, list[float]]]:
+    """What each case learns on this rank's world: a digest of all state, and the losses."""
+    found = {}
+    for name, (words, loss) in CASES.items():
+        config = config_from_words(RunConfig, [f"parallel={parallel}", "batch.global_size=20", "steps=3", *words])
+        torch.manual_seed(0)
+        model = paceline.parallelize(Layers(), world, config)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        batches = batches_of(config, world, 37)
+        step = paceline.OptimizerStep(world, model, optimizer, loss, config, batches.total_samples)
+        losses = [float(step.total(step(batch)).loss) for batch in batches.steps()]
+        found[name] = state_digest(model, optimizer), losses
+    return found
+
+
+def test_a_model_in_slices_learns_the_bits_of_one_rank_alone_and_of_ddp(tmp_path: Path) -> None:
+    alone = run_on_processes(learned, 1, tmp_path, {}, {"parallel": "none"})[0]
+    worlds = [(1, "fsdp"), (2, "fsdp"), (3, "fsdp"), (4, "fsdp"), (2, "ddp")]
+    for size, parallel in worlds:
+        for found in run_on_processes(learned, size, tmp_path, {}, {"parallel": parallel}):
+            for name, expected in alone.items():
+                if name in CLOSE:
+                    assert found[name][1] == pytest.approx(expected[1], rel=CLOSE[name]), (size, parallel, name)
+                else:
+                    assert found[name] == expected, (size, parallel, name)
+
+
+def trained(config: RunConfig, world: World) -> dict[str, object]:
+    """A run of the Trainer, saved and resumed by itself; the slices that this rank holds, the digest, and the metrics."""
+    seen: list[object] = []
+    torch.manual_seed(0)
+    model = paceline.parallelize(Layers(), world, config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    batches = batches_of(config, world, 40)
+    held_out = torch.linspace(-1, 1, 85).view(17, 5), torch.ones(17, 1)
+    paceline.Trainer(
+        world, model, optimizer, batches, nn.functional.mse_loss, config, evaluation=held_out, sinks=[seen.append]
+    ).run()
+    rows = [getattr(value, "to_local", lambda value=value: value)().shape[0] for value in model.parameters()]
+    metrics = [event.metrics for event in seen if hasattr(event, "metrics")]
+    return {"rows": rows, "digest": state_digest(model, optimizer), "metrics": metrics}
+
+
+def test_a_checkpoint_of_slices_resumes_on_any_world_in_slices_or_whole(tmp_path: Path) -> None:
+    fixed = {"batch.global_size": 8, "clip_norm": 0.1, "checkpoint.every": "end"}
+
+    def run(place: str, size: int, parallel: str, steps: int) -> list[dict]:
+        given = fixed | {"runs": str(tmp_path / place), "parallel": parallel, "steps": steps}
+        return run_on_processes(trained, size, tmp_path, given)
+
+    straight = run("straight", 1, "none", 12)[0]
+    sliced = run("broken", 3, "fsdp", 4)
+    assert [found["rows"][0] for found in sliced] == [2, 2, 1]
+    run("broken", 2, "ddp", 7)
+    last = run("broken", 2, "fsdp", 12)
+    assert [found["digest"] for found in last] == [straight["digest"]] * 2
+    assert last[0]["metrics"][-1] == straight["metrics"][-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["capture=true"], "capture=false"),
+        (["precision=fp16"], "precision=bf16"),
+        (["exact=false", "compression=bf16"], "compression=none"),
+    ],
+)
+def test_what_slices_cannot_do_is_refused(words: list[str], fix: str) -> None:
+    with pytest.raises(ConfigError, match=fix):
+        config_from_words(RunConfig, ["parallel=fsdp", *words])
+
+
+class Single(nn.Module):
+    """A weight that is one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+def refused(world: World) -> None:
+    """What is said to models that cannot be cut."""
+    config = RunConfig(parallel="fsdp")
+    tied = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+    tied[1].weight = tied[0].weight
+    cases = [(nn.Sequential(tied), None, "two units"), (Single(), None, "single number")]
+    for model, wrap, word in [*cases, (nn.Linear(2, 2), (nn.Conv2d,), "no module of Conv2d")]:
+        with pytest.raises(ConfigError, match=word):
+            paceline.parallelize(model, world, config, wrap=wrap)
+
+
+def test_models_that_cannot_be_cut_are_refused(tmp_path: Path) -> None:
+    run_on_processes(refused, 2, tmp_path, {})
+
+
+def tree_of(lanes: int) -> list[tuple[int, int]]:
+    def walk(node: range) -> list[tuple[int, int]]:
+        if len(node) == 1:
+            return []
+        left, right = children(node)
+        return [*walk(left), *walk(right), (left.start, right.start)]
+
+    return walk(range(lanes))
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 5, 8, 13])
+def test_turns_make_the_additions_of_the_tree_once_their_lanes_are_there(lanes: int) -> None:
+    for size in range(1, lanes + 1):
+        shares = [share(lanes, rank, size) for rank in range(size)]
+        turns = [len(shares[0]) - mine.stop + lane for mine in shares for lane in mine]
+        found = additions_by_turn(turns)
+        assert sorted(pair for pairs in found for pair in pairs) == sorted(tree_of(lanes))
+        assert all(max(turns[to], turns[source]) <= turn for turn, pairs in enumerate(found) for to, source in pairs)
