@@ -49,6 +49,8 @@ class StepDone(Event):
     loss: float
     lr: float
     samples_per_s: float
+    mfu: float = 0.0
+    """Share of what the GPUs can compute that the model itself took; 0: not known."""
 
 
 @dataclass(frozen=True)

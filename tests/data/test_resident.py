@@ -20,11 +20,24 @@ def test_all_samples_are_there(piece, tmp_path, monkeypatch):
         assert torch.equal(found, wanted)
 
 
+class Drawn:
+    """A source of somebody's own, whose samples may be others in every epoch."""
+
+    block = window = 0
+    bytes_per_sample = 8
+
+    def __len__(self):
+        return 3
+
+    def gather(self, samples, key):
+        return (torch.rand(len(samples)),)
+
+
 def test_on_a_cpu_and_for_samples_made_in_python_nothing_is_brought():
     source = TensorSource(torch.zeros(3, 2))
     assert brought_to(source, "cpu", 4.0) is source
-    made = DatasetSource([1, 2, 3])
-    assert brought_to(made, "cuda:0", 4.0) is made
+    for made in (DatasetSource([1, 2, 3]), Drawn()):
+        assert brought_to(made, "cuda:0", 4.0) is made
 
 
 def test_a_set_that_is_too_large_stays_where_it_is():

@@ -226,6 +226,11 @@ class RunConfig:
                 f"compression={self.compression} rounds gradients, so exact=true cannot hold",
                 fix="add exact=false, or set compression=none",
             )
+        if self.capture != "false" and self.compression != "none":
+            raise ConfigError(
+                f"compression={self.compression} is DDP's, which captured steps do without",
+                fix="set capture=false or compression=none",
+            )
 
     def _check_fsdp(self) -> None:
         """Refuse what a model in slices cannot do."""

@@ -76,10 +76,8 @@ class TensorSource:
         return tuple(tensor.index_select(0, rows.to(tensor.device)) for tensor in self._tensors)
 
 
-class DatasetSource:
-    """Samples of a map-style dataset, read one by one; what it draws at random is keyed by the sample."""
-
-    bytes_per_sample = 1 << 30  # unknown: read no step ahead
+class Around:
+    """What lies around a dataset, and has as many samples in the same blocks."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -97,6 +95,12 @@ class DatasetSource:
 
     def __len__(self) -> int:
         return len(self._dataset)
+
+
+class DatasetSource(Around):
+    """Samples of a map-style dataset, read one by one; what it draws at random is keyed by the sample."""
+
+    bytes_per_sample = 1 << 30  # unknown: read no step ahead
 
     def gather(self, samples: Places, key: tuple[int, int]) -> Batch:
         """Return samples as the default collation stacks them."""

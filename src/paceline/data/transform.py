@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.data.draws import Draws
 from paceline.data.order import Places
-from paceline.data.source import Batch, Source
+from paceline.data.source import Around, Batch, Source
 from paceline.errors import ConfigError
 from paceline.world.randomness import seed_everything
 
@@ -40,25 +40,12 @@ class Transformed:
         return tuple(found)
 
 
-class Each:
+class Each(Around):
     """A dataset whose samples are transformed one by one, in the workers if there are any."""
 
     def __init__(self, dataset: Any, transform: Callable[..., Any]) -> None:
-        self._dataset, self._transform = dataset, transform
-        self.block: int = getattr(dataset, "block", 0)
-
-    @property
-    def window(self) -> int:
-        """How many blocks are mixed; the dataset may read the better for knowing it."""
-        return getattr(self._dataset, "window", 0)
-
-    @window.setter
-    def window(self, blocks: int) -> None:
-        if hasattr(self._dataset, "window"):
-            self._dataset.window = blocks
-
-    def __len__(self) -> int:
-        return len(self._dataset)
+        super().__init__(dataset)
+        self._transform = transform
 
     def __getitem__(self, sample: int) -> Any:
         return self._transform(*self._dataset[sample])

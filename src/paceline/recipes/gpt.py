@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 import paceline
 from paceline.recipes.gpt_config import GptConfig, design_of, for_text, from_start
-from paceline.recipes.gpt_model import GPT, Block
+from paceline.recipes.gpt_model import GPT, Block, flops_per_row
 from paceline.recipes.gpt_text import keeper, read_text
 from paceline.recipes.muon import Muon
 from paceline.train.parallel import inner
@@ -59,8 +59,12 @@ def main(config: GptConfig) -> None:
         model = paceline.parallelize(gpt, world, config, wrap=(Block,))
         optimizer = build_optimizer(model, config)
         batches = paceline.Batches(text.train, config, world)
-        kept = keeper(config, text.vocabulary)
-        paceline.Trainer(world, model, optimizer, batches, token_loss, config, evaluation=text.test, sinks=[kept]).run()
+        paceline.Trainer(
+            world, model, optimizer, batches, token_loss, config,
+            evaluation=text.test,
+            sinks=[keeper(config, text.vocabulary)],
+            flops_per_sample=flops_per_row(gpt.design, sum(value.numel() for value in gpt.parameters())),
+        ).run()  # fmt: skip
 
 
 if __name__ == "__main__":

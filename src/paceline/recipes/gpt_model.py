@@ -124,6 +124,17 @@ class GPT(nn.Module):
         return scores
 
 
+def flops_per_row(design: Design, parameters: int) -> float:
+    """Return the operations of forward and backward for a row: 6 for each weight that is multiplied, 12 for each score's width.
+
+    >>> round(flops_per_row(Design(SHAPES["124M"], 50304, 1024), 124_475_904) / 1e9)
+    876
+    """
+    layers, _, width = design.shape
+    unused = design.length * width if design.positions == "learned" else 0
+    return design.length * (6.0 * (parameters - unused) + 12.0 * layers * width * design.length)
+
+
 def make_norm(design: Design) -> nn.Module:
     """Return a norm over the width."""
     if design.norm == "rms":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -93,8 +94,7 @@ class CapturedStep(OptimizerStep):
                 f"the step cannot be captured: {why}", fix="mend that, or set capture=auto to go on without"
             )
         self._refused = why
-        if self._world.is_main:
-            print(f"steps are not captured: {why}", file=sys.stderr, flush=True)
+        _tell(self._world, why)
 
     def _record(self, step: Step) -> _Recording:
         device = torch.device(self._world.device)
@@ -158,6 +158,7 @@ class CapturedStep(OptimizerStep):
             generator.manual_seed(mix(self._config.seed, step.plan.step, lane.number))
         self._set_rate(step)
         recording.lanes.replay()
+        self.ready = time.perf_counter()
         asked = Note(0.0, 0.0) if asks is None else Note(0.0, 0.0).asking(asks())
         if recording.update is None or recording.left is None:
             return self._later_note(recording, step)._replace(save=asked.save, stop=asked.stop)
@@ -184,14 +185,21 @@ class CapturedStep(OptimizerStep):
 def _make_capturable(optimizer: torch.optim.Optimizer, device: str) -> None:
     """Let an optimizer keep on the device what it counts, and the learning rate, so that a graph need not know them."""
     for group in optimizer.param_groups:
-        if "capturable" not in group and not group.get("fused"):
-            raise ConfigError(
-                f"{type(optimizer).__name__} cannot be captured: it has no option capturable",
-                fix="take AdamW, give SGD fused=True, or set capture=false",
-            )
         if "capturable" in group:
             group["capturable"] = True
         group["lr"] = torch.tensor(float(group["lr"]), device=device)
+
+
+def _why_not(optimizer: torch.optim.Optimizer) -> str:
+    """Return why an optimizer cannot be captured; empty: it can."""
+    if all("capturable" in group or group.get("fused") for group in optimizer.param_groups):
+        return ""
+    return f"{type(optimizer).__name__} has no option capturable; AdamW has, and SGD can be fused=True"
+
+
+def _tell(world: World, why: str) -> None:
+    if world.is_main:
+        print(f"steps are not captured: {why}", file=sys.stderr, flush=True)
 
 
 def make_step(
@@ -205,5 +213,11 @@ def make_step(
     """Return the step that the config asks for."""
     if config.capture == "true" and world.device == "cpu":
         raise ConfigError("capture=true, but there is no GPU to capture a step on", fix="set capture=auto")
-    kind = CapturedStep if captures(world, config) else OptimizerStep
+    captured = captures(world, config)
+    if captured and (why := _why_not(optimizer)):
+        if config.capture == "true":
+            raise ConfigError(f"the step cannot be captured: {why}", fix="take another optimizer, or set capture=auto")
+        _tell(world, why)
+        captured = False
+    kind = CapturedStep if captured else OptimizerStep
     return kind(world, model, optimizer, loss, config, total_samples)

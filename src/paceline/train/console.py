@@ -94,10 +94,13 @@ def bar_line(event: StepDone, total: int) -> str:
 
     >>> bar_line(StepDone(step=50, epoch=1, samples=0, loss=0.5, lr=0.1, samples_per_s=1000.0), total=100)
     '━━━━━━━━━━━━············ step 50/100  loss 0.5000  1,000 samples/s'
+    >>> bar_line(StepDone(step=9, epoch=1, samples=0, loss=0.5, lr=0.1, samples_per_s=9.0, mfu=0.478), total=9)[-30:]
+    '0.5000  9 samples/s  MFU 47.8%'
     """
     filled = _BAR_WIDTH * event.step // max(1, total)
     bar = "━" * filled + "·" * (_BAR_WIDTH - filled)
-    return f"{bar} step {event.step:,}/{total:,}  loss {event.loss:.4f}  {event.samples_per_s:,.0f} samples/s"
+    share = f"  MFU {event.mfu:.1%}" if event.mfu else ""
+    return f"{bar} step {event.step:,}/{total:,}  loss {event.loss:.4f}  {event.samples_per_s:,.0f} samples/s{share}"
 
 
 def rank_line(world: World, epoch: int, micro_batch: int, steps: int) -> str:

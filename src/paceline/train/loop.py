@@ -26,6 +26,7 @@ from paceline.train.record import Recorder
 from paceline.train.reduction import Note
 from paceline.train.state import state_digest
 from paceline.train.step import LossFunction
+from paceline.world.device import peak_flops
 from paceline.world.facts import World
 from paceline.world.group import shorten_timeout
 from paceline.world.heartbeat import Heartbeat
@@ -46,10 +47,13 @@ class Trainer:
         evaluation: Any = None,
         metrics: Mapping[str, Metric] | None = None,
         sinks: Sequence[Sink] = (),
+        flops_per_sample: float = 0.0,
     ) -> None:
         self.world, self.model, self.optimizer, self.batches, self.config = world, model, optimizer, batches, config
         self.directory = RunDir.of(config)
         self._sinks = list(sinks)
+        peak = world.size * peak_flops(world.device, config.precision)
+        self._share_per_rate = flops_per_sample / peak if peak else 0.0
         self._evaluation = None if evaluation is None else Evaluation(evaluation, loss, metrics or {}, config, world)
         self._take = make_step(world, model, optimizer, loss, config, batches.total_samples)
         self._since_report, self._in_epoch = Meter(), Meter()
@@ -91,7 +95,8 @@ class Trainer:
 
     def _report(self, step: Step) -> None:
         loss, rate = self._since_report.close(self._take)
-        self._emit(StepDone(self._done, step.plan.epoch + 1, step.plan.seen, loss, self._take.rate, rate))
+        mfu = rate * self._share_per_rate
+        self._emit(StepDone(self._done, step.plan.epoch + 1, step.plan.seen, loss, self._take.rate, rate, mfu))
 
     def _end_epoch(self, step: Step) -> None:
         loss, rate = self._in_epoch.close(self._take)

@@ -12,6 +12,12 @@ from paceline.config import RunConfig
 from paceline.errors import EnvironmentUnfit
 from paceline.world.facts import World
 
+# Of bf16, from the makers' data sheets; the longer name comes first.
+_PEAKS = {
+    "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "GH200": 989e12, "A100": 312e12, "L40S": 362e12,
+    "A10G": 70e12, "A10": 125e12, "L4": 121e12, "RTX 4090": 165e12, "RTX 3090": 71e12,
+}  # fmt: skip
+
 
 def choose_device(world: World, config: RunConfig) -> str:
     """Return this rank's device: its own GPU if it sees one, else the CPU."""
@@ -56,6 +62,15 @@ def prepare_device(world: World, config: RunConfig) -> None:
         torch.use_deterministic_algorithms(mode=True)
         deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # or all memory is written twice
     torch.backends.cudnn.benchmark = not config.exact
+
+
+def peak_flops(device: str, precision: str) -> float:
+    """Return how many operations a second a GPU does at best, without sparsity; 0: not known."""
+    if device == "cpu" or precision == "fp32":
+        return 0.0
+    name = torch.cuda.get_device_name(device)
+    best = next((peak for word, peak in _PEAKS.items() if word in name), 0.0)
+    return best / 2 if precision == "tf32" else best
 
 
 def choose_backend(world: World, config: RunConfig, store: Store) -> str:
