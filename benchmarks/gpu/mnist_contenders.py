@@ -81,7 +81,7 @@ def by_hand(epochs: int, batches: Callable[[], Iterable[Any]] | None = None) -> 
 
 
 def captured_by_hand(epochs: int) -> Clock:
-    """Train with the whole step in one CUDA graph: compiled, bf16, channels last."""
+    """Train with the whole step in one CUDA graph: compiled, bf16, channels last. The short last batch is left out, 0.2 % of all."""
     data, held_out = [tuple(tensor.cuda() for tensor in digits(count)) for count in (TRAIN, TEST)]
     model = Net().cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(RATE, device="cuda"), fused=True, capturable=True)
