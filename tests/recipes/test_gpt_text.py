@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from paceline.data.pack import Request, pack
 from paceline.data.vocabulary import Bytes, Characters, Tokens, train_tokenizer
 from paceline.errors import ConfigError, DataError
-from paceline.recipes.corpus import numbers_in, rows_of, vocabulary_for
+from paceline.recipes.corpus import numbers_in, rows_of, text_in_memory, vocabulary_for
 from paceline.recipes.gpt_config import design_of, for_text, from_start
 from paceline.recipes.gpt_hub import write_hub
 from paceline.recipes.gpt_model import GPT, Design, Shape
@@ -231,3 +231,17 @@ def test_a_vocabulary_says_what_it_lacks():
     known = Tokens.of(words.to_str().encode())
     assert (known.size, known.end, known.lost("ein Satz"), known.lost("ein Wort")) == (3, -1, "", "W")
     assert isinstance(vocabulary_for("", "bytes", "", 0), Bytes)
+
+
+def test_rows_may_begin_anywhere_and_the_last_tenth_is_held_out(tmp_path):
+    (tmp_path / "text").write_bytes(bytes(range(100)))
+    train, test = text_in_memory(str(tmp_path / "text"), 4, rows="any")
+    assert len(train) == 86
+    assert train.source.gather(numpy.array([0, 85, 7]), (0, 0))[0].tolist() == [
+        [*range(5)],
+        [*range(85, 90)],
+        [*range(7, 12)],
+    ]
+    assert test.source.gather(numpy.array([0, 1]), (0, 0))[0].tolist() == [[*range(90, 95)], [*range(94, 99)]]
+    with pytest.raises(DataError, match="less than one row of 95"):
+        text_in_memory(str(tmp_path / "text"), 95, rows="any")

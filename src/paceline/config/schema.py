@@ -198,6 +198,8 @@ class RunConfig:
     """What a run says."""
     timeout: TimeoutConfig = field(default_factory=TimeoutConfig)
     """How long a rank waits."""
+    evaluate_steps: int = 0
+    """Steps between two evaluations within an epoch; 0: only at its end."""
     resume: Literal["auto", "changed", "never"] = "auto"
     """Go on from the newest good checkpoint; changed: also with other settings; never: start over, old checkpoints are kept aside."""
     stop_after: str = ""
@@ -209,6 +211,7 @@ class RunConfig:
         """Refuse settings that contradict each other."""
         _at_least(1, "epochs", self.epochs)
         _at_least(0, "steps", self.steps)
+        _at_least(0, "evaluate_steps", self.evaluate_steps)
         _at_least(1, "threads", self.threads)
         if self.clip_norm < 0:
             raise ConfigError(f"clip_norm={self.clip_norm} is negative", fix="set clip_norm=0 for no clipping")

@@ -63,6 +63,9 @@ class GptConfig(RunConfig):
     """Text in memory, or sets of shards that stream."""
     data_folder: str = ""
     """A file or folder of text, or the folder or address of the sets `train` and `test`; empty: Python's own modules."""
+    rows: Literal["cut", "any"] = "cut"
+    """Rows of a text in memory follow each other, every twentieth is held out; any: they begin at every place of its first
+    nine tenths, and the last tenth is held out."""
     level: Literal["bytes", "characters", "tokens"] = "bytes"
     """What a token of a text in memory is: a byte, a character, or a token of a tokenizer. Shards say it themselves."""
     tokenizer: str = ""

@@ -32,7 +32,7 @@ def read_text(config: GptConfig, world: World) -> Text:
         _check_length(train.source, config)
         return Text(train, test, vocabulary_of_sets(train, test))
     vocabulary = _vocabulary(config, world)
-    return Text(*text_in_memory(config.data_folder, config.length, vocabulary), vocabulary)
+    return Text(*text_in_memory(config.data_folder, config.length, vocabulary, config.rows), vocabulary)
 
 
 def _vocabulary(config: GptConfig, world: World) -> Vocabulary:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,12 +20,15 @@ from paceline.train.late import LateLosses
 from paceline.train.parallel import captures
 from paceline.train.reduction import Asks, Note
 from paceline.train.step import LossFunction, OptimizerStep
+from paceline.train.update import make_capturable
 from paceline.train.whole_tree import Left, WholeTree
 from paceline.world.facts import World
 from paceline.world.randomness import mix
 
+_FIRST_STEPS = 2  # in the first an optimizer makes its memory, in the second a compiled one is compiled for that
 _LONGEST = 400  # letters of somebody else's error
-_Form = tuple[int, tuple[tuple[int, int], ...]]
+_Form = tuple[Any, ...]
+"""How many samples the step has, and for each lane of this rank how many count, and the shapes of its tensors."""
 
 
 class _Recording(NamedTuple):
@@ -41,7 +45,7 @@ class _Recording(NamedTuple):
 
 
 class CapturedStep(OptimizerStep):
-    """An optimizer step with the bits of `OptimizerStep`. The first step of every form runs as it always did; the next is recorded."""
+    """An optimizer step with the bits of `OptimizerStep`. The first two steps of every form run as they always did; the next is recorded."""
 
     def __init__(
         self,
@@ -53,8 +57,8 @@ class CapturedStep(OptimizerStep):
         total_samples: int = 0,
     ) -> None:
         super().__init__(world, model, optimizer, loss, config, total_samples)
-        _make_capturable(optimizer, world.device)
-        self._met: set[_Form] = set()
+        make_capturable(optimizer, world.device)
+        self._met: Counter[_Form] = Counter()
         self._recordings: dict[_Form, _Recording] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._late = LateLosses(config.batch.lanes)
@@ -62,9 +66,10 @@ class CapturedStep(OptimizerStep):
 
     def __call__(self, step: Step, asks: Callable[[], Asks] | None = None) -> Note:
         """Take a step, replayed where one of its form was recorded."""
-        form = step.plan.samples, tuple((len(lane.batch[-1]), lane.samples) for lane in step.lanes)
-        if self._refused or form not in self._met:
-            self._met.add(form)
+        lanes = tuple((lane.samples, tuple(tensor.shape for tensor in lane.batch)) for lane in step.lanes)
+        form = step.plan.samples, lanes
+        if self._refused or self._met[form] < _FIRST_STEPS:
+            self._met[form] += 1
             return super().__call__(step, asks)
         if form not in self._recordings:
             why = self._why_not()
@@ -180,14 +185,6 @@ class CapturedStep(OptimizerStep):
 
     def _found_not_finite(self, step: int, value: float, lane: int) -> TrainingError:
         return self._not_finite(value, step, lane, "some steps later, as the step was captured")
-
-
-def _make_capturable(optimizer: torch.optim.Optimizer, device: str) -> None:
-    """Let an optimizer keep on the device what it counts, and the learning rate, so that a graph need not know them."""
-    for group in optimizer.param_groups:
-        if "capturable" in group:
-            group["capturable"] = True
-        group["lr"] = torch.tensor(float(group["lr"]), device=device)
 
 
 def _why_not(optimizer: torch.optim.Optimizer) -> str:

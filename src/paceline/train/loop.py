@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,18 @@ from paceline.config import RunConfig
 from paceline.config.values import to_toml
 from paceline.data.batches import Batches, Step
 from paceline.errors import Stopped
-from paceline.events import EpochDone, Event, EventLog, RunEnded, RunFailed, RunStarted, RunStopped, Sink, StepDone
+from paceline.events import (
+    EpochDone,
+    Evaluated,
+    Event,
+    EventLog,
+    RunEnded,
+    RunFailed,
+    RunStarted,
+    RunStopped,
+    Sink,
+    StepDone,
+)
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
 from paceline.runlock import Claim, claimed
 from paceline.scale.lr import scaled_lr
@@ -92,6 +104,15 @@ class Trainer:
             self._report(step)
         if done % self.batches.plan.steps_per_epoch == 0 or done == self.batches.total_steps:
             self._end_epoch(step)
+        elif self.config.evaluate_steps and done % self.config.evaluate_steps == 0 and self._evaluation:
+            self._evaluate_between(self._evaluation)
+
+    def _evaluate_between(self, evaluation: Evaluation) -> None:
+        begun = time.perf_counter()
+        self._metrics = evaluation.run(self.model)
+        self._emit(Evaluated(self._done, self._metrics))
+        for meter in (self._since_report, self._in_epoch):
+            meter.leave_out(time.perf_counter() - begun)
 
     def _report(self, step: Step) -> None:
         loss, rate = self._since_report.close(self._take)

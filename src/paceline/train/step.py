@@ -18,6 +18,7 @@ from paceline.train.parallel import inner, lane_sum
 from paceline.train.precision import Precision
 from paceline.train.reduction import Asks, Note, gradients_of
 from paceline.train.sharded import clip_sharded, is_sharded, mine
+from paceline.train.update import make_update
 from paceline.world.facts import World
 from paceline.world.randomness import seed_everything
 
@@ -44,6 +45,7 @@ class OptimizerStep:
         self._sum = lane_sum(model, world, config)
         self._trainable = [parameter for parameter in self._inner.parameters() if parameter.requires_grad]
         self._peak_rates = [float(group["lr"]) for group in optimizer.param_groups]
+        self._change = make_update(optimizer, config, world.device)
         self._rate_now = 1.0
         self.precision = Precision(config, world.device, world.size)
         self._by_count = False
@@ -149,7 +151,7 @@ class OptimizerStep:
         """Change the weights by the gradients that are there."""
         if self._config.clip_norm:
             clip(self._trainable, self._config.clip_norm)
-        self._optimizer.step()
+        self._change()
 
     def _set_rate(self, step: Step) -> None:
         factor = schedule_factor(self._config.lr, step.plan.seen, self._total_samples)
