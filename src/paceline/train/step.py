@@ -45,7 +45,7 @@ class OptimizerStep:
         self._sum = lane_sum(model, world, config)
         self._trainable = [parameter for parameter in self._inner.parameters() if parameter.requires_grad]
         self._peak_rates = [float(group["lr"]) for group in optimizer.param_groups]
-        self._change = make_update(optimizer, config, world.device)
+        self._update_weights = make_update(optimizer, config, world.device)
         self._rate_now = 1.0
         self.precision = Precision(config, world.device, world.size)
         self._by_count = False
@@ -151,17 +151,18 @@ class OptimizerStep:
         """Change the weights by the gradients that are there."""
         if self._config.clip_norm:
             clip(self._trainable, self._config.clip_norm)
-        self._change()
+        self._update_weights.change()
 
     def _set_rate(self, step: Step) -> None:
         factor = schedule_factor(self._config.lr, step.plan.seen, self._total_samples)
         if factor != self._rate_now:
             self._rate_now = factor
             for group, peak in zip(self._optimizer.param_groups, self._peak_rates, strict=True):
+                rate = max(peak * factor, self._update_weights.least_rate)
                 if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(peak * factor)
+                    group["lr"].fill_(rate)
                 else:
-                    group["lr"] = peak * factor
+                    group["lr"] = rate
 
     def _find_buffers(self, step: Step) -> MovingBuffers:
         return find_moving_buffers(self._inner, step.lanes[0].batch, self._config.batch.lanes, self._world)
