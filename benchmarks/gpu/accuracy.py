@@ -45,7 +45,7 @@ def train(folder: str, seed: int) -> dict[str, float]:
     spent = [0.0]
     vars(mnist).update(read_digits=timed(mnist.read_digits, spent))
     for name in ("Batches", "Trainer"):  # which bring the digits to the GPU
-        vars(paceline)[name] = timed(vars(paceline)[name], spent)
+        setattr(paceline, name, timed(getattr(paceline, name), spent))
     os.chdir(tempfile.mkdtemp(prefix="paceline-gpu-"))
     fixed = ["device=cuda", "data=mnist", f"data_folder={folder}", f"seed={seed}", "checkpoint.every=end"]
     mnist.main(config_from_words(mnist.MnistConfig, [*fixed, *SETTINGS.split()]))
