@@ -57,11 +57,12 @@ CASES = {
 CLOSE = {"free order": 1e-5, "free order, bf16 weights": 0.05}
 
 
-def learned(world: World, parallel: str) -> dict[str, tuple[str, list[float]]]:
+def learned(world: World, parallel: str, shard_over: int = 0) -> dict[str, tuple[str, list[float]]]:
     """What each case learns on this rank's world: a digest of all state, and the losses."""
     found = {}
     for name, (words, loss) in CASES.items():
-        config = config_from_words(RunConfig, [f"parallel={parallel}", "batch.global_size=20", "steps=3", *words])
+        fixed = [f"parallel={parallel}", f"shard_over={shard_over}", "batch.global_size=20", "steps=3"]
+        config = config_from_words(RunConfig, [*fixed, *words])
         torch.manual_seed(0)
         model = paceline.parallelize(Layers(), world, config)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -74,14 +75,15 @@ def learned(world: World, parallel: str) -> dict[str, tuple[str, list[float]]]:
 
 def test_a_model_in_slices_learns_the_bits_of_one_rank_alone_and_of_ddp(tmp_path: Path) -> None:
     alone = run_on_processes(learned, 1, tmp_path, {}, {"parallel": "none"})[0]
-    worlds = [(1, "fsdp"), (2, "fsdp"), (3, "fsdp"), (4, "fsdp"), (2, "ddp")]
-    for size, parallel in worlds:
-        for found in run_on_processes(learned, size, tmp_path, {}, {"parallel": parallel}):
+    worlds = [(1, "fsdp", 0), (2, "fsdp", 0), (3, "fsdp", 0), (4, "fsdp", 0), (4, "fsdp", 2), (2, "ddp", 0)]
+    for size, parallel, shard_over in worlds:
+        given = {"parallel": parallel, "shard_over": shard_over}
+        for found in run_on_processes(learned, size, tmp_path, {}, given):
             for name, expected in alone.items():
                 if name in CLOSE:
-                    assert found[name][1] == pytest.approx(expected[1], rel=CLOSE[name]), (size, parallel, name)
+                    assert found[name][1] == pytest.approx(expected[1], rel=CLOSE[name]), (size, given, name)
                 else:
-                    assert found[name] == expected, (size, parallel, name)
+                    assert found[name] == expected, (size, given, name)
 
 
 def trained(config: RunConfig, world: World) -> dict[str, object]:
@@ -103,16 +105,19 @@ def trained(config: RunConfig, world: World) -> dict[str, object]:
 def test_a_checkpoint_of_slices_resumes_on_any_world_in_slices_or_whole(tmp_path: Path) -> None:
     fixed = {"batch.global_size": 8, "clip_norm": 0.1, "checkpoint.every": "end"}
 
-    def run(place: str, size: int, parallel: str, steps: int) -> list[dict]:
-        given = fixed | {"runs": str(tmp_path / place), "parallel": parallel, "steps": steps}
+    def run(place: str, size: int, parallel: str, steps: int, shard_over: int = 0) -> list[dict]:
+        given = fixed | {"runs": str(tmp_path / place), "parallel": parallel, "steps": steps, "shard_over": shard_over}
         return run_on_processes(trained, size, tmp_path, given)
 
     straight = run("straight", 1, "none", 12)[0]
     sliced = run("broken", 3, "fsdp", 4)
     assert [found["rows"][0] for found in sliced] == [2, 2, 1]
     run("broken", 2, "ddp", 7)
-    last = run("broken", 2, "fsdp", 12)
-    assert [found["digest"] for found in last] == [straight["digest"]] * 2
+    copies = run("broken", 4, "fsdp", 9, shard_over=2)
+    assert [found["rows"][0] for found in copies] == [3, 2] * 2
+    run("broken", 3, "fsdp", 10, shard_over=2)
+    last = run("broken", 1, "fsdp", 12, shard_over=2)
+    assert last[0]["digest"] == straight["digest"]
     assert last[0]["metrics"][-1] == straight["metrics"][-1]
 
 
@@ -120,6 +125,7 @@ def test_a_checkpoint_of_slices_resumes_on_any_world_in_slices_or_whole(tmp_path
     ("words", "fix"),
     [
         (["capture=true"], "capture=false"),
+        (["shard_over=1"], "parallel=ddp"),
         (["precision=fp16"], "precision=bf16"),
         (["exact=false", "compression=bf16"], "compression=none"),
     ],
