@@ -12,8 +12,12 @@ from torch import Tensor, nn
 import paceline
 from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError
+from paceline.recipes.gpt import build_optimizer, token_loss
+from paceline.recipes.gpt_config import GptConfig, design_of
+from paceline.recipes.gpt_model import GPT, Block
 from paceline.scale.batch import share
 from paceline.scale.tree import additions_by_turn, children
+from paceline.train.captured import make_step
 from paceline.train.state import state_digest
 from paceline.world.facts import World
 
@@ -51,10 +55,11 @@ CASES = {
     "four lanes, clipped": (["batch.lanes=4", "clip_norm=0.05"], nn.functional.mse_loss),
     "five lanes, counted": (["batch.lanes=5", "clip_norm=0.5"], token_like),
     "eight lanes, bf16": (["batch.lanes=8", "precision=bf16"], nn.functional.mse_loss),
+    "five lanes, bf16 weights": (["batch.lanes=5", "precision=bf16-master", "clip_norm=0.5"], nn.functional.mse_loss),
     "free order": (["batch.lanes=5", "exact=false", "clip_norm=0.5"], nn.functional.mse_loss),
-    "free order, bf16 weights": (["batch.lanes=4", "exact=false", "precision=bf16"], nn.functional.mse_loss),
+    "free order, bf16 messages": (["batch.lanes=4", "exact=false", "precision=bf16"], nn.functional.mse_loss),
 }
-CLOSE = {"free order": 1e-5, "free order, bf16 weights": 0.05}
+CLOSE = {"free order": 1e-5, "free order, bf16 messages": 0.05}
 
 
 def learned(world: World, parallel: str, shard_over: int = 0) -> dict[str, tuple[str, list[float]]]:
@@ -103,7 +108,7 @@ def trained(config: RunConfig, world: World) -> dict[str, object]:
 
 
 def test_a_checkpoint_of_slices_resumes_on_any_world_in_slices_or_whole(tmp_path: Path) -> None:
-    fixed = {"batch.global_size": 8, "clip_norm": 0.1, "checkpoint.every": "end"}
+    fixed = {"batch.global_size": 8, "clip_norm": 0.1, "checkpoint.every": "end", "precision": "bf16-master"}
 
     def run(place: str, size: int, parallel: str, steps: int, shard_over: int = 0) -> list[dict]:
         given = fixed | {"runs": str(tmp_path / place), "parallel": parallel, "steps": steps, "shard_over": shard_over}
@@ -119,6 +124,32 @@ def test_a_checkpoint_of_slices_resumes_on_any_world_in_slices_or_whole(tmp_path
     last = run("broken", 1, "fsdp", 12, shard_over=2)
     assert last[0]["digest"] == straight["digest"]
     assert last[0]["metrics"][-1] == straight["metrics"][-1]
+
+
+def gpt_learned(world: World, words: list[str]) -> list[str]:
+    """What a small GPT learns, by precision."""
+    found = []
+    for precision in ("fp32", "bf16", "bf16-master"):
+        fixed = ["size=nano", "length=16", "tokens=40", "batch.global_size=8", "steps=2", "dropout=0.1"]
+        config = config_from_words(GptConfig, [*fixed, f"precision={precision}", *words])
+        torch.manual_seed(0)
+        model = paceline.parallelize(GPT(design_of(config)), world, config, wrap=(Block,))
+        optimizer = build_optimizer(model, config)
+        text = torch.randint(0, 40, (16, 17), generator=torch.Generator().manual_seed(3))
+        batches = paceline.Batches((text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world)
+        step = make_step(world, model, optimizer, token_loss, config, batches.total_samples)
+        for batch in batches.steps():
+            step(batch)
+        found.append(state_digest(model, optimizer))
+    return found
+
+
+def test_a_gpt_that_computes_its_blocks_again_learns_the_same_bits_alone_and_in_slices(tmp_path: Path) -> None:
+    whole = run_on_processes(gpt_learned, 1, tmp_path, {}, {"words": ["parallel=ddp"]})
+    assert len(set(whole[0])) == 3
+    for size in (1, 2):
+        given = {"words": ["parallel=fsdp", "recompute=true"]}
+        assert run_on_processes(gpt_learned, size, tmp_path, {}, given) == whole * size, size
 
 
 @pytest.mark.parametrize(

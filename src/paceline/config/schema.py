@@ -176,8 +176,8 @@ class RunConfig:
     """Fewer bytes per gradient, with exact=false only."""
     clip_norm: float = 0.0
     """Largest norm of the whole gradient; 0: no clipping."""
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """Numbers that forward and backward compute with; weights stay fp32. tf32: shorter products; bf16, fp16: autocast."""
+    precision: Literal["fp32", "tf32", "bf16", "bf16-master", "fp16"] = "fp32"
+    """Numbers that forward and backward compute with. tf32: shorter products; bf16, fp16: autocast, over fp32 weights; bf16-master: all in bf16, and the optimizer moves fp32 masters of the weights."""
     compile: bool = False
     """Let torch compile the model."""
     capture: Literal["false", "true", "auto"] = "false"

@@ -16,11 +16,11 @@ from paceline.config import RunConfig
 from paceline.errors import ConfigError
 from paceline.train.copies import make_copies
 from paceline.train.precision import casts_weights
+from paceline.train.short import LONG_NORMS, SHORT
 from paceline.train.slice_sum import sums_along_tree
 from paceline.world.facts import World
 
 Wrap = tuple[type[nn.Module], ...]
-_LONG = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)  # their statistics are fp32, and so must their weights be
 
 
 def shard(model: nn.Module, world: World, config: RunConfig, wrap: Wrap | None) -> nn.Module:
@@ -28,11 +28,12 @@ def shard(model: nn.Module, world: World, config: RunConfig, wrap: Wrap | None) 
     units = list(units_of(model, wrap))
     _refuse_shared_weights(model, units)
     mesh = make_copies(model, world, config).mesh(world.device, summed_here=sums_along_tree(world, config))
-    short, long = (torch.bfloat16, torch.float32) if casts_weights(config, world.size) else (None, None)
-    for norm in (module for module in model.modules() if short and isinstance(module, _LONG)):
+    short, long = (SHORT, torch.float32) if casts_weights(config, world.size) else (None, None)
+    casts = config.precision != "bf16-master"  # there, inputs are as they are in a model that is not cut
+    for norm in (module for module in model.modules() if short and isinstance(module, LONG_NORMS)):
         fully_shard(norm, mesh=mesh, mp_policy=MixedPrecisionPolicy(long, long, output_dtype=short))
     for unit in reversed([unit for unit in units if not isinstance(unit, FSDPModule)]):  # inner ones first
-        fully_shard(unit, mesh=mesh, mp_policy=MixedPrecisionPolicy(short, long))
+        fully_shard(unit, mesh=mesh, mp_policy=MixedPrecisionPolicy(short, long, cast_forward_inputs=casts))
     # What goes to the loss is long: it is no place for short numbers.
     fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(short, long, output_dtype=long))
     return model.to(world.device)
