@@ -168,14 +168,16 @@ class RunConfig:
     """Optimizer steps in all, instead of epochs; 0: epochs decide."""
     parallel: Literal["none", "ddp", "fsdp"] = "ddp"
     """How ranks share the work: ddp: each has the whole model; fsdp: a slice of it, and gathers what it needs."""
+    shard_over: int = 0
+    """With parallel=fsdp: ranks that share one copy of the model, such as those of a node; 0: all of them."""
     exact: bool = True
     """Same bits on any number of ranks; false lets the order of summation go free."""
     compression: Literal["none", "fp16", "bf16", "powersgd"] = "none"
     """Fewer bytes per gradient, with exact=false only."""
     clip_norm: float = 0.0
     """Largest norm of the whole gradient; 0: no clipping."""
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """Numbers that forward and backward compute with; weights stay fp32. tf32: shorter products; bf16, fp16: autocast."""
+    precision: Literal["fp32", "tf32", "bf16", "bf16-master", "fp16"] = "fp32"
+    """Numbers that forward and backward compute with. tf32: shorter products; bf16, fp16: autocast, over fp32 weights; bf16-master: all in bf16, and the optimizer moves fp32 masters of the weights."""
     compile: bool = False
     """Let torch compile the model."""
     capture: Literal["false", "true", "auto"] = "false"
@@ -213,6 +215,7 @@ class RunConfig:
         _at_least(0, "steps", self.steps)
         _at_least(0, "evaluate_steps", self.evaluate_steps)
         _at_least(1, "threads", self.threads)
+        _at_least(0, "shard_over", self.shard_over)
         if self.clip_norm < 0:
             raise ConfigError(f"clip_norm={self.clip_norm} is negative", fix="set clip_norm=0 for no clipping")
         if not self.name or "/" in self.name or self.name in {".", ".."}:
@@ -224,6 +227,8 @@ class RunConfig:
             seconds_from(self.stop_after)
         if self.parallel == "fsdp":
             self._check_fsdp()
+        elif self.shard_over:
+            raise ConfigError(f"shard_over={self.shard_over} is for models in slices", fix="add parallel=fsdp")
         if self.exact and self.compression != "none":
             raise ConfigError(
                 f"compression={self.compression} rounds gradients, so exact=true cannot hold",
@@ -237,6 +242,8 @@ class RunConfig:
 
     def _check_fsdp(self) -> None:
         """Refuse what a model in slices cannot do."""
+        if self.shard_over == 1:
+            raise ConfigError("shard_over=1 is a whole model on every rank", fix="set parallel=ddp, or shard_over=0")
         if self.capture == "true":
             raise ConfigError("parallel=fsdp cannot be captured", fix="set capture=false, or parallel=ddp")
         if self.precision == "fp16":

@@ -144,6 +144,7 @@ class CapturedStep(OptimizerStep):
     def _compute(self, step: Step, recording: _Recording, own: torch.Generator | None) -> None:
         """Run all lanes of this rank as a step does, on the memory of the recording."""
         self._sum.begin()
+        self.precision.begin(self._inner)
         for number, lane in enumerate(step.lanes):
             if own is not None:
                 own.graphsafe_set_state(recording.generators[number])
@@ -156,6 +157,7 @@ class CapturedStep(OptimizerStep):
             torch.autograd.backward(found, self._seed_for(step, lane))
             if lane is not step.lanes[-1]:
                 self._sum.after_lane()
+        self.precision.finish(self._inner)
 
     def _replay(self, recording: _Recording, step: Step, asks: Callable[[], Asks] | None) -> Note:
         for lane, inputs, generator in zip(step.lanes, recording.inputs, recording.generators, strict=True):

@@ -40,7 +40,7 @@ from paceline.world.group import wait_for_all
 
 # Settings that do not make it another training.
 _FREE = {
-    "name", "runs", "resume", "stop_after", "evaluate_steps", "epochs", "steps", "parallel", "device", "backend",
+    "name", "runs", "resume", "stop_after", "evaluate_steps", "epochs", "steps", "parallel", "shard_over", "device", "backend",
     "capture", "read.resident_gb", "read.ahead", "read.workers", "read.cache", "read.cache_gb",
 }  # fmt: skip
 _CLAIM_S = 1.0

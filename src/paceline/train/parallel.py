@@ -17,7 +17,6 @@ from paceline.config import RunConfig
 from paceline.train.reduction import FreeSum, LaneSum, LocalTree
 from paceline.train.tree_ddp import DDP_OPTIONS, TreeDDP
 from paceline.train.whole_tree import WholeTree
-from paceline.world.collectives import wire_device
 from paceline.world.facts import World
 
 
@@ -56,10 +55,9 @@ def lane_sum(model: nn.Module, world: World, config: RunConfig) -> LaneSum:
         return model.reduction
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if shards(world, config):
-        from paceline.train.fsdp import ShardedFree, ShardedTree
+        from paceline.train.slice_sum import ShardedFree, ShardedTree, sums_along_tree
 
-        on_wire = wire_device(world).type == torch.device(world.device).type  # else torch's own messages find no way
-        kind = ShardedFree if on_wire and not config.exact else ShardedTree
+        kind = ShardedTree if sums_along_tree(world, config) else ShardedFree
         return kind(model, trainable, config.batch.lanes, world)
     if world.size > 1 and captures(world, config):
         return WholeTree(trainable, config.batch.lanes, world)

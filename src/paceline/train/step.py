@@ -61,6 +61,7 @@ class OptimizerStep:
         late as it can be; the note counts the ranks that ask.
         """
         first_time = self._buffers is None
+        self.precision.begin(self._inner)
         buffers = self._buffers = self._buffers or self._find_buffers(step)
         self._sum.begin()
         buffers.begin()
@@ -77,6 +78,7 @@ class OptimizerStep:
         self.ready = time.perf_counter()
         torch.autograd.backward(output, self._seed_for(step, step.lanes[-1]))
         totals = self._sum.finish()
+        self.precision.finish(self._inner)
         if first_time:  # a missing gradient would hold DDP up, but not a world of one: it is an error in both
             gradients_of(self._trainable)
         self._update(step, totals)

@@ -62,7 +62,8 @@ def wait_for_all(world: World) -> None:
 def shorten_timeout(world: World, config: RunConfig) -> None:
     """Wait less from now on: the first step, with its compilations and cold file systems, is behind us."""
     if world.size > 1:
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=config.timeout.step_s))  # noqa: SLF001 - no public way
+        for group in list(dist.distributed_c10d._world.pg_map):  # noqa: SLF001 - no public way
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=config.timeout.step_s), group)  # noqa: SLF001
 
 
 def _check_fits(world: World, config: RunConfig) -> None:
