@@ -205,8 +205,8 @@ def by_hand(config: RunConfig, world: World) -> nn.Module:
     return common
 
 
-def test_it_is_the_algorithm_of_its_paper(tmp_path: Path) -> None:
-    config = config_of(str(tmp_path), clip_norm=0.0)
+def check_against_hand_written(folder: str) -> None:
+    config = config_of(folder, clip_norm=0.0)
     with join(config) as world:
         torch.manual_seed(0)
         model = paceline.parallelize(Small().eval(), world, config)
@@ -218,6 +218,10 @@ def test_it_is_the_algorithm_of_its_paper(tmp_path: Path) -> None:
         expected = by_hand(config, world)
     for (name, mine), theirs in zip(model.named_parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, msg=name)
+
+
+def test_it_is_the_algorithm_of_its_paper(tmp_path: Path) -> None:
+    run_on_processes(check_against_hand_written, 1, tmp_path, {}, {"folder": str(tmp_path)})
 
 
 @pytest.mark.parametrize(

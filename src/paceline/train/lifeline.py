@@ -83,16 +83,13 @@ class Lifeline:
         self._cadence = Cadence(
             Every.parse(kept.every), kept.mtbf_h * 3600.0, batches.plan.steps_per_epoch, time.monotonic()
         )
+        agree_s = AGREE_APART_S if config.local.steps else AGREE_S
         self.request = StopRequest(
             self._deadline() if world.is_main else math.inf,
-            sum(
-                value.nbytes
-                for state in (dict(named_state(model, optimizer)), take.own_state())
-                for value in state.values()
-            ),
-            AGREE_APART_S if config.local.steps else 0.0,
+            sum(value.nbytes for value in {**dict(named_state(model, optimizer)), **take.own_state()}.values()),
+            0.0 if take.knows_all else agree_s,
         )
-        self._agreement = Agreement(take, AGREE_APART_S if config.local.steps else AGREE_S)
+        self._agreement = Agreement(take, agree_s)
         self._saved_step = -1
         self._prepared = False
         self._step_begun = time.monotonic()

@@ -43,14 +43,17 @@ class Replica(NamedTuple):
 class _Place(NamedTuple):
     """Where saved tensors of a replica go."""
 
-    weights: Mapping[str, Tensor]
+    weights: dict[str, Tensor]
+    """Those that have not come yet."""
     slots: Slots
 
     def load(self, full_name: str, value: Tensor, numbers: Mapping[str, str]) -> list[str]:
         """Put one tensor in its place; return what does not fit."""
         part, _, name = full_name.partition(".")
         if part == "model":
-            return load_weight(self.weights, name, value)
+            problems = load_weight(self.weights, name, value)
+            self.weights.pop(name, None)
+            return problems
         kind, _, name = name.partition(".")
         return self.slots.load(kind, name, value, numbers.get(full_name))
 
@@ -134,7 +137,7 @@ class LocalStep(OptimizerStep):
 
     def load(self, saved: Iterable[tuple[str, Tensor]], numbers: Mapping[str, str]) -> list[str]:
         """Go on from saved tensors, those of other ranks' replicas left out; return what does not fit."""
-        places = {replica.number: self._place_of(replica) for replica in self._replicas}
+        places = {f"{replica.number:04d}": self._place_of(replica) for replica in self._replicas}
         self._apart = False
         problems: list[str] = []
 
@@ -146,13 +149,16 @@ class LocalStep(OptimizerStep):
                     continue
                 number, _, name = rest.partition(".")
                 self._apart = self._apart or name.startswith("model.")
-                if int(number) in places:
-                    problems.extend(places[int(number)].load(name, value, numbers))
+                if number in places:
+                    problems.extend(places[number].load(name, value, numbers))
 
         problems += load_state(self._model, self._optimizer, common(), {})
         if not self._apart:
             self._set_out()
-        return problems
+            return problems
+        return problems + [
+            f"{name} of replica {number} was not saved" for number, place in places.items() for name in place.weights
+        ]
 
     def _place_of(self, replica: Replica) -> _Place:
         """Return where saved tensors of a replica go."""
