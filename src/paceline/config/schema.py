@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.config.intervals import Every, seconds_from
+from paceline.config.local import LocalConfig, check_local
 from paceline.errors import ConfigError
 
 
@@ -173,7 +174,7 @@ class RunConfig:
     exact: bool = True
     """Same bits on any number of ranks; false lets the order of summation go free."""
     compression: Literal["none", "fp16", "bf16", "powersgd"] = "none"
-    """Fewer bytes per gradient, with exact=false only."""
+    """Fewer bytes per gradient, with exact=false only; with local.steps, fewer per difference, and exact holds."""
     clip_norm: float = 0.0
     """Largest norm of the whole gradient; 0: no clipping."""
     precision: Literal["fp32", "tf32", "bf16", "bf16-master", "fp16"] = "fp32"
@@ -190,6 +191,8 @@ class RunConfig:
     """How ranks talk; auto: nccl if every rank has a GPU of its own, else gloo."""
     batch: BatchConfig = field(default_factory=BatchConfig)
     """What makes one optimizer step."""
+    local: LocalConfig = field(default_factory=LocalConfig)
+    """Fewer messages: replicas that walk apart for some steps."""
     lr: LrConfig = field(default_factory=LrConfig)
     """The learning rate."""
     read: ReadConfig = field(default_factory=ReadConfig)
@@ -229,12 +232,14 @@ class RunConfig:
             self._check_fsdp()
         elif self.shard_over:
             raise ConfigError(f"shard_over={self.shard_over} is for models in slices", fix="add parallel=fsdp")
-        if self.exact and self.compression != "none":
+        if self.local.steps:
+            check_local(self)
+        if self.exact and self.compression != "none" and not self.local.steps:
             raise ConfigError(
                 f"compression={self.compression} rounds gradients, so exact=true cannot hold",
                 fix="add exact=false, or set compression=none",
             )
-        if self.capture != "false" and self.compression != "none":
+        if self.capture != "false" and self.compression != "none" and not self.local.steps:
             raise ConfigError(
                 f"compression={self.compression} is DDP's, which captured steps do without",
                 fix="set capture=false or compression=none",

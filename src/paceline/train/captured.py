@@ -17,6 +17,7 @@ from paceline.data.batches import Lane, Step
 from paceline.data.source import Batch
 from paceline.errors import ConfigError, TrainingError
 from paceline.train.late import LateLosses
+from paceline.train.local import LocalStep
 from paceline.train.parallel import captures
 from paceline.train.reduction import Asks, Note
 from paceline.train.step import LossFunction, OptimizerStep
@@ -218,5 +219,7 @@ def make_step(
             raise ConfigError(f"the step cannot be captured: {why}", fix="take another optimizer, or set capture=auto")
         _tell(world, why)
         captured = False
-    kind = CapturedStep if captured else OptimizerStep
+    if config.local.steps and config.capture == "auto" and world.device != "cpu":
+        _tell(world, "with local.steps several copies of the weights take turns")
+    kind = LocalStep if config.local.steps else CapturedStep if captured else OptimizerStep
     return kind(world, model, optimizer, loss, config, total_samples)

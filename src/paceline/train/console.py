@@ -80,7 +80,19 @@ def describe_run(config: RunConfig, world: World, batches: Batches) -> str:
     return (
         f"{describe_lanes(config.batch.global_size, config.batch.lanes, world.size)}; {describe_lr(config)}\n"
         f"{batches.plan.samples:,} samples, {batches.total_steps:,} steps; device {world.device}; "
-        f"started by {world.launcher}; {exact}"
+        f"started by {world.launcher}; {exact}" + describe_local(config)
+    )
+
+
+def describe_local(config: RunConfig) -> str:
+    """Return how replicas walk apart, if they do.
+
+    >>> describe_local(RunConfig())
+    ''
+    """
+    local = config.local
+    return (
+        f"; {_count(local.replicas, 'replica')}, which meet after {_count(local.steps, 'step')}" if local.steps else ""
     )
 
 

@@ -36,7 +36,7 @@ from paceline.train.lifeline import Lifeline
 from paceline.train.meter import Meter
 from paceline.train.record import Recorder
 from paceline.train.reduction import Note
-from paceline.train.state import state_digest
+from paceline.train.state import digests_of_all, state_digest
 from paceline.train.step import LossFunction
 from paceline.world.device import peak_flops
 from paceline.world.facts import World
@@ -80,7 +80,7 @@ class Trainer:
         with self._opened(), self._lifeline() as life, Heartbeat(self.directory, self.world) as heart:
             self._done = first = life.restore()
             self._announce()
-            recorder.start(self.model, self.optimizer)
+            recorder.start(self.model, self.optimizer, self._take.own_state())
             for step in heart.reading(self.batches.steps(first)):
                 self._train(step, life)
                 heart.step_done(self._done, self._take.ready)
@@ -92,7 +92,9 @@ class Trainer:
                     break
             life.save(self._done, self._metrics)
             life.finish()
-            self._emit(RunEnded(self._done, self._in_epoch.run_seconds, state_digest(self.model, self.optimizer)))
+            own = digests_of_all(self.world, self._take.own_state())
+            digest = state_digest(self.model, self.optimizer, own)
+            self._emit(RunEnded(self._done, self._in_epoch.run_seconds, digest))
 
     def _train(self, step: Step, life: Lifeline) -> None:
         note = self._last = life.take(step)
@@ -139,7 +141,8 @@ class Trainer:
             return False
         total = self._take.total(Note(self._last.loss, self._last.counted))
         batches = [lane.batch for lane in step.lanes if lane.samples]
-        return recorder.step(self._done, float(total.loss) / total.counted, self.model, self.optimizer, batches)
+        loss, own = float(total.loss) / total.counted, self._take.own_state()
+        return recorder.step(self._done, loss, self.model, self.optimizer, batches, own)
 
     def _stop(self, life: Lifeline) -> None:
         """Leave, to be resumed: every rank comes here after the same step, and it is saved."""

@@ -40,7 +40,7 @@ def parallelize(
 
         compiling.optimize_ddp = False  # it would cut the model at DDP's buckets, and so change the bits
         model.compile(dynamic=False)  # in place: names of weights stay as they are
-    if world.size == 1 or captures(world, config):
+    if world.size == 1 or captures(world, config) or config.local.steps:
         return model
     if config.exact:
         return TreeDDP(model, config.batch.lanes, world)
@@ -59,6 +59,8 @@ def lane_sum(model: nn.Module, world: World, config: RunConfig) -> LaneSum:
 
         kind = ShardedTree if sums_along_tree(world, config) else ShardedFree
         return kind(model, trainable, config.batch.lanes, world)
+    if config.local.steps:
+        return LocalTree(trainable, config.batch.lanes // config.local.replicas)
     if world.size > 1 and captures(world, config):
         return WholeTree(trainable, config.batch.lanes, world)
     return LocalTree(trainable, config.batch.lanes) if config.exact else FreeSum(trainable, world)
@@ -66,7 +68,7 @@ def lane_sum(model: nn.Module, world: World, config: RunConfig) -> LaneSum:
 
 def captures(world: World, config: RunConfig) -> bool:
     """Return whether steps are to become CUDA graphs: then gradients cross the ranks after backward, not during it."""
-    return config.capture != "false" and world.device != "cpu" and config.parallel != "fsdp"
+    return config.capture != "false" and world.device != "cpu" and config.parallel != "fsdp" and not config.local.steps
 
 
 def shards(world: World, config: RunConfig) -> bool:

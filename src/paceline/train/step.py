@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from paceline.config import RunConfig
 from paceline.data.batches import Lane, Step
-from paceline.errors import TrainingError
+from paceline.errors import ConfigError, TrainingError
 from paceline.scale.lr import schedule_factor
 from paceline.train.buffers import MovingBuffers, find_moving_buffers
 from paceline.train.parallel import inner, lane_sum
 from paceline.train.precision import Precision
 from paceline.train.reduction import Asks, Note, gradients_of
 from paceline.train.sharded import clip_sharded, is_sharded, mine
+from paceline.train.state import NOTHING, load_state, python_numbers
 from paceline.train.update import make_update
 from paceline.world.facts import World
 from paceline.world.randomness import seed_everything
@@ -29,6 +30,10 @@ LossFunction = Callable[..., Tensor | tuple[Tensor, Tensor | int]]
 class OptimizerStep:
     """One call is one optimizer step, the same bits on any number of ranks."""
 
+    met = False
+    """Whether ranks that walk apart met after the last step."""
+    _walks_apart = False
+
     def __init__(
         self,
         world: World,
@@ -38,6 +43,11 @@ class OptimizerStep:
         config: RunConfig,
         total_samples: int = 0,
     ) -> None:
+        if bool(config.local.steps) is not self._walks_apart:
+            raise ConfigError(
+                f"local.steps={config.local.steps} is not for {type(self).__name__}",
+                fix="let `paceline.Trainer` take the steps, or set local.steps=0",
+            )
         self._world, self._model, self._inner = world, model, inner(model)
         self._optimizer, self._config = optimizer, config
         self._loss: LossFunction = torch.compile(loss, dynamic=False) if config.compile else loss
@@ -98,6 +108,18 @@ class OptimizerStep:
     def knows_all(self) -> bool:
         """Whether a step's note is the sum over all ranks already."""
         return self._sum.knows_all
+
+    def own_state(self) -> Mapping[str, Tensor]:
+        """Return the state that lies on this rank alone, beside that of model and optimizer."""
+        return NOTHING
+
+    def numbers(self) -> dict[str, str]:
+        """Return which entries of the optimizer's state are Python numbers."""
+        return python_numbers(self._optimizer, self._model)
+
+    def load(self, saved: Iterable[tuple[str, Tensor]], numbers: Mapping[str, str]) -> list[str]:
+        """Go on from saved tensors; return what does not fit."""
+        return load_state(self._model, self._optimizer, saved, numbers)
 
     @property
     def rate(self) -> float:
