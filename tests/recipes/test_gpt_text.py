@@ -16,7 +16,7 @@ from paceline.data.vocabulary import Bytes, Characters, Tokens, train_tokenizer
 from paceline.errors import ConfigError, DataError
 from paceline.recipes.corpus import numbers_in, rows_of, text_in_memory, vocabulary_for
 from paceline.recipes.gpt_config import design_of, for_text, from_start
-from paceline.recipes.gpt_hub import write_hub
+from paceline.recipes.gpt_export import write_hub
 from paceline.recipes.gpt_model import GPT, Design, Shape
 from paceline.recipes.gpt_text import kept_vocabulary, read_text
 from paceline.world.facts import World

@@ -99,4 +99,9 @@ def kept_vocabulary(folder: RunDir, config: GptConfig) -> Vocabulary:
             f"{where} does not say what its numbers stand for",
             fix="train on text, or on shards that `paceline data pack` has made of text",
         )
+    if found.size > config.tokens:
+        raise ConfigError(
+            f"{path} has {found.size} tokens, the model {config.tokens}",
+            fix="bring back the file that was written with this run",
+        )
     return found
