@@ -28,7 +28,8 @@ def make_update(optimizer: torch.optim.Optimizer, config: RunConfig, device: str
     For few weights that is several times as fast as the fused one, which gives 65,536 numbers to each block of threads.
     """
     fused = any(group.get("fused") for group in optimizer.param_groups)
-    if device == "cpu" or not config.compile or fused or type(optimizer) not in _COMPILED:
+    takes_turns = config.local.steps > 0  # and would be compiled for each replica
+    if device == "cpu" or not config.compile or fused or takes_turns or type(optimizer) not in _COMPILED:
         return Update(optimizer.step)
     make_capturable(optimizer, device)  # also where nothing is captured, so that the bits are the same
     step = optimizer.step
