@@ -51,8 +51,12 @@ def put(target: Tensor, value: Tensor) -> None:
 
 def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
     """Return a whole tensor of a parameter's shape, on its device and sharded as it is."""
-    if not is_sharded(parameter) or value.shape != parameter.shape:
+    if value.shape != parameter.shape:
         return value.to(parameter.device, copy=True)
+    if not is_sharded(parameter):
+        return torch.empty_like(parameter, dtype=value.dtype).copy_(
+            value
+        )  # in the order of its memory, as optimizers have it
     from torch.distributed.tensor import DTensor
 
     like: Any = parameter
