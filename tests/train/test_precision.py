@@ -91,17 +91,19 @@ def gpt_losses(world) -> dict[str, list[float]]:
     found = {}
     for optimizer, precision in itertools.product(("adamw", "fused", "muon"), ("bf16", "bf16-master")):
         kind = "muon" if optimizer == "muon" else "adamw"
-        words = ["size=nano", "length=16", "tokens=40", "batch.global_size=8", "lr.base=0.01", f"optimizer={kind}"]
-        config = config_from_words(GptConfig, [*words, f"precision={precision}", "steps=6", "epochs=9"])
+        words = ["size=nano", "layers=1", "length=8", "tokens=40", "batch.global_size=4", "batch.lanes=2"]
+        config = config_from_words(
+            GptConfig, [*words, f"precision={precision}", f"optimizer={kind}", "lr.base=0.01", "steps=4"]
+        )
         torch.manual_seed(0)
         model = paceline.parallelize(GPT(design_of(config)), world, config)
         chosen = build_optimizer(model, config)
         for group in chosen.param_groups if optimizer == "fused" else ():
             group["fused"], group["foreach"] = True, False
-        text = torch.arange(17).repeat(16, 1)
+        text = torch.arange(9).repeat(16, 1)
         batches = paceline.Batches((text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world)
         step = paceline.OptimizerStep(world, model, chosen, token_loss, config, batches.total_samples)
-        found[optimizer, precision] = [float(step(batch).loss) / 8 for batch in batches.steps()]
+        found[optimizer, precision] = [float(step(batch).loss) / 4 for batch in batches.steps()]
     return found
 
 
@@ -111,7 +113,7 @@ def test_losses_with_masters_are_near_those_of_autocast_with_every_optimizer(tmp
         plain, masters = found[optimizer, "bf16"], found[optimizer, "bf16-master"]
         assert masters == pytest.approx(plain, rel=0.02)
         assert masters != plain
-        assert masters[-1] < 0.9 * masters[0]
+        assert masters[-1] < masters[0]
 
 
 def test_weights_that_no_copy_can_stand_for_are_refused():
