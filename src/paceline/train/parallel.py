@@ -45,7 +45,7 @@ def parallelize(
         return model
     if config.exact:
         return TreeDDP(model, config.batch.lanes, world)
-    ddp = DistributedDataParallel(model, **DDP_OPTIONS)
+    ddp = DistributedDataParallel(model, **DDP_OPTIONS, **_buckets(model, config))
     _compress(ddp, config)
     return ddp
 
@@ -97,6 +97,16 @@ def _compile_units(model: nn.Module, wrap: tuple[type[nn.Module], ...] | None) -
 
     for unit in list(units_of(model, wrap)) or [model]:
         unit.compile(dynamic=False)
+
+
+def _buckets(model: nn.Module, config: RunConfig) -> dict[str, int]:
+    """Return how large DDP's buckets may be: for PowerSGD as large as the model.
+
+    It sends each message of a bucket when the one before has come; with several buckets the order of these would be
+    chance, another on every rank, and gloo aborts.
+    """
+    size_bytes = sum(value.nbytes for value in model.parameters())
+    return {"bucket_cap_mb": 1 + (size_bytes >> 20)} if config.compression == "powersgd" else {}
 
 
 def _compress(ddp: DistributedDataParallel, config: RunConfig) -> None:
