@@ -4,6 +4,7 @@ No postponed annotations here: DDP looks at the types of a hook's parameters.
 """
 
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -99,7 +100,7 @@ def _compile_units(model: nn.Module, wrap: tuple[type[nn.Module], ...] | None) -
         unit.compile(dynamic=False)
 
 
-def _buckets(model: nn.Module, config: RunConfig) -> dict[str, int]:
+def _buckets(model: nn.Module, config: RunConfig) -> dict[str, Any]:
     """Return how large DDP's buckets may be: for PowerSGD as large as the model.
 
     It sends each message of a bucket when the one before has come; with several buckets the order of these would be
