@@ -190,6 +190,21 @@ def test_compressed_gradients_train_to_nearly_the_same_weights(compression: str,
     assert abs(one - true) < 0.02
 
 
+def wide(config, world) -> tuple[int, float]:
+    model = paceline.parallelize(nn.Sequential(nn.Linear(6, 50_000), nn.Linear(50_000, 1)), world, config)
+    step = paceline.OptimizerStep(world, model, torch.optim.SGD(model.parameters(), lr=1e-5), mse_loss, config)
+    for batch in paceline.Batches(data(64), config, world).steps():
+        step(batch)
+    return len(model.reducer._get_zeros_like_grad_buckets()), float(model.module[0].weight.sum())
+
+
+def test_the_messages_of_powersgd_come_in_one_order_on_all_ranks_as_there_is_one_bucket(tmp_path) -> None:
+    settings = {"exact": False, "compression": "powersgd", "batch.global_size": 16, "epochs": 4}
+    one, other = run_on_processes(wide, 2, tmp_path, settings)
+    assert one == other
+    assert one[0] == 1
+
+
 def test_classes_and_cross_entropy_work_too() -> None:
     model = nn.Linear(6, 3)
     config = RunConfig(batch=BatchConfig(global_size=8, lanes=4))

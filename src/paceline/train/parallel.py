@@ -4,6 +4,7 @@ No postponed annotations here: DDP looks at the types of a hook's parameters.
 """
 
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,7 +45,7 @@ def parallelize(
         return model
     if config.exact:
         return TreeDDP(model, config.batch.lanes, world)
-    ddp = DistributedDataParallel(model, **DDP_OPTIONS)
+    ddp = DistributedDataParallel(model, **DDP_OPTIONS, **_buckets(model, config))
     _compress(ddp, config)
     return ddp
 
@@ -95,6 +96,16 @@ def _compile_units(model: nn.Module, wrap: tuple[type[nn.Module], ...] | None) -
 
     for unit in list(units_of(model, wrap)) or [model]:
         unit.compile(dynamic=False)
+
+
+def _buckets(model: nn.Module, config: RunConfig) -> dict[str, Any]:
+    """Return how large DDP's buckets may be: for PowerSGD as large as the model.
+
+    It sends each message of a bucket when the one before has come; with several buckets the order of these would be
+    chance, another on every rank, and gloo aborts.
+    """
+    size_bytes = sum(value.nbytes for value in model.parameters())
+    return {"bucket_cap_mb": 1 + (size_bytes >> 20)} if config.compression == "powersgd" else {}
 
 
 def _compress(ddp: DistributedDataParallel, config: RunConfig) -> None:
