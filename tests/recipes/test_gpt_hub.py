@@ -174,9 +174,9 @@ REFUSED = [
     (bytes_of("config.json", b"[1]"), "type None", "save_pretrained"),
     (bytes_of("model.safetensors", b"\x80\x04K\x01."), "as a safetensors file", "save_pretrained"),
     (lambda folder: (folder / "config.json").unlink(), "cannot read .*config.json", "save_pretrained"),
-    (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors", "save_pretrained"),
-    (only_pickle, "no model.safetensors", "a pickle is never read"),
-    (in_parts, "no model.safetensors", "max_shard_size"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "there is no .*model.safetensors", "save_pretrained"),
+    (only_pickle, "there is no .*model.safetensors", "a pickle is never read"),
+    (in_parts, "there is no .*model.safetensors", "max_shard_size"),
 ]  # fmt: skip
 
 
@@ -193,6 +193,14 @@ def test_what_is_not_such_a_gpt_2_is_named(change, problem, fix, written, tmp_pa
     with pytest.raises(DataError, match=problem) as error:
         read_hub(tmp_path / "hub")
     assert fix in error.value.fix
+
+
+def test_what_is_no_folder_of_weights_is_named(tmp_path):
+    with pytest.raises(DataError, match="there is no folder .*nowhere of weights"):
+        read_hub(tmp_path / "nowhere")
+    torch.save({"weight": torch.ones(2)}, tmp_path / "weights.bin")
+    with pytest.raises(DataError, match="weights.bin is not a safetensors file\n.*a pickle is never read"):
+        read_hub(tmp_path / "weights.bin")
 
 
 @pytest.mark.parametrize(

@@ -52,10 +52,10 @@ def _files(path: str) -> list[Path]:
 
 
 def _tasks(path: str) -> list[list[Piece]]:
-    files = _files(path)
-    if not files:
+    tasks = tasks_of(_files(path))
+    if not any(piece.end > piece.begin for task in tasks for piece in task):
         raise DataError(f"there is no text in {_root(path)}", fix=_NAME_TEXT)
-    return tasks_of(files)
+    return tasks
 
 
 def vocabulary_for(path: str, level: Level, tokenizer: str, vocabulary: int) -> Vocabulary:

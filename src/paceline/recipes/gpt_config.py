@@ -106,8 +106,10 @@ def design_of(config: GptConfig) -> Design:
     usual = SHAPES[config.size]
     shape = Shape(config.layers or usual.layers, config.heads or usual.heads, config.width or usual.width)
     if shape.width % shape.heads:
+        near = max(1, round(shape.width / shape.heads)) * shape.heads
         raise ConfigError(
-            f"{shape.heads} heads cannot share a width of {shape.width}", fix="set width to a multiple of heads"
+            f"{shape.heads} heads cannot share a width of {shape.width}",
+            fix=f"set width to a multiple of heads: width={near}, or heads= to a divisor of {shape.width}",
         )
     if config.positions == "rotary" and shape.width // shape.heads % 2:
         raise ConfigError(

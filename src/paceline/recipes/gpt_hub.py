@@ -22,11 +22,12 @@ _SAVE = "give what transformers has saved of a GPT2LMHeadModel: model.save_pretr
 
 def read_hub(place: Path) -> tuple[Design, dict[str, Tensor]]:
     """Return the design and the weights of a GPT-2, from its folder or from its file of weights, for `GPT`."""
-    folder = place if place.is_dir() else place.parent
-    design, tied = _design(folder / CONFIG)
-    path = folder / WEIGHTS if place.is_dir() else place
+    if not place.exists():
+        raise DataError(f"there is no folder {place} of weights", fix=_SAVE)
+    path = place / WEIGHTS if place.is_dir() else place
     if path.suffix != ".safetensors" or not path.is_file():
         raise _no_weights(path)
+    design, tied = _design(path.with_name(CONFIG))
     try:
         with safe_open(path, framework="pt") as file:
             return design, _tensors(file, path, design, tied=tied)
@@ -102,4 +103,5 @@ def _no_weights(path: Path) -> DataError:
         fix = 'save them as one file: model.save_pretrained(FOLDER, max_shard_size="100GB")'
     elif path.is_file() or path.with_name("pytorch_model.bin").is_file():
         fix = f"a pickle is never read; {_SAVE}"
-    return DataError(f"there is no {WEIGHTS} at {path}", fix=fix)
+    problem = f"{path} is not a safetensors file" if path.is_file() else f"there is no {path}"
+    return DataError(problem, fix=fix)
