@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import socket
+import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from paceline.version import VERSION
@@ -30,13 +31,13 @@ def machine_facts(run: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str
 
 
 def cpu_name() -> str:
-    """Return what the processor calls itself."""
+    """Return what the processor is called; /proc/cpuinfo names those of ARM by numbers only."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Hardware")))
-    return next(named, "") or platform.processor() or platform.machine()
+        said = subprocess.run(["lscpu"], capture_output=True, text=True, check=True, timeout=10).stdout  # noqa: S607
+    except (OSError, subprocess.SubprocessError):
+        said = ""
+    found = re.search(r"^Model name:\s*(.*\S)", said, re.MULTILINE)
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def _memory() -> int:
