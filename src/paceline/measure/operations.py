@@ -84,8 +84,6 @@ class Operation:
     """Whether this rank does anything in it."""
     in_place: bool = False
     """Whether what is received must hold what is sent beforehand."""
-    opening: int = 0
-    """Messages of a batch before the clock starts: the first one between two ranks also waits for word that it is expected."""
     on_wire: bool = True
     """Whether it takes only memory that the backend can send."""
 
@@ -140,9 +138,7 @@ def _pair(name: str, numbers: int, world: World, wire: torch.device) -> Operatio
         return saw.of(peer, turn, numbers)
 
     plays = world.size > 1 and world.rank in {0, last}
-    return Operation(
-        name, numbers * ELEMENT_BYTES, numbers, numbers, run, right, messages=2, takes_part=plays, opening=1
-    )
+    return Operation(name, numbers * ELEMENT_BYTES, numbers, numbers, run, right, messages=2, takes_part=plays)
 
 
 def _all_gather(name: str, piece: int, world: World) -> Operation:

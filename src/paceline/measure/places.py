@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from paceline.cluster.allocation import Allocation, launch_on
 from paceline.errors import ConfigError
@@ -21,7 +23,8 @@ def run_ranks(
         return launch(LaunchSpec(target, ranks, words, settings))
     nodes = nodes_for(ranks, allocation)
     some = replace(allocation, nodes=allocation.nodes[:nodes])
-    return launch_on(some, LaunchSpec(target, ranks // nodes, words, settings), None, StopSignals())
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:  # what ranks say is not for our own output
+        return launch_on(some, LaunchSpec(target, ranks // nodes, words, settings), nowhere, StopSignals())
 
 
 def nodes_for(ranks: int, allocation: Allocation) -> int:
