@@ -1,4 +1,4 @@
-"""How near to the truth is `paceline bench` on links of known rate and delay? `shaped_links.py [--seconds 60]`.
+"""How near to the truth is `paceline bench` on links of known rate and delay? `shaped_links.py [--seconds 60] [--links 100mbit:10]`.
 
 Two hosts in network namespaces, a rank on each. Rates alone are set by tc (tbf), with delays by a relay in user space.
 Beside what bench says stands what a plain TCP connection says of the delay. Needs root.
@@ -22,10 +22,7 @@ WITHIN = 0.10
 _LARGEST_S = 0.5  # how long the largest message takes at the rate of the link, at least
 _DELAYS = 100  # and in delays of the link: all-reduce begins after four of them
 _PATIENCE_S = 900.0
-LINKS = [
-    ("100mbit", 0.0), ("500mbit", 0.0), ("1gbit", 0.0),
-    ("20mbit", 5.0), ("100mbit", 5.0), ("100mbit", 10.0), ("100mbit", 25.0), ("200mbit", 10.0),
-]  # fmt: skip
+LINKS = "100mbit:0,500mbit:0,1gbit:0,20mbit:5,100mbit:5,100mbit:10,100mbit:25,200mbit:10,20mbit:50"
 SERVE = """
 import socket
 with socket.create_server(("n1", 29500)) as server:
@@ -88,14 +85,15 @@ def main() -> int:
     """Try all links; return 1 if a figure is off by more than a tenth."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=0.0, help="how long each link is measured, at least")
+    parser.add_argument("--links", default=LINKS, help="RATE:DELAY_MS, with commas between")
     known = parser.parse_args()
-    far = 0
-    for rate, delay_ms in LINKS:
-        tried = try_link(rate, delay_ms, known.seconds)
+    far, links = 0, [link.split(":") for link in known.links.split(",")]
+    for rate, delay_ms in links:
+        tried = try_link(rate, float(delay_ms), known.seconds)
         assert tried.seen.right
         print(tried.line(), flush=True)
         far += sum(abs(share) > WITHIN for share in tried.deviations().values())
-    print(f"{len(LINKS)} links, {far} figures off by more than {WITHIN:.0%}")
+    print(f"{len(links)} links, {far} figures off by more than {WITHIN:.0%}")
     return 1 if far else 0
 
 
