@@ -36,7 +36,7 @@ def test_ranks_are_started_and_the_figures_come_as_json_and_as_a_plot(tmp_path: 
     ElementTree.fromstring(found["svg"])
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_under_torchrun_it_measures_the_ranks_that_are_there(tmp_path: Path) -> None:
     words = ["--standalone", "--nproc-per-node", "2", "-m", "paceline", "bench", "--ops", "pair,tree", *SHORT]
     torchrun = [str(Path(sys.executable).with_name("torchrun")), *words]

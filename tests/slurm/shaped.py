@@ -51,9 +51,9 @@ def seen_in(found: dict[str, Any]) -> Seen:
     all_reduce, pair = found["operations"]
     return Seen(
         found["right"],
-        all_reduce["fit"]["bus_bytes_per_s"],
+        all_reduce["fit"]["bus_bytes_per_s"] or 0.0,
         1e9 * all_reduce["sizes"][-1]["busbw_gb_per_s"],
-        pair["fit"]["bytes_per_s"],
+        pair["fit"]["bytes_per_s"] or 0.0,
         pair["fit"]["latency_s"],
         all_reduce["fit"]["latency_s"],
     )

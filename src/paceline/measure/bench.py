@@ -130,10 +130,9 @@ class Bench:
         return bool(sum_across(self._world, torch.tensor([mine], device=self._wire)).item())
 
     def _prepared(self, name: str, size_bytes: int) -> Case:
-        """Return a case that has run twice: connections are there, and how long it takes is known."""
+        """Return a case that has run: connections are there, and how long it takes is known."""
         operation = make_operation(name, size_bytes, self._world, self._wire)
         case = Case(operation, self._staged(operation))
-        self._batch(case)
         taken_s = self._of_all([self._batch(case)]).max().item() * operation.messages
         fewest = _FEWEST if taken_s < 5 * _BATCH_S or size_bytes <= _SMALL_BYTES else 1
         wanted = max(fewest, round(_BATCH_S / max(taken_s, 1e-9)))
