@@ -19,6 +19,11 @@ DUMP_FILE = "tensors.safetensors"
 """All tensors after one step, for the size of a difference."""
 
 
+def times_file(folder: Path, rank: int) -> Path:
+    """Return where a rank writes the times of its steps for `paceline scale`."""
+    return folder / f"{rank:04d}.times"
+
+
 @dataclass(frozen=True)
 class RunDir:
     """The folder of one run; the only place that knows its file names."""
@@ -68,6 +73,11 @@ class RunDir:
     def beat(self, rank: int) -> Path:
         """Return the file in which a rank says where it is right now."""
         return self.root / "ranks" / f"{rank:04d}.beat"
+
+    @property
+    def scaling(self) -> Path:
+        """What `paceline scale` has measured of it; its report and plots lie beside it."""
+        return self.root / "scaling.json"
 
     @property
     def started_over(self) -> Path:

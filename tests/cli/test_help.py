@@ -68,6 +68,13 @@ def test_help_is_given_with_exit_code_0(tmp_path: Path, words: list[str], said: 
         (["verify", "there.py", "--worlds", "1"], "--worlds '1' is not a list of world sizes", "fix: give at least two, such as --worlds 1,2,4"),
         (["verify", "there.py", "--worlds", "0,2"], "--worlds '0,2' is not a list of world sizes", "fix: give at least two"),
         (["verify", "there.py", "--worlds", "1;2"], "--worlds '1;2' is not a list of world sizes", "fix: give at least two"),
+        (["bench", "--ops", "all-recude"], "--ops: there is no operation 'all-recude'", "fix: did you mean all-reduce?"),
+        (["bench", "--sizes", "1KiB:3x"], "--sizes: '3x' is not a size", "fix: give sizes such as 4kB, 1MiB"),
+        (["bench", "--sizes", "1MiB:1KiB"], "--sizes 1MiB:1KiB goes from large to small", "fix: turn it round"),
+        (["bench", "-n", "0"], "0 ranks cannot train", "fix: start at least one: -n 1"),
+        (["scale", "theer.py"], "there is no script theer.py", "fix: did you mean there.py?"),
+        (["scale", "there.py", "--worlds", "0,2"], "--worlds '0,2' is not a list of world sizes", "fix: give at least two"),
+        (["scale", "there.py", "--rounds", "0"], "--rounds 0 is too small", "fix: give --rounds 1 or more"),
         (["verify", "there.py", "--steps", "few"], "invalid int value: 'few'", "usage: paceline verify"),
     ],
 )  # fmt: skip

@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from paceline.cluster.allocation import allocation_from, launch_on
 from paceline.config.intervals import seconds_from
@@ -76,8 +76,8 @@ def main(known: argparse.Namespace) -> int:
     return start(target, known, place_from(known))
 
 
-def start(target: Target, known: argparse.Namespace, place: Place = HERE) -> int:
-    """Launch and, if a rank failed, say which and why; return the exit code."""
+def start(target: Target, known: argparse.Namespace, place: Place = HERE, screen: TextIO | None = sys.stdout) -> int:
+    """Launch and, if a rank failed, say which and why; return the exit code. Ranks speak on the screen, if there is one."""
     allocation = allocation_from(os.environ) if place.nodes == 1 else None
     fewest, ranks = ranks_from(known.ranks or str(allocation.ranks_per_node if allocation else 1))
     if known.max_restarts is not None and known.max_restarts < 0:
@@ -91,7 +91,7 @@ def start(target: Target, known: argparse.Namespace, place: Place = HERE) -> int
     spec = LaunchSpec(target, ranks, tuple(known.arguments), {}, deadline_s, place.node, place.nodes, place.address)
     _see_that_it_is_free(spec)
     begin = launch if allocation is None or allocation.here else partial(launch_on, allocation)
-    failure = launch_with_restarts(spec, Restarts(_most_restarts(known, spec), fewest), sys.stdout, _say, begin)
+    failure = launch_with_restarts(spec, Restarts(_most_restarts(known, spec), fewest), screen, _say, begin)
     if failure is None:
         return 0
     _say(failure.message)

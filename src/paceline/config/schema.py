@@ -143,7 +143,7 @@ class TimeoutConfig:
 
 @dataclass(frozen=True)
 class RecordConfig:
-    """What `paceline verify` asks a run to write down."""
+    """What `paceline verify` and `paceline scale` ask a run to write down."""
 
     to: str = ""
     """Folder for the record of every step; empty: no record."""
@@ -151,6 +151,8 @@ class RecordConfig:
     """End the run after so many recorded steps; 0: never."""
     dump_step: int = -1
     """The step after which all tensors are written out; -1: none."""
+    times: str = ""
+    """Folder for the times of every step on every rank, for `paceline scale`; empty: none."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,7 @@ class RunConfig:
     stop_after: str = ""
     """Save and stop so long after the start, to be resumed later: 30m, 2h; empty: never."""
     record: RecordConfig = field(default_factory=RecordConfig)
-    """What verify asks for."""
+    """What verify and scale ask for."""
 
     def __post_init__(self) -> None:
         """Refuse settings that contradict each other."""

@@ -13,7 +13,7 @@ from typing import TextIO
 from paceline.diagnose.records import LOSS, STEPS, Record, first_difference, is_repeat, read_record
 from paceline.diagnose.sizes import tensor_sizes
 from paceline.diagnose.verdict import Difference, Verdict
-from paceline.errors import PacelineError
+from paceline.launch.failure import RunFailed
 from paceline.launch.local import launch
 from paceline.launch.spec import LaunchSpec, Target
 from paceline.rundir import DUMP_FILE
@@ -48,20 +48,12 @@ class Comparison:
         }
         failure = launch(LaunchSpec(self.target, world, self.arguments, settings))
         if failure is not None:
-            raise RunFailed(f"{self.target.name} failed on {world} ranks:\n{failure.message}", failure.exit_code)
+            raise RunFailed(self.target.name, world, failure)
         return read_record(home, self.target.name)
 
     def home(self, world: int, label: str) -> Path:
         """Return the folder of one recorded run."""
         return self.folder / f"world-{world}-{label}"
-
-
-class RunFailed(PacelineError):
-    """A run that verify started did not end well."""
-
-    def __init__(self, problem: str, exit_code: int) -> None:
-        super().__init__(problem, fix="make it run with `paceline run` first")
-        self.exit_code = exit_code
 
 
 def verify(

@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import STOPPED
+from paceline.errors import STOPPED, PacelineError
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,15 @@ class Failure:
     """Whether it would only come again."""
     progress: int = -1
     """The step of the newest checkpoint by then; -1: none is known."""
+
+
+class RunFailed(PacelineError):
+    """A run that a verb started to look at it did not end well."""
+
+    def __init__(self, name: str, ranks: int, failure: Failure) -> None:
+        problem = f"{name} failed on {ranks} rank{'s' if ranks > 1 else ''}:\n{failure.message}"
+        super().__init__(problem, fix="make it run with `paceline run` first")
+        self.exit_code = failure.exit_code
 
 
 def stopped(progress: int | None) -> Failure:

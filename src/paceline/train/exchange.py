@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import ProcessGroup
 
 from paceline.scale.batch import share
 from paceline.scale.tree import additions, whole_subtrees
-from paceline.world.collectives import exchange, gather
+from paceline.world.collectives import exchange, finish, gather
 from paceline.world.facts import World
 
 _SMALL_BYTES = 1 << 16  # below this a second message costs more than the bytes it saves
@@ -105,7 +105,7 @@ class GatherExchange:
 
     def advance(self, total: Tensor) -> bool:
         """Add what came along the tree."""
-        self._work.wait()
+        finish(self._work)
         if total.device == self._sums[0].device:
             self._shape.add_up(self._sums, total)
         else:
@@ -154,7 +154,7 @@ class SliceExchange:
 
     def advance(self, total: Tensor) -> bool:
         """Add this rank's slice and send it back; then collect the slices of all."""
-        self._work.wait()
+        finish(self._work)
         if self._gathering:
             total.copy_(self._gathered[: total.numel()])
             return True

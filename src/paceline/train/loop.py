@@ -38,6 +38,7 @@ from paceline.train.record import Recorder
 from paceline.train.reduction import Note
 from paceline.train.state import digests_of_all, state_digest
 from paceline.train.step import LossFunction
+from paceline.train.times import StepTimes
 from paceline.world.device import peak_flops
 from paceline.world.facts import World
 from paceline.world.group import shorten_timeout
@@ -69,6 +70,7 @@ class Trainer:
         self._evaluation = None if evaluation is None else Evaluation(evaluation, loss, metrics or {}, config, world)
         self._take = make_step(world, model, optimizer, loss, config, batches.total_samples)
         self._since_report, self._in_epoch = Meter(), Meter()
+        self._times = StepTimes(config, world)
         self._last = Note(0.0, 0.0)
         self._metrics: Mapping[str, float] = {}
         self._done = 0
@@ -81,7 +83,7 @@ class Trainer:
             self._done = first = life.restore()
             self._announce()
             recorder.start(self.model, self.optimizer, self._take.own_state())
-            for step in heart.reading(self.batches.steps(first)):
+            for step in heart.reading(self._times.reading(self.batches.steps(first))):
                 self._train(step, life)
                 heart.step_done(self._done, self._take.ready)
                 if step.plan.step == first:
@@ -90,6 +92,7 @@ class Trainer:
                     self._stop(life)
                 if self._wants(recorder, step):
                     break
+            self._times.write()
             life.save(self._done, self._metrics)
             life.finish()
             own = digests_of_all(self.world, self._take.own_state())
@@ -98,6 +101,7 @@ class Trainer:
 
     def _train(self, step: Step, life: Lifeline) -> None:
         note = self._last = life.take(step)
+        self._times.step_done(step.plan.samples, self._take.ready)
         self._done = done = step.plan.step + 1
         self._metrics = {}
         self._since_report.add(note, step.plan.samples)

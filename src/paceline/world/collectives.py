@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -55,6 +57,22 @@ def texts_of_all(world: World, text: str) -> list[str]:
         padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
     rows = rows_of_all(world, padded)
     return [bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths, strict=True)]
+
+
+class WaitClock:
+    """How long this process has waited for messages in `finish`."""
+
+    seconds: float = 0.0
+
+
+WAITED = WaitClock()
+
+
+def finish(work: Work) -> None:
+    """Wait for a message. With gloo the host waits, and the clock runs; with NCCL only the GPU's stream does."""
+    begun = time.perf_counter()
+    work.wait()
+    WAITED.seconds += time.perf_counter() - begun
 
 
 def gather(gathered: Tensor, mine: Tensor, among: ProcessGroup | None = None) -> Work:

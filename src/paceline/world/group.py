@@ -100,8 +100,7 @@ def _meet_here(world: World, config: RunConfig) -> World:
     world, timeout = _prepare(world, config), timedelta(seconds=config.timeout.start_s)
     if world.size > 1:
         store, _ = _open_store(world, config, None)
-        if loopback := _loopback():
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)  # gloo would listen on the address of the host name
+        keep_to_loopback()
         backend = choose_backend(world, config, store)
         dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
     return world
@@ -169,8 +168,10 @@ def _open_store(world: World, config: RunConfig, notice: Notice | None) -> tuple
     return open_tcp_store(world.meeting, timeout, silence_s, look=_look(notice), quiet=quiet)
 
 
-def _loopback() -> str:
-    return next((name for _, name in socket.if_nameindex() if name in {"lo", "lo0"}), "")
+def keep_to_loopback() -> None:
+    """Let gloo listen on loopback only, where all ranks are here: else it takes the address of the host name."""
+    if loopback := next((name for _, name in socket.if_nameindex() if name in {"lo", "lo0"}), ""):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
 
 
 def _leave(world: World) -> None:

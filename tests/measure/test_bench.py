@@ -1,0 +1,78 @@
+"""`paceline bench` starts ranks or joins those that are there, and says what it found to people and to programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from launch.program import paceline
+
+from paceline.measure.figures import Found, Measured, Mistake, as_dict, describe, figures_of
+from paceline.measure.plan import OPERATIONS
+
+SHORT = ("--sizes", "1KiB,64KiB", "--seconds", "0", "--device", "cpu")
+
+
+def test_ranks_are_started_and_the_figures_come_as_json_and_as_a_plot(tmp_path: Path) -> None:
+    done = paceline("bench", "-n", "2", *SHORT, "--json", "--to", "out", folder=tmp_path)
+    assert (done.code, done.err) == (0, ""), done
+    found = json.loads(done.out)
+    assert (found["right"], found["ranks"], found["nodes"], found["backend"]) == (True, 2, 1, "gloo")
+    assert [each["operation"] for each in found["operations"]] == list(OPERATIONS)
+    for each in found["operations"]:
+        assert [row["size_bytes"] for row in each["sizes"]] == [1024, 65536]
+        for row in each["sizes"]:
+            assert row["fastest_s"] <= row["seconds"] <= row["slowest_s"]
+            assert row["busbw_gb_per_s"] == pytest.approx(each["bus_factor"] * row["algbw_gb_per_s"])
+        assert each["fit"]["latency_s"] >= 0
+    assert json.loads((tmp_path / "out" / "bench.json").read_text()) == found
+    assert (tmp_path / "out" / "bench.svg").read_text() == found["svg"]
+    assert {path.stat().st_mode & 0o077 for path in (tmp_path / "out").rglob("*")} == {0}
+    ElementTree.fromstring(found["svg"])
+
+
+@pytest.mark.heavy
+def test_under_torchrun_it_measures_the_ranks_that_are_there(tmp_path: Path) -> None:
+    words = ["--standalone", "--nproc-per-node", "2", "-m", "paceline", "bench", "--ops", "pair,tree", *SHORT]
+    torchrun = [str(Path(sys.executable).with_name("torchrun")), *words]
+    done = subprocess.run(torchrun, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("2 ranks on 1 node, cpu, gloo") == 1
+    assert done.stdout.count("results were right") == 1
+
+
+def test_ranks_that_are_there_start_no_others(tmp_path: Path) -> None:
+    env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    done = paceline("bench", "-n", "2", folder=tmp_path, env=env)
+    assert done.code == 2
+    assert "2 ranks are here already, and each would start 2 more\n  fix: leave -n out" in done.err
+
+
+def found_by(ranks: int, *, wrong: int = 0) -> Found:
+    measured = [Measured(name, size, 4, [2e-3, 1e-3, 9.0]) for name in OPERATIONS for size in (1_000_000, 4_000_000)]
+    mistakes = [Mistake("all-reduce", 1_000_000, 1, 17, 5.0, float("nan"))] if wrong else []
+    return Found(ranks, 2, "cpu", "", "gloo", "2", measured, 100, wrong, mistakes)
+
+
+def test_bandwidths_are_those_of_nccl_tests() -> None:
+    factors = {each.operation: each.bus_factor for each in figures_of(found_by(4))}
+    assert factors == {
+        "all-reduce": 1.5, "tree": 1.5, "all-gather": 0.75, "reduce-scatter": 0.75, "all-to-all": 0.75, "pair": 1.0,
+    }  # fmt: skip
+    row = figures_of(found_by(4))[0].rows[1]
+    assert (row.seconds, row.algbw_gb_per_s, row.busbw_gb_per_s) == (2e-3, 2.0, 3.0)
+
+
+def test_a_wrong_result_is_said_with_its_rank_and_number() -> None:
+    found = found_by(4, wrong=3)
+    figures = figures_of(found)
+    assert "WRONG: 3 of 100 results" in describe(found, figures)
+    assert "rank 1: all-reduce of 1.0 MB, number 17: nothing instead of 5" in describe(found, figures)
+    told = json.loads(json.dumps(as_dict(found, figures, ""), allow_nan=False))
+    assert (told["right"], told["mistakes"][0]["found"]) == (False, None)
+    assert Found.from_json(found.as_json()).mistakes[0].rank == 1

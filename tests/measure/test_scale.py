@@ -1,0 +1,181 @@
+"""`paceline scale` compares world sizes, says where the time went, and writes a report."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from launch.program import paceline
+
+from paceline.measure.efficiency import Scaling, Trial, sizes_of
+from paceline.measure.scaling_report import describe, plot_of, to_html, to_markdown
+from paceline.measure.steptimes import Moment, Pace, Ran, pace_of
+
+FACTS = {"nodes": 1, "sees_waits": True}
+
+
+def pace(seconds: float, samples: int = 64, **more) -> Pace:
+    return replace(Pace(seconds, samples, 0.1, 0.2, 0.05, seconds / 2), **more)
+
+
+def test_efficiency_is_p1_t1_over_pn_tn() -> None:
+    trials = [
+        Trial(1, 4, "", [pace(1.0), pace(1.2), pace(1.1)]),
+        Trial(4, 4, "4 ranks share 2 cores", [pace(0.5), pace(0.4), pace(0.55)]),
+    ]
+    one, four = sizes_of(trials)
+    assert (one.speedup, one.efficiency, one.efficiency_low, one.efficiency_high) == (1, 1, 1, 1)
+    assert four.efficiency == pytest.approx(1 * 1.1 / (4 * 0.5))
+    assert (four.efficiency_low, four.efficiency_high) == (pytest.approx(0.5), pytest.approx(0.75))
+    assert (four.step_s, four.fastest_s, four.slowest_s) == (0.5, 0.4, 0.55)
+    assert (four.exposed_share, four.exposed_how, four.uneven_share) == (0.2, "waits", 0.05)
+
+
+def test_weak_scaling_compares_the_work_of_a_rank() -> None:
+    one, four = sizes_of([Trial(1, 4, "", [pace(1.0)]), Trial(4, 16, "", [pace(1.25, samples=256)])])
+    assert (four.speedup, four.efficiency) == (pytest.approx(3.2), pytest.approx(0.8))
+
+
+def test_where_waits_are_hidden_the_end_of_a_step_is_compared_with_that_of_one_rank() -> None:
+    hidden = {"waited_share": None, "uneven_share": None}
+    alone = Trial(1, 4, "", [pace(1.0, tail_s=0.25)])
+    two = Trial(2, 4, "", [pace(0.8, tail_s=0.45, **hidden)])
+    assert sizes_of([alone, two])[1].exposed_share == pytest.approx(0.25)
+    assert sizes_of([alone, two])[1].exposed_how == "estimate"
+    four = Trial(4, 4, "", [pace(0.8, **hidden)])
+    assert sizes_of([two, four])[1].exposed_how == "none"
+
+
+def test_the_shares_of_a_step_are_those_of_its_ranks() -> None:
+    def step(begin: float, samples: int = 8) -> tuple[Moment, ...]:
+        quick = Moment(samples, begin, begin + 0.1, begin + 0.3, begin + 1.0, 0.5)
+        slow = Moment(samples, begin, begin + 0.3, begin + 0.7, begin + 1.0, 0.1)
+        return quick, slow
+
+    warm = (Moment(8, 0, 5, 6, 9, 0), Moment(8, 0, 5, 6, 9, 0))
+    ran = Ran(FACTS, ("cpu", "cpu"), [warm, step(10), step(20), step(30, samples=3)])
+    found = pace_of(ran, warmup=1)
+    assert (found.seconds, found.samples) == (pytest.approx(1.0), 8)
+    assert (found.data_share, found.waited_share) == (pytest.approx(0.2), pytest.approx(0.3))
+    assert found.uneven_share == pytest.approx(0.2)
+    assert pace_of(replace(ran, facts=FACTS | {"sees_waits": False}), 1).waited_share is None
+
+
+SLOW_RANK = """
+import time, torch, paceline
+from torch.nn.functional import mse_loss
+
+class Slow(torch.nn.Linear):
+    def forward(self, values):
+        time.sleep(0.05 * rank)
+        return super().forward(values)
+
+config = paceline.config_from_argv()
+with paceline.join(config) as world:
+    rank = world.rank
+    model = paceline.parallelize(Slow(4, 1), world, config)
+    batches = paceline.Batches((torch.ones(64, 4), torch.ones(64, 1)), config, world)
+    paceline.Trainer(world, model, torch.optim.SGD(model.parameters(), lr=0.0), batches, mse_loss, config).run()
+"""
+
+
+@pytest.mark.slow
+def test_a_study_is_printed_and_written_with_its_report(tmp_path: Path) -> None:
+    (tmp_path / "slow_rank.py").write_text(SLOW_RANK)
+    words = ("--worlds", "2,1", "--rounds", "1", "--steps", "4", "--warmup", "2", "--weak", "--json")
+    done = paceline(
+        "scale", "slow_rank.py", *words, "name=study", "batch.global_size=16", "device=cpu", folder=tmp_path
+    )
+    assert (done.code, done.err) == (0, ""), done
+    found = json.loads(done.out)
+    assert [(size["ranks"], size["global_batch"], size["lanes"]) for size in found["sizes"]] == [(1, 16, 4), (2, 32, 8)]
+    two = found["sizes"][1]
+    assert two["uneven_share"] > 0.2  # rank 0 waits while rank 1 sleeps in every forward
+    assert two["exposed_share"] >= two["uneven_share"]
+    assert (found["kind"], found["good_efficiency"]) == ("weak", 0.75)
+    home = tmp_path / "runs" / "study"
+    assert json.loads((home / "scaling.json").read_text()) == {"format": 1, "studies": {"weak": found}}
+    assert sorted(path.name for path in home.iterdir()) == [
+        "scaling-weak.svg",
+        "scaling.html",
+        "scaling.json",
+        "scaling.md",
+    ]
+    assert {path.stat().st_mode & 0o077 for path in home.rglob("*")} == {0}
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "code", "said"),
+    [
+        ("raise ValueError('no data')", ["--worlds", "1,2"], 1, ["fails.py failed on 1 rank:", "ValueError: no data", "fix: make it run with `paceline run` first"]),
+        ("print('no training')", ["--worlds", "1,2"], 2, ["fails.py wrote no times of its steps down", "fix: train with `paceline.Trainer`"]),
+    ],
+)  # fmt: skip
+def test_a_script_that_cannot_be_compared_is_an_error_with_a_fix(tmp_path: Path, script, words, code, said) -> None:
+    (tmp_path / "fails.py").write_text(script)
+    done = paceline("scale", "fails.py", *words, folder=tmp_path)
+    assert (done.code, done.out) == (code, "")
+    assert [text for text in said if text not in done.err] == []
+    assert not (tmp_path / "runs").exists()
+
+
+PRETENDED = """
+import json, os, pathlib
+told = json.loads(os.environ["PACELINE_SET"])
+times, run = pathlib.Path(told["record.times"]), pathlib.Path(told["runs"]) / "run"
+times.mkdir(parents=True)
+run.mkdir(parents=True)
+(run / "config.toml").write_text("name = 'run'\\n[batch]\\nglobal_size = 32\\nlanes = 4\\n")
+steps = [[SAMPLES, 0, 1, 2, 3, 0]] * STEPS
+(times / "0000.times").write_text(json.dumps({"device": "cpu", "nodes": 1, "sees_waits": True, "steps": steps}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("samples", "steps", "words", "problem", "fix"),
+    [
+        (32, 20, ["--worlds", "1,8"], "8 ranks cannot share the 4 lanes of a step", "add batch.lanes=8"),
+        (31, 20, ["--worlds", "1,2"], "a step of 32 samples on 1 ranks is more than the whole training set", "give batch.global_size"),
+        (32, 10, ["--worlds", "1,2"], "pretends.py took only 10 steps", "let it take as many as the setting `steps` says"),
+    ],
+)  # fmt: skip
+def test_a_study_that_leads_nowhere_ends_after_its_first_run(tmp_path, samples, steps, words, problem, fix) -> None:
+    script = PRETENDED.replace("SAMPLES", str(samples)).replace("STEPS", str(steps))
+    (tmp_path / "pretends.py").write_text(script)
+    done = paceline("scale", "pretends.py", *words, folder=tmp_path)
+    assert (done.code, done.out) == (2, "")
+    assert f"error: {problem}\n  fix: {fix}" in done.err
+
+
+def study(name: str, kind: str, *ranks: int) -> Scaling:
+    trials = [Trial(count, 4, "", [pace(1 / count**0.9), pace(1.1 / count**0.9)]) for count in ranks]
+    facts = dict.fromkeys(
+        ("host", "cpu", "system", "python", "paceline", "gpu", "backend", "torch", "exact", "parallel", "precision", "compile", "threads"), name
+    )  # fmt: skip
+    facts |= {"cores": 8, "nodes": 1, "memory_bytes": 1}
+    return Scaling(name, name, [name], kind, 5, 20, 2, "2026-01-01T00:00:00+00:00", facts, sizes_of(trials))
+
+
+HOSTILE = "<script>alert(1)</script>|`*[x](javascript:y)"
+
+
+def test_the_report_has_what_computing_centres_ask_for_and_runs_nothing() -> None:
+    studies = [study(HOSTILE, "strong", 1, 2, 4, 32), study(HOSTILE, "weak", 1, 2)]
+    page, text = to_html(studies), to_markdown(studies)
+    for word in ("Code", "Machine", "Strong scaling", "Weak scaling", "efficiency", "75%", "largest size at 75%"):
+        assert word in page
+        assert word in text
+    assert "4 ranks (87%)" in page
+    assert "at least 3 sizes; here are 2" in page
+    assert page.count("<svg") == 2
+    for found in (page, plot_of(studies[0])):
+        assert "<script" not in found
+        assert "http" not in found.replace("http://www.w3.org/2000/svg", "")
+    ElementTree.fromstring(plot_of(studies[0]))
+    assert "<script" not in text.replace(r"\<script", "")
+    assert text.count("\n| ") == 2 * 2 + 6
+    assert Scaling.from_dict(json.loads(json.dumps(studies[0].as_dict()))) == studies[0]
+    assert "32  " in describe(studies[0])
