@@ -52,7 +52,9 @@ def _course(dice: random.Random, ranks: int, metrics: tuple[str, ...]) -> list[E
     found: list[Event] = []
     when = BEGUN_S
     for first, last, ending in ((0, 2300, "failed"), (2000, 4000, "stopped"), (4000, 6000, "ended")):
-        found.append(RunStarted(ranks, "cuda", "slurm", 60000, 256, 8, 0.1, 6000, "a\nb", first, time_s=when))
+        found.append(
+            RunStarted(ranks, "cuda", "slurm", 60000, 256, max(8, ranks), 0.1, 6000, "a\nb", first, time_s=when)
+        )
         for step in range(first + 10, last + 1, 10):
             rate = 256 / (0.055 * (1 + dice.gammavariate(1.2, 0.06)))
             when += 10 * 256 / rate

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.config.values import from_toml
 from paceline.redact import without_logins, without_secrets
 from paceline.report.account import Account, number, read_account, whole
-from paceline.report.beats import read_beats
+from paceline.report.beats import read_beats, slowest
 from paceline.report.measured import environment_of, scaling_of, verdict_of
 from paceline.report.state import Lookout, RunState
 from paceline.report.steptime import breakdown, pace
@@ -49,14 +49,14 @@ def _run(target: Target, account: Account, columns: int) -> dict[str, Any]:
     state, folder = Lookout(target).look(), target.folder
     beats = read_beats(folder.beat(0).parent, state.world_size, number(account.started.get("time_s"), 0.0))
     ranks = [beat for beat in beats if math.isfinite(number(beat.own_s) + number(beat.data_s))]
-    times = pace(account)
+    times, slow = pace(account), slowest(ranks, whole(account.started.get("lanes")), state.world_size)
     found = _course(state, account) | {
         "curves": _curves(account, columns),
         "metric_curves": {name: _metric(account, name, columns).facts() for name in metrics_of(account)},
         "step_time": times,
         "breakdown": breakdown(times, ranks),
         "ranks": [asdict(beat) for beat in ranks],
-        "slowest": asdict(state.slowest) if state.slowest else None,
+        "slowest": asdict(slow) if slow else None,
         "starts": [asdict(start) | {"reason": without_logins(start.reason)} for start in account.starts],
         "checkpoints": [_save(event) for event in account.saves],
         "troubles": [_trouble(event) for event in account.troubles],

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.report.lines import harmless
 
-_EMPTY = {"br", "input", "meta", "path"}
+_EMPTY = {"input", "meta", "path"}
 
 
 class Html(str):
@@ -30,7 +30,7 @@ def tag(name: str, /, *inside: str, **attributes: str | float | None) -> Html:
         for key, value in attributes.items()
         if value is not None
     )
-    return Html(f"<{name}{given}>" if name in _EMPTY else f"<{name}{given}>{joined(*inside)}</{name}>")
+    return Html(f"<{name}{given}/>" if name in _EMPTY else f"<{name}{given}>{joined(*inside)}</{name}>")
 
 
 def joined(*parts: str) -> Html:

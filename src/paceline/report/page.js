@@ -52,7 +52,7 @@
     made("cross", area).style.left = `${(step - left) / (right - left) * 100}%`;
     const tip = made("tip", area);
     const head = document.createElement("b");
-    head.textContent = shown(step);
+    head.textContent = `${chart.axis} ${shown(step)}`;
     tip.append(head);
     chart.lines.forEach((line, number) => {
       const value = line.y[places[number]];

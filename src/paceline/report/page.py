@@ -26,11 +26,15 @@ def page_of(facts: Mapping[str, Any]) -> bytes:
     """Return the page of what `facts_of` found."""
     runs, charts = named_apart(facts["runs"]), Charts()
     sections = [
-        tag("section", *(card(run, place % COLORS) for place, run in enumerate(runs)), class_="cards"),
+        tag(
+            "section",
+            *(card(run, several=len(runs) > 1) for run in runs),
+            class_="cards",
+        ),
         _section("Curves", *_curves(runs, charts)),
         _section("Time", histogram(runs), breakdowns(runs), *(heat_map(run, several=len(runs) > 1) for run in runs)),
         _section("Time line", timeline(runs), *_starts(runs)),
-        _section("Scaling", *(scaling(run, charts, place % COLORS) for place, run in enumerate(runs))),
+        _section("Scaling", *(scaling(run, charts) for run in runs)),
         _section("Where the time goes", *map(profile, runs)),
         _section("Settings", tag("div", comparison(runs, "config", "Settings"), class_="wide")),
         _section("Environment", tag("div", comparison(runs, "environment", "Facts"), class_="wide")),
@@ -44,13 +48,16 @@ def page_of(facts: Mapping[str, Any]) -> bytes:
 
 
 def named_apart(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs with names that differ: where two have the same, by their folders.
+    """Return the runs with a colour each, and with names that differ: where two have the same, by their folders.
 
-    >>> [run["name"] for run in named_apart([{"name": "a", "folder": "/x/a"}, {"name": "a", "folder": "/y/a"}])]
-    ['/x/a', '/y/a']
+    >>> [(run["name"], run["color"]) for run in named_apart([{"name": "a", "folder": "x/a"}, {"name": "a", "folder": "y/a"}])]
+    [('x/a', 0), ('y/a', 1)]
     """
     names = [run["name"] for run in runs]
-    return [run if names.count(run["name"]) == 1 else {**run, "name": run["folder"]} for run in runs]
+    return [
+        {**run, "name": run["name"] if names.count(run["name"]) == 1 else run["folder"], "color": place % COLORS}
+        for place, run in enumerate(runs)
+    ]
 
 
 def _section(title: str, *parts: str) -> Html:
@@ -58,7 +65,7 @@ def _section(title: str, *parts: str) -> Html:
     inside = joined(*parts)
     if not inside or inside == '<div class="wide"></div>':
         return Html("")
-    return tag("section", tag("h2", title), tag("div", inside, class_="grid"))
+    return tag("section", tag("h2", title), tag("div", inside, class_=f"grid {title.split(maxsplit=1)[0].lower()}"))
 
 
 def _curves(runs: Sequence[Run], charts: Charts) -> list[Html]:
@@ -85,11 +92,11 @@ def _lines(runs: Sequence[Run], key: str, name: str, suffix: str = "") -> list[L
     return [
         Line(
             f"{run['name']}{suffix}" if len(runs) > 1 else suffix.removeprefix(", ") or name,
-            place % COLORS,
+            run["color"],
             Curve(**run[key][name]),
             dashed=bool(suffix),
         )
-        for place, run in enumerate(runs)
+        for run in runs
         if name in run[key]
     ]
 

@@ -14,6 +14,7 @@ from paceline.report.ticks import label, linear_ticks, log_ticks, span
 
 SIZE = 1000  # of a picture, both ways, in its own units
 _DOTTED = 60  # points; fewer are drawn as dots as well
+_WORTH_A_LOG = 2.0  # largest over smallest value
 
 Place = Callable[[float], float]
 
@@ -52,7 +53,9 @@ class Charts:
     def __init__(self) -> None:
         self.data: list[dict[str, Any]] = []
 
-    def add(self, title: str, unit: str, lines: Sequence[Line], note: str = "", *, first: bool = False) -> Html:
+    def add(
+        self, title: str, unit: str, lines: Sequence[Line], note: str = "", *, first: bool = False, axis: str = "step"
+    ) -> Html:
         """Return a chart; nothing if there is nothing to draw. The first one is wide, and logarithmic where it is steep."""
         drawn = [line for line in lines if any(value is not None for value in line.curve.mean)]
         if not drawn:
@@ -62,7 +65,7 @@ class Charts:
         number = len(self.data)
         known = [_known(line) for line in drawn]
         limits = {scale.kind: [scale.low, scale.high] for scale in scales}
-        self.data.append({"x": [left, right], "scales": limits, "lines": known})
+        self.data.append({"x": [left, right], "scales": limits, "lines": known, "axis": axis})
         name = f"log-{number}"
         checked: dict[str, str] = {"checked": ""} if steep and first else {}
         pick = tag("input", type="checkbox", id=name, class_="pick", **checked) if len(scales) > 1 else Html("")
@@ -78,7 +81,7 @@ def _scales(lines: Sequence[Line]) -> tuple[list[Scale], bool]:
     values = [value for line in lines for value in [*line.curve.low, *line.curve.high] if value is not None]
     low, high = span(values)
     linear = Scale("linear", low, high, linear_ticks(low, high))
-    if min(values) <= 0 or min(values) == max(values):
+    if min(values) <= 0 or max(values) < _WORTH_A_LOG * min(values):
         return [linear], False
     low, high = min(values) / 1.05, max(values) * 1.05
     return [linear, Scale("log", low, high, log_ticks(low, high))], is_steep(values)
@@ -96,6 +99,7 @@ def _known(line: Line) -> dict[str, Any]:
 
 
 def _legend(lines: Sequence[Line]) -> Html:
+    """Return which line is which, where there are several."""
     if len(lines) < 2:
         return Html("")
     keys = [

@@ -16,9 +16,10 @@ _METRICS = 4
 _ENOUGH = 0.75  # the efficiency that computing centres ask for
 
 
-def card(run: Mapping[str, Any], color: int) -> Html:
+def card(run: Mapping[str, Any], *, several: bool) -> Html:
     """Return a run at a glance."""
-    head = tag("h2", tag("i", class_=f"key c{color}"), run["name"])
+    name = (tag("i", class_=f"key c{run['color']}"), run["name"]) if several else (tag("span", run["folder"]),)
+    head = tag("h2", *name)
     state = tag("span", run["phase"], class_=f"badge {run['phase'].replace(' ', '-')}")
     facts = [tag("div", tag("dt", name), tag("dd", value)) for name, value in _glance(run) if value]
     reason = tag("p", run["reason"][:300], class_="reason") if run["reason"] else Html("")
@@ -31,7 +32,6 @@ def _glance(run: Mapping[str, Any]) -> list[tuple[str, str]]:
         (name, human_loss(value)) for name, value in run["metrics"].items() if value is not None and name != "eval_loss"
     ]
     eval_loss = run["metrics"].get("eval_loss")
-    again = f"{run['restarts']:,}" + (f", {lost:,} steps done again" if lost else "")
     return [
         ("step", f"{run['step']:,} of {run['total_steps']:,}" if run["total_steps"] else ""),
         ("loss", human_loss(run["loss"]) if run["loss"] is not None else ""),
@@ -41,13 +41,14 @@ def _glance(run: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("step time", short_time(times["median_s"]) if times else ""),
         ("trained for", human_time(run["trained_s"])),
         ("ranks", f"{run['world_size']:,} on {run['device']}" if run["world_size"] else ""),
-        ("restarts", again if run["starts"] else ""),
+        ("restarts", f"{run['restarts']:,}" if run["starts"] else ""),
+        ("done again", f"{lost:,} steps" if lost else ""),
         ("checkpoints", f"{len(run['checkpoints']):,}"),
-        ("weights", run["digest"][:16]),
+        ("weights", run["digest"][:12]),
     ]
 
 
-def scaling(run: Mapping[str, Any], charts: Charts, color: int) -> Html:
+def scaling(run: Mapping[str, Any], charts: Charts) -> Html:
     """Return how the speed grows with the number of ranks."""
     found = run["scaling"]
     if not found:
@@ -56,16 +57,17 @@ def scaling(run: Mapping[str, Any], charts: Charts, color: int) -> Html:
     ranks = [float(point["ranks"]) for point in points]
     lines = [
         Line("ideal", 7, _curve(ranks, [rank / ranks[0] for rank in ranks]), dashed=True),
-        Line("measured", color, _curve(ranks, [point["speedup"] for point in points])),
+        Line("measured", run["color"], _curve(ranks, [point["speedup"] for point in points])),
     ]
-    chart = charts.add("Speed-up", f"over ranks, {found['mode']} scaling", lines)
-    heads = ("ranks", "step", "samples/s", "speed-up", "efficiency", "exposed communication", "wait for data")
+    chart = charts.add("Speed-up", f"over ranks, {found['mode']} scaling", lines, axis="ranks")
+    heads = ("ranks", "step", "samples/s", "speed-up", "efficiency", "exposed", "data wait")
     rows = [tag("tr", *(tag("td", cell, class_="n") for cell in _scaled(point))) for point in points]
     table = tag(
         "table", tag("thead", tag("tr", *(tag("th", word) for word in heads))), tag("tbody", *rows), class_="plain"
     )
     kept = [point["ranks"] for point in points if (point["efficiency"] or 0) >= _ENOUGH]
-    note = f"efficiency is at least {_ENOUGH:.0%} up to {max(kept)} ranks" if kept else ""
+    note = "exposed: share of communication that is waited for"
+    note += f"; efficiency is at least {_ENOUGH:.0%} up to {max(kept)} ranks" if kept else ""
     return joined(
         chart, tag("figure", tag("div", table, class_="scroll"), tag("p", note, class_="note"), class_="chart")
     )

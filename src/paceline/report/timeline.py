@@ -18,11 +18,11 @@ _ROWS = 20
 
 def timeline(runs: Sequence[Mapping[str, Any]]) -> Html:
     """Return all runs on one scale of time, each from its first start on."""
-    known = [(color, run) for color, run in enumerate(runs) if run["starts"]]
+    known = [run for run in runs if run["starts"]]
     if not known:
         return Html("")
-    whole_s = max(max(1.0, _last(run) - _first(run)) for _, run in known)
-    lanes = [_lane(run, color, whole_s, named=len(runs) > 1) for color, run in known]
+    whole_s = max(max(1.0, _last(run) - _first(run)) for run in known)
+    lanes = [_lane(run, whole_s, named=len(runs) > 1) for run in known]
     ticks = [axis_label("x", SIZE * value / whole_s, time_label(value)) for value in time_ticks(whole_s)]
     keys = [
         tag("span", tag("i", class_=f"key {kind}"), words, class_="entry")
@@ -43,9 +43,11 @@ def _last(run: Mapping[str, Any]) -> float:
     return float(max(start["last_s"] for start in run["starts"]))
 
 
-def _lane(run: Mapping[str, Any], color: int, whole_s: float, *, named: bool) -> Html:
+def _lane(run: Mapping[str, Any], whole_s: float, *, named: bool) -> Html:
     begun = _first(run)
-    parts = [_part(start, begun, whole_s, color, ending_of(run, place)) for place, start in enumerate(run["starts"])]
+    parts = [
+        _part(start, begun, whole_s, run["color"], ending_of(run, place)) for place, start in enumerate(run["starts"])
+    ]
     saved = {}
     for save in run["checkpoints"]:
         place = ((save["time_s"] or begun) - begun) / whole_s

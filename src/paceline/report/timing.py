@@ -16,23 +16,25 @@ _PARTS = {
     "own_s": "own work: forward, and backward of all lanes but the last",
     "rest_s": "last backward, communication, update, waiting for other ranks",
 }
+_KINDS = {"data wait": 0, "compute": 1, "host gaps": 2, "optimizer": 3, "exposed communication": 4}
+"""Colours of what a profile tells apart: the same thing has the same colour everywhere."""
 _MOST_CELLS = 1024
 
 
 def histogram(runs: Sequence[Mapping[str, Any]]) -> Html:
     """Return how step times are distributed, all runs on one scale."""
-    known = [(color, run["step_time"]) for color, run in enumerate(runs) if run["step_time"]]
+    known = [run for run in runs if run["step_time"]]
     if not known:
         return Html("")
-    left = min(times["edges_s"][0] for _, times in known)
-    right = max(times["edges_s"][-1] for _, times in known)
+    left = min(run["step_time"]["edges_s"][0] for run in known)
+    right = max(run["step_time"]["edges_s"][-1] for run in known)
 
     def across(value: float) -> float:
         return float(SIZE * (value - left) / (right - left))
 
     shapes = [
-        tag("path", class_=f"{kind} c{color}", d=_outline(times, across))
-        for color, times in known
+        tag("path", class_=f"{kind} c{run['color']}", d=_outline(run["step_time"], across))
+        for run in known
         for kind in ("fill", "line")
     ]
     picture = tag(
@@ -41,7 +43,9 @@ def histogram(runs: Sequence[Mapping[str, Any]]) -> Html:
     )  # fmt: skip
     ticks = [axis_label("x", across(value), label(value * 1000)) for value in linear_ticks(left, right, 4)]
     area = tag("div", tag("div", picture, *ticks, class_="area"), class_="plot")
-    head = tag("figcaption", tag("h3", "Step time"), tag("span", "ms, how often", class_="unit"))
+    names = [tag("span", tag("i", class_=f"key c{run['color']}"), run["name"], class_="entry") for run in known]
+    legend = tag("span", *names, class_="legend") if len(runs) > 1 else Html("")
+    head = tag("figcaption", tag("h3", "Step time"), tag("span", "ms, how often", class_="unit"), legend)
     note = "Each value is the mean of the steps between two step events. The last bar holds all longer ones, too."
     return tag("figure", head, area, tag("p", note, class_="note"), class_="chart")
 
@@ -61,25 +65,30 @@ def breakdowns(runs: Sequence[Mapping[str, Any]]) -> Html:
     known = [run for run in runs if run["breakdown"]]
     if not known:
         return Html("")
-    rows = [_spent(run["name"] if len(runs) > 1 else "", run["breakdown"]) for run in known]
+    several = len(runs) > 1
+    rows = [_spent(run["name"] if several else "", run["breakdown"]) for run in known]
     keys = [tag("span", tag("i", class_=f"key p{n}"), words, class_="entry") for n, words in enumerate(_PARTS.values())]
     head = tag("figcaption", tag("h3", "A step is spent on"), tag("span", "of late, mean over ranks", class_="unit"))
-    return tag("figure", head, *rows, tag("p", *keys, class_="legend tall"), class_="chart")
+    legend = tag("p", *keys, class_="legend tall") if several else Html("")
+    return tag("figure", head, *rows, legend, class_="chart")
 
 
 def _spent(name: str, parts: Mapping[str, float]) -> Html:
     shares = {words: parts[key] / max(parts["step_s"], 1e-12) for key, words in _PARTS.items()}
     said = [f"{short_time(parts[key])} ({share:.0%})" for key, share in zip(_PARTS, shares.values(), strict=True)]
+    if not name:
+        said = [f"{told}  {words}" for told, words in zip(said, _PARTS.values(), strict=True)]
     return bar(name or f"{short_time(parts['step_s'])} a step", shares, said)
 
 
 def bar(name: str, shares: Mapping[str, float], said: Sequence[str]) -> Html:
     """Return a bar of parts with what they are below it."""
+    kinds = [f"p{_KINDS.get(words, place % 6)}" for place, words in enumerate(shares)]
     pieces = [
-        tag("i", class_=f"p{place % 6}", style=f"width:{min(1.0, share):.2%}", title=f"{words}: {told}")
+        tag("i", class_=kinds[place], style=f"width:{min(1.0, share):.2%}", title=f"{words}: {told}")
         for place, ((words, share), told) in enumerate(zip(shares.items(), said, strict=True))
     ]
-    values = [tag("span", tag("i", class_=f"key p{place % 6}"), told) for place, told in enumerate(said)]
+    values = [tag("span", tag("i", class_=f"key {kinds[place]}"), told) for place, told in enumerate(said)]
     return tag(
         "div",
         tag("div", name, class_="bar-name"),
