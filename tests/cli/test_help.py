@@ -30,6 +30,7 @@ def without_torch(*words: str, folder: Path) -> Done:
         (["run", "--help"], ["-n RANKS", "script", CODES]),
         (["verify", "--help"], ["--worlds", "--steps", "--json", CODES]),
         (["ckpt", "--help"], ["list|check|export", "RUN", "OUT.safetensors", "--step", "--json", "--force", CODES]),
+        (["report", "--help"], ["RUN", "--to", "--runs", "--json", CODES]),
         (
             ["sample", "--help"],
             ["RUN", "--prompt", "--length", "--temperature", "--top-k", "--seed", "--step", "--json", CODES],

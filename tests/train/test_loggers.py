@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,32 @@ def test_a_logger_that_fails_is_said_once_and_stops_nothing(tmp_path: Path, caps
         for step in range(3):  # before any RunStarted: the table is not open
             loggers(StepDone(step, 1, 1, 0.1, 0.1, 1.0))
     assert capsys.readouterr().err.count("the csv logger failed") == 1
+
+
+def test_a_logger_that_hangs_holds_nothing_up(tmp_path: Path, capsys, monkeypatch) -> None:
+    from paceline.rundir import RunDir
+    from paceline.train import loggers
+
+    let_go = threading.Event()
+
+    class Hanging:
+        def __call__(self, event: object) -> None:
+            let_go.wait()
+
+        def close(self, *, failed: bool) -> None: ...
+
+    monkeypatch.setattr(loggers, "make_sink", lambda *_: Hanging())
+    monkeypatch.setattr(loggers, "_LEAVES_WITHIN_S", 0.1)
+    monkeypatch.setattr(loggers, "_MOST_WAITING", 2)
+    config = config_from_words(RunConfig, [f"runs={tmp_path}", "log.to=csv"])
+    with loggers.Loggers(config, World(), RunDir(tmp_path)) as hanging:
+        for step in range(9):
+            hanging(StepDone(step, 1, 1, 0.1, 0.1, 1.0))
+    said = capsys.readouterr().err
+    assert said.count("cannot keep up") == said.count("were left behind") == 1
+    let_go.set()
+    hanging._waiting.put(None, timeout=90)
+    hanging._thread.join(90)
 
 
 def test_a_missing_package_or_an_unknown_logger_is_refused_with_its_fix(tmp_path: Path, monkeypatch) -> None:

@@ -32,6 +32,14 @@ class Start:
     lost_steps: int = 0
     """Steps that a later start had to do again, as far as they were told of."""
 
+    def hear(self, event: dict[str, Any]) -> None:
+        """Take note that it was still there, and how far it had come."""
+        step, when = event.get("step"), event.get("time_s")
+        if type(step) is int and step > self.step:
+            self.step = step
+        if type(when) is float and self.last_s < when < math.inf:
+            self.last_s = when
+
 
 @dataclass
 class Account:
@@ -47,13 +55,13 @@ class Account:
 
     def take(self, event: dict[str, Any]) -> None:
         """Take one event."""
-        kind, step = event["event"], whole(event.get("step", 0))
+        kind = event["event"]
         if self.starts and kind != RunStarted.__name__:
-            last = self.starts[-1]
-            last.step, last.last_s = max(last.step, step), max(last.last_s, number(event.get("time_s", 0.0), 0.0))
+            self.starts[-1].hear(event)
         if kind == StepDone.__name__:
             for name, column in self.steps.items():
-                column.append(number(event.get(name)))
+                value = event.get(name)
+                column.append(value if type(value) is float else number(value))
         elif kind == RunStarted.__name__:
             self._start(event)
         elif kind == EpochDone.__name__:

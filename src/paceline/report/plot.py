@@ -120,7 +120,7 @@ def _plot(lines: Sequence[Line], scale: Scale, left: float, right: float, number
         viewBox=f"0 0 {SIZE} {SIZE}", preserveAspectRatio="none", role="img", aria_label=f"{title}, {scale.kind} scale",
     )  # fmt: skip
     beside = [axis_label("y", scale.place(value), label(value)) for value in scale.ticks]
-    below = [axis_label("x", across(value), label(value)) for value in linear_ticks(left, right, 4)]
+    below = [axis_label("x", across(value), label(value)) for value in linear_ticks(left, right)]
     area = tag("div", picture, *beside, *below, class_="area", data_chart=number, data_scale=scale.kind)
     return tag("div", area, class_=f"plot {scale.kind}")
 

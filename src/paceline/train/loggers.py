@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import queue
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -24,7 +26,7 @@ from paceline.train.sinks.wandb import WandbSink
 from paceline.world.facts import World
 
 _MOST_WAITING = 10_000
-_LEAVES_WITHIN_S = 60.0
+_LEAVES_WITHIN_S = 10.0  # a run that was told to stop has little time left
 
 
 class Logger(Protocol):
@@ -58,32 +60,30 @@ class Loggers:
 
     def __init__(self, config: RunConfig, world: World, directory: RunDir) -> None:
         self._waiting: queue.Queue[Event | None] = queue.Queue(_MOST_WAITING)
+        self._makers = {name: partial(make_sink, name, config, world, directory) for name in config.log.sinks}
         self._sinks: dict[str, Logger] = {}
         self._failed = self._lost = False
-        for name in config.log.sinks:
-            self._guarded(name, lambda name=name: self._add(name, config, world, directory))  # type: ignore[misc]
         self._thread = threading.Thread(target=self._pass_on, name="loggers", daemon=True)
-
-    def _add(self, name: str, config: RunConfig, world: World, directory: RunDir) -> None:
-        self._sinks[name] = make_sink(name, config, world, directory)
 
     def __call__(self, event: Event) -> None:
         """Take one event; it is never waited for."""
-        if not self._sinks:
+        if not self._thread.is_alive():
             return
         try:
             self._waiting.put_nowait(event)
         except queue.Full:
             if not self._lost:
-                _say(f"the loggers ({', '.join(self._sinks)}) cannot keep up; some figures are missing there")
+                _say(f"the loggers ({', '.join(self._makers)}) cannot keep up; some figures are missing there")
             self._lost = True
 
     def _pass_on(self) -> None:
+        for name, make in self._makers.items():
+            self._guarded(name, lambda name=name, make=make: self._sinks.update({name: make()}))  # type: ignore[misc]
         while event := self._waiting.get():
             for name, sink in list(self._sinks.items()):
-                self._guarded(name, lambda sink=sink, event=event: sink(event))  # type: ignore[misc]
+                self._guarded(name, partial(sink, event))
         for name, sink in list(self._sinks.items()):
-            self._guarded(name, lambda sink=sink: sink.close(failed=self._failed))  # type: ignore[misc]
+            self._guarded(name, partial(sink.close, failed=self._failed))
 
     def _guarded(self, name: str, act: Callable[[], None]) -> None:
         try:
@@ -94,18 +94,22 @@ class Loggers:
             _say(f"the {name} logger failed ({reason}); the training goes on without it")
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        if self._makers:
+            self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._makers:
+            return
         self._failed = kind is not None and not issubclass(kind, Stopped)
-        self._waiting.put(None, timeout=_LEAVES_WITHIN_S)
+        with contextlib.suppress(queue.Full):
+            self._waiting.put(None, timeout=_LEAVES_WITHIN_S)
         self._thread.join(_LEAVES_WITHIN_S)
         if self._thread.is_alive():
             _say(
-                f"the loggers ({', '.join(self._sinks)}) did not end in {_LEAVES_WITHIN_S:.0f} s; they were left behind"
+                f"the loggers ({', '.join(self._makers)}) did not end in {_LEAVES_WITHIN_S:.0f} s and were left behind"
             )
 
 
