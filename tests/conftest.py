@@ -30,6 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     no_hosts = why_no_hosts()
     reasons = {
+        "browser": "" if shutil.which("chromium") else "needs Chromium (Debian: apt-get install chromium)",
         "gpu": "" if torch.cuda.is_available() else "needs a CUDA GPU, and `-m gpu`",
         "mpi": "" if shutil.which("mpirun") else "needs mpirun (Debian: apt-get install openmpi-bin)",
         "root": "" if _may_mount() else "needs root and mount namespaces (`unshare --mount`)",

@@ -16,7 +16,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 FLOORS = [
     {"amounts", "errors", "handover", "version", "__init__"},
-    {"rundir", "runlock", "config", "events", "tensorfile", "objectstore"},
+    {"rundir", "runlock", "redact", "config", "events", "tensorfile", "objectstore"},
     {"world", "scale", "launch", "cluster"},
     {"data", "checkpoint"},
     {"train"},
@@ -28,12 +28,12 @@ FLOORS = [
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 
 WITHOUT_TORCH = [
-    "paceline", "paceline.errors", "paceline.handover", "paceline.config", "paceline.events", "paceline.rundir", "paceline.scale.batch",
+    "paceline", "paceline.errors", "paceline.handover", "paceline.config", "paceline.events", "paceline.rundir", "paceline.redact", "paceline.scale.batch",
     "paceline.scale.tree", "paceline.scale.lr", "paceline.launch.local", "paceline.launch.child", "paceline.world.facts",
     "paceline.world.detect", "paceline.data.order", "paceline.data.idx", "paceline.data.chunks", "paceline.data.h5file", "paceline.objectstore", "paceline.data.remote", "paceline.data.get", "paceline.data.check", "paceline.data.show", "paceline.data.vocabulary", "paceline.data.pack", "paceline.data.bench", "paceline.diagnose.equivalence", "paceline.recipes",
     "paceline.measure.plan", "paceline.measure.fit", "paceline.measure.figures", "paceline.measure.plot", "paceline.measure.scaling", "paceline.measure.scaling_report",
     "paceline.world.network", "paceline.world.timelimit", "paceline.world.heartbeat", "paceline.launch.task", "paceline.cluster.submission",
-    "paceline.cluster.allocation", "paceline.cluster.aws", "paceline.report.state", "paceline.runlock", "paceline.checkpoint.catalog", "paceline.checkpoint.export", "paceline.checkpoint.remote", "paceline.cli.main",
+    "paceline.cluster.allocation", "paceline.cluster.aws", "paceline.report.state", "paceline.report.page", "paceline.cli.report", "paceline.runlock", "paceline.checkpoint.catalog", "paceline.checkpoint.export", "paceline.checkpoint.remote", "paceline.cli.main",
 ]  # fmt: skip
 
 

@@ -75,9 +75,38 @@ class RunDir:
         return self.root / "ranks" / f"{rank:04d}.beat"
 
     @property
+    def environment(self) -> Path:
+        """What the run was last started on: versions, machine, the variables that matter."""
+        return self.root / "environment.json"
+
+    @property
+    def report(self) -> Path:
+        """The page that shows the run."""
+        return self.root / "report.html"
+
+    @property
     def scaling(self) -> Path:
         """What `paceline scale` has measured of it; its report and plots lie beside it."""
         return self.root / "scaling.json"
+
+    @property
+    def verdict(self) -> Path:
+        """Where its time goes, where that was measured."""
+        return self.root / "profile" / "verdict.json"
+
+    @property
+    def csv(self) -> Path:
+        """The folder of its tables, with log.to=csv."""
+        return self.root / "csv"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The folder of its TensorBoard files, with log.to=tensorboard."""
+        return self.root / "tensorboard"
+
+    def bookmark(self, service: str) -> Path:
+        """Return the file that says how far a service was told of this run."""
+        return self.root / f"{service}.json"
 
     @property
     def started_over(self) -> Path:

@@ -33,6 +33,7 @@ def without_torch(*words: str, folder: Path) -> Done:
             ["ckpt", "--help"],
             ["list|check|export", "RUN", "OUT.safetensors", "--as", "gpt2", "--step", "--json", "--force", CODES],
         ),
+        (["report", "--help"], ["RUN", "--to", "--runs", "--json", CODES]),
         (
             ["sample", "--help"],
             ["RUN", "--prompt", "--length", "--count", "--temperature", "--top-k", "--seed", "--step", "--json", CODES],

@@ -118,11 +118,14 @@ def loss_and_lines(config, world) -> tuple[list[float], str]:
 @pytest.mark.parametrize("exact", [True, False])
 def test_the_loss_that_is_shown_is_the_mean_over_all_ranks(exact, tmp_path) -> None:
     given = {"batch.global_size": 16, "epochs": 2, "log.every_steps": 2, "exact": exact, "log.ranks": "all"}
+    given |= {"log.to": "csv"}
     alone = run_on_processes(loss_and_lines, 1, tmp_path, given)[0][0]
     (main, main_said), (_, other_said) = run_on_processes(loss_and_lines, 2, tmp_path, given)
     assert main == alone if exact else main == pytest.approx(alone, rel=1e-5)
     assert "rank 0  device cpu  epoch 2  micro-batch 2  steps 3" in main_said
     assert other_said.splitlines() == [f"rank 1  device cpu  epoch {epoch}  micro-batch 2  steps 3" for epoch in (1, 2)]
+    for table in tmp_path.rglob("csv/steps.csv"):  # rank 0 alone writes it
+        assert [line.partition(",")[0] for line in table.read_text().splitlines()] == ["step", "2", "4", "6"]
 
 
 def test_a_progress_bar_is_drawn_where_it_is_asked_for(tmp_path, capsys) -> None:

@@ -9,7 +9,9 @@ from typing import Literal
 
 from paceline.config.intervals import Every, seconds_from
 from paceline.config.local import LocalConfig, check_local
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, did_you_mean
+
+_SINKS = ("csv", "mlflow", "tensorboard", "wandb")
 
 
 @dataclass(frozen=True)
@@ -125,10 +127,20 @@ class LogConfig:
     """Whether every rank prints a line per epoch, or only rank 0."""
     progress: Literal["auto", "bar", "lines"] = "auto"
     """A progress bar or plain lines; auto: a bar on a terminal."""
+    to: str = ""
+    """Where figures go besides events.jsonl, with commas between: csv, tensorboard, mlflow, wandb; empty: nowhere else."""
 
     def __post_init__(self) -> None:
-        """Refuse an interval that never comes."""
+        """Refuse an interval that never comes, and loggers that there are not."""
         _at_least(1, "log.every_steps", self.every_steps)
+        for name in self.sinks:
+            if name not in _SINKS:
+                raise ConfigError(f"log.to={self.to}: there is no logger {name!r}", fix=did_you_mean(name, _SINKS))
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """The loggers that `to` names, each once."""
+        return tuple(dict.fromkeys(name.strip() for name in self.to.split(",") if name.strip()))
 
 
 @dataclass(frozen=True)

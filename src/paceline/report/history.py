@@ -69,7 +69,7 @@ class History:
         for line in data.splitlines():
             if line.startswith(_STEP):
                 self._steps.append(line)
-            elif event := _parsed(line):
+            elif event := parsed(line):
                 self._fold(event)
 
     def _fold(self, event: dict[str, Any]) -> None:
@@ -87,7 +87,7 @@ class History:
 
     def _go_back(self, step: int) -> None:
         """Leave out what was done after a step and lost."""
-        while self._steps and not _at_most(_parsed(self._steps[-1]), step):
+        while self._steps and not _at_most(parsed(self._steps[-1]), step):
             self._steps.pop()
         self._epochs = [event for event in self._epochs if _at_most(event, step)]
         self._saves = [event for event in self._saves if _at_most(event, step)]
@@ -95,7 +95,7 @@ class History:
     @property
     def latest(self) -> Figures | None:
         """The newest figures of a step or an epoch."""
-        step = next(filter(None, (_figures(_parsed(line)) for line in reversed(self._steps))), None)
+        step = next(filter(None, (_figures(parsed(line)) for line in reversed(self._steps))), None)
         epoch = _figures(self._epochs[-1]) if self._epochs else None
         return epoch if step is None or (epoch and epoch.step > step.step) else step
 
@@ -111,14 +111,14 @@ class History:
             return [figures.loss for event in self._epochs[-most:] if (figures := _figures(event))]
         count = min(most, len(lines))
         chosen = [lines[len(lines) - 1 - (count - 1 - place) * len(lines) // count] for place in range(count)]
-        return [figures.loss for line in chosen if (figures := _figures(_parsed(line)))]
+        return [figures.loss for line in chosen if (figures := _figures(parsed(line)))]
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def parsed(line: bytes) -> dict[str, Any] | None:
     """Return an event; nothing for a line torn by a power cut."""
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) and "event" in event else None
 

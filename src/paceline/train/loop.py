@@ -33,11 +33,13 @@ from paceline.train.captured import make_step
 from paceline.train.console import Console, describe_run, rank_line, say
 from paceline.train.evaluate import Evaluation, Metric
 from paceline.train.lifeline import Lifeline
+from paceline.train.loggers import Loggers, check_packages
 from paceline.train.meter import Meter
 from paceline.train.record import Recorder
 from paceline.train.reduction import Note
 from paceline.train.state import digests_of_all, state_digest
 from paceline.train.step import LossFunction
+from paceline.train.surroundings import surroundings
 from paceline.train.times import StepTimes
 from paceline.world.device import peak_flops
 from paceline.world.facts import World
@@ -64,6 +66,7 @@ class Trainer:
     ) -> None:
         self.world, self.model, self.optimizer, self.batches, self.config = world, model, optimizer, batches, config
         self.directory = RunDir.of(config)
+        check_packages(config)
         self._sinks = list(sinks)
         peak = world.size * peak_flops(world.device, config.precision)
         self._share_per_rate = flops_per_sample / peak if peak else 0.0
@@ -183,9 +186,11 @@ class Trainer:
         with (
             claimed(self.directory.lock, self.world.incarnation) as self._claim,
             EventLog(self.directory.events) as log,
+            Loggers(self.config, self.world, self.directory) as loggers,
         ):
             write_whole(self.directory.config, to_toml(self.config).encode())
-            self._sinks += [log, Console(self.config)]
+            write_whole(self.directory.environment, surroundings(self.world.device).encode())
+            self._sinks += [log, Console(self.config), loggers]
             try:
                 yield
             except Stopped:

@@ -1,0 +1,51 @@
+"""What of settings, variables and messages may be shown to others: all but secrets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.config.schema import has_login
+
+REMOVED = "[removed]"
+
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL", re.IGNORECASE)
+_ADDRESS = re.compile(r"[A-Za-z][\w+.-]*://\S+")
+_GIVEN = re.compile(rf"([\w.-]*(?:{_SECRET.pattern})[\w.-]*=)[^\s&]+", re.IGNORECASE)
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a setting or variable of this name may hold a secret.
+
+    >>> [is_secret(name) for name in ("AWS_SECRET_ACCESS_KEY", "hub.token", "lr.base")]
+    [True, True, False]
+    """
+    return bool(_SECRET.search(name))
+
+
+def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with secrets removed, also from texts within them.
+
+    >>> without_secrets({"api_key": "abc", "seed": 3, "data": "sftp://me:pw@host/set", "more": {"password": 1}})
+    {'api_key': '[removed]', 'seed': 3, 'data': '[removed]', 'more': {'password': '[removed]'}}
+    """
+    return {name: REMOVED if is_secret(str(name)) else _plain(value) for name, value in settings.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return without_secrets(value)
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return without_logins(value) if isinstance(value, str) else value
+
+
+def without_logins(text: str) -> str:
+    """Return a text without addresses that carry a login, and without secrets that it gives by name.
+
+    >>> without_logins("cannot reach s3://key:12/x@bucket now; hub_token=abc lr=1")
+    'cannot reach [removed] now; hub_token=[removed] lr=1'
+    """
+    kept = _ADDRESS.sub(lambda found: REMOVED if has_login(found[0]) else found[0], text)
+    return _GIVEN.sub(rf"\1{REMOVED}", kept)

@@ -1,0 +1,89 @@
+"""A run as two tables that everything reads: csv/steps.csv and csv/epochs.csv."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.events import EpochDone, Event, RunStarted, StepDone
+from paceline.rundir import make_private, write_whole
+
+_STEP = ["step", "epoch", "samples", "loss", "lr", "samples_per_s", "mfu", "time_s"]
+_EPOCH = ["step", "epoch", "loss", "samples_per_s", "time_s"]
+
+
+class CsvSink:
+    """Appends a row a step event and a row an epoch; a resumed run first drops the rows that were lost."""
+
+    def __init__(self, folder: Path) -> None:
+        make_private(folder)
+        self._steps = Table(folder / "steps.csv", _STEP)
+        self._epochs = Table(folder / "epochs.csv", _EPOCH)
+
+    def __call__(self, event: Event) -> None:
+        """Take one event."""
+        if isinstance(event, RunStarted):
+            for table in (self._steps, self._epochs):
+                table.go_back(event.from_step)
+        elif isinstance(event, StepDone):
+            self._steps.append(vars(event))
+        elif isinstance(event, EpochDone):
+            row = {name: value for name, value in vars(event).items() if name in _EPOCH}
+            self._epochs.append(row | dict(event.metrics))
+
+    def close(self, *, failed: bool) -> None:
+        """Close both tables."""
+        self._steps.close()
+        self._epochs.close()
+
+
+class Table:
+    """A CSV file whose rows are counted by step. Columns that come later are added to its head."""
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        self._path, self._columns = path, list(columns)
+        self._file = -1
+
+    def go_back(self, step: int) -> None:
+        """Leave out the rows after a step, and a last row that was cut off; then append."""
+        self.close()
+        self._rewrite([row for row in self._read() if int(row["step"]) <= step])
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add a row."""
+        new = [name for name in row if name not in self._columns]
+        if new:
+            self.close()
+            kept = self._read()
+            self._columns += new
+            self._rewrite(kept)
+        os.write(self._file, _lines(self._columns, [row]))
+
+    def _read(self) -> list[dict[str, str]]:
+        if not self._path.exists():
+            return []
+        text = self._path.read_text(encoding="utf-8")
+        rows = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
+        self._columns += [name for name in rows.fieldnames or () if name and name not in self._columns]
+        return [row for row in rows if (row.get("step") or "").isdecimal()]
+
+    def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        head = _lines(self._columns, [dict(zip(self._columns, self._columns, strict=True))])
+        write_whole(self._path, head + _lines(self._columns, rows))
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+
+def _lines(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> bytes:
+    text = io.StringIO()
+    csv.DictWriter(text, columns, restval="", extrasaction="ignore", lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()

@@ -1,0 +1,54 @@
+"""A run for Weights & Biases, with the account and mode that its own variables name."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.events import EpochDone, Event, RunStarted, StepDone
+from paceline.rundir import make_private
+from paceline.train.sinks.bookmark import Bookmark
+from paceline.train.sinks.figures import epoch_figures, step_figures
+
+_LOGIN_WITHIN_S = 15  # without a key nobody may answer: then the training goes on without this sink
+
+
+class WandbSink:
+    """Logs to one run of theirs, which goes on when the training does. Steps go as a number: theirs only ever grow."""
+
+    def __init__(self, path: Path, name: str, settings: Mapping[str, Any], *, anew: bool, project: str = "") -> None:
+        self._folder = make_private(path.parent / "wandb")
+        self._mark = Bookmark(path)
+        self._name, self._settings, self._anew, self._project = name, settings, anew, project or "paceline"
+        self._run: Any = None
+
+    def __call__(self, event: Event) -> None:
+        """Take one event."""
+        if isinstance(event, RunStarted):
+            self._open()
+        elif isinstance(event, StepDone) and self._mark.passes("step", event.step):
+            self._run.log(step_figures(event) | {"step": event.step})
+        elif isinstance(event, EpochDone) and self._mark.passes("epoch", event.step):
+            self._run.log(epoch_figures(event) | {"step": event.step})
+
+    def _open(self) -> None:
+        import wandb  # type: ignore[import-not-found, unused-ignore]
+
+        self._run = wandb.init(
+            id=self._mark.begin(lambda: secrets.token_hex(4), anew=self._anew),
+            name=self._name,
+            project=self._project,
+            dir=str(self._folder),
+            config=dict(self._settings),
+            resume="allow",
+            settings=wandb.Settings(console="off", login_timeout=_LOGIN_WITHIN_S, disable_git=True, disable_code=True),
+        )
+        self._run.define_metric("*", step_metric="step")
+
+    def close(self, *, failed: bool) -> None:
+        """Send what is left."""
+        if self._run is not None:
+            self._run.finish(exit_code=1 if failed else 0)
+        self._mark.close()

@@ -1,0 +1,126 @@
+"""Is the page right where it counts: in a real Chromium, wide and narrow, light and dark, with and without its script?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from report import trainings
+from report.browser import Browser, browsing
+
+from paceline.report.facts import facts_of
+from paceline.report.page import page_of
+from paceline.report.target import Target
+
+pytestmark = pytest.mark.browser
+
+HOSTILE = "x\"><img src=x onerror=alert(1)><script>alert(1)</script><!-- '&lt;\u202e"
+METRIC = "</script><script>alert(2)</script>${x}"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory) -> Path:
+    """Two runs, one of which bears names that try to get out."""
+    root = tmp_path_factory.mktemp("page")
+    plain = trainings.make_training(root / "plain", "name=plain")
+    odd = trainings.make_training(
+        root / HOSTILE.replace("/", "_"), f"clip_norm=2", metrics=("eval_loss", METRIC), seed=2, ranks=3
+    )
+    odd.config.write_text(f"note = {json.dumps(HOSTILE)}\n{json.dumps(METRIC)} = 1\n")
+    for folder in (plain, odd):
+        folder.scaling.write_text(json.dumps(trainings.SCALING))
+        folder.verdict.parent.mkdir()
+        folder.verdict.write_text(json.dumps(trainings.VERDICT | {"summary": HOSTILE}))
+    path = root / "page.html"
+    path.write_bytes(page_of(facts_of([Target(plain, ()), Target(odd, ())])))
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with browsing(tmp_path_factory.mktemp("chromium")) as found:
+        yield found
+
+
+LINES = """[...document.querySelectorAll('svg path.line')].filter((path) => path.getClientRects().length).map((path) => {
+  const box = path.getBoundingClientRect(), area = path.closest('.area').getBoundingClientRect();
+  return {points: path.getAttribute('d').split('L').length, long: path.getTotalLength() > 900, width: box.width / area.width,
+    inside: box.left >= area.left - 3 && box.right <= area.right + 3 && box.top >= area.top - 3 && box.bottom <= area.bottom + 3,
+    color: getComputedStyle(path).stroke};
+})"""
+PAPER = "getComputedStyle(document.body).backgroundColor"
+INK = "getComputedStyle(document.querySelector('h1')).color"
+
+
+def brightness(color: str) -> int:
+    return sum(int(part) for part in color.removeprefix("rgb(").removesuffix(")").split(","))
+
+
+@pytest.mark.parametrize("script", [True, False])
+def test_the_curves_are_drawn_with_and_without_the_script(browser: Browser, page: Path, script: bool) -> None:
+    browser.show(page, script=script)
+    lines = browser.value(LINES)
+    assert len(lines) >= 12  # loss, evaluation, speed, learning rate of both, a metric each, step times, speed-up
+    assert all(line["inside"] and line["long"] and line["width"] > 0.5 for line in lines)
+    assert sum(line["points"] > 100 for line in lines) >= 6
+    assert len({line["color"] for line in lines}) >= 2
+    linear = browser.value("document.querySelector('.plot.linear').getClientRects().length")
+    assert linear == 0  # the loss falls far: its logarithm is shown
+    browser.value("document.querySelector('.switch').click()")
+    assert browser.value("document.querySelector('.plot.linear').getClientRects().length") == 1
+    assert browser.value("document.querySelector('.plot.log').getClientRects().length") == 0
+
+
+def test_values_are_shown_under_the_pointer(browser: Browser, page: Path) -> None:
+    browser.show(page)
+    box = browser.value("JSON.parse(JSON.stringify(document.querySelector('.plot.log .area').getBoundingClientRect()))")
+    browser.move_to(box["left"] + box["width"] / 2, box["top"] + 20)
+    said = browser.value("document.querySelector('.tip').innerText")
+    assert said.startswith("step 3,0")
+    assert "plain 0." in said
+    assert browser.value("document.querySelectorAll('.point').length") == 4
+    browser.move_to(1, 1)
+    assert browser.value("document.querySelector('.tip')") is None
+
+
+def test_it_is_dark_where_that_is_wished_for(browser: Browser, page: Path) -> None:
+    for dark in (False, True):
+        browser.show(page, dark=dark)
+        paper, ink = brightness(browser.value(PAPER)), brightness(browser.value(INK))
+        assert (paper < 150 and ink > 600) if dark else (paper > 600 and ink < 150)
+        for theme, is_dark in (("dark", True), ("light", False), ("auto", dark)):
+            browser.value(f"document.getElementById('theme-{theme}').click()")
+            assert (brightness(browser.value(PAPER)) < 150) == is_dark
+    browser.value("document.getElementById('theme-dark').click()")
+    browser.show(page, dark=False)
+    assert brightness(browser.value(PAPER)) < 150  # it is remembered
+    browser.value("document.getElementById('theme-auto').click()")
+
+
+@pytest.mark.parametrize("width", [320, 390, 800, 1600])
+def test_nothing_is_wider_than_the_screen(browser: Browser, page: Path, width: int) -> None:
+    browser.show(page, width=width)
+    browser.value("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    assert browser.value("document.documentElement.scrollWidth") <= width
+    wide = f"""[...document.querySelectorAll('body *')].filter((part) => part.getBoundingClientRect().right > {width} + 1
+      && !part.closest('.scroll')).map((part) => part.outerHTML.slice(0, 80))"""
+    assert browser.value(wide) == []
+    assert browser.value("parseFloat(getComputedStyle(document.querySelector('.area .y')).fontSize)") >= 12
+
+
+def test_hostile_names_are_text(browser: Browser, page: Path) -> None:
+    browser.show(page)
+    shown = HOSTILE.replace("/", "_").replace("\u202e", "\ufffd")
+    names = browser.value("[...document.querySelectorAll('.card h2')].map((part) => part.textContent)")
+    assert names == ["plain", shown]
+    assert METRIC in browser.value("[...document.querySelectorAll('h3')].map((part) => part.textContent)")
+    assert browser.value("document.querySelectorAll('img, iframe, object, link, a, script[src]').length") == 0
+    assert browser.value("document.scripts.length") == 2
+    assert METRIC in browser.value("[...document.querySelectorAll('.settings th')].map((part) => part.textContent)")
+
+
+def test_nobody_was_asked_for_anything_and_nothing_was_complained_of(browser: Browser, page: Path) -> None:
+    browser.show(page)
+    assert set(browser.asked_for) == {page.absolute().as_uri()}
+    assert browser.complaints == []

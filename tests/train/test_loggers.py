@@ -1,0 +1,184 @@
+"""Do figures also reach tables and TensorBoard, each step once, and does a logger that fails stop nothing?"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import paceline
+from paceline.config import RunConfig, config_from_words
+from paceline.errors import ConfigError
+from paceline.events import EpochDone, RunStarted, StepDone
+from paceline.train.sinks.bookmark import Bookmark
+from paceline.train.sinks.csvfile import CsvSink
+from paceline.train.surroundings import surroundings
+from paceline.world.facts import World
+
+
+def train(folder: Path, *words: str, crash_at: int = 0) -> None:
+    base = ["batch.global_size=8", f"runs={folder}", "log.every_steps=2", "checkpoint.every=4steps", "lr.base=1e-3"]
+    config, world = config_from_words(RunConfig, [*base, *words]), World()
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    data = torch.randn(40, 4), torch.randn(40, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=paceline.scaled_lr(config))
+    batches = paceline.Batches(data, config, world)
+    trainer = paceline.Trainer(
+        world, model, optimizer, batches, nn.functional.mse_loss, config, evaluation=data, sinks=[crash(crash_at)]
+    )
+    trainer.run()
+
+
+def crash(at: int):
+    """Return a sink that breaks the run off in the step event after a step."""
+
+    def strike(event: object) -> None:
+        if isinstance(event, StepDone) and event.step == at:
+            raise KeyboardInterrupt
+
+    return strike
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def scalars_of(folder: Path) -> dict[str, list[int]]:
+    """Return the steps of every scalar, as TensorBoard itself shows them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    shown = EventAccumulator(str(folder))
+    shown.Reload()
+    return {name: [point.step for point in shown.Scalars(name)] for name in shown.Tags()["scalars"]}
+
+
+def test_a_run_that_is_resumed_has_every_step_once_in_tables_and_tensorboard(tmp_path: Path, capsys) -> None:
+    words = "log.to=csv,tensorboard", "epochs=2"
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, *words, crash_at=10)  # saved after 4 and 8
+    with (tmp_path / "run" / "csv" / "steps.csv").open("a") as file:
+        file.write("10,2,80,0.1")  # cut off within a row
+    train(tmp_path, *words)
+    steps, epochs = (rows_of(tmp_path / "run" / "csv" / f"{name}.csv") for name in ("steps", "epochs"))
+    assert [int(row["step"]) for row in steps] == [2, 4, 6, 8, 10]
+    assert [(int(row["step"]), float(row["eval_loss"]) > 0) for row in epochs] == [(5, True), (10, True)]
+    told = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    losses = {event["step"]: event["loss"] for event in told if event["event"] == "StepDone"}
+    assert {int(row["step"]): float(row["loss"]) for row in steps} == losses
+    shown = scalars_of(tmp_path / "run" / "tensorboard")
+    assert shown["train/loss"] == shown["train/lr"] == [2, 4, 6, 8, 10]
+    assert shown["eval/loss"] == shown["epoch/loss"] == [5, 10]
+    for path in (tmp_path / "run").rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+    assert "logger" not in capsys.readouterr().err
+
+    train(tmp_path, *words, "resume=never")
+    assert [int(row["step"]) for row in rows_of(tmp_path / "run" / "csv" / "steps.csv")] == [2, 4, 6, 8, 10]
+    assert scalars_of(tmp_path / "run" / "tensorboard")["train/loss"] == [2, 4, 6, 8, 10]
+
+
+def test_a_logger_that_fails_is_said_once_and_stops_nothing(tmp_path: Path, capsys) -> None:
+    (tmp_path / "run").mkdir(mode=0o700)
+    (tmp_path / "run" / "tensorboard").write_text("a file is in the way")
+    train(tmp_path, "log.to=tensorboard,csv", "epochs=2")
+    assert capsys.readouterr().err.count("the tensorboard logger failed") == 1
+    assert len(rows_of(tmp_path / "run" / "csv" / "steps.csv")) == 5
+
+    from paceline.train.loggers import Loggers
+    from paceline.rundir import RunDir
+
+    config = config_from_words(RunConfig, [f"runs={tmp_path}", "log.to=csv"])
+    with Loggers(config, World(), RunDir(tmp_path / "run")) as loggers:
+        for step in range(3):  # before any RunStarted: the table is not open
+            loggers(StepDone(step, 1, 1, 0.1, 0.1, 1.0))
+    assert capsys.readouterr().err.count("the csv logger failed") == 1
+
+
+def test_a_logger_that_hangs_holds_nothing_up(tmp_path: Path, capsys, monkeypatch) -> None:
+    from paceline.rundir import RunDir
+    from paceline.train import loggers
+
+    let_go = threading.Event()
+
+    class Hanging:
+        def __call__(self, event: object) -> None:
+            let_go.wait()
+
+        def close(self, *, failed: bool) -> None: ...
+
+    monkeypatch.setattr(loggers, "make_sink", lambda *_: Hanging())
+    monkeypatch.setattr(loggers, "_LEAVES_WITHIN_S", 0.1)
+    monkeypatch.setattr(loggers, "_MOST_WAITING", 2)
+    config = config_from_words(RunConfig, [f"runs={tmp_path}", "log.to=csv"])
+    with loggers.Loggers(config, World(), RunDir(tmp_path)) as hanging:
+        for step in range(9):
+            hanging(StepDone(step, 1, 1, 0.1, 0.1, 1.0))
+    said = capsys.readouterr().err
+    assert said.count("cannot keep up") == said.count("were left behind") == 1
+    let_go.set()
+    hanging._waiting.put(None, timeout=90)
+    hanging._thread.join(90)
+
+
+def test_a_missing_package_or_an_unknown_logger_is_refused_with_its_fix(tmp_path: Path, monkeypatch) -> None:
+    with pytest.raises(ConfigError, match=r"pip install 'paceline\[wandb\]'"):
+        train(tmp_path, "log.to=csv,wandb")
+    (tmp_path / "mlflow").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"pip install 'paceline\[mlflow\]'"):  # a folder is no package
+        train(tmp_path, "log.to=mlflow")
+    with pytest.raises(ConfigError, match="did you mean tensorboard"):
+        train(tmp_path, "log.to=tensorbord")
+    assert "mlflow" not in sys.modules
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_metric_that_comes_later_gets_a_column(tmp_path: Path) -> None:
+    sink = CsvSink(tmp_path / "csv")
+    sink(RunStarted(1, "cpu", "alone", 8, 8, 4, 0.1, 9, "", 0))
+    sink(EpochDone(1, 2, 5, 0.5, 9.0, {"acc": 0.1}))
+    sink(EpochDone(2, 2, 10, 0.5, 9.0, {"acc": 0.2, 'a,"b': 0.3}))
+    sink.close(failed=False)
+    assert [(row["acc"], row['a,"b']) for row in rows_of(tmp_path / "csv" / "epochs.csv")] == [
+        ("0.1", ""),
+        ("0.2", "0.3"),
+    ]
+
+
+def test_a_bookmark_remembers_what_was_told_and_survives_damage(tmp_path: Path) -> None:
+    path = tmp_path / "mlflow.json"
+    first = Bookmark(path)
+    assert first.begin(lambda: "a" * 32, anew=False) == "a" * 32
+    assert [first.passes("step", step) for step in (2, 4, 4, 3)] == [True, True, False, False]
+    again = Bookmark(path)
+    assert again.begin(lambda: "b", anew=False) == "a" * 32
+    assert [again.passes("step", 4), again.passes("epoch", 4), again.passes("step", 6)] == [False, True, True]
+    anew = Bookmark(path)
+    assert anew.begin(lambda: "c", anew=True) == "c"
+    assert anew.passes("step", 1)
+    path.write_text('{"name": "x", "st')
+    damaged = Bookmark(path)
+    assert damaged.begin(lambda: "d", anew=False) == "d"
+    for mark in (first, again, anew, damaged):
+        mark.close()
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_what_a_run_was_started_on_is_kept_without_secrets(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("NCCL_TOKEN", "hush")
+    monkeypatch.setenv("TORCH_HUB", "https://me:hush@host/x")
+    monkeypatch.setenv("OMP_SHOWN", "yes")
+    text = surroundings("cpu")
+    assert "hush" not in text
+    found = json.loads(text)
+    assert found["versions"]["torch"] == torch.__version__
+    assert found["variables"]["OMP_SHOWN"] == "yes"
+    assert found["variables"]["NCCL_TOKEN"] == found["variables"]["TORCH_HUB"] == "[removed]"
