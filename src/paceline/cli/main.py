@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from paceline.cli import cancel, chaos, ckpt, cluster, data, jobs, run, sample, submit, train, verify, watch
+from paceline.cli import cancel, chaos, ckpt, cluster, data, doctor, jobs, run, sample, submit, train, verify, watch
 from paceline.errors import PacelineError, did_you_mean
 from paceline.version import VERSION
 
@@ -23,6 +23,7 @@ _VERBS = {
     "cluster": cluster,
     "verify": verify,
     "chaos": chaos,
+    "doctor": doctor,
     "ckpt": ckpt,
     "data": data,
     "sample": sample,
