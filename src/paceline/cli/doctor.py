@@ -18,6 +18,7 @@ from paceline.diagnose.doctor import hosts
 from paceline.diagnose.doctor.finding import Finding, all_well, as_dict, lines
 from paceline.diagnose.doctor.here import examine_here
 from paceline.diagnose.doctor.mistakes import find_mistakes
+from paceline.diagnose.doctor.software import ask_torch
 from paceline.errors import ConfigError, did_you_mean
 from paceline.report.lines import harmless
 from paceline.world.address import own_addresses, split_address
@@ -77,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="how long to wait for other hosts (default: %(default)g s)",
     )
+    add("--quick", action="store_true", help="leave out torch, whose import may take minutes on a cold file system")
     add(
         "--startup",
         action="store_true",
@@ -113,7 +115,19 @@ def main(known: argparse.Namespace) -> int:
 
 
 def _refuse_strange_words(known: argparse.Namespace) -> None:
-    options = ["--nodes", "--node", "--meet", "--ranks", "--runs", "--wait", "--startup", "--pack", "--env", "--json"]
+    options = [
+        "--nodes",
+        "--node",
+        "--meet",
+        "--ranks",
+        "--runs",
+        "--wait",
+        "--quick",
+        "--startup",
+        "--pack",
+        "--env",
+        "--json",
+    ]
     if known.arguments and not known.startup:
         word = known.arguments[0]
         raise ConfigError(
@@ -163,22 +177,21 @@ def _read_script(path: Path, *, as_json: bool) -> int:
 
 
 def _look(known: argparse.Namespace) -> int:
-    env = os.environ
     allocation = _allocation()
     wanted = expand_hostlist(known.nodes) if known.nodes else []
+    ranks = known.ranks or (allocation.ranks_per_node if allocation else 1)
+    plan = hosts.Plan(ranks, known.runs.absolute(), known.wait, known.quick)
     looked: hosts.Looked | bool
     if allocation and not known.meet:
-        chosen = hosts.chosen_nodes(allocation, wanted) if wanted else allocation
-        request = hosts.request_from(env, allocation)
-        looked = hosts.look_at_allocation(
-            chosen, known.ranks or chosen.ranks_per_node, known.runs.absolute(), request, known.wait, env
-        )
+        looked = hosts.look_at_allocation(hosts.chosen_nodes(allocation, wanted), plan, os.environ)
     elif wanted:
-        looked = _look_by_hand(known, wanted)
+        looked = _look_by_hand(known, wanted, plan)
     else:
-        looked = hosts.Looked(examine_here(env, known.runs.absolute(), known.ranks or 1), 1, known.ranks or 1)
+        torch = None if known.quick else ask_torch()
+        looked = hosts.Looked(examine_here(os.environ, plan.runs, ranks, torch=torch), 1, ranks)
     if isinstance(looked, bool):
-        print(f"{'all is well' if looked else 'there are problems'}: {wanted[0]} shows what was found")
+        said = f"{'all is well' if looked else 'there are problems'}: {wanted[0]} shows what was found"
+        print(json.dumps({"ok": looked, "shown_on": wanted[0]}) if known.json else said)
         return 0 if looked else 1
     return _show(looked, as_json=known.json)
 
@@ -192,7 +205,7 @@ def _allocation() -> Allocation | None:
         ) from error
 
 
-def _look_by_hand(known: argparse.Namespace, wanted: Sequence[str]) -> hosts.Looked | bool:
+def _look_by_hand(known: argparse.Namespace, wanted: Sequence[str], plan: hosts.Plan) -> hosts.Looked | bool:
     if len(wanted) < 2:
         raise ConfigError(f"--nodes {known.nodes} is one host", fix="leave it out to look at this host alone")
     meet = split_address(known.meet or f"{wanted[0]}:{_PORT}")
@@ -208,7 +221,7 @@ def _look_by_hand(known: argparse.Namespace, wanted: Sequence[str]) -> hosts.Loo
         print(
             f"waiting for {len(wanted) - 1} more: type the same on {', '.join(wanted[1:])}", file=sys.stderr, flush=True
         )
-    return hosts.look_from(node, len(wanted), meet, known.ranks or 1, known.runs.absolute(), known.wait, os.environ)
+    return hosts.look_from(node, len(wanted), meet, plan, os.environ)
 
 
 def _show(looked: hosts.Looked, *, as_json: bool) -> int:

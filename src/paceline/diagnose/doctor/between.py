@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from paceline.amounts import short_time
@@ -15,12 +16,12 @@ _APART_S = 1.0
 _SHOWN = 6
 
 
-def judge_coming(ranks: Sequence[RankFacts], size: int, said: Mapping[str, tuple[str, str]]) -> Finding:
-    """Judge whether all ranks came; `said` is what those printed that could not report, by host."""
+def judge_coming(ranks: Sequence[RankFacts], size: int, said: Sequence[tuple[str, str, str]]) -> Finding:
+    """Judge whether all ranks came; `said` is what those printed that could not report: host, problem and fix."""
     missing = sorted(set(range(size)) - {one.rank for one in ranks})
     if not missing:
         return fine("ranks", f"all {size} came, from {len({one.node for one in ranks})} hosts")
-    for host, (why, fix) in said.items():
+    for host, why, fix in said[:1]:
         return problem(
             "ranks", f"rank{'s' * (len(missing) > 1)} {spans(missing)} of {size} did not come; {host} says: {why}", fix
         )
@@ -61,21 +62,22 @@ def _some(hosts: Sequence[str]) -> str:
     return ", ".join(unlike[:_SHOWN]) + (f" and {len(unlike) - _SHOWN} more" if len(unlike) > _SHOWN else "")
 
 
-def judge_clocks(ranks: Sequence[RankFacts]) -> Finding:
+def judge_clocks(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
     """Judge whether the hosts agree what time it is: where they are 15 s apart, torchrun takes live nodes for dead."""
-    hosts = [one for one in ranks if one.local_rank == 0] or list(ranks)
+    hosts = [one for one in ranks if one.local_rank == 0 and math.isfinite(one.clock_error_s)]
+    if len(hosts) < 2:
+        return
     first, last = min(hosts, key=lambda one: one.clock_s), max(hosts, key=lambda one: one.clock_s)
     apart = last.clock_s - first.clock_s
     doubt = first.clock_error_s + last.clock_error_s
     if apart - doubt > _APART_S:
-        return problem(
+        yield problem(
             "clocks",
             f"{last.host} is {apart:.1f} s ahead of {first.host}",
             f"start chrony or ntpd on both: `timedatectl status` on {first.host} and {last.host}",
         )
-    if doubt == float("inf"):
-        return problem("clocks", "a host left before its clock was read", "try again")
-    return fine("clocks", f"at most {short_time(apart + doubt)} apart")
+    else:
+        yield fine("clocks", f"at most {short_time(apart + doubt)} apart")
 
 
 def judge_ways(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
@@ -187,21 +189,27 @@ def _judge_cpus(request: Request, ranks: Sequence[RankFacts]) -> Iterator[Findin
 
 def _judge_gpus(request: Request, ranks: Sequence[RankFacts]) -> Iterator[Finding]:
     asked = [one for one in ranks if one.gpus_seen >= 0]
-    for one in asked:
-        given = max(one.gpus_given, request.gpus_per_node)
-        if one.gpus_seen < given and len([word for word in one.visible.split(",") if word]) != one.gpus_seen:
-            yield problem(
-                "slurm gpus",
-                f"Slurm gave {given} GPUs on {one.host}, torch sees {one.gpus_seen} (CUDA_VISIBLE_DEVICES={one.visible or 'not set'})",
-                f"see `nvidia-smi` there; leave it out: --exclude={one.host}",
-            )
-            return
-        if not given and one.gpus_seen:
-            yield problem(
-                "slurm gpus",
-                f"{one.host} has {one.gpus_seen} GPUs that Slurm was not asked for",
-                "ask for them, or others may get them too: --gpus-per-node, or --gres=gpu:N",
-            )
-            return
-    if asked and request.gpus_per_node:
+    lost = [one for one in asked if one.gpus_seen < _given(request, one)]
+    strange = [one for one in asked if one.gpus_seen and not _given(request, one)]
+    if lost:
+        one = lost[0]
+        yield problem(
+            "slurm gpus",
+            f"Slurm gave {_given(request, one)} GPUs on {_some([rank.host for rank in lost])}, and {one.gpus_seen} are seen there (CUDA_VISIBLE_DEVICES={one.visible or 'not set'})",
+            f"see `nvidia-smi` there; leave them out: --exclude={','.join(rank.host for rank in lost[:_SHOWN])}",
+        )
+    elif strange:
+        yield problem(
+            "slurm gpus",
+            f"{strange[0].gpus_seen} GPUs are seen on {_some([rank.host for rank in strange])}, and none was asked for",
+            "ask for them, or others may get them too: --gpus-per-node, or --gres=gpu:N",
+        )
+    elif asked and request.gpus_per_node:
         yield fine("slurm gpus", f"{request.gpus_per_node} on each node, as asked for")
+
+
+def _given(request: Request, one: RankFacts) -> int:
+    """Return how many GPUs Slurm says that a rank has: of its own, where each task sees only those, else of its node."""
+    own = len([word for word in one.visible.split(",") if word])
+    node = one.gpus_given or request.gpus_per_node
+    return min(own, node) if own and node else node

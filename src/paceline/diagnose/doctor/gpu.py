@@ -62,12 +62,8 @@ def ask_driver() -> Driver:
     except (subprocess.TimeoutExpired, OSError) as error:
         return Driver(failure=str(error), devices=devices)
     if done.returncode:
-        return Driver(
-            failure=(done.stdout or done.stderr).strip().splitlines()[-1:][0:1][0]
-            if done.stdout or done.stderr
-            else "",
-            devices=devices,
-        )
+        said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        return Driver(failure=said[-1] if said else f"exit code {done.returncode}", devices=devices)
     return Driver(read_gpus(done.stdout), devices=devices)
 
 
@@ -85,43 +81,43 @@ def _known(word: str) -> str:
     return "" if word.startswith("[") or word == "N/A" else word
 
 
-def judge_gpus(driver: Driver, torch: TorchFacts, visible: str | None) -> Iterator[Finding]:
+def judge_gpus(driver: Driver, torch: TorchFacts | None, visible: str | None) -> Iterator[Finding]:
     """Judge driver, count, memory, ECC, power and peer access; `visible` is CUDA_VISIBLE_DEVICES."""
-    yield from _judge_driver(driver, torch)
+    yield _judge_driver(driver)
     if not driver.gpus:
         return
     yield _judge_count(driver, torch, visible)
     yield _judge_memory(driver.gpus)
     yield _judge_ecc(driver.gpus)
     yield _judge_power(driver.gpus)
-    if len(torch.gpus) > 1:
+    if torch and len(torch.gpus) > 1:
         yield _judge_peers(torch)
 
 
-def _judge_driver(driver: Driver, torch: TorchFacts) -> Iterator[Finding]:
+def _judge_driver(driver: Driver) -> Finding:
     if driver.failure:
-        yield problem(
+        return problem(
             "driver",
             f"nvidia-smi fails: {driver.failure}",
             "leave this node out of the job (--exclude), and tell the cluster's support",
         )
-    elif driver.gpus:
-        yield fine("driver", driver.gpus[0].driver)
-    elif driver.devices:
-        yield problem(
+    if driver.gpus:
+        return fine("driver", driver.gpus[0].driver)
+    if driver.devices:
+        return problem(
             "driver",
             f"{driver.devices} GPUs in /dev, but nvidia-smi knows none",
             "leave this node out of the job, and tell the cluster's support",
         )
-    else:
-        yield fine("gpus", "none here: ranks train on the CPU")
+    return fine("gpus", "none here: ranks train on the CPU")
 
 
-def _judge_count(driver: Driver, torch: TorchFacts, visible: str | None) -> Finding:
-    here, seen = len(driver.gpus), len(torch.gpus)
+def _judge_count(driver: Driver, torch: TorchFacts | None, visible: str | None) -> Finding:
+    here = len(driver.gpus)
     names = ", ".join(dict.fromkeys(one.name for one in driver.gpus))
-    if torch.failure:
-        return fine("gpus", f"{here} x {names}; torch could not be asked")
+    if torch is None or torch.failure:
+        return fine("gpus", f"{here} x {names}; torch did not say what it sees")
+    seen = len(torch.gpus)
     if not torch.cuda:
         return problem(
             "gpus", f"{here} x {names}, but this torch is built for CPUs", "install a torch that is built for CUDA"
@@ -173,7 +169,7 @@ def _judge_ecc(gpus: Sequence[Gpu]) -> Finding:
 
 
 def _judge_power(gpus: Sequence[Gpu]) -> Finding:
-    capped = [one for one in gpus if _number(one.power_w) < _number(one.full_power_w)]
+    capped = [one for one in gpus if 0 < _number(one.power_w) < _number(one.full_power_w)]
     slowed = {one.index: why for one in gpus if (why := _slowed(one))}
     if slowed:
         said = ", ".join(f"GPU {index} {why}" for index, why in slowed.items())

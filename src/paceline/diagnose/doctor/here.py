@@ -11,7 +11,7 @@ from paceline.diagnose.doctor.finding import Finding
 from paceline.diagnose.doctor.gpu import ask_driver, judge_gpus
 from paceline.diagnose.doctor.host import judge_host, look_at_host
 from paceline.diagnose.doctor.network import judge_network, look_at_network
-from paceline.diagnose.doctor.software import TorchFacts, ask_torch, judge_python, judge_settings, judge_torch
+from paceline.diagnose.doctor.software import TorchFacts, judge_python, judge_settings, judge_torch
 
 
 def examine_here(
@@ -21,13 +21,12 @@ def examine_here(
     peers: tuple[str, ...] = (),
     *,
     alone: bool = True,
-    torch: TorchFacts | None = None,
+    torch: TorchFacts | None,
 ) -> list[Finding]:
-    """Return what is found on this host, for so many ranks of it; torch is asked, unless it was."""
-    torch = torch or ask_torch()
+    """Return what is found on this host, for so many ranks of it; without torch's own words, if it was not asked."""
     return [
         judge_python(tuple(sys.version_info[:3]), sys.executable),
-        *judge_torch(torch),
+        *(judge_torch(torch) if torch else ()),
         *judge_gpus(ask_driver(), torch, env.get("CUDA_VISIBLE_DEVICES")),
         *judge_settings(env),
         *judge_host(look_at_host(), ranks, env),

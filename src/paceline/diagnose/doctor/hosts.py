@@ -31,13 +31,14 @@ from paceline.diagnose.doctor.finding import Finding, all_well, merged
 from paceline.diagnose.doctor.rank import look, report
 from paceline.diagnose.doctor.rankfacts import RankFacts
 from paceline.diagnose.doctor.reception import Reception
-from paceline.errors import ConfigError
-from paceline.world.address import choose_address, listen_at, resolve
+from paceline.errors import ConfigError, EnvironmentUnfit
+from paceline.world.address import choose_address, listen_at, refuse_loopback_name, resolve
 from paceline.world.facts import World
 
 SECRET = "PACELINE_DOCTOR_SECRET"  # noqa: S105 - the name of a variable
 """A word that all hosts are told, where no scheduler tells it to them."""
 _ENDS_WITHIN_S = 5.0
+_MOST_PRINTED = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -49,26 +50,42 @@ class Looked:
     ranks: int
 
 
-def look_at_allocation(
-    allocation: Allocation, ranks: int, runs: Path, request: Request, wait_s: float, env: Mapping[str, str]
-) -> Looked:
+@dataclass(frozen=True)
+class Plan:
+    """How hosts are looked at."""
+
+    ranks: int
+    """Of each host."""
+    runs: Path
+    """Where runs will be written."""
+    wait_s: float
+    quick: bool = False
+    """Whether torch is left out."""
+
+
+def look_at_allocation(allocation: Allocation, plan: Plan, env: Mapping[str, str]) -> Looked:
     """Start as many ranks on every node as a training would have, and put together what they say."""
     slurm.require("srun")
-    size = ranks * len(allocation.nodes)
+    nodes = len(allocation.nodes)
+    size = plan.ranks * nodes
     address = choose_address("", allocation.nodes, env.get(handover.INTERFACE, ""))
     listener = listen_at(address, 0)
     told = {"address": address, "port": listener.getsockname()[1], "secret": secrets.token_hex(16)}
-    told |= {"runs": str(runs), "wait_s": wait_s}
-    with tempfile.TemporaryFile() as output, Reception(listener, str(told["secret"]), size) as reception:
-        words = [*allocation.srun_words(ranks), f"--nodelist={','.join(allocation.nodes)}"]
-        with _started([*words, *_RANK], step_environment(env) | {handover.DOCTOR: json.dumps(told)}, output) as process:
-            came = reception.examine(wait_s, lambda: process.poll() is not None)
-            if len(came) == size:
-                found = _judge(came, size, {}, request)
-                reception.dismiss(ok=all_well(found))
-                return Looked(found, len(allocation.nodes), size)
-            reception.dismiss(ok=False)
-        return Looked(_judge(came, size, _printed(output), request), len(allocation.nodes), size)
+    told |= {"runs": str(plan.runs), "wait_s": plan.wait_s, "quick": plan.quick}
+    words = [*allocation.srun_words(plan.ranks), f"--nodelist={','.join(allocation.nodes)}", *_RANK]
+    surroundings = step_environment(env) | {handover.DOCTOR: json.dumps(told)}
+    with (
+        tempfile.TemporaryFile() as output,
+        Reception(listener, str(told["secret"]), size) as reception,
+        _started(words, surroundings, output) as process,
+    ):
+        # A rank that cannot come prints why, and leaves.
+        came = reception.examine(
+            plan.wait_s, lambda: process.poll() is not None or reception.came + len(_printed(output)) >= size
+        )
+        found = _judge(came, size, _printed(output), request_from(env, allocation))
+        reception.dismiss(ok=all_well(found))
+        return Looked(found, nodes, size)
 
 
 _RANK = (sys.executable, "-u", "-m", "paceline.diagnose.doctor.rank")
@@ -87,36 +104,46 @@ def _started(words: Sequence[str], env: Mapping[str, str], output: IO[bytes]) ->
         process.wait()
 
 
-def _printed(output: IO[bytes]) -> dict[str, tuple[str, str]]:
-    """Return why ranks could not report, as far as they could print it, by host."""
-    output.seek(0)
-    found = {}
-    for line in output.read().decode(errors="replace").splitlines():
+def _printed(output: IO[bytes]) -> list[tuple[str, str, str]]:
+    """Return why ranks could not report, as far as they could print it: host, problem and fix of each."""
+    found = []
+    for line in os.pread(output.fileno(), _MOST_PRINTED, 0).decode(errors="replace").splitlines():
         with contextlib.suppress(ValueError, KeyError, TypeError):
             said = json.loads(line)
-            found[str(said["host"])] = str(said["problem"]), str(said["fix"])
+            found.append((str(said["host"]), str(said["problem"]), str(said["fix"])))
     return found
 
 
-def look_from(
-    node: int, nodes: int, meet: tuple[str, int], ranks: int, runs: Path, wait_s: float, env: Mapping[str, str]
-) -> Looked | bool:
+def look_from(node: int, nodes: int, meet: tuple[str, int], plan: Plan, env: Mapping[str, str]) -> Looked | bool:
     """Look at this host, one of several; the first puts together what all say, the others return whether all was well."""
-    world = World(node, nodes, 0, ranks, node, nodes, "paceline", interface=env.get(handover.INTERFACE, ""))
+    world = World(node, nodes, 0, plan.ranks, node, nodes, "paceline", interface=env.get(handover.INTERFACE, ""))
     secret = env.get(SECRET, "")
-    told = {"address": meet[0], "port": str(meet[1]), "secret": secret, "wait_s": str(wait_s)}
+    told = {"address": meet[0], "port": str(meet[1]), "secret": secret, "wait_s": str(plan.wait_s)}
+
+    def tell() -> bool:
+        facts = look(world, env, plan.runs, quick=plan.quick)
+        try:
+            return bool(report(world, told, facts).get("ok"))
+        except OSError as error:
+            raise EnvironmentUnfit(
+                f"{meet[0]}:{meet[1]} did not take the report: {error}",
+                fix=f"see whether the first host still waits (--wait), and has the same {SECRET}, or none, as this one",
+            ) from error
+
     if node:
-        return bool(report(world, told, look(world, env, runs)).get("ok"))
+        return tell()
+    refuse_loopback_name(meet[0])
     with Reception(listen_at(*meet), secret, nodes) as reception, ThreadPoolExecutor(1) as pool:
-        own = pool.submit(lambda: report(world, told, look(world, env, runs)))
-        came = reception.examine(wait_s, lambda: own.done() and own.exception() is not None)
-        found = _judge(came, nodes, {}, None)
+        own = pool.submit(tell)
+        came = reception.examine(plan.wait_s, lambda: own.done() and own.exception() is not None)
+        found = _judge(came, nodes, [], None)
         reception.dismiss(ok=all_well(found))
+        own.result()
         return Looked(found, nodes, nodes)
 
 
 def _judge(
-    came: Sequence[RankFacts], size: int, printed: Mapping[str, tuple[str, str]], request: Request | None
+    came: Sequence[RankFacts], size: int, printed: Sequence[tuple[str, str, str]], request: Request | None
 ) -> list[Finding]:
     if not came:
         return [judge_coming(came, size, printed)]
@@ -126,7 +153,7 @@ def _judge(
         judge_coming(named, size, printed),
         *by_host,
         judge_versions(named),
-        judge_clocks(named),
+        *judge_clocks(named),
         *judge_ways(named),
     ]
     return [*found, *judge_affinity(named), *(judge_request(request, named) if request else [])]
@@ -141,13 +168,13 @@ def _with_names(came: Sequence[RankFacts]) -> list[RankFacts]:
 
 
 def chosen_nodes(allocation: Allocation, wanted: Sequence[str]) -> Allocation:
-    """Return the part of an allocation that was asked for."""
+    """Return the part of an allocation that was asked for; all of it, if nothing was."""
     if strange := [name for name in wanted if name not in allocation.nodes]:
         raise ConfigError(
             f"--nodes: {', '.join(strange)} is not in this allocation",
             fix=f"name some of: {', '.join(allocation.nodes)}",
         )
-    return replace(allocation, nodes=tuple(wanted))
+    return replace(allocation, nodes=tuple(wanted)) if wanted else allocation
 
 
 def request_from(env: Mapping[str, str], allocation: Allocation) -> Request:

@@ -16,10 +16,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from paceline import handover
+from paceline.diagnose.doctor.gpu import ask_driver
 from paceline.diagnose.doctor.here import examine_here
 from paceline.diagnose.doctor.host import look_at_host
 from paceline.diagnose.doctor.rankfacts import RankFacts, sent
-from paceline.diagnose.doctor.software import ask_torch, versions
+from paceline.diagnose.doctor.software import TorchFacts, ask_torch, versions
 from paceline.diagnose.doctor.talk import Talk
 from paceline.errors import PacelineError
 from paceline.world.address import address_on, interface_of
@@ -36,7 +37,7 @@ def main() -> None:
     told = json.loads(os.environ[handover.DOCTOR])
     try:
         world = detect_world(os.environ, os.getppid())
-        answer = report(world, told, look(world, os.environ, Path(told["runs"])))
+        answer = report(world, told, look(world, os.environ, Path(told["runs"]), quick=bool(told["quick"])))
     except PacelineError as error:
         answer = {"problem": error.problem, "fix": error.fix}
     except (OSError, ValueError) as error:
@@ -49,10 +50,10 @@ def host_name(env: Mapping[str, str]) -> str:
     return env.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def look(world: World, env: Mapping[str, str], runs: Path) -> RankFacts:
-    """Gather the facts of this rank; the first of each host looks at the host, too."""
+def look(world: World, env: Mapping[str, str], runs: Path, *, quick: bool) -> RankFacts:
+    """Gather the facts of this rank; the first of each host looks at the host, too, and asks torch, unless it must be quick."""
     first = world.local_rank == 0
-    torch = ask_torch() if first else None
+    torch = ask_torch() if first and not quick else None
     given = env.get("SLURM_GPUS_ON_NODE", "")
     return RankFacts(
         rank=world.rank,
@@ -61,11 +62,17 @@ def look(world: World, env: Mapping[str, str], runs: Path) -> RankFacts:
         local_rank=world.local_rank,
         versions=versions(),
         cores=look_at_host().cores,
-        gpus_seen=len(torch.gpus) if torch and not torch.failure else -1,
+        gpus_seen=_gpus_seen(torch) if first else -1,
         gpus_given=int(given) if given.isdecimal() else 0,
         visible=env.get("CUDA_VISIBLE_DEVICES", ""),
         found=tuple(examine_here(env, runs, world.local_size, alone=world.nodes == 1, torch=torch)) if first else (),
     )
+
+
+def _gpus_seen(torch: TorchFacts | None) -> int:
+    if torch is None:
+        return len(ask_driver().gpus)
+    return -1 if torch.failure else len(torch.gpus)
 
 
 def report(world: World, told: Mapping[str, str], facts: RankFacts) -> dict[str, object]:

@@ -20,7 +20,7 @@ class RankFacts:
     versions: Mapping[str, str]
     cores: tuple[int, ...]
     gpus_seen: int = -1
-    """By torch; -1: it was not asked."""
+    """By torch, or the driver; -1: nobody was asked."""
     gpus_given: int = 0
     """By Slurm, on this node."""
     visible: str = ""

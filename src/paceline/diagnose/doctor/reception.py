@@ -46,6 +46,11 @@ class Reception:
         for guest in self._guests.values():
             guest.talk.__exit__()
 
+    @property
+    def came(self) -> int:
+        """How many ranks have reported."""
+        return len(self._guests)
+
     def examine(self, timeout_s: float, is_over: Callable[[], bool]) -> list[RankFacts]:
         """Wait for all ranks, or until no more can come; return what those that came say, in their order."""
         limit = time.monotonic() + timeout_s

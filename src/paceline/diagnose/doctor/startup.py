@@ -202,8 +202,8 @@ def owner(path: str, roots: Mapping[str, str]) -> str:
     if path.startswith(roots["packages"] + "/"):
         first = path[len(roots["packages"]) + 1 :].partition("/")[0]
         return METADATA if first.endswith((".dist-info", ".egg-info")) else re.split(r"[.-]", first)[0] or first
-    if path.startswith((roots["python"], roots["base"])):
-        return PYTHON
+    if path.startswith((roots["python"], roots["base"])) or any(root.startswith(path) for root in roots.values()):
+        return PYTHON  # and the folders above it, which it looks up again and again
     return SYSTEM if path.startswith(("/proc", "/sys", "/dev", "/etc", "/usr", "/lib")) else OWN
 
 
@@ -211,7 +211,8 @@ def read_calls(said: str, roots: Mapping[str, str]) -> tuple[Counter[str], int]:
     """Return how many calls strace saw for each package, and how many of all found nothing."""
     found, missing = Counter[str](), 0
     for line in said.splitlines():
-        if match := _CALL.match(line):
+        match = _CALL.match(line)
+        if match and match[2] and match[1] != "getcwd":  # without a name it is about a file that is open
             found[owner(match[2], roots)] += 1
             missing += match[4] == "ENOENT"
     return found, missing
