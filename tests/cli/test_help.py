@@ -34,6 +34,7 @@ def without_torch(*words: str, folder: Path) -> Done:
             ["sample", "--help"],
             ["RUN", "--prompt", "--length", "--temperature", "--top-k", "--seed", "--step", "--json", CODES],
         ),
+        (["doctor", "--help"], ["JOB.sh", "--nodes", "--quick", "--startup", "--pack", "--json", CODES]),
         (["train", "--help"], ["toy:", "mnist:", "-n RANKS", CODES]),
     ],
 )

@@ -27,71 +27,38 @@ from paceline.world.hostlist import expand_hostlist
 HELP = "can this machine, these nodes, train? each check: ok, or the problem and its fix; also reads batch scripts"
 
 _PORT = 29400
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 1 << 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's own arguments."""
     add = parser.add_argument
+    add("script", nargs="?", metavar="JOB.sh", help="a batch script to read for mistakes; with --startup: a script")
+    _add_host_arguments(parser)
+    add("-n", "--ranks", type=int, default=0, help="of each host (default: as many as GPUs or tasks were asked for)")
+    add("--runs", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs will be (default: %(default)s)")
+    add("--quick", action="store_true", help="leave out torch, whose import may take minutes on a cold file system")
+    add("--startup", action="store_true", help="what a start costs: of the script to its first step, or of torch")
     add(
-        "script",
-        nargs="?",
-        metavar="JOB.sh",
-        help="a batch script to read for mistakes; with --startup: a script to start",
+        "--pack", type=Path, metavar="DIR", help="pack the Python environment into one file, to be unpacked once a node"
     )
+    add("--env", type=Path, metavar="VENV", help="with --pack: the environment (default: the one that runs this)")
+    add("--json", action="store_true", help="print what is found as JSON")
+
+
+def _add_host_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--nodes",
         default="",
         metavar="HOSTS",
-        help="hosts to look at together, as a,b or n[1-4]; in a Slurm allocation some of its nodes (default: all), elsewhere typed alike on every host",
+        help="hosts to look at together, as a,b or n[1-4]: in a Slurm allocation some of its nodes (default: all); "
+        "elsewhere the same is typed on every host",
     )
-    add(
-        "--meet",
-        default="",
-        metavar="HOST:PORT",
-        help=f"with --nodes outside of Slurm: where they meet (default: the first host, port {_PORT})",
-    )
-    add(
-        "--node",
-        type=int,
-        metavar="I",
-        help="with --nodes outside of Slurm: which of them this host is, from 0 on, if its name does not tell",
-    )
-    add(
-        "-n",
-        "--ranks",
-        type=int,
-        default=0,
-        help="ranks of each host (default: as many as GPUs or tasks were asked for, else 1)",
-    )
-    add(
-        "--runs",
-        type=Path,
-        default=Path("runs"),
-        metavar="FOLDER",
-        help="where runs will be written (default: %(default)s)",
-    )
-    add(
-        "--wait",
-        type=float,
-        default=300.0,
-        metavar="S",
-        help="how long to wait for other hosts (default: %(default)g s)",
-    )
-    add("--quick", action="store_true", help="leave out torch, whose import may take minutes on a cold file system")
-    add(
-        "--startup",
-        action="store_true",
-        help="what a start costs, by package: of the script, up to its first step, or of `import torch, paceline`",
-    )
-    add(
-        "--pack",
-        type=Path,
-        metavar="DIR",
-        help="pack the Python environment into one file in DIR, to be unpacked once on every node",
-    )
-    add("--env", type=Path, metavar="VENV", help="with --pack: the environment (default: the one that runs this)")
-    add("--json", action="store_true", help="print what is found as JSON")
+    meeting = f"without Slurm: where the hosts meet (default: the first one, port {_PORT})"
+    add("--meet", default="", metavar="HOST:PORT", help=meeting)
+    add("--node", type=int, metavar="I", help="without Slurm: which of --nodes this one is, if its name does not tell")
+    add("--wait", type=float, default=300.0, metavar="S", help="how long to wait for others (default: %(default)g s)")
 
 
 def main(known: argparse.Namespace) -> int:

@@ -127,7 +127,7 @@ def look_from(node: int, nodes: int, meet: tuple[str, int], plan: Plan, env: Map
         except OSError as error:
             raise EnvironmentUnfit(
                 f"{meet[0]}:{meet[1]} did not take the report: {error}",
-                fix=f"see whether the first host still waits (--wait), and has the same {SECRET}, or none, as this one",
+                fix=f"see whether the first host still waits (--wait), with the same --nodes and the same {SECRET}, or none; each host has a --node of its own",
             ) from error
 
     if node:

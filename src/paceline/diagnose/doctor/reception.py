@@ -86,11 +86,17 @@ class Reception:
             said = talk.ask_proof(self._secret)
             guest = _Guest(talk, received(said["facts"]), str(said["door"]))
             connection.settimeout(_ANSWER_S)
+            self._take_in(guest, int(said["size"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):  # a stranger, or a rank that has just died
             talk.__exit__()
-            return
+
+    def _take_in(self, guest: _Guest, size: int) -> None:
+        """Keep a rank that is one of ours; one that counts otherwise, or takes the place of another, is sent away."""
+        rank = guest.facts.rank
         with self._lock:
-            self._guests.setdefault(guest.facts.rank, guest)
+            if size != self._size or not 0 <= rank < size or rank in self._guests:
+                raise ConnectionError(f"rank {rank} of {size} is not expected")
+            self._guests[rank] = guest
 
 
 def _clock(guest: _Guest) -> tuple[float, float]:

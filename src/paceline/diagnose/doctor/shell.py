@@ -23,6 +23,8 @@ _ARRAY = re.compile(r"^\s*[A-Za-z_]\w*=\((?!\()", re.MULTILINE)
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
 _SUBSTITUTED = re.compile(r"\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`")
 _REDIRECTED = re.compile(r"\d*>&\d?-?|&>>?|[<>](?=\()")
+_MOST_LINES = 200  # that a quote may stay open
+_MOST_LETTERS = 1 << 14  # of one command
 MARKED = "\x01"
 """Stands before a $ that single quotes keep from the batch shell: the tasks themselves read it."""
 
@@ -127,17 +129,18 @@ def _pieces(text: str) -> Iterator[tuple[int, str]]:
     """Yield lines with those that continue them, each with the number of its first; texts for other programs are left out."""
     lines = iter(enumerate(text.splitlines(), 1))
     for number, line in lines:
-        piece = line
-        while not line.lstrip().startswith("#") and _goes_on(piece):
+        piece, joined = line, 0
+        while not line.lstrip().startswith("#") and joined < _MOST_LINES and _goes_on(piece):
             following = next(lines, None)
             if following is None:
                 break
             piece = f"{piece[:-1]} {following[1]}" if piece.endswith("\\") else f"{piece}\n{following[1]}"
+            joined += 1
         if found := _HEREDOC.search(piece):
             for _, inner in lines:
                 if inner.strip() == found[2]:
                     break
-        yield number, piece
+        yield number, piece[:_MOST_LETTERS]
 
 
 def _goes_on(piece: str) -> bool:
