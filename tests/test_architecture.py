@@ -32,6 +32,7 @@ WITHOUT_TORCH = [
     "paceline.scale.tree", "paceline.scale.lr", "paceline.launch.local", "paceline.launch.child", "paceline.world.facts",
     "paceline.world.detect", "paceline.data.order", "paceline.data.idx", "paceline.data.chunks", "paceline.data.h5file", "paceline.objectstore", "paceline.data.remote", "paceline.data.get", "paceline.data.check", "paceline.data.show", "paceline.data.vocabulary", "paceline.data.pack", "paceline.data.bench", "paceline.diagnose.equivalence", "paceline.recipes",
     "paceline.measure.plan", "paceline.measure.fit", "paceline.measure.figures", "paceline.measure.plot", "paceline.measure.scaling", "paceline.measure.scaling_report",
+    "paceline.diagnose.doctor.hosts", "paceline.diagnose.doctor.startup", "paceline.diagnose.doctor.pack", "paceline.diagnose.doctor.torch_child", "paceline.cli.doctor_start",
     "paceline.world.network", "paceline.world.timelimit", "paceline.world.heartbeat", "paceline.launch.task", "paceline.cluster.submission",
     "paceline.cluster.allocation", "paceline.cluster.aws", "paceline.report.state", "paceline.report.page", "paceline.cli.report", "paceline.runlock", "paceline.checkpoint.catalog", "paceline.checkpoint.export", "paceline.checkpoint.remote", "paceline.cli.main",
 ]  # fmt: skip

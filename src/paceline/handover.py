@@ -62,6 +62,9 @@ HOST_SUFFIX = "PACELINE_HOST_SUFFIX"
 INTERFACE = "PACELINE_INTERFACE"
 """The network interface that carries the traffic between nodes; unset: the one that leads to the peers."""
 
+DOCTOR = "PACELINE_DOCTOR"
+"""What a rank of `paceline doctor` is told, as JSON: where to report, and the secret by which it is known."""
+
 ADDRESS = "PACELINE_ADDRESS"
 """The HOST:PORT at which the ranks of several hosts meet, without a scheduler."""
 

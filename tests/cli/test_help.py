@@ -38,6 +38,7 @@ def without_torch(*words: str, folder: Path) -> Done:
             ["sample", "--help"],
             ["RUN", "--prompt", "--length", "--count", "--temperature", "--top-k", "--seed", "--step", "--json", CODES],
         ),
+        (["doctor", "--help"], ["JOB.sh", "--nodes", "--quick", "--startup", "--pack", "--json", CODES]),
         (["train", "--help"], ["toy:", "mnist:", "-n RANKS", CODES]),
     ],
 )

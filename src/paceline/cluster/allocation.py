@@ -125,12 +125,24 @@ def _outcome(code: int, folder: Path, signals: StopSignals) -> Failure | None:
 
 
 def _environment(spec: LaunchSpec, folder: Path) -> dict[str, str]:
-    env = {name: value for name, value in os.environ.items() if not _NOT_OURS.match(name)}
-    env |= spec.variables(env)
-    env |= {handover.STOP_MARK: str(folder / "stopped"), handover.PROGRESS: str(folder / "progress")}
-    if "SLURM_CPUS_PER_TASK" in env:
-        env.setdefault("SRUN_CPUS_PER_TASK", env["SLURM_CPUS_PER_TASK"])
-    return env
+    env = step_environment(os.environ)
+    return (
+        env
+        | spec.variables(env)
+        | {handover.STOP_MARK: str(folder / "stopped"), handover.PROGRESS: str(folder / "progress")}
+    )
+
+
+def step_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return what a step of our own is told of this shell's surroundings: the cores of a task, but not the tasks of others.
+
+    >>> step_environment({"HOME": "/me", "SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "8"})
+    {'HOME': '/me', 'SLURM_CPUS_PER_TASK': '8', 'SRUN_CPUS_PER_TASK': '8'}
+    """
+    kept = {name: value for name, value in env.items() if not _NOT_OURS.match(name)}
+    if "SLURM_CPUS_PER_TASK" in kept:
+        kept.setdefault("SRUN_CPUS_PER_TASK", kept["SLURM_CPUS_PER_TASK"])
+    return kept
 
 
 @contextlib.contextmanager

@@ -1,0 +1,170 @@
+"""Whether cores, memory and limits of this host suffice for its ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.amounts import human_size
+from paceline.diagnose.doctor.finding import Finding, fine, problem
+
+_LEAST_FILES = 4096
+_LEAST_SHARED = 1 << 30
+_LEAST_MEMORY = 2 << 30
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What this process may use."""
+
+    cores: tuple[int, ...]
+    """On which it may run."""
+    cores_here: int
+    quota: float
+    """Of cores, that a container or cgroup allows; 0: no limit."""
+    open_files: int
+    locked_memory: int
+    """In bytes; -1: no limit."""
+    shared_memory: int
+    """In bytes, that are free in /dev/shm."""
+    shared_memory_all: int
+    memory: int
+    """In bytes, that a job may use."""
+    has_rdma: bool
+
+
+def look_at_host() -> HostFacts:
+    """Gather the facts of this host, as this process meets them."""
+    shared = _room("/dev/shm")  # noqa: S108 - the place itself is meant
+    return HostFacts(
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+        cores_here=os.cpu_count() or 1,
+        quota=_quota(),
+        open_files=_limit(resource.RLIMIT_NOFILE),
+        locked_memory=_limit(resource.RLIMIT_MEMLOCK),
+        shared_memory=shared[0],
+        shared_memory_all=shared[1],
+        memory=_memory(),
+        has_rdma=any(Path("/sys/class/infiniband").glob("*")),
+    )
+
+
+def _limit(which: int) -> int:
+    """Return the limit that a program may raise for itself; -1: none."""
+    return resource.getrlimit(which)[1] if which == resource.RLIMIT_NOFILE else resource.getrlimit(which)[0]
+
+
+def _room(folder: str) -> tuple[int, int]:
+    with contextlib.suppress(OSError):
+        facts = os.statvfs(folder)
+        return facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
+    return 0, 0
+
+
+def _words(path: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return Path(path).read_text(encoding="utf-8").split()
+    return []
+
+
+def _quota() -> float:
+    """Return how many cores' worth of time the cgroup gets; 0 if it is not limited."""
+    v2 = _words("/sys/fs/cgroup/cpu.max")
+    v1 = _words("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") + _words("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
+    for pair in (v2, v1):
+        if len(pair) == 2 and pair[0].isdecimal() and pair[1].isdecimal():
+            return int(pair[0]) / int(pair[1])
+    return 0.0
+
+
+def _memory() -> int:
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        limits += [int(word) for word in _words(path) if word.isdecimal()]
+    return min(limits)
+
+
+def judge_host(host: HostFacts, ranks: int, env: Mapping[str, str]) -> Iterator[Finding]:
+    """Judge what this host gives to `ranks` ranks."""
+    yield _judge_cores(host, ranks, env)
+    yield _judge_files(host)
+    if host.has_rdma:
+        yield _judge_locked(host)
+    yield _judge_shared(host)
+    yield _judge_memory(host, ranks)
+
+
+def _judge_cores(host: HostFacts, ranks: int, env: Mapping[str, str]) -> Finding:
+    usable = min(len(host.cores), host.quota or len(host.cores))
+    threads = env.get("OMP_NUM_THREADS", "")
+    said = f"{usable:g} of {host.cores_here} for {ranks} rank{'s' * (ranks > 1)} ({spans(host.cores)})"
+    if usable < ranks:
+        return problem(
+            "cores",
+            f"{said}: ranks share cores, and wait for each other",
+            f"start at most {max(1, int(usable))} ranks here, or ask for more: --cpus-per-task",
+        )
+    if threads.isdecimal() and int(threads) * ranks > usable:
+        return problem(
+            "cores",
+            f"{said}, and OMP_NUM_THREADS={threads} in each",
+            f"export OMP_NUM_THREADS={max(1, int(usable // ranks))}",
+        )
+    return fine("cores", said)
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Return numbers in short.
+
+    >>> spans([0, 1, 2, 5]), spans([3]), spans([])
+    ('0-2,5', '3', 'none')
+    """
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(f"{first}-{last}" if first < last else str(first) for first, last in found) or "none"
+
+
+def _judge_files(host: HostFacts) -> Finding:
+    if 0 <= host.open_files < _LEAST_FILES:
+        return problem(
+            "ulimit files",
+            f"{host.open_files} open files: workers and shards need more",
+            "ulimit -n 65536 in the batch script, or ask for a higher hard limit",
+        )
+    return fine("ulimit files", f"{'no limit' if host.open_files < 0 else f'{host.open_files:,}'} open files")
+
+
+def _judge_locked(host: HostFacts) -> Finding:
+    if host.locked_memory < 0:
+        return fine("ulimit memory", "any amount may be locked, as InfiniBand needs")
+    return problem(
+        "ulimit memory",
+        f"only {human_size(host.locked_memory)} may be locked, and InfiniBand needs more",
+        "ulimit -l unlimited; under Slurm: PropagateResourceLimitsExcept=MEMLOCK in slurm.conf",
+    )
+
+
+def _judge_shared(host: HostFacts) -> Finding:
+    said = f"{human_size(host.shared_memory)} of {human_size(host.shared_memory_all)} free in /dev/shm"
+    if host.shared_memory < _LEAST_SHARED:
+        return problem(
+            "shared memory",
+            f"{said}: data workers and NCCL die of a bus error when it is full",
+            "docker run --shm-size=8g (or --ipc=host); remove old files from /dev/shm; or read.workers=0",
+        )
+    return fine("shared memory", said)
+
+
+def _judge_memory(host: HostFacts, ranks: int) -> Finding:
+    said = f"{human_size(host.memory)} for {ranks} rank{'s' * (ranks > 1)}"
+    if host.memory < _LEAST_MEMORY * ranks:
+        return problem("memory", said, "ask for more: --mem, or start fewer ranks")
+    return fine("memory", said)

@@ -1,0 +1,141 @@
+"""How an environment of thousands of small files becomes one large one, to be unpacked on every node's own disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from paceline.errors import ConfigError
+from paceline.rundir import make_private, write_whole, writing_to
+
+ROOT = "/tmp/paceline-UID"  # noqa: S108 - claimed as private before use; UID is the user's number
+_UNPACK = Path(__file__).with_name("unpack.py")
+
+
+@dataclass(frozen=True)
+class Packed:
+    """An environment in one file, with what unpacks it."""
+
+    archive: Path
+    unpacker: Path
+    name: str
+    files: int
+    size_bytes: int
+    python: str
+    """The interpreter below the environment, which is not packed."""
+    outside: tuple[str, ...]
+    """Folders of code that the environment only points to, and that stay where they are."""
+
+    @property
+    def place(self) -> str:
+        """Where it will lie on a node."""
+        return f"{ROOT.replace('UID', str(os.getuid()))}/{self.name}"
+
+
+class _Summed:
+    """Writes a file, and sums what is written."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.sum = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: bytes) -> int:
+        self.sum.update(data)
+        self.size += len(data)
+        return self._file.write(data)
+
+
+def pack(environment: Path, to: Path) -> Packed:
+    """Pack a virtual environment into a folder: an archive, its plan, and the program that unpacks it."""
+    settings = _settings(environment)
+    with writing_to(to, "name another folder: --pack DIR"):
+        make_private(to)
+        partial = to / f".{secrets.token_hex(4)}.tar"
+        try:
+            files, digest, size = _write(environment, partial)
+            name = f"{environment.resolve().name.strip('.') or 'env'}-{digest[:12]}"
+            archive = to / f"{name}.tar"
+            plan = {"name": name, "sha256": digest, "from": str(environment.resolve()), "root": ROOT}
+            write_whole(archive.with_suffix(".json"), json.dumps(plan, indent=2).encode())
+            write_whole(archive.with_suffix(".py"), _UNPACK.read_bytes())
+            partial.replace(archive)
+        finally:
+            partial.unlink(missing_ok=True)
+    python = str(Path(settings.get("home", "/usr/bin")) / "python3")
+    return Packed(archive, archive.with_suffix(".py"), name, files, size, python, tuple(_outside(environment)))
+
+
+def _settings(environment: Path) -> dict[str, str]:
+    """Return what a virtual environment says of itself."""
+    try:
+        lines = (environment / "pyvenv.cfg").read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(
+            f"{environment} is no virtual environment: it has no pyvenv.cfg",
+            fix="name one with --env (python -m venv makes it); for conda there is conda-pack, which does the same",
+        ) from error
+    return {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
+
+
+def _write(environment: Path, path: Path) -> tuple[int, str, int]:
+    """Write the archive, durable; return how many files it holds, its sum and its size."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    count = 0
+    with os.fdopen(descriptor, "wb") as file:
+        summed = _Summed(file)
+        with tarfile.open(fileobj=summed, mode="w|", format=tarfile.PAX_FORMAT) as archive:  # type: ignore[call-overload]
+            for member in _members(environment):
+                archive.add(member, member.relative_to(environment), recursive=False, filter=_plain)
+                count += 1
+        file.flush()
+        os.fsync(file.fileno())
+    return count, summed.sum.hexdigest(), summed.size
+
+
+def _members(environment: Path) -> Iterator[Path]:
+    for folder, below, names in os.walk(environment):
+        below.sort()
+        here = Path(folder)
+        links = [name for name in below if (here / name).is_symlink()]
+        yield from (here / name for name in sorted([*names, *links]))
+        if not names and not below and here != environment:
+            yield here
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Leave out whose files they were, whole seconds for the times (Python compares those), and what is no file."""
+    if not (member.isreg() or member.issym() or member.islnk() or member.isdir()):
+        return None
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mtime = int(member.mtime)
+    return member
+
+
+def _outside(environment: Path) -> Iterator[str]:
+    """Yield the folders to which .pth files of the environment point."""
+    home = str(environment.resolve())
+    for file in sorted(environment.glob("lib/python*/site-packages/*.pth")):
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("/") and not line.startswith(home):
+                yield line.strip()
+            elif line.startswith("import __editable__"):
+                yield f"{file.stem} (editable)"
+
+
+def snippet(packed: Packed) -> str:
+    """Return the lines that a batch script needs."""
+    return (
+        "# once on every node, before the ranks start:\n"
+        f'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 {packed.python} {packed.unpacker}\n'
+        "# then start the ranks from there:\n"
+        f"source {packed.place}/bin/activate   # or: srun ... {packed.place}/bin/python SCRIPT\n"
+    )

@@ -1,0 +1,117 @@
+"""What a rank of the doctor does: looks at its host, reports, and tries the ways to the other hosts.
+
+It is started as the ranks of a training would be, and ends with 0 whatever it finds: a launcher ends all ranks at the first other code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+from paceline import handover
+from paceline.diagnose.doctor.gpu import ask_driver
+from paceline.diagnose.doctor.here import examine_here
+from paceline.diagnose.doctor.host import look_at_host
+from paceline.diagnose.doctor.rankfacts import RankFacts, sent
+from paceline.diagnose.doctor.software import TorchFacts, ask_torch, versions
+from paceline.diagnose.doctor.talk import Talk
+from paceline.errors import PacelineError
+from paceline.world.address import address_on, interface_of
+from paceline.world.detect import detect_world
+from paceline.world.facts import World
+from paceline.world.network import GLOO
+from paceline.world.reach import doorbell, reach, ring
+
+_AT_ONCE = 16
+
+
+def main() -> None:
+    """Report; where that is not possible, print why."""
+    told = json.loads(os.environ[handover.DOCTOR])
+    try:
+        world = detect_world(os.environ, os.getppid())
+        answer = report(world, told, look(world, os.environ, Path(told["runs"]), quick=bool(told["quick"])))
+    except PacelineError as error:
+        answer = {"problem": error.problem, "fix": error.fix}
+    except (OSError, ValueError) as error:
+        answer = {"problem": f"the report was broken off: {error}", "fix": "try again; see whether a host went away"}
+    sys.stdout.write(json.dumps({"doctor": True, "host": host_name(os.environ), **answer}) + "\n")
+
+
+def host_name(env: Mapping[str, str]) -> str:
+    """Return what this host is called: as Slurm names it, else as it names itself."""
+    return env.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def look(world: World, env: Mapping[str, str], runs: Path, *, quick: bool) -> RankFacts:
+    """Gather the facts of this rank; the first of each host looks at the host, too, and asks torch, unless it must be quick."""
+    first = world.local_rank == 0
+    torch = ask_torch() if first and not quick else None
+    given = env.get("SLURM_GPUS_ON_NODE", "")
+    return RankFacts(
+        rank=world.rank,
+        host=host_name(env),
+        node=world.node,
+        local_rank=world.local_rank,
+        versions=versions(),
+        cores=look_at_host().cores,
+        gpus_seen=_gpus_seen(torch) if first else -1,
+        gpus_given=int(given) if given.isdecimal() else 0,
+        visible=env.get("CUDA_VISIBLE_DEVICES", ""),
+        found=tuple(examine_here(env, runs, world.local_size, alone=world.nodes == 1, torch=torch)) if first else (),
+    )
+
+
+def _gpus_seen(torch: TorchFacts | None) -> int:
+    if torch is None:
+        return len(ask_driver().gpus)
+    return -1 if torch.failure else len(torch.gpus)
+
+
+def report(world: World, told: Mapping[str, str], facts: RankFacts) -> dict[str, object]:
+    """Tell the facts to who examines, try the ways to the other hosts, and return what was made of it."""
+    where = str(told["address"]), int(told["port"])
+    host, port, own = reach(lambda: where, float(told["wait_s"]), may_come_late=True, quiet=True)
+    connection = socket.create_connection((host, port), 10)
+    with ExitStack() as stack:
+        talk = stack.enter_context(Talk(connection, float(told["wait_s"])))
+        door = stack.enter_context(doorbell(_address(world, own))) if world.local_rank == 0 else ""
+        talk.prove(str(told["secret"]), size=world.size, facts=sent(facts), door=door)
+        return _answer(talk, world, door)
+
+
+def _address(world: World, own: str) -> str:
+    """Return the address that the messages of a training would take: of the interface that was chosen, else of the way to the others."""
+    chosen = world.interface or os.environ.get(GLOO, "").partition(",")[0]
+    return address_on(chosen) if chosen and chosen != interface_of(own) else own
+
+
+def _answer(talk: Talk, world: World, door: str) -> dict[str, object]:
+    """Do what is asked, until the verdict comes."""
+    while True:
+        asked = talk.hear()
+        if "clock" in asked:
+            talk.say(clock=time.time())
+        elif "doors" in asked:
+            others = {node: str(other) for node, other in asked["doors"].items() if int(node) != world.node}
+            talk.say(unreached=try_doors(others) if door else {})
+        else:
+            return {"ok": bool(asked.get("ok"))}
+
+
+def try_doors(doors: Mapping[str, str]) -> dict[str, str]:
+    """Ring at the doors of other hosts, several at once; return those that do not answer, and why."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        problems = dict(zip(doors, pool.map(ring, doors.values()), strict=True))
+    return {node: problem.problem for node, problem in problems.items() if problem}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Does the doctor find, on hosts of their own and in a Slurm job, what would keep a training from starting?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+DOCTOR = [sys.executable, "-m", "paceline", "doctor", "--quick", "--json"]
+HOSTS = ["n1", "n2", "n3"]
+
+
+def by_check(text: str) -> dict[str, list[dict]]:
+    found: dict[str, list[dict]] = {}
+    for one in json.loads(text)["findings"]:
+        found.setdefault(one["check"], []).append(one)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.namespaces(nodes=3)
+def test_a_way_that_is_closed_and_a_name_that_stands_for_loopback_are_named(hosts, tmp_path: Path):
+    """n2 sends nothing to n3, so neither reaches the other; n3 has the name that Debian's installer gives."""
+    assert hosts.run(["ip", "route", "add", "blackhole", "10.77.0.13/32"], "n2").code == 0
+    text = hosts.run(["cat", "/etc/hosts"], "n3").out
+    (tmp_path / "hosts").write_text(
+        "".join(f"{'127.0.1.1 n3' if line.endswith(' n3') else line}\n" for line in text.splitlines())
+    )
+    assert hosts.run(["mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts"], "n3").code == 0
+
+    def type_on(host: str):
+        return hosts.run([*DOCTOR, "--nodes", "n[1-3]", "--wait", "90"], host, timeout_s=120)
+
+    with ThreadPoolExecutor(3) as pool:
+        first, *others = pool.map(type_on, HOSTS)
+    assert [done.code for done in (first, *others)] == [1, 1, 1], first.err
+    found = by_check(first.out)
+    ways = [one["says"] for one in found["ways"]]
+    assert [(one["ok"], " ".join(one["says"].split()[:5])) for one in found["ways"]] == [
+        (False, "n2 does not reach n3:"),
+        (False, "n3 does not reach n2:"),
+    ], ways
+    assert "eth0 (10.77.0.11" in found["interface"][0]["says"]
+    (named,) = [one for one in found["host name"] if not one["ok"]]
+    assert (named["hosts"], "n3 stands for 127.0.1.1" in named["says"]) == (["n3"], True)
+    assert found["clocks"][0]["ok"]
+
+
+@pytest.mark.slow
+@pytest.mark.slurm(nodes=2, cpus=4, gpus=2)
+def test_a_request_that_does_not_match_what_is_there_is_named(slurm, tmp_path: Path):
+    """Slurm's GPUs here are made up, and so are two of its four cores."""
+    job = ["salloc", "-N2", "--ntasks-per-node=1", "--cpus-per-task=4", "--gres=gpu:2"]
+    done = slurm.run([*job, *DOCTOR, "-n", "1"], folder=tmp_path, timeout_s=120)
+    assert done.code == 1, done.err
+    found = by_check(done.out)
+    assert found["ranks"][0]["says"] == "all 2 came, from 2 hosts"
+    assert (
+        "Slurm gave 2 GPUs on n1, n2, and 0 are seen there (CUDA_VISIBLE_DEVICES=0,1)" in found["slurm gpus"][0]["says"]
+    )
+    import os
+
+    if len(os.sched_getaffinity(0)) < 4:
+        assert "4 cores a task were asked for, rank 0 on n1 has" in found["slurm cpus"][0]["says"]
+    uneven = by_check(slurm.run(["salloc", "-N2", "-n3", *DOCTOR, "-n", "1"], folder=tmp_path, timeout_s=120).out)
+    assert "not the same number on each node" in uneven["slurm tasks"][0]["says"]
+    assert uneven["ways"][0]["ok"]
+    twice = slurm.run(["srun", "-N2", *DOCTOR], folder=tmp_path, timeout_s=120)
+    assert "start the doctor once, without srun" in twice.err
+    assert sorted(file.name for file in tmp_path.iterdir()) == []
