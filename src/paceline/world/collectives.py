@@ -16,8 +16,10 @@ def wire_device(world: World) -> torch.device:
 
 
 def wire_for(device: torch.device) -> torch.device:
-    """Return the device whose memory the backend can send, for what lies on this one."""
-    return torch.device("cpu") if device.type == "cpu" or dist.get_backend() == "gloo" else device
+    """Return the device whose memory the backend can send, for what lies on this one: NCCL moves that of GPUs only."""
+    if dist.get_backend() == "gloo":
+        return torch.device("cpu")
+    return device if device.type == "cuda" else torch.device("cuda", torch.cuda.current_device())
 
 
 def sum_across(world: World, values: Tensor) -> Tensor:
