@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.recipes.gpt_model import GPT, SHAPES, Design
+
 LENGTH, TOKENS, WORDS, RATE, WARM = 1024, 50_304, 50_257, 6e-4, 8
 
 
@@ -58,6 +60,38 @@ def with_transformers(count: int, steps: int, *, compiled: bool) -> float:
     return timed(step, (data for _ in range(WARM + steps + 1)), steps)
 
 
+class Plain(GPT):
+    """The same model, added up in fp32 as autocast leaves it, with torch's loss inside: the way of tutorials, and of nanoGPT."""
+
+    def forward(self, tokens: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
+        assert self.position is not None
+        hidden = self.drop(self.embedding(tokens) + self.position.weight[: tokens.shape[1]])
+        for block in self.blocks:
+            hidden = block(hidden)
+        scores = torch.nn.functional.linear(self.norm(hidden), self.embedding.weight)
+        return torch.nn.functional.cross_entropy(scores.flatten(0, 1), target.flatten())
+
+
+def by_hand(count: int, steps: int) -> float:
+    """Train as tutorials do: compiled, autocast, fused AdamW, rows from memory of the host; nothing captured."""
+    torch.set_float32_matmul_precision("high")
+    model = Plain(Design(SHAPES["124M"], TOKENS, LENGTH, bias=False)).cuda()
+    run = torch.compile(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    data = rows(8 * count)
+
+    def step(number: int) -> None:
+        tokens = data[number % 8 * count :][:count].long().pin_memory().cuda(non_blocking=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = run(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return timed(step, range(WARM + steps + 1), steps)
+
+
 def with_paceline(count: int, steps: int, *words: str) -> float:
     """Train the GPT recipe's model with the steps and the batches of the Trainer."""
     import paceline
@@ -66,11 +100,17 @@ def with_paceline(count: int, steps: int, *words: str) -> float:
     from paceline.data.transform import Transformed
     from paceline.recipes.corpus import next_tokens
     from paceline.recipes.gpt import GptConfig, build_optimizer, design_of, token_loss
-    from paceline.recipes.gpt_model import GPT
     from paceline.train.captured import make_step
 
     os.chdir(tempfile.mkdtemp(prefix="paceline-gpu-"))
-    fixed = ["device=cuda", "size=124M", f"length={LENGTH}", f"tokens={TOKENS}", f"batch.global_size={count}"]
+    fixed = [
+        "device=cuda",
+        "size=124M",
+        f"length={LENGTH}",
+        f"tokens={TOKENS}",
+        "bias=false",
+        f"batch.global_size={count}",
+    ]
     fixed += ["batch.lanes=1", f"lr.base={RATE}", "precision=bf16", "capture=true", "compile=true", "steps=100000"]
     config = config_from_words(GptConfig, [*fixed, *words])
     with paceline.join(config) as world:
@@ -94,7 +134,14 @@ def with_trainer(count: int, steps: int, *words: str) -> float:
     from paceline.recipes.corpus import next_tokens
 
     os.chdir(tempfile.mkdtemp(prefix="paceline-gpu-"))
-    fixed = ["device=cuda", "size=124M", f"length={LENGTH}", f"tokens={TOKENS}", f"batch.global_size={count}"]
+    fixed = [
+        "device=cuda",
+        "size=124M",
+        f"length={LENGTH}",
+        f"tokens={TOKENS}",
+        "bias=false",
+        f"batch.global_size={count}",
+    ]
     fixed += ["batch.lanes=1", f"lr.base={RATE}", "precision=bf16", "capture=true", "compile=true"]
     fixed += [f"steps={2 * steps}", f"log.every_steps={steps}", "checkpoint.every=end"]
     config = config_from_words(gpt.GptConfig, [*fixed, *words])
@@ -111,6 +158,7 @@ CONTENDERS: dict[str, Callable[[int, int], float]] = {
     "paceline": with_paceline,
     "paceline-free": lambda count, steps: with_paceline(count, steps, "exact=false"),
     "paceline-trainer": with_trainer,
+    "hand-compiled": by_hand,
     "transformers": lambda count, steps: with_transformers(count, steps, compiled=False),
     "transformers-compiled": lambda count, steps: with_transformers(count, steps, compiled=True),
 }

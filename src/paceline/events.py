@@ -66,6 +66,14 @@ class EpochDone(Event):
 
 
 @dataclass(frozen=True)
+class Evaluated(Event):
+    """The figures of an evaluation within an epoch."""
+
+    step: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class CheckpointSaved(Event):
     """A checkpoint is on disk."""
 

@@ -29,10 +29,13 @@ def without_torch(*words: str, folder: Path) -> Done:
         (["--version"], ["paceline 0."]),
         (["run", "--help"], ["-n RANKS", "script", CODES]),
         (["verify", "--help"], ["--worlds", "--steps", "--json", CODES]),
-        (["ckpt", "--help"], ["list|check|export", "RUN", "OUT.safetensors", "--step", "--json", "--force", CODES]),
+        (
+            ["ckpt", "--help"],
+            ["list|check|export", "RUN", "OUT.safetensors", "--as", "gpt2", "--step", "--json", "--force", CODES],
+        ),
         (
             ["sample", "--help"],
-            ["RUN", "--prompt", "--length", "--temperature", "--top-k", "--seed", "--step", "--json", CODES],
+            ["RUN", "--prompt", "--length", "--count", "--temperature", "--top-k", "--seed", "--step", "--json", CODES],
         ),
         (["train", "--help"], ["toy:", "mnist:", "-n RANKS", CODES]),
     ],
@@ -92,6 +95,7 @@ def test_a_launch_needs_no_torch_where_the_script_needs_none(tmp_path: Path) -> 
 
 def test_the_help_of_a_recipe_lists_its_settings_with_their_own_words(tmp_path: Path) -> None:
     done = paceline("train", "mnist", "--help", folder=tmp_path)
+    assert done.out.startswith("usage: paceline train mnist ")
     text = re.sub(r"[^\w.,:=+-]+", " ", done.out)
     assert (done.code, done.err) == (0, "")
     assert "--batch.lanes" in text

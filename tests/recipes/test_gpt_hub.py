@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
+from launch.program import Done
 from recipes.tiny import tiny, train, write
 from safetensors.torch import load_file, save_file
 
-from paceline.checkpoint.local import LocalStorage
-from paceline.checkpoint.restore import read_tensors
+from paceline.cli.main import run_verb
+from paceline.config import config_from_words
 from paceline.errors import ConfigError, DataError
-from paceline.recipes.gpt_config import design_of, from_start
-from paceline.recipes.gpt_hub import read_hub, write_hub
+from paceline.recipes.gpt_config import GptConfig, design_of, from_start
+from paceline.recipes.gpt_export import write_hub
+from paceline.recipes.gpt_hub import read_hub
 from paceline.recipes.gpt_model import GPT, Design, Shape
+from paceline.recipes.gpt_sample import open_author
 
 DESIGN = Design(Shape(2, 4, 16), tokens=33, length=8)
 PROMPT = torch.randint(33, (3, 8), generator=torch.Generator().manual_seed(1))
@@ -24,14 +30,18 @@ PROMPT = torch.randint(33, (3, 8), generator=torch.Generator().manual_seed(1))
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory):
     """A GPT-2 of transformers with random weights of a size that shows in the scores, in eval mode; and its folder."""
-    transformers = pytest.importorskip("transformers")
-    transformers.utils.logging.disable_progress_bar()
-    sizes = {"n_layer": 2, "n_head": 4, "n_embd": 16, "vocab_size": 33, "n_positions": 8}
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=None, eos_token_id=None))
-    scatter(model, 2)
+    model = transformers_gpt2(n_layer=2, n_head=4, n_embd=16, vocab_size=33, n_positions=8)
     folder = tmp_path_factory.mktemp("hub")
     model.save_pretrained(folder)
-    return model.eval(), folder
+    return model, folder
+
+
+def transformers_gpt2(**sizes):
+    transformers = pytest.importorskip("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=None, eos_token_id=None))
+    scatter(model, 2)
+    return model.eval()
 
 
 def scatter(model, seed: int) -> None:
@@ -164,9 +174,9 @@ REFUSED = [
     (bytes_of("config.json", b"[1]"), "type None", "save_pretrained"),
     (bytes_of("model.safetensors", b"\x80\x04K\x01."), "as a safetensors file", "save_pretrained"),
     (lambda folder: (folder / "config.json").unlink(), "cannot read .*config.json", "save_pretrained"),
-    (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors", "save_pretrained"),
-    (only_pickle, "no model.safetensors", "a pickle is never read"),
-    (in_parts, "no model.safetensors", "max_shard_size"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "there is no .*model.safetensors", "save_pretrained"),
+    (only_pickle, "there is no .*model.safetensors", "a pickle is never read"),
+    (in_parts, "there is no .*model.safetensors", "max_shard_size"),
 ]  # fmt: skip
 
 
@@ -185,13 +195,21 @@ def test_what_is_not_such_a_gpt_2_is_named(change, problem, fix, written, tmp_pa
     assert fix in error.value.fix
 
 
+def test_what_is_no_folder_of_weights_is_named(tmp_path):
+    with pytest.raises(DataError, match="there is no folder .*nowhere of weights"):
+        read_hub(tmp_path / "nowhere")
+    torch.save({"weight": torch.ones(2)}, tmp_path / "weights.bin")
+    with pytest.raises(DataError, match="weights.bin is not a safetensors file\n.*a pickle is never read"):
+        read_hub(tmp_path / "weights.bin")
+
+
 @pytest.mark.parametrize(
     ("design", "problem"),
     [
         ({"positions": "rotary"}, "positions=rotary"),
         ({"activation": "relu2"}, "activation=relu2"),
         ({"norm": "rms"}, "norm=rms"),
-        ({"bias": False}, "bias=False"),
+        ({"bias": False}, "bias=false"),
     ],
 )
 def test_a_design_that_gpt_2_has_not_is_not_written(design, problem, tmp_path):
@@ -208,19 +226,115 @@ def test_nothing_is_written_over_and_weights_of_another_model_are_not_written(wr
         write_hub(DESIGN, {}, tmp_path / "other")
 
 
-def test_a_training_starts_from_such_weights(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    design = Design(Shape(1, 2, 16), tokens=256, length=12)
-    model = GPT(design)
-    write_hub(design, model.state_dict(), tmp_path / "hub")
+@pytest.fixture(scope="module")
+def runs(theirs, tmp_path_factory):
+    """Runs that were saved: of tokens, from the weights of transformers without a change, and of a design that GPT-2 has not."""
+    folder = tmp_path_factory.mktemp("trained")
+    words = [f"data_folder={write(folder, 'words and words again ' * 40)}", f"runs={folder}/runs", "steps=2"]
+    train(*words, "name=tokens", "level=tokens", "vocabulary=270", "checkpoint.every=1steps")
+    train(*words, "name=rotary", "positions=rotary", "bias=false")
+    wide = transformers_gpt2(n_layer=1, n_head=2, n_embd=16, vocab_size=256, n_positions=12)
+    wide.save_pretrained(folder / "start")
     shape = ["layers=0", "heads=0", "width=0", "length=128"]  # as nobody has said them
-    run = train(*shape, "start=hub", f"data_folder={write(tmp_path, 'words ' * 60)}", "lr.base=0", "weight_decay=0")
-    storage = LocalStorage(run.checkpoints)
-    manifest = storage.manifest(storage.steps()[0])
-    saved = {name: value.clone() for name, value in read_tensors(storage, manifest) if name.startswith("model.")}
-    assert all(torch.equal(saved[f"model.{name}"], value) for name, value in model.state_dict().items())
-    kept = {name: manifest.config[name] for name in ("layers", "heads", "width", "length", "tokens")}
-    assert kept == {"layers": 1, "heads": 2, "width": 16, "length": 12, "tokens": 256}
+    train(*words, *shape, "name=started", f"start={folder}/start", "lr.base=0", "weight_decay=0")
+    return folder, wide
+
+
+@pytest.fixture
+def export(runs, tmp_path, monkeypatch, capsys):
+    """Export in this process, in a copy of the folder."""
+    shutil.copytree(runs[0] / "runs", tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+
+    def run(name, *words):
+        capsys.readouterr()
+        return Done(run_verb(["ckpt", "export", name, "--as", "gpt2", *map(str, words)]), *capsys.readouterr())
+
+    return run
+
+
+def loaded(theirs, folder):
+    """Return what transformers make of a folder, without a tensor missing or too much."""
+    model, facts = type(theirs[0]).from_pretrained(folder, output_loading_info=True)
+    assert not any(facts.values()), facts
+    return model.eval()
+
+
+def test_a_run_is_exported_with_its_tokenizer(export, theirs):
+    transformers = pytest.importorskip("transformers")
+    done = export("runs/tokens", "hub")
+    assert (done.code, done.err) == (0, "")
+    assert "from_pretrained" in done.out
+    assert [oct(Path(name).stat().st_mode)[-3:] for name in ("hub", *sorted(Path("hub").iterdir()))] == [
+        "700", "600", "600", "600", "600",
+    ]  # fmt: skip
+    author, model = open_author("runs/tokens"), loaded(theirs, "hub")
+    tokenizer = transformers.AutoTokenizer.from_pretrained("hub")
+    numbers = author.vocabulary.encode("words again").tolist()
+    assert tokenizer("words again").input_ids == numbers
+    assert tokenizer.decode(numbers) == "words again"
+    assert tokenizer.eos_token_id == model.config.eos_token_id == author.vocabulary.end
+    with torch.no_grad():
+        prompt = torch.tensor([numbers[:8]])
+        torch.testing.assert_close(model(prompt).logits, author.model(prompt), rtol=0, atol=1e-5)
+    assert Path("runs/tokens/tokenizer.json").read_bytes() == Path("hub/tokenizer.json").read_bytes()
+
+
+def test_their_weights_come_back_out_of_a_run_as_they_were(export, theirs, runs):
+    assert export("runs/started", "hub", "--json").code == 0
+    again, wide = loaded(theirs, "hub"), runs[1]
+    assert all(torch.equal(value, wide.state_dict()[name]) for name, value in again.state_dict().items())
+    assert not Path("hub/tokenizer.json").exists()
+    kept = config_from_words(GptConfig, ["--config", "runs/started/config.toml"])
+    assert (kept.layers, kept.heads, kept.width, kept.length, kept.tokens) == (1, 2, 16, 12, 256)
+
+
+def test_the_checkpoint_that_is_exported_is_good_or_the_one_asked_for(export):
+    assert json.loads(export("runs/tokens", "one", "--json", "--step", 1).out)["step"] == 1
+    assert export("runs/tokens/checkpoints/step-000000001", "two").code == 0
+    assert all((Path("two") / path.name).read_bytes() == path.read_bytes() for path in Path("one").iterdir())
+    part = next(Path("runs/tokens/checkpoints/step-000000002").glob("*.safetensors"))
+    part.write_bytes(part.read_bytes()[:-1] + b"?")
+    done = export("runs/tokens", "three", "--json")
+    assert (json.loads(done.out)["step"], len(json.loads(done.out)["passed_over"])) == (1, 1)
+    asked = export("runs/tokens", "four", "--step", 2)
+    assert (asked.code, asked.out, os.path.lexists("four")) == (3, "", False)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem", "fix"),
+    [
+        (["runs/rotary", "hub"], "GPT-2 has no positions=rotary, bias=false", "train with positions=learned"),
+        (["runs/tokens", "full"], "full exists", "name another folder"),
+        (["runs/tokens", "full/file"], "full/file exists", "name another folder"),
+        (["runs/tokens", "."], ". exists", "name another folder"),
+        (["runs/tokens", "hub", "--force"], "--force", "leave --force out"),
+        (["runs/tokens", "no/where"], "there is no folder no", "create it first"),
+        (["runs/tokens", "s3://bucket/hub"], "there is no folder", "a path on this machine"),
+        (["runs/tokens", "runs/tokens/checkpoints/step-000000002"], "inside a checkpoint", "stays as it was saved"),
+        (["runs/tokens", "runs/tokens/checkpoints/step-000000002/hub"], "inside a checkpoint", "stays as it was saved"),
+        (["runs/tokens"], "FOLDER is missing", "paceline ckpt export RUN --as gpt2 FOLDER"),
+        (["runs/tokens", "hub", "--as", "gpt3"], "there is no layout 'gpt3'", "did you mean gpt2?"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(export, words, problem, fix):
+    Path("full").mkdir()
+    Path("full/file").touch()
+    done = export(*words)
+    assert (done.code, done.out) == (2, "")
+    assert problem in done.err
+    assert fix in done.err.partition("fix: ")[2]
+    assert not os.path.lexists("hub")
+
+
+def test_nothing_is_left_of_a_folder_that_cannot_be_written(export, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    done = export("runs/tokens", "hub")
+    assert (done.code, sorted(os.listdir("."))) == (3, ["runs"])
+    assert "cannot write hub: No space left on device\n  fix: free some space" in done.err
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 
@@ -14,7 +15,7 @@ from paceline.cli.main import run_verb
 from paceline.data.vocabulary import Bytes, Characters
 from paceline.errors import TrainingError
 from paceline.recipes.gpt_model import GPT, Design, Shape
-from paceline.recipes.gpt_sample import Choice, _chosen, draw, open_author, spelled
+from paceline.recipes.gpt_sample import Choice, _chosen, _generator, draw, open_author, spelled, window_begin
 
 ROUND = "abcdefg"  # no divisor of the length: places say nothing of letters
 
@@ -57,7 +58,8 @@ def test_it_writes_what_it_learned_further_than_it_looks_back(sample, run):
 def test_the_same_seed_writes_the_same(sample):
     def written(*words):
         done = sample("runs/characters", "--prompt", "ab", "--length", 30, "--json", *words)
-        return json.loads(done.out)["text"]
+        (text,) = json.loads(done.out)["texts"]
+        return text
 
     wild = ("--temperature", 3, "--top-k", 0)
     assert written(*wild, "--seed", 1) == written(*wild, "--seed", 1)
@@ -70,7 +72,7 @@ def test_the_answer_as_json_says_where_it_comes_from(sample):
     done = sample("runs/characters", "--prompt", "ab", "--step", 10, "--json", "--length", 3)
     facts = json.loads(done.out)
     assert facts["where"].endswith("runs/characters/checkpoints/step-000000010")
-    assert (facts["step"], facts["prompt"], len(facts["text"])) == (10, "ab", 3)
+    assert (facts["step"], facts["prompt"], list(map(len, facts["texts"]))) == (10, "ab", [3])
 
 
 def test_a_damaged_checkpoint_is_passed_over_unless_it_was_asked_for(sample, tmp_path):
@@ -90,7 +92,7 @@ def test_tokens_that_stand_for_nothing_are_never_drawn(sample):
     author = open_author("runs/wide")
     assert author.model.design.tokens == 300
     drawn = draw(author.model, [1, 2], author.vocabulary.size, Choice(temperature=50.0, top_k=0))
-    assert max(next(drawn) for _ in range(300)) < 256
+    assert max(next(drawn)[0] for _ in range(300)) < 256
 
 
 def another_settings(path):
@@ -113,6 +115,7 @@ REFUSED = [
     (["runs/characters", "ab", "--prompt", "ab"], 2, "unexpected word 'ab'", "quotes"),
     (["runs/characters", "--prompt", "ab", "--promt", "ab"], 2, "there is no option --promt", "did you mean --prompt?"),
     (["runs/characters", "--prompt", "ab", "--length", "0"], 2, "a length of 0 tokens", "1 or more"),
+    (["runs/characters", "--prompt", "ab", "--count", "0"], 2, "0 texts", "1 or more"),
     (["runs/characters", "--prompt", "ab", "--length", "x"], 2, "--length 'x' is not a number", "--length 1"),
     (["runs/characters", "--prompt", "ab", "--temperature", "-1"], 2, "a temperature of -1.0", "0.8"),
     (["runs/characters", "--prompt", "ab", "--temperature", "nan"], 2, "a temperature of nan", "0.8"),
@@ -131,17 +134,60 @@ def test_what_cannot_be_written_is_refused(sample, tmp_path, words, code, proble
     assert fix in done.err.partition("fix: ")[2]
 
 
+def first(model, prompt, choice, count=1, tokens=30):
+    """Return so many tokens of every text that is drawn."""
+    return [list(text) for text in zip(*itertools.islice(draw(model, prompt, 20, choice, count), tokens), strict=True)]
+
+
+@torch.no_grad()
+def read_anew(model, numbers, choice, tokens=30):
+    """Return the tokens that come after numbers, with nothing remembered."""
+    numbers, generator = list(numbers), _generator(choice.seed, 0)
+    for _ in range(tokens):
+        window = numbers[window_begin(len(numbers), model.design.length) :]
+        numbers.append(_chosen(model(torch.tensor([window]))[0, -1].double(), choice, generator))
+    return numbers[-tokens:]
+
+
+@pytest.mark.parametrize("prompt", [1, 5, 7, 8, 9, 31])
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
-def test_every_token_follows_from_the_last_ones(positions):
+def test_with_memory_it_writes_what_it_would_by_reading_all_anew(positions, prompt):
+    torch.manual_seed(prompt)
+    model = GPT(Design(Shape(2, 2, 16), tokens=20, length=8, positions=positions)).eval()
+    for value in model.parameters():
+        value.data.add_(torch.randn_like(value), alpha=0.2)  # else what was before matters little
+    numbers = torch.randint(20, (prompt,)).tolist()
+    for choice in (Choice(temperature=0), Choice(temperature=3.0, top_k=0, seed=2)):
+        assert first(model, numbers, choice) == [read_anew(model, numbers, choice)]
+    assert len(set(read_anew(model, numbers, choice))) > 5
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 8, 30])
+def test_the_window_moves_by_a_quarter_and_never_looks_back_further_than_the_model(length):
+    begins = [window_begin(count, length) for count in range(1, 100)]
+    seen = [count - begin for count, begin in enumerate(begins, start=1)]
+    assert begins == sorted(begins)
+    assert all(shown == count for count, shown in enumerate(seen[:length], start=1))
+    assert all(length * 3 / 4 <= shown <= length for shown in seen[length:])
+    assert {after - before for before, after in itertools.pairwise(begins)} <= {0, max(1, length // 4)}
+
+
+def test_texts_written_side_by_side_differ_and_are_those_of_the_seed():
     torch.manual_seed(5)
-    model = GPT(Design(Shape(1, 2, 16), tokens=20, length=6, positions=positions)).eval()
-    drawn = draw(model, [3], 20, Choice(temperature=0))
-    numbers = [3]
-    for _ in range(12):
-        with torch.no_grad():
-            expected = int(model(torch.tensor([numbers[-6:]]))[0, -1].argmax())
-        numbers.append(next(drawn))
-        assert numbers[-1] == expected
+    model = GPT(Design(Shape(1, 2, 16), tokens=20, length=6)).eval()
+    wild = Choice(temperature=2.0, top_k=0, seed=3)
+    several = first(model, [3], wild, count=3)
+    assert len({tuple(text) for text in several}) == 3
+    assert several == first(model, [3], wild, count=3)
+    assert several[:1] == first(model, [3], wild)
+    assert first(model, [3], Choice(0.0), count=2) == 2 * first(model, [3], Choice(0.0))
+
+
+def test_several_texts_are_shown_one_below_the_other(sample):
+    done = sample("runs/characters", "--prompt", "abc", "--temperature", 0, "--length", 4, "--count", 2)
+    assert (done.code, done.out) == (0, "--- 1 of 2\nabcdefg\n--- 2 of 2\nabcdefg\n")
+    facts = json.loads(sample("runs/characters", "--prompt", "ab", "--length", 5, "--count", 3, "--json").out)
+    assert list(map(len, facts["texts"])) == [5, 5, 5]
 
 
 def test_chances_follow_the_scores():
@@ -174,6 +220,6 @@ def test_characters_are_shown_when_they_are_whole(vocabulary, prompt, drawn, pie
 
 
 def test_what_it_writes_orders_a_terminal_nothing(sample, monkeypatch):
-    monkeypatch.setattr("paceline.recipes.gpt_sample.draw", lambda *_: iter(b"a\tb\n\x1b[2Jc" * 100))
+    monkeypatch.setattr("paceline.recipes.gpt_sample.draw", lambda *_: ([byte] for byte in b"a\tb\n\x1b[2Jc" * 100))
     done = sample("runs/wide", "--prompt", "x", "--length", 9)
     assert done.out == "xa\tb\n\ufffd[2Jc\n"

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 from paceline.data.pack import Request, pack
 from paceline.data.vocabulary import Bytes, Characters, Tokens, train_tokenizer
 from paceline.errors import ConfigError, DataError
-from paceline.recipes.corpus import numbers_in, rows_of, vocabulary_for
+from paceline.recipes.corpus import numbers_in, rows_of, text_in_memory, vocabulary_for
 from paceline.recipes.gpt_config import design_of, for_text, from_start
-from paceline.recipes.gpt_hub import write_hub
+from paceline.recipes.gpt_export import write_hub
 from paceline.recipes.gpt_model import GPT, Design, Shape
 from paceline.recipes.gpt_text import kept_vocabulary, read_text
 from paceline.world.facts import World
@@ -86,10 +86,12 @@ def digest_on_ranks(words):
     return digest(run) if run.events.exists() else ""
 
 
-def test_ranks_train_one_tokenizer_and_the_same_bits(tmp_path):
+def test_ranks_train_one_tokenizer_and_the_same_bits(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     words = [*LEVELS["tokens"][0], f"data_folder={write(tmp_path, TEXT)}"]
-    found = {size: run_on_processes(digest_on_ranks, size, tmp_path, {}, {"words": words})[0] for size in (1, 2)}
-    assert found[1] == found[2]
+    alone = digest_on_ranks(words)
+    assert len(alone) == 64
+    assert run_on_processes(digest_on_ranks, 2, tmp_path, {}, {"words": words})[0] == alone
 
 
 def test_a_run_does_not_go_on_with_another_vocabulary(tmp_path, monkeypatch):
@@ -174,12 +176,15 @@ def test_settings_that_cannot_be_are_refused(words, problem, fix, tmp_path):
     ("content", "level", "problem"),
     [
         (b"abc\xff", "characters", "text is not text in UTF-8: byte 3 is 0xff"),
-        (b"", "characters", "less than one row"),
+        (b"", "characters", "there is no text"),
+        (None, "bytes", "cannot read .*text: No such file"),
+        (None, "characters", "cannot read .*text: No such file"),
         (b"", "bytes", "there is no text"),
     ],
 )
 def test_text_that_is_none_is_named(content, level, problem, tmp_path):
-    (tmp_path / "text").write_bytes(content)
+    if content is not None:
+        (tmp_path / "text").write_bytes(content)
     with pytest.raises(DataError, match=problem):
         settled(tmp_path / "text", f"level={level}")
 
@@ -231,3 +236,17 @@ def test_a_vocabulary_says_what_it_lacks():
     known = Tokens.of(words.to_str().encode())
     assert (known.size, known.end, known.lost("ein Satz"), known.lost("ein Wort")) == (3, -1, "", "W")
     assert isinstance(vocabulary_for("", "bytes", "", 0), Bytes)
+
+
+def test_rows_may_begin_anywhere_and_the_last_tenth_is_held_out(tmp_path):
+    (tmp_path / "text").write_bytes(bytes(range(100)))
+    train, test = text_in_memory(str(tmp_path / "text"), 4, rows="any")
+    assert len(train) == 86
+    assert train.source.gather(numpy.array([0, 85, 7]), (0, 0))[0].tolist() == [
+        [*range(5)],
+        [*range(85, 90)],
+        [*range(7, 12)],
+    ]
+    assert test.source.gather(numpy.array([0, 1]), (0, 0))[0].tolist() == [[*range(90, 95)], [*range(94, 99)]]
+    with pytest.raises(DataError, match="less than one row of 95"):
+        text_in_memory(str(tmp_path / "text"), 95, rows="any")

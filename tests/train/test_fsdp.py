@@ -12,8 +12,12 @@ from torch import Tensor, nn
 import paceline
 from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError
+from paceline.recipes.gpt import build_optimizer, token_loss
+from paceline.recipes.gpt_config import GptConfig, design_of
+from paceline.recipes.gpt_model import GPT, Block
 from paceline.scale.batch import share
 from paceline.scale.tree import additions_by_turn, children
+from paceline.train.captured import make_step
 from paceline.train.state import state_digest
 from paceline.world.facts import World
 
@@ -51,17 +55,19 @@ CASES = {
     "four lanes, clipped": (["batch.lanes=4", "clip_norm=0.05"], nn.functional.mse_loss),
     "five lanes, counted": (["batch.lanes=5", "clip_norm=0.5"], token_like),
     "eight lanes, bf16": (["batch.lanes=8", "precision=bf16"], nn.functional.mse_loss),
+    "five lanes, bf16 weights": (["batch.lanes=5", "precision=bf16-master", "clip_norm=0.5"], nn.functional.mse_loss),
     "free order": (["batch.lanes=5", "exact=false", "clip_norm=0.5"], nn.functional.mse_loss),
-    "free order, bf16 weights": (["batch.lanes=4", "exact=false", "precision=bf16"], nn.functional.mse_loss),
+    "free order, bf16 messages": (["batch.lanes=4", "exact=false", "precision=bf16"], nn.functional.mse_loss),
 }
-CLOSE = {"free order": 1e-5, "free order, bf16 weights": 0.05}
+CLOSE = {"free order": 1e-5, "free order, bf16 messages": 0.05}
 
 
-def learned(world: World, parallel: str) -> dict[str, tuple[str, list[float]]]:
+def learned(world: World, parallel: str, shard_over: int = 0) -> dict[str, tuple[str, list[float]]]:
     """What each case learns on this rank's world: a digest of all state, and the losses."""
     found = {}
     for name, (words, loss) in CASES.items():
-        config = config_from_words(RunConfig, [f"parallel={parallel}", "batch.global_size=20", "steps=3", *words])
+        fixed = [f"parallel={parallel}", f"shard_over={shard_over}", "batch.global_size=20", "steps=3"]
+        config = config_from_words(RunConfig, [*fixed, *words])
         torch.manual_seed(0)
         model = paceline.parallelize(Layers(), world, config)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -74,14 +80,15 @@ def learned(world: World, parallel: str) -> dict[str, tuple[str, list[float]]]:
 
 def test_a_model_in_slices_learns_the_bits_of_one_rank_alone_and_of_ddp(tmp_path: Path) -> None:
     alone = run_on_processes(learned, 1, tmp_path, {}, {"parallel": "none"})[0]
-    worlds = [(1, "fsdp"), (2, "fsdp"), (3, "fsdp"), (4, "fsdp"), (2, "ddp")]
-    for size, parallel in worlds:
-        for found in run_on_processes(learned, size, tmp_path, {}, {"parallel": parallel}):
+    worlds = [(1, "fsdp", 0), (2, "fsdp", 0), (3, "fsdp", 0), (4, "fsdp", 0), (4, "fsdp", 2), (2, "ddp", 0)]
+    for size, parallel, shard_over in worlds:
+        given = {"parallel": parallel, "shard_over": shard_over}
+        for found in run_on_processes(learned, size, tmp_path, {}, given):
             for name, expected in alone.items():
                 if name in CLOSE:
-                    assert found[name][1] == pytest.approx(expected[1], rel=CLOSE[name]), (size, parallel, name)
+                    assert found[name][1] == pytest.approx(expected[1], rel=CLOSE[name]), (size, given, name)
                 else:
-                    assert found[name] == expected, (size, parallel, name)
+                    assert found[name] == expected, (size, given, name)
 
 
 def trained(config: RunConfig, world: World) -> dict[str, object]:
@@ -101,25 +108,55 @@ def trained(config: RunConfig, world: World) -> dict[str, object]:
 
 
 def test_a_checkpoint_of_slices_resumes_on_any_world_in_slices_or_whole(tmp_path: Path) -> None:
-    fixed = {"batch.global_size": 8, "clip_norm": 0.1, "checkpoint.every": "end"}
+    fixed = {"batch.global_size": 8, "clip_norm": 0.1, "checkpoint.every": "end", "precision": "bf16-master"}
 
-    def run(place: str, size: int, parallel: str, steps: int) -> list[dict]:
-        given = fixed | {"runs": str(tmp_path / place), "parallel": parallel, "steps": steps}
+    def run(place: str, size: int, parallel: str, steps: int, shard_over: int = 0) -> list[dict]:
+        given = fixed | {"runs": str(tmp_path / place), "parallel": parallel, "steps": steps, "shard_over": shard_over}
         return run_on_processes(trained, size, tmp_path, given)
 
     straight = run("straight", 1, "none", 12)[0]
     sliced = run("broken", 3, "fsdp", 4)
     assert [found["rows"][0] for found in sliced] == [2, 2, 1]
     run("broken", 2, "ddp", 7)
-    last = run("broken", 2, "fsdp", 12)
-    assert [found["digest"] for found in last] == [straight["digest"]] * 2
+    copies = run("broken", 4, "fsdp", 9, shard_over=2)
+    assert [found["rows"][0] for found in copies] == [3, 2] * 2
+    run("broken", 3, "fsdp", 10, shard_over=2)
+    last = run("broken", 1, "fsdp", 12, shard_over=2)
+    assert last[0]["digest"] == straight["digest"]
     assert last[0]["metrics"][-1] == straight["metrics"][-1]
+
+
+def gpt_learned(world: World, words: list[str]) -> list[str]:
+    """What a small GPT learns, by precision."""
+    found = []
+    for precision in ("fp32", "bf16", "bf16-master"):
+        fixed = ["size=nano", "length=16", "tokens=40", "batch.global_size=8", "steps=2", "dropout=0.1"]
+        config = config_from_words(GptConfig, [*fixed, f"precision={precision}", *words])
+        torch.manual_seed(0)
+        model = paceline.parallelize(GPT(design_of(config)), world, config, wrap=(Block,))
+        optimizer = build_optimizer(model, config)
+        text = torch.randint(0, 40, (16, 17), generator=torch.Generator().manual_seed(3))
+        batches = paceline.Batches((text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world)
+        step = make_step(world, model, optimizer, token_loss, config, batches.total_samples)
+        for batch in batches.steps():
+            step(batch)
+        found.append(state_digest(model, optimizer))
+    return found
+
+
+def test_a_gpt_that_computes_its_blocks_again_learns_the_same_bits_alone_and_in_slices(tmp_path: Path) -> None:
+    whole = run_on_processes(gpt_learned, 1, tmp_path, {}, {"words": ["parallel=ddp"]})
+    assert len(set(whole[0])) == 3
+    for size in (1, 2):
+        given = {"words": ["parallel=fsdp", "recompute=true"]}
+        assert run_on_processes(gpt_learned, size, tmp_path, {}, given) == whole * size, size
 
 
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
         (["capture=true"], "capture=false"),
+        (["shard_over=1"], "parallel=ddp"),
         (["precision=fp16"], "precision=bf16"),
         (["exact=false", "compression=bf16"], "compression=none"),
     ],

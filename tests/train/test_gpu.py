@@ -1,6 +1,7 @@
 """On a GPU: the same bits, also when several ranks share one card."""
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -19,11 +20,11 @@ def digest_on_gpu(words: list[str]) -> str:
 
     recipe.main(config_from_words(MnistConfig, ["device=cuda", "steps=4", "batch.global_size=64", *words]))
     assert torch.cuda.memory_allocated() > 0
-    return (
-        json.loads(Path("runs/mnist/events.jsonl").read_text().splitlines()[-1])["digest"]
-        if os.environ["RANK"] == "0"
-        else ""
-    )
+    if os.environ["RANK"] != "0":
+        return ""
+    events = [json.loads(line) for line in Path("runs/mnist/events.jsonl").read_text().splitlines()]
+    assert all(math.isfinite(event["metrics"]["eval_loss"]) for event in events if event["event"] == "EpochDone")
+    return events[-1]["digest"]
 
 
 @pytest.mark.parametrize("words", [[], ["norm=batch", "optimizer=sgd", "batch.lanes=8"]], ids=["plain", "batchnorm"])
@@ -98,7 +99,8 @@ MODES = {
     "fp32": [],
     "bf16": ["precision=bf16"],
     "clipped": ["clip_norm=0.5", "lr.schedule=cosine"],
-    "compiled": ["compile=true", "precision=bf16"],
+    "compiled": ["compile=true"],
+    "compiled bf16, and a rate that ends at 0": ["compile=true", "precision=bf16", "lr.schedule=cosine"],
 }
 
 
@@ -126,13 +128,19 @@ def gpt_digest(words: list[str]) -> str:
     )
 
 
-@pytest.mark.parametrize(
-    "words", [["dropout=0.1"], ["precision=bf16", "optimizer=muon", "norm=rms"]], ids=["fp32", "bf16-muon"]
-)
+GPTS = {
+    "fp32": ["dropout=0.1"],
+    "bf16, muon": ["precision=bf16", "optimizer=muon", "norm=rms"],
+    "compiled": ["compile=true"],
+    "compiled bf16": ["compile=true", "precision=bf16"],
+}
+
+
+@pytest.mark.parametrize("words", GPTS.values(), ids=GPTS)
 def test_a_small_gpt_has_the_same_bits_captured_or_not_on_any_number_of_ranks(words, tmp_path):
     (text := tmp_path / "text.txt").write_text("To be, or not to be, that is the question. " * 400)
     found = {}
-    for capture, size in [("false", 1), ("true", 1), ("true", 2), ("true", 4), ("false", 3)]:
+    for capture, size in [("false", 1), ("true", 1), ("true", 2), ("true", 3), ("true", 4), ("false", 3)]:
         (folder := tmp_path / f"{capture}{size}").mkdir()
         given = {"words": [*words, f"capture={capture}", f"data_folder={text}"]}
         found[capture, size] = run_on_processes(gpt_digest, size, folder, {}, given)[0]
@@ -144,3 +152,18 @@ def test_a_step_that_cannot_be_captured_says_why_or_goes_on_without(tmp_path):
     with pytest.raises(AssertionError, match="forward changes buffers"):
         run_on_processes(digest_on_gpu, 1, tmp_path, {}, {"words": [*words, "capture=true"]})
     run_on_processes(digest_on_gpu, 1, tmp_path, {}, {"words": [*words, "capture=auto", "resume=never"]})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_loss_kernel_finds_torchs_loss_and_gradient(dtype):
+    from paceline.recipes.loss_kernel import mean_loss
+
+    generator = torch.Generator("cuda").manual_seed(1)
+    scores = torch.randn(37, 5003, device="cuda", generator=generator).mul(4).to(dtype).requires_grad_()
+    target = torch.randint(0, 5003, (37,), device="cuda", generator=generator)
+    plain = torch.nn.functional.cross_entropy(scores.float(), target)
+    (wanted,) = torch.autograd.grad(2 * plain, scores)
+    found = mean_loss(scores, target)
+    (gradient,) = torch.autograd.grad(2 * found, scores)
+    torch.testing.assert_close(found, plain, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(gradient, wanted)

@@ -128,3 +128,11 @@ def test_the_loss_that_is_shown_is_the_mean_over_all_ranks(exact, tmp_path) -> N
 def test_a_progress_bar_is_drawn_where_it_is_asked_for(tmp_path, capsys) -> None:
     train(settings(tmp_path, "log.progress=bar"))
     assert "━" in capsys.readouterr().out
+
+
+def test_it_is_evaluated_within_epochs_where_that_is_asked_for(tmp_path, capsys) -> None:
+    train(settings(tmp_path, "evaluate_steps=2"))
+    found = events_of(tmp_path)
+    assert [event["step"] for event in found if event["event"] == "Evaluated"] == [2, 4, 8]
+    assert all("eval_loss" in event["metrics"] for event in found if event["event"] == "Evaluated")
+    assert re.findall(r"step (\d)  eval_loss \d\.\d{4}", capsys.readouterr().out) == ["2", "4", "8"]

@@ -1,5 +1,6 @@
 """Numbers of other widths: the same bits on any number of ranks, and with fp16 no gradient lost and none infinite."""
 
+import itertools
 import math
 
 import pytest
@@ -10,6 +11,10 @@ from torch.nn.functional import mse_loss
 
 import paceline
 from paceline.config import BatchConfig, RunConfig, config_from_words
+from paceline.errors import ConfigError
+from paceline.recipes.gpt import build_optimizer, token_loss
+from paceline.recipes.gpt_config import GptConfig, design_of
+from paceline.recipes.gpt_model import GPT
 from paceline.train.precision import Precision
 from paceline.train.state import state_digest
 from paceline.world.facts import World
@@ -28,7 +33,7 @@ def trained(config, world) -> str:
     return state_digest(model, optimizer)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", "bf16-master", "fp16"])
 def test_any_number_of_ranks_trains_the_same_bits(precision, tmp_path):
     given = {"precision": precision, "batch.lanes": 4, "batch.global_size": 16, "epochs": 2, "clip_norm": 0.5}
     found = {digest for size in (1, 2, 3) for digest in run_on_processes(trained, size, tmp_path, given)}
@@ -51,6 +56,69 @@ def test_forward_runs_in_the_numbers_that_were_asked_for():
     step(next(paceline.Batches((torch.ones(4, 6), torch.ones(4, 1)), config, World()).steps()))
     assert seen == [torch.bfloat16]
     assert model.weight.dtype == model.weight.grad.dtype == torch.float32
+
+
+def test_forward_sees_rounded_masters_and_the_optimizer_the_masters():
+    seen = []
+
+    class Model(nn.Sequential):
+        def forward(self, inputs):
+            outputs = super().forward(inputs)
+            seen.append([self[0].weight.detach().clone(), inputs, outputs])
+            return outputs
+
+    config = RunConfig(batch=BatchConfig(4, lanes=2), epochs=1, precision="bf16-master")
+    model = Model(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    master = model[0].weight
+    before = master.detach().clone()
+    step = paceline.OptimizerStep(World(), model, torch.optim.SGD(model.parameters(), lr=1e-3), mse_loss, config)
+    step(next(paceline.Batches((torch.randn(4, 3), torch.ones(4, 3)), config, World()).steps()))
+    assert len(seen) == 3  # the first one looks for buffers that move
+    for weight, *others in seen:
+        assert torch.equal(weight, before.bfloat16())
+        assert [value.dtype for value in others] == [torch.bfloat16] * 2
+    assert model[0].weight is master
+    assert not torch.equal(master, master.bfloat16().float())
+    assert {value.dtype for value in (master, master.grad, model[1].weight.grad, *model[1].buffers())} == {
+        torch.float32,
+        torch.int64,
+    }
+    assert model(torch.randn(4, 3)).dtype == torch.float32
+
+
+def gpt_losses(world) -> dict[str, list[float]]:
+    """The losses of a small GPT, by optimizer and precision."""
+    found = {}
+    for optimizer, precision in itertools.product(("adamw", "fused", "muon"), ("bf16", "bf16-master")):
+        kind = "muon" if optimizer == "muon" else "adamw"
+        words = ["size=nano", "layers=1", "length=8", "tokens=40", "batch.global_size=4", "batch.lanes=2"]
+        config = config_from_words(
+            GptConfig, [*words, f"precision={precision}", f"optimizer={kind}", "lr.base=0.01", "steps=4"]
+        )
+        torch.manual_seed(0)
+        model = paceline.parallelize(GPT(design_of(config)), world, config)
+        chosen = build_optimizer(model, config)
+        for group in chosen.param_groups if optimizer == "fused" else ():
+            group["fused"], group["foreach"] = True, False
+        text = torch.arange(9).repeat(16, 1)
+        batches = paceline.Batches((text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world)
+        step = paceline.OptimizerStep(world, model, chosen, token_loss, config, batches.total_samples)
+        found[optimizer, precision] = [float(step(batch).loss) / 4 for batch in batches.steps()]
+    return found
+
+
+def test_losses_with_masters_are_near_those_of_autocast_with_every_optimizer(tmp_path):
+    found = run_on_processes(gpt_losses, 1, tmp_path, {})[0]
+    for optimizer in ("adamw", "fused", "muon"):
+        plain, masters = found[optimizer, "bf16"], found[optimizer, "bf16-master"]
+        assert masters == pytest.approx(plain, rel=0.02)
+        assert masters != plain
+        assert masters[-1] < masters[0]
+
+
+def test_weights_that_no_copy_can_stand_for_are_refused():
+    with pytest.raises(ConfigError, match="precision=bf16"):
+        Precision(RunConfig(precision="bf16-master"), "cpu").begin(nn.Sequential(nn.LSTM(2, 2)))
 
 
 def test_gradients_come_back_to_their_size_and_the_scale_grows_in_time():

@@ -9,6 +9,8 @@ from torch.nn.functional import cross_entropy, mse_loss
 import paceline
 from paceline.config import BatchConfig, RunConfig
 from paceline.errors import TrainingError
+from paceline.train.state import load_state, named_state, state_digest
+from paceline.train.step import OptimizerStep
 from paceline.world.facts import World
 
 ALONE = World()
@@ -188,9 +190,57 @@ def test_compressed_gradients_train_to_nearly_the_same_weights(compression: str,
     assert abs(one - true) < 0.02
 
 
+def wide(config, world) -> tuple[int, float]:
+    model = paceline.parallelize(nn.Sequential(nn.Linear(6, 50_000), nn.Linear(50_000, 1)), world, config)
+    step = paceline.OptimizerStep(world, model, torch.optim.SGD(model.parameters(), lr=1e-5), mse_loss, config)
+    for batch in paceline.Batches(data(64), config, world).steps():
+        step(batch)
+    return len(model.reducer._get_zeros_like_grad_buckets()), float(model.module[0].weight.sum())
+
+
+def test_the_messages_of_powersgd_come_in_one_order_on_all_ranks_as_there_is_one_bucket(tmp_path) -> None:
+    settings = {"exact": False, "compression": "powersgd", "batch.global_size": 16, "epochs": 4}
+    one, other = run_on_processes(wide, 2, tmp_path, settings)
+    assert one == other
+    assert one[0] == 1
+
+
 def test_classes_and_cross_entropy_work_too() -> None:
     model = nn.Linear(6, 3)
     config = RunConfig(batch=BatchConfig(global_size=8, lanes=4))
     batches = paceline.Batches((data(8)[0], torch.arange(8) % 3), config, ALONE)
     step = paceline.OptimizerStep(ALONE, model, torch.optim.SGD(model.parameters(), lr=0.1), cross_entropy, config)
     assert step(next(batches.steps())).counted == 8
+
+
+def channels_last(config, world) -> list[str]:
+    """Convolutions whose weights lie channels last, with and without statistics."""
+    generator = torch.Generator().manual_seed(3)
+    data = torch.randn(24, 3, 6, 6, generator=generator), torch.randint(0, 3, (24,), generator=generator)
+    batches, found = paceline.Batches(data, config, world), []
+    for norm in (nn.Identity(), nn.BatchNorm2d(8)):
+        torch.manual_seed(0)
+        layers = nn.Conv2d(3, 8, 3), norm, nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(16, 3)
+        model = paceline.parallelize(nn.Sequential(*layers).to(memory_format=torch.channels_last), world, config)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        step = OptimizerStep(world, model, optimizer, nn.functional.cross_entropy, config, batches.total_samples)
+        for batch in batches.steps():
+            step(batch)
+        found.append(state_digest(model, optimizer))
+    return found
+
+
+def test_weights_that_lie_channels_last_keep_the_bits(tmp_path) -> None:
+    settings = {"batch.lanes": 8, "batch.global_size": 16}
+    found = {tuple(run_on_processes(channels_last, size, tmp_path, settings)[0]) for size in (1, 2, 3)}
+    assert len(found) == 1, found
+
+
+def test_what_an_optimizer_remembers_lies_as_its_weights_do_when_it_is_loaded() -> None:
+    model = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(1, 3, 4, 4)).sum().backward()
+    optimizer.step()
+    saved = [(name, value.clone().contiguous()) for name, value in named_state(model, optimizer)]
+    assert load_state(model, optimizer, saved, {}) == []
+    assert optimizer.state[model.weight]["exp_avg"].stride() == model.weight.stride()

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -111,21 +112,26 @@ class Saver:
         """Whether a save is under way, as far as this rank knows."""
         return any(thread.is_alive() for thread in self._threads)
 
-    def prepare(self, tensors: Mapping[str, Tensor]) -> None:
+    def prepare(self, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor] | None = None) -> None:
         """Get the memory for the first save ready, from a thread: touching it first costs more than the copy."""
-        self._start(self._staging.prepare, self._share(_specs(tensors)))
+        self._start(self._staging.prepare, self._share(_specs(tensors)) | _specs(own or {}))
 
-    def save(self, tensors: Mapping[str, Tensor], draft: Manifest) -> None:
-        """Copy this rank's share of the tensors and write it from a thread. A save under way is waited for first."""
+    def save(self, tensors: Mapping[str, Tensor], draft: Manifest, own: Mapping[str, Tensor] | None = None) -> None:
+        """Copy this rank's share of the tensors, and `own`, which it alone has, and write all that from a thread.
+
+        A save under way is waited for first.
+        """
         begun = time.perf_counter()
         self.wait()
         if self._last is not None and not self._last.written.is_set():
             raise SaveFailed(draft.step, EnvironmentUnfit("the save before it is still being written", fix=_SLOW))
-        specs = _specs(tensors)
-        image = self._staging.fill(self._share(specs), ((spec, self._whole(value)) for spec, value in specs.items()))
+        specs, mine = _specs(tensors), _specs(own or {})
+        wholes = ((spec, self._whole(value)) for spec, value in specs.items())
+        image = self._staging.fill(self._share(specs) | mine, chain(wholes, mine.items()))
         name = f"part-{self._world.rank + 1:05d}-of-{self._world.size:05d}.safetensors"
         self._saves += 1
-        patience_s = self._silence_s + sum(value.nbytes for value in tensors.values()) / _SLOWEST_BYTES_PER_S
+        size_bytes = sum(value.nbytes for value in (*tensors.values(), *mine.values()))
+        patience_s = self._silence_s + size_bytes * (self._world.size if mine else 1) / _SLOWEST_BYTES_PER_S
         self._last = self._awaited = _Job(
             self._saves, draft, name, image, begun, time.perf_counter() - begun, patience_s
         )

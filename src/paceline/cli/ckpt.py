@@ -1,4 +1,4 @@
-"""Look at a run's checkpoints, read every byte of them, or export the weights: list RUN, check RUN, export RUN OUT.safetensors."""
+"""Look at a run's checkpoints, read every byte of them, or export the weights: list RUN, check RUN, export RUN OUT."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.amounts import human_size
 from paceline.checkpoint.catalog import SAVE_FIRST, Catalog, Entry, examine, glance
-from paceline.checkpoint.export import export_newest
+from paceline.checkpoint.export import Exported, export_newest
 from paceline.checkpoint.retention import best_step
 from paceline.checkpoint.whereabouts import find_catalog, runs_in
 from paceline.errors import ConfigError, PacelineError, did_you_mean
@@ -20,6 +20,13 @@ from paceline.errors import ConfigError, PacelineError, did_you_mean
 HELP = "checkpoints of a run: list them, check every byte, export the weights"
 
 _FORMS = {"list": "list RUN", "check": "check RUN", "export": "export RUN OUT.safetensors"}
+_GPT2 = "export RUN --as gpt2 FOLDER"
+_LAYOUTS = {
+    "safetensors": "from safetensors.torch import load_file\nweights = load_file({path})\nmodel.load_state_dict(weights)",
+    "gpt2": "from transformers import GPT2LMHeadModel\nmodel = GPT2LMHeadModel.from_pretrained({path})",
+}
+_TOKENIZER = "from transformers import AutoTokenizer\ntokenizer = AutoTokenizer.from_pretrained({path})"
+_OPTIONS = ("--as", "--step", "--json", "--force")
 _SHOWN = 3  # problems of one checkpoint
 _BESIDE = {"aside": "set aside", "leftover": "left by a save or a deletion that was interrupted, or is under way"}
 
@@ -27,9 +34,17 @@ _BESIDE = {"aside": "set aside", "leftover": "left by a save or a deletion that 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's own arguments."""
     where = "a run's folder, a folder of checkpoints, one checkpoint, or an address such as s3://bucket/folder/NAME"
-    parser.add_argument("action", nargs="?", metavar="list|check|export", help="; ".join(_FORMS.values()))
+    parser.add_argument("action", nargs="?", metavar="list|check|export", help="; ".join([*_FORMS.values(), _GPT2]))
     parser.add_argument("run", nargs="?", metavar="RUN", help=where)
-    parser.add_argument("out", nargs="?", metavar="OUT.safetensors", help="export: the file to write")
+    parser.add_argument("out", nargs="?", metavar="OUT", help="export: the file to write, or the folder with --as gpt2")
+    parser.add_argument(
+        "--as",
+        dest="layout",
+        default="safetensors",
+        metavar="LAYOUT",
+        help="export: safetensors (one file, our names: the default), or gpt2: the folder that Hugging Face's transformers "
+        "load, of a run of the gpt recipe",
+    )
     parser.add_argument(
         "--step", type=_step, metavar="N", help="only this step; without it, export takes the newest good one"
     )
@@ -40,12 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(known: argparse.Namespace) -> int:
     """List, check or export."""
     words = [word for word in (known.action, known.run, known.out) if word is not None] + known.arguments
-    action = _action(words)
+    action = _action(words, _FORMS | ({"export": _GPT2} if known.layout == "gpt2" else {}))
     catalog = find_catalog(words[1])
     if known.step is not None:
         catalog = catalog.narrowed(known.step)
     if action == "export":
-        return _export(catalog, Path(words[2]), known)
+        return _export(catalog, words[1], Path(words[2]), known)
     return _list(catalog, as_json=known.json) if action == "list" else _check(catalog, as_json=known.json)
 
 
@@ -55,21 +70,21 @@ def _step(text: str) -> int:
     return int(text)
 
 
-def _action(words: Sequence[str]) -> str:
+def _action(words: Sequence[str], forms: Mapping[str, str]) -> str:
     """Return what is to be done, if the words are neither too few nor too many for it."""
     for word in words:
         if word.startswith("-"):
-            raise ConfigError(f"there is no option {word}", fix=did_you_mean(word, ["--step", "--json", "--force"]))
-    if not words or words[0] not in _FORMS:
+            raise ConfigError(f"there is no option {word}", fix=did_you_mean(word, _OPTIONS))
+    if not words or words[0] not in forms:
         problem = f"ckpt cannot {words[0]!r}" if words else "ckpt: what is to be done?"
-        raise ConfigError(problem, fix=did_you_mean(words[0] if words else "", _FORMS))
-    form = _FORMS[words[0]].split()
+        raise ConfigError(problem, fix=did_you_mean(words[0] if words else "", forms))
+    form = forms[words[0]].replace("--as gpt2 ", "").split()
     if len(words) < len(form):
         runs = ", ".join(runs_in(Path("runs"))) if len(words) == 1 else ""
         found = f"; here are: {runs}" if runs else ""
-        raise ConfigError(f"{form[len(words)]} is missing", fix=f"paceline ckpt {_FORMS[words[0]]}{found}")
+        raise ConfigError(f"{form[len(words)]} is missing", fix=f"paceline ckpt {forms[words[0]]}{found}")
     if len(words) > len(form):
-        raise ConfigError(f"unexpected word {words[len(form)]!r}", fix=f"paceline ckpt {_FORMS[words[0]]}")
+        raise ConfigError(f"unexpected word {words[len(form)]!r}", fix=f"paceline ckpt {forms[words[0]]}")
     return words[0]
 
 
@@ -105,18 +120,30 @@ def _check(catalog: Catalog, *, as_json: bool) -> int:
     return 0 if found and len(good) == len(found) else 1
 
 
-def _export(catalog: Catalog, out: Path, known: argparse.Namespace) -> int:
-    done = export_newest(catalog, out, force=known.force)
+def _export(catalog: Catalog, run: str, out: Path, known: argparse.Namespace) -> int:
+    done = _exported(catalog, run, out, known)
     if known.json:
         _print_json(done._asdict() | {"path": str(out)})
         return 0
     for problem in done.passed_over:
         print(f"passed over: {problem}", file=sys.stderr)
     print(f"{done.where}\n  -> {out}: {done.tensors:,} tensors, {human_size(done.size_bytes)}\n")
-    print("from safetensors.torch import load_file")
-    print(f"weights = load_file({json.dumps(str(out), ensure_ascii=False)})")
-    print("model.load_state_dict(weights)")
+    print(_LAYOUTS[known.layout].format(path=json.dumps(str(out), ensure_ascii=False)))
+    if (out / "tokenizer.json").is_file():
+        print(_TOKENIZER.format(path=json.dumps(str(out), ensure_ascii=False)))
     return 0
+
+
+def _exported(catalog: Catalog, run: str, out: Path, known: argparse.Namespace) -> Exported:
+    if known.layout not in _LAYOUTS:
+        raise ConfigError(f"there is no layout {known.layout!r}", fix=did_you_mean(known.layout, _LAYOUTS))
+    if known.layout == "safetensors":
+        return export_newest(catalog, out, force=known.force)
+    if known.force:
+        raise ConfigError("--as gpt2 writes a new folder, with or without --force", fix="leave --force out")
+    from paceline.recipes.gpt_export import export_gpt2
+
+    return export_gpt2(catalog, run, out)
 
 
 def _marks(catalog: Catalog, entries: Sequence[Entry]) -> dict[int, list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import sys
@@ -14,7 +15,7 @@ from paceline.report.lines import harmless
 
 HELP = "let a trained GPT write: what comes after a prompt"
 
-_OPTIONS = ("--prompt", "--length", "--temperature", "--top-k", "--seed", "--step", "--json")
+_OPTIONS = ("--prompt", "--length", "--count", "--temperature", "--top-k", "--seed", "--step", "--json")
 N = TypeVar("N", int, float)
 
 
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", default="", metavar="RUN", help="the folder of a run of the gpt recipe")
     parser.add_argument("--prompt", metavar="TEXT", help="what the text begins with")
     parser.add_argument("--length", default="200", metavar="N", help="tokens to write (default: %(default)s)")
+    parser.add_argument("--count", default="1", metavar="N", help="texts to write (default: %(default)s)")
     parser.add_argument(
         "--temperature", default="0.8", metavar="T", help="0: the likeliest token, always (default: %(default)s)"
     )
@@ -37,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(known: argparse.Namespace) -> int:
     """Write."""
     _check_words(known)
-    length, seed, top_k = (_number(int, f"--{name}", known) for name in ("length", "seed", "top-k"))
+    length, count, seed, top_k = (_number(int, f"--{name}", known) for name in ("length", "count", "seed", "top-k"))
     temperature = _number(float, "--temperature", known)
     step = None if known.step is None else _number(int, "--step", known)
     from paceline.recipes.gpt_sample import Choice, open_author
@@ -46,15 +48,16 @@ def main(known: argparse.Namespace) -> int:
     author = open_author(known.run, step)
     for problem in author.passed_over:
         print(f"passed over: {problem}", file=sys.stderr)
-    pieces = author.write(known.prompt, length, choice)
     if known.json:
-        facts = {"where": author.where, "step": author.step, "prompt": known.prompt, "text": "".join(pieces)}
+        texts = author.write_several(known.prompt, length, choice, count)
+        facts = {"where": author.where, "step": author.step, "prompt": known.prompt, "texts": texts}
         print(json.dumps(facts, indent=2))
-        return 0
-    _show(known.prompt)
-    for piece in pieces:
-        _show(piece)
-    print()
+    elif count == 1:
+        for piece in itertools.chain([known.prompt], author.write(known.prompt, length, choice), ["\n"]):
+            _show(piece)
+    else:
+        for number, text in enumerate(author.write_several(known.prompt, length, choice, count), start=1):
+            _show(f"--- {number} of {count}\n{known.prompt}{text}\n")
     return 0
 
 

@@ -116,7 +116,9 @@ def _with_flags(config: C, flags: list[str]) -> C:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            found: C = tyro.cli(type(config), default=config, args=flags, description=_help_text(type(config)))
+            found: C = tyro.cli(
+                type(config), prog=_program(), default=config, args=flags, description=_help_text(type(config))
+            )
     except SystemExit as leave:
         if not leave.code:
             raise
@@ -124,6 +126,13 @@ def _with_flags(config: C, flags: list[str]) -> C:
             f"cannot read the flags {' '.join(flags)}\n{said.getvalue().strip()}", fix="see --help"
         ) from None
     return found
+
+
+def _program() -> str:
+    """Return what a person types to get here."""
+    path = Path(sys.argv[0])
+    is_recipe = path.parent == Path(__file__).parents[1] / "recipes"
+    return f"paceline train {path.stem}" if is_recipe else path.name
 
 
 def _check_flags(flags: list[str], known: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.config.intervals import Every, seconds_from
+from paceline.config.local import LocalConfig, check_local
 from paceline.errors import ConfigError
 
 
@@ -168,14 +169,16 @@ class RunConfig:
     """Optimizer steps in all, instead of epochs; 0: epochs decide."""
     parallel: Literal["none", "ddp", "fsdp"] = "ddp"
     """How ranks share the work: ddp: each has the whole model; fsdp: a slice of it, and gathers what it needs."""
+    shard_over: int = 0
+    """With parallel=fsdp: ranks that share one copy of the model, such as those of a node; 0: all of them."""
     exact: bool = True
     """Same bits on any number of ranks; false lets the order of summation go free."""
     compression: Literal["none", "fp16", "bf16", "powersgd"] = "none"
-    """Fewer bytes per gradient, with exact=false only."""
+    """Fewer bytes per gradient, with exact=false only; with local.steps, fewer per difference, and exact holds."""
     clip_norm: float = 0.0
     """Largest norm of the whole gradient; 0: no clipping."""
-    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """Numbers that forward and backward compute with; weights stay fp32. tf32: shorter products; bf16, fp16: autocast."""
+    precision: Literal["fp32", "tf32", "bf16", "bf16-master", "fp16"] = "fp32"
+    """Numbers that forward and backward compute with. tf32: shorter products; bf16, fp16: autocast, over fp32 weights; bf16-master: all in bf16, and the optimizer moves fp32 masters of the weights."""
     compile: bool = False
     """Let torch compile the model."""
     capture: Literal["false", "true", "auto"] = "false"
@@ -188,6 +191,8 @@ class RunConfig:
     """How ranks talk; auto: nccl if every rank has a GPU of its own, else gloo."""
     batch: BatchConfig = field(default_factory=BatchConfig)
     """What makes one optimizer step."""
+    local: LocalConfig = field(default_factory=LocalConfig)
+    """Fewer messages: replicas that walk apart for some steps."""
     lr: LrConfig = field(default_factory=LrConfig)
     """The learning rate."""
     read: ReadConfig = field(default_factory=ReadConfig)
@@ -198,6 +203,8 @@ class RunConfig:
     """What a run says."""
     timeout: TimeoutConfig = field(default_factory=TimeoutConfig)
     """How long a rank waits."""
+    evaluate_steps: int = 0
+    """Steps between two evaluations within an epoch; 0: only at its end."""
     resume: Literal["auto", "changed", "never"] = "auto"
     """Go on from the newest good checkpoint; changed: also with other settings; never: start over, old checkpoints are kept aside."""
     stop_after: str = ""
@@ -209,7 +216,9 @@ class RunConfig:
         """Refuse settings that contradict each other."""
         _at_least(1, "epochs", self.epochs)
         _at_least(0, "steps", self.steps)
+        _at_least(0, "evaluate_steps", self.evaluate_steps)
         _at_least(1, "threads", self.threads)
+        _at_least(0, "shard_over", self.shard_over)
         if self.clip_norm < 0:
             raise ConfigError(f"clip_norm={self.clip_norm} is negative", fix="set clip_norm=0 for no clipping")
         if not self.name or "/" in self.name or self.name in {".", ".."}:
@@ -221,12 +230,16 @@ class RunConfig:
             seconds_from(self.stop_after)
         if self.parallel == "fsdp":
             self._check_fsdp()
-        if self.exact and self.compression != "none":
+        elif self.shard_over:
+            raise ConfigError(f"shard_over={self.shard_over} is for models in slices", fix="add parallel=fsdp")
+        if self.local.steps:
+            check_local(self)
+        if self.exact and self.compression != "none" and not self.local.steps:
             raise ConfigError(
                 f"compression={self.compression} rounds gradients, so exact=true cannot hold",
                 fix="add exact=false, or set compression=none",
             )
-        if self.capture != "false" and self.compression != "none":
+        if self.capture != "false" and self.compression != "none" and not self.local.steps:
             raise ConfigError(
                 f"compression={self.compression} is DDP's, which captured steps do without",
                 fix="set capture=false or compression=none",
@@ -234,6 +247,8 @@ class RunConfig:
 
     def _check_fsdp(self) -> None:
         """Refuse what a model in slices cannot do."""
+        if self.shard_over == 1:
+            raise ConfigError("shard_over=1 is a whole model on every rank", fix="set parallel=ddp, or shard_over=0")
         if self.capture == "true":
             raise ConfigError("parallel=fsdp cannot be captured", fix="set capture=false, or parallel=ddp")
         if self.precision == "fp16":

@@ -63,7 +63,10 @@ class Batches:
         block = reads.block or len(self.source)
         self._reads = cast("Any", brought_to(reads, world.device, config.read.resident_gb))
         self._side = torch.cuda.Stream(world.device) if world.device != "cpu" else None  # type: ignore[no-untyped-call]
-        self.plan = BatchPlan(len(self.source), config.batch.global_size, config.batch.lanes, world.rank, world.size)
+        blocks = config.local.replicas if config.local.steps else 0
+        self.plan = BatchPlan(
+            len(self.source), config.batch.global_size, config.batch.lanes, world.rank, world.size, blocks
+        )
         self.total_steps = config.steps or config.epochs * self.plan.steps_per_epoch
         self.total_samples = self.plan.seen_after(self.total_steps)
         self._seed, self._read, self._device = config.seed, config.read, world.device

@@ -25,6 +25,7 @@ from paceline.errors import ConfigError, DataError
 
 _HELD_OUT = 20  # every twentieth row,
 _MOST_HELD_OUT = 256  # or every so many that these are left
+_TRAINED_ON = 0.9  # of a text whose rows begin anywhere; the rest is held out
 _NAME_TEXT = "name a file or folder of text in data_folder="
 
 
@@ -51,10 +52,10 @@ def _files(path: str) -> list[Path]:
 
 
 def _tasks(path: str) -> list[list[Piece]]:
-    files = _files(path)
-    if not files:
+    tasks = tasks_of(_files(path))
+    if not any(piece.end > piece.begin for task in tasks for piece in task):
         raise DataError(f"there is no text in {_root(path)}", fix=_NAME_TEXT)
-    return tasks_of(files)
+    return tasks
 
 
 def vocabulary_for(path: str, level: Level, tokenizer: str, vocabulary: int) -> Vocabulary:
@@ -79,12 +80,18 @@ def rows_of(text: bytes | Array, length: int) -> Tensor:
     """
     count = (len(text) - 1) // length
     if count < 1:
-        raise DataError(
-            f"text of {len(text)} elements is less than one row of {length}", fix="give more text, or set length= lower"
-        )
-    flat = numpy.frombuffer(text, dtype=numpy.uint8) if isinstance(text, bytes) else text
-    places = numpy.arange(count)[:, None] * length + numpy.arange(length + 1)
-    return torch.from_numpy(flat[places])
+        raise _too_short(len(text), length)
+    return _as_tensor(text).unfold(0, length + 1, length)[:count].contiguous()
+
+
+def _as_tensor(text: bytes | Array) -> Tensor:
+    return torch.from_numpy(numpy.frombuffer(text, dtype=numpy.uint8).copy() if isinstance(text, bytes) else text)
+
+
+def _too_short(elements: int, length: int) -> DataError:
+    return DataError(
+        f"text of {elements} elements is less than one row of {length}", fix="give more text, or set length= lower"
+    )
 
 
 def numbers_in(path: str, vocabulary: Vocabulary) -> bytes | Array:
@@ -96,14 +103,26 @@ def numbers_in(path: str, vocabulary: Vocabulary) -> bytes | Array:
     return numpy.concatenate([numbers_of(piece, vocabulary, vocabulary.end).astype(dtype) for piece in pieces])
 
 
-def text_in_memory(path: str, length: int, vocabulary: Vocabulary | None = None) -> tuple[Any, Any]:
+def text_in_memory(path: str, length: int, vocabulary: Vocabulary | None = None, rows: str = "cut") -> tuple[Any, Any]:
     """Return rows to train on, and rows held out; without a vocabulary, of bytes."""
-    rows = rows_of(numbers_in(path, vocabulary or Bytes()), length)
+    text = numbers_in(path, vocabulary or Bytes())
+    train, test = _cut_anywhere(text, length) if rows == "any" else _cut(text, length)
+    return Transformed(TensorSource(train), next_tokens), Transformed(TensorSource(test), next_tokens)
+
+
+def _cut(text: bytes | Array, length: int) -> tuple[Tensor, Tensor]:
+    rows = rows_of(text, length)
     every = max(_HELD_OUT, len(rows) // _MOST_HELD_OUT)
     held_out = torch.arange(len(rows)) % every == every - 1
-    return Transformed(TensorSource(rows[~held_out]), next_tokens), Transformed(
-        TensorSource(rows[held_out]), next_tokens
-    )
+    return rows[~held_out], rows[held_out]
+
+
+def _cut_anywhere(text: bytes | Array, length: int) -> tuple[Tensor, Tensor]:
+    """Return a row for every place of the first nine tenths, as views of one text; and rows of the last tenth."""
+    middle = int(len(text) * _TRAINED_ON)
+    if middle <= length:
+        raise _too_short(middle, length)
+    return _as_tensor(text[:middle]).unfold(0, length + 1, 1), rows_of(text[middle:], length)
 
 
 def text_from_shards(address: str, config: RunConfig) -> tuple[Any, Any]:

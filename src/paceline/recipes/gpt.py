@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from paceline.recipes.gpt_model import GPT, Block, flops_per_row
 from paceline.recipes.gpt_text import keeper, read_text
 from paceline.recipes.muon import Muon
 from paceline.train.parallel import inner
+
+_HAS_TRITON = find_spec("triton") is not None
 
 
 def build_optimizer(model: nn.Module, config: GptConfig) -> torch.optim.Optimizer:
@@ -44,7 +47,18 @@ def _muon(model: nn.Module, config: GptConfig) -> Muon:
 
 def token_loss(scores: Tensor, target: Tensor) -> Tensor:
     """Return the mean loss of all places."""
+    if scores.is_cuda and _HAS_TRITON:
+        found: Tensor = _on_gpu(scores.flatten(0, 1), target.flatten())
+        return found
     return cross_entropy(scores.flatten(0, 1), target.flatten())
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _on_gpu(scores: Tensor, target: Tensor) -> Tensor:
+    """Read the scores twice and write their gradient once: with 50,000 tokens that is what the loss costs."""
+    from paceline.recipes.loss_kernel import mean_loss
+
+    return mean_loss(scores, target)
 
 
 def main(config: GptConfig) -> None:

@@ -63,6 +63,9 @@ class GptConfig(RunConfig):
     """Text in memory, or sets of shards that stream."""
     data_folder: str = ""
     """A file or folder of text, or the folder or address of the sets `train` and `test`; empty: Python's own modules."""
+    rows: Literal["cut", "any"] = "cut"
+    """Rows of a text in memory follow each other, every twentieth is held out; any: they begin at every place of its first
+    nine tenths, and the last tenth is held out."""
     level: Literal["bytes", "characters", "tokens"] = "bytes"
     """What a token of a text in memory is: a byte, a character, or a token of a tokenizer. Shards say it themselves."""
     tokenizer: str = ""
@@ -103,8 +106,10 @@ def design_of(config: GptConfig) -> Design:
     usual = SHAPES[config.size]
     shape = Shape(config.layers or usual.layers, config.heads or usual.heads, config.width or usual.width)
     if shape.width % shape.heads:
+        near = max(1, round(shape.width / shape.heads)) * shape.heads
         raise ConfigError(
-            f"{shape.heads} heads cannot share a width of {shape.width}", fix="set width to a multiple of heads"
+            f"{shape.heads} heads cannot share a width of {shape.width}",
+            fix=f"set width to a multiple of heads: width={near}, or heads= to a divisor of {shape.width}",
         )
     if config.positions == "rotary" and shape.width // shape.heads % 2:
         raise ConfigError(

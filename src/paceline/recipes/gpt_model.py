@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
+from paceline.recipes.gpt_memory import BlockMemory, Memory
+
 
 class Shape(NamedTuple):
     """How large a GPT is."""
@@ -63,22 +65,25 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width, bias=bias), nn.Linear(4 * width, width, bias=bias)
         self.drop = nn.Dropout(design.dropout)
 
-    def forward(self, hidden: Tensor, angles: Tensor | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, angles: Tensor | None = None, memory: BlockMemory | None = None) -> Tensor:
         """Return the next layer's input."""
-        hidden = hidden + self.drop(self.out(self._attend(self.norm1(hidden), angles)))
+        hidden = hidden + self.drop(self.out(self._attend(self.norm1(hidden), angles, memory)))
         inside = self.up(self.norm2(hidden))
         inside = relu(inside).square() if self.activation == "relu2" else gelu(inside, approximate="tanh")
         result: Tensor = hidden + self.drop(self.down(inside))
         return result
 
-    def _attend(self, hidden: Tensor, angles: Tensor | None) -> Tensor:
+    def _attend(self, hidden: Tensor, angles: Tensor | None, memory: BlockMemory | None) -> Tensor:
         batch, length, width = hidden.shape
         split = self.qkv(hidden).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         query, key, value = split.unbind(0)
         if angles is not None:
             query, key = turned(query, angles), turned(key, angles)
+        if memory is not None:
+            key, value = memory.extended(key, value)
+        causal = memory is None or length > 1  # one more place may look at all that are remembered
         dropout = self.dropout if self.training else 0.0
-        found = scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=dropout)
+        found = scaled_dot_product_attention(query, key, value, is_causal=causal, dropout_p=dropout)
         return found.transpose(1, 2).reshape(batch, length, width)
 
 
@@ -104,15 +109,11 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return scores [batch, length, tokens]."""
-        length = tokens.shape[1]
-        hidden = self.embedding(tokens)
-        if self.position is not None:
-            hidden = hidden + self.position.weight[:length]
+        hidden, angles = self._placed(tokens, 0)
         kind = hidden.device.type
         if torch.is_autocast_enabled(kind):
             hidden = hidden.to(torch.get_autocast_dtype(kind))  # else all that is added up would stay twice as wide
         hidden = self.drop(hidden)
-        angles = None if self.angles is None else self.angles[:length]
         for block in self.blocks:
             if self.design.recompute and self.training:
                 # Random states are kept only where there is dropout: a graph cannot be captured while they are.
@@ -120,6 +121,24 @@ class GPT(nn.Module):
                 hidden = checkpoint(block, hidden, angles, use_reentrant=False, preserve_rng_state=kept)
             else:
                 hidden = block(hidden, angles)
+        return self._scores(hidden)
+
+    def read_on(self, tokens: Tensor, memory: Memory) -> Tensor:
+        """Return scores [batch, tokens] of what comes after tokens that follow those in memory: a whole text, or one more."""
+        hidden, angles = self._placed(tokens, memory.seen)
+        for block, remembered in zip(self.blocks, memory.blocks, strict=True):
+            hidden = block(hidden, angles, remembered)
+        return self._scores(hidden[:, -1])
+
+    def _placed(self, tokens: Tensor, begin: int) -> tuple[Tensor, Tensor | None]:
+        """Return what the first block gets: vectors of tokens at their places, or with them the angles of these places."""
+        places = slice(begin, begin + tokens.shape[1])
+        hidden = self.embedding(tokens)
+        if self.position is not None:
+            hidden = hidden + self.position.weight[places]
+        return hidden, None if self.angles is None else self.angles[places]
+
+    def _scores(self, hidden: Tensor) -> Tensor:
         scores: Tensor = nn.functional.linear(self.norm(hidden), self.embedding.weight)
         return scores
 

@@ -1,11 +1,12 @@
 """How a trained GPT writes: the model of a checkpoint, and one token after the other.
 
-Every token is found by computing the last `length` tokens anew. There is no cache of keys and values: a window that
-moves on gives every token another place, and with it other keys.
+Keys and values are remembered, so a token costs one place. A text longer than the model looks back moves its window on by
+a quarter at a time, which is then read anew: its tokens have other places, and with them other keys.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,22 +15,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.checkpoint.catalog import Catalog, from_newest
-from paceline.checkpoint.manifest import Manifest, unreadable
-from paceline.checkpoint.restore import read_tensors
-from paceline.checkpoint.storage import Storage, manifest_of
 from paceline.checkpoint.whereabouts import find_catalog
-from paceline.config.values import field_types, with_settings
 from paceline.data.vocabulary import Tokens, Vocabulary
 from paceline.errors import ConfigError, TrainingError
-from paceline.recipes.gpt_config import GptConfig, design_of
+from paceline.recipes.gpt_memory import Memory
 from paceline.recipes.gpt_model import GPT
+from paceline.recipes.gpt_run import load_newest
 from paceline.recipes.gpt_text import kept_vocabulary
 from paceline.rundir import RunDir
 from paceline.world.randomness import mix
 
-_MODEL = "model."
-_OURS = {"size", "length", "tokens", "positions"}  # settings that every run of the recipe has
 _TORN = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -66,11 +61,22 @@ class Author:
 
     def write(self, prompt: str, length: int, choice: Choice) -> Iterator[str]:
         """Yield what comes after the prompt, in pieces of whole characters; the same for the same seed."""
+        numbers = self._numbers(prompt)
+        drawn = itertools.islice(self._drawn(numbers, length, choice, 1), length)
+        return spelled(self.vocabulary, numbers, (row[0] for row in drawn))
+
+    def write_several(self, prompt: str, length: int, choice: Choice, count: int) -> list[str]:
+        """Return several texts that come after the prompt, written side by side."""
+        if count < 1:
+            raise ConfigError(f"{count} texts are none", fix="give 1 or more")
+        numbers = self._numbers(prompt)
+        rows = list(itertools.islice(self._drawn(numbers, length, choice, count), length))
+        return ["".join(spelled(self.vocabulary, numbers, iter(text))) for text in zip(*rows, strict=True)]
+
+    def _drawn(self, numbers: Sequence[int], length: int, choice: Choice, count: int) -> Iterator[list[int]]:
         if length < 1:
             raise ConfigError(f"a length of {length} tokens is no text", fix="give 1 or more")
-        numbers = self._numbers(prompt)
-        drawn = draw(self.model, numbers, self.vocabulary.size, choice)
-        return spelled(self.vocabulary, numbers, (next(drawn) for _ in range(length)))
+        return draw(self.model, numbers, self.vocabulary.size, choice, count)
 
     def _numbers(self, prompt: str) -> list[int]:
         if any("\ud800" <= letter <= "\udfff" for letter in prompt):
@@ -89,58 +95,43 @@ def open_author(run: str, step: int | None = None) -> Author:
     folder = RunDir(Path(run))
     if not folder.config.is_file():
         raise ConfigError(f"{run} is not the folder of a run", fix="name the folder that holds its config.toml")
-    if step is not None:
-        catalog = catalog.narrowed(step)
-    return _author(catalog, folder)
+    found = load_newest(catalog if step is None else catalog.narrowed(step))
+    model = found.model.to("cuda" if torch.cuda.is_available() else "cpu")
+    return Author(model, kept_vocabulary(folder, found.config), found.step, found.where, found.passed_over)
 
 
-def _author(catalog: Catalog, folder: RunDir) -> Author:
-    (manifest, config, model), passed_over = from_newest(catalog, lambda step: _load(catalog.storage, step))
-    vocabulary = kept_vocabulary(folder, config)
-    if vocabulary.size > config.tokens:
-        raise ConfigError(
-            f"{folder.vocabulary} has {vocabulary.size} tokens, the model {config.tokens}",
-            fix="bring back the file that was written with this run",
-        )
-    return Author(model, vocabulary, manifest.step, catalog.storage.where(manifest.step), passed_over)
+def window_begin(count: int, length: int) -> int:
+    """Return the first token that is looked at after so many: the model sees at least three quarters of its length.
 
-
-def _load(storage: Storage, step: int) -> tuple[Manifest, GptConfig, GPT]:
-    """Build the model of a checkpoint as its settings say; only bytes that were summed become weights."""
-    manifest = manifest_of(storage, step)
-    config = _settings(manifest, storage.where(step))
-    model = GPT(design_of(config))
-    missing = dict(model.state_dict())
-    for name, value in read_tensors(storage, manifest):
-        own = missing.pop(name.removeprefix(_MODEL), None) if name.startswith(_MODEL) else None
-        if own is not None and own.shape != value.shape:
-            raise unreadable(storage.where(step), f"{name} is {list(value.shape)} instead of {list(own.shape)}")
-        if own is not None:
-            own.copy_(value)
-    if missing:
-        raise unreadable(storage.where(step), f"it lacks {', '.join(sorted(missing)[:3])}")
-    return manifest, config, model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-
-
-def _settings(manifest: Manifest, where: str) -> GptConfig:
-    """Return the settings of a run of the recipe; a script's own, and a later version's, are left out."""
-    if not manifest.config.keys() >= _OURS:
-        raise ConfigError(f"{where} is not of the gpt recipe", fix="name a run that `paceline train gpt` has made")
-    known = field_types(GptConfig)
-    return with_settings(GptConfig(), {name: value for name, value in manifest.config.items() if name in known})
+    >>> [window_begin(count, 8) for count in (1, 8, 9, 10, 11, 20)]
+    [0, 0, 2, 2, 4, 12]
+    """
+    stride = max(1, length // 4)
+    return max(0, -(-(count - length) // stride) * stride)
 
 
 @torch.inference_mode()
-def draw(model: GPT, numbers: Sequence[int], known: int, choice: Choice) -> Iterator[int]:
-    """Yield one token after the other, without end, of those that are known."""
-    generator = torch.Generator().manual_seed(mix(choice.seed) & 0x7FFF_FFFF_FFFF_FFFF)
-    window = list(numbers)
-    device = model.embedding.weight.device
+def draw(model: GPT, numbers: Sequence[int], known: int, choice: Choice, count: int = 1) -> Iterator[list[int]]:
+    """Yield the next token of each of several texts, without end, of those that are known; all begin with the same numbers."""
+    generators = [_generator(choice.seed, row) for row in range(count)]
+    memory, device = Memory(model, count), model.embedding.weight.device
+    texts = [list(numbers) for _ in range(count)]
+    fresh = window_begin(len(numbers), model.design.length)
     while True:
-        window = window[-model.design.length :]
-        scores = model(torch.tensor([window], device=device))[0, -1, :known]
-        window.append(_chosen(scores.double().cpu(), choice, generator))
-        yield window[-1]
+        tokens = torch.tensor([text[fresh:] for text in texts], device=device)
+        scores = model.read_on(tokens, memory)[:, :known].double().cpu()
+        chosen = [_chosen(row, choice, generator) for row, generator in zip(scores, generators, strict=True)]
+        yield chosen
+        for text, number in zip(texts, chosen, strict=True):
+            text.append(number)
+        fresh = len(texts[0]) - 1
+        if memory.seen == model.design.length:
+            memory.forget()
+            fresh = window_begin(len(texts[0]), model.design.length)
+
+
+def _generator(seed: int, row: int) -> torch.Generator:
+    return torch.Generator().manual_seed(mix(seed, *[row] * (row > 0)) & 0x7FFF_FFFF_FFFF_FFFF)
 
 
 def _chosen(scores: Tensor, choice: Choice, generator: torch.Generator) -> int:

@@ -32,7 +32,7 @@ def read_text(config: GptConfig, world: World) -> Text:
         _check_length(train.source, config)
         return Text(train, test, vocabulary_of_sets(train, test))
     vocabulary = _vocabulary(config, world)
-    return Text(*text_in_memory(config.data_folder, config.length, vocabulary), vocabulary)
+    return Text(*text_in_memory(config.data_folder, config.length, vocabulary, config.rows), vocabulary)
 
 
 def _vocabulary(config: GptConfig, world: World) -> Vocabulary:
@@ -98,5 +98,10 @@ def kept_vocabulary(folder: RunDir, config: GptConfig) -> Vocabulary:
         raise DataError(
             f"{where} does not say what its numbers stand for",
             fix="train on text, or on shards that `paceline data pack` has made of text",
+        )
+    if found.size > config.tokens:
+        raise ConfigError(
+            f"{path} has {found.size} tokens, the model {config.tokens}",
+            fix="bring back the file that was written with this run",
         )
     return found

@@ -18,6 +18,16 @@ def share(lanes: int, rank: int, size: int) -> range:
     return range(start, start + split_evenly(lanes, size)[rank])
 
 
+def share_blocks(lanes: int, blocks: int, rank: int, size: int) -> range:
+    """Return the lanes of a rank where they come in blocks of equal size that stay together.
+
+    >>> [list(share_blocks(8, 4, rank, 3)) for rank in range(3)]
+    [[0, 1, 2, 3], [4, 5], [6, 7]]
+    """
+    mine, each = share(blocks, rank, size), lanes // blocks
+    return range(mine.start * each, mine.stop * each)
+
+
 def split_evenly(amount: int, parts: int) -> list[int]:
     """Cut an amount into parts as even as they go, the larger ones first.
 
@@ -47,6 +57,9 @@ class StepPlan(NamedTuple):
     seen: int
     """Samples of the run over all ranks, this step included."""
     lanes: tuple[LanePlan, ...]
+    within: int
+    """Which step of its epoch it is, from 0."""
+    ends_epoch: bool
 
 
 @dataclass(frozen=True)
@@ -58,11 +71,13 @@ class BatchPlan:
     lanes: int
     rank: int
     size: int
+    blocks: int = 0
+    """Blocks of lanes that stay together on a rank; 0: every lane goes by itself."""
 
     @cached_property
     def mine(self) -> range:
         """The lanes of this rank."""
-        return share(self.lanes, self.rank, self.size)
+        return share_blocks(self.lanes, self.blocks or self.lanes, self.rank, self.size)
 
     @cached_property
     def steps_per_epoch(self) -> int:
@@ -90,7 +105,8 @@ class BatchPlan:
         samples = min(self.global_size, self.samples - start)
         cuts = self._full_cuts if samples == self.global_size else self._cuts(samples)
         lanes = tuple([LanePlan(lane, range(start + first, start + last), count) for lane, first, last, count in cuts])
-        return StepPlan(step, epoch, samples, epoch * self.samples + start + samples, lanes)
+        seen = epoch * self.samples + start + samples
+        return StepPlan(step, epoch, samples, seen, lanes, within, within == self.steps_per_epoch - 1)
 
     @cached_property
     def _full_cuts(self) -> list[tuple[int, int, int, int]]:

@@ -74,25 +74,29 @@ def additions(nodes: Sequence[range], lanes: int) -> list[tuple[int, int]]:
     return found
 
 
-def additions_by_turn(turns: Sequence[int]) -> list[list[tuple[int, int]]]:
+def additions_by_turn(turns: Sequence[int], first: int = 0, lanes: int = 0) -> list[list[tuple[int, int]]]:
     """Return, for lanes that come in these turns, the additions (to, from) that each turn makes possible.
 
-    The sum of a node takes the place of its first lane, so the total ends up with lane 0.
+    The sum of a node takes the place of its first lane, so the total ends up with lane 0. Where these are not all
+    `lanes`, but those from `first` on, what is left are the sums of `whole_subtrees`.
 
     >>> additions_by_turn([0, 1, 0, 1])
     [[], [(0, 1), (2, 3), (0, 2)]]
     >>> additions_by_turn([0, 0, 1, 1])
     [[(0, 1)], [(2, 3), (0, 2)]]
+    >>> additions_by_turn([0, 0, 1], first=3, lanes=8)
+    [[], [(4, 5)]]
     """
     found: list[list[tuple[int, int]]] = [[] for _ in range(max(turns) + 1)]
 
     def turn_of(node: range) -> int:
         if len(node) == 1:
-            return turns[node.start]
+            return turns[node.start - first]
         left, right = children(node)
         turn = max(turn_of(left), turn_of(right))
         found[turn].append((left.start, right.start))
         return turn
 
-    turn_of(range(len(turns)))
+    for node in whole_subtrees(range(first, first + len(turns)), lanes or len(turns)):
+        turn_of(node)
     return found

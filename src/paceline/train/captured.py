@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,15 +17,19 @@ from paceline.data.batches import Lane, Step
 from paceline.data.source import Batch
 from paceline.errors import ConfigError, TrainingError
 from paceline.train.late import LateLosses
+from paceline.train.local import LocalStep
 from paceline.train.parallel import captures
 from paceline.train.reduction import Asks, Note
 from paceline.train.step import LossFunction, OptimizerStep
+from paceline.train.update import make_capturable
 from paceline.train.whole_tree import Left, WholeTree
 from paceline.world.facts import World
 from paceline.world.randomness import mix
 
+_FIRST_STEPS = 2  # in the first an optimizer makes its memory, in the second a compiled one is compiled for that
 _LONGEST = 400  # letters of somebody else's error
-_Form = tuple[int, tuple[tuple[int, int], ...]]
+_Form = tuple[Any, ...]
+"""How many samples the step has, and for each lane of this rank how many count, and the shapes of its tensors."""
 
 
 class _Recording(NamedTuple):
@@ -41,7 +46,7 @@ class _Recording(NamedTuple):
 
 
 class CapturedStep(OptimizerStep):
-    """An optimizer step with the bits of `OptimizerStep`. The first step of every form runs as it always did; the next is recorded."""
+    """An optimizer step with the bits of `OptimizerStep`. The first two steps of every form run as they always did; the next is recorded."""
 
     def __init__(
         self,
@@ -53,8 +58,8 @@ class CapturedStep(OptimizerStep):
         total_samples: int = 0,
     ) -> None:
         super().__init__(world, model, optimizer, loss, config, total_samples)
-        _make_capturable(optimizer, world.device)
-        self._met: set[_Form] = set()
+        make_capturable(optimizer, world.device)
+        self._met: Counter[_Form] = Counter()
         self._recordings: dict[_Form, _Recording] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._late = LateLosses(config.batch.lanes)
@@ -62,9 +67,10 @@ class CapturedStep(OptimizerStep):
 
     def __call__(self, step: Step, asks: Callable[[], Asks] | None = None) -> Note:
         """Take a step, replayed where one of its form was recorded."""
-        form = step.plan.samples, tuple((len(lane.batch[-1]), lane.samples) for lane in step.lanes)
-        if self._refused or form not in self._met:
-            self._met.add(form)
+        lanes = tuple((lane.samples, tuple(tensor.shape for tensor in lane.batch)) for lane in step.lanes)
+        form = step.plan.samples, lanes
+        if self._refused or self._met[form] < _FIRST_STEPS:
+            self._met[form] += 1
             return super().__call__(step, asks)
         if form not in self._recordings:
             why = self._why_not()
@@ -139,6 +145,7 @@ class CapturedStep(OptimizerStep):
     def _compute(self, step: Step, recording: _Recording, own: torch.Generator | None) -> None:
         """Run all lanes of this rank as a step does, on the memory of the recording."""
         self._sum.begin()
+        self.precision.begin(self._inner)
         for number, lane in enumerate(step.lanes):
             if own is not None:
                 own.graphsafe_set_state(recording.generators[number])
@@ -151,6 +158,7 @@ class CapturedStep(OptimizerStep):
             torch.autograd.backward(found, self._seed_for(step, lane))
             if lane is not step.lanes[-1]:
                 self._sum.after_lane()
+        self.precision.finish(self._inner)
 
     def _replay(self, recording: _Recording, step: Step, asks: Callable[[], Asks] | None) -> Note:
         for lane, inputs, generator in zip(step.lanes, recording.inputs, recording.generators, strict=True):
@@ -182,14 +190,6 @@ class CapturedStep(OptimizerStep):
         return self._not_finite(value, step, lane, "some steps later, as the step was captured")
 
 
-def _make_capturable(optimizer: torch.optim.Optimizer, device: str) -> None:
-    """Let an optimizer keep on the device what it counts, and the learning rate, so that a graph need not know them."""
-    for group in optimizer.param_groups:
-        if "capturable" in group:
-            group["capturable"] = True
-        group["lr"] = torch.tensor(float(group["lr"]), device=device)
-
-
 def _why_not(optimizer: torch.optim.Optimizer) -> str:
     """Return why an optimizer cannot be captured; empty: it can."""
     if all("capturable" in group or group.get("fused") for group in optimizer.param_groups):
@@ -219,5 +219,7 @@ def make_step(
             raise ConfigError(f"the step cannot be captured: {why}", fix="take another optimizer, or set capture=auto")
         _tell(world, why)
         captured = False
-    kind = CapturedStep if captured else OptimizerStep
+    if config.local.steps and config.capture == "auto" and world.device != "cpu":
+        _tell(world, "with local.steps several copies of the weights take turns")
+    kind = LocalStep if config.local.steps else CapturedStep if captured else OptimizerStep
     return kind(world, model, optimizer, loss, config, total_samples)

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 
 from paceline import handover
 from paceline.config import RunConfig
 from paceline.data.batches import Batches
-from paceline.events import CheckpointBad, CheckpointSaved, EpochDone, Event, RunEnded, RunStarted, RunStopped, StepDone
+from paceline.events import (
+    CheckpointBad,
+    CheckpointSaved,
+    EpochDone,
+    Evaluated,
+    Event,
+    RunEnded,
+    RunStarted,
+    RunStopped,
+    StepDone,
+)
 from paceline.scale.lr import describe_lr
 from paceline.world.facts import World
 
@@ -27,25 +38,40 @@ class Console:
         """Print what a person wants to know of an event."""
         if isinstance(event, RunStarted):
             self._total_steps = event.total_steps
-            say(event.summary)
-            if event.from_step == event.total_steps:
-                say(
-                    "this run is complete: train it longer with epochs=, start over with resume=never, or give another name="
-                )
-            elif event.from_step:
-                say(f"resumed after step {event.from_step:,}")
-        elif isinstance(event, StepDone) and self._bar:
+        if isinstance(event, StepDone) and self._bar:
             say(bar_line(event, self._total_steps), end="\r")
-        elif isinstance(event, EpochDone):
-            say(epoch_line(event) + (" " * _BAR_WIDTH if self._bar else ""))
-        elif isinstance(event, CheckpointSaved):
-            say(f"saved {event.path} ({event.size_bytes / 1e6:.1f} MB)")
-        elif isinstance(event, CheckpointBad):
-            say(f"passed over: {event.reason}")
-        elif isinstance(event, RunStopped):
-            say(f"stopped after step {event.step:,} ({event.reason}), and saved; the same command goes on from here")
-        elif isinstance(event, RunEnded):
-            say(f"done: {event.step:,} steps in {event.seconds:.1f} s; weights and optimizer state {event.digest[:16]}")
+        elif line := line_of(event):
+            say(line + (" " * _BAR_WIDTH if self._bar and isinstance(event, EpochDone | Evaluated) else ""))
+
+
+def line_of(event: Event) -> str:  # noqa: PLR0911 - one for each kind
+    """Return an event in words; empty: it is not for everybody to read."""
+    match event:
+        case RunStarted():
+            return event.summary + _goes_on(event)
+        case Evaluated():
+            return f"step {event.step:,}{metrics_text(event.metrics)}"
+        case EpochDone():
+            return epoch_line(event)
+        case CheckpointSaved():
+            return f"saved {event.path} ({event.size_bytes / 1e6:.1f} MB)"
+        case CheckpointBad():
+            return f"passed over: {event.reason}"
+        case RunStopped():
+            return f"stopped after step {event.step:,} ({event.reason}), and saved; the same command goes on from here"
+        case RunEnded():
+            return (
+                f"done: {event.step:,} steps in {event.seconds:.1f} s; weights and optimizer state {event.digest[:16]}"
+            )
+    return ""
+
+
+def _goes_on(event: RunStarted) -> str:
+    if event.from_step == event.total_steps:
+        return (
+            "\nthis run is complete: train it longer with epochs=, start over with resume=never, or give another name="
+        )
+    return f"\nresumed after step {event.from_step:,}" if event.from_step else ""
 
 
 def describe_run(config: RunConfig, world: World, batches: Batches) -> str:
@@ -54,7 +80,19 @@ def describe_run(config: RunConfig, world: World, batches: Batches) -> str:
     return (
         f"{describe_lanes(config.batch.global_size, config.batch.lanes, world.size)}; {describe_lr(config)}\n"
         f"{batches.plan.samples:,} samples, {batches.total_steps:,} steps; device {world.device}; "
-        f"started by {world.launcher}; {exact}"
+        f"started by {world.launcher}; {exact}" + describe_local(config)
+    )
+
+
+def describe_local(config: RunConfig) -> str:
+    """Return how replicas walk apart, if they do.
+
+    >>> describe_local(RunConfig())
+    ''
+    """
+    local = config.local
+    return (
+        f"; {_count(local.replicas, 'replica')}, which meet after {_count(local.steps, 'step')}" if local.steps else ""
     )
 
 
@@ -84,9 +122,14 @@ def epoch_line(event: EpochDone) -> str:
     >>> epoch_line(EpochDone(epoch=3, epochs=10, step=9, loss=0.12341, samples_per_s=41200.0, metrics={"eval_loss": 0.2, "acc": 0.9731}))
     'epoch 3/10  loss 0.1234  acc 0.9731  41,200 samples/s'
     """
-    shown = {name: value for name, value in event.metrics.items() if name != "eval_loss"} or event.metrics
-    metrics = "".join(f"  {name} {value:.4f}" for name, value in shown.items())
-    return f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.4f}{metrics}  {event.samples_per_s:,.0f} samples/s"
+    found = f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.4f}{metrics_text(event.metrics)}"
+    return f"{found}  {event.samples_per_s:,.0f} samples/s"
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """Return the metrics; the loss of the evaluation only if there is nothing else."""
+    shown = {name: value for name, value in metrics.items() if name != "eval_loss"} or metrics
+    return "".join(f"  {name} {value:.4f}" for name, value in shown.items())
 
 
 def bar_line(event: StepDone, total: int) -> str:

@@ -60,11 +60,13 @@ class Evaluation:
         sums = torch.zeros(len(self._pieces), 2 + len(self._metrics), dtype=torch.float64, device=self._world.device)
         training = module.training
         module.eval()
+        self._precision.begin(module)
         with torch.no_grad():
             for number in self._mine():
                 sums[number] = self._sums_of(module, self._pieces[number])
             for _ in range(self._idle()):
                 self._sums_of(module, self._pieces[0])
+        self._precision.finish(module)
         module.train(training)
         # Ranks fill different rows of zeros, so this sum has no rounding; the one over the rows is the same everywhere.
         totals = sum_across(self._world, sums).cpu().numpy().sum(axis=0)

@@ -7,11 +7,13 @@ all, adds it, and sends the result back, which is as many bytes as a ring all-re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import ProcessGroup
 
 from paceline.scale.batch import share
 from paceline.scale.tree import additions, whole_subtrees
@@ -33,9 +35,14 @@ class TreeShape:
     @classmethod
     def of(cls, lanes: int, world: World) -> TreeShape:
         """Return the shape for this rank of this world."""
-        nodes = [whole_subtrees(share(lanes, rank, world.size), lanes) for rank in range(world.size)]
+        return cls.over([share(lanes, rank, world.size) for rank in range(world.size)], lanes, world.rank)
+
+    @classmethod
+    def over(cls, shares: Sequence[range], lanes: int, rank: int) -> TreeShape:
+        """Return the shape for the one of this number among some that share the lanes like this."""
+        nodes = [whole_subtrees(mine, lanes) for mine in shares]
         flat = [node for mine in nodes for node in mine]
-        return cls(tuple(len(mine) for mine in nodes), tuple(additions(flat, lanes)), world.rank)
+        return cls(tuple(len(mine) for mine in nodes), tuple(additions(flat, lanes)), rank)
 
     def add_up(self, rows: list[Tensor], total: Tensor) -> None:
         """Add all rows along the tree into `total`; the rows are used up."""
@@ -61,8 +68,10 @@ class Exchange(Protocol):
 class GatherExchange:
     """Everybody gets everything, notes included, in one message."""
 
-    def __init__(self, like: Tensor, note_length: int, shape: TreeShape, wire: torch.device) -> None:
-        self._shape = shape
+    def __init__(
+        self, like: Tensor, note_length: int, shape: TreeShape, wire: torch.device, among: ProcessGroup | None = None
+    ) -> None:
+        self._shape, self._among = shape, among
         self.carries_notes = note_length > 0
         most = max(shape.rows)
         row_bytes = like.numel() * like.element_size()
@@ -88,11 +97,11 @@ class GatherExchange:
     def start(self, sums: list[Tensor], notes: list[Tensor]) -> None:
         """Send this rank's subtree sums and notes to all."""
         if self._send_as_it_is:
-            self._work = gather(self._received, sums[0].view(torch.uint8))
+            self._work = gather(self._received, sums[0].view(torch.uint8), self._among)
             return
         for place, value in zip(self._my_sums + self._my_notes, sums + notes, strict=True):
             place.copy_(value)
-        self._work = gather(self._received, self._sent)
+        self._work = gather(self._received, self._sent, self._among)
 
     def advance(self, total: Tensor) -> bool:
         """Add what came along the tree."""
@@ -114,9 +123,9 @@ class GatherExchange:
 class SliceExchange:
     """Each rank adds one slice for all: an all-to-all, the sum, an all-gather."""
 
-    def __init__(self, like: Tensor, shape: TreeShape, wire: torch.device) -> None:
+    def __init__(self, like: Tensor, shape: TreeShape, wire: torch.device, among: ProcessGroup | None = None) -> None:
         size = len(shape.rows)
-        self._shape = shape
+        self._shape, self._among = shape, among
         self._slice = -(-like.numel() // size)
         self._sizes = [max(0, min(self._slice, like.numel() - rank * self._slice)) for rank in range(size)]
         mine, my_rows = self._sizes[shape.rank], shape.rows[shape.rank]
@@ -139,9 +148,8 @@ class SliceExchange:
         pieces = zip(*(torch.split(value, self._sizes) for value in sums), strict=True)
         for place, piece in zip(self._places, (piece for slices in pieces for piece in slices), strict=True):
             place.copy_(piece)
-        self._work = exchange(
-            self._received, self._sent, self._received_sizes, [size * len(sums) for size in self._sizes]
-        )
+        sent_sizes = [size * len(sums) for size in self._sizes]
+        self._work = exchange(self._received, self._sent, self._received_sizes, sent_sizes, self._among)
         self._gathering = False
 
     def advance(self, total: Tensor) -> bool:
@@ -151,16 +159,18 @@ class SliceExchange:
             total.copy_(self._gathered[: total.numel()])
             return True
         self._shape.add_up(self._rows, self._result[: self._rows[0].numel()])
-        self._work = gather(self._gathered, self._result)
+        self._work = gather(self._gathered, self._result, self._among)
         self._gathering = True
         return False
 
 
-def choose_exchange(like: Tensor, note_length: int, shape: TreeShape, wire: torch.device) -> Exchange:
+def choose_exchange(
+    like: Tensor, note_length: int, shape: TreeShape, wire: torch.device, among: ProcessGroup | None = None
+) -> Exchange:
     """Return the cheapest way for a bucket of this size in this world; notes ride along where the bucket is small."""
     size = like.numel() * like.element_size()
     if note_length and size <= _CARRIES_NOTES_BYTES:
-        return GatherExchange(like, note_length, shape, wire)
+        return GatherExchange(like, note_length, shape, wire, among)
     if len(shape.rows) == 2 or size <= _SMALL_BYTES:
-        return GatherExchange(like, 0, shape, wire)
-    return SliceExchange(like, shape, wire)
+        return GatherExchange(like, 0, shape, wire, among)
+    return SliceExchange(like, shape, wire, among)

@@ -30,9 +30,9 @@ from paceline.runlock import Claim
 from paceline.train.meter import Meter
 from paceline.train.reduction import Asks, Note
 from paceline.train.sharded import whole
-from paceline.train.state import load_state, named_state, optimizer_facts, python_numbers
+from paceline.train.state import named_state, optimizer_facts
 from paceline.train.step import OptimizerStep
-from paceline.train.stop import Agreement, StopRequest
+from paceline.train.stop import AGREE_APART_S, AGREE_S, Agreement, StopRequest
 from paceline.version import VERSION
 from paceline.world.collectives import texts_of_all
 from paceline.world.facts import World
@@ -40,7 +40,7 @@ from paceline.world.group import wait_for_all
 
 # Settings that do not make it another training.
 _FREE = {
-    "name", "runs", "resume", "stop_after", "epochs", "steps", "parallel", "device", "backend",
+    "name", "runs", "resume", "stop_after", "evaluate_steps", "epochs", "steps", "parallel", "shard_over", "device", "backend",
     "capture", "read.resident_gb", "read.ahead", "read.workers", "read.cache", "read.cache_gb",
 }  # fmt: skip
 _CLAIM_S = 1.0
@@ -83,11 +83,13 @@ class Lifeline:
         self._cadence = Cadence(
             Every.parse(kept.every), kept.mtbf_h * 3600.0, batches.plan.steps_per_epoch, time.monotonic()
         )
+        agree_s = AGREE_APART_S if config.local.steps else AGREE_S
         self.request = StopRequest(
             self._deadline() if world.is_main else math.inf,
-            sum(value.nbytes for _, value in named_state(model, optimizer)),
+            sum(value.nbytes for value in {**dict(named_state(model, optimizer)), **take.own_state()}.values()),
+            0.0 if take.knows_all else agree_s,
         )
-        self._agreement = Agreement(take)
+        self._agreement = Agreement(take, agree_s)
         self._saved_step = -1
         self._prepared = False
         self._step_begun = time.monotonic()
@@ -149,7 +151,7 @@ class Lifeline:
         self._report_saves()
         if not self._prepared:
             self._prepared = True
-            self._saver.prepare(dict(named_state(self._model, self._optimizer)))
+            self._saver.prepare(dict(named_state(self._model, self._optimizer)), self._take.own_state())
         step_s = time.monotonic() - self._step_begun  # with the reading of its samples, and the evaluation after it
         self._step_begun = time.monotonic()
         self.request.learn_step(step_s)
@@ -171,7 +173,7 @@ class Lifeline:
             metrics=dict(metrics),
             values={
                 "meters": {name: meter.state(self._take) for name, meter in self._meters.items()},
-                "numbers": python_numbers(self._optimizer, self._model),
+                "numbers": self._take.numbers(),
                 "optimizer": optimizer_facts(self._optimizer),
                 "dataset_samples": self._batches.plan.samples,
                 "world_size": self._world.size,
@@ -184,7 +186,7 @@ class Lifeline:
                 "python": platform.python_version(),
             },
         )
-        self._saver.save(dict(named_state(self._model, self._optimizer)), draft)
+        self._saver.save(dict(named_state(self._model, self._optimizer)), draft, self._take.own_state())
 
     def finish(self, *, in_time: bool = False) -> None:
         """Wait until the last save is complete, on every rank; unless time presses, also for old ones to be gone."""
@@ -214,7 +216,13 @@ class Lifeline:
 
     def _load(self, found: Manifest) -> None:
         saved = read_tensors(self._storage, found)
-        problems = load_state(self._model, self._optimizer, saved, found.values["numbers"])
+        replicas = [_replicas(config) for config in (found.config, dict(flatten(self._config)))]
+        if replicas[0] != replicas[1]:
+            raise ConfigError(
+                f"{self._storage.where(found.step)} holds {replicas[0]} replicas that walk apart, and {replicas[1]} are wanted",
+                fix="set local.steps and local.replicas as they were, or give this run another name=",
+            )
+        problems = self._take.load(saved, found.values["numbers"])
         kinds = [facts["optimizer"] for facts in (found.values["optimizer"], optimizer_facts(self._optimizer))]
         if kinds[0] != kinds[1]:
             problems.insert(0, f"the optimizer was {kinds[0]}, is {kinds[1]}")
@@ -252,6 +260,11 @@ class Lifeline:
     def _deadline(self) -> float:
         after = self._config.stop_after
         return min(self._world.deadline_s, time.time() + seconds_from(after)) if after else self._world.deadline_s
+
+
+def _replicas(config: Mapping[str, Any]) -> int:
+    """Return how many replicas walk apart in a run of such settings; 0: it is not of that kind."""
+    return int(config["local.replicas"]) if int(config.get("local.steps", 0)) else 0
 
 
 def _some(things: list[str], most: int = 8) -> str:

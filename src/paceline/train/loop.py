@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,18 @@ from paceline.config import RunConfig
 from paceline.config.values import to_toml
 from paceline.data.batches import Batches, Step
 from paceline.errors import Stopped
-from paceline.events import EpochDone, Event, EventLog, RunEnded, RunFailed, RunStarted, RunStopped, Sink, StepDone
+from paceline.events import (
+    EpochDone,
+    Evaluated,
+    Event,
+    EventLog,
+    RunEnded,
+    RunFailed,
+    RunStarted,
+    RunStopped,
+    Sink,
+    StepDone,
+)
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
 from paceline.runlock import Claim, claimed
 from paceline.scale.lr import scaled_lr
@@ -24,7 +36,7 @@ from paceline.train.lifeline import Lifeline
 from paceline.train.meter import Meter
 from paceline.train.record import Recorder
 from paceline.train.reduction import Note
-from paceline.train.state import state_digest
+from paceline.train.state import digests_of_all, state_digest
 from paceline.train.step import LossFunction
 from paceline.world.device import peak_flops
 from paceline.world.facts import World
@@ -68,7 +80,7 @@ class Trainer:
         with self._opened(), self._lifeline() as life, Heartbeat(self.directory, self.world) as heart:
             self._done = first = life.restore()
             self._announce()
-            recorder.start(self.model, self.optimizer)
+            recorder.start(self.model, self.optimizer, self._take.own_state())
             for step in heart.reading(self.batches.steps(first)):
                 self._train(step, life)
                 heart.step_done(self._done, self._take.ready)
@@ -80,7 +92,9 @@ class Trainer:
                     break
             life.save(self._done, self._metrics)
             life.finish()
-            self._emit(RunEnded(self._done, self._in_epoch.run_seconds, state_digest(self.model, self.optimizer)))
+            own = digests_of_all(self.world, self._take.own_state())
+            digest = state_digest(self.model, self.optimizer, own)
+            self._emit(RunEnded(self._done, self._in_epoch.run_seconds, digest))
 
     def _train(self, step: Step, life: Lifeline) -> None:
         note = self._last = life.take(step)
@@ -92,6 +106,15 @@ class Trainer:
             self._report(step)
         if done % self.batches.plan.steps_per_epoch == 0 or done == self.batches.total_steps:
             self._end_epoch(step)
+        elif self.config.evaluate_steps and done % self.config.evaluate_steps == 0 and self._evaluation:
+            self._evaluate_between(self._evaluation)
+
+    def _evaluate_between(self, evaluation: Evaluation) -> None:
+        begun = time.perf_counter()
+        self._metrics = evaluation.run(self.model)
+        self._emit(Evaluated(self._done, self._metrics))
+        for meter in (self._since_report, self._in_epoch):
+            meter.leave_out(time.perf_counter() - begun)
 
     def _report(self, step: Step) -> None:
         loss, rate = self._since_report.close(self._take)
@@ -118,7 +141,8 @@ class Trainer:
             return False
         total = self._take.total(Note(self._last.loss, self._last.counted))
         batches = [lane.batch for lane in step.lanes if lane.samples]
-        return recorder.step(self._done, float(total.loss) / total.counted, self.model, self.optimizer, batches)
+        loss, own = float(total.loss) / total.counted, self._take.own_state()
+        return recorder.step(self._done, loss, self.model, self.optimizer, batches, own)
 
     def _stop(self, life: Lifeline) -> None:
         """Leave, to be resumed: every rank comes here after the same step, and it is saved."""

@@ -26,6 +26,10 @@ class Meter:
         self._late: deque[LateLoss] = deque()
         self._samples = 0
 
+    def leave_out(self, seconds: float) -> None:
+        """Let some seconds that just went by not count."""
+        self._begun += seconds
+
     def add(self, note: Note, samples: int) -> None:
         """Take one step's note; `samples` are those of all ranks."""
         if isinstance(note.loss, LateLoss):

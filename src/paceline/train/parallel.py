@@ -4,6 +4,7 @@ No postponed annotations here: DDP looks at the types of a hook's parameters.
 """
 
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,6 @@ from paceline.config import RunConfig
 from paceline.train.reduction import FreeSum, LaneSum, LocalTree
 from paceline.train.tree_ddp import DDP_OPTIONS, TreeDDP
 from paceline.train.whole_tree import WholeTree
-from paceline.world.collectives import wire_device
 from paceline.world.facts import World
 
 
@@ -41,11 +41,11 @@ def parallelize(
 
         compiling.optimize_ddp = False  # it would cut the model at DDP's buckets, and so change the bits
         model.compile(dynamic=False)  # in place: names of weights stay as they are
-    if world.size == 1 or captures(world, config):
+    if world.size == 1 or captures(world, config) or config.local.steps:
         return model
     if config.exact:
         return TreeDDP(model, config.batch.lanes, world)
-    ddp = DistributedDataParallel(model, **DDP_OPTIONS)
+    ddp = DistributedDataParallel(model, **DDP_OPTIONS, **_buckets(model, config))
     _compress(ddp, config)
     return ddp
 
@@ -56,11 +56,12 @@ def lane_sum(model: nn.Module, world: World, config: RunConfig) -> LaneSum:
         return model.reduction
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if shards(world, config):
-        from paceline.train.fsdp import ShardedFree, ShardedTree
+        from paceline.train.slice_sum import ShardedFree, ShardedTree, sums_along_tree
 
-        on_wire = wire_device(world).type == torch.device(world.device).type  # else torch's own messages find no way
-        kind = ShardedFree if on_wire and not config.exact else ShardedTree
+        kind = ShardedTree if sums_along_tree(world, config) else ShardedFree
         return kind(model, trainable, config.batch.lanes, world)
+    if config.local.steps:
+        return LocalTree(trainable, config.batch.lanes // config.local.replicas)
     if world.size > 1 and captures(world, config):
         return WholeTree(trainable, config.batch.lanes, world)
     return LocalTree(trainable, config.batch.lanes) if config.exact else FreeSum(trainable, world)
@@ -68,7 +69,7 @@ def lane_sum(model: nn.Module, world: World, config: RunConfig) -> LaneSum:
 
 def captures(world: World, config: RunConfig) -> bool:
     """Return whether steps are to become CUDA graphs: then gradients cross the ranks after backward, not during it."""
-    return config.capture != "false" and world.device != "cpu" and config.parallel != "fsdp"
+    return config.capture != "false" and world.device != "cpu" and config.parallel != "fsdp" and not config.local.steps
 
 
 def shards(world: World, config: RunConfig) -> bool:
@@ -95,6 +96,16 @@ def _compile_units(model: nn.Module, wrap: tuple[type[nn.Module], ...] | None) -
 
     for unit in list(units_of(model, wrap)) or [model]:
         unit.compile(dynamic=False)
+
+
+def _buckets(model: nn.Module, config: RunConfig) -> dict[str, Any]:
+    """Return how large DDP's buckets may be: for PowerSGD as large as the model.
+
+    It sends each message of a bucket when the one before has come; with several buckets the order of these would be
+    chance, another on every rank, and gloo aborts.
+    """
+    size_bytes = sum(value.nbytes for value in model.parameters())
+    return {"bucket_cap_mb": 1 + (size_bytes >> 20)} if config.compression == "powersgd" else {}
 
 
 def _compress(ddp: DistributedDataParallel, config: RunConfig) -> None:

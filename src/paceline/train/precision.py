@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.config import RunConfig
+from paceline.train.short import ShortWeights
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _FIRST_SCALE = 2.0**16
@@ -18,9 +19,12 @@ _SMALLEST_SCALE = 2.0**-24
 def casts_weights(config: RunConfig, ranks: int) -> bool:
     """Return whether FSDP sends weights as bf16 and forward computes in it throughout, instead of autocast op by op.
 
-    That is half the bytes, but other numbers than those of a rank alone: so it is left to exact=false.
+    That is half the bytes, and what bf16-master means. For bf16 it is other numbers than those of a rank alone: there it
+    is left to exact=false.
     """
-    return config.parallel == "fsdp" and ranks > 1 and config.precision == "bf16" and not config.exact
+    if config.parallel != "fsdp" or ranks == 1:
+        return False
+    return config.precision == "bf16-master" or (config.precision == "bf16" and not config.exact)
 
 
 class Precision:
@@ -29,6 +33,7 @@ class Precision:
     def __init__(self, config: RunConfig, device: str, ranks: int = 1) -> None:
         self._device = torch.device(device).type
         self._dtype = None if casts_weights(config, ranks) else _AUTOCAST.get(config.precision)
+        self._shortens = config.precision == "bf16-master" and not casts_weights(config, ranks)
         self._scales = config.precision == "fp16"
         self.scale = _FIRST_SCALE if self._scales else 1.0
         """What gradients are multiplied with; a power of two, so that nothing is rounded."""
@@ -39,6 +44,16 @@ class Precision:
         if self._dtype is None:
             return contextlib.nullcontext()
         return torch.autocast(self._device, self._dtype)
+
+    def begin(self, model: nn.Module) -> None:
+        """Let a model compute with the weights that forward is to have, until `finish`; backward may compute again."""
+        if self._shortens:
+            ShortWeights.of(model).begin()
+
+    def finish(self, model: nn.Module) -> None:
+        """Let a model have its own weights again."""
+        if self._shortens:
+            ShortWeights.of(model).finish()
 
     def unscale(self, gradients: list[Tensor]) -> bool:
         """Bring gradients back to their size; return whether the step counts: not if one is infinite or no number.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from paceline.data.source import Batch
 from paceline.rundir import DUMP_FILE, RECORD_FILE, make_private, write_whole
 from paceline.train.parallel import inner
 from paceline.train.sharded import whole
-from paceline.train.state import content, digest_of, named_state
+from paceline.train.state import NOTHING, content, digest_of, digests_of_all, named_state
 from paceline.world.collectives import rows_of_all, sum_across
 from paceline.world.facts import World
 
@@ -35,7 +35,7 @@ class Recorder:
         """Whether verify is watching."""
         return bool(self._config.to)
 
-    def start(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def start(self, model: nn.Module, optimizer: torch.optim.Optimizer, own: Mapping[str, Tensor] = NOTHING) -> None:
         """Record the first weights. Every rank must call this."""
         if self.active:
             kinds = {type(module).__name__ for module in inner(model).modules()}
@@ -43,17 +43,27 @@ class Recorder:
             kinds_of_number = {value.dtype for value in inner(model).parameters() if value.is_floating_point()}
             epsilon = max((torch.finfo(kind).eps for kind in kinds_of_number), default=0.0)
             self._write(self._facts | {"norms": norms, "epsilon": epsilon})
-            self._state(0, float("nan"), 0, model, optimizer)
+            self._state(0, float("nan"), 0, dict(named_state(model, optimizer)), model, own)
 
     def step(
-        self, step: int, loss: float, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Batch] = ()
+        self,
+        step: int,
+        loss: float,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        batches: Iterable[Batch] = (),
+        own: Mapping[str, Tensor] = NOTHING,
     ) -> bool:
-        """Record one finished step, counted from 1; return whether verify has seen enough. Every rank must call this."""
+        """Record one finished step, counted from 1; return whether verify has seen enough. Every rank must call this.
+
+        `own` is state that this rank alone holds; what verify dumps of it is that of rank 0.
+        """
         if not self.active:
             return False
-        self._state(step, loss, self._samples(batches), model, optimizer)
+        shared = dict(named_state(model, optimizer))
+        self._state(step, loss, self._samples(batches), shared, model, own)
         if step == self._config.dump_step:
-            tensors = {name: _comparable(whole(value)) for name, value in named_state(model, optimizer)}
+            tensors = {name: _comparable(whole(value)) for name, value in (shared | dict(own)).items()}
             if self._world.is_main:
                 write_whole(Path(self._config.to) / DUMP_FILE, to_safetensors(tensors))
         return step == self._config.steps
@@ -63,8 +73,16 @@ class Recorder:
         mine = sum(_row_digest(batch, row) for batch in batches for row in range(len(batch[0])))
         return int(sum_across(self._world, torch.tensor([mine & 0xFFFFFFFFFFFF])).item()) & 0xFFFFFFFFFFFF
 
-    def _state(self, step: int, loss: float, samples: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        digests = {name: digest_of(name, whole(value))[:16] for name, value in named_state(model, optimizer)}
+    def _state(
+        self,
+        step: int,
+        loss: float,
+        samples: int,
+        state: Mapping[str, Tensor],
+        model: nn.Module,
+        own: Mapping[str, Tensor],
+    ) -> None:
+        digests = {name: digest_of(name, whole(value))[:16] for name, value in state.items()}
         # Without buffers: BatchNorm statistics of plain DDP differ between ranks, and are a cause of their own.
         buffers = {f"model.{name}" for name, _ in inner(model).named_buffers()}
         shared = json.dumps({name: digest for name, digest in digests.items() if name not in buffers})
@@ -74,7 +92,7 @@ class Recorder:
             "samples": samples,
             "ranks_agree": len(self._of_all(shared.encode())) == 1,
             "generators": self._of_all(torch.get_rng_state().numpy().tobytes()),
-            "tensors": digests,
+            "tensors": digests | {name: found[:16] for name, found in digests_of_all(self._world, own).items()},
         }
         self._write(line)
 

@@ -1,14 +1,23 @@
-"""What a tensor is of which every rank holds a slice: a DTensor, cut along its first dimension as `torch.chunk` does."""
+"""What a tensor is of which every rank holds a slice: a DTensor, cut along its first dimension as `torch.chunk` does.
+
+Its mesh has one dimension, or two: then the last one holds the ranks that share a copy, and copies are alike.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.world.collectives import side_by_side
+
+if TYPE_CHECKING:  # slow to import, and most trainings need it not
+    from torch.distributed.device_mesh import DeviceMesh
+
+COPY = "copy"
+"""The dimension of a mesh along which one copy of the model lies."""
 
 
 def is_sharded(value: Tensor) -> bool:
@@ -30,7 +39,7 @@ def whole(value: Tensor) -> Tensor:
         return value
     padded = torch.zeros(_slice_size(value), dtype=value.dtype, device=value.device)
     padded[: mine(value).numel()] = mine(value).flatten()
-    return side_by_side(padded)[: value.numel()].view(value.shape)
+    return side_by_side(padded, _mesh(value).get_group())[: value.numel()].view(value.shape)
 
 
 def put(target: Tensor, value: Tensor) -> None:
@@ -42,8 +51,12 @@ def put(target: Tensor, value: Tensor) -> None:
 
 def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
     """Return a whole tensor of a parameter's shape, on its device and sharded as it is."""
-    if not is_sharded(parameter) or value.shape != parameter.shape:
+    if value.shape != parameter.shape:
         return value.to(parameter.device, copy=True)
+    if not is_sharded(parameter):
+        return torch.empty_like(parameter, dtype=value.dtype).copy_(
+            value
+        )  # in the order of its memory, as optimizers have it
     from torch.distributed.tensor import DTensor
 
     like: Any = parameter
@@ -69,14 +82,22 @@ def clip_sharded(parameters: list[nn.Parameter], largest: float) -> None:
 
 def _cut(value: Tensor, like: Tensor) -> Tensor:
     """Return this rank's slice of a whole tensor."""
-    sharded: Any = like
-    size, rank = sharded.device_mesh.size(), sharded.device_mesh.get_local_rank()
-    rows = -(-value.shape[0] // size)
+    rank, rows = _mesh(like).get_local_rank(), _rows(like)
     return value[rank * rows : (rank + 1) * rows]
 
 
 def _slice_size(value: Tensor) -> int:
     """Return how many elements the largest slice has."""
+    return _rows(value) * (value.numel() // max(1, value.shape[0]))
+
+
+def _rows(value: Tensor) -> int:
+    """Return how many rows the largest slice has."""
+    return -(-value.shape[0] // _mesh(value).size())
+
+
+def _mesh(value: Tensor) -> DeviceMesh:
+    """Return the ranks that share one copy of a sharded tensor."""
     sharded: Any = value
-    rows: int = -(-value.shape[0] // sharded.device_mesh.size())
-    return rows * (value.numel() // max(1, value.shape[0]))
+    mesh: DeviceMesh = sharded.device_mesh
+    return mesh if mesh.ndim == 1 else mesh[COPY]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
-from operator import itemgetter
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,10 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError
 from paceline.train.parallel import settled
 from paceline.train.sharded import put, sharded_like, whole
+from paceline.world.collectives import texts_of_all
+from paceline.world.facts import World
+
+NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
 def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
@@ -81,14 +86,14 @@ def load_state(
 ) -> list[str]:
     """Put saved tensors where `named_state` found them; return what does not fit. Nothing may be trained if something does not."""
     weights = dict(settled(model).state_dict())
-    slots = _Slots(model, optimizer)
+    slots = Slots(model, optimizer)
     problems, seen = [], set()
     with torch.no_grad():
         for full_name, value in saved:
             seen.add(full_name)
             part, _, name = full_name.partition(".")
             if part == "model":
-                problems += _load_weight(weights, name, value)
+                problems += load_weight(weights, name, value)
             else:
                 kind, _, name = name.partition(".")
                 problems += slots.load(kind, name, value, numbers.get(full_name))
@@ -97,7 +102,8 @@ def load_state(
     ]
 
 
-def _load_weight(weights: Mapping[str, Tensor], name: str, value: Tensor) -> list[str]:
+def load_weight(weights: Mapping[str, Tensor], name: str, value: Tensor) -> list[str]:
+    """Put one saved weight in its place; return what does not fit."""
     if name not in weights:
         return [f"{name} {_form(value)} is not in this model"]
     if _form(weights[name]) != _form(value):
@@ -106,7 +112,7 @@ def _load_weight(weights: Mapping[str, Tensor], name: str, value: Tensor) -> lis
     return []
 
 
-class _Slots:
+class Slots:
     """What an optimizer remembers of each parameter."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -144,9 +150,16 @@ def digest_of(name: str, value: Tensor) -> str:
     return hashlib.sha256(label + content(value)).hexdigest()
 
 
-def state_digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Return one SHA-256 over weights, buffers and optimizer state. Every rank must call this if the model is in slices."""
-    digest = hashlib.sha256()
-    for name, value in sorted(named_state(model, optimizer), key=itemgetter(0)):
-        digest.update(digest_of(name, whole(value)).encode())
-    return digest.hexdigest()
+def digests_of_all(world: World, own: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the SHA-256 of each tensor that one rank alone holds, of all ranks. Every rank must call this."""
+    mine = {name: digest_of(name, value) for name, value in own.items()}
+    return {name: found for text in texts_of_all(world, json.dumps(mine)) for name, found in json.loads(text).items()}
+
+
+def state_digest(model: nn.Module, optimizer: torch.optim.Optimizer, others: Mapping[str, str] | None = None) -> str:
+    """Return one SHA-256 over weights, buffers and optimizer state, and over what `others` are the sums of.
+
+    Every rank must call this if the model is in slices.
+    """
+    found = {name: digest_of(name, whole(value)) for name, value in named_state(model, optimizer)} | dict(others or {})
+    return hashlib.sha256("".join(digest for _, digest in sorted(found.items())).encode()).hexdigest()

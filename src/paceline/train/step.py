@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from paceline.config import RunConfig
 from paceline.data.batches import Lane, Step
-from paceline.errors import TrainingError
+from paceline.errors import ConfigError, TrainingError
 from paceline.scale.lr import schedule_factor
 from paceline.train.buffers import MovingBuffers, find_moving_buffers
 from paceline.train.parallel import inner, lane_sum
 from paceline.train.precision import Precision
 from paceline.train.reduction import Asks, Note, gradients_of
 from paceline.train.sharded import clip_sharded, is_sharded, mine
+from paceline.train.state import NOTHING, load_state, python_numbers
+from paceline.train.update import make_update
 from paceline.world.facts import World
 from paceline.world.randomness import seed_everything
 
@@ -28,6 +30,10 @@ LossFunction = Callable[..., Tensor | tuple[Tensor, Tensor | int]]
 class OptimizerStep:
     """One call is one optimizer step, the same bits on any number of ranks."""
 
+    met = False
+    """Whether ranks that walk apart met after the last step."""
+    _walks_apart = False
+
     def __init__(
         self,
         world: World,
@@ -37,6 +43,11 @@ class OptimizerStep:
         config: RunConfig,
         total_samples: int = 0,
     ) -> None:
+        if bool(config.local.steps) is not self._walks_apart:
+            raise ConfigError(
+                f"local.steps={config.local.steps} is not for {type(self).__name__}",
+                fix="let `paceline.Trainer` take the steps, or set local.steps=0",
+            )
         self._world, self._model, self._inner = world, model, inner(model)
         self._optimizer, self._config = optimizer, config
         self._loss: LossFunction = torch.compile(loss, dynamic=False) if config.compile else loss
@@ -44,6 +55,7 @@ class OptimizerStep:
         self._sum = lane_sum(model, world, config)
         self._trainable = [parameter for parameter in self._inner.parameters() if parameter.requires_grad]
         self._peak_rates = [float(group["lr"]) for group in optimizer.param_groups]
+        self._update_weights = make_update(optimizer, config, world.device)
         self._rate_now = 1.0
         self.precision = Precision(config, world.device, world.size)
         self._by_count = False
@@ -59,6 +71,7 @@ class OptimizerStep:
         late as it can be; the note counts the ranks that ask.
         """
         first_time = self._buffers is None
+        self.precision.begin(self._inner)
         buffers = self._buffers = self._buffers or self._find_buffers(step)
         self._sum.begin()
         buffers.begin()
@@ -75,6 +88,7 @@ class OptimizerStep:
         self.ready = time.perf_counter()
         torch.autograd.backward(output, self._seed_for(step, step.lanes[-1]))
         totals = self._sum.finish()
+        self.precision.finish(self._inner)
         if first_time:  # a missing gradient would hold DDP up, but not a world of one: it is an error in both
             gradients_of(self._trainable)
         self._update(step, totals)
@@ -94,6 +108,18 @@ class OptimizerStep:
     def knows_all(self) -> bool:
         """Whether a step's note is the sum over all ranks already."""
         return self._sum.knows_all
+
+    def own_state(self) -> Mapping[str, Tensor]:
+        """Return the state that lies on this rank alone, beside that of model and optimizer."""
+        return NOTHING
+
+    def numbers(self) -> dict[str, str]:
+        """Return which entries of the optimizer's state are Python numbers."""
+        return python_numbers(self._optimizer, self._model)
+
+    def load(self, saved: Iterable[tuple[str, Tensor]], numbers: Mapping[str, str]) -> list[str]:
+        """Go on from saved tensors; return what does not fit."""
+        return load_state(self._model, self._optimizer, saved, numbers)
 
     @property
     def rate(self) -> float:
@@ -149,17 +175,18 @@ class OptimizerStep:
         """Change the weights by the gradients that are there."""
         if self._config.clip_norm:
             clip(self._trainable, self._config.clip_norm)
-        self._optimizer.step()
+        self._update_weights.change()
 
     def _set_rate(self, step: Step) -> None:
         factor = schedule_factor(self._config.lr, step.plan.seen, self._total_samples)
         if factor != self._rate_now:
             self._rate_now = factor
             for group, peak in zip(self._optimizer.param_groups, self._peak_rates, strict=True):
+                rate = max(peak * factor, self._update_weights.least_rate)
                 if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(peak * factor)
+                    group["lr"].fill_(rate)
                 else:
-                    group["lr"] = peak * factor
+                    group["lr"] = rate
 
     def _find_buffers(self, step: Step) -> MovingBuffers:
         return find_moving_buffers(self._inner, step.lanes[0].batch, self._config.batch.lanes, self._world)

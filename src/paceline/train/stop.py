@@ -13,7 +13,8 @@ from paceline.launch.signals import EARLY, STOP_SIGNALS
 from paceline.train.reduction import Asks, Note
 from paceline.train.step import OptimizerStep
 
-_AGREE_S = 0.25  # about how often ranks ask each other where the step's own reduction does not tell
+AGREE_S = 0.25  # about how often ranks ask each other where the step's own reduction does not tell
+AGREE_APART_S = 5.0  # the same where replicas walk apart, and a message may be slow
 _MARGIN = 1.5  # a step or a save may take so much longer than the slowest one seen
 _MARGIN_S = 1.0
 _BYTES_PER_S = 50e6  # what a save is taken to reach before one has been measured
@@ -22,8 +23,9 @@ _BYTES_PER_S = 50e6  # what a save is taken to reach before one has been measure
 class StopRequest:
     """Whether this rank was told to stop: by a signal, or by a deadline that comes near."""
 
-    def __init__(self, deadline_s: float, state_bytes: int) -> None:
+    def __init__(self, deadline_s: float, state_bytes: int, agree_s: float = 0.0) -> None:
         self.reason = ""
+        self._agree_s = agree_s
         self._deadline_s = deadline_s
         self._save_s = state_bytes / _BYTES_PER_S
         self._slowest_s = 0.0
@@ -63,7 +65,7 @@ class StopRequest:
     def lead_s(self) -> float:
         """How long before the deadline to stop: time for the step under way, one more, and a save."""
         saves = 2.0 if self.saving else 1.0
-        return _MARGIN * (2.0 * self._slowest_s + saves * self._save_s) + _MARGIN_S
+        return _MARGIN * (2.0 * self._slowest_s + saves * self._save_s + self._agree_s) + _MARGIN_S
 
     @property
     def asked(self) -> bool:
@@ -76,16 +78,16 @@ class StopRequest:
 class Agreement:
     """What any rank asked for with a step, known to all of them after it."""
 
-    def __init__(self, take: OptimizerStep) -> None:
-        self._take = take
+    def __init__(self, take: OptimizerStep, every_s: float = AGREE_S) -> None:
+        self._take, self._every_s = take, every_s
         self._left = 1
 
     def on(self, note: Note, step_s: float) -> Asks:
         """Return whether to save and whether to stop, the same on all ranks. Every rank must call this after every step."""
         if not self._take.knows_all:
             self._left -= 1
-            if self._left:
+            if self._left and not self._take.met:
                 return Asks()
             note = self._take.total(Note(step_s, 1.0, save=note.save, stop=note.stop))
-            self._left = max(1, min(1000, int(_AGREE_S * note.counted / max(float(note.loss), 1e-9))))
+            self._left = max(1, min(1000, int(self._every_s * note.counted / max(float(note.loss), 1e-9))))
         return Asks(save=note.save > 0, stop=note.stop > 0)

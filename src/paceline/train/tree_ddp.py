@@ -21,6 +21,39 @@ from paceline.world.collectives import wire_device
 from paceline.world.facts import World
 
 
+def laid_out(flat: Tensor, parameters: list[Tensor]) -> list[Tensor]:
+    """Return a view of each parameter in a bucket, as DDP lays it out: in the order that its own memory has.
+
+    DDP's own `gradients` give views in the usual order, which is wrong for weights that lie channels last.
+
+    >>> image = torch.zeros(1, 2, 2, 1).to(memory_format=torch.channels_last)
+    >>> laid_out(torch.arange(5), [image, torch.zeros(1)])[0].flatten().tolist()
+    [0, 2, 1, 3]
+    """
+    pieces = torch.split(flat, [value.numel() for value in parameters])
+    return [
+        piece.as_strided(value.shape, value.stride()) if _is_dense(value) else piece.view(value.shape)
+        for piece, value in zip(pieces, parameters, strict=True)
+    ]
+
+
+def filled(like: Tensor, parameters: list[Tensor], values: list[Tensor]) -> Tensor:
+    """Return values of all parameters of a bucket, one after the other, as DDP lays them out."""
+    flat = torch.empty_like(like)
+    torch._foreach_copy_(laid_out(flat, parameters), values)
+    return flat
+
+
+def _is_dense(value: Tensor) -> bool:
+    """Return whether a tensor fills its memory, in whatever order."""
+    expected = 1
+    for stride, size in sorted(pair for pair in zip(value.stride(), value.shape, strict=True) if pair[1] != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
 @dataclass(eq=False)
 class _OnItsWay:
     exchange: Exchange
@@ -86,12 +119,12 @@ class TreeReduction:
         held = self._stack.gradients
         if not held:
             return [buffer]
-        numbers = [self._index[id(parameter)] for parameter in bucket.parameters()]
-        gradients = bucket.gradients()
+        parameters = bucket.parameters()
+        numbers = [self._index[id(parameter)] for parameter in parameters]
         kept = len(held) - self._stack.owed
         for earlier in reversed(held[kept:]):
-            torch._foreach_add_(gradients, [earlier[number] for number in numbers])
-        return [torch.cat([sums[number].flatten() for number in numbers]) for sums in held[:kept]] + [buffer]
+            torch._foreach_add_(laid_out(buffer, parameters), [earlier[number] for number in numbers])
+        return [filled(buffer, parameters, [sums[number] for number in numbers]) for sums in held[:kept]] + [buffer]
 
     def _exchange(self, index: int, buffer: Tensor) -> Exchange:
         """Return the exchange for a bucket; DDP lays its buckets out anew after the first step."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.train.reduction import Note, gradients_of
-from paceline.train.tree_ddp import TreeReduction
+from paceline.train.tree_ddp import TreeReduction, filled, laid_out
 
 
 class Left(NamedTuple):
@@ -49,9 +49,9 @@ class _WholeBucket:
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self._parameters, gradients = parameters, gradients_of(parameters)
-        self._flat = torch.cat([value.flatten() for value in gradients])
-        pieces = torch.split(self._flat, [value.numel() for value in gradients])
-        self._views = [piece.view_as(value) for piece, value in zip(pieces, gradients, strict=True)]
+        size = sum(value.numel() for value in gradients)
+        self._flat = filled(gradients[0].new_empty(size), list[Tensor](parameters), gradients)
+        self._views = laid_out(self._flat, list[Tensor](parameters))
 
     def index(self) -> int:
         """Return its number: it is the only one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Work
+from torch._C._distributed_c10d import ProcessGroup, Work
 
 from paceline.world.facts import World
 
@@ -36,11 +36,11 @@ def rows_of_all(world: World, row: Tensor) -> Tensor:
     return side_by_side(row.contiguous().flatten()).view(world.size, *row.shape)
 
 
-def side_by_side(mine: Tensor) -> Tensor:
-    """Return the flat tensors of all ranks, which are of one length, one after the other."""
+def side_by_side(mine: Tensor, among: ProcessGroup | None = None) -> Tensor:
+    """Return the flat tensors of all ranks, or of all among some, which are of one length, one after the other."""
     sent = mine.to(wire_for(mine.device))
-    gathered = torch.empty(dist.get_world_size() * sent.numel(), dtype=sent.dtype, device=sent.device)
-    gather(gathered, sent).wait()
+    gathered = torch.empty(dist.get_world_size(among) * sent.numel(), dtype=sent.dtype, device=sent.device)
+    gather(gathered, sent, among).wait()
     return gathered.to(mine.device)
 
 
@@ -57,14 +57,16 @@ def texts_of_all(world: World, text: str) -> list[str]:
     return [bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths, strict=True)]
 
 
-def gather(gathered: Tensor, mine: Tensor) -> Work:
-    """Start to collect a flat tensor of every rank, side by side."""
+def gather(gathered: Tensor, mine: Tensor, among: ProcessGroup | None = None) -> Work:
+    """Start to collect a flat tensor of every rank, side by side; `among` some of them, where it says which."""
     # The public name changed between torch 2.11 and 2.13; the group's own method did not.
-    return dist.group.WORLD._allgather_base(gathered, mine)  # type: ignore[union-attr]  # noqa: SLF001
+    return (among or dist.group.WORLD)._allgather_base(gathered, mine)  # type: ignore[union-attr]  # noqa: SLF001
 
 
-def exchange(received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int]) -> Work:
+def exchange(
+    received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int], among: ProcessGroup | None = None
+) -> Work:
     """Start to send each rank its piece of a flat tensor, and to collect the pieces meant for this one."""
-    work: Work | None = dist.all_to_all_single(received, sent, received_sizes, sent_sizes, async_op=True)
+    work: Work | None = dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=among, async_op=True)
     assert work is not None
     return work

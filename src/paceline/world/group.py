@@ -62,7 +62,8 @@ def wait_for_all(world: World) -> None:
 def shorten_timeout(world: World, config: RunConfig) -> None:
     """Wait less from now on: the first step, with its compilations and cold file systems, is behind us."""
     if world.size > 1:
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=config.timeout.step_s))  # noqa: SLF001 - no public way
+        for group in list(dist.distributed_c10d._world.pg_map):  # noqa: SLF001 - no public way
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=config.timeout.step_s), group)  # noqa: SLF001
 
 
 def _check_fits(world: World, config: RunConfig) -> None:
@@ -71,6 +72,11 @@ def _check_fits(world: World, config: RunConfig) -> None:
         raise ConfigError(
             f"{world.size} ranks cannot share {lanes} lanes",
             fix=f"set batch.lanes={world.size}, or start at most {lanes} ranks",
+        )
+    if config.local.steps and world.size > config.local.replicas:
+        raise ConfigError(
+            f"{world.size} ranks cannot share {config.local.replicas} replicas",
+            fix=f"start at most {config.local.replicas} ranks, or train with local.replicas={world.size}",
         )
     if world.size > 1 and config.parallel == "none":
         raise ConfigError(

@@ -1,0 +1,139 @@
+"""How the GPT of a run becomes a folder that Hugging Face's transformers load."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from paceline.checkpoint.catalog import Catalog
+from paceline.checkpoint.export import Exported
+from paceline.checkpoint.manifest import MANIFEST
+from paceline.data.vocabulary import Tokens, Vocabulary
+from paceline.errors import ConfigError
+from paceline.recipes.gpt_config import GptConfig
+from paceline.recipes.gpt_layout import CONFIG, ONLY, PREFIX, WEIGHTS, differences, turned, weights_of
+from paceline.recipes.gpt_model import Design
+from paceline.recipes.gpt_run import load_newest
+from paceline.recipes.gpt_text import kept_vocabulary
+from paceline.rundir import RunDir, make_durable, write_whole, writing_to
+
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+_LIKE_GPT2 = {"positions": "learned", "activation": "gelu", "norm": "layer", "bias": True}
+_ANOTHER = "name another folder"
+
+
+def export_gpt2(catalog: Catalog, run: str, out: Path) -> Exported:
+    """Write the GPT of the newest good checkpoint; one that was asked for is never replaced by another."""
+    _refuse_folder(out)
+    found = load_newest(catalog, _refuse_design)
+    tensors = found.model.state_dict()
+    size_bytes = write_hub(found.model.design, tensors, out, _vocabulary(run, found.config))
+    return Exported(found.step, found.where, out, len(tensors), size_bytes, found.passed_over)
+
+
+def _vocabulary(run: str, config: GptConfig) -> Vocabulary | None:
+    """Return what the numbers stand for, if the run says it; it may be named by its folder, or by a checkpoint in it."""
+    path = Path(run).absolute()
+    for place in (path, *path.parents[:2]):
+        if RunDir(place).config.is_file() and RunDir(place).vocabulary.is_file():
+            return kept_vocabulary(RunDir(place), config)
+    return None
+
+
+def write_hub(design: Design, tensors: Mapping[str, Tensor], folder: Path, vocabulary: Vocabulary | None = None) -> int:
+    """Write the weights of a `GPT` so that `GPT2LMHeadModel.from_pretrained(folder)` loads them; return how many bytes.
+
+    A tokenizer goes with them. The folder appears when all of it is there.
+    """
+    _refuse_design(design)
+    _refuse_folder(folder)
+    weights = list(weights_of(design))
+    shapes = {name: tuple(value.shape) for name, value in tensors.items()}
+    if problems := differences({weight.ours: weight.shape for weight in weights}, shapes):
+        raise ConfigError(f"these are not the weights of that design: {problems}", fix="give model.design and its own")
+    content = {f"{PREFIX}{weight.theirs}": turned(tensors[weight.ours], weight) for weight in weights}
+    files = {WEIGHTS: save(content, metadata={"format": "pt"})}
+    if isinstance(vocabulary, Tokens):
+        files |= {**vocabulary.files, _TOKENIZER_CONFIG: _json(_about_tokenizer(vocabulary))}
+    files[CONFIG] = _json(_config(design, vocabulary.end if vocabulary else -1))
+    _write_folder(folder, files)
+    return sum(map(len, files.values()))
+
+
+def _refuse_design(design: Design) -> None:
+    """Refuse what GPT-2 is not made of."""
+    odd = [f"{name}={getattr(design, name)}" for name, value in _LIKE_GPT2.items() if getattr(design, name) != value]
+    if odd:
+        raise ConfigError(
+            f"GPT-2 has no {', '.join(odd).lower()}",
+            fix="train with positions=learned activation=gelu norm=layer bias=true",
+        )
+
+
+def _refuse_folder(folder: Path) -> None:
+    """Refuse to write where no folder can be, or where something would be lost."""
+    if "://" in str(folder) or not folder.parent.is_dir():
+        raise ConfigError(f"there is no folder {folder.parent}", fix="create it first, or give a path on this machine")
+    if any((place / MANIFEST).exists() for place in (folder, folder.parent)):
+        raise ConfigError(
+            f"{folder} lies inside a checkpoint", fix="write elsewhere: a checkpoint stays as it was saved"
+        )
+    with writing_to(folder, elsewhere=_ANOTHER):
+        free = not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir()))
+        if not free or folder.name in {"", ".."}:
+            raise ConfigError(f"{folder} exists", fix=f"{_ANOTHER}: nothing is written over")
+
+
+def _write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files into a folder that gets its name when all are there; else nothing of it stays."""
+    partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    try:
+        with writing_to(folder, elsewhere=_ANOTHER):
+            partial.mkdir(mode=0o700)
+            for name, content in files.items():
+                write_whole(partial / name, content)
+            partial.rename(folder)
+            make_durable(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _json(tree: Mapping[str, Any]) -> bytes:
+    return json.dumps(tree, indent=2).encode()
+
+
+def _about_tokenizer(vocabulary: Tokens) -> dict[str, Any]:
+    """Return what tokenizer_config.json is to say: that tokenizer.json is taken as it is."""
+    end = vocabulary.decode([vocabulary.end]) if vocabulary.end >= 0 else None
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": end, "eos_token": end}
+
+
+def _config(design: Design, end: int) -> dict[str, Any]:
+    """Return what config.json is to say."""
+    shape, drop = design.shape, design.dropout
+    end_of_text = end if end >= 0 else None
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_layer": shape.layers,
+        "n_head": shape.heads,
+        "n_embd": shape.width,
+        "n_positions": design.length,
+        "vocab_size": design.tokens,
+        **{name: values[0] for name, values in ONLY.items()},
+        "attn_pdrop": drop,
+        "embd_pdrop": drop,
+        "resid_pdrop": drop,
+        "tie_word_embeddings": True,
+        "bos_token_id": end_of_text,
+        "eos_token_id": end_of_text,
+        "torch_dtype": "float32",
+    }

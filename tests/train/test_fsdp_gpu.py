@@ -1,0 +1,111 @@
+"""On a GPU: slices and bf16 weights have the bits of a whole model, also when several ranks share one card."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from processes import run_on_processes
+
+import paceline
+from paceline.config import config_from_words
+from paceline.recipes.gpt import build_optimizer, token_loss
+from paceline.recipes.gpt_config import GptConfig, design_of
+from paceline.recipes.gpt_model import GPT, Block
+from paceline.train.captured import CapturedStep, make_step
+from paceline.train.state import state_digest
+
+pytestmark = pytest.mark.gpu
+
+FIXED = ["device=cuda", "size=nano", "length=32", "tokens=64", "batch.global_size=12", "steps=5", "dropout=0.1"]
+
+
+def learned(world, config) -> str:
+    """What a small GPT learns: a digest of all state."""
+    torch.manual_seed(0)
+    model = paceline.parallelize(GPT(design_of(config)), world, config, wrap=(Block,))
+    optimizer = build_optimizer(model, config)
+    text = torch.randint(0, 64, (24, 33), generator=torch.Generator().manual_seed(3))
+    batches = paceline.Batches((text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world)
+    step = make_step(world, model, optimizer, token_loss, config, batches.total_samples)
+    assert isinstance(step, CapturedStep) == (config.capture == "true")
+    for batch in batches.steps():
+        step(batch)
+    if config.capture == "true":
+        assert step._recordings
+    return state_digest(model, optimizer)
+
+
+def on_gpu(cases: list[list[str]]) -> list[str]:
+    """What is learned in each case. The world is met once for all: the settings that differ do not enter into it."""
+    configs = [config_from_words(GptConfig, [*FIXED, *words]) for words in cases]
+    with paceline.join(configs[0]) as world:
+        return [learned(world, config) for config in configs]
+
+
+PRECISIONS = ["fp32", "bf16", "bf16-master"]
+
+
+def test_slices_on_a_shared_gpu_have_the_bits_of_a_whole_model(tmp_path: Path) -> None:
+    whole = [["parallel=ddp", f"precision={precision}"] for precision in PRECISIONS]
+    cases = [["parallel=fsdp", f"precision={precision}"] for precision in PRECISIONS]
+    alone = run_on_processes(on_gpu, 1, tmp_path, {}, {"cases": whole})[0]
+    assert len(set(alone)) == len(PRECISIONS)
+    for size in (1, 2):
+        assert run_on_processes(on_gpu, size, tmp_path, {}, {"cases": cases}) == [alone] * size, size
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_compiled_slices_on_a_shared_gpu_have_the_bits_of_one_rank_alone(precision: str, tmp_path: Path) -> None:
+    # Units are compiled one by one. A whole model is compiled as a whole, so its bits are others.
+    cases = [["parallel=fsdp", "compile=true", f"precision={precision}"]]
+    alone = run_on_processes(on_gpu, 1, tmp_path, {}, {"cases": cases})
+    assert run_on_processes(on_gpu, 2, tmp_path, {}, {"cases": cases}) == alone * 2
+
+
+def test_copies_of_slices_on_a_shared_gpu_have_the_bits_of_one_rank_alone(tmp_path: Path) -> None:
+    cases = [["parallel=fsdp", "shard_over=2", f"precision={precision}"] for precision in ("fp32", "bf16-master")]
+    alone = run_on_processes(on_gpu, 1, tmp_path, {}, {"cases": cases})[0]
+    assert run_on_processes(on_gpu, 4, tmp_path, {}, {"cases": cases}) == [alone] * 4
+
+
+def test_blocks_that_are_computed_again_have_the_bits_of_those_that_are_kept(tmp_path: Path) -> None:
+    cases = [
+        [f"parallel={parallel}", f"recompute={again}", f"precision={precision}"]
+        for precision in PRECISIONS
+        for parallel, again in (("ddp", "false"), ("fsdp", "true"))
+    ]
+    found = run_on_processes(on_gpu, 1, tmp_path, {}, {"cases": cases})[0]
+    assert found[::2] == found[1::2]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("compile", ["false", "true"])
+def test_captured_steps_with_masters_have_the_bits_of_eager_ones(optimizer: str, compile: str, tmp_path: Path) -> None:
+    words = ["precision=bf16-master", f"optimizer={optimizer}", f"compile={compile}", "clip_norm=0.5", "dropout=0"]
+    cases = [[*words, "capture=false"], [*words, "capture=true"]]
+    eager, captured = run_on_processes(on_gpu, 1, tmp_path, {}, {"cases": cases})[0]
+    assert eager == captured
+    assert run_on_processes(on_gpu, 2, tmp_path, {}, {"cases": [[*words, "capture=true"]]}) == [[eager]] * 2
+
+
+def test_losses_with_masters_are_near_those_of_autocast(tmp_path: Path) -> None:
+    cases = [[f"precision={precision}", "lr.base=0.01", "dropout=0"] for precision in ("bf16", "bf16-master")]
+    plain, masters = run_on_processes(losses_on_gpu, 1, tmp_path, {}, {"cases": cases})[0]
+    assert masters == pytest.approx(plain, rel=0.02)
+    assert masters != plain
+
+
+def losses_on_gpu(cases: list[list[str]]) -> list[list[float]]:
+    """The losses of every step, in each case."""
+    found = []
+    configs = [config_from_words(GptConfig, [*FIXED, *words]) for words in cases]
+    with paceline.join(configs[0]) as world:
+        for config in configs:
+            torch.manual_seed(0)
+            model = paceline.parallelize(GPT(design_of(config)), world, config)
+            text = torch.arange(33).repeat(12, 1)
+            batches = paceline.Batches((text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world)
+            optimizer = build_optimizer(model, config)
+            step = make_step(world, model, optimizer, token_loss, config, batches.total_samples)
+            found.append([float(step(batch).loss) / 12 for batch in batches.steps()])
+    return found
