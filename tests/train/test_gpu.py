@@ -99,6 +99,7 @@ MODES = {
     "fp32": [],
     "bf16": ["precision=bf16"],
     "clipped": ["clip_norm=0.5", "lr.schedule=cosine"],
+    "two forms": ["steps=15", "batch.global_size=700"],
     "compiled": ["compile=true"],
     "compiled bf16, and a rate that ends at 0": ["compile=true", "precision=bf16", "lr.schedule=cosine"],
 }

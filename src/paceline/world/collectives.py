@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -29,6 +31,16 @@ def sum_across(world: World, values: Tensor) -> Tensor:
     total = values.to(wire_device(world), copy=True)
     dist.all_reduce(total)
     return total.to(values.device)
+
+
+def take_from_main(tensors: Iterable[Tensor]) -> None:
+    """Give all ranks the values that rank 0 has, in place."""
+    for tensor in tensors:
+        values = tensor.detach().contiguous().view(-1)
+        sent = values.view(torch.uint8).to(wire_for(values.device))
+        dist.broadcast(sent, 0)
+        with torch.no_grad():
+            tensor.copy_(sent.to(values.device).view(values.dtype).view(tensor.shape))
 
 
 def rows_of_all(world: World, row: Tensor) -> Tensor:
