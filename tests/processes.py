@@ -16,8 +16,8 @@ from typing import Any
 
 from paceline import handover
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
     ["paceline.train.loop", "paceline.recipes.mnist", "torch._dynamo", "torch.distributed.fsdp"]
 )
 _TIMEOUT_S = 120
@@ -52,9 +52,9 @@ def run_on_processes(
     meeting.mkdir(mode=0o700)
     ranks = []
     for rank in range(count):
-        mine, theirs = _CONTEXT.Pipe()
+        mine, theirs = CONTEXT.Pipe()
         words = (source, rank, count, meeting, dict(settings), dict(given or {}), theirs)
-        process = _CONTEXT.Process(target=_child, args=words, daemon=True)
+        process = CONTEXT.Process(target=_child, args=words, daemon=True)
         process.start()
         theirs.close()
         ranks.append((process, mine))

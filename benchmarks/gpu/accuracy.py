@@ -78,6 +78,9 @@ def main() -> None:
             raise SystemExit(done.stderr[-2000:])
         found.append(json.loads(done.stdout.splitlines()[-1]))
         print(f"seed {seed}: {found[-1]}", file=sys.stderr, flush=True)
+    missed = [run for run in found if not math.isfinite(run["steps_s"])]
+    print(f"{len(found) - len(missed)} of {len(found)} seeds reached {WANTED:.0%}")
+    found = [run for run in found if run not in missed]
     for name in ("reading_s", "steps_s", "accuracy"):
         values = [run[name] for run in found]
         print(f"{name}: {mean(values):.4f} ± {stdev(values):.4f} ({min(values):.4f}-{max(values):.4f})")

@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import torch  # noqa: E402 - after the path
-from figures import spread, table  # noqa: E402
+from figures import rotated, spread, table  # noqa: E402
 from gpt_contenders import Plain  # noqa: E402
 
 from paceline.recipes.gpt_model import Design, Shape  # noqa: E402
@@ -118,12 +118,22 @@ def main() -> None:
         print("\n" + json.dumps(CONTENDERS[known.run](known.text)))
         return
     rows = []
-    curves = {name: [measure(name, known.text) for _ in range(known.rounds)] for name in CONTENDERS}
+    curves: dict[str, list[Curve]] = {name: [] for name in CONTENDERS}
+    for number in range(known.rounds):
+        for name in rotated(list(CONTENDERS), number):
+            curves[name].append(measure(name, known.text))
     whole = median(curve[-1][0] for curve in curves["hand-compiled"])
     for name, runs in curves.items():
         reached = [min((second for second, loss in curve if loss <= WANTED), default=math.inf) for curve in runs]
         cells = [spread([min(loss for _, loss in curve) for curve in runs], 4), spread(reached, 1)]
-        rows.append([name, *cells, spread([curve[-1][0] for curve in runs], 1), f"{runs[0][-1][0] / whole:.2f}"])
+        rows.append(
+            [
+                name,
+                *cells,
+                spread([curve[-1][0] for curve in runs], 1),
+                f"{median(curve[-1][0] for curve in runs) / whole:.2f}",
+            ]
+        )
     print(table(["contender", "least loss", f"s to {WANTED}", "s in all", "of the time by hand"], rows))
 
 

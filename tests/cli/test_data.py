@@ -185,7 +185,9 @@ assert "torch" not in sys.modules
 
 def test_an_interrupted_pack_says_how_to_go_on_and_leaves_no_worker(folder: Path) -> None:
     numpy.save(folder / "y.npy", numpy.zeros((2_000, 50)))
-    with started("data", "pack", "y.npy", "--to", "out", "--shard", "400", "--workers", "2", folder=folder) as running:
+    with started(
+        "data", "pack", "y.npy", "--to", "out", "--shard", "400", "--workers", "2", folder=folder, cold=True
+    ) as running:
         while not (folder / "out" / "00003.safetensors").exists():
             assert running.process.poll() is None
             time.sleep(0.01)

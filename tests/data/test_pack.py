@@ -127,7 +127,7 @@ def test_a_pack_that_is_killed_goes_on_to_the_same_bytes(finished: int, tmp_path
     numpy.save(tmp_path / "x.npy", numpy.random.default_rng(3).integers(0, 255, (150, 100), dtype="uint8"))
     words = ["data", "pack", "x.npy", "--shard", "100", "--workers", "2", "--to"]
     pack(Request((str(tmp_path / "x.npy"),), 100), tmp_path / "whole", workers=1)
-    with started(*words, "out", folder=tmp_path) as running:
+    with started(*words, "out", folder=tmp_path, cold=True) as running:
         while len(plan.plan_in(tmp_path / "out")) < finished + 2:
             assert running.process.poll() is None
         os.kill(running.process.pid, signal.SIGKILL)

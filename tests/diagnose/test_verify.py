@@ -33,13 +33,13 @@ LOSS, RANKS = "the loss", "the weights of different ranks"
     ("script", "cause", "step", "tensor"),
     [
         ("unseeded.py", "unseeded", 1, LOSS),
-        pytest.param("first_weights.py", "first_weights", 0, RANKS, marks=pytest.mark.heavy),
-        pytest.param("rank_order.py", "data_order", 1, LOSS, marks=pytest.mark.heavy),
-        pytest.param("no_average.py", "ranks_diverge", 1, RANKS, marks=pytest.mark.heavy),
-        pytest.param("batchnorm.py", "batchnorm", 1, LOSS, marks=pytest.mark.heavy),
-        pytest.param("rank_seed.py", "randomness", 1, LOSS, marks=pytest.mark.heavy),
+        ("first_weights.py", "first_weights", 0, RANKS),
+        ("rank_order.py", "data_order", 1, LOSS),
+        ("no_average.py", "ranks_diverge", 1, RANKS),
+        ("batchnorm.py", "batchnorm", 1, LOSS),
+        ("rank_seed.py", "randomness", 1, LOSS),
         ("mean_of_means.py", "mean_of_means", 1, LOSS),
-        pytest.param("summation.py", "summation", 1, "model.0.weight", marks=pytest.mark.heavy),
+        ("summation.py", "summation", 1, "model.0.weight"),
     ],
 )
 def test_a_mistake_is_named_with_the_first_step_and_tensor_it_shows_in(
@@ -73,7 +73,6 @@ def test_a_right_script_has_the_same_bits_in_every_world(tmp_path: Path, script:
     assert (found["difference"], found["tolerance"]) == (None, 0.0)
 
 
-@pytest.mark.heavy
 def test_a_free_order_of_summation_stays_within_the_tolerance_it_states(tmp_path: Path) -> None:
     words = ["batch.global_size=30", "exact=false"]
     found = verdict_on(GOOD / "trained.py", "--worlds", "1,2", *words, folder=tmp_path, code=0)

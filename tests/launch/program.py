@@ -12,6 +12,9 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from launch import warm
 
 MARK = "LAUNCHED_BY_TEST"
 _FOREIGN = (
@@ -62,13 +65,17 @@ def _heed_interrupts() -> None:
 
 @contextlib.contextmanager
 def started(
-    *words: str, folder: Path, env: Mapping[str, str] | None = None, options: tuple[str, ...] = ()
+    *words: str,
+    folder: Path,
+    env: Mapping[str, str] | None = None,
+    options: tuple[str, ...] = (),
+    cold: bool = False,
 ) -> Iterator[Running]:
-    """Start `paceline WORDS` in a folder, with a folder for temporary files of its own."""
+    """Start `paceline WORDS` in a folder, with a folder for temporary files of its own; cold: by a Python that begins anew."""
     mark, temporary = uuid.uuid4().hex, folder / "tmp"
     temporary.mkdir(exist_ok=True)
     clean = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
-    process = subprocess.Popen(
+    process = (subprocess.Popen if cold or options else warm.Command)(
         [sys.executable, *options, "-m", "paceline", *words],
         cwd=folder,
         env=clean | {MARK: mark, "TMPDIR": str(temporary)} | dict(env or {}),
@@ -88,9 +95,9 @@ def started(
                     os.kill(pid, signal.SIGKILL)
 
 
-def paceline(*words: str, folder: Path, env: Mapping[str, str] | None = None, options: tuple[str, ...] = ()) -> Done:
+def paceline(*words: str, **how: Any) -> Done:
     """Run `paceline WORDS` to its end; nothing of it may be left, neither processes nor folders."""
-    with started(*words, folder=folder, env=env, options=options) as running:
+    with started(*words, **how) as running:
         done = running.wait()
         assert running.left_over() == []
         assert list(running.temporary.glob("paceline-*")) == []
@@ -98,12 +105,14 @@ def paceline(*words: str, folder: Path, env: Mapping[str, str] | None = None, op
 
 
 def processes_with(mark: str) -> dict[int, str]:
-    """Return the command lines of all processes that carry a mark in their environment, by process id."""
+    """Return the command lines of all processes that carry a mark in their environment or as a name, by process id."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if f"{MARK}={mark}".encode() in (process / "environ").read_bytes():
-                found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
+            words = (process / "cmdline").read_text().replace("\0", " ")
+            named = words and (process / "comm").read_text().strip() == mark[: warm.COMM_BYTES]
+            if named or f"{MARK}={mark}".encode() in (process / "environ").read_bytes():
+                found[int(process.name)] = words
     return found
 
 

@@ -29,7 +29,7 @@ UGLY = ["two words", "it's", 'a "quote"', "$(touch hacked)", "`touch hacked`", "
 )
 def test_words_after_the_script_arrive_exactly(tmp_path: Path, words: list[str], arrive: list[str]) -> None:
     (tmp_path / "words.py").write_text(RECORD_ARGUMENTS)
-    done = paceline("run", "words.py", *words, folder=tmp_path)
+    done = paceline("run", "words.py", *words, folder=tmp_path, cold=True)
     found = {file.name: json.loads(file.read_text()) for file in tmp_path.glob("words-*.json")}
     assert (done.code, done.err) == (0, "")
     assert found == {f"words-{rank}.json": arrive for rank in range(2 if "-n" in words and words[1] == "2" else 1)}
@@ -55,7 +55,7 @@ def test_a_rank_takes_one_thread_unless_told_otherwise(
     tmp_path: Path, words: tuple[str, ...], env: dict[str, str], said: list[str]
 ) -> None:
     (tmp_path / "threads.py").write_text(THREADS)
-    done = paceline("run", "threads.py", *words, folder=tmp_path, env=env)
+    done = paceline("run", "threads.py", *words, folder=tmp_path, env=env, cold=True)
     assert (done.code, sorted(done.out.splitlines()), done.err) == (0, said, "")
 
 
@@ -64,4 +64,4 @@ def test_a_script_finds_the_modules_beside_it_and_runs_as_main(tmp_path: Path) -
     home.mkdir()
     (home / "beside.py").write_text("WORD = 'found'\n")
     (home / "main.py").write_text("import beside\nif __name__ == '__main__':\n    print(beside.WORD)\n")
-    assert paceline("run", "a folder/main.py", folder=tmp_path) == Done(0, "found\n", "")
+    assert paceline("run", "a folder/main.py", folder=tmp_path, cold=True) == Done(0, "found\n", "")

@@ -30,7 +30,7 @@ def chatter(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """What two ranks say that write long lines in pieces, at once, to stdout and stderr."""
     folder = tmp_path_factory.mktemp("chatter")
     (folder / "chatter.py").write_text(CHATTER)
-    return paceline("run", "chatter.py", "-n", "2", folder=folder)
+    return paceline("run", "chatter.py", "-n", "2", folder=folder, cold=True)
 
 
 def test_long_lines_written_in_pieces_stay_whole_and_carry_their_rank(chatter: Done) -> None:
@@ -50,12 +50,12 @@ def test_no_line_of_a_rank_is_lost_or_out_of_order(chatter: Done, rank: int) -> 
 
 def test_a_single_rank_needs_no_prefix(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text("print('alone')\n")
-    assert paceline("run", "one.py", folder=tmp_path) == Done(0, "alone\n", "")
+    assert paceline("run", "one.py", folder=tmp_path, cold=True) == Done(0, "alone\n", "")
 
 
 def test_a_screen_that_cannot_show_a_letter_does_not_end_the_run(tmp_path: Path) -> None:
     (tmp_path / "letters.py").write_text("import os\nos.write(1, 'gr\\u00fc\\u00dfe\\n'.encode())\nprint('goes on')\n")
-    done = paceline("run", "letters.py", folder=tmp_path, env={"PYTHONIOENCODING": "ascii"})
+    done = paceline("run", "letters.py", folder=tmp_path, env={"PYTHONIOENCODING": "ascii"}, cold=True)
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines()[-1] == "goes on"
 

@@ -15,7 +15,7 @@ from paceline.data.pack import Request, pack
 from paceline.data.vocabulary import Bytes, Characters, Tokens, train_tokenizer
 from paceline.errors import ConfigError, DataError
 from paceline.recipes.corpus import numbers_in, rows_of, text_in_memory, vocabulary_for
-from paceline.recipes.gpt_config import design_of, for_text, from_start
+from paceline.recipes.gpt_config import GptConfig, design_of, for_text, from_start
 from paceline.recipes.gpt_export import write_hub
 from paceline.recipes.gpt_model import GPT, Design, Shape
 from paceline.recipes.gpt_text import kept_vocabulary, read_text
@@ -250,3 +250,16 @@ def test_rows_may_begin_anywhere_and_the_last_tenth_is_held_out(tmp_path):
     assert test.source.gather(numpy.array([0, 1]), (0, 0))[0].tolist() == [[*range(90, 95)], [*range(94, 99)]]
     with pytest.raises(DataError, match="less than one row of 95"):
         text_in_memory(str(tmp_path / "text"), 95, rows="any")
+
+
+def test_of_a_few_rows_one_is_held_out(tmp_path):
+    (tmp_path / "text").write_bytes(bytes(range(13)))
+    train, test = text_in_memory(str(tmp_path / "text"), 4)
+    assert (len(train), len(test)) == (2, 1)
+    with pytest.raises(DataError, match="none to hold out"):
+        text_in_memory(str(tmp_path / "text"), 12)
+
+
+def test_rows_of_shards_are_what_they_are():
+    with pytest.raises(ConfigError, match="rows already"):
+        GptConfig(rows="any", data="shards")

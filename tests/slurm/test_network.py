@@ -38,6 +38,11 @@ STATIC = "torchrun --nnodes 2 --nproc-per-node 2 --node-rank {node} --master-add
 WAYS = {"c10d": line_of_the_readme("torchrun"), "static": STATIC, "ours": line_of_the_readme("paceline run")}
 
 
+def one_a_host(line: str) -> str:
+    """Return a line that starts one rank on each host: as much of a network, for half the processes."""
+    return re.sub(r"(-n|--nproc-per-node) 2", r"\1 1", line)
+
+
 def digest(text: str) -> str:
     found = re.search(r"weights and optimizer state (\w{16})", text)
     assert found, text
@@ -66,13 +71,17 @@ def type_on_both(hosts: PrivateCluster, words: list[str], folder: Path, **how: o
 
 @pytest.mark.slow
 @pytest.mark.namespaces(nodes=2)
-@pytest.mark.parametrize("way", WAYS)
-def test_two_hosts_train_the_same(hosts, way: str, digits: tuple[Path, str]):
+@pytest.mark.parametrize(
+    ("way", "line", "ranks"),
+    [("c10d", WAYS["c10d"], 4), ("static", one_a_host(STATIC), 2), ("ours", WAYS["ours"], 4)],
+    ids=WAYS,
+)
+def test_two_hosts_train_the_same(hosts, way: str, line: str, ranks: int, digits: tuple[Path, str]):
     folder, alone = digits
-    words = [*WAYS[way].split(), "digits.py", "epochs=1", f"name={way}"]
+    words = [*line.split(), "digits.py", "epochs=1", f"name={way}"]
     first, second = type_on_both(hosts, words, folder, timeout_s=120)
     assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert "4 ranks" in first.out
+    assert f"{ranks} ranks" in first.out
     assert digest(first.out) == alone
     assert "optimizer state" not in second.out
 
@@ -81,7 +90,7 @@ def test_two_hosts_train_the_same(hosts, way: str, digits: tuple[Path, str]):
 @pytest.mark.namespaces(nodes=2, delay_ms=3, rate="100mbit")
 def test_a_slow_network_changes_no_bit(hosts, digits: tuple[Path, str]):
     folder, alone = digits
-    words = [*WAYS["ours"].split(), "digits.py", "epochs=1", "name=slow"]
+    words = [*one_a_host(WAYS["ours"]).split(), "digits.py", "epochs=1", "name=slow"]
     first, second = type_on_both(hosts, words, folder, timeout_s=120)
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert digest(first.out) == alone
@@ -108,21 +117,24 @@ def wait_until_gone(mark: str, timeout_s: float) -> None:
 @pytest.mark.slow
 @pytest.mark.namespaces(nodes=2)
 @pytest.mark.parametrize(
-    ("way", "slow"),
+    ("way", "ranks", "slow"),
     [
-        ("c10d", {"SLOW_STEP": "0.02"}),
-        ("ours", {"SLOW_STEP": "0.02"}),
-        ("ours", {"SLOW_SAVE": "2"}),  # ranks wait for each other's files, not in a collective
+        ("c10d", 2, {"SLOW_STEP": "0.02"}),
+        ("ours", 4, {"SLOW_STEP": "0.02"}),
+        ("ours", 2, {"SLOW_SAVE": "2"}),  # ranks wait for each other's files, not in a collective
     ],
 )
-def test_a_cut_is_an_error_on_every_rank_within_the_time_of_a_step(hosts, way: str, slow: dict, tmp_path: Path):
+def test_a_cut_is_an_error_on_every_rank_within_the_time_of_a_step(
+    hosts, way: str, ranks: int, slow: dict, tmp_path: Path
+):
     mark = f"cut-{way}-{os.getpid()}"
     settings = [f"timeout.step_s={STEP_S}", "batch.global_size=8", "checkpoint.every=5steps", "steps=1000000"]
-    words = [*WAYS[way].split(), str(TRAINING), *settings]
+    line = WAYS[way] if ranks == 4 else one_a_host(WAYS[way])
+    words = [*line.split(), str(TRAINING), *settings]
     how = {"env": {MARK: mark} | slow, "timeout_s": 200}
     with ThreadPoolExecutor(1) as pool:
         typed = pool.submit(type_on_both, hosts, words, tmp_path, **how)
-        wait_for(*(tmp_path / "marks" / f"save-{rank}" for rank in range(4)), timeout_s=100)
+        wait_for(*(tmp_path / "marks" / f"save-{rank}" for rank in range(ranks)), timeout_s=100)
         time.sleep(1.5 * ("SLOW_SAVE" in slow))  # the steps until the next save are quick
         hosts.link("n2", "down")
         wait_until_gone(mark, 90)  # torchrun's agent looks after its ranks at its own leisure

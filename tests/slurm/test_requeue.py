@@ -149,7 +149,7 @@ def _told(desk: Desk, name: str, launcher: str) -> str:
 
 @scenario("cgroup")
 def preempted(desk: Desk) -> str:
-    job = submitted(desk, "preempted", *TWO_NODES, "--time", "10", "--partition", "low")
+    job = submitted(desk, "preempted", *ONE_NODE, "--time", "10", "--partition", "low")
     nodes = desk.cluster.job(job)["NodeList"]
     desk.cluster.sbatch("--partition=high", f"--nodelist={nodes}", "--exclusive", "--wrap=sleep 3")
     log = finished(desk, "preempted", job)

@@ -17,7 +17,6 @@ from paceline.events import surviving
 KILLS = 3
 
 
-@pytest.mark.heavy
 def test_chaos_ends_with_the_same_bits_and_every_sample_is_seen_once(tmp_path: Path) -> None:
     words = ["--kills", str(KILLS), "--seed", "3", "--worlds", "1,2,3", "--json", "batch.global_size=16", "epochs=12"]
     done = paceline("chaos", SCRIPT, *words, folder=tmp_path, env={"WATCHED": "1", "SLOW_STEP": "0.01"})

@@ -124,7 +124,7 @@ def test_a_second_interrupt_does_not_wait_for_the_step(tmp_path: Path) -> None:
 
 
 def test_a_deadline_stops_the_run_with_a_checkpoint(tmp_path: Path, untouched: str) -> None:
-    with start(tmp_path, "--stop-after", "20s", SLOW_STEP="0.1") as running:
+    with start(tmp_path, "--stop-after", "6s", SLOW_STEP="0.1") as running:
         stopped_well(tmp_path, running)
     assert surviving(tmp_path / "runs/run/events.jsonl")[-1]["reason"] == "the time limit is near"
 

@@ -1,5 +1,7 @@
 """What can be known of captured steps without a GPU; the rest is in test_gpu.py."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from processes import run_on_processes
@@ -8,7 +10,8 @@ from torch.nn.functional import mse_loss
 
 import paceline
 from paceline.config import BatchConfig, RunConfig
-from paceline.errors import ConfigError
+from paceline.data.batches import Lane
+from paceline.errors import ConfigError, TrainingError
 from paceline.train.captured import CapturedStep, make_step
 from paceline.train.reduction import LocalTree, Note, gradients_of
 from paceline.train.whole_tree import WholeTree
@@ -27,10 +30,20 @@ def test_without_a_gpu_a_step_that_must_be_captured_is_refused():
     assert not isinstance(step_of("auto"), CapturedStep)
 
 
+class _Double(nn.Linear):
+    """A head of other numbers than the rest: its gradients cross the ranks in a bucket of their own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 1, dtype=torch.float64)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs.double()).float()
+
+
 def lanes_added(config, world) -> list[float]:
     """Take two steps of lanes without DDP, the second as if it had been replayed; return loss and a digest of the gradients."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 300), nn.Tanh(), nn.Linear(300, 1))
+    model = nn.Sequential(nn.Linear(5, 300), nn.Tanh(), _Double(300))
     parameters = list(model.parameters())
     batch = paceline.Batches((torch.randn(50, 5), torch.randn(50, 1)), config, world)
     add = (
@@ -62,3 +75,10 @@ def test_gradients_that_cross_the_ranks_at_once_have_the_bits_of_one_rank(tmp_pa
     alone = run_on_processes(lanes_added, 1, tmp_path, given)[0]
     for size in (2, 3, 4):
         assert run_on_processes(lanes_added, size, tmp_path, given) == [alone] * size
+
+
+def test_a_replayed_loss_that_is_not_finite_stops_before_the_update():
+    step, plan = step_of("auto"), SimpleNamespace(step=7)
+    with pytest.raises(TrainingError, match="nan at step 8, lane 3"):
+        CapturedStep._note_of(step, SimpleNamespace(plan=plan), Lane(3, (), 2), float("nan"))
+    assert CapturedStep._note_of(step, SimpleNamespace(plan=plan), Lane(3, (), 2), 0.5) == Note(1.0, 2.0)

@@ -99,6 +99,7 @@ MODES = {
     "fp32": [],
     "bf16": ["precision=bf16"],
     "clipped": ["clip_norm=0.5", "lr.schedule=cosine"],
+    "two forms": ["steps=15", "batch.global_size=700"],
     "compiled": ["compile=true"],
     "compiled bf16, and a rate that ends at 0": ["compile=true", "precision=bf16", "lr.schedule=cosine"],
 }
@@ -167,3 +168,18 @@ def test_the_loss_kernel_finds_torchs_loss_and_gradient(dtype):
     (gradient,) = torch.autograd.grad(2 * found, scores)
     torch.testing.assert_close(found, plain, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(gradient, wanted)
+
+
+def test_what_lies_on_the_host_is_sent_by_nccl_too(tmp_path):
+    import torch.distributed as dist
+
+    from paceline.world.collectives import side_by_side
+
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("nccl", store=store, rank=0, world_size=1)
+    try:
+        found = side_by_side(torch.arange(3))
+    finally:
+        dist.destroy_process_group()
+    assert found.device.type == "cpu"
+    assert found.tolist() == [0, 1, 2]

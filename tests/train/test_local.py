@@ -162,9 +162,9 @@ def count_bytes(world: World, folder: str) -> dict[str, list[int]]:
     for compression in ("none", "bf16"):
         sent = found[compression] = []
 
-        def counted(gathered: Tensor, mine: Tensor, sent: list[int] = sent) -> object:
+        def counted(gathered: Tensor, mine: Tensor, among: object = None, *, sent: list[int] = sent) -> object:
             sent.append(mine.nbytes)
-            return send(gathered, mine)
+            return send(gathered, mine, among)
 
         exchange.gather = counted
         train(world, config_of(folder, name=compression, compression=compression, **{"local.replicas": 2}))
@@ -233,6 +233,7 @@ def test_it_is_the_algorithm_of_its_paper(tmp_path: Path) -> None:
         (["compression=powersgd", "exact=false"], "set compression=bf16"),
         (["precision=fp16"], "set precision=bf16"),
         (["local.steps=-1"], "local.steps to 0 or more"),
+        (["local.steps=0", "local.replicas=2"], "add local.steps=32"),
         (["local.outer_lr=0"], "above 0"),
         (["local.outer_momentum=1"], "below 1"),
     ],

@@ -1,5 +1,7 @@
 """One step: the true mean over its samples, whatever the lanes; never an update from a loss that is not finite."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from processes import on_processes, run_on_processes
@@ -8,7 +10,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 import paceline
 from paceline.config import BatchConfig, RunConfig
+from paceline.config.local import LocalConfig
 from paceline.errors import TrainingError
+from paceline.train.captured import make_step
 from paceline.train.state import load_state, named_state, state_digest
 from paceline.train.step import OptimizerStep
 from paceline.world.facts import World
@@ -234,6 +238,29 @@ def test_weights_that_lie_channels_last_keep_the_bits(tmp_path) -> None:
     settings = {"batch.lanes": 8, "batch.global_size": 16}
     found = {tuple(run_on_processes(channels_last, size, tmp_path, settings)[0]) for size in (1, 2, 3)}
     assert len(found) == 1, found
+
+
+def drawn_apart(config, world) -> list[str]:
+    """What is trained when ranks have drawn different weights."""
+    data, found = (torch.arange(24.0).view(12, 2) / 24, torch.arange(12.0).view(12, 1) / 12), []
+    for settings in ({"parallel": "ddp"}, {"parallel": "fsdp"}, {"local": LocalConfig(steps=2, replicas=2)}):
+        torch.manual_seed(7 + world.rank)
+        run = replace(config, **settings)
+        model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+        model = paceline.parallelize(model, world, run, wrap=(nn.Linear,))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = paceline.Batches(tuple(part.double() for part in data), run, world)
+        step = make_step(world, model, optimizer, mse_loss, run, batches.total_samples)
+        for batch in batches.steps():
+            step(batch)
+        found.append(state_digest(model, optimizer))
+    return found
+
+
+def test_ranks_that_have_drawn_different_weights_begin_with_those_of_rank_0(tmp_path) -> None:
+    settings = {"batch.lanes": 4, "batch.global_size": 8}
+    alone, *both = [found for size in (1, 2) for found in run_on_processes(drawn_apart, size, tmp_path, settings)]
+    assert both == [alone, alone]
 
 
 def test_what_an_optimizer_remembers_lies_as_its_weights_do_when_it_is_loaded() -> None:

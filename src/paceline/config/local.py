@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError
@@ -32,6 +32,11 @@ class LocalConfig:
                 raise ConfigError(
                     f"local.{name}={getattr(self, name)} is too small", fix=f"set local.{name} to {least} or more"
                 )
+        given = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
+        if given and not self.steps:
+            raise ConfigError(
+                f"local.{given[0]}={getattr(self, given[0])} does nothing without local.steps", fix="add local.steps=32"
+            )
         if not (math.isfinite(self.outer_lr) and self.outer_lr > 0):
             raise ConfigError(
                 f"local.outer_lr={self.outer_lr} leads nowhere",

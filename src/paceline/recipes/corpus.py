@@ -112,7 +112,11 @@ def text_in_memory(path: str, length: int, vocabulary: Vocabulary | None = None,
 
 def _cut(text: bytes | Array, length: int) -> tuple[Tensor, Tensor]:
     rows = rows_of(text, length)
-    every = max(_HELD_OUT, len(rows) // _MOST_HELD_OUT)
+    if len(rows) == 1:
+        raise DataError(
+            "one row of text leaves none to train on and none to hold out", fix="give more text, or set length= lower"
+        )
+    every = min(len(rows), max(_HELD_OUT, len(rows) // _MOST_HELD_OUT))
     held_out = torch.arange(len(rows)) % every == every - 1
     return rows[~held_out], rows[held_out]
 

@@ -79,6 +79,8 @@ class GptConfig(RunConfig):
         for name, least in (("length", 1), ("tokens", 0), ("layers", 0), ("heads", 0), ("width", 0), ("vocabulary", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}={getattr(self, name)} is too small", fix=f"set {name} to {least} or more")
+        if self.rows == "any" and self.data == "shards":
+            raise ConfigError("rows=any is for text in memory: shards are rows already", fix="leave rows= out")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout={self.dropout} is no share", fix="set dropout to 0 or more, below 1")
         self._check_tokenizer()

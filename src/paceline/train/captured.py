@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import Counter
@@ -21,7 +22,6 @@ from paceline.train.local import LocalStep
 from paceline.train.parallel import captures
 from paceline.train.reduction import Asks, Note
 from paceline.train.step import LossFunction, OptimizerStep
-from paceline.train.update import make_capturable
 from paceline.train.whole_tree import Left, WholeTree
 from paceline.world.facts import World
 from paceline.world.randomness import mix
@@ -58,7 +58,6 @@ class CapturedStep(OptimizerStep):
         total_samples: int = 0,
     ) -> None:
         super().__init__(world, model, optimizer, loss, config, total_samples)
-        make_capturable(optimizer, world.device)
         self._met: Counter[_Form] = Counter()
         self._recordings: dict[_Form, _Recording] = {}
         self._pool = torch.cuda.graph_pool_handle()
@@ -171,7 +170,7 @@ class CapturedStep(OptimizerStep):
         if recording.update is None or recording.left is None:
             return self._later_note(recording, step)._replace(save=asked.save, stop=asked.stop)
         assert isinstance(self._sum, WholeTree)
-        notes = [self._note_of(*pair) for pair in zip(step.lanes, recording.losses.tolist(), strict=True)]
+        notes = [self._note_of(step, *pair) for pair in zip(step.lanes, recording.losses.tolist(), strict=True)]
         notes[-1] = notes[-1]._replace(save=asked.save, stop=asked.stop)
         self._sum.bring_back(recording.left, notes)
         total = self._sum.finish()
@@ -183,7 +182,9 @@ class CapturedStep(OptimizerStep):
         not_finite = partial(self._found_not_finite, step.plan.step)
         return Note(self._late.copy(recording.losses, counts, not_finite), sum(counts))
 
-    def _note_of(self, lane: Lane, value: float) -> Note:
+    def _note_of(self, step: Step, lane: Lane, value: float) -> Note:
+        if not math.isfinite(value):
+            raise self._not_finite(value, step.plan.step, lane.number)
         return Note(value * lane.samples, float(lane.samples)) if lane.samples else Note(0.0, 0.0)
 
     def _found_not_finite(self, step: int, value: float, lane: int) -> TrainingError:
@@ -219,7 +220,8 @@ def make_step(
             raise ConfigError(f"the step cannot be captured: {why}", fix="take another optimizer, or set capture=auto")
         _tell(world, why)
         captured = False
-    if config.local.steps and config.capture == "auto" and world.device != "cpu":
-        _tell(world, "with local.steps several copies of the weights take turns")
+    if config.capture == "auto" and world.device != "cpu" and (config.local.steps or config.parallel == "fsdp"):
+        apart = "with local.steps several copies of the weights take turns"
+        _tell(world, apart if config.local.steps else "with parallel=fsdp weights are gathered on the way")
     kind = LocalStep if config.local.steps else CapturedStep if captured else OptimizerStep
     return kind(world, model, optimizer, loss, config, total_samples)

@@ -92,9 +92,18 @@ class Evaluation:
             found = self._loss(outputs, target)
         loss, count = found if isinstance(found, tuple) else (found * len(piece), len(piece))
         sums = [loss, count, *(metric(outputs, target) for metric in self._metrics.values())]
-        return torch.stack([torch.as_tensor(value, dtype=torch.float64, device=loss.device) for value in sums])
+        return torch.stack([_on(loss.device, value) for value in sums])
 
     def _batch(self, samples: Places) -> Batch:
         """Return some samples on the device, transformed there."""
         batch = tuple(tensor.to(self._world.device) for tensor in self._source.gather(samples, self._key))
         return batch if self._transform is None else self._transform.apply(batch, samples, self._key)
+
+
+def _on(device: torch.device, value: Tensor | float) -> Tensor:
+    """Return a number on the device; a number of the host by a kernel, for which nobody waits."""
+    return (
+        value.to(device, torch.float64)
+        if isinstance(value, Tensor)
+        else torch.full((), value, dtype=torch.float64, device=device)
+    )

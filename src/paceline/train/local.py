@@ -152,7 +152,7 @@ class LocalStep(OptimizerStep):
                 if number in places:
                     problems.extend(places[number].load(name, value, numbers))
 
-        problems += load_state(self._model, self._optimizer, common(), {})
+        problems += load_state(self._model, self._outer, common(), {})
         if not self._apart:
             self._set_out()
             return problems

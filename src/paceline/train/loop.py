@@ -113,14 +113,22 @@ class Trainer:
             self._report(step)
         if done % self.batches.plan.steps_per_epoch == 0 or done == self.batches.total_steps:
             self._end_epoch(step)
-        elif self.config.evaluate_steps and done % self.config.evaluate_steps == 0 and self._evaluation:
+        elif self._evaluation and self._is_due(done):
             self._evaluate_between(self._evaluation)
 
+    def _is_due(self, done: int) -> bool:
+        """Return whether to evaluate after so many steps; of replicas that walk apart, the common weights are new when they met."""
+        every = self.config.evaluate_steps
+        return every > 0 and done % every == 0 and (self._take.met or not self.config.local.steps)
+
     def _evaluate_between(self, evaluation: Evaluation) -> None:
+        meters = self._since_report, self._in_epoch
+        for meter in meters:
+            meter.settle()  # or steps that the device has yet to do would be left out as well
         begun = time.perf_counter()
         self._metrics = evaluation.run(self.model)
         self._emit(Evaluated(self._done, self._metrics))
-        for meter in (self._since_report, self._in_epoch):
+        for meter in meters:
             meter.leave_out(time.perf_counter() - begun)
 
     def _report(self, step: Step) -> None:

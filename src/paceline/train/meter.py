@@ -36,18 +36,18 @@ class Meter:
             self._late.append(note.loss)
         else:
             self._loss += note.loss
-        self._settle(_MOST_LATE)
+        self.settle(_MOST_LATE)
         self._counted += note.counted
         self._samples += samples
 
-    def _settle(self, left: int = 0) -> None:
-        """Add the losses that were on their way, but for the last few."""
+    def settle(self, left: int = 0) -> None:
+        """Wait for the losses that were on their way, and add them, but for the last few."""
         while len(self._late) > left:
             self._loss += float(self._late.popleft())
 
     def close(self, take: OptimizerStep) -> tuple[float, float]:
         """Return mean loss and samples per second over all ranks, and start anew. Every rank must call this."""
-        self._settle()
+        self.settle()
         total = take.total(Note(self._loss, self._counted))
         rate = self._samples / max(1e-9, time.perf_counter() - self._begun)
         self.restart()
@@ -55,7 +55,7 @@ class Meter:
 
     def state(self, take: OptimizerStep) -> list[float]:
         """Return the sums so far, over all ranks, for a checkpoint. Every rank must call this."""
-        self._settle()
+        self.settle()
         total = take.total(Note(self._loss, self._counted))
         return [float(total.loss), total.counted]
 

@@ -18,6 +18,7 @@ from paceline.config import RunConfig
 from paceline.train.reduction import FreeSum, LaneSum, LocalTree
 from paceline.train.tree_ddp import DDP_OPTIONS, TreeDDP
 from paceline.train.whole_tree import WholeTree
+from paceline.world.collectives import take_from_main
 from paceline.world.facts import World
 
 
@@ -34,6 +35,7 @@ def parallelize(
     if shards(world, config):
         from paceline.train.fsdp import shard
 
+        _make_alike(model)
         return shard(model, world, config, wrap)
     model.to(world.device)
     if config.compile and config.parallel != "fsdp":
@@ -41,13 +43,21 @@ def parallelize(
 
         compiling.optimize_ddp = False  # it would cut the model at DDP's buckets, and so change the bits
         model.compile(dynamic=False)  # in place: names of weights stay as they are
-    if world.size == 1 or captures(world, config) or config.local.steps:
+    if world.size == 1:
+        return model
+    if captures(world, config) or config.local.steps:
+        _make_alike(model)
         return model
     if config.exact:
         return TreeDDP(model, config.batch.lanes, world)
     ddp = DistributedDataParallel(model, **DDP_OPTIONS, **_buckets(model, config))
     _compress(ddp, config)
     return ddp
+
+
+def _make_alike(model: nn.Module) -> None:
+    """Let all ranks begin with the weights and buffers of rank 0, as DDP does: they may have drawn others."""
+    take_from_main(value for value in (*model.parameters(), *model.buffers()) if value.numel())
 
 
 def lane_sum(model: nn.Module, world: World, config: RunConfig) -> LaneSum:

@@ -56,7 +56,7 @@ class OptimizerStep:
         self._trainable = [parameter for parameter in self._inner.parameters() if parameter.requires_grad]
         self._peak_rates = [float(group["lr"]) for group in optimizer.param_groups]
         self._update_weights = make_update(optimizer, config, world.device)
-        self._rate_now = 1.0
+        self._rate_now = math.nan  # so that the first step sets all rates
         self.precision = Precision(config, world.device, world.size)
         self._by_count = False
         self._buffers: MovingBuffers | None = None

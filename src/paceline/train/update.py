@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from paceline.config import RunConfig
 
@@ -27,11 +28,12 @@ def make_update(optimizer: torch.optim.Optimizer, config: RunConfig, device: str
 
     For few weights that is several times as fast as the fused one, which gives 65,536 numbers to each block of threads.
     """
+    if device != "cpu":
+        make_capturable(optimizer, device)  # also where nothing is captured, so that the bits are the same
     fused = any(group.get("fused") for group in optimizer.param_groups)
     takes_turns = config.local.steps > 0  # and would be compiled for each replica
     if device == "cpu" or not config.compile or fused or takes_turns or type(optimizer) not in _COMPILED:
         return Update(optimizer.step)
-    make_capturable(optimizer, device)  # also where nothing is captured, so that the bits are the same
     step = optimizer.step
     return Update(torch.compile(lambda: step(), dynamic=False), _LEAST_RATE)  # noqa: PLW0108 - the optimizer itself is no function
 
@@ -41,4 +43,13 @@ def make_capturable(optimizer: torch.optim.Optimizer, device: str) -> None:
     for group in optimizer.param_groups:
         if "capturable" in group:
             group["capturable"] = True
-        group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32).to(device)
+        if "capturable" in group or group.get("fused"):
+            group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32).to(device)
+            for parameter in group["params"]:
+                _bring_count(optimizer.state.get(parameter, {}), device)
+
+
+def _bring_count(state: dict[str, Any], device: str) -> None:
+    """Bring to the device what an optimizer that has stepped before has counted on the host."""
+    if isinstance(state.get("step"), Tensor):
+        state["step"] = state["step"].to(device, torch.float32)

@@ -24,11 +24,18 @@ class WholeTree(TreeReduction):
 
     def finish(self) -> Note:
         """Sum what this rank's lanes left with what all others left; it ends up in the gradients."""
-        bucket = _WholeBucket(self._stack.parameters)
-        self.hook(bucket)  # type: ignore[arg-type]
+        by_type: dict[torch.dtype, list[nn.Parameter]] = {}
+        for parameter in self._stack.parameters:
+            by_type.setdefault(parameter.dtype, []).append(parameter)
+        buckets = [
+            _WholeBucket(part, number, last=number + 1 == len(by_type)) for number, part in enumerate(by_type.values())
+        ]
+        for bucket in buckets:
+            self.hook(bucket)  # type: ignore[arg-type]
         if self._side_stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._side_stream)
-        torch._foreach_copy_(gradients_of(self._stack.parameters), bucket.gradients())
+        for bucket in buckets:
+            torch._foreach_copy_(gradients_of(bucket.parameters()), bucket.gradients())
         return super().finish()
 
     def left(self) -> Left:
@@ -45,21 +52,22 @@ class WholeTree(TreeReduction):
 
 
 class _WholeBucket:
-    """All gradients of a model as one bucket."""
+    """All gradients of a model of one type as one bucket."""
 
-    def __init__(self, parameters: list[nn.Parameter]) -> None:
+    def __init__(self, parameters: list[nn.Parameter], number: int, *, last: bool) -> None:
         self._parameters, gradients = parameters, gradients_of(parameters)
+        self._number, self._last = number, last
         size = sum(value.numel() for value in gradients)
         self._flat = filled(gradients[0].new_empty(size), list[Tensor](parameters), gradients)
         self._views = laid_out(self._flat, list[Tensor](parameters))
 
     def index(self) -> int:
-        """Return its number: it is the only one."""
-        return 0
+        """Return its number."""
+        return self._number
 
     def is_last(self) -> bool:
-        """Return that no other comes."""
-        return True
+        """Return whether no other comes."""
+        return self._last
 
     def buffer(self) -> Tensor:
         """Return all gradients, one after the other."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -18,8 +19,10 @@ def wire_device(world: World) -> torch.device:
 
 
 def wire_for(device: torch.device) -> torch.device:
-    """Return the device whose memory the backend can send, for what lies on this one."""
-    return torch.device("cpu") if device.type == "cpu" or dist.get_backend() == "gloo" else device
+    """Return the device whose memory the backend can send, for what lies on this one: NCCL moves that of GPUs only."""
+    if dist.get_backend() == "gloo":
+        return torch.device("cpu")
+    return device if device.type == "cuda" else torch.device("cuda", torch.cuda.current_device())
 
 
 def sum_across(world: World, values: Tensor) -> Tensor:
@@ -29,6 +32,16 @@ def sum_across(world: World, values: Tensor) -> Tensor:
     total = values.to(wire_device(world), copy=True)
     dist.all_reduce(total)
     return total.to(values.device)
+
+
+def take_from_main(tensors: Iterable[Tensor]) -> None:
+    """Give all ranks the values that rank 0 has, in place."""
+    for tensor in tensors:
+        values = tensor.detach().contiguous().view(-1)
+        sent = values.view(torch.uint8).to(wire_for(values.device))
+        dist.broadcast(sent, 0)
+        with torch.no_grad():
+            tensor.copy_(sent.to(values.device).view(values.dtype).view(tensor.shape))
 
 
 def rows_of_all(world: World, row: Tensor) -> Tensor:

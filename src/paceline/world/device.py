@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import torch
 from torch._C._distributed_c10d import Store
@@ -12,7 +13,7 @@ from paceline.config import RunConfig
 from paceline.errors import EnvironmentUnfit
 from paceline.world.facts import World
 
-# Of bf16, from the makers' data sheets; the longer name comes first.
+# Of bf16, from the makers' data sheets, by words of the name; the longer name comes first.
 _PEAKS = {
     "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "GH200": 989e12, "A100": 312e12, "L40S": 362e12,
     "A10G": 70e12, "A10": 125e12, "L4": 121e12, "RTX 4090": 165e12, "RTX 3090": 71e12,
@@ -69,7 +70,8 @@ def peak_flops(device: str, precision: str) -> float:
     if device == "cpu" or precision == "fp32":
         return 0.0
     name = torch.cuda.get_device_name(device)
-    best = next((peak for word, peak in _PEAKS.items() if word in name), 0.0)
+    words = f" {' '.join(re.split('[^A-Za-z0-9]+', name))} "
+    best = next((peak for word, peak in _PEAKS.items() if f" {word} " in words), 0.0)
     return best / 2 if precision == "tf32" else best
 
 
