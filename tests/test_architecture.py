@@ -21,7 +21,7 @@ FLOORS = [
     {"data", "checkpoint"},
     {"train"},
     {"recipes"},
-    {"diagnose", "report"},
+    {"measure", "diagnose", "report"},
     {"cli"},
     {"__main__"},
 ]
@@ -30,8 +30,8 @@ FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 WITHOUT_TORCH = [
     "paceline", "paceline.errors", "paceline.handover", "paceline.config", "paceline.events", "paceline.rundir", "paceline.scale.batch",
     "paceline.scale.tree", "paceline.scale.lr", "paceline.launch.local", "paceline.launch.child", "paceline.world.facts",
-    "paceline.world.detect", "paceline.data.order", "paceline.data.idx", "paceline.data.chunks", "paceline.data.h5file", "paceline.objectstore", "paceline.data.remote", "paceline.data.get", "paceline.data.check", "paceline.data.show", "paceline.data.vocabulary", "paceline.data.pack", "paceline.data.bench", "paceline.diagnose.equivalence", "paceline.recipes",
-    "paceline.world.network", "paceline.world.timelimit", "paceline.world.heartbeat", "paceline.launch.task", "paceline.cluster.submission",
+    "paceline.world.detect", "paceline.data.order", "paceline.data.idx", "paceline.data.chunks", "paceline.data.h5file", "paceline.objectstore", "paceline.data.remote", "paceline.data.get", "paceline.data.check", "paceline.data.show", "paceline.data.vocabulary", "paceline.data.pack", "paceline.data.bench", "paceline.diagnose.equivalence", "paceline.measure.profile", "paceline.recipes",
+    "paceline.world.network", "paceline.world.timelimit", "paceline.world.heartbeat", "paceline.world.slow", "paceline.launch.task", "paceline.cluster.submission",
     "paceline.cluster.allocation", "paceline.cluster.aws", "paceline.report.state", "paceline.runlock", "paceline.checkpoint.catalog", "paceline.checkpoint.export", "paceline.checkpoint.remote", "paceline.cli.main",
 ]  # fmt: skip
 

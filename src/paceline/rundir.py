@@ -18,6 +18,12 @@ RECORD_FILE = "record.jsonl"
 DUMP_FILE = "tensors.safetensors"
 """All tensors after one step, for the size of a difference."""
 
+TENSORBOARD = "tensorboard"
+"""The folder of the traces that TensorBoard reads, in that of a profile."""
+
+CLOCK_MARK = "paceline: clock"
+"""The event of a trace whose moment is known by the clock of the rank, too."""
+
 
 @dataclass(frozen=True)
 class RunDir:
@@ -70,6 +76,11 @@ class RunDir:
         return self.root / "ranks" / f"{rank:04d}.beat"
 
     @property
+    def profile(self) -> Path:
+        """The folder of what `paceline profile` found."""
+        return self.root / "profile"
+
+    @property
     def started_over(self) -> Path:
         """The file that names the launch which has started this run over."""
         return self.root / "started-over"
@@ -78,6 +89,11 @@ class RunDir:
     def lock(self) -> Path:
         """The file that the process which writes this run holds."""
         return self.root / "lock"
+
+
+def profile_facts(folder: Path, rank: int) -> Path:
+    """Return the file in which a rank says what it measured, in the folder of a profile."""
+    return folder / f"rank-{rank:04d}.json"
 
 
 @contextlib.contextmanager

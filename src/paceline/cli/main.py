@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from paceline.cli import cancel, chaos, ckpt, cluster, data, jobs, run, sample, submit, train, verify, watch
+from paceline.cli import cancel, chaos, ckpt, cluster, data, jobs, profile, run, sample, submit, train, verify, watch
 from paceline.errors import PacelineError, did_you_mean
 from paceline.version import VERSION
 
@@ -22,6 +22,7 @@ _VERBS = {
     "cancel": cancel,
     "cluster": cluster,
     "verify": verify,
+    "profile": profile,
     "chaos": chaos,
     "ckpt": ckpt,
     "data": data,
