@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from processes import run_on_processes
 
+from paceline.cli.main import run_verb
 from paceline.config.values import with_settings
 from paceline.errors import EnvironmentUnfit
 from paceline.measure.profile import TRACE_FILE, VERDICT_FILE, judged
@@ -71,6 +72,12 @@ def test_the_ranks_lie_side_by_side_on_one_clock(measured: Path) -> None:
         spans = [span for span in trace.phases if span[0] == "optimizer"]
         inside = [any(begin - 500 <= event["ts"] <= end for _, begin, end in spans) for event in updates]
         assert sum(inside) >= 3
+
+
+def test_a_folder_that_ranks_have_filled_is_only_read(measured: Path, capsys) -> None:
+    assert run_verb(["profile", str(measured / "compute"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["script"], found["ranks"], found["causes"][0]["cause"]) == ("compute", 2, "compute")
 
 
 def test_what_is_written_is_private(measured: Path) -> None:

@@ -105,10 +105,10 @@ def trainings(world, exact: bool, phases: tuple[str, ...]) -> None:
 
     for number, phase in enumerate(phases):
         words = {"slow.phase": phase, "slow.rank": number % 3, "slow.seconds": 0.02, "name": phase, "exact": exact}
-        config = with_settings(slow_training.TrainingConfig(), {**words, "steps": 20, "log.progress": "lines"})
+        config = with_settings(slow_training.TrainingConfig(), {**words, "steps": 16, "log.progress": "lines"})
         slow_training.train(world, config)
     once = {"slow.phase": "backward", "slow.rank": 2, "slow.seconds": 1.0, "slow.step": 9, "name": "once"}
-    slow_training.train(world, with_settings(slow_training.TrainingConfig(), {**once, "steps": 20, "exact": exact}))
+    slow_training.train(world, with_settings(slow_training.TrainingConfig(), {**once, "steps": 16, "exact": exact}))
 
 
 @pytest.mark.parametrize(("exact", "phases"), [(True, DELAYED), (False, ("backward",))], ids=["exact", "free"])

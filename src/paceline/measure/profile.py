@@ -59,7 +59,7 @@ def judged(script: str, traces: Sequence[RankTrace], home: Path) -> ProfileVerdi
     """Write the merged trace and the verdict; return it."""
     facts = traces[0].facts
     beats = [beat_of(trace) for trace in traces]
-    slow = slowest(beats, len(traces), len(traces))
+    slow = slowest(beats, int(facts["lanes"]), len(traces))
     verdict = judge(script, str(facts["device"]), int(facts["steps"]), [shares_of(trace) for trace in traces], slow)
     with writing_to(home):
         write_whole(home / TRACE_FILE, gzip.compress(json.dumps(merged(traces)).encode(), 5))

@@ -25,6 +25,7 @@ class Profiling:
 
     def __init__(self, config: RunConfig, world: World, clock: PhaseClock) -> None:
         self._config, self._name, self._world, self._clock = config.profile, config.name, world, clock
+        self._lanes = config.batch.lanes
         self._steps = 0
         self._facts: dict[str, object] = {}
         self._profiler: profile | None = None
@@ -87,6 +88,7 @@ class Profiling:
             "boot": _boot(),
             "device": self._world.device.partition(":")[0],
             "name": self._name,
+            "lanes": self._lanes,
             "steps": self._config.steps,
             "end_ns": end_ns,
             "trace": trace.name,

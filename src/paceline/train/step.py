@@ -128,7 +128,8 @@ class OptimizerStep:
 
     def total(self, note: Note) -> Note:
         """Return the sum of a note over all ranks. Every rank must call this."""
-        return self._sum.total(note)
+        with self.clock.waiting():
+            return self._sum.total(note)
 
     @property
     def knows_all(self) -> bool:
@@ -187,9 +188,8 @@ class OptimizerStep:
     def _update(self, step: Step, totals: Note) -> None:
         assert self._buffers is not None
         if self._by_count or len(totals.moves):
-            self.clock.enter(WAIT)
-            totals = self._sum.total(totals)
-            self.clock.enter("optimizer")
+            with self.clock.waiting():
+                totals = self._sum.total(totals)
         if self._by_count:
             if not totals.counted:
                 raise self._nothing_counted(step)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +16,7 @@ PHASES = ("data", "forward", "backward", "optimizer", "gc", "other")
 WAIT = "wait"
 """Not its own: it waits for others, or sends."""
 
+_NOTHING = dict.fromkeys((*PHASES, WAIT), 0.0)
 _LEAST_STEPS = 16  # of a window: two odd steps of them are left out of what is steady
 _ODD = 2
 
@@ -22,7 +25,7 @@ class PhaseClock:
     """A stopwatch that always runs, for one phase after the other. It costs half a microsecond a change."""
 
     def __init__(self) -> None:
-        self._spent = dict.fromkeys((*PHASES, WAIT), 0.0)
+        self._spent = _NOTHING.copy()
         self._phase, self._since = "other", time.perf_counter()
         self._collecting = 0.0
         self.trail: list[tuple[str, float, float]] | None = None
@@ -39,10 +42,18 @@ class PhaseClock:
     def enter(self, phase: str) -> None:
         """Let the time from now on belong to a phase."""
         now = time.perf_counter()
-        self._spent[self._phase] += max(0.0, now - self._since)
+        self._spent[self._phase] += now - self._since
         if self.trail is not None:
             self.trail.append((self._phase, self._since, now))
         self._phase, self._since = phase, now
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Let what is done within be waiting for others, and go on as before after it."""
+        before = self._phase
+        self.enter(WAIT)
+        yield
+        self.enter(before)
 
     def bucket_ready(self) -> None:
         """Hear that gradients are ready, and that from now on it is others who are waited for."""
@@ -52,13 +63,14 @@ class PhaseClock:
     def take(self, asked: float, got: float, ready: float) -> dict[str, float]:
         """Return what was spent since the last call; of a step that told nothing, all until `ready` is forward."""
         self.enter("other")
-        spent, self._spent = self._spent, dict.fromkeys(self._spent, 0.0)
+        spent, self._spent = self._spent, _NOTHING.copy()
         if not self.told:
             spent["other"] = max(0.0, spent["other"] - (self._since - got))
             spent["forward"] += ready - got
             self.first_bucket = ready
         self.told = False
-        return spent | {"ready": max(0.0, (self.first_bucket or ready) - asked)}
+        spent["ready"] = (self.first_bucket or ready) - asked
+        return spent
 
     @contextlib.contextmanager
     def hearing_collections(self) -> Iterator[None]:
@@ -99,17 +111,21 @@ class Window:
 
     def __init__(self) -> None:
         self.steps = 0
-        self.sums: dict[str, float] = {}
+        self.sums: dict[str, float] = defaultdict(float)
         self.longest: dict[str, list[tuple[float, int]]] = {}
+        self._second: dict[str, float] = defaultdict(lambda: -math.inf)
 
     def add(self, step: int, spent: Mapping[str, float]) -> None:
         """Take the times of a step."""
         self.steps += 1
+        sums, second = self.sums, self._second
         for phase, seconds in spent.items():
-            self.sums[phase] = self.sums.get(phase, 0.0) + seconds
-            longest = self.longest.setdefault(phase, [])
-            if len(longest) < _ODD or seconds > longest[-1][0]:
-                self.longest[phase] = sorted([*longest, (seconds, step)], reverse=True)[:_ODD]
+            sums[phase] += seconds
+            if seconds > second[phase]:  # seldom, and all else is on the way of every step
+                longest = sorted([*self.longest.get(phase, ()), (seconds, step)], reverse=True)[:_ODD]
+                self.longest[phase] = longest
+                if len(longest) == _ODD:
+                    second[phase] = longest[-1][0]
 
     @property
     def full(self) -> bool:

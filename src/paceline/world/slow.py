@@ -147,7 +147,11 @@ class SlowWatch:
 
     def look(self) -> None:
         """Read the beats and judge; from any thread."""
-        found = slowest(read_beats(self._folder, self._size, self._since_s), self._lanes, self._size)
+        try:
+            beats = read_beats(self._folder, self._size, self._since_s)
+        except OSError:  # a disk that fails harms no training
+            return
+        found = slowest(beats, self._lanes, self._size)
         if _key(found) == _key(self._seen):
             self._settled = found
         self._seen = found
