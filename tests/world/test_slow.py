@@ -22,10 +22,10 @@ DELAYED = ("data", "forward", "backward", "optimizer", "gc")
 
 def beat(rank: int, largest: dict[str, float] | None = None, **steady: float) -> Beat:
     phases = {}
-    for phase in PHASES:
+    for phase in (*PHASES, "wait"):
         usual = steady.get(phase, 0.01)
         phases[phase] = Spent(usual, usual, (largest or {}).get(phase, usual), 7)
-    return Beat(rank, "n1", 99, 0.0, sum(one.mean_s for one in phases.values()), 0.01, 0.02, 20, phases)
+    return Beat(rank, "n1", 99, 0.0, 0.06, 0.01, 0.02, 20, phases)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -53,8 +53,9 @@ def test_a_single_delay_is_told_from_a_lasting_one(phase: str) -> None:
         [beat(0, data=0.012), beat(1)],
         [beat(0, {"other": 1.0}), beat(1, {"other": 1.05})],  # all evaluate
         [beat(0, {"gc": 0.09}), beat(1)],
+        [beat(0, data=0.05, wait=1.0), beat(1, wait=1.04)],
     ],
-    ids=["even", "by chance", "a pause of all", "a short one"],
+    ids=["even", "by chance", "a pause of all", "a short one", "all wait for messages anyway"],
 )
 def test_nobody_is_named_where_nobody_holds_the_others_up(beats: list[Beat]) -> None:
     assert slowest(beats, 2, 2) is None
@@ -109,6 +110,23 @@ def trainings(world, exact: bool, phases: tuple[str, ...]) -> None:
         slow_training.train(world, config)
     once = {"slow.phase": "backward", "slow.rank": 2, "slow.seconds": 1.0, "slow.step": 9, "name": "once"}
     slow_training.train(world, with_settings(slow_training.TrainingConfig(), {**once, "steps": 16, "exact": exact}))
+
+
+def long_enough(world) -> None:
+    sys.path.insert(0, str(SCRIPTS))
+    import slow_training
+
+    words = {"slow.phase": "optimizer", "slow.rank": 1, "slow.seconds": 0.1, "steps": 70, "log.progress": "lines"}
+    slow_training.train(world, with_settings(slow_training.TrainingConfig(), words))
+
+
+def test_a_run_says_which_rank_holds_it_up(tmp_path: Path) -> None:
+    run_on_processes(long_enough, 2, tmp_path, {})
+    [events] = tmp_path.glob("meeting-*/runs/slow/events.jsonl")
+    found = [json.loads(line) for line in events.read_text().splitlines()]
+    told = [event for event in found if event["event"] == "SlowRank"]
+    assert (told[0]["rank"], told[0]["phase"], told[0]["kind"]) == (1, "optimizer", "chronic")
+    assert told[0]["sentence"].startswith("rank 1 on ")
 
 
 @pytest.mark.parametrize(("exact", "phases"), [(True, DELAYED), (False, ("backward",))], ids=["exact", "free"])

@@ -12,11 +12,12 @@ from typing import Literal
 from paceline.amounts import short_time
 from paceline.scale.batch import share
 from paceline.world.heartbeat import NOTHING, Beat
-from paceline.world.phases import PHASES
+from paceline.world.phases import PHASES, WAIT
 
 CLEARLY = 1.2
 """From this ratio on, a rank is slower than the others, rather than unlucky."""
 
+_WORTH = 0.05  # of a whole step, with all waiting: a rank that costs the others less holds nobody up
 _ONCE = 3.0  # steps: a single delay that is shorter than so many is not worth a word
 _ONCE_S = 0.1
 
@@ -100,20 +101,23 @@ def slowest(beats: Sequence[Beat], lanes: int, world_size: int) -> Slowest | Non
     for beat in beats:
         alike[len(share(lanes, beat.rank, world_size))].append(beat)
     groups = [group for group in alike.values() if len(group) > 1]
-    chronic = [slow for slow in map(_chronic, groups) if slow.times > CLEARLY]
+    chronic = [slow for group in groups for slow in _chronic(group)]
     once = [slow for group in groups for slow in _once(group)]
     return max(chronic + once, key=lambda slow: slow.cost_s, default=None)
 
 
-def _chronic(group: Sequence[Beat]) -> Slowest:
+def _chronic(group: Sequence[Beat]) -> Iterator[Slowest]:
+    """Yield the rank whose own work takes longest in most steps, if it is clearly longer and matters."""
     steady = {beat.rank: _steady(beat) for beat in group}
     worst = max(group, key=lambda beat: sum(steady[beat.rank].values()))
     others = [steady[beat.rank] for beat in group if beat is not worst]
     more = {phase: steady[worst.rank][phase] - median(one[phase] for one in others) for phase in PHASES}
     phase = max(PHASES, key=lambda name: more[name])
-    usual = median(sum(one.values()) for one in others)
-    times = round(sum(steady[worst.rank].values()) / max(usual, 1e-9), 2)
-    return Slowest(worst, times, phase, "chronic", more[phase])
+    own, usual = sum(steady[worst.rank].values()), median(sum(one.values()) for one in others)
+    times = round(own / max(usual, 1e-9), 2)
+    whole = own + worst.phases.get(WAIT, NOTHING).steady_s
+    if times > CLEARLY and own - usual > _WORTH * whole:
+        yield Slowest(worst, times, phase, "chronic", more[phase])
 
 
 def _steady(beat: Beat) -> Mapping[str, float]:
