@@ -104,7 +104,7 @@ def _of_rank(trace: RankTrace) -> Iterator[Event]:
         process = str(event.get("pid", ""))
         if process not in numbers:
             numbers[process] = base + 1 + len(numbers)
-            yield from _named(numbers[process], f"rank {trace.rank}: {process}")
+            yield from _named(numbers[process], f"rank {trace.rank}: {process or 'marks'}")
         if event.get("ph") == "M" and event.get("name") in {"process_name", "process_sort_index"}:
             continue
         own: Event = event | {"pid": numbers[process]}

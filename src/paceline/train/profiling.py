@@ -54,8 +54,8 @@ class Profiling:
         self._facts = {"clocks": self._exchange_clocks()}
         with record_function(CLOCK_MARK):
             self._facts["mark_ns"] = time.perf_counter_ns()
-        self._clock.trail = []
         self._clock.enter("other")
+        self._clock.trail = []
         self._facts["begin_ns"] = time.perf_counter_ns()
 
     def _exchange_clocks(self) -> list[list[int]]:
