@@ -103,6 +103,25 @@ class CheckpointBad(Event):
 
 
 @dataclass(frozen=True)
+class SlowRank(Event):
+    """A rank holds the others up, did so once, or does so no longer."""
+
+    step: int
+    """The step after which it was noticed; of a one-off, the step itself."""
+    rank: int
+    node: str
+    phase: str
+    """data, forward, backward, optimizer, gc or other."""
+    kind: str
+    """chronic, one-off or over."""
+    more_s: float
+    """Seconds that the phase takes more than on the other ranks: a step, or in that one."""
+    times: float
+    """Its own time a step, in terms of that of the others."""
+    sentence: str
+
+
+@dataclass(frozen=True)
 class RunStopped(Event):
     """The run was told to stop, has saved, and can be resumed."""
 

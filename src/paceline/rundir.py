@@ -18,6 +18,12 @@ RECORD_FILE = "record.jsonl"
 DUMP_FILE = "tensors.safetensors"
 """All tensors after one step, for the size of a difference."""
 
+TENSORBOARD = "tensorboard"
+"""The folder of the traces that TensorBoard reads, in that of a profile."""
+
+CLOCK_MARK = "paceline: clock"
+"""The event of a trace whose moment is known by the clock of the rank, too."""
+
 
 def times_file(folder: Path, rank: int) -> Path:
     """Return where a rank writes the times of its steps for `paceline scale`."""
@@ -92,7 +98,7 @@ class RunDir:
     @property
     def verdict(self) -> Path:
         """Where its time goes, where that was measured."""
-        return self.root / "profile" / "verdict.json"
+        return self.profile / "verdict.json"
 
     @property
     def csv(self) -> Path:
@@ -109,6 +115,11 @@ class RunDir:
         return self.root / f"{service}.json"
 
     @property
+    def profile(self) -> Path:
+        """The folder of what `paceline profile` found."""
+        return self.root / "profile"
+
+    @property
     def started_over(self) -> Path:
         """The file that names the launch which has started this run over."""
         return self.root / "started-over"
@@ -117,6 +128,11 @@ class RunDir:
     def lock(self) -> Path:
         """The file that the process which writes this run holds."""
         return self.root / "lock"
+
+
+def profile_facts(folder: Path, rank: int) -> Path:
+    """Return the file in which a rank says what it measured, in the folder of a profile."""
+    return folder / f"rank-{rank:04d}.json"
 
 
 @contextlib.contextmanager

@@ -168,6 +168,23 @@ class RecordConfig:
 
 
 @dataclass(frozen=True)
+class ProfileConfig:
+    """What `paceline profile` asks a run to measure."""
+
+    to: str = ""
+    """Folder for what every rank measured; empty: nothing is."""
+    skip: int = 5
+    """Steps before, which warm up."""
+    steps: int = 5
+    """Steps that are measured; the run ends after them."""
+
+    def __post_init__(self) -> None:
+        """Refuse a window without steps."""
+        _at_least(1, "profile.skip", self.skip)
+        _at_least(1, "profile.steps", self.steps)
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """All settings of a run. The number of processes is not one of them."""
 
@@ -225,6 +242,8 @@ class RunConfig:
     """Save and stop so long after the start, to be resumed later: 30m, 2h; empty: never."""
     record: RecordConfig = field(default_factory=RecordConfig)
     """What verify and scale ask for."""
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
+    """What profile asks for."""
 
     def __post_init__(self) -> None:
         """Refuse settings that contradict each other."""

@@ -10,6 +10,7 @@ from paceline.report.curve import curve, is_steep, thinned
 from paceline.report.jobs import GONE, UNKNOWN, Job
 from paceline.report.lines import fit
 from paceline.report.state import RunState
+from paceline.world.slow import IN_WORDS, in_words
 
 _LABEL = 7
 _BAR = 24
@@ -134,10 +135,11 @@ def _ranks(state: RunState) -> str:
     slow = state.slowest
     if slow is None:
         return ranks if state.world_size < 2 or state.phase != "training" else f"{ranks}, {_even(state)}"
-    data = f", {short_time(slow.beat.data_s)} of it for its samples" if slow.beat.data_s > slow.beat.own_s / 10 else ""
+    if slow.kind == "one-off":
+        return f"{ranks}; {in_words(slow)}"
     return (
         f"{ranks}; slowest is rank {slow.beat.rank} on {slow.beat.node}: {short_time(slow.beat.own_s)} a step of its own, "
-        f"{slow.times:.1f} x the others{data}"
+        f"{slow.times:.1f} x the others, {short_time(slow.more_s)} more in {IN_WORDS.get(slow.phase, slow.phase)}"
     )
 
 

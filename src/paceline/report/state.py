@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 from paceline.errors import EnvironmentUnfit
 from paceline.events import RunEnded, RunFailed
-from paceline.report.beats import Slowest, read_beats, slowest
 from paceline.report.history import History
 from paceline.report.jobs import Job, jobs_of, unanswered
 from paceline.report.lines import tail
 from paceline.report.target import Target
 from paceline.world.heartbeat import Beat
+from paceline.world.slow import Slowest, read_beats, slowest
 from paceline.world.timelimit import time_left
 
 Phase = Literal["not started", "waiting", "starting", "training", "stopped", "failed", "lost", "ended"]

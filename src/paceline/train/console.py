@@ -18,6 +18,7 @@ from paceline.events import (
     RunEnded,
     RunStarted,
     RunStopped,
+    SlowRank,
     StepDone,
 )
 from paceline.scale.lr import describe_lr
@@ -33,15 +34,18 @@ class Console:
         watched = sys.stdout.isatty() or handover.TERMINAL in os.environ
         self._bar = config.log.progress == "bar" or (config.log.progress == "auto" and watched)
         self._total_steps = 0
+        self._slow = ""
 
     def __call__(self, event: Event) -> None:
         """Print what a person wants to know of an event."""
         if isinstance(event, RunStarted):
             self._total_steps = event.total_steps
+        if isinstance(event, SlowRank):
+            self._slow = slow_words(event)
         if isinstance(event, StepDone) and self._bar:
-            say(bar_line(event, self._total_steps), end="\r")
+            say(bar_line(event, self._total_steps) + self._slow, end="\r")
         elif line := line_of(event):
-            say(line + (" " * _BAR_WIDTH if self._bar and isinstance(event, EpochDone | Evaluated) else ""))
+            say(line + (" " * _BAR_WIDTH if self._bar and isinstance(event, EpochDone | Evaluated | SlowRank) else ""))
 
 
 def line_of(event: Event) -> str:  # noqa: PLR0911 - one for each kind
@@ -57,6 +61,8 @@ def line_of(event: Event) -> str:  # noqa: PLR0911 - one for each kind
             return f"saved {event.path} ({event.size_bytes / 1e6:.1f} MB)"
         case CheckpointBad():
             return f"passed over: {event.reason}"
+        case SlowRank():
+            return event.sentence
         case RunStopped():
             return f"stopped after step {event.step:,} ({event.reason}), and saved; the same command goes on from here"
         case RunEnded():
@@ -144,6 +150,15 @@ def bar_line(event: StepDone, total: int) -> str:
     bar = "━" * filled + "·" * (_BAR_WIDTH - filled)
     share = f"  MFU {event.mfu:.1%}" if event.mfu else ""
     return f"{bar} step {event.step:,}/{total:,}  loss {event.loss:.4f}  {event.samples_per_s:,.0f} samples/s{share}"
+
+
+def slow_words(event: SlowRank) -> str:
+    """Return what the progress bar says of a slow rank, with the room that the words before it took.
+
+    >>> slow_words(SlowRank(9, 3, "n1", "data", "chronic", 0.1, 2.0, ""))
+    '  slow: rank 3 (data)'
+    """
+    return f"  slow: rank {event.rank} ({event.phase})" if event.kind == "chronic" else " " * _BAR_WIDTH
 
 
 def rank_line(world: World, epoch: int, micro_batch: int, steps: int) -> str:

@@ -44,7 +44,7 @@ _FREE = {
     "capture", "read.resident_gb", "read.ahead", "read.workers", "read.cache", "read.cache_gb",
 }  # fmt: skip
 _CLAIM_S = 1.0
-_FREE_TABLES = {"checkpoint", "log", "timeout", "record"}
+_FREE_TABLES = {"checkpoint", "log", "timeout", "record", "profile"}
 
 
 class Lifeline:

@@ -103,7 +103,8 @@ class LocalStep(OptimizerStep):
         self.met = self._meets_after(step.plan)
         self._apart = not self.met
         if self.met:
-            self._meet()
+            with self.clock.waiting():
+                self._meet()
         return total
 
     @property
@@ -113,7 +114,8 @@ class LocalStep(OptimizerStep):
 
     def total(self, note: Note) -> Note:
         """Return the sum of a note over all ranks. Every rank must call this."""
-        return Note.from_tensor(sum_across(self._world, note.to_tensor()))
+        with self.clock.waiting():
+            return Note.from_tensor(sum_across(self._world, note.to_tensor()))
 
     def own_state(self) -> Mapping[str, Tensor]:
         """Return what this rank's replicas hold: their optimizers' state and, where they are apart, their weights."""

@@ -24,6 +24,7 @@ from paceline.events import (
     RunStarted,
     RunStopped,
     Sink,
+    SlowRank,
     StepDone,
 )
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
@@ -35,6 +36,7 @@ from paceline.train.evaluate import Evaluation, Metric
 from paceline.train.lifeline import Lifeline
 from paceline.train.loggers import Loggers, check_packages
 from paceline.train.meter import Meter
+from paceline.train.profiling import Profiling
 from paceline.train.record import Recorder
 from paceline.train.reduction import Note
 from paceline.train.state import digests_of_all, state_digest
@@ -45,6 +47,7 @@ from paceline.world.device import peak_flops
 from paceline.world.facts import World
 from paceline.world.group import shorten_timeout
 from paceline.world.heartbeat import Heartbeat
+from paceline.world.slow import SlowWatch, in_words
 
 
 class Trainer:
@@ -78,22 +81,25 @@ class Trainer:
         self._metrics: Mapping[str, float] = {}
         self._done = 0
         self._claim: Claim | None = None
+        beats = self.directory.beat(0).parent.absolute()
+        self._watch = SlowWatch(beats, config.batch.lanes, world.size, time.time())
 
     def run(self) -> None:
         """Train until all steps are done, from the newest good checkpoint on. Raises `Stopped` if told to stop."""
-        recorder = Recorder(self.config, self.world)
-        with self._opened(), self._lifeline() as life, Heartbeat(self.directory, self.world) as heart:
+        recorder, profiling = Recorder(self.config, self.world), Profiling(self.config, self.world, self._take.clock)
+        with self._opened(), self._lifeline() as life, self._heartbeat() as heart:
             self._done = first = life.restore()
             self._announce()
             recorder.start(self.model, self.optimizer, self._take.own_state())
             for step in heart.reading(self._times.reading(self.batches.steps(first))):
                 self._train(step, life)
                 heart.step_done(self._done, self._take.ready)
+                self._tell_slow_rank()
                 if step.plan.step == first:
                     shorten_timeout(self.world, self.config)
                 if life.after_step(self._last, self._done, self._metrics) and self._done < self.batches.total_steps:
                     self._stop(life)
-                if self._wants(recorder, step):
+                if self._wants(recorder, step) or profiling.after_step():
                     break
             self._times.write()
             life.save(self._done, self._metrics)
@@ -158,6 +164,22 @@ class Trainer:
         batches = [lane.batch for lane in step.lanes if lane.samples]
         loss, own = float(total.loss) / total.counted, self._take.own_state()
         return recorder.step(self._done, loss, self.model, self.optimizer, batches, own)
+
+    def _heartbeat(self) -> Heartbeat:
+        """Say where this rank is; rank 0 also looks at what the others say."""
+        look = self._watch.look if self.world.is_main and self.world.size > 1 else lambda: None
+        return Heartbeat(self.directory, self.world, clock=self._take.clock, after_beat=look)
+
+    def _tell_slow_rank(self) -> None:
+        if (news := self._watch.news()) is None:
+            return
+        found, before = news
+        if found is not None:
+            facts = found.beat.rank, found.beat.node, found.phase, found.kind, found.more_s, found.times
+            self._emit(SlowRank(found.step or self._done, *facts, in_words(found)))
+        elif before is not None and before.kind == "chronic":
+            words = f"rank {before.beat.rank} on {before.beat.node} no longer holds the others up"
+            self._emit(SlowRank(self._done, before.beat.rank, before.beat.node, before.phase, "over", 0.0, 1.0, words))
 
     def _stop(self, life: Lifeline) -> None:
         """Leave, to be resumed: every rank comes here after the same step, and it is saved."""

@@ -14,13 +14,15 @@ from paceline.data.batches import Lane, Step
 from paceline.errors import ConfigError, TrainingError
 from paceline.scale.lr import schedule_factor
 from paceline.train.buffers import MovingBuffers, find_moving_buffers
-from paceline.train.parallel import inner, lane_sum
+from paceline.train.parallel import inner, lane_sum, shards
 from paceline.train.precision import Precision
-from paceline.train.reduction import Asks, Note, gradients_of
+from paceline.train.reduction import Asks, FreeSum, Note, gradients_of
 from paceline.train.sharded import clip_sharded, is_sharded, mine
 from paceline.train.state import NOTHING, load_state, python_numbers
+from paceline.train.tree_ddp import TreeReduction
 from paceline.train.update import make_update
 from paceline.world.facts import World
+from paceline.world.phases import WAIT, PhaseClock
 from paceline.world.randomness import seed_everything
 
 LossFunction = Callable[..., Tensor | tuple[Tensor, Tensor | int]]
@@ -61,6 +63,12 @@ class OptimizerStep:
         self._by_count = False
         self._buffers: MovingBuffers | None = None
         self._seeds: dict[float, Tensor] = {}
+        self.clock = PhaseClock()
+        """What this rank spends its time on."""
+        if isinstance(self._sum, TreeReduction):
+            self._sum.clock = self.clock
+        # Where weights are gathered as they are needed, forward and backward are as long as those of the slowest rank.
+        self._mixed = shards(world, config)
         self.ready = 0.0
         """When, by `time.perf_counter`, this rank had done its own part of the last step: from there on it also waits for others."""
 
@@ -71,6 +79,8 @@ class OptimizerStep:
         late as it can be; the note counts the ranks that ask.
         """
         first_time = self._buffers is None
+        self.clock.begin_step()
+        self._enter("forward")
         self.precision.begin(self._inner)
         buffers = self._buffers = self._buffers or self._find_buffers(step)
         self._sum.begin()
@@ -80,19 +90,35 @@ class OptimizerStep:
         for lane in step.lanes[:-1]:
             output, note = self._forward(self._inner, step, lane)
             self._sum.before_lane(note)
+            self._enter("backward")
             torch.autograd.backward(output, self._seed_for(step, lane))
             self._sum.after_lane()
             buffers.restore()
+            self._enter("forward")
         output, note = self._forward(self._model, step, step.lanes[-1])
         self._sum.before_lane(note if asks is None else note.asking(asks()))
         self.ready = time.perf_counter()
-        torch.autograd.backward(output, self._seed_for(step, step.lanes[-1]))
+        self._last_backward(output, self._seed_for(step, step.lanes[-1]))
         totals = self._sum.finish()
+        self.clock.enter("optimizer")
         self.precision.finish(self._inner)
         if first_time:  # a missing gradient would hold DDP up, but not a world of one: it is an error in both
             gradients_of(self._trainable)
         self._update(step, totals)
+        self.clock.enter("other")
         return totals
+
+    def _enter(self, phase: str) -> None:
+        self.clock.enter(WAIT if self._mixed else phase)
+
+    def _last_backward(self, output: Tensor, seed: Tensor) -> None:
+        """Run the backward that sums across ranks as it goes; what it waits for others is not its own time."""
+        self._enter("backward")
+        if isinstance(self._sum, FreeSum) and self._world.size > 1:
+            # Callbacks run in their order, so this one comes before that in which DDP waits.
+            output.register_hook(lambda _: _ENGINE.queue_callback(self.clock.bucket_ready))  # type: ignore[no-untyped-call]
+        torch.autograd.backward(output, seed)
+        self.clock.bucket_ready()
 
     def _idle(self, step: Step, buffers: MovingBuffers) -> None:
         """Run a lane for the sake of the ranks that have one more: they need this rank's slices of the weights."""
@@ -102,7 +128,8 @@ class OptimizerStep:
 
     def total(self, note: Note) -> Note:
         """Return the sum of a note over all ranks. Every rank must call this."""
-        return self._sum.total(note)
+        with self.clock.waiting():
+            return self._sum.total(note)
 
     @property
     def knows_all(self) -> bool:
@@ -161,7 +188,8 @@ class OptimizerStep:
     def _update(self, step: Step, totals: Note) -> None:
         assert self._buffers is not None
         if self._by_count or len(totals.moves):
-            totals = self._sum.total(totals)
+            with self.clock.waiting():
+                totals = self._sum.total(totals)
         if self._by_count:
             if not totals.counted:
                 raise self._nothing_counted(step)
@@ -216,4 +244,5 @@ def clip(parameters: list[nn.Parameter], largest: float) -> None:
     nn.utils.clip_grads_with_norm_(parameters, largest, nn.utils.get_total_norm(aligned))
 
 
+_ENGINE = torch.autograd.Variable._execution_engine  # noqa: SLF001 - torch has no public name for it
 _ALIGNED = 512  # bytes: what the allocator of CUDA gives

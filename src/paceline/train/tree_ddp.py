@@ -19,6 +19,7 @@ from paceline.train.exchange import Exchange, GatherExchange, TreeShape, choose_
 from paceline.train.reduction import NOTE_HEAD, Note, TreeStack, missing_gradient
 from paceline.world.collectives import wire_device
 from paceline.world.facts import World
+from paceline.world.phases import PhaseClock
 
 
 def laid_out(flat: Tensor, parameters: list[Tensor]) -> list[Tensor]:
@@ -77,6 +78,8 @@ class TreeReduction:
         self._exchanges: dict[int, tuple[tuple[int, int, torch.dtype], Exchange]] = {}
         self._under_way: list[_OnItsWay] = []
         self._noted: GatherExchange | None = None
+        self.clock = PhaseClock()
+        """What is told when gradients are ready, and when backward goes on."""
         self._side_stream = torch.cuda.Stream(self._device) if self._wire.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
@@ -104,6 +107,13 @@ class TreeReduction:
 
     def hook(self, bucket: GradBucket) -> Future[Tensor]:
         """Sum one bucket. DDP calls this on every rank in the same order."""
+        self.clock.bucket_ready()
+        done = self._sum_bucket(bucket)
+        if not bucket.is_last():
+            self.clock.enter("backward")
+        return done
+
+    def _sum_bucket(self, bucket: GradBucket) -> Future[Tensor]:
         with self._on_side_stream():
             total = bucket.buffer()
             sums = self._subtree_sums(bucket, total)

@@ -9,20 +9,23 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from paceline.rundir import RunDir, make_private
 from paceline.world.facts import World
+from paceline.world.phases import PHASES, PhaseClock, Spent, Window, summary
 
 T = TypeVar("T")
 
 _EVERY_S = 2.0
 _RANKS_PER_S = 32  # beats a second of a large world: a shared file system has other work
 _LEAVES_WITHIN_S = 1.0
+_FIRST_STEPS = 2
+NOTHING = Spent(0.0, 0.0, 0.0, 0)
 
 
 @dataclass(frozen=True)
@@ -37,52 +40,98 @@ class Beat:
     time_s: float
     """When this rank had done its own part of the last of them, by the clock of its node."""
     own_s: float
-    """Mean seconds a step, of late, from asking for its samples until the last lane's forward is done: the rank's own
-    work, before it has to wait for others. Host time: on a GPU the loss of each lane is waited for, and that is in it.
-    With exact=false on a GPU, so is the wait for the step before."""
+    """Mean seconds a step, of late, of its own work in all phases, without its waiting for others. Host time: on a GPU
+    the loss of each lane is waited for, and that is in it. With exact=false on a GPU, so is the wait for the step before."""
     data_s: float
     """Of that, the wait for the samples."""
+    ready_s: float = 0.0
+    """Mean seconds from asking for its samples until the first gradients are ready to be sent."""
+    steps: int = 0
+    """How many steps these times are of."""
+    phases: Mapping[str, Spent] = field(default_factory=dict)
+    """What each phase took, and the waiting."""
+
+    @classmethod
+    def parse(cls, text: str) -> Beat:
+        """Return the beat that was written as such a line; ValueError, TypeError or KeyError if there is none."""
+        found: dict[str, Any] = dict(json.loads(text))
+        times = {name: float(found.get(name, 0.0)) for name in ("own_s", "data_s", "ready_s")}
+        phases = {
+            str(name): Spent(
+                float(one["mean_s"]), float(one["steady_s"]), float(one["largest_s"]), int(one["largest_step"])
+            )
+            for name, one in dict(found.get("phases", {})).items()
+        }
+        return cls(
+            int(found["rank"]),
+            str(found["node"]),
+            int(found["step"]),
+            float(found["time_s"]),
+            steps=int(found.get("steps", 0)),
+            phases=phases,
+            **times,
+        )
 
 
 class Heartbeat:
     """Writes a rank's beats from a thread: a slow or full disk holds no step up, and fails no training."""
 
-    def __init__(self, directory: RunDir, world: World, every_s: float = _EVERY_S) -> None:
+    def __init__(
+        self,
+        directory: RunDir,
+        world: World,
+        every_s: float = _EVERY_S,
+        clock: PhaseClock | None = None,
+        after_beat: Callable[[], None] = lambda: None,
+    ) -> None:
         self._path = directory.beat(world.rank).absolute()
         self._partial = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}")
         self._rank, self._node = world.rank, socket.gethostname()
         self._every_s = max(every_s, world.size / _RANKS_PER_S)
         self._due = time.perf_counter() + self._every_s
         self._step, self._asked, self._got, self._ready = 0, 0.0, 0.0, 0.0
-        self._steps = self._own_s = self._data_s = 0.0
+        self._clock, self._after_beat = clock or PhaseClock(), after_beat
+        self._before, self._now = Window(), Window()
+        self._left_out = _FIRST_STEPS
+        self._leaving = contextlib.ExitStack()
         self._last = Beat(self._rank, self._node, 0, 0.0, 0.0, 0.0)
         self._news, self._over = threading.Event(), False
         self._thread = threading.Thread(target=self._write_news, name="heartbeat", daemon=True)
 
     def reading(self, steps: Iterable[T]) -> Iterator[T]:
         """Pass on steps, and take the time that each is waited for."""
+        self._clock.enter("data")
         asked = time.perf_counter()
         for step in steps:
+            self._clock.enter("other")
             self._asked, self._got = asked, time.perf_counter()
             yield step
+            self._clock.enter("data")
             asked = time.perf_counter()
 
     def step_done(self, step: int, ready: float) -> None:
         """Take note of a step; `ready` is when, by `time.perf_counter`, this rank had done its own part."""
-        self._steps += 1.0
-        self._own_s += ready - self._asked
-        self._data_s += self._got - self._asked
+        spent = self._clock.take(self._asked, self._got, ready)
         self._step, self._ready = step, ready
+        if self._left_out:  # what is set up in them says nothing about the rest
+            self._left_out -= 1
+        else:
+            self._now.add(step, spent)
         if ready >= self._due:
             self._due = ready + self._every_s
             self._beat()
 
     def _beat(self) -> None:
         time_s = time.time() - (time.perf_counter() - self._ready)
-        own_s, data_s = self._own_s / self._steps, self._data_s / self._steps
-        self._last = Beat(self._rank, self._node, self._step, time_s, own_s, data_s)
-        # What is older counts half at each beat: one odd step is soon forgotten, and one beat alone decides nothing.
-        self._steps, self._own_s, self._data_s = self._steps / 2, self._own_s / 2, self._data_s / 2
+        steps = self._now.steps + self._before.steps
+        found = summary([self._before, self._now]) if steps else {}
+        # Two windows back, all is forgotten: one beat alone decides nothing.
+        if self._now.full:
+            self._before, self._now = self._now, Window()
+        ready = found.pop("ready", NOTHING)
+        own_s = sum(found.get(phase, NOTHING).mean_s for phase in PHASES)
+        data_s = found.get("data", NOTHING).mean_s
+        self._last = Beat(self._rank, self._node, self._step, time_s, own_s, data_s, ready.mean_s, steps, found)
         self._news.set()
 
     def _write_news(self) -> None:
@@ -92,15 +141,18 @@ class Heartbeat:
             self._news.clear()
             over = self._over  # before the last beat is looked at, so that none is missed
             write_beat(self._path, self._partial, self._last)
+            self._after_beat()
 
     def __enter__(self) -> Self:
+        self._leaving.enter_context(self._clock.hearing_collections())
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._steps:
+        self._leaving.close()
+        if self._step:
             self._beat()
         self._over = True
         self._news.set()

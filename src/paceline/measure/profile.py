@@ -1,0 +1,90 @@
+"""Where does the time of a training go? Runs some steps of it, merges what the ranks traced, and judges."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.errors import PacelineError
+from paceline.launch.local import launch
+from paceline.launch.spec import LaunchSpec, Target
+from paceline.measure.profile_shares import beat_of, shares_of
+from paceline.measure.profile_verdict import ProfileVerdict, as_dict, judge
+from paceline.measure.trace import RankTrace, merged, read_traces
+from paceline.rundir import TENSORBOARD, RunDir, make_private, write_whole, writing_to
+from paceline.world.slow import slowest
+
+TRACE_FILE = "trace.json.gz"
+VERDICT_FILE = "verdict.json"
+
+
+class ProfileFailed(PacelineError):
+    """The training that was to be profiled did not end well."""
+
+    def __init__(self, problem: str, exit_code: int) -> None:
+        super().__init__(problem, fix="make it run with `paceline run` first")
+        self.exit_code = exit_code
+
+
+def profile(
+    target: Target, ranks: int, window: tuple[int, int], arguments: Sequence[str]
+) -> tuple[ProfileVerdict, Path]:
+    """Run a target for a window of (steps before, steps measured); return the verdict and the folder that holds it.
+
+    The training itself is done in a folder that goes away: it neither goes on from a run nor changes one.
+    """
+    with tempfile.TemporaryDirectory(prefix="paceline-profile-") as scratch:
+        measured = Path(scratch) / "profile"
+        settings = {
+            "profile.to": str(measured),
+            "profile.skip": window[0],
+            "profile.steps": window[1],
+            "runs": str(Path(scratch) / "runs"),
+        }
+        failure = launch(LaunchSpec(target, ranks, tuple(arguments), settings))
+        if failure is not None:
+            raise ProfileFailed(f"{target.name} failed on {ranks} ranks:\n{failure.message}", failure.exit_code)
+        traces = read_traces(measured)
+        home = RunDir(_runs(arguments) / str(traces[0].facts["name"])).profile
+        with writing_to(home):
+            _keep(measured, make_private(home))
+        return judged(target.name, traces, home), home
+
+
+def judged(script: str, traces: Sequence[RankTrace], home: Path) -> ProfileVerdict:
+    """Write the merged trace and the verdict; return it."""
+    facts = traces[0].facts
+    beats = [beat_of(trace) for trace in traces]
+    slow = slowest(beats, int(facts["lanes"]), len(traces))
+    verdict = judge(script, str(facts["device"]), int(facts["steps"]), [shares_of(trace) for trace in traces], slow)
+    with writing_to(home):
+        write_whole(home / TRACE_FILE, gzip.compress(json.dumps(merged(traces)).encode(), 5))
+        write_whole(home / VERDICT_FILE, f"{json.dumps(as_dict(verdict), indent=2)}\n".encode())
+    return verdict
+
+
+def _keep(measured: Path, home: Path) -> None:
+    """Keep what the ranks wrote, in place of an earlier profile."""
+    shutil.rmtree(home / TENSORBOARD, ignore_errors=True)
+    for old in home.glob("rank-*.json"):
+        old.unlink()
+    make_private(home / TENSORBOARD)
+    for path in [*measured.glob("rank-*.json"), *(measured / TENSORBOARD).iterdir()]:
+        write_whole(home / path.relative_to(measured), path.read_bytes())
+
+
+def _runs(arguments: Sequence[str]) -> Path:
+    """Return the folder of runs that the words of a training name.
+
+    >>> _runs(["epochs=3", "runs=/data/runs"]), _runs(["--runs", "x"]), _runs([])
+    (PosixPath('/data/runs'), PosixPath('x'), PosixPath('runs'))
+    """
+    for number, word in enumerate(arguments):
+        name, equals, value = word.lstrip("-").partition("=")
+        if name == "runs" and (equals or number + 1 < len(arguments)):
+            return Path(value if equals else arguments[number + 1])
+    return Path("runs")

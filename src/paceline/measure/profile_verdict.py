@@ -1,0 +1,135 @@
+"""What does a profile say in words? The largest causes of a step's length, and what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paceline.amounts import short_time
+from paceline.measure.profile_shares import KINDS, Shares
+from paceline.world.slow import Slowest, in_words
+
+_CAUSES = 3
+_WORTH = 0.03  # of a step: what is less is no cause
+
+IN_WORDS: Mapping[str, tuple[str, str]] = {
+    "compute": (
+        "compute (forward and backward)",
+        "this is the work itself: precision=bf16, compile=true or capture=auto on a GPU, threads= on a CPU, or more ranks",
+    ),
+    "exposed_communication": (
+        "communication that nothing hides",
+        (
+            "more samples a step (batch.global_size), fewer bytes (exact=false compression=bf16), fewer meetings (local.steps), "
+            "or a faster link: see which interface is used (PACELINE_INTERFACE)"
+        ),
+    ),
+    "data_wait": (
+        "waiting for samples",
+        (
+            "pack the set into shards (`paceline data pack`), read further ahead (read.ahead), let processes help (read.workers), "
+            "or keep shards on a local disk (read.cache); `paceline data bench` measures reading alone"
+        ),
+    ),
+    "optimizer": (
+        "the optimizer",
+        "fused=True or foreach=True in torch's optimizer, parallel=fsdp to share its work among the ranks, or larger batches",
+    ),
+    "host_gaps": (
+        "gaps on the host: Python, garbage collection, logs",
+        (
+            "compile=true, or capture=auto on a GPU; larger lanes (fewer batch.lanes); log.every_steps higher; no .item() or print in the model; "
+            "gc.freeze() after the start"
+        ),
+    ),
+    "waiting_for_slowest": (
+        "ranks that wait for the slowest one",
+        "look at that rank: its node, its disk, what else runs there, and whether its samples are larger than those of the others",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class ProfileVerdict:
+    """Where a step's time goes. Shares are those of the rank that the others wait for: its time is everybody's."""
+
+    script: str
+    ranks: int
+    device: str
+    steps: int
+    decisive_rank: int
+    shares: Shares
+    waiting_s: float
+    """Seconds a step that the other ranks wait for the decisive one, in the mean."""
+    per_rank: tuple[Shares, ...]
+    slow: Slowest | None
+
+    @property
+    def causes(self) -> list[str]:
+        """The kinds that take most of the step, the largest first."""
+        seconds = asdict(self.shares)
+        worth = [kind for kind in KINDS if seconds[kind] > _WORTH * self.shares.step_s]
+        return sorted(worth, key=lambda kind: -seconds[kind])[:_CAUSES]
+
+
+def judge(script: str, device: str, steps: int, per_rank: Sequence[Shares], slow: Slowest | None) -> ProfileVerdict:
+    """Put together what the ranks measured.
+
+    >>> fast = Shares(compute=0.01, exposed_communication=0.05, data_wait=0.0, optimizer=0.0, host_gaps=0.0)
+    >>> late = Shares(compute=0.01, exposed_communication=0.01, data_wait=0.04, optimizer=0.0, host_gaps=0.0)
+    >>> verdict = judge("x.py", "cpu", 5, [fast, late], None)
+    >>> verdict.decisive_rank, verdict.causes, round(verdict.waiting_s, 3)
+    (1, ['data_wait', 'compute', 'exposed_communication'], 0.04)
+    """
+    waits = [shares.exposed_communication for shares in per_rank]
+    decisive = waits.index(min(waits))
+    others = [wait - waits[decisive] for rank, wait in enumerate(waits) if rank != decisive]
+    waiting = sum(others) / len(others) if others else 0.0
+    return ProfileVerdict(
+        script, len(per_rank), device, steps, decisive, per_rank[decisive], waiting, tuple(per_rank), slow
+    )
+
+
+def as_dict(verdict: ProfileVerdict) -> dict[str, Any]:
+    """Return the verdict with the keys of docs/profile.md."""
+    step_s, seconds = verdict.shares.step_s, asdict(verdict.shares)
+    slow = verdict.slow
+    return {
+        "script": verdict.script,
+        "ranks": verdict.ranks,
+        "device": verdict.device,
+        "steps": verdict.steps,
+        "step_s": step_s,
+        "decisive_rank": verdict.decisive_rank,
+        "seconds": seconds,
+        "shares": {kind: value / step_s if step_s else 0.0 for kind, value in seconds.items()},
+        "waiting_for_slowest_s": verdict.waiting_s,
+        "per_rank": [asdict(shares) for shares in verdict.per_rank],
+        "slow_rank": slow and {"rank": slow.beat.rank, "phase": slow.phase, "more_s": slow.more_s, "times": slow.times},
+        "causes": [
+            {"cause": kind, "seconds": seconds[kind], "what": IN_WORDS[kind][0], "try": IN_WORDS[kind][1]}
+            for kind in verdict.causes
+        ],
+        "words": describe(verdict),
+    }
+
+
+def describe(verdict: ProfileVerdict) -> str:
+    """Return the verdict in words."""
+    step_s, seconds = verdict.shares.step_s, asdict(verdict.shares)
+    ranks = f"{verdict.ranks} rank{'' if verdict.ranks == 1 else 's'}"
+    where = f" (rank {verdict.decisive_rank}, which waits least)" if verdict.ranks > 1 else ""
+    lines = [f"{verdict.script}, {ranks} on {verdict.device}: {short_time(step_s)} a step, of {verdict.steps}{where}"]
+    for kind in KINDS:
+        share = seconds[kind] / step_s if step_s else 0.0
+        lines.append(f"  {kind.replace('_', ' '):<22} {short_time(seconds[kind]):>10}  {share:6.1%}")
+    if verdict.slow is not None:
+        lines.append(in_words(verdict.slow))
+    if verdict.waiting_s > _WORTH * step_s:
+        what, do = IN_WORDS["waiting_for_slowest"]
+        lines.append(f"{what}: {short_time(verdict.waiting_s)} a step. Try: {do}")
+    for number, kind in enumerate(verdict.causes, 1):
+        what, do = IN_WORDS[kind]
+        lines.append(f"{number}. {what}, {short_time(seconds[kind])} a step. Try: {do}")
+    return "\n".join(lines)

@@ -1,0 +1,173 @@
+"""Which rank holds the others up, with what, and always or once? Wall time cannot tell: all wait for the slowest."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from paceline.amounts import short_time
+from paceline.scale.batch import share
+from paceline.world.heartbeat import NOTHING, Beat
+from paceline.world.phases import PHASES, WAIT
+
+CLEARLY = 1.2
+"""From this ratio on, a rank is slower than the others, rather than unlucky."""
+
+_WORTH = 0.05  # of a whole step, with all waiting: a rank that costs the others less holds nobody up
+_ONCE = 3.0  # steps: a single delay that is shorter than so many is not worth a word
+_ONCE_S = 0.1
+
+Kind = Literal["chronic", "one-off"]
+
+IN_WORDS = {
+    "data": "waiting for its samples",
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "the optimizer",
+    "gc": "garbage collection",
+    "other": "what comes between two steps",
+}
+
+
+@dataclass(frozen=True)
+class Slowest:
+    """The rank that holds the others up."""
+
+    beat: Beat
+    times: float
+    """Its own time a step, in terms of the median of the others; for a one-off, that of the one step."""
+    phase: str = "other"
+    """What it spends the time on."""
+    kind: Kind = "chronic"
+    more_s: float = 0.0
+    """Seconds that the phase takes more than on the others: a step, or in the one step."""
+    step: int = 0
+    """Of a one-off, the step."""
+
+    @property
+    def cost_s(self) -> float:
+        """Seconds that the others lost by it, of late."""
+        return self.more_s * (1 if self.kind == "one-off" else max(1, self.beat.steps))
+
+    @property
+    def key(self) -> tuple[int, str, str, int]:
+        """What makes it another finding."""
+        return self.beat.rank, self.phase, self.kind, self.step
+
+
+def in_words(slow: Slowest) -> str:
+    """Return a finding as a sentence.
+
+    >>> in_words(Slowest(Beat(3, "n1", 9, 0.0, 0.2, 0.1), 2.0, "data", "chronic", 0.1))
+    'rank 3 on n1 holds the others up: 100.0 ms more a step in waiting for its samples, 2.0 x their own time'
+    >>> in_words(Slowest(Beat(3, "n1", 9, 0.0, 0.2, 0.1), 9.0, "gc", "one-off", 1.5, step=8))
+    'rank 3 on n1 held the others up once, in step 8: 1.50 s more in garbage collection'
+    """
+    rank, phase = f"rank {slow.beat.rank} on {slow.beat.node}", IN_WORDS.get(slow.phase, slow.phase)
+    more = short_time(slow.more_s)
+    if slow.kind == "one-off":
+        return f"{rank} held the others up once, in step {slow.step:,}: {more} more in {phase}"
+    return f"{rank} holds the others up: {more} more a step in {phase}, {slow.times:.1f} x their own time"
+
+
+def read_beats(folder: Path, world_size: int, since_s: float) -> list[Beat]:
+    """Return the beats of a world since it was started; those of an earlier one, which may lie around, say nothing."""
+    found = [_read(path) for path in sorted(folder.glob("*.beat"))]
+    return [beat for beat in found if beat and beat.rank < world_size and beat.time_s >= since_s]
+
+
+def _read(path: Path) -> Beat | None:
+    try:
+        return Beat.parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def slowest(beats: Sequence[Beat], lanes: int, world_size: int) -> Slowest | None:
+    """Return the rank that is clearly slower than those with as many lanes, or was once; nothing if none is.
+
+    >>> beats = [Beat(rank, "n1", 9, 0.0, own_s, 0.0) for rank, own_s in enumerate([0.1, 0.1, 0.15, 0.11])]
+    >>> found = slowest(beats, lanes=4, world_size=4)
+    >>> found.beat.rank, found.times, found.kind
+    (2, 1.5, 'chronic')
+    >>> slowest(beats[:2], lanes=4, world_size=4) is None
+    True
+    """
+    alike: dict[int, list[Beat]] = defaultdict(list)
+    for beat in beats:
+        alike[len(share(lanes, beat.rank, world_size))].append(beat)
+    groups = [group for group in alike.values() if len(group) > 1]
+    chronic = [slow for group in groups for slow in _chronic(group)]
+    once = [slow for group in groups for slow in _once(group)]
+    return max(chronic + once, key=lambda slow: slow.cost_s, default=None)
+
+
+def _chronic(group: Sequence[Beat]) -> Iterator[Slowest]:
+    """Yield the rank whose own work takes longest in most steps, if it is clearly longer and matters."""
+    steady = {beat.rank: _steady(beat) for beat in group}
+    worst = max(group, key=lambda beat: sum(steady[beat.rank].values()))
+    others = [steady[beat.rank] for beat in group if beat is not worst]
+    more = {phase: steady[worst.rank][phase] - median(one[phase] for one in others) for phase in PHASES}
+    phase = max(PHASES, key=lambda name: more[name])
+    own, usual = sum(steady[worst.rank].values()), median(sum(one.values()) for one in others)
+    times = round(own / max(usual, 1e-9), 2)
+    whole = own + worst.phases.get(WAIT, NOTHING).steady_s
+    if times > CLEARLY and own - usual > _WORTH * whole:
+        yield Slowest(worst, times, phase, "chronic", more[phase])
+
+
+def _steady(beat: Beat) -> Mapping[str, float]:
+    """Return what each phase takes in most steps; of a beat that tells no phases, what it does tell."""
+    if not beat.phases:
+        return dict.fromkeys(PHASES, 0.0) | {"data": beat.data_s, "forward": beat.own_s - beat.data_s}
+    return {phase: beat.phases.get(phase, NOTHING).steady_s for phase in PHASES}
+
+
+def _once(group: Sequence[Beat]) -> Iterator[Slowest]:
+    """Yield each phase of each rank that took far longer in one step than it ever did on the others."""
+    for beat in group:
+        others = [other for other in group if other is not beat]
+        usual = median(sum(_steady(other).values()) for other in others)
+        for phase in PHASES:
+            mine = beat.phases.get(phase, NOTHING)
+            more_s = mine.largest_s - median(other.phases.get(phase, NOTHING).largest_s for other in others)
+            if more_s > max(_ONCE * usual, _ONCE_S):
+                times = round((usual + more_s) / max(usual, 1e-9), 2)
+                yield Slowest(beat, times, phase, "one-off", more_s, mine.largest_step)
+
+
+class SlowWatch:
+    """Looks at all beats from time to time, and has news when two looks agree: chance seldom strikes the same rank twice."""
+
+    def __init__(self, folder: Path, lanes: int, world_size: int, since_s: float) -> None:
+        self._folder, self._lanes, self._size, self._since_s = folder, lanes, world_size, since_s
+        self._seen: Slowest | None = None
+        self._settled: Slowest | None = None
+        self._told: Slowest | None = None
+
+    def look(self) -> None:
+        """Read the beats and judge; from any thread."""
+        try:
+            beats = read_beats(self._folder, self._size, self._since_s)
+        except OSError:  # a disk that fails harms no training
+            return
+        found = slowest(beats, self._lanes, self._size)
+        if _key(found) == _key(self._seen):
+            self._settled = found
+        self._seen = found
+
+    def news(self) -> tuple[Slowest | None, Slowest | None] | None:
+        """Return what is found now and what was said before, if they are not the same."""
+        found, told = self._settled, self._told
+        if _key(found) == _key(told):
+            return None
+        self._told = found
+        return found, told
+
+
+def _key(found: Slowest | None) -> tuple[int, str, str, int] | None:
+    return None if found is None else found.key
