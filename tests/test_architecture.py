@@ -17,7 +17,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 FLOORS = [
     {"amounts", "errors", "handover", "version", "__init__"},
     {"rundir", "runlock", "config", "events", "tensorfile", "objectstore"},
-    {"world", "scale", "launch", "cluster"},
+    {"world", "scale", "launch", "cluster", "hang"},
     {"data", "checkpoint"},
     {"train"},
     {"recipes"},
@@ -32,7 +32,7 @@ WITHOUT_TORCH = [
     "paceline.scale.tree", "paceline.scale.lr", "paceline.launch.local", "paceline.launch.child", "paceline.world.facts",
     "paceline.world.detect", "paceline.data.order", "paceline.data.idx", "paceline.data.chunks", "paceline.data.h5file", "paceline.objectstore", "paceline.data.remote", "paceline.data.get", "paceline.data.check", "paceline.data.show", "paceline.data.vocabulary", "paceline.data.pack", "paceline.data.bench", "paceline.diagnose.equivalence", "paceline.recipes",
     "paceline.world.network", "paceline.world.timelimit", "paceline.world.heartbeat", "paceline.launch.task", "paceline.cluster.submission",
-    "paceline.cluster.allocation", "paceline.cluster.aws", "paceline.report.state", "paceline.runlock", "paceline.checkpoint.catalog", "paceline.checkpoint.export", "paceline.checkpoint.remote", "paceline.cli.main",
+    "paceline.cluster.allocation", "paceline.cluster.aws", "paceline.report.state", "paceline.report.failure", "paceline.hang.watchdog", "paceline.runlock", "paceline.checkpoint.catalog", "paceline.checkpoint.export", "paceline.checkpoint.remote", "paceline.cli.main",
 ]  # fmt: skip
 
 

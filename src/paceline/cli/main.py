@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from paceline.cli import cancel, chaos, ckpt, cluster, data, jobs, run, sample, submit, train, verify, watch
+from paceline.cli import cancel, chaos, ckpt, cluster, data, hang, jobs, run, sample, submit, train, verify, watch
 from paceline.errors import PacelineError, did_you_mean
 from paceline.version import VERSION
 
@@ -18,6 +18,7 @@ _VERBS = {
     "run": run,
     "submit": submit,
     "watch": watch,
+    "hang": hang,
     "jobs": jobs,
     "cancel": cancel,
     "cluster": cluster,

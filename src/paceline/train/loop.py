@@ -38,6 +38,7 @@ from paceline.train.record import Recorder
 from paceline.train.reduction import Note
 from paceline.train.state import digests_of_all, state_digest
 from paceline.train.step import LossFunction
+from paceline.train.watched import disk_s, pulse_of, watchdog_of
 from paceline.world.device import peak_flops
 from paceline.world.facts import World
 from paceline.world.group import shorten_timeout
@@ -73,25 +74,38 @@ class Trainer:
         self._metrics: Mapping[str, float] = {}
         self._done = 0
         self._claim: Claim | None = None
+        self._pulse = pulse_of(config)
 
     def run(self) -> None:
         """Train until all steps are done, from the newest good checkpoint on. Raises `Stopped` if told to stop."""
         recorder = Recorder(self.config, self.world)
-        with self._opened(), self._lifeline() as life, Heartbeat(self.directory, self.world) as heart:
+        pulse = self._pulse
+        with (
+            self._opened(),
+            self._lifeline() as life,
+            Heartbeat(self.directory, self.world) as heart,
+            watchdog_of(self.directory, self.world, self.config, pulse),
+        ):
+            saving_s = disk_s(life.size_bytes)
+            pulse.begin("starting", saving_s)
             self._done = first = life.restore()
             self._announce()
             recorder.start(self.model, self.optimizer, self._take.own_state())
-            for step in heart.reading(self.batches.steps(first)):
+            for step in heart.reading(pulse.reading(self.batches.steps(first))):
                 self._train(step, life)
                 heart.step_done(self._done, self._take.ready)
+                pulse.step_done(self._done)
+                pulse.begin("saving", saving_s)
                 if step.plan.step == first:
                     shorten_timeout(self.world, self.config)
                 if life.after_step(self._last, self._done, self._metrics) and self._done < self.batches.total_steps:
                     self._stop(life)
                 if self._wants(recorder, step):
                     break
+            pulse.begin("ending", saving_s)
             life.save(self._done, self._metrics)
             life.finish()
+            pulse.begin("ending", saving_s)
             own = digests_of_all(self.world, self._take.own_state())
             digest = state_digest(self.model, self.optimizer, own)
             self._emit(RunEnded(self._done, self._in_epoch.run_seconds, digest))
@@ -111,10 +125,14 @@ class Trainer:
 
     def _evaluate_between(self, evaluation: Evaluation) -> None:
         begun = time.perf_counter()
-        self._metrics = evaluation.run(self.model)
+        self._metrics = self._evaluated(evaluation)
         self._emit(Evaluated(self._done, self._metrics))
         for meter in (self._since_report, self._in_epoch):
             meter.leave_out(time.perf_counter() - begun)
+
+    def _evaluated(self, evaluation: Evaluation) -> dict[str, float]:
+        self._pulse.begin("evaluating")
+        return evaluation.run(self.model, self._pulse.sign)
 
     def _report(self, step: Step) -> None:
         loss, rate = self._since_report.close(self._take)
@@ -124,7 +142,7 @@ class Trainer:
     def _end_epoch(self, step: Step) -> None:
         loss, rate = self._in_epoch.close(self._take)
         epoch = step.plan.epoch + 1
-        metrics = self._metrics = self._evaluation.run(self.model) if self._evaluation else {}
+        metrics = self._metrics = self._evaluated(self._evaluation) if self._evaluation else {}
         epochs = -(-self.batches.total_steps // self.batches.plan.steps_per_epoch)
         self._emit(EpochDone(epoch, epochs, self._done, loss, rate, metrics))
         if self.config.log.ranks == "all":
