@@ -79,9 +79,19 @@ class RunDir:
         return self.root / "hang" / "alarm"
 
     @property
+    def hang_verdict(self) -> Path:
+        """The file that says what the ranks found to hold the run up, while they still ran."""
+        return self.root / "hang" / "verdict.json"
+
+    @property
     def failure(self) -> Path:
         """The page that says how the last start of the run failed."""
         return self.root / "failure.md"
+
+    @property
+    def failure_facts(self) -> Path:
+        """The same, as JSON."""
+        return self.root / "failure.json"
 
     @property
     def started_over(self) -> Path:

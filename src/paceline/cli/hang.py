@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.watch import add_run_argument, named_run
-from paceline.hang.judge import Verdict, judge, still_moving
+from paceline.hang.judge import judge, still_moving
 from paceline.hang.record import Record, read_all
 from paceline.hang.stacks import MAIN
+from paceline.hang.verdict import Verdict, kept
 from paceline.hang.words import ranks_words
-from paceline.report.failure import Page, page_of
+from paceline.report.failure import Page, leave, page_of
 from paceline.report.screen import say
 from paceline.report.state import is_held
 from paceline.report.target import Target, find_run
-from paceline.rundir import RunDir, write_whole
+from paceline.rundir import RunDir
 
 HELP = "which rank is stuck, where, and what the others wait for; how a run failed"
 
@@ -42,7 +43,7 @@ def main(known: argparse.Namespace) -> int:
     target = find_run(named_run(known, ("--json", "--stacks", "--runs")), Path(known.runs))
     alive = is_held(target.folder.lock)
     records = _ask(target.folder) if alive else read_all(target.folder)
-    verdict = _verdict(records)
+    verdict = (None if alive else kept(target.folder)) or _verdict(records)
     page = None if alive else _page(target)
     if known.json:
         print(json.dumps(_facts(target, records, verdict, page, alive=alive), indent=2))
@@ -76,8 +77,7 @@ def _page(target: Target) -> Page | None:
     """Return how the run failed, if it did, and leave the page in its folder if nobody has."""
     page = page_of(target)
     if page is not None and not page.written:
-        with contextlib.suppress(OSError):
-            write_whole(target.folder.failure, page.text().encode(errors="replace"))
+        leave(page)
     return page
 
 

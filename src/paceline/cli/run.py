@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import os
 import re
@@ -23,8 +22,7 @@ from paceline.launch.local import launch
 from paceline.launch.memory import killed_for_memory
 from paceline.launch.restart import DEFAULT_RESTARTS, Begin, Restarts, launch_with_restarts
 from paceline.launch.spec import LaunchSpec, Target, script
-from paceline.report.failure import page_of_launch
-from paceline.rundir import RunDir, write_whole
+from paceline.report.failure import leave, page_of_launch
 from paceline.world.address import listen_at, refuse_loopback_name, split_address
 
 HELP = "start N ranks of a script on this machine, supervised, and again after a failure"
@@ -116,8 +114,7 @@ def _begin_and_tell(begin: Begin, spec: LaunchSpec, **given: Any) -> Failure | N
     if killed_for_memory() > killed:
         failure = replace(failure, how=f"{failure.how}: the machine, or its share of it, ran out of memory")
     page = page_of_launch(failure, shlex.join(["paceline", *sys.argv[1:]]))
-    with contextlib.suppress(OSError):  # the disk may be what failed
-        write_whole(RunDir(Path(failure.run)).failure, page.text().encode(errors="replace"))
+    leave(page)
     return replace(failure, message="\n".join([failure.message, "", *page.last_lines()]))
 
 

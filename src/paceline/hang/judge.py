@@ -4,38 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from paceline.hang.flight import Collective
 from paceline.hang.process import GONE
 from paceline.hang.record import Record
+from paceline.hang.verdict import Cause, Verdict
 from paceline.hang.words import ranks_words
-
-Cause = Literal[
-    "none", "exception", "another collective", "another shape", "one batch more", "stopped", "silent", "gone", "left",
-    "reading", "saving", "own code", "link", "stuck",
-]  # fmt: skip
 
 _ENDING = {"saving", "ending"}
 _FRESH_S = 8.0  # ranks that are stuck ask again every 2 s; clocks may differ
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What holds a run up."""
-
-    cause: Cause
-    ranks: tuple[int, ...]
-    """Those at fault."""
-    waiting: tuple[int, ...]
-    """Those that wait for them."""
-    sentence: str
-
-    @property
-    def found(self) -> bool:
-        """Whether anything is wrong."""
-        return self.cause != "none"
 
 
 def judge(records: Sequence[Record]) -> Verdict:

@@ -67,9 +67,17 @@ def record_of(world: World, pulse: Pulse, state: State, wrong: Wrong | None = No
         round(pulse.quiet_s, 3), round(pulse.usual_s, 6), process(pid),
         tuple(children(pid)) if told else (),
         tuple(own_stacks()) if told else (),
-        tuple(last_collectives()) if told else (),
+        _collectives(wrong) if told else (),
         wrong,
     )  # fmt: skip
+
+
+def _collectives(wrong: Wrong | None) -> tuple[Collective, ...]:
+    """Return the last ones; torch counts one that failed as done, and it is not."""
+    found = last_collectives()
+    if found and wrong and (wrong.lost_peer or "gloo" in wrong.text):
+        found[-1] = replace(found[-1], done=False)
+    return tuple(found)
 
 
 def write(directory: RunDir, record: Record) -> None:

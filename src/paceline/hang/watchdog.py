@@ -7,12 +7,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from paceline.hang.judge import Verdict, judge, moves, still_moving
+from paceline.hang.judge import judge, moves, still_moving
 from paceline.hang.pulse import REST_S, Pulse
-from paceline.hang.record import State, Wrong, read, read_all, record_of, write
+from paceline.hang.record import Record, State, Wrong, read, read_all, record_of, write
+from paceline.hang.verdict import Verdict, keep, kept
 from paceline.rundir import RunDir, make_private
 from paceline.world.facts import World
 
@@ -35,11 +37,14 @@ class Watchdog:
         self._every_s = max(_LOOK_S, world.size / _RANKS_PER_S)
         self._over = threading.Event()
         self._stuck_at: int | None = None
+        self._last: Record | None = None
         self._since, self._called, self._heard, self._said = 0.0, 0.0, 0.0, False
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
         self._write("running")
+        if self._world.is_main:
+            self._forget()
         self._heard = self._alarm()
         self._thread.start()
         return self
@@ -50,7 +55,11 @@ class Watchdog:
         self._over.set()
         self._thread.join(_ANSWER_S)
         wrong = self._explain(error) if error is not None else None
-        self._write("failed" if wrong else "left", wrong)
+        if wrong and wrong.lost_peer and self._stuck_at == self._pulse.signs and self._last:
+            # Where it waited tells more than where it gave up.
+            self._put(replace(self._last, state="failed", time_s=time.time(), wrong=wrong))
+        else:
+            self._write("failed" if wrong else "left", wrong)
 
     def _watch(self) -> None:
         due = time.monotonic() + self._every_s
@@ -83,12 +92,13 @@ class Watchdog:
             self._heard = self._alarm()
             self._write("running")
             if self._said:
+                self._forget()
                 self._say("watchdog: the run moves again")
             return
         if (alarm := self._alarm()) > self._heard:
             self._heard = alarm
             self._write("stuck")  # what it waits for may be another thing by now
-        if not self._said and self._is_lowest():
+        if not self._said and kept(self._directory) is None and self._is_lowest():
             self._speak()
             if time.monotonic() - self._called > _CALL_AGAIN_S:
                 self._call()
@@ -109,8 +119,15 @@ class Watchdog:
 
     def _tell(self, verdict: Verdict) -> None:
         self._said = True
+        with contextlib.suppress(OSError):
+            keep(self._directory, verdict)
         self._say(f"watchdog: no step for {self._pulse.quiet_s:.0f} s: {verdict.sentence}")
         self._say(f"watchdog: `paceline hang {self._directory.root}` shows where every rank is")
+
+    def _forget(self) -> None:
+        """Take back what was found earlier."""
+        with contextlib.suppress(OSError):
+            self._directory.hang_verdict.unlink(missing_ok=True)
 
     def _call(self) -> None:
         """Have all ranks say where they are."""
@@ -129,6 +146,11 @@ class Watchdog:
             return 0.0
 
     def _write(self, state: State, wrong: Wrong | None = None) -> None:
-        """Write this rank's record; a disk that does not take it fails no training."""
+        """Write this rank's record."""
+        self._last = record_of(self._world, self._pulse, state, wrong)
+        self._put(self._last)
+
+    def _put(self, record: Record) -> None:
+        """Write a record; a disk that does not take it fails no training."""
         with contextlib.suppress(OSError):
-            write(self._directory, record_of(self._world, self._pulse, state, wrong))
+            write(self._directory, record)

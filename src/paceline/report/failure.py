@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import re
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,12 +13,13 @@ from paceline.errors import EnvironmentUnfit
 from paceline.events import CheckpointSaved, RunEnded, RunFailed, RunStarted, RunStopped, StepDone, surviving
 from paceline.hang.judge import judge
 from paceline.hang.record import Record, read_all
+from paceline.hang.verdict import kept
 from paceline.launch.failure import Failure
 from paceline.report.jobs import jobs_of
 from paceline.report.lines import harmless
 from paceline.report.state import is_held
 from paceline.report.target import Target
-from paceline.rundir import RunDir
+from paceline.rundir import RunDir, write_whole
 
 _STEPS = 5
 _SAME_WAY = "the command that started it, once more"
@@ -92,9 +93,15 @@ def page_of_launch(failure: Failure, resume: str) -> Page:
     """Return the page for a failure that the launcher saw, also where the rank itself could not say a word."""
     folder = RunDir(Path(failure.run))
     records = read_all(folder)
-    node = next((record.node for record in records if record.rank == failure.rank), "")
-    page = _with_history(folder, failure.rank, failure.how or "failed", failure.words or failure.message, records)
-    return replace(page, node=node, resume=resume)
+    rank, how = failure.rank, failure.how or "failed"
+    mine, verdict = _of_rank(records, rank), kept(folder)
+    if verdict and verdict.ranks and rank not in verdict.ranks and mine and mine.wrong and mine.wrong.lost_peer:
+        rank, how = verdict.ranks[0], "held the others up"
+    return replace(_with_history(folder, rank, how, failure.words or failure.message, records), resume=resume)
+
+
+def _of_rank(records: Sequence[Record], rank: int) -> Record | None:
+    return next((record for record in records if record.rank == rank), None)
 
 
 def page_of(target: Target) -> Page | None:
@@ -104,14 +111,18 @@ def page_of(target: Target) -> Page | None:
     records = read_all(folder)
     if is_held(folder.lock) or not events or not _has_failed(events, records):
         return None
-    verdict, failed = judge(records), [record for record in records if record.wrong and not record.wrong.lost_peer]
+    since_s = next(event["time_s"] for event in reversed(events) if event["event"] == RunStarted.__name__)
+    if page := _left(folder, since_s):
+        return page
+    verdict = kept(folder) or judge(records)
     rank = verdict.ranks[0] if verdict.ranks else -1
-    told = next((record.wrong for record in failed if record.rank == rank), None)
-    how = f"failed with {told.what}" if told else "ended without a word" if rank >= 0 else "ended"
-    words = told.text if told else _reason(events)
-    page = _with_history(folder, rank, how, words, records)
-    node = next((record.node for record in records if record.rank == rank), "")
-    return replace(page, node=node, slurm=_slurm(target), written=folder.failure.exists(), resume=_said_before(folder))
+    first = _of_rank(records, rank)
+    told = first.wrong if first and first.wrong and not first.wrong.lost_peer else None
+    how = (
+        f"failed with {told.what}" if told else "ended without a word" if verdict.cause == "gone" else "held the run up"
+    )
+    page = _with_history(folder, rank, how, told.text if told else _reason(events), records)
+    return replace(page, slurm=_slurm(target))
 
 
 def _with_history(folder: RunDir, rank: int, how: str, words: str, records: Sequence[Record]) -> Page:
@@ -119,11 +130,12 @@ def _with_history(folder: RunDir, rank: int, how: str, words: str, records: Sequ
     steps = [event for event in events if event["event"] == StepDone.__name__][-_STEPS:]
     saved = next((event for event in reversed(events) if event["event"] == CheckpointSaved.__name__), None)
     stuck = [record for record in records if record.state in {"stuck", "failed"}]
-    verdict = judge(records) if stuck else None
+    verdict = kept(folder) or (judge(records) if stuck else None)
     held = verdict.sentence if verdict and verdict.cause not in {"none", "exception", "gone"} else ""
     step = max([0, *(record.step for record in records), *(event["step"] for event in steps)])
+    mine = _of_rank(records, rank)
     return Page(
-        str(folder.root.absolute()), rank, "", how, words, held, step,
+        str(folder.root.absolute()), rank, mine.node if mine else "", how, words, held, step,
         tuple({name: event[name] for name in ("step", "loss", "samples_per_s")} for event in steps),
         saved["path"] if saved else "", saved["step"] if saved else -1, "", _SAME_WAY,
     )  # fmt: skip
@@ -157,9 +169,20 @@ def _slurm(target: Target) -> str:
     return ""
 
 
-def _said_before(folder: RunDir) -> str:
-    """Return the command that the launcher named, if it has left a page."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        if found := re.search(r"^    (paceline .+)$", folder.failure.read_text(encoding="utf-8"), re.MULTILINE):
-            return found[1]
-    return _SAME_WAY
+def leave(page: Page) -> None:
+    """Write the page into the run's folder; the disk may be what failed, so it need not succeed."""
+    folder = RunDir(Path(page.run))
+    with contextlib.suppress(OSError):
+        write_whole(folder.failure_facts, f"{json.dumps(page.facts())}\n".encode())
+        write_whole(folder.failure, page.text().encode(errors="replace"))
+
+
+def _left(folder: RunDir, since_s: float) -> Page | None:
+    """Return the page of the last start, if it is there: who was there when it failed knows best."""
+    try:
+        if folder.failure_facts.stat().st_mtime < since_s:
+            return None
+        facts = json.loads(folder.failure_facts.read_text(encoding="utf-8"))
+        return Page(**(facts | {"steps": tuple(facts["steps"]), "written": True}))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
