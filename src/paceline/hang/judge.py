@@ -19,7 +19,7 @@ def judge(records: Sequence[Record]) -> Verdict:
     """Return what holds a run up. What explains the rest is asked for first."""
     if not any(record.state in {"stuck", "failed"} for record in records):
         return Verdict("none", (), (), "no rank has said that it is stuck")
-    for question in (_mismatch, _failed, _silent, _late, _saving, _left, _link):
+    for question in (_batches, _mismatch, _failed, _silent, _late, _saving, _left, _link):
         if verdict := question(records):
             return verdict
     return _somewhere(records)
@@ -33,6 +33,23 @@ def still_moving(records: Sequence[Record], now_s: float) -> list[int]:
 def moves(record: Record, now_s: float) -> bool:
     """Return whether a rank has just said that it moves. One that was stopped after it had said so does not say it again."""
     return record.state == "moving" and now_s - record.time_s < _FRESH_S
+
+
+def _batches(records: Sequence[Record]) -> Verdict | None:
+    """Return that some have ended while others are in one more step: those are at fault who are fewer; of as many, the latter."""
+    ended = [record for record in records if record.doing == "ending" and record.state != "failed"]
+    more = [record for record in records if record.doing == "step" and _pending(record)]
+    if not ended or not more or len(ended) + len(more) < len(records):
+        return None
+    if min(record.step for record in more) < max(record.step for record in ended):
+        return None
+    ended_words = f"ended after step {ended[0].step}"
+    step, (early, late) = f"in step {more[0].step + 1}", (_others(records, more), _others(records, ended))
+    if len(ended) < len(more):
+        words = f"{_who(ended)} {ended_words}; {ranks_words(late)} {_are(late)} {step}, and wait for a batch of it"
+        return Verdict("one batch less", early, late, words)
+    words = f"{_who(more)} has a batch more than the others: it is {step}; {ranks_words(early)} {ended_words}"
+    return Verdict("one batch more", late, early, words)
 
 
 def _mismatch(records: Sequence[Record]) -> Verdict | None:
@@ -59,18 +76,9 @@ _MAY_DIFFER = {"all-to-all", "alltoall", "gather", "scatter", "broadcast", "barr
 
 
 def _of_mismatch(records: Sequence[Record], entered: dict[int, Collective], odd: list[int]) -> Verdict:
-    by_rank = {record.rank: record for record in records}
-    mine, others = by_rank[odd[0]], [rank for rank in entered if rank not in odd]
+    mine = next(record for record in records if record.rank == odd[0])
+    others = [rank for rank in entered if rank not in odd]
     one, other = entered[odd[0]], entered[others[0]]
-    stepping = [rank for rank in entered if by_rank[rank].doing not in _ENDING]
-    if stepping and len(stepping) < len(entered) and one.name != other.name:
-        ended = [rank for rank in entered if rank not in stepping]
-        late = by_rank[stepping[0]]
-        return Verdict(
-            "one batch more", tuple(stepping), tuple(ended),
-            f"{_who([late])} has a batch more than the others: it is in {entered[late.rank].called} of step {late.step + 1}; "
-            f"{ranks_words(ended)} ended after step {by_rank[ended[0]].step}",
-        )  # fmt: skip
     cause: Cause = "another shape" if one.name == other.name else "another collective"
     what = (one.called, other.called) if one.name != other.name else (_with_size(one), _with_size(other))
     return Verdict(

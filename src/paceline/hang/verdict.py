@@ -9,7 +9,7 @@ from typing import Literal
 from paceline.rundir import RunDir, write_whole
 
 Cause = Literal[
-    "none", "exception", "another collective", "another shape", "one batch more", "stopped", "silent", "gone", "left",
+    "none", "exception", "another collective", "another shape", "one batch more", "one batch less", "stopped", "silent", "gone", "left",
     "reading", "saving", "own code", "link", "stuck",
 ]  # fmt: skip
 
