@@ -94,8 +94,14 @@ def run_trial(trial: Trial) -> Outcome:
         try:
             return watch(trial, folder, process)
         finally:
-            process.terminate()
-            process.wait(60)
+            end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a run at once: the first signal asks it to save, the second does not wait for that."""
+    while process.poll() is None:
+        process.terminate()
+        time.sleep(0.5)
 
 
 def start(folder: Path, words: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
