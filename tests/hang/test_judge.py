@@ -71,6 +71,13 @@ CASES = {
         [*waiting(0, 1, 3), rank(2, entry(412, size=5))],
         "another shape", (2,), "rank 2 (node a) is in all-reduce 412 of 5 Float, but ranks 0-1, 3 are in all-reduce 412 of 3 Float",
     ),
+    "another shape, with which the others got through": (
+        [*(replace(rank(n, entry(413)), collectives=(entry(412, done=True), entry(413))) for n in (0, 1, 3)), rank(2, entry(412, size=5))],
+        "another shape", (2,), "rank 2 (node a) is in all-reduce 412 of 5 Float, but ranks 0-1, 3 had all-reduce 412 of 3 Float",
+    ),
+    "two ranks at odds": (
+        [rank(0, entry(412), size=2), rank(1, entry(412, size=5), size=2)], "another shape", (0, 1), "rank 0 (node a) is in all-reduce 412 of 3",
+    ),
     "one batch more": (
         [*(replace(rank(n, entry(412, "barrier")), doing="ending") for n in (0, 1, 3)), rank(2, entry(412))],
         "one batch more", (2,), "rank 2 (node a) has a batch more than the others: it is in step 52",

@@ -53,38 +53,48 @@ def _batches(records: Sequence[Record]) -> Verdict | None:
 
 
 def _mismatch(records: Sequence[Record]) -> Verdict | None:
-    """Return that ranks have begun different things as the same collective."""
+    """Return that ranks have begun different things as the same collective. Some may have got through with it."""
     for group in _groups(records):
-        entered = {record.rank: last for record in records if (last := _last(record, group)) and not last.done}
-        if len({entry.number for entry in entered.values()}) == 1 and (odd := _odd_ones(entered)):
-            return _of_mismatch(records, entered, odd)
+        mine = {record: [entry for entry in record.collectives if entry.group == group] for record in records}
+        pending = [entry.number for entries in mine.values() for entry in entries if not entry.done]
+        first = min(pending, default=0)
+        entered = {record: entry for record, entries in mine.items() for entry in entries if entry.number == first}
+        if odd := _odd_ones(entered):
+            return _of_mismatch(entered, odd)
     return None
 
 
-def _odd_ones(entered: dict[int, Collective]) -> list[int]:
-    """Return the ranks that do not do what most do; of two, the second."""
-    kinds = {rank: (entry.name, entry.sizes, entry.types) for rank, entry in entered.items()}
-    names = {kind[0] for kind in kinds.values()}
+def _odd_ones(entered: dict[Record, Collective]) -> list[Record]:
+    """Return the ranks that do not do what most do. Of as many, those that the user's own code sent there; else all."""
+    kinds = {record: _kind(entry) for record, entry in entered.items()}
+    names = {entry.name for entry in entered.values()}
     if len(set(kinds.values())) < 2 or (len(names) == 1 and names <= _MAY_DIFFER):
         return []
-    usual = Counter(kinds.values()).most_common(1)[0][0]
-    return [rank for rank, kind in kinds.items() if kind != usual]
+    (usual, most), (_, next_most), *_ = Counter(kinds.values()).most_common()
+    if most > next_most:
+        return [record for record, kind in kinds.items() if kind != usual]
+    sent = [record for record in entered if record.place and record.place.kind == "user"]
+    return sent if 0 < len(sent) < len(entered) else list(entered)
+
+
+def _kind(entry: Collective) -> tuple[object, ...]:
+    return entry.name, entry.sizes, entry.types
 
 
 _MAY_DIFFER = {"all-to-all", "alltoall", "gather", "scatter", "broadcast", "barrier", "alltoallv"}
 """Here ranks may give different sizes, and nothing is wrong."""
 
 
-def _of_mismatch(records: Sequence[Record], entered: dict[int, Collective], odd: list[int]) -> Verdict:
-    mine = next(record for record in records if record.rank == odd[0])
-    others = [rank for rank in entered if rank not in odd]
-    one, other = entered[odd[0]], entered[others[0]]
+def _of_mismatch(entered: dict[Record, Collective], odd: list[Record]) -> Verdict:
+    mine, one = odd[0], entered[odd[0]]
+    others = [record for record, entry in entered.items() if _kind(entry) != _kind(one)]
+    other = entered[others[0]]
+    theirs = [record.rank for record, entry in entered.items() if _kind(entry) == _kind(other)]
     cause: Cause = "another shape" if one.name == other.name else "another collective"
     what = (one.called, other.called) if one.name != other.name else (_with_size(one), _with_size(other))
-    return Verdict(
-        cause, tuple(odd), tuple(others),
-        f"{_who([mine])} is in {what[0]}, but {ranks_words(others)} {_are(others)} in {what[1]}{_at(mine)}",
-    )  # fmt: skip
+    came = "are" if len(theirs) > 1 else "is"
+    words = f"{_who([mine])} is in {what[0]}, but {ranks_words(theirs)} {came if not other.done else 'had'} {'in ' if not other.done else ''}{what[1]}"
+    return Verdict(cause, tuple(record.rank for record in odd), _others(list(entered), odd), f"{words}{_at(mine)}")
 
 
 def _with_size(entry: Collective) -> str:
