@@ -17,7 +17,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 FLOORS = [
     {"amounts", "errors", "handover", "version", "__init__"},
     {"rundir", "runlock", "redact", "config", "events", "tensorfile", "objectstore"},
-    {"world", "scale", "launch", "cluster"},
+    {"world", "scale", "launch", "cluster", "hang"},
     {"data", "checkpoint"},
     {"train"},
     {"recipes"},
@@ -36,6 +36,7 @@ WITHOUT_TORCH = [
     "paceline.world.network", "paceline.world.timelimit", "paceline.world.heartbeat", "paceline.launch.task", "paceline.cluster.submission",
     "paceline.cluster.allocation", "paceline.cluster.aws", "paceline.report.state", "paceline.report.page", "paceline.cli.report", "paceline.runlock", "paceline.checkpoint.catalog", "paceline.checkpoint.export", "paceline.checkpoint.remote", "paceline.cli.main",
     "paceline.measure.profile", "paceline.world.slow",
+    "paceline.report.failure", "paceline.hang.watchdog",
 ]  # fmt: skip
 
 

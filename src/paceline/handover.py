@@ -34,6 +34,19 @@ def read_progress(file: Path) -> int:
         return -1
 
 
+def run_file(meeting: Path) -> Path:
+    """Return the file that names the folder of the run, for the page about a failure."""
+    return meeting.with_name("run")
+
+
+def read_run(file: Path) -> str:
+    """Return the folder of the run that the ranks spoke of; empty if they spoke of none."""
+    try:
+        return file.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return ""
+
+
 FAILURE = "PACELINE_FAILURE"
 """The file in which a rank says why it failed; the launcher shows the first one."""
 

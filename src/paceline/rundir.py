@@ -80,6 +80,30 @@ class RunDir:
         """Return the file in which a rank says where it is right now."""
         return self.root / "ranks" / f"{rank:04d}.beat"
 
+    def hang_record(self, rank: int) -> Path:
+        """Return the file in which a rank says where it is stuck, or how it ended."""
+        return self.root / "hang" / f"{rank:04d}.json"
+
+    @property
+    def alarm(self) -> Path:
+        """The file that a rank touches when it is stuck, so that the others say where they are."""
+        return self.root / "hang" / "alarm"
+
+    @property
+    def hang_verdict(self) -> Path:
+        """The file that says what the ranks found to hold the run up, while they still ran."""
+        return self.root / "hang" / "verdict.json"
+
+    @property
+    def failure(self) -> Path:
+        """The page that says how the last start of the run failed."""
+        return self.root / "failure.md"
+
+    @property
+    def failure_facts(self) -> Path:
+        """The same, as JSON."""
+        return self.root / "failure.json"
+
     @property
     def environment(self) -> Path:
         """What the run was last started on: versions, machine, the variables that matter."""
@@ -157,20 +181,25 @@ def make_private(folder: Path) -> Path:
     return folder
 
 
-def write_whole(path: Path, content: bytes | memoryview) -> None:
-    """Write a file under a temporary name, make it durable, then give it its name."""
+def write_whole(path: Path, content: bytes | memoryview, *, durable: bool = True) -> None:
+    """Write a file under a temporary name, make it durable, then give it its name.
+
+    What need not outlive a power cut does not wait for the disk.
+    """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    make_durable(path.parent)
+    if durable:
+        make_durable(path.parent)
 
 
 def make_durable(folder: Path) -> None:

@@ -6,17 +6,23 @@ import argparse
 import math
 import os
 import re
+import shlex
 import sys
 import time
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TextIO
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
 
 from paceline.cluster.allocation import allocation_from, launch_on
 from paceline.config.intervals import seconds_from
-from paceline.errors import ConfigError, EnvironmentUnfit
+from paceline.errors import STOPPED, ConfigError, EnvironmentUnfit
+from paceline.launch.failure import Failure
 from paceline.launch.local import launch
-from paceline.launch.restart import DEFAULT_RESTARTS, Restarts, launch_with_restarts
+from paceline.launch.memory import killed_for_memory
+from paceline.launch.restart import DEFAULT_RESTARTS, Begin, Restarts, launch_with_restarts
 from paceline.launch.spec import LaunchSpec, Target, script
+from paceline.report.failure import leave, page_of_launch
 from paceline.world.address import listen_at, refuse_loopback_name, split_address
 
 HELP = "start N ranks of a script on this machine, supervised, and again after a failure"
@@ -91,11 +97,25 @@ def start(target: Target, known: argparse.Namespace, place: Place = HERE, screen
     spec = LaunchSpec(target, ranks, tuple(known.arguments), {}, deadline_s, place.node, place.nodes, place.address)
     _see_that_it_is_free(spec)
     begin = launch if allocation is None or allocation.here else partial(launch_on, allocation)
-    failure = launch_with_restarts(spec, Restarts(_most_restarts(known, spec), fewest), screen, _say, begin)
+    restarts = Restarts(_most_restarts(known, spec), fewest)
+    failure = launch_with_restarts(spec, restarts, screen, _say, partial(_begin_and_tell, begin))
     if failure is None:
         return 0
     _say(failure.message)
     return failure.exit_code
+
+
+def _begin_and_tell(begin: Begin, spec: LaunchSpec, **given: Any) -> Failure | None:
+    """Run the ranks to their end; a failure leaves a page in the run's folder, and its last lines with the message."""
+    killed = killed_for_memory()
+    failure = begin(spec, **given)
+    if failure is None or failure.exit_code == STOPPED or not Path(failure.run or "/nowhere").is_dir():
+        return failure
+    if killed_for_memory() > killed:
+        failure = replace(failure, how=f"{failure.how}: the machine, or its share of it, ran out of memory")
+    page = page_of_launch(failure, shlex.join(["paceline", *sys.argv[1:]]))
+    leave(page)
+    return replace(failure, message="\n".join([failure.message, "", *page.last_lines()]))
 
 
 def place_from(known: argparse.Namespace) -> Place:

@@ -151,6 +151,8 @@ class TimeoutConfig:
     """Seconds until all ranks must have met and finished the first step."""
     step_s: float = 60.0
     """Seconds a rank waits in a collective after the first step; longer than the longest evaluation."""
+    stuck: float = 3.0
+    """Steps, of the usual length, without a sign of life (and 3 s) after which all ranks say where they are; 0: never."""
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,12 @@ class Failure:
     """Whether it would only come again."""
     progress: int = -1
     """The step of the newest checkpoint by then; -1: none is known."""
+    how: str = ""
+    """How the rank ended, in a few words."""
+    words: str = ""
+    """What it said of it: a traceback, or its last lines."""
+    run: str = ""
+    """The folder of its run; empty: it had not come so far."""
 
 
 class RunFailed(PacelineError):
@@ -88,24 +94,34 @@ def _no_answer(first: Ended, unanswering: list[Ended]) -> Failure:
         1,
         f"error: rank {who} did not answer; all ranks were ended. Rank {first.rank} waited for it, then said:\n\n{first.text}\n"
         "  fix: see whether it was frozen, swapped out, or long in code of its own; timeout.step_s says how long to wait",
+        how="did not answer",
+        words=first.text,
     )
 
 
 def _failure(end: Ended) -> Failure:
     if end.known:
-        return Failure(end.rank, _own_code(end), end.text, hopeless=end.hopeless)
+        return Failure(end.rank, _own_code(end), end.text, hopeless=end.hopeless, how=_own_end(end), words=end.text)
     if end.text:
         return Failure(
             end.rank,
             _own_code(end),
             f"rank {end.rank} failed with {end.what}; all ranks were ended. Its own words:\n\n{end.text}",
+            how=_own_end(end),
+            words=end.text,
         )
     said = "\n".join(f"  {line}" for line in end.tail) or "  (nothing)"
     return Failure(
         end.rank,
         _exit_code(end.code),
         f"error: rank {end.rank} {_silent_end(end.code)}; all ranks were ended. Last it said:\n{said}\n  fix: {_silent_fix(end.code)}",
+        how=_silent_end(end.code),
+        words="\n".join(end.tail),
     )
+
+
+def _own_end(end: Ended) -> str:
+    return f"failed with {end.what}{', out of memory' if 'Memory' in end.what else ''}"
 
 
 def _own_code(end: Ended) -> int:

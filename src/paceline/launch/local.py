@@ -72,7 +72,8 @@ def launch(
                 ranks.append(_start(spec, number, folder, screen))  # noqa: PERF401 - one that started is ended, whatever comes
             _watch(ranks, heard, each_look)
             progress = handover.read_progress(handover.progress_file(folder / MEETING_FILE))
-            return _outcome(ranks, heard, progress)
+            failure = _outcome(ranks, heard, progress)
+            return failure and replace(failure, run=handover.read_run(handover.run_file(folder / MEETING_FILE)))
         finally:
             _end_all(ranks)
             for rank in ranks:

@@ -54,8 +54,8 @@ class Evaluation:
             range(start, min(start + size, len(self._source))) for start in range(0, len(self._source), size)
         ]
 
-    def run(self, model: nn.Module) -> dict[str, float]:
-        """Return the means of the loss and of every metric. Every rank must call this."""
+    def run(self, model: nn.Module, sign: Callable[[], None] = lambda: None) -> dict[str, float]:
+        """Return the means of the loss and of every metric. Every rank must call this; `sign` is called piece by piece."""
         module = inner(model)
         sums = torch.zeros(len(self._pieces), 2 + len(self._metrics), dtype=torch.float64, device=self._world.device)
         training = module.training
@@ -64,8 +64,10 @@ class Evaluation:
         with torch.no_grad():
             for number in self._mine():
                 sums[number] = self._sums_of(module, self._pieces[number])
+                sign()
             for _ in range(self._idle()):
                 self._sums_of(module, self._pieces[0])
+                sign()
         self._precision.finish(module)
         module.train(training)
         # Ranks fill different rows of zeros, so this sum has no rounding; the one over the rows is the same everywhere.

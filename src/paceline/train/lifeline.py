@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import platform
 import secrets
 import time
@@ -84,9 +85,12 @@ class Lifeline:
             Every.parse(kept.every), kept.mtbf_h * 3600.0, batches.plan.steps_per_epoch, time.monotonic()
         )
         agree_s = AGREE_APART_S if config.local.steps else AGREE_S
+        self.size_bytes = sum(
+            value.nbytes for value in {**dict(named_state(model, optimizer)), **take.own_state()}.values()
+        )
         self.request = StopRequest(
             self._deadline() if world.is_main else math.inf,
-            sum(value.nbytes for value in {**dict(named_state(model, optimizer)), **take.own_state()}.values()),
+            self.size_bytes,
             0.0 if take.knows_all else agree_s,
         )
         self._agreement = Agreement(take, agree_s)
@@ -99,6 +103,9 @@ class Lifeline:
         """Take signals as requests to save and stop; whatever ends the run, a save under way is given its time."""
         if self._world.launcher_file is not None:
             handover.heeds_mark(self._world.launcher_file, self._world.rank).touch(mode=0o600)
+            if self._world.local_rank == 0:
+                folder = str(RunDir.of(self._config).root.absolute())
+                write_whole(handover.run_file(self._world.launcher_file), os.fsencode(folder), durable=False)
         with self.request.listening():
             try:
                 yield

@@ -43,6 +43,7 @@ from paceline.train.state import digests_of_all, state_digest
 from paceline.train.step import LossFunction
 from paceline.train.surroundings import surroundings
 from paceline.train.times import StepTimes
+from paceline.train.watched import disk_s, pulse_of, watchdog_of
 from paceline.world.device import peak_flops
 from paceline.world.facts import World
 from paceline.world.group import shorten_timeout
@@ -81,20 +82,31 @@ class Trainer:
         self._metrics: Mapping[str, float] = {}
         self._done = 0
         self._claim: Claim | None = None
+        self._pulse = pulse_of(config)
         beats = self.directory.beat(0).parent.absolute()
         self._watch = SlowWatch(beats, config.batch.lanes, world.size, time.time())
 
     def run(self) -> None:
         """Train until all steps are done, from the newest good checkpoint on. Raises `Stopped` if told to stop."""
         recorder, profiling = Recorder(self.config, self.world), Profiling(self.config, self.world, self._take.clock)
-        with self._opened(), self._lifeline() as life, self._heartbeat() as heart:
+        pulse = self._pulse
+        with (
+            self._opened(),
+            self._lifeline() as life,
+            self._heartbeat() as heart,
+            watchdog_of(self.directory, self.world, self.config, pulse),
+        ):
+            saving_s = disk_s(life.size_bytes)
+            pulse.begin("starting", saving_s)
             self._done = first = life.restore()
             self._announce()
             recorder.start(self.model, self.optimizer, self._take.own_state())
-            for step in heart.reading(self._times.reading(self.batches.steps(first))):
+            for step in heart.reading(pulse.reading(self._times.reading(self.batches.steps(first)))):
                 self._train(step, life)
                 heart.step_done(self._done, self._take.ready)
+                pulse.step_done(self._done)
                 self._tell_slow_rank()
+                pulse.begin("saving", saving_s)
                 if step.plan.step == first:
                     shorten_timeout(self.world, self.config)
                 if life.after_step(self._last, self._done, self._metrics) and self._done < self.batches.total_steps:
@@ -102,8 +114,10 @@ class Trainer:
                 if self._wants(recorder, step) or profiling.after_step():
                     break
             self._times.write()
+            pulse.begin("ending", saving_s)
             life.save(self._done, self._metrics)
             life.finish()
+            pulse.begin("ending", saving_s)
             own = digests_of_all(self.world, self._take.own_state())
             digest = state_digest(self.model, self.optimizer, own)
             self._emit(RunEnded(self._done, self._in_epoch.run_seconds, digest))
@@ -132,10 +146,14 @@ class Trainer:
         for meter in meters:
             meter.settle()  # or steps that the device has yet to do would be left out as well
         begun = time.perf_counter()
-        self._metrics = evaluation.run(self.model)
+        self._metrics = self._evaluated(evaluation)
         self._emit(Evaluated(self._done, self._metrics))
         for meter in meters:
             meter.leave_out(time.perf_counter() - begun)
+
+    def _evaluated(self, evaluation: Evaluation) -> dict[str, float]:
+        self._pulse.begin("evaluating")
+        return evaluation.run(self.model, self._pulse.sign)
 
     def _report(self, step: Step) -> None:
         loss, rate = self._since_report.close(self._take)
@@ -145,7 +163,7 @@ class Trainer:
     def _end_epoch(self, step: Step) -> None:
         loss, rate = self._in_epoch.close(self._take)
         epoch = step.plan.epoch + 1
-        metrics = self._metrics = self._evaluation.run(self.model) if self._evaluation else {}
+        metrics = self._metrics = self._evaluated(self._evaluation) if self._evaluation else {}
         epochs = -(-self.batches.total_steps // self.batches.plan.steps_per_epoch)
         self._emit(EpochDone(epoch, epochs, self._done, loss, rate, metrics))
         if self.config.log.ranks == "all":

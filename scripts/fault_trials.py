@@ -1,0 +1,157 @@
+"""How often, and how soon, the right rank and cause are named: random faults on 2 to 4 ranks, and runs without any.
+
+`python scripts/fault_trials.py [--trials 100] [--seed 0] [--faults stop,loop] [--normal-minutes 60]`. Results: docs/notes.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SCRIPT = Path(__file__).with_name("faulty.py")
+CAUSES = {
+    "batch": {"one batch more"},
+    "collective": {"another collective"},
+    "shape": {"another shape"},
+    "raise": {"exception"},
+    "stop": {"stopped"},
+    "loop": {"own code"},
+    "loader": {"reading"},
+    "disk": {"saving"},
+}
+_LONGEST_S = 120.0
+
+
+class Trial(NamedTuple):
+    """One run that went wrong."""
+
+    fault: str
+    ranks: int
+    rank: int
+
+
+class Outcome(NamedTuple):
+    """What was said of it, and how many seconds after it began."""
+
+    right: bool
+    seconds: float
+    said: str
+
+
+def main() -> int:
+    """Run the trials; exit with 1 if fewer than 95 % are right."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--faults", default=",".join(CAUSES))
+    parser.add_argument("--normal-minutes", type=float, default=0.0)
+    known = parser.parse_args()
+    draw, faults = random.Random(known.seed), known.faults.split(",")
+    outcomes = defaultdict[str, list[Outcome]](list)
+    for number in range(known.trials):
+        ranks = draw.randint(2, 4)
+        trial = Trial(faults[number % len(faults)], ranks, draw.randrange(ranks))
+        outcomes[trial.fault].append(outcome := run_trial(trial))
+        print(
+            f"{number} {trial} {'right' if outcome.right else 'WRONG'} {outcome.seconds:.1f} s: {outcome.said}",
+            flush=True,
+        )
+    alarms = normal_runs(known.normal_minutes)
+    return report(outcomes, alarms)
+
+
+def report(outcomes: dict[str, list[Outcome]], alarms: int) -> int:
+    """Print a line a fault; return the exit code."""
+    for fault, found in outcomes.items():
+        seconds = sorted(outcome.seconds for outcome in found)
+        right = sum(outcome.right for outcome in found)
+        print(
+            f"{fault}: {right} of {len(found)} right, median {seconds[len(seconds) // 2]:.1f} s, longest {seconds[-1]:.1f} s"
+        )
+    every = [outcome.right for found in outcomes.values() for outcome in found]
+    print(f"in all {sum(every)} of {len(every)} right; false alarms: {alarms}")
+    return 0 if sum(every) >= 0.95 * len(every) and not alarms else 1
+
+
+def run_trial(trial: Trial) -> Outcome:
+    """Start a run, wait until something is said of its fault, and end it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        env = {"FAULT": trial.fault, "FAULT_RANK": str(trial.rank), "FAULT_MARK": str(folder / "begun")}
+        words = ["-n", str(trial.ranks), "--max-restarts", "0", "batch.global_size=32", "timeout.step_s=30", "epochs=1"]
+        words += ["read.workers=1"] if trial.fault == "loader" else []
+        words += ["checkpoint.every=10steps"] if trial.fault == "disk" else []
+        process = start(folder, words, env)
+        try:
+            return watch(trial, folder, process)
+        finally:
+            end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a run at once: the first signal asks it to save, the second does not wait for that."""
+    while process.poll() is None:
+        process.terminate()
+        time.sleep(0.5)
+
+
+def start(folder: Path, words: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start the training in a folder of its own."""
+    with (folder / "log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "paceline", "run", str(SCRIPT), *words],
+            cwd=folder, env=os.environ | env, stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+
+def watch(trial: Trial, folder: Path, process: subprocess.Popen[bytes]) -> Outcome:
+    """Wait for a verdict of the ranks, or for the page about the failure."""
+    limit = time.monotonic() + _LONGEST_S
+    verdict, page = (folder / "runs" / "run" / name for name in ("hang/verdict.json", "failure.json"))
+    while time.monotonic() < limit:
+        time.sleep(0.05)
+        if trial.fault != "raise" and verdict.exists():
+            said = json.loads(verdict.read_text())
+            right = said["cause"] in CAUSES[trial.fault] and trial.rank in said["ranks"]
+            return Outcome(right, _after(folder, verdict), said["sentence"])
+        if page.exists():
+            return _of_page(trial, json.loads(page.read_text()), _after(folder, page))
+        if process.poll() is not None and not page.exists():
+            break
+    return Outcome(right=False, seconds=_LONGEST_S, said="nothing")
+
+
+def _of_page(trial: Trial, page: dict[str, Any], seconds: float) -> Outcome:
+    right = trial.fault == "raise" and page["rank"] == trial.rank and "ValueError" in page["how"]
+    return Outcome(right, seconds, f"rank {page['rank']} {page['how']}")
+
+
+def _after(folder: Path, file: Path) -> float:
+    """Return how long after the fault a file was written."""
+    begun = folder / "begun"
+    return file.stat().st_mtime - begun.stat().st_mtime if begun.exists() else -1.0
+
+
+def normal_runs(minutes: float) -> int:
+    """Train without a fault for so long, with evaluations and saves; return how often an alarm was given."""
+    limit, alarms = time.monotonic() + 60 * minutes, 0
+    while time.monotonic() < limit:
+        with tempfile.TemporaryDirectory() as name:
+            words = ["-n", "3", "batch.global_size=32", "epochs=20", "evaluate_steps=20", "checkpoint.every=15steps"]
+            process = start(Path(name), words, {"FAULT": ""})
+            process.wait()
+            alarms += (Path(name) / "log").read_text(errors="replace").count("watchdog: no step")
+    return alarms
+
+
+if __name__ == "__main__":
+    sys.exit(main())

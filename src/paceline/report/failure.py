@@ -1,0 +1,188 @@
+"""How a run failed: the first rank, its words, the last steps, and how to go on. A page in the run's folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import EnvironmentUnfit
+from paceline.events import CheckpointSaved, RunEnded, RunFailed, RunStarted, RunStopped, StepDone, surviving
+from paceline.hang.judge import judge
+from paceline.hang.record import Record, read_all
+from paceline.hang.verdict import kept
+from paceline.launch.failure import Failure
+from paceline.report.jobs import jobs_of
+from paceline.report.lines import harmless
+from paceline.report.state import is_held
+from paceline.report.target import Target
+from paceline.rundir import RunDir, write_whole
+
+_STEPS = 5
+_SAME_WAY = "the command that started it, once more"
+
+
+@dataclass(frozen=True)
+class Page:
+    """How a run failed."""
+
+    run: str
+    rank: int
+    """The first that failed; -1: not known."""
+    node: str
+    how: str
+    words: str
+    """A traceback, or the last lines that it wrote."""
+    hang: str
+    """What held the run up before, in one sentence; empty: nothing did."""
+    step: int
+    steps: tuple[dict[str, Any], ...]
+    """The last figures of steps."""
+    checkpoint: str
+    """The newest; empty: none."""
+    checkpoint_step: int
+    slurm: str
+    """How Slurm says that its last job ended; empty: there was none, or Slurm has forgotten it."""
+    resume: str
+    written: bool = False
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        facts = asdict(self)
+        del facts["written"]
+        return facts
+
+    def text(self) -> str:
+        """Return the page, as markdown that is read well as it is."""
+        who = f"rank {self.rank}{f' (node {self.node})' if self.node else ''}" if self.rank >= 0 else "a rank"
+        lines = [f"# {harmless(Path(self.run).name)} failed", "", f"{who} {self.how}, in step {self.step + 1}."]
+        lines += [f"Slurm: {self.slurm}."] if self.slurm else []
+        lines += ["", f"Before that: {self.hang}."] if self.hang else []
+        if self.words:
+            lines += ["", "## Its own words", "", *(f"    {harmless_line(line)}" for line in self.words.splitlines())]
+        if self.steps:
+            lines += ["", "## The last steps", "", "| step | loss | samples/s |", "|---|---|---|"]
+            lines += [f"| {row['step']} | {row['loss']:.6g} | {row['samples_per_s']:.1f} |" for row in self.steps]
+        lines += ["", "## To go on", ""]
+        start = f"From step {self.checkpoint_step}: {self.checkpoint}" if self.checkpoint else "Nothing was saved."
+        lines += [harmless(start), "", f"    {harmless(self.resume)}"]
+        return "\n".join(lines) + "\n"
+
+    def last_lines(self) -> list[str]:
+        """Return what the message of the failure itself does not say."""
+        held = [f"before that: {self.hang}"] if self.hang else []
+        steps = ", ".join(f"step {row['step']} loss {row['loss']:.4g}" for row in self.steps[-3:])
+        start = (
+            f"step {self.checkpoint_step} ({self.checkpoint})"
+            if self.checkpoint
+            else "the beginning: nothing was saved"
+        )
+        lines = [*held, *([f"last: {steps}"] if steps else []), f"goes on from {start}", f"  {self.resume}"]
+        return [harmless_line(line) for line in [*lines, f"page: {RunDir(Path(self.run)).failure}"]]
+
+
+def harmless_line(line: str) -> str:
+    """Return a line that orders a terminal nothing, its indent kept."""
+    return " " * (len(line) - len(line.lstrip(" "))) + harmless(line.lstrip(" "))
+
+
+def page_of_launch(failure: Failure, resume: str) -> Page:
+    """Return the page for a failure that the launcher saw, also where the rank itself could not say a word."""
+    folder = RunDir(Path(failure.run))
+    records = read_all(folder)
+    rank, how = failure.rank, failure.how or "failed"
+    mine, verdict = _of_rank(records, rank), kept(folder)
+    if verdict and verdict.ranks and rank not in verdict.ranks and mine and mine.wrong and mine.wrong.lost_peer:
+        rank, how = verdict.ranks[0], "held the others up"
+    return replace(_with_history(folder, rank, how, failure.words or failure.message, records), resume=resume)
+
+
+def _of_rank(records: Sequence[Record], rank: int) -> Record | None:
+    return next((record for record in records if record.rank == rank), None)
+
+
+def page_of(target: Target) -> Page | None:
+    """Return the page of a run that failed and that nobody goes on with; nothing if it did not, or is not known to have."""
+    folder = target.folder
+    events = _events(folder)
+    records = read_all(folder)
+    if is_held(folder.lock) or not events or not _has_failed(events, records):
+        return None
+    since_s = next(event["time_s"] for event in reversed(events) if event["event"] == RunStarted.__name__)
+    if page := _left(folder, since_s):
+        return page
+    verdict = kept(folder) or judge(records)
+    rank = verdict.ranks[0] if verdict.ranks else -1
+    first = _of_rank(records, rank)
+    told = first.wrong if first and first.wrong and not first.wrong.lost_peer else None
+    how = (
+        f"failed with {told.what}" if told else "ended without a word" if verdict.cause == "gone" else "held the run up"
+    )
+    page = _with_history(folder, rank, how, told.text if told else _reason(events), records)
+    return replace(page, slurm=_slurm(target))
+
+
+def _with_history(folder: RunDir, rank: int, how: str, words: str, records: Sequence[Record]) -> Page:
+    events = _events(folder)
+    steps = [event for event in events if event["event"] == StepDone.__name__][-_STEPS:]
+    saved = next((event for event in reversed(events) if event["event"] == CheckpointSaved.__name__), None)
+    stuck = [record for record in records if record.state in {"stuck", "failed"}]
+    verdict = kept(folder) or (judge(records) if stuck else None)
+    held = verdict.sentence if verdict and verdict.cause not in {"none", "exception", "gone"} else ""
+    step = max([0, *(record.step for record in records), *(event["step"] for event in steps)])
+    mine = _of_rank(records, rank)
+    return Page(
+        str(folder.root.absolute()), rank, mine.node if mine else "", how, words, held, step,
+        tuple({name: event[name] for name in ("step", "loss", "samples_per_s")} for event in steps),
+        saved["path"] if saved else "", saved["step"] if saved else -1, "", _SAME_WAY,
+    )  # fmt: skip
+
+
+def _has_failed(events: Sequence[dict[str, Any]], records: Sequence[Record]) -> bool:
+    """Return whether the last start neither ended nor stopped: it said that it failed, or it is gone."""
+    kinds = [event["event"] for event in events]
+    last = kinds[len(kinds) - 1 - kinds[::-1].index(RunStarted.__name__) :] if RunStarted.__name__ in kinds else []
+    if not last or RunEnded.__name__ in last or RunStopped.__name__ in last:
+        return False
+    return RunFailed.__name__ in last or any(record.state != "left" for record in records)
+
+
+def _reason(events: Sequence[dict[str, Any]]) -> str:
+    return next((str(event["reason"]) for event in reversed(events) if event["event"] == RunFailed.__name__), "")
+
+
+def _events(folder: RunDir) -> list[dict[str, Any]]:
+    try:
+        return surviving(folder.events)
+    except (OSError, KeyError, TypeError, UnicodeDecodeError):
+        return []
+
+
+def _slurm(target: Target) -> str:
+    """Return how the last job ended, in Slurm's words."""
+    with contextlib.suppress(EnvironmentUnfit):
+        jobs = [job for job in jobs_of(target.jobs[-1:]) if not job.live]
+        return f"job {jobs[-1].job} is {jobs[-1].state} {jobs[-1].reason}".strip() if jobs else ""
+    return ""
+
+
+def leave(page: Page) -> None:
+    """Write the page into the run's folder; the disk may be what failed, so it need not succeed."""
+    folder = RunDir(Path(page.run))
+    with contextlib.suppress(OSError):
+        write_whole(folder.failure_facts, f"{json.dumps(page.facts())}\n".encode())
+        write_whole(folder.failure, page.text().encode(errors="replace"))
+
+
+def _left(folder: RunDir, since_s: float) -> Page | None:
+    """Return the page of the last start, if it is there: who was there when it failed knows best."""
+    try:
+        if folder.failure_facts.stat().st_mtime < since_s:
+            return None
+        facts = json.loads(folder.failure_facts.read_text(encoding="utf-8"))
+        return Page(**(facts | {"steps": tuple(facts["steps"]), "written": True}))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

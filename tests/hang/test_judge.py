@@ -1,0 +1,161 @@
+"""Is the right rank named, from what the ranks wrote down?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from paceline.hang.flight import Collective, collective
+from paceline.hang.judge import judge, still_moving
+from paceline.hang.process import GONE, Process
+from paceline.hang.pulse import REST_S, Pulse
+from paceline.hang.record import Record, Wrong, parsed, read_all, write
+from paceline.hang.stacks import MAIN, Place, Stack, own_stacks
+from paceline.hang.verdict import Verdict, keep, kept
+from paceline.rundir import RunDir
+
+WHERE = Place("/home/me/data.py", 88, "load_batch", "user")
+WAITS = Place("/x/paceline/train/exchange.py", 108, "advance", "paceline")
+SAVES = Place("/x/paceline/checkpoint/save.py", 160, "_hear", "paceline")
+WRITES = Place("/x/paceline/checkpoint/local.py", 99, "write", "paceline")
+
+
+def entry(number: int, name: str = "all-reduce", size: int = 3, *, done: bool = False) -> Collective:
+    return Collective("0", number, name, ((size,),), ("Float",), done)
+
+
+def rank(number: int, last: Collective | None, state: str = "stuck", size: int = 4, **more: object) -> Record:
+    stack = Stack(MAIN, (WHERE if last is None or last.done else WAITS,))
+    return replace(
+        Record(number, size, "ab"[number // 3], state, 10.0 + number, 51, "step", 6.0, 0.1),  # type: ignore[arg-type]
+        stacks=(stack,),
+        collectives=(last,) if last else (),
+        **({"process": Process(9, 9, "S")} | more),
+    )
+
+
+def waiting(*numbers: int) -> list[Record]:
+    return [rank(number, entry(412)) for number in numbers]
+
+
+DEAD = {"process": Process(9, 9, GONE)}
+STOPPED = {"process": Process(9, 9, "T")}
+RAISED = {"wrong": Wrong("ValueError", "Traceback\nValueError: a bad sample", lost_peer=False)}
+LOST = {"wrong": Wrong("RuntimeError", "Connection closed by peer", lost_peer=True)}
+
+CASES = {
+    "not entered": (
+        [*waiting(0, 1, 2), rank(3, entry(411, done=True))],
+        "own code", (3,),
+        "rank 3 (node b) has not entered all-reduce 412; it is in load_batch at data.py:88; ranks 0-2 wait for it",
+    ),
+    "a dead loader": (
+        [*waiting(0, 1, 2), rank(3, entry(411, done=True), doing="reading", children=(Process(77, 1, "T"),))],
+        "reading", (3,), "it is reading samples, in load_batch at data.py:88, and its process 77 is stopped",
+    ),
+    "stopped": ([*waiting(0, 2, 3), rank(1, None, "running", **STOPPED)], "stopped", (1,), "rank 1 (node a) is stopped"),
+    "killed": ([*waiting(0, 2, 3), rank(1, None, "running", **DEAD)], "gone", (1,), "rank 1 (node a) is gone"),
+    "in native code": ([*waiting(1, 2, 3), rank(0, None, "running")], "silent", (0,), "rank 0 (node a) says nothing"),
+    "never began": (waiting(0, 1, 2), "silent", (3,), "rank 3 has left no word"),
+    "raised": (
+        [*waiting(0, 2), rank(1, entry(411, done=True), "failed", **RAISED), rank(3, entry(412), "failed", **LOST)],
+        "exception", (1,), "rank 1 (node a) failed in step 52 with ValueError: a bad sample",
+    ),
+    "another collective": (
+        [*waiting(0, 1, 3), rank(2, entry(412, "all-gather"))],
+        "another collective", (2,), "rank 2 (node a) is in all-gather 412, but ranks 0-1, 3 are in all-reduce 412",
+    ),
+    "another shape": (
+        [*waiting(0, 1, 3), rank(2, entry(412, size=5))],
+        "another shape", (2,), "rank 2 (node a) is in all-reduce 412 of 5 Float, but ranks 0-1, 3 are in all-reduce 412 of 3 Float",
+    ),
+    "another shape, with which the others got through": (
+        [*(replace(rank(n, entry(413)), collectives=(entry(412, done=True), entry(413))) for n in (0, 1, 3)), rank(2, entry(412, size=5))],
+        "another shape", (2,), "rank 2 (node a) is in all-reduce 412 of 5 Float, but ranks 0-1, 3 had all-reduce 412 of 3 Float",
+    ),
+    "two ranks at odds": (
+        [rank(0, entry(412), size=2), rank(1, entry(412, size=5), size=2)], "another shape", (0, 1), "rank 0 (node a) is in all-reduce 412 of 3",
+    ),
+    "one batch more": (
+        [*(replace(rank(n, entry(412, "barrier")), doing="ending") for n in (0, 1, 3)), rank(2, entry(412))],
+        "one batch more", (2,), "rank 2 (node a) has a batch more than the others: it is in step 52",
+    ),
+    "one batch more, while the others save": (
+        [*(replace(rank(n, entry(411, done=True)), doing="ending") for n in (0, 1, 3)), rank(2, entry(412))],
+        "one batch more", (2,), "ranks 0-1, 3 ended after step 51",
+    ),
+    "one batch less": (
+        [*waiting(0, 1, 3), replace(rank(2, entry(411, done=True)), doing="ending")],
+        "one batch less", (2,), "rank 2 (node a) ended after step 51; ranks 0-1, 3 are in step 52",
+    ),
+    "a slow disk": (
+        [
+            replace(
+                rank(n, entry(411, done=True), doing="ending"),
+                stacks=(Stack(MAIN, (SAVES,)), Stack("paceline-save", (WRITES if n == 2 else SAVES,))),
+            )
+            for n in range(4)
+        ],
+        "saving", (2,), "rank 2 (node a) does not get its checkpoint written; it is in write at local.py:99",
+    ),
+    "left": ([*waiting(0, 1, 2), rank(3, None, "left")], "left", (3,), "rank 3 (node b) has left after step 51"),
+    "a link": (waiting(0, 1, 2, 3), "link", (0, 1, 2, 3), "the link between a and b carries nothing"),
+    "a link, of which one side got through": (
+        [*waiting(0, 1, 2), rank(3, entry(411))], "link", (3,), "rank 3 (node b) is still in all-reduce 411",
+    ),
+    "nothing": ([rank(n, None, "running") for n in range(4)], "none", (), "no rank has said that it is stuck"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_rank_at_fault_is_named(case):
+    records, cause, ranks, words = CASES[case]
+    verdict = judge(sorted(records, key=lambda record: record.rank))
+    assert (verdict.cause, verdict.ranks) == (cause, ranks)
+    assert words in verdict.sentence
+
+
+def test_a_rank_that_moves_is_not_called_stuck_until_it_says_so_no_more():
+    records = [*waiting(0, 1, 2), rank(3, None, "moving")]
+    assert still_moving(records, now_s=14.0) == [3]
+    assert still_moving(records, now_s=60.0) == []
+    assert judge(records).ranks == (3,)
+
+
+def test_what_is_written_is_read_again_and_what_is_damaged_says_nothing(tmp_path: Path):
+    folder = RunDir(tmp_path / "run")
+    record = replace(rank(1, entry(3), "failed", size=2, **RAISED), stacks=tuple(own_stacks()), node="elsewhere")
+    write(folder, record)
+    write(folder, rank(3, None, "stuck"))
+    write(folder, replace(rank(0, None, "running", size=2), time_s=99.0))
+    folder.hang_record(5).write_text('{"rank": 5}')
+    assert [found.rank for found in read_all(folder)] == [0, 1]  # rank 3 is of a larger world, before
+    assert read_all(folder)[1] == record == parsed(asdict(record))
+    assert folder.hang_record(1).stat().st_mode & 0o777 == 0o600
+    assert folder.hang_record(1).parent.stat().st_mode & 0o777 == 0o700
+    verdict = Verdict("stopped", (1,), (0,), "rank 1 is stopped")
+    keep(folder, verdict)
+    assert kept(folder) == verdict
+    folder.hang_verdict.write_text("[]")
+    assert kept(folder) is None
+
+
+def test_an_entry_of_the_flight_recorder_is_understood():
+    facts = {
+        "collective_seq_id": 5, "process_group": ["0", "default_pg"], "profiling_name": "gloo:all_reduce", "input_sizes": [[3]],
+        "input_dtypes": ["Float"], "retired": False, "state": "scheduled",
+    }  # fmt: skip
+    assert collective(facts) == entry(5)
+
+
+def test_what_is_usual_sets_the_limit():
+    pulse = Pulse(multiple=3.0)
+    assert pulse.limit_s > 100  # nothing is known before the first step
+    for step in range(20):
+        pulse.step_done(step)
+    pulse.begin("step")
+    assert REST_S <= pulse.limit_s < REST_S + 60
+    pulse.begin("saving", extra_s=500.0)
+    assert pulse.limit_s >= REST_S + 500

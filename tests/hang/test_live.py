@@ -1,0 +1,63 @@
+"""Does a real run say by itself that it is stuck, does the verb find the same, and does the page tell how it ended?"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from launch.program import Done, Running, paceline, started
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "faulty.py"
+WORDS = ("--max-restarts", "0", "batch.global_size=32", "epochs=1", "checkpoint.every=5steps", "timeout.step_s=60")
+
+
+def wait_for(path: Path, running: Running) -> None:
+    limit = time.monotonic() + 90
+    while not path.exists():
+        assert time.monotonic() < limit, f"{path} did not come"
+        assert running.process.poll() is None, running.process.communicate()
+        time.sleep(0.1)
+
+
+def ask(folder: Path, *words: str) -> Done:
+    elsewhere = folder / "reader"
+    elsewhere.mkdir(exist_ok=True)
+    return paceline("hang", str(folder / "runs" / "run"), *words, folder=elsewhere)
+
+
+def test_a_stuck_rank_is_named_while_the_run_goes_on_and_afterwards(tmp_path: Path):
+    env = {"FAULT": "loop", "FAULT_RANK": "1", "FAULT_STEP": "12"}
+    with started("run", str(SCRIPT), "-n", "2", *WORDS, folder=tmp_path, env=env) as running:
+        wait_for(tmp_path / "runs" / "run" / "hang" / "verdict.json", running)
+        live = ask(tmp_path, "--json")
+        found = json.loads(live.out)
+        assert live.code == 1
+        assert found["alive"]
+        assert (found["cause"], found["ranks"], found["waiting"]) == ("own code", [1], [0])
+        assert "rank 1 (node " in found["sentence"]
+        assert "it is in spin at faulty.py:" in found["sentence"]
+        assert {record["state"] for record in found["records"]} == {"stuck"}
+        while running.process.poll() is None:  # the first signal asks to save, which rank 1 does not hear
+            running.process.terminate()
+            time.sleep(0.5)
+        assert found["sentence"].partition(";")[0] in running.wait().out
+        assert running.left_over() == []
+    later = json.loads(ask(tmp_path, "--json").out)
+    assert (later["alive"], later["cause"], later["ranks"]) == (False, "own code", [1])
+
+
+def test_a_failure_leaves_a_page_with_the_way_on(tmp_path: Path):
+    env = {"FAULT": "raise", "FAULT_RANK": "1", "FAULT_STEP": "12"}
+    done = paceline("run", str(SCRIPT), "-n", "2", *WORDS, folder=tmp_path, env=env)
+    page = json.loads((tmp_path / "runs" / "run" / "failure.json").read_text())
+    text = (tmp_path / "runs" / "run" / "failure.md").read_text()
+    assert (page["rank"], page["how"], page["step"], page["checkpoint_step"]) == (1, "failed with ValueError", 12, 10)
+    assert "ValueError: a bad sample" in page["words"]
+    assert page["resume"] in done.err
+    assert page["resume"] in text
+    assert page["resume"].startswith("paceline run ")
+    shown = ask(tmp_path)
+    assert shown.code == 1
+    assert "rank 1 (node " in shown.out
+    assert "From step 10: " in shown.out
