@@ -81,6 +81,8 @@ def main() -> None:
     missed = [run for run in found if not math.isfinite(run["steps_s"])]
     print(f"{len(found) - len(missed)} of {len(found)} seeds reached {WANTED:.0%}")
     found = [run for run in found if run not in missed]
+    if len(found) < 2:
+        raise SystemExit("too few to tell a spread")
     for name in ("reading_s", "steps_s", "accuracy"):
         values = [run[name] for run in found]
         print(f"{name}: {mean(values):.4f} ± {stdev(values):.4f} ({min(values):.4f}-{max(values):.4f})")

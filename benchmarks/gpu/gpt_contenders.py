@@ -92,6 +92,12 @@ def by_hand(count: int, steps: int) -> float:
     return timed(step, range(WARM + steps + 1), steps)
 
 
+def settings(count: int) -> list[str]:
+    """Return what the recipe is told in every way to run it."""
+    model = f"device=cuda size=124M length={LENGTH} tokens={TOKENS} bias=false batch.global_size={count} batch.lanes=1"
+    return [*model.split(), f"lr.base={RATE}", "precision=bf16", "capture=true", "compile=true"]
+
+
 def with_paceline(count: int, steps: int, *words: str) -> float:
     """Train the GPT recipe's model with the steps and the batches of the Trainer."""
     import paceline
@@ -103,16 +109,7 @@ def with_paceline(count: int, steps: int, *words: str) -> float:
     from paceline.train.captured import make_step
 
     os.chdir(tempfile.mkdtemp(prefix="paceline-gpu-"))
-    fixed = [
-        "device=cuda",
-        "size=124M",
-        f"length={LENGTH}",
-        f"tokens={TOKENS}",
-        "bias=false",
-        f"batch.global_size={count}",
-    ]
-    fixed += ["batch.lanes=1", f"lr.base={RATE}", "precision=bf16", "capture=true", "compile=true", "steps=100000"]
-    config = config_from_words(GptConfig, [*fixed, *words])
+    config = config_from_words(GptConfig, [*settings(count), "steps=100000", *words])
     with paceline.join(config) as world:
         model = paceline.parallelize(GPT(design_of(config)), world, config)
         data = Transformed(TensorSource(rows(8 * count)), next_tokens)
@@ -134,17 +131,8 @@ def with_trainer(count: int, steps: int, *words: str) -> float:
     from paceline.recipes.corpus import next_tokens
 
     os.chdir(tempfile.mkdtemp(prefix="paceline-gpu-"))
-    fixed = [
-        "device=cuda",
-        "size=124M",
-        f"length={LENGTH}",
-        f"tokens={TOKENS}",
-        "bias=false",
-        f"batch.global_size={count}",
-    ]
-    fixed += ["batch.lanes=1", f"lr.base={RATE}", "precision=bf16", "capture=true", "compile=true"]
-    fixed += [f"steps={2 * steps}", f"log.every_steps={steps}", "checkpoint.every=end"]
-    config = config_from_words(gpt.GptConfig, [*fixed, *words])
+    own = [f"steps={2 * steps}", f"log.every_steps={steps}", "checkpoint.every=end"]
+    config = config_from_words(gpt.GptConfig, [*settings(count), *own, *words])
     with paceline.join(config) as world:
         model = paceline.parallelize(gpt.GPT(gpt.design_of(config)), world, config)
         data = Transformed(TensorSource(rows(8 * count)), next_tokens)

@@ -21,7 +21,7 @@ from checkpoint.trainings import BASE, OPTIMIZERS, Net, cut, events_of, settings
 from moto import settings as moto_settings
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from objectstore import SECRET, bucket, change, client, env, flipped, server, variables  # noqa: F401 - fixtures
-from processes import _CONTEXT, run_on_processes
+from processes import CONTEXT, run_on_processes
 from werkzeug.serving import make_server
 
 from paceline.checkpoint.remote import RemoteStorage
@@ -147,7 +147,7 @@ def test_a_process_killed_in_the_middle_of_an_upload_leaves_the_older_one(
         return request[0] == "PUT" and "step-000000010" in request[1] and "partNumber=2" in request[2]
 
     with server.holding(is_second_part):
-        process = _CONTEXT.Process(target=train_elsewhere, args=(dict(env), words, 5 << 20, width), daemon=True)
+        process = CONTEXT.Process(target=train_elsewhere, args=(dict(env), words, 5 << 20, width), daemon=True)
         process.start()
         came = server.came.wait(60)
         process.kill()

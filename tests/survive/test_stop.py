@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from launch.program import Running, paceline, started
 from survive.conftest import SCRIPT, SHORT, digest, pid
 
+from paceline import handover
 from paceline.checkpoint.local import LocalStorage
 from paceline.checkpoint.storage import check
 from paceline.errors import STOPPED
@@ -160,6 +163,30 @@ def test_a_launch_that_was_told_to_stop_is_not_started_again(tmp_path: Path) -> 
     assert done.code == 1, done
     assert "IndexError" in done.err
     assert "starting again" not in done.err
+
+
+FAILS = """
+import math, os, signal
+from paceline.train.stop import StopRequest
+
+try:
+    with StopRequest(math.inf, 0).listening():
+        raise ValueError("the data are gone")
+except ValueError:
+    os.kill(os.getpid(), signal.SIGTERM)  # as srun does when another rank has failed, too
+    raise
+"""
+
+
+def test_a_signal_to_a_training_that_fails_does_not_make_it_one_that_stopped(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(FAILS)
+    mark = tmp_path / "stopped"
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline.launch.task", "path", "fails.py"],
+        cwd=tmp_path, env={**os.environ, handover.STOP_MARK: str(mark)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, mark.exists()) == (1, False), done.stderr
+    assert "the data are gone" in done.stderr
 
 
 def test_a_rank_that_is_killed_while_it_stops_is_named(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ import math
 import os
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
+from data.sets import make_set
 from processes import run_on_processes
 
 from paceline.config import config_from_words
@@ -183,3 +185,17 @@ def test_what_lies_on_the_host_is_sent_by_nccl_too(tmp_path):
         dist.destroy_process_group()
     assert found.device.type == "cpu"
     assert found.tolist() == [0, 1, 2]
+
+
+def test_the_bits_do_not_depend_on_the_way_that_data_take(tmp_path):
+    generator = numpy.random.default_rng(3)
+    images, labels = generator.integers(0, 256, (50, 28, 28), dtype=numpy.uint8), generator.integers(0, 10, 50)
+    for part in ("train", "test"):
+        make_set(tmp_path / part, 50, 7, lambda begin, end: {"image": images[begin:end], "label": labels[begin:end]})
+    found = set()
+    for resident_gb, capture in [(4, "false"), (0, "false"), (4, "true"), (0, "true")]:
+        (folder := tmp_path / f"{resident_gb}{capture}").mkdir()
+        words = ["data=shards", f"data_folder={tmp_path}", "steps=9", "batch.global_size=20"]
+        words += [f"read.resident_gb={resident_gb}", f"capture={capture}"]
+        found.add(run_on_processes(digest_on_gpu, 1, folder, {}, {"words": words})[0])
+    assert len(found) == 1

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,17 @@ def open_listeners() -> list[str]:
 
 
 LOOPBACK = "0100007F"
+
+
+def freed_after_leaving() -> bool:
+    """Leave a group of which nobody but torch knows; return whether it was freed."""
+    with join(RunConfig()):
+        group = weakref.ref(dist.group.WORLD)
+    return group() is None
+
+
+def test_a_group_that_was_left_is_not_freed_for_its_threads_may_want_pythons_lock(tmp_path) -> None:
+    assert run_on_processes(freed_after_leaving, 2, tmp_path, {}) == [False, False]
 
 
 @on_processes(2)

@@ -42,17 +42,19 @@ class EarlyNotice:
     """Takes the signals that come before the training listens to them.
 
     Until the ranks have met there is nothing to save, and this one leaves. Once they have met, others may be training:
-    the word is kept, and heeded together with them after the first step.
+    the word is kept, and heeded together with them after the first step. A training that fails has left the group, and
+    has yet to say why: the signal that comes then is the launcher's, which ends the rest.
     """
 
     def __init__(self) -> None:
         self.told = ""
+        self.failing = False
 
     def listen(self, leave: Callable[[], None]) -> None:
         """Take signals from now on, until the training takes them."""
 
         def heed(number: int, frame: FrameType | None) -> None:
-            if _have_met():
+            if self.failing or _have_met():
                 self.told = signal.Signals(number).name
             else:
                 leave()

@@ -43,6 +43,9 @@ class StopRequest:
         self.reason = self.reason or EARLY.told
         try:
             yield
+        except Exception:
+            EARLY.failing = True
+            raise
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -31,6 +31,10 @@ from paceline.world.randomness import seed_everything
 from paceline.world.roll import Roll
 from paceline.world.timelimit import job_end
 
+_PARTED: list[dist.ProcessGroup] = []
+"""Groups that were left, kept for good. Whoever frees one holds Python's lock and waits for gloo's threads, of which one may
+be waiting for that lock to let go of the last tensors: seen as a rank that never ended, on a busy machine."""
+
 
 @contextlib.contextmanager
 def join(config: RunConfig) -> Iterator[World]:
@@ -176,6 +180,7 @@ def keep_to_loopback() -> None:
 
 def _leave(world: World) -> None:
     if dist.is_initialized():
+        _PARTED.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001 - no public way
         dist.destroy_process_group()
     if isinstance(world.meeting, FileMeeting) and world.launcher != "paceline" and world.is_main:
         shutil.rmtree(world.meeting.path.parent, ignore_errors=True)
