@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.config.schema import has_login
+from paceline.config.checks import has_login
 
 REMOVED = "[removed]"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from paceline import handover
 from paceline.cluster.container import srun_options, wrap
 from paceline.cluster.profile import ClusterProfile, check_sbatch_word
-from paceline.config.schema import has_login
+from paceline.config.checks import has_login
 from paceline.errors import ConfigError
 
 _TAIL = Path(__file__).with_name("job.sh")

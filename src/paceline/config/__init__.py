@@ -1,5 +1,6 @@
 """All settings of a run: what they are, and how they are read and written."""
 
+from paceline.config.asked import RecordConfig
 from paceline.config.parse import config_from_argv, config_from_words
 from paceline.config.schema import (
     BatchConfig,
@@ -7,7 +8,6 @@ from paceline.config.schema import (
     LogConfig,
     LrConfig,
     ReadConfig,
-    RecordConfig,
     RunConfig,
     TimeoutConfig,
 )

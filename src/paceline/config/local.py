@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from paceline.config.checks import at_least
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,11 +28,8 @@ class LocalConfig:
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""
-        for name, least in (("steps", 0), ("replicas", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(
-                    f"local.{name}={getattr(self, name)} is too small", fix=f"set local.{name} to {least} or more"
-                )
+        at_least(0, "local.steps", self.steps)
+        at_least(1, "local.replicas", self.replicas)
         given = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
         if given and not self.steps:
             raise ConfigError(

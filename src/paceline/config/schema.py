@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
+from paceline.config.asked import ProfileConfig, RecordConfig
+from paceline.config.checks import at_least, has_login
 from paceline.config.intervals import Every, seconds_from
 from paceline.config.local import LocalConfig, check_local
 from paceline.errors import ConfigError, did_you_mean
@@ -25,7 +27,7 @@ class BatchConfig:
 
     def __post_init__(self) -> None:
         """Refuse what no world could run."""
-        _at_least(1, "batch.lanes", self.lanes)
+        at_least(1, "batch.lanes", self.lanes)
         if self.global_size < self.lanes:
             raise ConfigError(
                 f"batch.global_size={self.global_size} is smaller than batch.lanes={self.lanes}",
@@ -54,8 +56,8 @@ class LrConfig:
         """Refuse rates that no optimizer takes."""
         if not (math.isfinite(self.base) and self.base >= 0):
             raise ConfigError(f"lr.base={self.base} is not a learning rate", fix="set lr.base to a number >= 0")
-        _at_least(1, "lr.reference_batch", self.reference_batch)
-        _at_least(0, "lr.warmup_samples", self.warmup_samples)
+        at_least(1, "lr.reference_batch", self.reference_batch)
+        at_least(0, "lr.warmup_samples", self.warmup_samples)
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,9 @@ class ReadConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be read with."""
-        _at_least(1, "read.window", self.window)
-        _at_least(1, "read.ahead", self.ahead)
-        _at_least(0, "read.workers", self.workers)
+        at_least(1, "read.window", self.window)
+        at_least(1, "read.ahead", self.ahead)
+        at_least(0, "read.workers", self.workers)
         if not 0 < self.cache_gb < math.inf:
             raise ConfigError(f"read.cache_gb={self.cache_gb} holds nothing", fix="set it to GB, such as 64")
 
@@ -102,7 +104,7 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         """Refuse intervals and addresses that cannot be."""
         Every.parse(self.every)
-        _at_least(1, "checkpoint.keep", self.keep)
+        at_least(1, "checkpoint.keep", self.keep)
         if not (math.isfinite(self.mtbf_h) and self.mtbf_h > 0):
             raise ConfigError(f"checkpoint.mtbf_h={self.mtbf_h} is not a time", fix="set it to hours, such as 24")
         if self.best and not re.fullmatch(r"(max|min):.+", self.best):
@@ -132,7 +134,7 @@ class LogConfig:
 
     def __post_init__(self) -> None:
         """Refuse an interval that never comes, and loggers that there are not."""
-        _at_least(1, "log.every_steps", self.every_steps)
+        at_least(1, "log.every_steps", self.every_steps)
         for name in self.sinks:
             if name not in _SINKS:
                 raise ConfigError(f"log.to={self.to}: there is no logger {name!r}", fix=did_you_mean(name, _SINKS))
@@ -153,37 +155,6 @@ class TimeoutConfig:
     """Seconds a rank waits in a collective after the first step; longer than the longest evaluation."""
     stuck: float = 3.0
     """Steps, of the usual length, without a sign of life (and 3 s) after which all ranks say where they are; 0: never."""
-
-
-@dataclass(frozen=True)
-class RecordConfig:
-    """What `paceline verify` and `paceline scale` ask a run to write down."""
-
-    to: str = ""
-    """Folder for the record of every step; empty: no record."""
-    steps: int = 0
-    """End the run after so many recorded steps; 0: never."""
-    dump_step: int = -1
-    """The step after which all tensors are written out; -1: none."""
-    times: str = ""
-    """Folder for the times of every step on every rank, for `paceline scale`; empty: none."""
-
-
-@dataclass(frozen=True)
-class ProfileConfig:
-    """What `paceline profile` asks a run to measure."""
-
-    to: str = ""
-    """Folder for what every rank measured; empty: nothing is."""
-    skip: int = 5
-    """Steps before, which warm up."""
-    steps: int = 5
-    """Steps that are measured; the run ends after them."""
-
-    def __post_init__(self) -> None:
-        """Refuse a window without steps."""
-        _at_least(1, "profile.skip", self.skip)
-        _at_least(1, "profile.steps", self.steps)
 
 
 @dataclass(frozen=True)
@@ -249,11 +220,11 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Refuse settings that contradict each other."""
-        _at_least(1, "epochs", self.epochs)
-        _at_least(0, "steps", self.steps)
-        _at_least(0, "evaluate_steps", self.evaluate_steps)
-        _at_least(1, "threads", self.threads)
-        _at_least(0, "shard_over", self.shard_over)
+        at_least(1, "epochs", self.epochs)
+        at_least(0, "steps", self.steps)
+        at_least(0, "evaluate_steps", self.evaluate_steps)
+        at_least(1, "threads", self.threads)
+        at_least(0, "shard_over", self.shard_over)
         if self.clip_norm < 0:
             raise ConfigError(f"clip_norm={self.clip_norm} is negative", fix="set clip_norm=0 for no clipping")
         if not self.name or "/" in self.name or self.name in {".", ".."}:
@@ -293,21 +264,3 @@ class RunConfig:
                 f"compression={self.compression} is for gradients of parallel=ddp",
                 fix="set compression=none, or parallel=ddp",
             )
-
-
-def has_login(address: str) -> bool:
-    """Return whether an address carries a name or a password.
-
-    >>> [has_login(text) for text in ("s3://bucket/me@work", "s3://key:12/x@bucket", "sftp://me@host/x", "http://host:80/x")]
-    [False, True, True, False]
-    """
-    parts = [part.partition("/") for part in address.split("://")[1:]]
-    return any(
-        "@" in host or (":" in host and ("@" in rest or not host.rpartition(":")[2].isdecimal()))
-        for host, _, rest in parts
-    )
-
-
-def _at_least(least: int, name: str, value: int) -> None:
-    if value < least:
-        raise ConfigError(f"{name}={value} is too small", fix=f"set {name} to {least} or more")

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import xxhash
 
-from paceline.config.schema import has_login
+from paceline.config.checks import has_login
 from paceline.data.cache import Cache, is_here
 from paceline.data.index import INDEX, LONGEST_INDEX, SetIndex, ShardFacts
 from paceline.data.shelf import LocalShelf, Shelf

@@ -24,7 +24,6 @@ from paceline.events import (
     RunStarted,
     RunStopped,
     Sink,
-    SlowRank,
     StepDone,
 )
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
@@ -36,19 +35,15 @@ from paceline.train.evaluate import Evaluation, Metric
 from paceline.train.lifeline import Lifeline
 from paceline.train.loggers import Loggers, check_packages
 from paceline.train.meter import Meter
-from paceline.train.profiling import Profiling
+from paceline.train.onlookers import Onlookers
 from paceline.train.record import Recorder
 from paceline.train.reduction import Note
 from paceline.train.state import digests_of_all, state_digest
 from paceline.train.step import LossFunction
 from paceline.train.surroundings import surroundings
-from paceline.train.times import StepTimes
-from paceline.train.watched import disk_s, pulse_of, watchdog_of
 from paceline.world.device import peak_flops
 from paceline.world.facts import World
 from paceline.world.group import shorten_timeout
-from paceline.world.heartbeat import Heartbeat
-from paceline.world.slow import SlowWatch, in_words
 
 
 class Trainer:
@@ -77,54 +72,39 @@ class Trainer:
         self._evaluation = None if evaluation is None else Evaluation(evaluation, loss, metrics or {}, config, world)
         self._take = make_step(world, model, optimizer, loss, config, batches.total_samples)
         self._since_report, self._in_epoch = Meter(), Meter()
-        self._times = StepTimes(config, world)
+        self._onlookers = Onlookers(world, config, self._take, self._emit)
         self._last = Note(0.0, 0.0)
         self._metrics: Mapping[str, float] = {}
         self._done = 0
         self._claim: Claim | None = None
-        self._pulse = pulse_of(config)
-        beats = self.directory.beat(0).parent.absolute()
-        self._watch = SlowWatch(beats, config.batch.lanes, world.size, time.time())
 
     def run(self) -> None:
         """Train until all steps are done, from the newest good checkpoint on. Raises `Stopped` if told to stop."""
-        recorder, profiling = Recorder(self.config, self.world), Profiling(self.config, self.world, self._take.clock)
-        pulse = self._pulse
-        with (
-            self._opened(),
-            self._lifeline() as life,
-            self._heartbeat() as heart,
-            watchdog_of(self.directory, self.world, self.config, pulse),
-        ):
-            saving_s = disk_s(life.size_bytes)
-            pulse.begin("starting", saving_s)
+        recorder = Recorder(self.config, self.world)
+        with self._opened(), self._lifeline() as life, self._onlookers.attending(life.size_bytes):
             self._done = first = life.restore()
             self._announce()
             recorder.start(self.model, self.optimizer, self._take.own_state())
-            for step in heart.reading(pulse.reading(self._times.reading(self.batches.steps(first)))):
+            for step in self._onlookers.reading(self.batches.steps(first)):
                 self._train(step, life)
-                heart.step_done(self._done, self._take.ready)
-                pulse.step_done(self._done)
-                self._tell_slow_rank()
-                pulse.begin("saving", saving_s)
+                self._onlookers.step_done(self._done)
                 if step.plan.step == first:
                     shorten_timeout(self.world, self.config)
                 if life.after_step(self._last, self._done, self._metrics) and self._done < self.batches.total_steps:
                     self._stop(life)
-                if self._wants(recorder, step) or profiling.after_step():
+                if self._wants(recorder, step) or self._onlookers.seen_enough():
                     break
-            self._times.write()
-            pulse.begin("ending", saving_s)
+            self._onlookers.ending()
             life.save(self._done, self._metrics)
             life.finish()
-            pulse.begin("ending", saving_s)
+            self._onlookers.concluding()
             own = digests_of_all(self.world, self._take.own_state())
             digest = state_digest(self.model, self.optimizer, own)
             self._emit(RunEnded(self._done, self._in_epoch.run_seconds, digest))
 
     def _train(self, step: Step, life: Lifeline) -> None:
         note = self._last = life.take(step)
-        self._times.step_done(step.plan.samples, self._take.ready)
+        self._onlookers.step_taken(step.plan.samples)
         self._done = done = step.plan.step + 1
         self._metrics = {}
         self._since_report.add(note, step.plan.samples)
@@ -146,14 +126,10 @@ class Trainer:
         for meter in meters:
             meter.settle()  # or steps that the device has yet to do would be left out as well
         begun = time.perf_counter()
-        self._metrics = self._evaluated(evaluation)
+        self._metrics = evaluation.run(self.model, self._onlookers.evaluating())
         self._emit(Evaluated(self._done, self._metrics))
         for meter in meters:
             meter.leave_out(time.perf_counter() - begun)
-
-    def _evaluated(self, evaluation: Evaluation) -> dict[str, float]:
-        self._pulse.begin("evaluating")
-        return evaluation.run(self.model, self._pulse.sign)
 
     def _report(self, step: Step) -> None:
         loss, rate = self._since_report.close(self._take)
@@ -163,9 +139,10 @@ class Trainer:
     def _end_epoch(self, step: Step) -> None:
         loss, rate = self._in_epoch.close(self._take)
         epoch = step.plan.epoch + 1
-        metrics = self._metrics = self._evaluated(self._evaluation) if self._evaluation else {}
+        if self._evaluation:
+            self._metrics = self._evaluation.run(self.model, self._onlookers.evaluating())
         epochs = -(-self.batches.total_steps // self.batches.plan.steps_per_epoch)
-        self._emit(EpochDone(epoch, epochs, self._done, loss, rate, metrics))
+        self._emit(EpochDone(epoch, epochs, self._done, loss, rate, self._metrics))
         if self.config.log.ranks == "all":
             say(rank_line(self.world, epoch, len(step.lanes[0].batch[0]), self._steps_in(epoch)))
         self._in_epoch.restart()
@@ -182,22 +159,6 @@ class Trainer:
         batches = [lane.batch for lane in step.lanes if lane.samples]
         loss, own = float(total.loss) / total.counted, self._take.own_state()
         return recorder.step(self._done, loss, self.model, self.optimizer, batches, own)
-
-    def _heartbeat(self) -> Heartbeat:
-        """Say where this rank is; rank 0 also looks at what the others say."""
-        look = self._watch.look if self.world.is_main and self.world.size > 1 else lambda: None
-        return Heartbeat(self.directory, self.world, clock=self._take.clock, after_beat=look)
-
-    def _tell_slow_rank(self) -> None:
-        if (news := self._watch.news()) is None:
-            return
-        found, before = news
-        if found is not None:
-            facts = found.beat.rank, found.beat.node, found.phase, found.kind, found.more_s, found.times
-            self._emit(SlowRank(found.step or self._done, *facts, in_words(found)))
-        elif before is not None and before.kind == "chronic":
-            words = f"rank {before.beat.rank} on {before.beat.node} no longer holds the others up"
-            self._emit(SlowRank(self._done, before.beat.rank, before.beat.node, before.phase, "over", 0.0, 1.0, words))
 
     def _stop(self, life: Lifeline) -> None:
         """Leave, to be resumed: every rank comes here after the same step, and it is saved."""
