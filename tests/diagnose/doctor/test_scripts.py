@@ -46,6 +46,7 @@ BAD = {
         f"{HEAD}\n#SBATCH -n 4\n{ADDRESS}\nRANK=$SLURM_PROCID\nexport RANK\nsrun -K python train.py", {"rank-in-batch-shell": [7]},
     ),
     "RANK for one command": (f"{HEAD}\n#SBATCH -n 4\n{ADDRESS}\nRANK=$SLURM_PROCID srun -K python train.py", {"rank-in-batch-shell": [7]}),
+    "RANK for an agent": (f"{HEAD}\n{ADDRESS}\nexport RANK=$SLURM_PROCID\nsrun {TORCHRUN}", {"rank-in-batch-shell": [6]}),
     "double quotes": (f"{HEAD}\n#SBATCH -n 4\n{ADDRESS}\nsrun -K " + INSIDE.replace("'", '"'), {"rank-in-batch-shell": [7]}),
     "the node's number in the batch shell": (
         f"{HEAD}\n{ADDRESS}\nsrun torchrun --nnodes 2 --node-rank=$SLURM_NODEID --master-addr=$MASTER_ADDR --master-port=$MASTER_PORT train.py",

@@ -29,7 +29,8 @@ def find_mistakes(text: str) -> list[Finding]:
 
 
 def _rank_in_the_batch_shell(script: Script, launches: list[Launch]) -> Iterator[Finding]:
-    if not any(one.through and one.kind in {"python", "other"} and tasks_of(script, one) > 1 for one in launches):
+    hangs = any(one.through and one.kind in {"python", "other"} and tasks_of(script, one) > 1 for one in launches)
+    if not hangs and not any(one.kind == "agent" for one in launches):
         return
     own = [
         Variable(one.line, name, value, exported=True)
@@ -38,12 +39,18 @@ def _rank_in_the_batch_shell(script: Script, launches: list[Launch]) -> Iterator
     ]
     for one in [*script.variables, *own]:
         if one.exported and one.name in _OWN:
-            yield problem(
-                "rank-in-batch-shell",
-                f"{one.name} is set in the batch shell, so all ranks get the same one ({one.value}) and wait for each other without a word",
-                f"set it in each task: srun bash -c 'export {one.name}=${_OWN[one.name]}; exec python ...', in single quotes",
-                one.line,
-            )
+            yield _same_for_all(one, hangs=hangs)
+
+
+def _same_for_all(one: Variable, *, hangs: bool) -> Finding:
+    says = f"{one.name} is set in the batch shell, so all ranks get the same one ({one.value})"
+    if hangs:
+        says += " and wait for each other without a word"
+        fix = f"set it in each task: srun bash -c 'export {one.name}=${_OWN[one.name]}; exec python ...', in single quotes"
+    else:
+        says += "; torchrun puts the right one in its place, and whatever else runs here is misled"
+        fix = "leave it out: torchrun tells each rank its own"
+    return problem("rank-in-batch-shell", says, fix, one.line)
 
 
 def _read_too_early(script: Script, launches: list[Launch]) -> Iterator[Finding]:
