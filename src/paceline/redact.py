@@ -10,16 +10,23 @@ from paceline.config.checks import has_login
 
 REMOVED = "[removed]"
 
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL", re.IGNORECASE)
+_WORDS = (
+    r"[a-z0-9]*(?:secret|token|passwords?|passwd|passphrase|credentials?)|pass|auth|authorization|bearer|sig|signature"
+)
+_KEYS = r"[a-z0-9]*keys?"
+_BEFORE, _AFTER = r"(?<![a-z0-9])", r"(?![a-z0-9])"
+_SECRET = re.compile(rf"{_BEFORE}(?:{_WORDS}|{_KEYS}){_AFTER}", re.IGNORECASE)
 _ADDRESS = re.compile(r"[A-Za-z][\w+.-]*://\S+")
-_GIVEN = re.compile(rf"([\w.-]*(?:{_SECRET.pattern})[\w.-]*=)[^\s&]+", re.IGNORECASE)
+_VALUE = r"""(?:(?:bearer|basic)\s+)?(?:"[^"]*"|'[^']*'|[^\s&]+)"""
+_NAME = rf"[\w.-]*{_BEFORE}(?:{_WORDS}|{_KEYS}){_AFTER}[\w.-]*"
+_GIVEN = re.compile(rf"({_NAME}=|--{_NAME}\s+|{_BEFORE}(?:{_WORDS}):\s+){_VALUE}", re.IGNORECASE)
 
 
 def is_secret(name: str) -> bool:
     """Return whether a setting or variable of this name may hold a secret.
 
-    >>> [is_secret(name) for name in ("AWS_SECRET_ACCESS_KEY", "hub.token", "lr.base")]
-    [True, True, False]
+    >>> [is_secret(name) for name in ("AWS_SECRET_ACCESS_KEY", "hub.token", "DB_PASS", "lr.base", "tokens", "tokenizer")]
+    [True, True, True, False, False, False]
     """
     return bool(_SECRET.search(name))
 
@@ -46,6 +53,8 @@ def without_logins(text: str) -> str:
 
     >>> without_logins("cannot reach s3://key:12/x@bucket now; hub_token=abc lr=1")
     'cannot reach [removed] now; hub_token=[removed] lr=1'
+    >>> without_logins("--token abc password='a b' Authorization: Bearer abc ?sig=abcd&x=1 KeyError: 'boot' tokens=3")
+    "--token [removed] password=[removed] Authorization: [removed] ?sig=[removed]&x=1 KeyError: 'boot' tokens=3"
     """
     kept = _ADDRESS.sub(lambda found: REMOVED if has_login(found[0]) else found[0], text)
     return _GIVEN.sub(rf"\1{REMOVED}", kept)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,12 @@ def processes_with(mark: str) -> dict[int, str]:
 
 def wait_for(*files: Path, timeout_s: float = 90) -> None:
     """Wait until files are there."""
+    wait_until(lambda: all(file.exists() for file in files), f"{files} came", timeout_s)
+
+
+def wait_until(is_so: Callable[[], bool], what: str = "that", timeout_s: float = 90) -> None:
+    """Wait until something is so."""
     limit = time.monotonic() + timeout_s
-    while not all(file.exists() for file in files):
-        assert time.monotonic() < limit, f"none of {files} came"
+    while not is_so():
+        assert time.monotonic() < limit, f"not so: {what}"
         time.sleep(0.02)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from launch.program import paceline
+from launch.program import paceline, started, wait_until
 
+from paceline.cli.main import run_verb
 from paceline.measure.figures import Found, Measured, Mistake, as_dict, describe, figures_of
 from paceline.measure.plan import OPERATIONS
 
@@ -44,6 +47,31 @@ def test_under_torchrun_it_measures_the_ranks_that_are_there(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("2 ranks on 1 node, cpu, gloo") == 1
     assert done.stdout.count("results were right") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_bench_that_is_told_to_go_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    with started("bench", "-n", "2", "--seconds", "1000", "--sizes", "1KiB:64MiB", folder=tmp_path) as running:
+        wait_until(lambda: any(running.temporary.glob(".paceline-bench-*")))
+        time.sleep(0.5)
+        running.process.send_signal(number)
+        assert running.wait().code != 0
+        assert running.left_over() == []
+        assert list(running.temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--sizes", "4000GiB"], "4000GiB is more than any message\n  fix: give at most 64GiB"),
+        (["--sizes", "1"], "less than one number"),
+        (["--sizes", "2MB:1MB"], "goes from large to small"),
+        (["--ops", "all-reduced"], "there is no operation 'all-reduced'\n  fix: did you mean all-reduce?"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(words: list[str], said: str, capsys) -> None:
+    assert run_verb(["bench", *words]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_ranks_that_are_there_start_no_others(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,7 +33,8 @@ def trainings(world, folder: str) -> None:
     for phase, rank in DELAYS.items():
         slow = {"slow.phase": phase, "slow.rank": rank, "slow.seconds": 0.1, "name": phase}
         window = {"profile.to": f"{folder}/{phase}", "profile.skip": 2, "profile.steps": 3}
-        slow_training.train(world, with_settings(slow_training.TrainingConfig(), slow | window))
+        for _ in range(1 + (phase == "compute")):  # one folder is filled twice
+            slow_training.train(world, with_settings(slow_training.TrainingConfig(), slow | window))
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +111,23 @@ def test_on_a_gpu_kernels_tell_what_is_exposed() -> None:
     assert [round(value * 1e6) for value in seconds] == [40, 20, 10, 15, 15]
 
 
+def test_slices_of_a_model_that_are_sent_within_forward_are_told_from_it() -> None:
+    events = [kernel("aten::mm", 10, 40, "cpu_op"), kernel("gloo:all_gather", 35, 70, "user_annotation")]
+    phases = [("data", 0.0, 5.0), ("wait", 5.0, 80.0), ("optimizer", 80.0, 100.0)]
+    found = shares_of(RankTrace(0, {"steps": 1}, events, phases, 0.0, 100.0))
+    seconds = [found.compute, found.exposed_communication, found.optimizer, found.data_wait, found.host_gaps]
+    assert [round(value * 1e6) for value in seconds] == [30, 30, 20, 5, 15]
+
+
+@pytest.mark.parametrize("damage", ["no gzip", '{"ranks": 1, "trace": "x"}', '{"ranks": [], "trace": "x"}'])
+def test_a_damaged_profile_is_an_error_with_a_way_out(measured: Path, tmp_path: Path, damage: str) -> None:
+    home = shutil.copytree(measured / "data", tmp_path / "copy")
+    for file in home.glob("tensorboard/*" if damage == "no gzip" else "rank-*.json"):
+        file.write_text(damage)
+    with pytest.raises(EnvironmentUnfit, match="is damaged"):
+        read_traces(home)
+
+
 def test_a_run_that_was_too_short_is_an_error_with_a_way_out(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnfit, match="rank 0 has left no profile"):
         read_traces(make_private(tmp_path / "empty"))
@@ -116,8 +135,10 @@ def test_a_run_that_was_too_short_is_an_error_with_a_way_out(tmp_path: Path) -> 
 
 def test_the_verb_runs_a_recipe_and_leaves_its_run_alone(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "paceline", "profile", "toy", "--skip", "2", "--steps", "2", "--json", "name=mine"]
+    words += [f"checkpoint.to={tmp_path}/store", "log.to=csv"]
     done = subprocess.run(words, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["script"], found["ranks"], found["steps"], found["device"]) == ("toy", 1, 2, "cpu")
     assert sorted(path.name for path in (tmp_path / "runs" / "mine").iterdir()) == ["profile"]
+    assert not (tmp_path / "store").exists()

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from launch.program import paceline
 
+from paceline.launch.spec import module
+from paceline.measure import scaling
 from paceline.measure.efficiency import Scaling, Trial, sizes_of
 from paceline.measure.scaling_report import describe, plot_of, to_html, to_markdown
 from paceline.measure.steptimes import Moment, Pace, Ran, pace_of
 
-FACTS = {"nodes": 1, "sees_waits": True}
+FACTS = {"nodes": 1, "sees_waits": True, "sees_ready": True}
 
 
 def pace(seconds: float, samples: int = 64, **more) -> Pace:
@@ -47,6 +49,8 @@ def test_where_waits_are_hidden_the_end_of_a_step_is_compared_with_that_of_one_r
     assert sizes_of([alone, two])[1].exposed_how == "estimate"
     four = Trial(4, 4, "", [pace(0.8, **hidden)])
     assert sizes_of([two, four])[1].exposed_how == "none"
+    captured = [Trial(ranks, 4, "", [pace(0.8, tail_s=None, **hidden)]) for ranks in (1, 2)]
+    assert sizes_of(captured)[1].exposed_how == "none"
 
 
 def test_the_shares_of_a_step_are_those_of_its_ranks() -> None:
@@ -62,6 +66,7 @@ def test_the_shares_of_a_step_are_those_of_its_ranks() -> None:
     assert (found.data_share, found.waited_share) == (pytest.approx(0.2), pytest.approx(0.3))
     assert found.uneven_share == pytest.approx(0.2)
     assert pace_of(replace(ran, facts=FACTS | {"sees_waits": False}), 1).waited_share is None
+    assert pace_of(replace(ran, facts=FACTS | {"sees_ready": False}), 1).tail_s is None
 
 
 SLOW_RANK = """
@@ -86,6 +91,9 @@ with paceline.join(config) as world:
 def test_a_study_is_printed_and_written_with_its_report(tmp_path: Path) -> None:
     (tmp_path / "slow_rank.py").write_text(SLOW_RANK)
     words = ("--worlds", "2,1", "--rounds", "1", "--steps", "4", "--warmup", "2", "--weak", "--json")
+    home = tmp_path / "runs" / "study"
+    home.mkdir(parents=True)
+    (home / "scaling.json").write_text('{"studies": {"strong": []}}')
     done = paceline(
         "scale", "slow_rank.py", *words, "name=study", "batch.global_size=16", "device=cpu", folder=tmp_path
     )
@@ -96,7 +104,6 @@ def test_a_study_is_printed_and_written_with_its_report(tmp_path: Path) -> None:
     assert two["uneven_share"] > 0.2  # rank 0 waits while rank 1 sleeps in every forward
     assert two["exposed_share"] >= two["uneven_share"]
     assert (found["kind"], found["good_efficiency"]) == ("weak", 0.75)
-    home = tmp_path / "runs" / "study"
     assert json.loads((home / "scaling.json").read_text()) == {"format": 1, "studies": {"weak": found}}
     assert sorted(path.name for path in home.iterdir()) == [
         "scaling-weak.svg",
@@ -129,8 +136,8 @@ times, run = pathlib.Path(told["record.times"]), pathlib.Path(told["runs"]) / "r
 times.mkdir(parents=True)
 run.mkdir(parents=True)
 (run / "config.toml").write_text("name = 'run'\\n[batch]\\nglobal_size = 32\\nlanes = 4\\n")
-steps = [[SAMPLES, 0, 1, 2, 3, 0]] * STEPS
-(times / "0000.times").write_text(json.dumps({"device": "cpu", "nodes": 1, "sees_waits": True, "steps": steps}))
+steps = [[SAMPLES, 0, 1, 2, 3, 0] for n in range(STEPS)]
+(times / "0000.times").write_text(json.dumps({"device": "cpu", "nodes": 1, "sees_waits": True, "sees_ready": True, "steps": steps}))
 """
 
 
@@ -140,6 +147,7 @@ steps = [[SAMPLES, 0, 1, 2, 3, 0]] * STEPS
         (32, 20, ["--worlds", "1,8"], "8 ranks cannot share the 4 lanes of a step", "add batch.lanes=8"),
         (31, 20, ["--worlds", "1,2"], "a step of 32 samples on 1 ranks is more than the whole training set", "give batch.global_size"),
         (32, 10, ["--worlds", "1,2"], "pretends.py took only 10 steps", "let it take as many as the setting `steps` says"),
+        ("64 - 32 * (n > 9)", 20, ["--worlds", "1,2"], "none of the steps that were timed has 64 samples: they are all at the end of an epoch", "give more --steps"),
     ],
 )  # fmt: skip
 def test_a_study_that_leads_nowhere_ends_after_its_first_run(tmp_path, samples, steps, words, problem, fix) -> None:
@@ -148,6 +156,40 @@ def test_a_study_that_leads_nowhere_ends_after_its_first_run(tmp_path, samples, 
     done = paceline("scale", "pretends.py", *words, folder=tmp_path)
     assert (done.code, done.out) == (2, "")
     assert f"error: {problem}\n  fix: {fix}" in done.err
+
+
+def test_a_folder_that_cannot_be_written_is_known_before_the_first_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = paceline("scale", "toy", "--to", "file/x", folder=tmp_path)
+    assert (done.code, done.out) == (3, ""), done
+    assert "give another folder with --to" in done.err
+    assert "round 1" not in done.err
+
+
+def test_secrets_among_the_words_do_not_reach_the_report(tmp_path: Path) -> None:
+    ran = Ran(FACTS | {"ranks": 1, "gpu": "", "cores": 1}, ("cpu",), [(Moment(8, 0, 1, 2, 3, 0),)] * 3)
+    runs = scaling._Runs(
+        scaling.Study(module("x", "y"), ("hub_token=hf_1", "lr.base=1"), (1,), False, 1, 0, 3), tmp_path
+    )
+    runs._config = {
+        "name": "x",
+        "batch": {},
+        **dict.fromkeys(("exact", "parallel", "precision", "compile", "capture"), ""),
+        "threads": 1,
+    }
+    runs._last, runs._batch = (
+        {
+            1: replace(
+                ran,
+                facts=ran.facts
+                | dict.fromkeys(("host", "cpu", "memory_bytes", "system", "python", "backend", "torch"), ""),
+            )
+        },
+        scaling.Batch(8, 1),
+    )
+    runs._paces = {1: [pace_of(ran, 0)]}
+    found = runs.result()
+    assert found.words == ["hub_token=[removed]", "lr.base=1"]
 
 
 def study(name: str, kind: str, *ranks: int) -> Scaling:

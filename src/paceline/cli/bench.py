@@ -36,7 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sizes", default="", help="sizes with commas between, or FIRST:LAST in steps of 4 (default: 1KiB:16MiB)"
     )
     parser.add_argument(
-        "--seconds", type=float, default=20.0, help="go on so long after three rounds (default: %(default)s)"
+        "--seconds",
+        type=float,
+        default=20.0,
+        help="go on so long, for 3 rounds at least and 50 at most (default: %(default)s)",
     )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where messages lie")
     parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto", help="what carries them")
@@ -76,7 +79,8 @@ def _start(plan: Plan, known: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix=".paceline-bench-", dir=shared) as folder:
         file = Path(folder) / "found.json"
         known.arguments = [replace(plan, to=str(file)).as_json()]
-        code = start(module("bench", "paceline.measure.bench"), known, place, screen=None)
+        with Path(os.devnull).open("w", encoding="utf-8") as nowhere:  # what ranks say is not for our own output
+            code = start(module("bench", "paceline.measure.bench"), known, place, screen=nowhere)
         if code or place.node:
             return code
         found = Found.from_json(file.read_text(encoding="utf-8"))

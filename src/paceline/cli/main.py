@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import NoReturn
 
 from paceline.cli import (
     bench,
@@ -58,7 +61,15 @@ _EPILOG = "exit codes: 0 yes or fine; 1 the answer is no, or the training failed
 
 def main() -> None:
     """Run one verb and exit with its code."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # under nohup it is not
+            signal.signal(number, _leave)
     sys.exit(run_verb(sys.argv[1:]))
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """Leave by the door, so that temporary folders go, and the programs that were started."""
+    sys.exit(128 + number)
 
 
 def run_verb(words: Sequence[str]) -> int:

@@ -17,6 +17,8 @@ from paceline.rundir import RunDir, make_private, write_whole, writing_to
 
 HELP = "speed-up and efficiency at several world sizes, and the report that computing centres ask for"
 
+_ELSEWHERE = "give another folder with --to"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's own arguments."""
@@ -48,20 +50,21 @@ def main(known: argparse.Namespace) -> int:
         allocation=allocation_from(os.environ),
         progress=progress(quiet=known.json),
     )
+    if known.to:
+        with writing_to(Path(known.to), _ELSEWHERE):
+            make_private(Path(known.to))
     found = run_study(study)
+    print(json.dumps(found.as_dict(), indent=2) if known.json else describe(found))
     file = RunDir(Path(known.to or Path("runs") / found.name)).scaling
     _write(found, file)
-    print(
-        json.dumps(found.as_dict(), indent=2)
-        if known.json
-        else f"{describe(found)}\n\nthe report: {file.with_suffix('.html')}"
-    )
+    if not known.json:
+        print(f"\nthe report: {file.with_suffix('.html')}")
     return 0
 
 
 def _write(found: Scaling, file: Path) -> None:
     """Write the study beside the other kind, if that was made before; and the report of both."""
-    with writing_to(file.parent, "give another folder with --to"):
+    with writing_to(file.parent, _ELSEWHERE):
         make_private(file.parent)
         studies = _known(file) | {found.kind: found}
         content = {"format": 1, "studies": {kind: study.as_dict() for kind, study in studies.items()}}
@@ -77,5 +80,5 @@ def _known(file: Path) -> dict[str, Scaling]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))["studies"]
         return {kind: Scaling.from_dict(found[kind]) for kind in ("strong", "weak") if kind in found}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}

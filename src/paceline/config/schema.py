@@ -218,6 +218,11 @@ class RunConfig:
     profile: ProfileConfig = field(default_factory=ProfileConfig)
     """What profile asks for."""
 
+    @property
+    def only_looked_at(self) -> bool:
+        """Whether some steps are run for the sake of their times: the end of such a run is not saved."""
+        return bool(self.record.times or self.profile.to)
+
     def __post_init__(self) -> None:
         """Refuse settings that contradict each other."""
         at_least(1, "epochs", self.epochs)

@@ -58,8 +58,11 @@ class RunFailed(PacelineError):
     """A run that a verb started to look at it did not end well."""
 
     def __init__(self, name: str, ranks: int, failure: Failure) -> None:
-        problem = f"{name} failed on {ranks} rank{'s' if ranks > 1 else ''}:\n{failure.message}"
-        super().__init__(problem, fix="make it run with `paceline run` first")
+        where = f"on {ranks} rank{'s' if ranks > 1 else ''}"
+        if failure.exit_code == STOPPED:
+            super().__init__(f"{name} was told to stop {where}; nothing is kept", fix="start again")
+        else:
+            super().__init__(f"{name} failed {where}:\n{failure.message}", fix="make it run with `paceline run` first")
         self.exit_code = failure.exit_code
 
 

@@ -19,8 +19,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
 from paceline.config import BatchConfig, RunConfig, TimeoutConfig
+from paceline.errors import EnvironmentUnfit
 from paceline.measure.figures import Found, Measured, Mistake
-from paceline.measure.operations import Operation, Run, Saw, make_operation
+from paceline.measure.operations import MOST_RANKS, Operation, Run, Saw, make_operation
 from paceline.measure.plan import ELEMENT_BYTES, Plan
 from paceline.rundir import write_whole
 from paceline.world.collectives import rows_of_all, sum_across, wire_device
@@ -38,7 +39,7 @@ _SMALL_BYTES = (
     1 << 16
 )  # below this latency is what is measured, and that ranks do not begin at one moment must not show
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 50
-_MOST_RANKS = 1 << 20
+_LANES = 1 << 20  # more than there will be ranks
 _MEETS_WITHIN_S = 600.0
 _ANSWERS_WITHIN_S = 300.0
 
@@ -50,7 +51,7 @@ def measure(plan: Plan) -> Found:
         device=plan.device,  # type: ignore[arg-type]
         backend=plan.backend,  # type: ignore[arg-type]
         exact=False,
-        batch=BatchConfig(_MOST_RANKS, _MOST_RANKS),
+        batch=BatchConfig(_LANES, _LANES),
         timeout=TimeoutConfig(_MEETS_WITHIN_S, _ANSWERS_WITHIN_S),
     )
     with join(config) as world, _group_of_one(world, config):
@@ -106,11 +107,21 @@ class Bench:
     """Measures all operations at all sizes in rounds, so that a busy moment falls on all alike."""
 
     def __init__(self, plan: Plan, world: World) -> None:
+        if world.size > MOST_RANKS:
+            raise EnvironmentUnfit(
+                f"of {world.size:,} ranks no sum could be checked", fix=f"measure at most {MOST_RANKS:,} of them"
+            )
         self._plan, self._world = plan, world
         self._device, self._wire = torch.device(world.device), wire_device(world)
         self._checked, self._mistakes = 0, list[Mistake]()
         largest = max(plan.sizes_bytes) // ELEMENT_BYTES + world.size
-        self._saw, self._room = Saw(largest, world.size, self._device), Room(largest, self._device)
+        try:
+            self._saw, self._room = Saw(largest, world.size, self._device), Room(largest, self._device)
+        except (RuntimeError, MemoryError) as error:
+            raise EnvironmentUnfit(
+                f"no memory for messages of {max(plan.sizes_bytes):,} bytes on rank {world.rank}",
+                fix="give smaller --sizes: each rank needs five times the largest",
+            ) from error
 
     def run(self) -> Found:
         """Measure until the time is over, three rounds at least."""

@@ -138,11 +138,11 @@ def _exposed(trial: Trial, first: Trial) -> tuple[float | None, str]:
     seen = _median([pace.waited_share for pace in trial.paces])
     if seen is not None:
         return seen, "waits"
-    if first.ranks > 1:
+    alone_s = _median([pace.tail_s for pace in first.paces])
+    if first.ranks > 1 or alone_s is None:
         return None, "none"
-    alone_s = statistics.median(pace.tail_s for pace in first.paces)
-    shares = [max(0.0, pace.tail_s - alone_s) / pace.seconds for pace in trial.paces]
-    return statistics.median(shares), "estimate"
+    tails = [(pace.tail_s, pace.seconds) for pace in trial.paces if pace.tail_s is not None]
+    return statistics.median(max(0.0, tail_s - alone_s) / seconds for tail_s, seconds in tails), "estimate"
 
 
 def _median(values: Sequence[float | None]) -> float | None:

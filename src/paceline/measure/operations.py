@@ -19,9 +19,10 @@ from paceline.train.exchange import TreeShape, choose_exchange
 from paceline.world.collectives import exchange, gather
 from paceline.world.facts import World
 
-_PERIOD = (
-    8179  # a prime, so no slice is as long; with it 2,051 ranks add up to less than 2**24, which float32 holds exactly
-)
+_PERIOD = 8179  # a prime, so no slice is as long
+MOST_RANKS = 2**24 // _PERIOD
+"""So many add up to what float32 holds exactly."""
+
 _GENERATOR = 2  # of all numbers below the period
 _OF_RANK, _OF_TURN = 17, 61
 

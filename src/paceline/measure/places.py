@@ -15,6 +15,18 @@ from paceline.launch.signals import StopSignals
 from paceline.launch.spec import LaunchSpec, Target
 
 
+def only_looked_at(home: Path) -> dict[str, object]:
+    """Return the settings under which a training can be measured: it goes on from nothing, leaves nothing, tells nobody."""
+    return {
+        "runs": str(home / "runs"),
+        "checkpoint.every": "end",
+        "checkpoint.to": "",
+        "resume": "never",
+        "stop_after": "",
+        "log.to": "",
+    }
+
+
 def run_ranks(
     target: Target, ranks: int, words: tuple[str, ...], settings: Mapping[str, object], allocation: Allocation | None
 ) -> Failure | None:

@@ -13,6 +13,7 @@ ELEMENT_BYTES = 4
 _UNITS = {"": 1, "B": 1, "kB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _DEFAULT_SIZES = "1KiB:16MiB"
 _STEP = 4
+_MOST_BYTES = 64 << 30
 
 # By the definitions of nccl-tests: what crosses the busiest link, as a share of the message.
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
@@ -98,6 +99,10 @@ def _size(word: str) -> int:
             fix="give sizes such as 4kB, 1MiB, or a range: --sizes 1KiB:16MiB",
         )
     size = int(found[1]) * _UNITS[found[2]]
+    if size > _MOST_BYTES:
+        raise ConfigError(
+            f"--sizes: {word.strip()} is more than any message", fix=f"give at most {_MOST_BYTES >> 30}GiB"
+        )
     if size < ELEMENT_BYTES:
         raise ConfigError(
             f"--sizes: {word.strip()} is less than one number of {ELEMENT_BYTES} bytes", fix="begin with 4B or more"

@@ -9,9 +9,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.errors import PacelineError
+from paceline.launch.failure import RunFailed
 from paceline.launch.local import launch
 from paceline.launch.spec import LaunchSpec, Target
+from paceline.measure.places import only_looked_at
 from paceline.measure.profile_shares import beat_of, shares_of
 from paceline.measure.profile_verdict import ProfileVerdict, as_dict, judge
 from paceline.measure.trace import RankTrace, merged, read_traces
@@ -20,14 +21,6 @@ from paceline.world.slow import slowest
 
 TRACE_FILE = "trace.json.gz"
 VERDICT_FILE = "verdict.json"
-
-
-class ProfileFailed(PacelineError):
-    """The training that was to be profiled did not end well."""
-
-    def __init__(self, problem: str, exit_code: int) -> None:
-        super().__init__(problem, fix="make it run with `paceline run` first")
-        self.exit_code = exit_code
 
 
 def profile(
@@ -43,11 +36,11 @@ def profile(
             "profile.to": str(measured),
             "profile.skip": window[0],
             "profile.steps": window[1],
-            "runs": str(Path(scratch) / "runs"),
+            **only_looked_at(Path(scratch)),
         }
         failure = launch(LaunchSpec(target, ranks, tuple(arguments), settings))
         if failure is not None:
-            raise ProfileFailed(f"{target.name} failed on {ranks} ranks:\n{failure.message}", failure.exit_code)
+            raise RunFailed(target.name, ranks, failure)
         traces = read_traces(measured)
         home = RunDir(_runs(arguments) / str(traces[0].facts["name"])).profile
         with writing_to(home):

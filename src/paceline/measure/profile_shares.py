@@ -49,8 +49,13 @@ def shares_of(trace: RankTrace) -> Shares:
 
 def _on_cpu(trace: RankTrace, window: Spans) -> tuple[Spans, Spans, Spans, Spans]:
     work = union([*_phase(trace, "forward"), *_phase(trace, "backward")])
-    at_work = _spans(trace, lambda event: event.get("cat") == "cpu_op")
-    parts = both(work, at_work), _phase(trace, "wait"), _phase(trace, "data"), _phase(trace, "optimizer")
+    wait = _phase(trace, "wait")
+    if work:
+        work = both(work, _spans(trace, lambda event: event.get("cat") == "cpu_op"))
+    else:  # slices of a model are sent in the midst of forward and backward
+        work = both(wait, _spans(trace, lambda event: str(event.get("name", "")).startswith("aten::")))
+        wait = without(both(wait, _spans(trace, _sends)), work)
+    parts = work, wait, _phase(trace, "data"), _phase(trace, "optimizer")
     compute, wait, data, update = (both(part, window) for part in parts)
     return compute, wait, data, update
 
@@ -84,7 +89,8 @@ def _is_kernel(event: Event) -> bool:
 
 
 def _sends(event: Event) -> bool:
-    return "nccl" in str(event.get("name", "")).lower()
+    name = str(event.get("name", "")).lower()
+    return "nccl" in name or name.startswith(("gloo:", "c10d::"))
 
 
 def _is_update(event: Event) -> bool:

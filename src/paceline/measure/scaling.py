@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shutil
 import tempfile
 import tomllib
 from collections.abc import Mapping
@@ -15,9 +16,13 @@ from paceline.errors import ConfigError
 from paceline.launch.failure import RunFailed
 from paceline.launch.spec import Target
 from paceline.measure.efficiency import Scaling, Trial, sizes_of
-from paceline.measure.machine import machine_facts
-from paceline.measure.places import run_ranks
+from paceline.measure.places import only_looked_at, run_ranks
 from paceline.measure.steptimes import Pace, Ran, pace_of, read_run
+from paceline.redact import without_logins
+from paceline.version import VERSION
+
+_OF_THE_RUN = ("host", "cpu", "memory_bytes", "system", "python", "gpu", "backend", "torch", "cores", "nodes")
+_OF_THE_CONFIG = ("exact", "parallel", "precision", "compile", "capture", "threads")
 
 
 @dataclass(frozen=True)
@@ -80,16 +85,13 @@ class _Runs:
             self._learn(home)
         self._check(world, ran)
         self._paces[world].append(pace_of(ran, self._study.warmup))
+        shutil.rmtree(home)
 
     def _settings(self, world: int, home: Path) -> dict[str, object]:
         settings: dict[str, object] = {
             "record.times": str(home / "times"),
             "steps": self._study.warmup + self._study.steps,
-            "runs": str(home / "runs"),
-            "checkpoint.every": "end",
-            "checkpoint.to": "",
-            "resume": "never",
-            "stop_after": "",
+            **only_looked_at(home),
         }
         if self._study.weak and self._batch is not None:
             batch = self._of_world(world)
@@ -135,6 +137,11 @@ class _Runs:
                 f"{self._study.target.name} took only {len(ran.steps)} steps",
                 fix="let it take as many as the setting `steps` says, or give a smaller --warmup",
             )
+        if not ran.whole(self._study.warmup):
+            raise ConfigError(
+                f"none of the steps that were timed has {ran.most_samples:,} samples: they are all at the end of an epoch",
+                fix="give more --steps, or a smaller batch.global_size",
+            )
 
     def result(self) -> Scaling:
         """Return the figures of all runs."""
@@ -147,15 +154,24 @@ class _Runs:
         return Scaling(
             name=self._config["name"],
             script=study.target.name,
-            words=list(study.words),
+            words=[*map(without_logins, study.words)],
             kind="weak" if study.weak else "strong",
             warmup_steps=study.warmup,
             steps=study.steps,
             rounds=study.rounds,
             finished=now.isoformat(timespec="seconds"),
-            facts=machine_facts(self._last[study.worlds[-1]].facts, self._config),
+            facts=self._facts(),
             sizes=sizes_of(trials),
         )
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what a reader must know of machine and code: as the first rank of the largest run tells it."""
+        run = self._last[self._study.worlds[-1]].facts
+        return {
+            "paceline": VERSION,
+            **{name: run[name] for name in _OF_THE_RUN},
+            **{name: self._config[name] for name in _OF_THE_CONFIG},
+        }
 
     def _say(self, text: str) -> None:
         if self._study.progress is not None:

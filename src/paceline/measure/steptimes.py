@@ -46,8 +46,8 @@ class Pace:
     """The same for messages; None: nobody can see it from Python."""
     uneven_share: float | None
     """Of all time, that in which ranks waited for a slower one to come so far as to send."""
-    tail_s: float
-    """Median from the last forward on: a backward, what is sent, the update."""
+    tail_s: float | None
+    """Median from the last forward on: a backward, what is sent, the update; None: nobody can see that."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,10 @@ class Ran:
     def most_samples(self) -> int:
         """Samples of the largest step."""
         return max(step[0].samples for step in self.steps)
+
+    def whole(self, warmup: int) -> list[tuple[Moment, ...]]:
+        """Return the steps after the warm-up; a short last step of an epoch does not count."""
+        return [step for step in self.steps[warmup:] if step[0].samples == self.most_samples]
 
 
 def read_run(folder: Path, ranks: int, name: str) -> Ran:
@@ -82,8 +86,8 @@ def read_run(folder: Path, ranks: int, name: str) -> Ran:
 
 
 def pace_of(ran: Ran, warmup: int) -> Pace:
-    """Return the medians and shares of all steps after the warm-up; a short last step of an epoch does not count."""
-    whole = [step for step in ran.steps[warmup:] if step[0].samples == ran.most_samples]
+    """Return the medians and shares of all whole steps after the warm-up."""
+    whole = ran.whole(warmup)
     total_s = sum(moment.seconds for step in whole for moment in step)
     waits, one_clock = ran.facts["sees_waits"], ran.facts["nodes"] == 1
     return Pace(
@@ -92,8 +96,12 @@ def pace_of(ran: Ran, warmup: int) -> Pace:
         sum(moment.got_s - moment.asked_s for step in whole for moment in step) / total_s,
         sum(moment.waited_s for step in whole for moment in step) / total_s if waits else None,
         sum(_uneven(step) for step in whole) / total_s if waits and one_clock else None,
-        statistics.median(statistics.mean(moment.ended_s - moment.ready_s for moment in step) for step in whole),
+        _tail(whole) if ran.facts["sees_ready"] else None,
     )
+
+
+def _tail(steps: Sequence[Sequence[Moment]]) -> float:
+    return statistics.median(statistics.mean(moment.ended_s - moment.ready_s for moment in step) for step in steps)
 
 
 def _uneven(step: Sequence[Moment]) -> float:

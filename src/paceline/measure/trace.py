@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +35,11 @@ class RankTrace:
 def read_traces(folder: Path) -> list[RankTrace]:
     """Return what all ranks measured."""
     facts = [_facts(folder, 0)]
-    facts += [_facts(folder, rank) for rank in range(1, facts[0]["ranks"])]
-    return [_placed(folder, mine, facts[0]) for mine in facts]
+    try:
+        facts += [_facts(folder, rank) for rank in range(1, int(facts[0]["ranks"]))]
+        return [_placed(folder, mine, facts[0]) for mine in facts]
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, StopIteration, zlib.error) as error:
+        raise EnvironmentUnfit(f"the profile in {folder} is damaged: {error!r}", fix="make it again") from error
 
 
 def _facts(folder: Path, rank: int) -> dict[str, Any]:

@@ -95,7 +95,8 @@ class Trainer:
                 if self._wants(recorder, step) or self._onlookers.seen_enough():
                     break
             self._onlookers.ending()
-            life.save(self._done, self._metrics)
+            if not self.config.only_looked_at:
+                life.save(self._done, self._metrics)
             life.finish()
             self._onlookers.concluding()
             own = digests_of_all(self.world, self._take.own_state())

@@ -78,6 +78,8 @@ class Profiling:
         home = make_private(Path(self._config.to))
         traces = make_private(home / TENSORBOARD)
         name = f"rank-{self._world.rank:04d}"
+        for old in traces.glob(f"{name}.*.gz"):
+            old.unlink()
         tensorboard_trace_handler(str(traces), name, use_gzip=True)(self._profiler)
         [trace] = traces.glob(f"{name}.*.gz")
         trace.chmod(0o600)

@@ -16,6 +16,7 @@ from paceline.config import RunConfig
 from paceline.rundir import make_private, times_file, write_whole, writing_to
 from paceline.world.collectives import WAITED
 from paceline.world.facts import World
+from paceline.world.machine import machine_facts
 
 T = TypeVar("T")
 
@@ -71,6 +72,9 @@ class StepTimes:
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "backend": backend,
             "torch": torch.__version__,
+            **(machine_facts() if self._world.is_main else {}),
             # DDP's own sum, FSDP and NCCL wait where Python does not see it.
             "sees_waits": alone or (config.exact and config.parallel == "ddp" and backend == "gloo"),
+            # A recorded step is ready when it is handed to the GPU, not when the GPU has done it.
+            "sees_ready": self._world.device == "cpu" or config.capture == "false",
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -12,7 +12,7 @@ from typing import Literal
 from paceline.amounts import short_time
 from paceline.scale.batch import share
 from paceline.world.heartbeat import NOTHING, Beat
-from paceline.world.phases import PHASES, WAIT
+from paceline.world.phases import PHASES, WAIT, Spent
 
 CLEARLY = 1.2
 """From this ratio on, a rank is slower than the others, rather than unlucky."""
@@ -20,6 +20,7 @@ CLEARLY = 1.2
 _WORTH = 0.05  # of a whole step, with all waiting: a rank that costs the others less holds nobody up
 _ONCE = 3.0  # steps: a single delay that is shorter than so many is not worth a word
 _ONCE_S = 0.1
+_BY_LANE = {"data", "forward", "backward"}
 
 Kind = Literal["chronic", "one-off"]
 
@@ -83,7 +84,7 @@ def read_beats(folder: Path, world_size: int, since_s: float) -> list[Beat]:
 def _read(path: Path) -> Beat | None:
     try:
         return Beat.parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
 
 
@@ -96,14 +97,41 @@ def slowest(beats: Sequence[Beat], lanes: int, world_size: int) -> Slowest | Non
     (2, 1.5, 'chronic')
     >>> slowest(beats[:2], lanes=4, world_size=4) is None
     True
+    >>> uneven = [Beat(rank, "n1", 9, 0.0, own_s, 0.0) for rank, own_s in enumerate([0.2, 0.1])]  # 2 lanes and 1
+    >>> slowest(uneven, lanes=3, world_size=2) is None
+    True
+    >>> slowest([uneven[0], replace(uneven[1], own_s=10.0)], lanes=3, world_size=2).beat.rank
+    1
     """
-    alike: dict[int, list[Beat]] = defaultdict(list)
-    for beat in beats:
-        alike[len(share(lanes, beat.rank, world_size))].append(beat)
-    groups = [group for group in alike.values() if len(group) > 1]
+    groups = list(_alike(beats, lanes, world_size))
     chronic = [slow for group in groups for slow in _chronic(group)]
     once = [slow for group in groups for slow in _once(group)]
     return max(chronic + once, key=lambda slow: slow.cost_s, default=None)
+
+
+def _alike(beats: Sequence[Beat], lanes: int, world_size: int) -> Iterator[list[Beat]]:
+    """Yield beats that can be compared: of ranks with as many lanes. One that has no equal is compared by what a lane takes."""
+    alike: dict[int, list[Beat]] = defaultdict(list)
+    for beat in beats:
+        alike[len(share(lanes, beat.rank, world_size))].append(beat)
+    if any(len(group) == 1 for group in alike.values()) and len(beats) > 1:
+        most = max(alike)
+        yield [_stretched(beat, most / own) for own, group in alike.items() for beat in group]
+    else:
+        yield from (group for group in alike.values() if len(group) > 1)
+
+
+def _stretched(beat: Beat, times: float) -> Beat:
+    """Return a beat as if the rank had so many times as many lanes."""
+    if times == 1.0:
+        return beat
+    phases = {
+        name: Spent(one.mean_s * times, one.steady_s * times, one.largest_s, one.largest_step)
+        if name in _BY_LANE
+        else one
+        for name, one in beat.phases.items()
+    }
+    return replace(beat, own_s=beat.own_s * times, data_s=beat.data_s * times, phases=phases)
 
 
 def _chronic(group: Sequence[Beat]) -> Iterator[Slowest]:

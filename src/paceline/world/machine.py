@@ -1,4 +1,4 @@
-"""What a reader of a study must know of the machine and the code."""
+"""What this machine is, in the words of a report."""
 
 from __future__ import annotations
 
@@ -7,26 +7,17 @@ import platform
 import re
 import socket
 import subprocess
-from collections.abc import Mapping
 from typing import Any
 
-from paceline.version import VERSION
 
-_OF_THE_RUN = ("gpu", "backend", "torch", "cores", "nodes")
-_OF_THE_CONFIG = ("exact", "parallel", "precision", "compile", "capture", "threads")
-
-
-def machine_facts(run: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a study, from the ranks of its largest run, its settings, and this machine."""
+def machine_facts() -> dict[str, Any]:
+    """Return its names and sizes."""
     return {
         "host": socket.gethostname(),
         "cpu": cpu_name(),
-        "memory_bytes": _memory(),
+        "memory_bytes": memory_bytes(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
-        "paceline": VERSION,
-        **{name: run[name] for name in _OF_THE_RUN},
-        **{name: config[name] for name in _OF_THE_CONFIG},
     }
 
 
@@ -40,7 +31,8 @@ def cpu_name() -> str:
     return found[1] if found else platform.processor() or platform.machine()
 
 
-def _memory() -> int:
+def memory_bytes() -> int:
+    """Return how much memory the machine has; 0 if it does not say."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
