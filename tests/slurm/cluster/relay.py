@@ -23,7 +23,8 @@ from slurm.cluster.place import RELAY, Place
 from slurm.cluster.settings import Settings, address
 
 _TUNSETIFF, _TUN_WITHOUT_HEADER = 0x400454CA, 0x1001
-_LONGEST_QUEUE_S = 0.05  # beyond the delay
+_LONGEST_QUEUE_S = 0.05  # beyond the delay, at least
+_QUEUE_PER_DELAY = 8  # a shorter one loses packets of what one connection has under way, and is slower than its rate
 _PACKETS_AT_ONCE = 64
 _UNITS = {"gbit": 1e9, "mbit": 1e6, "kbit": 1e3}
 
@@ -97,6 +98,7 @@ class Relay:
         self._lines = {line.device: line for line in lines}
         self._by_address = {bytes(map(int, address(line.host).split("."))): line for line in lines}
         self._delay_s = settings.delay_ms / 1000
+        self._queue_s = max(_LONGEST_QUEUE_S, _QUEUE_PER_DELAY * self._delay_s)
         self._rate = bytes_per_second(settings.rate)
         self._cut: set[str] = set()
         self._poll = select.epoll()
@@ -137,7 +139,7 @@ class Relay:
         now, cost_s = time.monotonic(), len(packet) / self._rate
         leaves = max(now, sender.sent_at) + cost_s
         enters = max(leaves + self._delay_s, receiver.received_at + cost_s)
-        if cost_s and enters - now > self._delay_s + _LONGEST_QUEUE_S:
+        if cost_s and enters - now > self._delay_s + self._queue_s:
             return  # the queue is full: dropped
         sender.sent_at, receiver.received_at = leaves, enters
         receiver.queue.append((enters, packet))
