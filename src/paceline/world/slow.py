@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -143,7 +143,15 @@ def _once(group: Sequence[Beat]) -> Iterator[Slowest]:
 class SlowWatch:
     """Looks at all beats from time to time, and has news when two looks agree: chance seldom strikes the same rank twice."""
 
-    def __init__(self, folder: Path, lanes: int, world_size: int, since_s: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        lanes: int,
+        world_size: int,
+        since_s: float,
+        keep: Callable[[Sequence[Beat]], None] = lambda _: None,
+    ) -> None:
+        self._keep = keep
         self._folder, self._lanes, self._size, self._since_s = folder, lanes, world_size, since_s
         self._seen: Slowest | None = None
         self._settled: Slowest | None = None
@@ -155,6 +163,7 @@ class SlowWatch:
             beats = read_beats(self._folder, self._size, self._since_s)
         except OSError:  # a disk that fails harms no training
             return
+        self._keep(beats)
         found = slowest(beats, self._lanes, self._size)
         if _key(found) == _key(self._seen):
             self._settled = found
