@@ -19,7 +19,7 @@ from paceline.events import (
     SlowRank,
     StepDone,
 )
-from paceline.report.history import parsed
+from paceline.report.history import metrics_in, number, parsed
 
 COLUMNS = ("step", "time_s", "loss", "lr", "samples_per_s", "mfu")
 _ENDINGS = {RunEnded.__name__: "ended", RunStopped.__name__: "stopped", RunFailed.__name__: "failed"}
@@ -113,12 +113,6 @@ class Account:
         self.digest = str(event.get("digest", ""))
 
 
-def metrics_in(event: dict[str, Any]) -> dict[str, Any]:
-    """Return the metrics that an event tells of."""
-    found = event.get("metrics")
-    return found if isinstance(found, dict) else {}
-
-
 def read_account(path: Path) -> Account:
     """Read a run's events. Lines that were cut off, by a power cut or by reading too early, are passed over."""
     account = Account()
@@ -130,20 +124,6 @@ def read_account(path: Path) -> Account:
     except OSError:
         pass  # nothing was told yet
     return account
-
-
-def number(value: Any, otherwise: float = math.nan) -> float:
-    """Return a number, whatever a file says.
-
-    >>> number(3), number("3"), number(10**400, 0.0), number(True, 1.5)
-    (3.0, nan, 0.0, 1.5)
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return otherwise
-    try:
-        return float(value)
-    except OverflowError:
-        return otherwise
 
 
 def whole(value: Any) -> int:

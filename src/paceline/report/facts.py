@@ -12,7 +12,8 @@ from typing import Any
 
 from paceline.config.values import from_toml
 from paceline.redact import without_logins, without_secrets
-from paceline.report.account import Account, metrics_in, number, read_account, whole
+from paceline.report.account import Account, read_account, whole
+from paceline.report.history import metrics_in, number
 from paceline.report.measured import environment_of, scaling_of, verdict_of
 from paceline.report.rank_map import rank_times_of
 from paceline.report.state import Lookout, RunState
