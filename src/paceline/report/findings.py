@@ -22,25 +22,36 @@ def scaling(run: Mapping[str, Any], charts: Charts) -> Html:
     return joined(*(part for study in studies for part in _study(study, run, charts)))
 
 
-def _study(study: Scaling, run: Mapping[str, Any], charts: Charts) -> tuple[Html, Html]:
-    chart = charts.add("Speed-up", f"over ranks, {study.kind} scaling", _lines(study, run["color"]), axis="ranks")
+def _study(study: Scaling, run: Mapping[str, Any], charts: Charts) -> tuple[Html, ...]:
     rows = [tag("tr", *(tag("td", cell, class_="n") for cell in row_of(size))) for size in study.sizes]
     head = tag("thead", tag("tr", *(tag("th", word, class_="n") for word in HEAD)))
     table = tag("div", tag("table", head, tag("tbody", *rows), class_="plain figures"), class_="scroll")
     notes = [tag("p", remark, class_="note") for remark in remarks(study)]
     how = tag("details", tag("summary", "How it was measured"), tag("p", method(study)))
     title = tag("figcaption", tag("h3", f"{study.kind.capitalize()} scaling"), tag("span", run["name"], class_="unit"))
-    return chart, tag("figure", title, table, *notes, how, class_="chart")
+    return *_charts(study, run["color"], charts), tag("figure", title, table, *notes, how, class_="chart wide")
 
 
-def _lines(study: Scaling, color: int) -> list[Line]:
-    ranks = [float(size.ranks) for size in study.sizes]
+def _charts(study: Scaling, color: int, charts: Charts) -> list[Html]:
+    """Return speed-up and efficiency over ranks, beside what would be ideal and what is asked for."""
+    ranks, asked = [float(size.ranks) for size in study.sizes], study.as_dict()["good_efficiency"]
     ideal = [rank / ranks[0] for rank in ranks]
-    asked = study.as_dict()["good_efficiency"]
+    speedup = [size.speedup for size in study.sizes], ideal, [asked * value for value in ideal]
+    efficiency = [size.efficiency for size in study.sizes], [1.0] * len(ranks), [asked] * len(ranks)
+    words = f"over ranks, {study.kind} scaling"
     return [
-        Line("measured", color, _curve(ranks, [size.speedup for size in study.sizes])),
+        charts.add(title, words, _lines(color, ranks, asked, *values), axis="ranks")
+        for title, values in (("Speed-up", speedup), ("Efficiency", efficiency))
+    ]
+
+
+def _lines(
+    color: int, ranks: list[float], asked: float, found: list[float], ideal: list[float], least: list[float]
+) -> list[Line]:
+    return [
+        Line("measured", color, _curve(ranks, found)),
         Line("ideal", 7, _curve(ranks, ideal), dashed=True),
-        Line(f"{asked:.0%} efficiency", 6, _curve(ranks, [asked * value for value in ideal]), dashed=True),
+        Line(f"{asked:.0%} efficiency", 6, _curve(ranks, least), dashed=True),
     ]
 
 

@@ -48,8 +48,8 @@ def rank_maps(run: Mapping[str, Any], charts: Charts, *, several: bool) -> Html:
         return Html("")
     head = tag("figcaption", tag("h3", "Ranks"), tag("span", run["name"] if several else "", class_="unit"))
     told = [f"step {event['step']:,}: {event['sentence']}" for event in run["slow_ranks"][-_SENTENCES:]]
-    now = [_slowest(run) or "by their newest word no rank stands out"] if ranks else []
-    notes = [tag("p", line, class_="note") for line in [*told, *now]]
+    now = _slowest(run) or "by their newest word no rank stands out"
+    notes = [tag("p", line, class_="note") for line in told or [now]]
     return tag("figure", head, _over_steps(run, charts), _over_phases(ranks), *notes, class_="chart wide")
 
 

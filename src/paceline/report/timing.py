@@ -22,6 +22,8 @@ _COLORS = {
 }  # fmt: skip
 """The same thing has the same colour everywhere."""
 
+_SEEN = 0.002  # of a bar: less has no width
+
 
 def histogram(runs: Sequence[Mapping[str, Any]]) -> Html:
     """Return how step times are distributed, all runs on one scale."""
@@ -95,6 +97,7 @@ def bar(name: str, shares: Mapping[str, float], told: Sequence[str], *, said: bo
     pieces = [
         tag("i", class_=_color(kind), style=f"width:{min(1.0, share):.2%}", title=words)
         for (kind, share), words in zip(shares.items(), told, strict=True)
+        if share >= _SEEN
     ]
     values = [
         tag("span", tag("i", class_=f"key {_color(kind)}"), words) for kind, words in zip(shares, told, strict=True)
@@ -104,6 +107,7 @@ def bar(name: str, shares: Mapping[str, float], told: Sequence[str], *, said: bo
         tag("div", name, class_="bar-name") if name else Html(""),
         tag("div", *pieces, class_="bar"),
         tag("div", *values, class_="said") if said else Html(""),
+        class_=None if said else "slim",
     )
 
 
