@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from documented import keys_of
 from processes import run_on_processes
 
 from paceline.cli.main import run_verb
@@ -122,6 +123,7 @@ def test_the_verb_runs_a_recipe_and_leaves_its_run_alone(tmp_path: Path) -> None
     found = json.loads(done.stdout)
     assert (found["script"], found["ranks"], found["steps"], found["device"]) == ("toy", 1, 2, "cpu")
     assert sorted(path.name for path in (tmp_path / "runs" / "mine").iterdir()) == ["profile"]
+    assert set(found) == keys_of("profile.md", "Keys of verdict.json")
     assert verdict_of(RunDir(tmp_path / "runs" / "mine").verdict) == found  # what `paceline report` draws
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from documented import keys_of, words_of
 from launch.program import paceline
 
 from paceline.cli.scale import _write as write
@@ -102,6 +103,8 @@ def test_a_study_is_printed_and_written_with_its_report(tmp_path: Path) -> None:
     assert (found["kind"], found["good_efficiency"]) == ("weak", 0.75)
     home = tmp_path / "runs" / "study"
     assert json.loads((home / "scaling.json").read_text()) == {"format": 1, "studies": {"weak": found}}
+    assert {*found, *found["sizes"][0]} == keys_of("scale.md", "JSON")
+    assert set(found["facts"]) - words_of("scale.md", "JSON") == set()
     assert scaling_of(home / "scaling.json") == {"weak": found}  # what `paceline report` draws
     assert sorted(path.name for path in home.iterdir()) == [
         "scaling-weak.svg",

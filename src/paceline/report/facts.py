@@ -74,6 +74,7 @@ def _course(state: RunState, account: Account) -> dict[str, Any]:
         "folder": state.folder,
         "phase": state.phase,
         "reason": without_logins(state.reason),
+        "hang": asdict(state.hang) if state.hang else None,
         "step": state.step,
         "total_steps": state.total_steps,
         "loss": state.loss,

@@ -18,8 +18,9 @@ def card(run: Mapping[str, Any], *, several: bool) -> Html:
     head = tag("h2", *name)
     state = tag("span", run["phase"], class_=f"badge {run['phase'].replace(' ', '-')}")
     facts = [tag("div", tag("dt", name), tag("dd", value)) for name, value in _glance(run) if value]
-    reason = tag("p", run["reason"][:300], class_="reason") if run["reason"] else Html("")
-    return tag("article", tag("header", head, state), reason, tag("dl", *facts), class_="card")
+    held = run["hang"]["sentence"] if run["hang"] else ""
+    why = [tag("p", words[:300], class_="reason") for words in (run["reason"], held) if words]
+    return tag("article", tag("header", head, state), *why, tag("dl", *facts), class_="card")
 
 
 def _glance(run: Mapping[str, Any]) -> list[tuple[str, str]]:
