@@ -21,6 +21,9 @@ DUMP_FILE = "tensors.safetensors"
 TENSORBOARD = "tensorboard"
 """The folder of the traces that TensorBoard reads, in that of a profile."""
 
+VERDICT_FILE = "verdict.json"
+"""What a profile found, in its folder."""
+
 CLOCK_MARK = "paceline: clock"
 """The event of a trace whose moment is known by the clock of the rank, too."""
 
@@ -80,6 +83,11 @@ class RunDir:
         """Return the file in which a rank says where it is right now."""
         return self.root / "ranks" / f"{rank:04d}.beat"
 
+    @property
+    def rank_times(self) -> Path:
+        """How long each rank took for its own work, look after look."""
+        return self.root / "ranks" / "times.jsonl"
+
     def hang_record(self, rank: int) -> Path:
         """Return the file in which a rank says where it is stuck, or how it ended."""
         return self.root / "hang" / f"{rank:04d}.json"
@@ -121,8 +129,8 @@ class RunDir:
 
     @property
     def verdict(self) -> Path:
-        """Where its time goes, where that was measured."""
-        return self.profile / "verdict.json"
+        """What `paceline profile` found."""
+        return self.profile / VERDICT_FILE
 
     @property
     def csv(self) -> Path:
@@ -140,7 +148,7 @@ class RunDir:
 
     @property
     def profile(self) -> Path:
-        """The folder of what `paceline profile` found."""
+        """The folder of what `paceline profile` leaves."""
         return self.root / "profile"
 
     @property

@@ -12,6 +12,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from documented import keys_of, words_of
 from launch.program import paceline, started, wait_until
 
 from paceline.cli.main import run_verb
@@ -33,6 +34,8 @@ def test_ranks_are_started_and_the_figures_come_as_json_and_as_a_plot(tmp_path: 
             assert row["fastest_s"] <= row["seconds"] <= row["slowest_s"]
             assert row["busbw_gb_per_s"] == pytest.approx(each["bus_factor"] * row["algbw_gb_per_s"])
         assert each["fit"]["latency_s"] >= 0
+    assert {*found, "sizes", "fit"} == keys_of("bench.md", "JSON")
+    assert {*found["operations"][0], *found["operations"][0]["fit"]} - words_of("bench.md", "JSON") == set()
     assert json.loads((tmp_path / "out" / "bench.json").read_text()) == found
     assert (tmp_path / "out" / "bench.svg").read_text() == found["svg"]
     assert {path.stat().st_mode & 0o077 for path in (tmp_path / "out").rglob("*")} == {0}

@@ -11,15 +11,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from documented import keys_of
 from processes import run_on_processes
 
 from paceline.cli.main import run_verb
 from paceline.config.values import with_settings
 from paceline.errors import EnvironmentUnfit
-from paceline.measure.profile import TRACE_FILE, VERDICT_FILE, judged
+from paceline.measure.profile import TRACE_FILE, judged
 from paceline.measure.profile_shares import shares_of
 from paceline.measure.trace import RankTrace, clock_offset, read_traces
-from paceline.rundir import make_private
+from paceline.report.measured import verdict_of
+from paceline.rundir import VERDICT_FILE, RunDir, make_private
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 DELAYS = {"data": 1, "compute": -1, "communication": -1}  # on which rank; -1: on all
@@ -142,3 +144,11 @@ def test_the_verb_runs_a_recipe_and_leaves_its_run_alone(tmp_path: Path) -> None
     assert (found["script"], found["ranks"], found["steps"], found["device"]) == ("toy", 1, 2, "cpu")
     assert sorted(path.name for path in (tmp_path / "runs" / "mine").iterdir()) == ["profile"]
     assert not (tmp_path / "store").exists()
+    assert set(found) == keys_of("profile.md", "Keys of verdict.json")
+    assert verdict_of(RunDir(tmp_path / "runs" / "mine").verdict) == found  # what `paceline report` draws
+
+
+def test_a_report_reads_what_a_profile_of_several_ranks_wrote(measured: Path) -> None:
+    home = measured / "data"
+    judged("slow.py", read_traces(home), home)
+    assert verdict_of(home / VERDICT_FILE) == json.loads((home / VERDICT_FILE).read_text())

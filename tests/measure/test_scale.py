@@ -8,13 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from documented import keys_of, words_of
 from launch.program import paceline
 
+from paceline.cli.scale import _write as write
 from paceline.launch.spec import module
 from paceline.measure import scaling
 from paceline.measure.efficiency import Scaling, Trial, sizes_of
 from paceline.measure.scaling_report import describe, plot_of, to_html, to_markdown
 from paceline.measure.steptimes import Moment, Pace, Ran, pace_of
+from paceline.measure.studies import read_studies
+from paceline.report.measured import scaling_of
+from paceline.rundir import RunDir
 
 FACTS = {"nodes": 1, "sees_waits": True, "sees_ready": True}
 
@@ -105,6 +110,9 @@ def test_a_study_is_printed_and_written_with_its_report(tmp_path: Path) -> None:
     assert two["exposed_share"] >= two["uneven_share"]
     assert (found["kind"], found["good_efficiency"]) == ("weak", 0.75)
     assert json.loads((home / "scaling.json").read_text()) == {"format": 1, "studies": {"weak": found}}
+    assert {*found, *found["sizes"][0]} == keys_of("scale.md", "JSON")
+    assert set(found["facts"]) - words_of("scale.md", "JSON") == set()
+    assert scaling_of(home / "scaling.json") == {"weak": found}  # what `paceline report` draws
     assert sorted(path.name for path in home.iterdir()) == [
         "scaling-weak.svg",
         "scaling.html",
@@ -199,6 +207,26 @@ def study(name: str, kind: str, *ranks: int) -> Scaling:
     )  # fmt: skip
     facts |= {"cores": 8, "nodes": 1, "memory_bytes": 1}
     return Scaling(name, name, [name], kind, 5, 20, 2, "2026-01-01T00:00:00+00:00", facts, sizes_of(trials))
+
+
+def test_a_report_reads_what_the_verb_writes_whatever_else_is_there(tmp_path: Path) -> None:
+    file = RunDir(tmp_path / "runs" / "x").scaling
+    strong, weak = study("x", "strong", 1, 2, 4), study("x", "weak", 1, 2)
+    write(strong, file)
+    write(weak, file)
+    wanted = {"strong": strong.as_dict(), "weak": weak.as_dict()}
+    assert scaling_of(file) == json.loads(json.dumps(wanted))
+    assert read_studies(file) == {"strong": strong, "weak": weak}
+    content = json.loads(file.read_text())
+    content["studies"]["strong"]["sizes"][0]["speedup"] = "fast"
+    content["studies"]["strong"]["of a later version"] = 1
+    del content["studies"]["weak"]["rounds"]
+    file.write_text(json.dumps(content))
+    [found] = read_studies(file).values()
+    assert (found.kind, [size.ranks for size in found.sizes]) == ("strong", [2, 4])
+    for text in ("", "[]", "3", '{"studies": 3}', '{"studies": {"weak": {"sizes": [{}]}}}', "[" * 100_000):
+        file.write_text(text)
+        assert scaling_of(file) is None
 
 
 HOSTILE = "<script>alert(1)</script>|`*[x](javascript:y)"

@@ -29,9 +29,8 @@ def page(tmp_path_factory) -> Path:
     )
     odd.config.write_text(f"note = {json.dumps(HOSTILE)}\n{json.dumps(METRIC)} = 1\n")
     for folder in (plain, odd):
-        folder.scaling.write_text(json.dumps(trainings.SCALING))
-        folder.verdict.parent.mkdir()
-        folder.verdict.write_text(json.dumps(trainings.VERDICT | {"summary": HOSTILE}))
+        trainings.measure(folder, HOSTILE)
+        trainings.note_rank_times(folder, 8, slow=5)
     path = root / "page.html"
     path.write_bytes(page_of(facts_of([Target(plain, ()), Target(odd, ())])))
     return path
@@ -82,6 +81,19 @@ def test_values_are_shown_under_the_pointer(browser: Browser, page: Path) -> Non
     assert browser.value("document.querySelectorAll('.point').length") == 4
     browser.move_to(1, 1)
     assert browser.value("document.querySelector('.tip')") is None
+
+
+def test_the_slow_rank_stands_out_in_the_map_of_ranks(browser: Browser, page: Path) -> None:
+    browser.show(page)
+    browser.value("document.querySelector('.map').scrollIntoView()")
+    box = browser.value("JSON.parse(JSON.stringify(document.querySelector('.map').getBoundingClientRect()))")
+    strongest = "[...document.querySelectorAll('.map')[0].querySelectorAll('.shade')].at(-1).getBoundingClientRect()"
+    cells = browser.value(f"JSON.parse(JSON.stringify({strongest}))")
+    assert box["left"] + box["width"] * 0.45 < cells["left"]  # from the middle on
+    assert abs(cells["top"] - (box["top"] + box["height"] * 5 / 8)) < 2
+    assert abs(cells["height"] - box["height"] / 8) < 2
+    browser.move_to(box["left"] + box["width"] * 0.9, box["top"] + box["height"] * 5.5 / 8)
+    assert browser.value("document.querySelector('.tip').innerText").startswith("rank 5, step ")
 
 
 def test_it_is_dark_where_that_is_wished_for(browser: Browser, page: Path) -> None:

@@ -31,9 +31,8 @@ def facts(*folders: RunDir) -> list[dict]:
 @pytest.fixture(scope="module")
 def training(tmp_path_factory) -> RunDir:
     folder = trainings.make_training(tmp_path_factory.mktemp("facts") / "runs" / "one", *WORDS)
-    folder.scaling.write_text(json.dumps(trainings.SCALING))
-    folder.verdict.parent.mkdir()
-    folder.verdict.write_text(json.dumps(trainings.VERDICT))
+    trainings.measure(folder)
+    trainings.note_rank_times(folder, 8, slow=5)
     return folder
 
 
@@ -47,6 +46,10 @@ def test_steps_that_were_lost_and_done_again_count_once(training: RunDir) -> Non
     assert starts == [(0, 2300, 300, "failed"), (2000, 4000, 0, "stopped"), (4000, 6000, 0, "ended")]
     assert (run["phase"], run["restarts"], run["lost_steps"], run["step"]) == ("ended", 2, 300, 6000)
     assert run["slowest"]["beat"]["rank"] == 5
+    assert [event["kind"] for event in run["slow_ranks"]] == ["chronic"]
+    assert run["troubles"] == []
+    assert run["metric_curves"]["acc"]["steps"] == list(range(250, 6001, 250))  # within epochs and at their ends
+    assert run["metrics_step"] == 6000
     parts = run["breakdown"]
     assert parts["step_s"] == pytest.approx(parts["data_s"] + parts["own_s"] + parts["rest_s"], rel=1e-4)
 
@@ -64,10 +67,8 @@ def test_every_key_is_documented(training: RunDir) -> None:
     ]
     inner += [
         run["checkpoints"][0],
-        run["scaling"],
-        run["scaling"]["points"][0],
-        run["profile"],
-        run["profile"]["causes"][0],
+        run["rank_times"],
+        run["slow_ranks"][0],
     ]
     keys = {*found, *run, *run["curves"], *(key for part in inner for key in part)}
     assert {key for key in keys if f"`{key}`" not in DOCUMENT} == set()
@@ -118,17 +119,25 @@ def test_whatever_the_files_hold_there_is_a_page(tmp_path: Path) -> None:
             % ("9" * 400)
         )
         file.write("\xff\xfe\n")
-    broken.scaling.write_text('{"points": [3, {"ranks": "x"}, {"ranks": 2, "speedup": "fast"}]}')
+    broken.scaling.write_text(
+        '{"studies": {"strong": {"sizes": [3, {"ranks": "x"}, {"ranks": 2, "speedup": "fast"}]}}}'
+    )
     broken.verdict.parent.mkdir()
-    broken.verdict.write_text('{"shares": {"compute": NaN, "host gaps": 0.5}, "causes": [7, {}]}')
+    broken.verdict.write_text(
+        '{"step_s": 1, "seconds": {"compute": NaN, "host_gaps": 0.5}, "causes": [7, {}], "sentences": [3], "per_rank": [1, 2]}'
+    )
     broken.environment.write_text("{")
     (broken.root / "ranks").mkdir()
     broken.beat(0).write_text('{"rank": 0}')
+    broken.rank_times.write_text(
+        '[\n{"step": 3, "own_s": [1e999, 1]}\n{"step": 4, "own_s": [1, null]}\n{"step": "x"}\n'
+    )
     for folder in (empty, broken):
         assert page_of(facts_of([Target(folder, ())])).startswith(b"<!doctype html>")
     found = facts(broken)[0]
     assert found["curves"]["loss"]["not_finite"] == 4
-    assert found["scaling"]["points"][0]["speedup"] is None
+    assert (found["scaling"], found["profile"]["seconds"]) == (None, {"host_gaps": 0.5})
+    assert found["rank_times"] == {"steps": [4], "ranks": [0, 1], "own_s": [[1.0], [None]]}
 
 
 @settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])

@@ -10,7 +10,17 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.events import CheckpointSaved, EpochDone, RunEnded, RunFailed, RunStarted, StepDone, as_json, surviving
+from paceline.events import (
+    CheckpointSaved,
+    EpochDone,
+    Evaluated,
+    RunEnded,
+    RunFailed,
+    RunStarted,
+    StepDone,
+    as_json,
+    surviving,
+)
 from paceline.report.history import Figures, History
 
 
@@ -32,7 +42,14 @@ def histories(draw: Any) -> list[list[str]]:
         for _ in range(draw(st.integers(0, 8))):
             at += 1
             event = draw(
-                st.sampled_from([step(at, float(at)), CheckpointSaved(at, "x", at), EpochDone(1, 2, at, 0.25, 9.0, {})])
+                st.sampled_from(
+                    [
+                        step(at, float(at)),
+                        CheckpointSaved(at, "x", at),
+                        EpochDone(1, 2, at, 0.25, 9.0, {}),
+                        Evaluated(at, {"acc": float(at)}),
+                    ]
+                )
             )
             line = as_json(event)
             lines.append(line[: draw(st.integers(1, 40))] if draw(st.integers(0, 9)) == 0 else line)
@@ -55,6 +72,8 @@ def test_what_is_read_in_pieces_is_what_survives(pieces: list[list[str]]) -> Non
     saves = [event for event in kept if event["event"] == "CheckpointSaved"]
     figures = [event for event in kept if event["event"] in {"StepDone", "EpochDone"}]
     assert history.starts == sum(event["event"] == "RunStarted" for event in kept)
+    evaluated = [event["step"] for event in kept if event["event"] == "Evaluated"]
+    assert history.evaluation == ((evaluated[-1], {"acc": evaluated[-1]}) if evaluated else (0, {}))
     assert history.checkpoint == (saves[-1] if saves else None)
     if len(steps) > 1:
         assert history.losses(100)[-1] == steps[-1]["loss"]

@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.cluster.slurm import QueuedJob
-from paceline.events import RunEnded, RunFailed, RunStopped
+from paceline.events import Evaluated, RunEnded, RunFailed, RunStopped
+from paceline.hang.verdict import Verdict, keep
 from paceline.report.history import History
 from paceline.report.jobs import UNKNOWN, Job, joined
 from paceline.report.jobs_table import is_current, stands, table_of
 from paceline.report.live import lines_of
 from paceline.report.state import Lookout, RunState, state_of
 from paceline.report.target import Target
+from paceline.rundir import make_private
 from report.runs import holding, make_run, put_beat, started, submission, trained
 
 RUNNING = Job("17", "RUNNING", "", "", "10:00", "1:00", 1, "n1")
@@ -123,12 +125,27 @@ def test_a_damaged_beat_and_one_from_before_the_start_say_nothing(tmp_path: Path
     assert (found.step, found.ranks_seen) == (3, 1)
 
 
+def test_what_holds_a_run_up_is_shown_while_it_does(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", started(time_s=AN_HOUR_AGO), Evaluated(4, {"acc": 0.25}))
+    make_private(folder.hang_verdict.parent)
+    keep(folder, Verdict("own code", (1,), (0,), "rank 1 is in f at x.py:3; rank 0 waits for it"))
+    with holding(folder.lock):
+        found = state(folder)
+    assert found.facts()["hang"] == {"cause": "own code", "ranks": [1], "waiting": [0], "sentence": found.hang.sentence}
+    lines = lines_of(found, 200, 50)
+    assert "stuck  rank 1 is in f at x.py:3; rank 0 waits for it" in lines
+    assert "eval   acc 0.2500 (step 4)" in lines
+    assert "before rank 1 is in f at x.py:3; rank 0 waits for it" in lines_of(state(folder), 200, 50)
+    folder.hang_verdict.unlink()
+    assert state(folder).hang is None
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 200), st.integers(1, 60), st.text(), st.lists(st.text(), max_size=12))
 def test_a_frame_fits_its_terminal_whatever_a_log_says(width: int, height: int, name: str, log: list[str]) -> None:
     found = RunState(
-        name, f"/{name}", "failed", name, (RUNNING, PENDING), name, 2, "cuda:0", 3, 5, 10, 0.5, (3.0, 0.5), 9.0, 8.0,
-        None, None, 2, "/log", tuple(log), 4.0,
+        name, f"/{name}", "failed", name, (RUNNING, PENDING), name, 2, "cuda:0", 3, 5, 10, 0.5, (3.0, 0.5),
+        {name: 0.5}, 5, 9.0, 8.0, None, None, Verdict("stuck", (1,), (0,), name), 2, "/log", tuple(log), 4.0,
     )  # fmt: skip
     lines = lines_of(found, width, height)
     assert len(lines) <= height

@@ -13,16 +13,26 @@ from paceline.config.values import to_toml
 from paceline.events import (
     CheckpointSaved,
     EpochDone,
+    Evaluated,
     Event,
     RunEnded,
     RunFailed,
     RunStarted,
     RunStopped,
+    SlowRank,
     StepDone,
     as_json,
 )
-from paceline.rundir import RunDir, make_private
+from paceline.measure.efficiency import Scaling, Trial, sizes_of
+from paceline.measure.profile_shares import Shares
+from paceline.measure.profile_verdict import as_dict, judge
+from paceline.measure.steptimes import Pace
+from paceline.measure.studies import write_studies
+from paceline.rundir import VERDICT_FILE, RunDir, make_private, write_whole
 from paceline.world.heartbeat import Beat
+from paceline.world.phases import PHASES, Spent
+from paceline.world.rank_times import RankTimes
+from paceline.world.slow import Slowest
 
 BEGUN_S = 1_790_000_000.0
 
@@ -40,7 +50,14 @@ def make_training(
     make_private(folder.beat(0).parent)
     for rank in range(ranks):
         own_s = 0.031 * (1.9 if rank == 5 else 1 + dice.random() / 20)
-        beat = Beat(rank, f"node{rank // 4}", 6000, BEGUN_S + 1e6, own_s, own_s * (0.5 if rank == 5 else 0.08))
+        data_s = own_s * (0.5 if rank == 5 else 0.08)
+        parts = dict(
+            zip(PHASES, (data_s, *((own_s - data_s) * part for part in (0.3, 0.55, 0.1, 0.01, 0.04))), strict=True)
+        )
+        phases = {
+            phase: Spent(seconds, seconds, seconds, 9) for phase, seconds in (parts | {"wait": 0.06 - own_s}).items()
+        }
+        beat = Beat(rank, f"node{rank // 4}", 6000, BEGUN_S + 1e6, own_s, data_s, 0.02, 20, phases)
         folder.beat(rank).write_text(json.dumps(asdict(beat)))
     versions = {"paceline": "0.1", "python": "3.11.7", "torch": "2.13.0"}
     variables = {"OMP_NUM_THREADS": "1", "NCCL_API_KEY": "hush-hush"}
@@ -60,6 +77,11 @@ def _course(dice: random.Random, ranks: int, metrics: tuple[str, ...]) -> list[E
             when += 10 * 256 / rate
             loss = 2.3 * math.exp(-step / 1500) + 0.08 + dice.gauss(0, 0.03) * math.exp(-step / 4000)
             found.append(StepDone(step, 1 + step // 500, step * 256, loss, _lr(step), rate, time_s=when))
+            if step % 500 == 250:
+                found.append(Evaluated(step, _quality(step, loss, dice, metrics), time_s=when))
+            if step == 5000:
+                words = "rank 5 on node1 holds the others up: 12.4 ms more a step in waiting for its samples, 1.9 x their own time"
+                found.append(SlowRank(step, 5, "node1", "data", "chronic", 0.0124, 1.9, words, time_s=when))
             if step % 500 == 0:
                 found.append(_epoch(step, loss, rate, dice, metrics, when))
                 found.append(CheckpointSaved(step, "there", 14_401_560, 0.021, 0.4, time_s=when))
@@ -74,23 +96,34 @@ def _course(dice: random.Random, ranks: int, metrics: tuple[str, ...]) -> list[E
 def _epoch(
     step: int, loss: float, rate: float, dice: random.Random, metrics: tuple[str, ...], when: float
 ) -> EpochDone:
+    return EpochDone(step // 500, 12, step, loss, rate, _quality(step, loss, dice, metrics), time_s=when)
+
+
+def _quality(step: int, loss: float, dice: random.Random, metrics: tuple[str, ...]) -> dict[str, float]:
     quality = {name: 0.99 - 0.6 * math.exp(-step / 900) + dice.gauss(0, 0.004) for name in metrics}
     if "eval_loss" in quality:
         quality["eval_loss"] = loss + 0.06
-    return EpochDone(step // 500, 12, step, loss, rate, quality, time_s=when)
+    return quality
 
 
 def _lr(step: int) -> float:
     return 0.1 * min(1.0, step / 600) * 0.5 * (1 + math.cos(math.pi * step / 6000))
 
 
-SCALING = {"mode": "strong", "points": [
-    {"ranks": n, "step_s": 0.4 / n ** 0.93, "samples_per_s": 640 * n ** 0.93, "speedup": n ** 0.93, "efficiency": n ** -0.07,
-     "exposed_share": 0.02 * n ** 0.5, "data_share": 0.01} for n in (1, 2, 4, 8)]}  # fmt: skip
+def measure(folder: RunDir, said: str = "x.py") -> None:
+    """Leave what `paceline scale` and `paceline profile` would, by their own writers."""
+    trials = [Trial(n, 8, "", [Pace(0.4 / n**0.93, 256, 0.01, 0.02 * n**0.5, 0.01, 0.1)] * 3) for n in (1, 2, 4, 8)]
+    words = (said, said, [said], "strong", 10, 40, 3, "2026-01-01T00:00:00+00:00", {"host": said})
+    write_studies(folder.scaling, {"strong": Scaling(*words, sizes_of(trials))})
+    ranks = [Shares(0.03, 0.004 * rank, 0.004, 0.0035, 0.002) for rank in range(1, 9)]
+    slow = Slowest(Beat(5, said, 9, 0.0, 0.2, 0.1), 2.0, "data", "chronic", 0.1)
+    verdict = judge(said, "cuda", 5, ranks, slow)
+    write_whole(make_private(folder.profile) / VERDICT_FILE, json.dumps(as_dict(verdict)).encode())
 
-VERDICT = {
-    "summary": "The largest cause is exposed communication: gradients of the last layers are waited for.",
-    "shares": {"compute": 0.61, "exposed communication": 0.19, "data wait": 0.08, "optimizer": 0.07, "host gaps": 0.05},
-    "causes": [{"name": "exposed communication", "share": 0.19, "try": "larger buckets, or bf16 compression with exact=false"},
-               {"name": "data wait", "share": 0.08, "try": "read.ahead=16"}],
-}  # fmt: skip
+
+def note_rank_times(folder: RunDir, ranks: int, slow: int, looks: int = 120) -> None:
+    """Leave what rank 0 keeps of all ranks; one is slow in the second half."""
+    kept, dice = RankTimes(folder.rank_times, ranks), random.Random(3)
+    for look in range(1, looks + 1):
+        times = [0.03 * (1 + dice.random() / 10) * (1.8 if n == slow and 2 * look > looks else 1) for n in range(ranks)]
+        kept.add([Beat(n, "n", 50 * look, 0.0, own_s, 0.0, steps=9) for n, own_s in enumerate(times)])

@@ -11,7 +11,7 @@ from torch import nn
 
 import paceline
 from paceline.config import RunConfig, config_from_words
-from paceline.errors import EnvironmentUnfit, TrainingError
+from paceline.errors import ConfigError, EnvironmentUnfit, TrainingError
 from paceline.world.facts import World
 
 
@@ -139,3 +139,12 @@ def test_it_is_evaluated_within_epochs_where_that_is_asked_for(tmp_path, capsys)
     assert [event["step"] for event in found if event["event"] == "Evaluated"] == [2, 4, 8]
     assert all("eval_loss" in event["metrics"] for event in found if event["event"] == "Evaluated")
     assert re.findall(r"step (\d)  eval_loss \d\.\d{4}", capsys.readouterr().out) == ["2", "4", "8"]
+
+
+def test_evaluating_without_a_set_is_refused_before_anything_is_trained(tmp_path) -> None:
+    config, world, model = settings(tmp_path, "evaluate_steps=2"), World(), nn.Linear(4, 1)
+    batches = paceline.Batches((torch.randn(40, 4), torch.randn(40, 1)), config, world)
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.raises(ConfigError, match=r"evaluate_steps=2, but .* no evaluation set\n.*set evaluate_steps=0"):
+        paceline.Trainer(world, model, optimizer, batches, nn.functional.mse_loss, config)
+    assert not list(tmp_path.iterdir())

@@ -11,9 +11,10 @@ import pytest
 from processes import run_on_processes
 
 from paceline.config.values import with_settings
-from paceline.rundir import make_private
+from paceline.rundir import RunDir, make_private
 from paceline.world.heartbeat import Beat
 from paceline.world.phases import PHASES, PhaseClock, Spent
+from paceline.world.rank_times import read_looks
 from paceline.world.slow import SlowWatch, in_words, read_beats, slowest
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -127,6 +128,9 @@ def test_a_run_says_which_rank_holds_it_up(tmp_path: Path) -> None:
     told = [event for event in found if event["event"] == "SlowRank"]
     assert (told[0]["rank"], told[0]["phase"], told[0]["kind"]) == (1, "optimizer", "chronic")
     assert told[0]["sentence"].startswith("rank 1 on ")
+    looks = read_looks(RunDir(events.parent).rank_times)
+    assert looks
+    assert all(look.own_s[1] > look.own_s[0] for look in looks if None not in look.own_s)
 
 
 @pytest.mark.parametrize(("exact", "phases"), [(True, DELAYED), (False, ("backward",))], ids=["exact", "free"])

@@ -13,6 +13,7 @@ from paceline.errors import ConfigError
 from paceline.measure.efficiency import Scaling
 from paceline.measure.scaling import Study, run_study
 from paceline.measure.scaling_report import describe, plot_of, to_html, to_markdown
+from paceline.measure.studies import read_studies, write_studies
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
 
 HELP = "speed-up and efficiency at several world sizes, and the report that computing centres ask for"
@@ -66,19 +67,9 @@ def _write(found: Scaling, file: Path) -> None:
     """Write the study beside the other kind, if that was made before; and the report of both."""
     with writing_to(file.parent, _ELSEWHERE):
         make_private(file.parent)
-        studies = _known(file) | {found.kind: found}
-        content = {"format": 1, "studies": {kind: study.as_dict() for kind, study in studies.items()}}
+        studies = read_studies(file) | {found.kind: found}
         for kind, study in studies.items():
             write_whole(file.with_name(f"scaling-{kind}.svg"), plot_of(study).encode())
         write_whole(file.with_suffix(".md"), to_markdown(list(studies.values())).encode())
         write_whole(file.with_suffix(".html"), to_html(list(studies.values())).encode())
-        write_whole(file, f"{json.dumps(content, indent=2)}\n".encode())
-
-
-def _known(file: Path) -> dict[str, Scaling]:
-    """Return the studies that were made before; what cannot be read counts as none."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))["studies"]
-        return {kind: Scaling.from_dict(found[kind]) for kind in ("strong", "weak") if kind in found}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
+        write_studies(file, studies)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from paceline.measure.steptimes import Pace
@@ -75,9 +75,13 @@ class Scaling:
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Scaling:
-        """Return the study of such values."""
-        plain = {key: value for key, value in found.items() if key not in {"good_efficiency", "largest_good"}}
-        return cls(**plain | {"sizes": [Size(**size) for size in found["sizes"]]})
+        """Return the study of such values; others, of a later version, are left out."""
+        sizes = [Size(**_known(Size, size)) for size in found["sizes"]]
+        return cls(**_known(cls, found) | {"sizes": sizes})
+
+
+def _known(kind: type[Size | Scaling], found: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: found[field.name] for field in fields(kind)}
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,10 @@ from paceline.measure.places import only_looked_at
 from paceline.measure.profile_shares import beat_of, shares_of
 from paceline.measure.profile_verdict import ProfileVerdict, as_dict, judge
 from paceline.measure.trace import RankTrace, merged, read_traces
-from paceline.rundir import TENSORBOARD, RunDir, make_private, write_whole, writing_to
+from paceline.rundir import TENSORBOARD, VERDICT_FILE, RunDir, make_private, write_whole, writing_to
 from paceline.world.slow import slowest
 
 TRACE_FILE = "trace.json.gz"
-VERDICT_FILE = "verdict.json"
 
 
 def profile(

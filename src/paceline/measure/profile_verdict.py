@@ -111,24 +111,34 @@ def as_dict(verdict: ProfileVerdict) -> dict[str, Any]:
             {"cause": kind, "seconds": seconds[kind], "what": IN_WORDS[kind][0], "try": IN_WORDS[kind][1]}
             for kind in verdict.causes
         ],
+        "sentences": sentences(verdict),
         "words": describe(verdict),
     }
+
+
+def sentences(verdict: ProfileVerdict) -> list[str]:
+    """Return what was measured, and which rank the others wait for."""
+    step_s = verdict.shares.step_s
+    ranks = f"{verdict.ranks} rank{'' if verdict.ranks == 1 else 's'}"
+    where = f" (rank {verdict.decisive_rank}, which waits least)" if verdict.ranks > 1 else ""
+    found = [f"{verdict.script}, {ranks} on {verdict.device}: {short_time(step_s)} a step, of {verdict.steps}{where}"]
+    if verdict.slow is not None:
+        found.append(in_words(verdict.slow))
+    if verdict.waiting_s > _WORTH * step_s:
+        what, do = IN_WORDS["waiting_for_slowest"]
+        found.append(f"{what}: {short_time(verdict.waiting_s)} a step. Try: {do}")
+    return found
 
 
 def describe(verdict: ProfileVerdict) -> str:
     """Return the verdict in words."""
     step_s, seconds = verdict.shares.step_s, asdict(verdict.shares)
-    ranks = f"{verdict.ranks} rank{'' if verdict.ranks == 1 else 's'}"
-    where = f" (rank {verdict.decisive_rank}, which waits least)" if verdict.ranks > 1 else ""
-    lines = [f"{verdict.script}, {ranks} on {verdict.device}: {short_time(step_s)} a step, of {verdict.steps}{where}"]
+    head, *more = sentences(verdict)
+    lines = [head]
     for kind in KINDS:
         share = seconds[kind] / step_s if step_s else 0.0
         lines.append(f"  {kind.replace('_', ' '):<22} {short_time(seconds[kind]):>10}  {share:6.1%}")
-    if verdict.slow is not None:
-        lines.append(in_words(verdict.slow))
-    if verdict.waiting_s > _WORTH * step_s:
-        what, do = IN_WORDS["waiting_for_slowest"]
-        lines.append(f"{what}: {short_time(verdict.waiting_s)} a step. Try: {do}")
+    lines += more
     for number, kind in enumerate(verdict.causes, 1):
         what, do = IN_WORDS[kind]
         lines.append(f"{number}. {what}, {short_time(seconds[kind])} a step. Try: {do}")

@@ -105,7 +105,7 @@ def parts_of(studies: Sequence[Scaling]) -> list[Part]:
     for study in studies:
         parts += [
             Part("heading", [f"{study.kind.capitalize()} scaling"]),
-            Part("text", [_method(study)]),
+            Part("text", [method(study)]),
             Part("table", HEAD, [row_of(size) for size in study.sizes]),
             Part("plot", [study.kind, plot_of(study)]),
             Part("list", remarks(study)),
@@ -132,7 +132,8 @@ def _about(study: Scaling) -> list[Part]:
     return [Part("heading", ["Code"]), Part("list", code), Part("heading", ["Machine"]), Part("list", machine)]
 
 
-def _method(study: Scaling) -> str:
+def method(study: Scaling) -> str:
+    """Return how a study was made."""
     return (
         f"{_work(study)[0].upper()}{_work(study)[1:]}. Every size ran {study.rounds} times, the sizes in turn, every other round backwards. "
         f"Of each run, {study.steps} steps were timed after {study.warmup_steps} to warm up; evaluation, saving and starting are not in them. "

@@ -8,8 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.events import CheckpointSaved, EpochDone, RunEnded, RunFailed, RunStarted, RunStopped, StepDone
-from paceline.report.history import parsed
+from paceline.events import (
+    CheckpointSaved,
+    EpochDone,
+    Evaluated,
+    RunEnded,
+    RunFailed,
+    RunStarted,
+    RunStopped,
+    SlowRank,
+    StepDone,
+)
+from paceline.report.history import metrics_in, number, parsed
 
 COLUMNS = ("step", "time_s", "loss", "lr", "samples_per_s", "mfu")
 _ENDINGS = {RunEnded.__name__: "ended", RunStopped.__name__: "stopped", RunFailed.__name__: "failed"}
@@ -47,6 +57,9 @@ class Account:
 
     steps: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in COLUMNS})
     epochs: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    """At the ends of epochs and within them, in the order of steps."""
+    slow: list[dict[str, Any]] = field(default_factory=list)
     saves: list[dict[str, Any]] = field(default_factory=list)
     starts: list[Start] = field(default_factory=list)
     troubles: list[dict[str, Any]] = field(default_factory=list)
@@ -64,14 +77,22 @@ class Account:
                 column.append(value if type(value) is float else number(value))
         elif kind == RunStarted.__name__:
             self._start(event)
-        elif kind == EpochDone.__name__:
-            self.epochs.append(event)
+        elif kind in {EpochDone.__name__, Evaluated.__name__}:
+            self._evaluate(event)
+        elif kind == SlowRank.__name__:
+            self.slow.append(event)
         elif kind == CheckpointSaved.__name__:
             self.saves.append(event)
         elif kind in _ENDINGS:
             self._end(event)
         else:
             self.troubles.append(event)
+
+    def _evaluate(self, event: dict[str, Any]) -> None:
+        if event["event"] == EpochDone.__name__:
+            self.epochs.append(event)
+        if metrics_in(event):
+            self.evaluations.append(event)
 
     def _start(self, event: dict[str, Any]) -> None:
         step, when = whole(event.get("from_step", 0)), number(event.get("time_s"), 0.0)
@@ -81,7 +102,8 @@ class Account:
         while told and not told[-1] <= step:
             for column in self.steps.values():
                 column.pop()
-        self.epochs = [epoch for epoch in self.epochs if whole(epoch.get("step", 0)) <= step]
+        self.epochs = [event for event in self.epochs if whole(event.get("step", 0)) <= step]
+        self.evaluations = [event for event in self.evaluations if whole(event.get("step", 0)) <= step]
         self.starts.append(Start(when, step, whole(event.get("world_size", 0)), when, step))
         self.started, self.digest = event, ""
 
@@ -102,20 +124,6 @@ def read_account(path: Path) -> Account:
     except OSError:
         pass  # nothing was told yet
     return account
-
-
-def number(value: Any, otherwise: float = math.nan) -> float:
-    """Return a number, whatever a file says.
-
-    >>> number(3), number("3"), number(10**400, 0.0), number(True, 1.5)
-    (3.0, nan, 0.0, 1.5)
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return otherwise
-    try:
-        return float(value)
-    except OverflowError:
-        return otherwise
 
 
 def whole(value: Any) -> int:

@@ -12,14 +12,16 @@ from typing import Any
 
 from paceline.config.values import from_toml
 from paceline.redact import without_logins, without_secrets
-from paceline.report.account import Account, number, read_account, whole
-from paceline.report.beats import read_beats, slowest
+from paceline.report.account import Account, read_account, whole
+from paceline.report.history import metrics_in, number
 from paceline.report.measured import environment_of, scaling_of, verdict_of
+from paceline.report.rank_map import rank_times_of
 from paceline.report.state import Lookout, RunState
 from paceline.report.steptime import breakdown, pace
 from paceline.report.target import Target
 from paceline.report.thin import Curve, thinned
 from paceline.version import VERSION
+from paceline.world.slow import read_beats, slowest
 
 _POINTS = 24_000  # of all curves together: more would make a page of several MB
 _FEWEST, _MOST = 40, 400
@@ -37,12 +39,7 @@ def facts_of(targets: Sequence[Target]) -> dict[str, Any]:
 
 def metrics_of(account: Account) -> list[str]:
     """Return the names of all metrics of the evaluations, in the order in which they came."""
-    return list(dict.fromkeys(str(name) for epoch in account.epochs for name in _metrics(epoch)))
-
-
-def _metrics(epoch: dict[str, Any]) -> dict[str, Any]:
-    found = epoch.get("metrics")
-    return found if isinstance(found, dict) else {}
+    return list(dict.fromkeys(str(name) for event in account.evaluations for name in metrics_in(event)))
 
 
 def _run(target: Target, account: Account, columns: int) -> dict[str, Any]:
@@ -57,6 +54,8 @@ def _run(target: Target, account: Account, columns: int) -> dict[str, Any]:
         "breakdown": breakdown(times, ranks),
         "ranks": [asdict(beat) for beat in ranks],
         "slowest": asdict(slow) if slow else None,
+        "rank_times": rank_times_of(folder.rank_times),
+        "slow_ranks": [_slow(event) for event in account.slow],
         "starts": [asdict(start) | {"reason": without_logins(start.reason)} for start in account.starts],
         "checkpoints": [_save(event) for event in account.saves],
         "troubles": [_trouble(event) for event in account.troubles],
@@ -69,18 +68,18 @@ def _run(target: Target, account: Account, columns: int) -> dict[str, Any]:
 
 
 def _course(state: RunState, account: Account) -> dict[str, Any]:
-    started = account.started
+    started, newest = account.started, account.evaluations[-1] if account.evaluations else {}
     return {
         "name": state.name,
         "folder": state.folder,
         "phase": state.phase,
         "reason": without_logins(state.reason),
+        "hang": asdict(state.hang) if state.hang else None,
         "step": state.step,
         "total_steps": state.total_steps,
         "loss": state.loss,
-        "metrics": {name: number(value) for name, value in _metrics(account.epochs[-1]).items()}
-        if account.epochs
-        else {},
+        "metrics": {name: number(value) for name, value in metrics_in(newest).items()},
+        "metrics_step": whole(newest.get("step")) if newest else None,
         "world_size": state.world_size,
         "device": state.device,
         "launcher": str(started.get("launcher", "")),
@@ -107,9 +106,9 @@ def _of_epochs(account: Account, name: str, columns: int) -> Curve:
 
 
 def _metric(account: Account, name: str, columns: int) -> Curve:
-    told = [epoch for epoch in account.epochs if name in _metrics(epoch)]
-    steps = [float(whole(epoch.get("step"))) for epoch in told]
-    return thinned(steps, [number(_metrics(epoch)[name]) for epoch in told], columns)
+    told = [event for event in account.evaluations if name in metrics_in(event)]
+    steps = [float(whole(event.get("step"))) for event in told]
+    return thinned(steps, [number(metrics_in(event)[name]) for event in told], columns)
 
 
 def _save(event: dict[str, Any]) -> dict[str, Any]:
@@ -121,6 +120,12 @@ def _save(event: dict[str, Any]) -> dict[str, Any]:
 def _trouble(event: dict[str, Any]) -> dict[str, Any]:
     facts = {"event": str(event["event"]), "time_s": number(event.get("time_s")), "step": whole(event.get("step"))}
     return facts | {"reason": without_logins(str(event.get("reason", "")))}
+
+
+def _slow(event: dict[str, Any]) -> dict[str, Any]:
+    figures = {name: number(event.get(name)) for name in ("time_s", "more_s", "times")}
+    counts = {name: whole(event.get(name)) for name in ("step", "rank")}
+    return counts | figures | {name: str(event.get(name, "")) for name in ("node", "phase", "kind", "sentence")}
 
 
 def config_of(path: Path) -> dict[str, Any]:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.events import CheckpointSaved, EpochDone, RunEnded, RunFailed, RunStarted, RunStopped, StepDone
+from paceline.events import (
+    CheckpointSaved,
+    EpochDone,
+    Evaluated,
+    RunEnded,
+    RunFailed,
+    RunStarted,
+    RunStopped,
+    StepDone,
+)
 
 _STEP = f'{{"event": "{StepDone.__name__}"'.encode()
 _ENDINGS = {kind.__name__ for kind in (RunEnded, RunFailed, RunStopped)}
@@ -38,6 +48,7 @@ class History:
         self._offset, self._file = 0, -1
         self._steps: list[bytes] = []
         self._epochs: list[dict[str, Any]] = []
+        self._evaluations: list[dict[str, Any]] = []
         self._saves: list[dict[str, Any]] = []
         self.starts = 0
         """How often the run was started."""
@@ -80,6 +91,9 @@ class History:
             self.started, self.ending = event, None
         elif kind == EpochDone.__name__:
             self._epochs.append(event)
+            self._evaluations.append(event)
+        elif kind == Evaluated.__name__:
+            self._evaluations.append(event)
         elif kind == CheckpointSaved.__name__:
             self._saves.append(event)
         elif kind in _ENDINGS:
@@ -90,6 +104,7 @@ class History:
         while self._steps and not _at_most(parsed(self._steps[-1]), step):
             self._steps.pop()
         self._epochs = [event for event in self._epochs if _at_most(event, step)]
+        self._evaluations = [event for event in self._evaluations if _at_most(event, step)]
         self._saves = [event for event in self._saves if _at_most(event, step)]
 
     @property
@@ -98,6 +113,14 @@ class History:
         step = next(filter(None, (_figures(parsed(line)) for line in reversed(self._steps))), None)
         epoch = _figures(self._epochs[-1]) if self._epochs else None
         return epoch if step is None or (epoch and epoch.step > step.step) else step
+
+    @property
+    def evaluation(self) -> tuple[int, dict[str, float]]:
+        """The step and the metrics of the newest evaluation, at the end of an epoch or within it; 0: there was none."""
+        for event in reversed(self._evaluations):
+            if metrics := metrics_in(event):
+                return int(event["step"]), {str(name): number(value) for name, value in metrics.items()}
+        return 0, {}
 
     @property
     def checkpoint(self) -> dict[str, Any] | None:
@@ -121,6 +144,26 @@ def parsed(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return event if isinstance(event, dict) and "event" in event else None
+
+
+def metrics_in(event: dict[str, Any]) -> dict[str, Any]:
+    """Return the metrics that an event tells of."""
+    found = event.get("metrics")
+    return found if isinstance(found, dict) else {}
+
+
+def number(value: Any, otherwise: float = math.nan) -> float:
+    """Return a number, whatever a file says.
+
+    >>> number(3), number("3"), number(10**400, 0.0), number(True, 1.5)
+    (3.0, nan, 0.0, 1.5)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return otherwise
+    try:
+        return float(value)
+    except OverflowError:
+        return otherwise
 
 
 def _at_most(event: dict[str, Any] | None, step: int) -> bool:

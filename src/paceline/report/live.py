@@ -44,6 +44,8 @@ def lines_of(state: RunState, width: int, height: int) -> list[str]:
 def _facts(state: RunState, width: int) -> Iterator[str]:
     yield _labelled("run", f"{state.name}  {state.folder}")
     yield _labelled("state", _state(state))
+    if state.hang:
+        yield _labelled("stuck" if state.phase == "training" else "before", state.hang.sentence)
     jobs = state.live_jobs or list(state.jobs[-1:])
     for job in jobs[:_SHOWN_JOBS]:
         yield _labelled("job", job_line(job))
@@ -54,6 +56,8 @@ def _facts(state: RunState, width: int) -> Iterator[str]:
     if state.total_steps:
         yield _labelled("step", _step(state))
         yield from _loss(state, width)
+        if state.metrics:
+            yield _labelled("eval", _evaluation(state))
         yield _labelled("speed", _speed(state))
         yield _labelled("saved", _saved(state))
         yield _labelled("ranks", _ranks(state))
@@ -114,6 +118,11 @@ def _loss(state: RunState, width: int) -> Iterator[str]:
 def _edges(losses: Sequence[float], room: int) -> tuple[str, str, str]:
     scale = "logarithmic" if is_steep(thinned(losses, room)) else ""
     return f"highest {human_loss(max(losses))}", scale, f"lowest {human_loss(min(losses))}"
+
+
+def _evaluation(state: RunState) -> str:
+    told = ", ".join(f"{name} {human_loss(value)}" for name, value in state.metrics.items())
+    return f"{told} (step {state.metrics_step:,})"
 
 
 def _speed(state: RunState) -> str:

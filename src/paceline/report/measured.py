@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.measure.profile_shares import KINDS
+from paceline.measure.studies import read_studies
 from paceline.redact import without_logins, without_secrets
-from paceline.report.account import number, whole
+from paceline.report.account import whole
+from paceline.report.history import number
 
 _LARGEST_BYTES = 1 << 20
-_MOST = 64  # points, shares or causes that are taken from a file
-_POINT = ("step_s", "samples_per_s", "speedup", "efficiency", "exposed_share", "data_share")
+_MOST = 64  # ranks or causes that are taken from a file
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -27,31 +29,50 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def scaling_of(path: Path) -> dict[str, Any] | None:
-    """Return the speed at several world sizes, smallest first: what `docs/report.md` names, and nothing else."""
-    found = read_json(path)
-    points = [_point(point) for point in _list(found.get("points")) if isinstance(point, dict)]
-    points = sorted((point for point in points if point["ranks"]), key=lambda point: int(point["ranks"]))
-    return {"mode": str(found.get("mode", "strong")), "points": points} if points else None
-
-
-def _point(point: dict[str, Any]) -> dict[str, Any]:
-    return {"ranks": whole(point.get("ranks"))} | {name: _finite(point.get(name)) for name in _POINT}
+    """Return the studies of `paceline scale` by their kind, as it has them, without secrets."""
+    return {kind: without_secrets(study.as_dict()) for kind, study in read_studies(path).items()} or None
 
 
 def verdict_of(path: Path) -> dict[str, Any] | None:
-    """Return where the time goes, by a profile."""
+    """Return the verdict of `paceline profile`: what docs/profile.md names, and nothing else."""
     found = read_json(path)
-    shares = found.get("shares")
-    taken = list(shares.items())[:_MOST] if isinstance(shares, dict) else []
-    parts = {str(name): share for name, value in taken if (share := _finite(value)) is not None and share >= 0}
-    causes = [_cause(cause) for cause in _list(found.get("causes")) if isinstance(cause, dict)]
-    summary = without_logins(str(found.get("summary", "")))
-    return {"summary": summary, "shares": parts, "causes": causes} if parts or summary else None
+    seconds, step_s = _kinds(found.get("seconds")), _finite(found.get("step_s"))
+    if not seconds or not step_s or step_s <= 0:
+        return None
+    slow, lists = found.get("slow_rank"), {name: _list(found.get(name)) for name in ("causes", "per_rank", "sentences")}
+    return {
+        **{name: _text(found.get(name)) for name in ("script", "device", "words")},
+        **{name: whole(found.get(name)) for name in ("ranks", "steps", "decisive_rank")},
+        "step_s": step_s,
+        "seconds": seconds,
+        "shares": _kinds(found.get("shares")),
+        "waiting_for_slowest_s": _finite(found.get("waiting_for_slowest_s")),
+        "per_rank": [_kinds(each) for each in lists["per_rank"]],
+        "slow_rank": _slow(slow) if isinstance(slow, dict) else None,
+        "causes": [_cause(cause) for cause in lists["causes"] if isinstance(cause, dict)],
+        "sentences": [_text(line) for line in lists["sentences"]],
+    }
+
+
+def _kinds(value: Any) -> dict[str, float]:
+    """Return what is known of each kind of time; nothing below 0."""
+    found = {kind: _finite(value.get(kind)) for kind in KINDS} if isinstance(value, dict) else {}
+    return {kind: amount for kind, amount in found.items() if amount is not None and amount >= 0}
 
 
 def _cause(cause: dict[str, Any]) -> dict[str, Any]:
-    words = {name: without_logins(str(cause.get(name, ""))) for name in ("name", "try")}
-    return words | {"share": _finite(cause.get("share"))}
+    return {name: _text(cause.get(name)) for name in ("cause", "what", "try")} | {
+        "seconds": _finite(cause.get("seconds"))
+    }
+
+
+def _slow(slow: dict[str, Any]) -> dict[str, Any]:
+    figures = {name: _finite(slow.get(name)) for name in ("more_s", "times")}
+    return {"rank": whole(slow.get("rank")), "phase": _text(slow.get("phase"))} | figures
+
+
+def _text(value: Any) -> str:
+    return without_logins(value) if isinstance(value, str) else ""
 
 
 def environment_of(path: Path) -> dict[str, str]:

@@ -74,6 +74,28 @@
     area.addEventListener("pointerleave", () => hide(area));
   });
 
+  // Ranks over steps: which cell is under the pointer, and what it says.
+  const showCell = (area, map, event) => {
+    hide(area);
+    const box = area.getBoundingClientRect();
+    const place = (share, count) => Math.min(count - 1, Math.max(0, Math.floor(share * count)));
+    const share = (event.clientX - box.left) / box.width;
+    const column = place(share, map.steps.length);
+    const row = place((event.clientY - box.top) / box.height, map.ranks.length);
+    const seconds = map.own_s[row][column];
+    const tip = made("tip", area);
+    const said = seconds === null ? "nothing told" : `${shown(seconds * 1000)} ms of its own a step`;
+    tip.textContent = `rank ${map.ranks[row]}, step ${shown(map.steps[column])}: ${said}`;
+    if (share > 0.5) tip.style.right = `calc(${(1 - share) * 100}% + 12px)`;
+    else tip.style.left = `calc(${share * 100}% + 12px)`;
+  };
+
+  document.querySelectorAll("[data-map]").forEach((area) => {
+    const map = charts[Number(area.dataset.map)];
+    area.addEventListener("pointermove", (event) => showCell(area, map, event));
+    area.addEventListener("pointerleave", () => hide(area));
+  });
+
   const kept = "paceline-theme";
   try {
     const last = document.getElementById(`theme-${localStorage.getItem(kept)}`);

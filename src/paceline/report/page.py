@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
+from paceline.report.findings import profile, scaling
 from paceline.report.markup import Html, embedded, joined, tag
 from paceline.report.plot import Charts, Line
-from paceline.report.tables import card, comparison, profile, scaling
+from paceline.report.rank_map import rank_maps
+from paceline.report.tables import card, comparison
 from paceline.report.thin import Curve
 from paceline.report.timeline import moment, starts_table, timeline
-from paceline.report.timing import breakdowns, heat_map, histogram
+from paceline.report.timing import breakdowns, histogram
 
 COLORS = 7  # that a page tells apart; the eighth is grey
 _MOST_CHARTS = 24  # of metrics
@@ -32,7 +34,12 @@ def page_of(facts: Mapping[str, Any]) -> bytes:
             class_="cards",
         ),
         _section("Curves", *_curves(runs, charts)),
-        _section("Time", histogram(runs), breakdowns(runs), *(heat_map(run, several=len(runs) > 1) for run in runs)),
+        _section(
+            "Time",
+            histogram(runs),
+            breakdowns(runs),
+            *(rank_maps(run, charts, several=len(runs) > 1) for run in runs),
+        ),
         _section("Time line", timeline(runs), *_starts(runs)),
         _section("Scaling", *(scaling(run, charts) for run in runs)),
         _section("Where the time goes", *map(profile, runs)),

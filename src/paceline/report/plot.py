@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from paceline.report.curve import is_steep
@@ -14,6 +15,7 @@ from paceline.report.ticks import label, linear_ticks, log_ticks, span
 
 SIZE = 1000  # of a picture, both ways, in its own units
 _DOTTED = 60  # points; fewer are drawn as dots as well
+_FEW = 6
 _WORTH_A_LOG = 2.0  # largest over smallest value
 
 Place = Callable[[float], float]
@@ -53,6 +55,11 @@ class Charts:
     def __init__(self) -> None:
         self.data: list[dict[str, Any]] = []
 
+    def keep(self, known: dict[str, Any]) -> int:
+        """Keep what the script needs to know of a picture; return its number."""
+        self.data.append(known)
+        return len(self.data) - 1
+
     def add(
         self, title: str, unit: str, lines: Sequence[Line], note: str = "", *, first: bool = False, axis: str = "step"
     ) -> Html:
@@ -62,10 +69,9 @@ class Charts:
             return Html("")
         scales, steep = _scales(drawn)
         left, right = _reach(drawn)
-        number = len(self.data)
         known = [_known(line) for line in drawn]
         limits = {scale.kind: [scale.low, scale.high] for scale in scales}
-        self.data.append({"x": [left, right], "scales": limits, "lines": known, "axis": axis})
+        number = self.keep({"x": [left, right], "scales": limits, "lines": known, "axis": axis})
         name = f"log-{number}"
         checked: dict[str, str] = {"checked": ""} if steep and first else {}
         pick = tag("input", type="checkbox", id=name, class_="pick", **checked) if len(scales) > 1 else Html("")
@@ -120,9 +126,16 @@ def _plot(lines: Sequence[Line], scale: Scale, left: float, right: float, number
         viewBox=f"0 0 {SIZE} {SIZE}", preserveAspectRatio="none", role="img", aria_label=f"{title}, {scale.kind} scale",
     )  # fmt: skip
     beside = [axis_label("y", scale.place(value), label(value)) for value in scale.ticks]
-    below = [axis_label("x", across(value), label(value)) for value in linear_ticks(left, right)]
+    below = [axis_label("x", across(value), label(value)) for value in _marks(lines, left, right)]
     area = tag("div", picture, *beside, *below, class_="area", data_chart=number, data_scale=scale.kind)
     return tag("div", area, class_=f"plot {scale.kind}")
+
+
+def _marks(lines: Sequence[Line], left: float, right: float) -> list[float]:
+    """Return what is written below: the points themselves where they are few, as sizes of a world are; else round numbers."""
+    points = sorted({step for line in lines for step in line.curve.steps})
+    apart = len(points) <= _FEW and all(later - sooner > (right - left) / 12 for sooner, later in pairwise(points))
+    return points if apart else [value for value in linear_ticks(left, right) if value.is_integer()]
 
 
 def axis_label(axis: str, place: float, words: str) -> Html:

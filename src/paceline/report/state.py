@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from paceline.errors import EnvironmentUnfit
 from paceline.events import RunEnded, RunFailed
+from paceline.hang.verdict import Verdict, kept
 from paceline.report.history import History
 from paceline.report.jobs import Job, jobs_of, unanswered
 from paceline.report.lines import tail
@@ -24,6 +25,7 @@ from paceline.world.timelimit import time_left
 
 Phase = Literal["not started", "waiting", "starting", "training", "stopped", "failed", "lost", "ended"]
 
+_MAY_HANG = {"training", "failed", "lost"}  # of one that failed, it is what came before
 _LOSSES = 400
 _LOG_LINES = 10
 _FRESH_S = 60.0  # a beat younger than this is of a process that lives
@@ -60,11 +62,17 @@ class RunState:
     total_steps: int
     loss: float
     losses: tuple[float, ...]
+    metrics: dict[str, float]
+    """Of the newest evaluation."""
+    metrics_step: int
+    """Its step; 0: there was none."""
     samples_per_s: float
     left_s: float
     """Seconds until all steps are done, at this speed."""
     checkpoint: Checkpoint | None
     slowest: Slowest | None
+    hang: Verdict | None
+    """What the watchdog found to hold the run up, while it does."""
     ranks_seen: int
     """Ranks that have told where they are since the start."""
     log: str
@@ -130,16 +138,18 @@ def state_of(target: Target, history: History, jobs: Sequence[Job], queue_proble
     total, rate = int(started.get("total_steps", 0)), latest.samples_per_s if latest else math.nan
     phase = phase_of(history, jobs, alive=_alive(target.folder.lock, beats, now), now_s=now)
     signs = [started_s, *(beat.time_s for beat in beats), *(job.time_s for job in target.jobs)]
-    log = _log_of(target, jobs)
+    log, (metrics_step, metrics) = _log_of(target, jobs), history.evaluation
     return RunState(
         name=target.name, folder=str(target.folder.root.absolute()), phase=phase, reason=_reason(history, phase),
         jobs=tuple(jobs), queue_problem=queue_problem,
         world_size=ranks, device=str(started.get("device", "")), restarts=max(0, history.starts - 1),
         step=min(step, total) if total else step, total_steps=total,
-        loss=latest.loss if latest else math.nan, losses=tuple(history.losses(_LOSSES)), samples_per_s=rate,
+        loss=latest.loss if latest else math.nan, losses=tuple(history.losses(_LOSSES)),
+        metrics=metrics, metrics_step=metrics_step, samples_per_s=rate,
         left_s=max(0, total - step) * int(started.get("global_batch", 0)) / rate if rate > 0 else math.nan,
         checkpoint=_checkpoint(history, now), ranks_seen=len(beats),
         slowest=slowest(beats, lanes, ranks) if phase == "training" else None,
+        hang=kept(target.folder) if phase in _MAY_HANG else None,
         log=log, log_tail=tuple(tail(Path(log), _LOG_LINES)) if log else (),
         quiet_s=max(0.0, now - max([*signs, float((history.ending or {}).get("time_s", 0.0))])),
     )  # fmt: skip

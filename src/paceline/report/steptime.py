@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy
 
-from paceline.report.account import Account, number
-from paceline.world.heartbeat import Beat
+from paceline.report.account import Account
+from paceline.report.history import number
+from paceline.world.heartbeat import NOTHING, Beat
+from paceline.world.phases import PHASES, WAIT
 
 _BARS = 40
 _LATE = 20  # step events that tell how long a step takes by now
@@ -40,18 +42,33 @@ def pace(account: Account) -> dict[str, Any] | None:
     }
 
 
-def breakdown(times: dict[str, Any] | None, beats: Sequence[Beat]) -> dict[str, float] | None:
+def breakdown(times: dict[str, Any] | None, beats: Sequence[Beat]) -> dict[str, Any] | None:
     """Return what a step of late was spent on, in seconds, by what the ranks say of themselves; the mean over ranks.
 
     >>> breakdown({"late_s": 0.10}, [Beat(0, "a", 9, 0.0, own_s=0.05, data_s=0.01), Beat(1, "a", 9, 0.0, 0.07, 0.03)])
-    {'step_s': 0.1, 'data_s': 0.02, 'own_s': 0.04, 'rest_s': 0.04}
+    {'step_s': 0.1, 'data_s': 0.02, 'own_s': 0.04, 'rest_s': 0.04, 'phases': {}}
     """
     if times is None or not beats:
         return None
     data_s, own_s = fmean(beat.data_s for beat in beats), fmean(beat.own_s for beat in beats)
     step_s = max(times["late_s"], own_s)
     parts = {"step_s": step_s, "data_s": data_s, "own_s": own_s - data_s, "rest_s": step_s - own_s}
-    return {name: float(f"{value:.6g}") for name, value in parts.items()}
+    return {name: _short(value) for name, value in parts.items()} | {"phases": _phases(beats)}
+
+
+def _phases(beats: Sequence[Beat]) -> dict[str, float]:
+    """Return what each phase took, and the waiting; nothing if not all ranks tell."""
+    if not all(beat.phases for beat in beats):
+        return {}
+    return {phase: _short(fmean(_mean(beat, phase) for beat in beats)) for phase in (*PHASES, WAIT)}
+
+
+def _mean(beat: Beat, phase: str) -> float:
+    return beat.phases.get(phase, NOTHING).mean_s
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
 
 
 def usual(values: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""The parts of a report that are read rather than looked at: figures at a glance, scaling, profile, settings."""
+"""The parts of a report that are read rather than looked at: figures at a glance, and settings."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from typing import Any
 
 from paceline.amounts import human_loss, human_time, short_time
 from paceline.report.markup import Html, joined, tag
-from paceline.report.plot import Charts, Line
-from paceline.report.thin import Curve
-from paceline.report.timing import bar
 
 _LONGEST = 400  # letters of a setting
 _METRICS = 4
-_ENOUGH = 0.75  # the efficiency that computing centres ask for
 
 
 def card(run: Mapping[str, Any], *, several: bool) -> Html:
@@ -22,8 +18,9 @@ def card(run: Mapping[str, Any], *, several: bool) -> Html:
     head = tag("h2", *name)
     state = tag("span", run["phase"], class_=f"badge {run['phase'].replace(' ', '-')}")
     facts = [tag("div", tag("dt", name), tag("dd", value)) for name, value in _glance(run) if value]
-    reason = tag("p", run["reason"][:300], class_="reason") if run["reason"] else Html("")
-    return tag("article", tag("header", head, state), reason, tag("dl", *facts), class_="card")
+    held = run["hang"]["sentence"] if run["hang"] else ""
+    why = [tag("p", words[:300], class_="reason") for words in (run["reason"], held) if words]
+    return tag("article", tag("header", head, state), *why, tag("dl", *facts), class_="card")
 
 
 def _glance(run: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -46,67 +43,6 @@ def _glance(run: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("checkpoints", f"{len(run['checkpoints']):,}"),
         ("weights", run["digest"][:12]),
     ]
-
-
-def scaling(run: Mapping[str, Any], charts: Charts) -> Html:
-    """Return how the speed grows with the number of ranks."""
-    found = run["scaling"]
-    if not found:
-        return Html("")
-    points = found["points"]
-    ranks = [float(point["ranks"]) for point in points]
-    lines = [
-        Line("ideal", 7, _curve(ranks, [rank / ranks[0] for rank in ranks]), dashed=True),
-        Line("measured", run["color"], _curve(ranks, [point["speedup"] for point in points])),
-    ]
-    chart = charts.add("Speed-up", f"over ranks, {found['mode']} scaling", lines, axis="ranks")
-    heads = ("ranks", "step", "samples/s", "speed-up", "efficiency", "exposed", "data wait")
-    rows = [tag("tr", *(tag("td", cell, class_="n") for cell in _scaled(point))) for point in points]
-    table = tag(
-        "table", tag("thead", tag("tr", *(tag("th", word) for word in heads))), tag("tbody", *rows), class_="plain"
-    )
-    kept = [point["ranks"] for point in points if (point["efficiency"] or 0) >= _ENOUGH]
-    note = "exposed: share of communication that is waited for"
-    note += f"; efficiency is at least {_ENOUGH:.0%} up to {max(kept)} ranks" if kept else ""
-    return joined(
-        chart, tag("figure", tag("div", table, class_="scroll"), tag("p", note, class_="note"), class_="chart")
-    )
-
-
-def _curve(x: list[float], y: list[float | None] | list[float]) -> Curve:
-    values = list[float | None](y)
-    return Curve(x, values, values, values, 0)
-
-
-def _scaled(point: Mapping[str, Any]) -> list[str]:
-    def share(name: str) -> str:
-        return "" if point[name] is None else f"{point[name]:.1%}"
-
-    return [
-        f"{point['ranks']:,}",
-        "" if point["step_s"] is None else short_time(point["step_s"]),
-        "" if point["samples_per_s"] is None else f"{point['samples_per_s']:,.0f}",
-        "" if point["speedup"] is None else f"{point['speedup']:.2f}",
-        share("efficiency"), share("exposed_share"), share("data_share"),
-    ]  # fmt: skip
-
-
-def profile(run: Mapping[str, Any]) -> Html:
-    """Return where the time goes, by a profile, and what to try."""
-    found = run["profile"]
-    if not found:
-        return Html("")
-    shares = found["shares"]
-    spent = bar("", shares, [f"{name} {share:.0%}" for name, share in shares.items()]) if shares else Html("")
-    causes = [
-        tag(
-            "li", tag("b", cause["name"]), "" if cause["share"] is None else f" {cause['share']:.0%}", " ", cause["try"]
-        )
-        for cause in found["causes"]
-    ]
-    head = tag("figcaption", tag("h3", "Profile"), tag("span", run["name"], class_="unit"))
-    below = tag("ol", *causes) if causes else Html("")
-    return tag("figure", head, tag("p", found["summary"]), spent, below, class_="chart wide")
 
 
 def comparison(runs: Sequence[Mapping[str, Any]], key: str, title: str) -> Html:

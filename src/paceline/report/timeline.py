@@ -14,6 +14,7 @@ from paceline.report.ticks import time_label, time_ticks
 
 _MARKS = 250  # checkpoints on a line; more would touch each other
 _ROWS = 20
+_ROOM = 0.9  # of the width: what begins later would not end on a narrow page
 
 
 def timeline(runs: Sequence[Mapping[str, Any]]) -> Html:
@@ -23,7 +24,8 @@ def timeline(runs: Sequence[Mapping[str, Any]]) -> Html:
         return Html("")
     whole_s = max(max(1.0, _last(run) - _first(run)) for run in known)
     lanes = [_lane(run, whole_s, named=len(runs) > 1) for run in known]
-    ticks = [axis_label("x", SIZE * value / whole_s, time_label(value)) for value in time_ticks(whole_s)]
+    seen = [value for value in time_ticks(whole_s) if value <= _ROOM * whole_s]
+    ticks = [axis_label("x", SIZE * value / whole_s, time_label(value)) for value in seen]
     keys = [
         tag("span", tag("i", class_=f"key {kind}"), words, class_="entry")
         for kind, words in (("mark", "checkpoint"), ("stopped", "stopped"), ("failed", "failed or gone"))

@@ -1,4 +1,4 @@
-"""Pictures of where the time went: how long steps take, what they are spent on, which rank is slow."""
+"""Pictures of where the time went: how long steps take, and what they are spent on."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.amounts import short_time
-from paceline.report.markup import Html, joined, tag
+from paceline.report.markup import Html, tag
 from paceline.report.plot import SIZE, axis_label, path
-from paceline.report.steptime import usual
 from paceline.report.ticks import label, linear_ticks
 
-_PARTS = {
-    "data_s": "wait for data",
-    "own_s": "own work: forward, and backward of all lanes but the last",
-    "rest_s": "last backward, communication, update, waiting for other ranks",
-}
-_KINDS = {"data wait": 0, "compute": 1, "host gaps": 2, "optimizer": 3, "exposed communication": 4}
-"""Colours of what a profile tells apart: the same thing has the same colour everywhere."""
-_MOST_CELLS = 1024
+_PARTS = {"data_s": "data", "own_s": "own", "rest_s": "wait"}
+"""What is known of a step whose ranks tell no phases."""
+_IN_WORDS = {
+    "data": "waiting for samples", "own": "own work", "gc": "garbage collection", "other": "between two steps",
+    "wait": "messages, and waiting for other ranks",
+}  # fmt: skip
+_COLORS = {
+    "data_wait": 0, "data": 0, "compute": 1, "own": 1, "forward": 1, "backward": 6, "host_gaps": 2, "other": 2,
+    "optimizer": 3, "exposed_communication": 4, "wait": 4, "gc": 5,
+}  # fmt: skip
+"""The same thing has the same colour everywhere."""
+
+_SEEN = 0.002  # of a bar: less has no width
 
 
 def histogram(runs: Sequence[Mapping[str, Any]]) -> Html:
@@ -62,81 +66,56 @@ def _outline(times: Mapping[str, Any], across: Any) -> str:
 
 def breakdowns(runs: Sequence[Mapping[str, Any]]) -> Html:
     """Return what a step was spent on, a bar a run."""
-    known = [run for run in runs if run["breakdown"]]
+    known = [(run, _parts(run["breakdown"])) for run in runs if run["breakdown"]]
     if not known:
         return Html("")
     several = len(runs) > 1
-    rows = [_spent(run["name"] if several else "", run["breakdown"]) for run in known]
-    keys = [tag("span", tag("i", class_=f"key p{n}"), words, class_="entry") for n, words in enumerate(_PARTS.values())]
+    rows = [_spent(run["name"] if several else "", parts) for run, parts in known]
     head = tag("figcaption", tag("h3", "A step is spent on"), tag("span", "of late, mean over ranks", class_="unit"))
-    legend = tag("p", *keys, class_="legend tall") if several else Html("")
-    return tag("figure", head, *rows, legend, class_="chart")
+    kinds = list(dict.fromkeys(kind for _, parts in known for kind in parts))
+    return tag("figure", head, *rows, legend_of(kinds) if several else Html(""), class_="chart")
+
+
+def _parts(found: Mapping[str, Any]) -> dict[str, float]:
+    return dict(found["phases"]) or {kind: found[key] for key, kind in _PARTS.items()}
 
 
 def _spent(name: str, parts: Mapping[str, float]) -> Html:
-    shares = {words: parts[key] / max(parts["step_s"], 1e-12) for key, words in _PARTS.items()}
-    said = [f"{short_time(parts[key])} ({share:.0%})" for key, share in zip(_PARTS, shares.values(), strict=True)]
-    if not name:
-        said = [f"{told}  {words}" for told, words in zip(said, _PARTS.values(), strict=True)]
-    return bar(name or f"{short_time(parts['step_s'])} a step", shares, said)
+    step_s = max(sum(parts.values()), 1e-12)
+    told = [f"{in_words(kind)}  {short_time(value)}, {value / step_s:.0%}" for kind, value in parts.items()]
+    shares = {kind: value / step_s for kind, value in parts.items()}
+    return bar(name or f"{short_time(step_s)} a step", shares, told, said=not name)
 
 
-def bar(name: str, shares: Mapping[str, float], said: Sequence[str]) -> Html:
-    """Return a bar of parts with what they are below it."""
-    kinds = [f"p{_KINDS.get(words, place % 6)}" for place, words in enumerate(shares)]
+def in_words(kind: str) -> str:
+    """Return what a kind of time is called."""
+    return _IN_WORDS.get(kind, kind.replace("_", " "))
+
+
+def bar(name: str, shares: Mapping[str, float], told: Sequence[str], *, said: bool) -> Html:
+    """Return a bar of parts, with what they are below it if that is to be said."""
     pieces = [
-        tag("i", class_=kinds[place], style=f"width:{min(1.0, share):.2%}", title=f"{words}: {told}")
-        for place, ((words, share), told) in enumerate(zip(shares.items(), said, strict=True))
+        tag("i", class_=_color(kind), style=f"width:{min(1.0, share):.2%}", title=words)
+        for (kind, share), words in zip(shares.items(), told, strict=True)
+        if share >= _SEEN
     ]
-    values = [tag("span", tag("i", class_=f"key {kinds[place]}"), told) for place, told in enumerate(said)]
+    values = [
+        tag("span", tag("i", class_=f"key {_color(kind)}"), words) for kind, words in zip(shares, told, strict=True)
+    ]
     return tag(
         "div",
-        tag("div", name, class_="bar-name"),
+        tag("div", name, class_="bar-name") if name else Html(""),
         tag("div", *pieces, class_="bar"),
-        tag("div", *values, class_="said"),
+        tag("div", *values, class_="said") if said else Html(""),
+        class_=None if said else "slim",
     )
 
 
-def heat_map(run: Mapping[str, Any], *, several: bool) -> Html:
-    """Return the ranks of a run: which takes longer for its own part than the others, and which waits for data."""
-    ranks = run["ranks"]
-    if len(ranks) < 2:
-        return Html("")
-    middle = usual([rank["own_s"] for rank in ranks])
-    slow = [(rank["own_s"] / middle - 1, short_time(rank["own_s"])) for rank in ranks]
-    waits = [(rank["data_s"] / max(rank["own_s"], 1e-12), short_time(rank["data_s"])) for rank in ranks]
-    head = tag("figcaption", tag("h3", "Ranks"), tag("span", run["name"] if several else "", class_="unit"))
-    said = _slowest(run) or f"no rank stands out; the median of their own work is {short_time(middle)} a step"
-    return tag(
-        "figure", head,
-        _cells("own work a step: pale as the median, full from twice the median on", ranks, slow),
-        _cells("share of it that is a wait for data", ranks, waits),
-        tag("p", said, class_="note"), class_="chart wide",
-    )  # fmt: skip
+def legend_of(kinds: Sequence[str]) -> Html:
+    """Return which colour is what, for several bars."""
+    keys = [tag("span", tag("i", class_=f"key {_color(kind)}"), in_words(kind), class_="entry") for kind in kinds]
+    return tag("p", *keys, class_="legend")
 
 
-def _slowest(run: Mapping[str, Any]) -> str:
-    slow = run["slowest"]
-    if not slow:
-        return ""
-    beat = slow["beat"]
-    return f"rank {beat['rank']} on {beat['node']} takes {slow['times']} times as long as the others for its own part"
-
-
-def _cells(words: str, ranks: Sequence[Mapping[str, Any]], values: Sequence[tuple[float, str]]) -> Html:
-    """Return a cell a rank; of very many, the worst of each group of neighbours."""
-    group = -(-len(ranks) // _MOST_CELLS)
-    shown = [
-        max(range(first, min(first + group, len(ranks))), key=lambda place: values[place][0])
-        for first in range(0, len(ranks), group)
-    ]
-    few = "few" if len(shown) <= 32 else "many"
-    cells = [_cell(ranks[place], *values[place], few=few == "few") for place in shown]
-    grouped = f"; each cell is the worst of {group} ranks" if group > 1 else ""
-    return joined(tag("p", f"{words}{grouped}", class_="small"), tag("div", *cells, class_=f"heat {few}"))
-
-
-def _cell(rank: Mapping[str, Any], share: float, told: str, *, few: bool) -> Html:
-    strength = f"--v:{0.06 + 0.94 * max(0.0, min(1.0, share)):.2f}"
-    inside = (tag("b", str(rank["rank"])), tag("span", told)) if few else ()
-    return tag("div", *inside, style=strength, title=f"rank {rank['rank']} on {rank['node']}: {told}")
+def _color(kind: str) -> str:
+    return f"p{_COLORS[kind]}"

@@ -14,6 +14,7 @@ from paceline.data.order import Places
 from paceline.data.resident import brought_to
 from paceline.data.source import Batch, as_source
 from paceline.data.transform import Transformed
+from paceline.errors import ConfigError
 from paceline.scale.batch import share
 from paceline.train.parallel import inner, shards
 from paceline.train.precision import Precision
@@ -32,6 +33,15 @@ def accuracy(outputs: Tensor, target: Tensor) -> Tensor:
     1
     """
     return (outputs.argmax(dim=-1) == target).sum()
+
+
+def check_evaluation(config: RunConfig, *, given: bool) -> None:
+    """Refuse to evaluate between steps where there is nothing to evaluate on."""
+    if config.evaluate_steps and not given:
+        raise ConfigError(
+            f"evaluate_steps={config.evaluate_steps}, but this training has no evaluation set",
+            fix="set evaluate_steps=0, or give the Trainer one: evaluation=(inputs, targets)",
+        )
 
 
 class Evaluation:

@@ -31,7 +31,7 @@ from paceline.runlock import Claim, claimed
 from paceline.scale.lr import scaled_lr
 from paceline.train.captured import make_step
 from paceline.train.console import Console, describe_run, rank_line, say
-from paceline.train.evaluate import Evaluation, Metric
+from paceline.train.evaluate import Evaluation, Metric, check_evaluation
 from paceline.train.lifeline import Lifeline
 from paceline.train.loggers import Loggers, check_packages
 from paceline.train.meter import Meter
@@ -41,7 +41,7 @@ from paceline.train.reduction import Note
 from paceline.train.state import digests_of_all, state_digest
 from paceline.train.step import LossFunction
 from paceline.train.surroundings import surroundings
-from paceline.world.device import peak_flops
+from paceline.world.device import peak_of_all
 from paceline.world.facts import World
 from paceline.world.group import shorten_timeout
 
@@ -67,7 +67,8 @@ class Trainer:
         self.directory = RunDir.of(config)
         check_packages(config)
         self._sinks = list(sinks)
-        peak = world.size * peak_flops(world.device, config.precision)
+        check_evaluation(config, given=evaluation is not None)
+        peak = peak_of_all(world, config.precision) if flops_per_sample else 0.0
         self._share_per_rate = flops_per_sample / peak if peak else 0.0
         self._evaluation = None if evaluation is None else Evaluation(evaluation, loss, metrics or {}, config, world)
         self._take = make_step(world, model, optimizer, loss, config, batches.total_samples)

@@ -16,6 +16,7 @@ from paceline.train.times import StepTimes
 from paceline.train.watched import disk_s, pulse_of, watchdog_of
 from paceline.world.facts import World
 from paceline.world.heartbeat import Heartbeat
+from paceline.world.rank_times import RankTimes
 from paceline.world.slow import SlowWatch, in_words
 
 T = TypeVar("T")
@@ -28,7 +29,8 @@ class Onlookers:
         self._world, self._config, self._take, self._emit = world, config, take, emit
         self._directory = RunDir.of(config)
         beats = self._directory.beat(0).parent.absolute()
-        self._slow = SlowWatch(beats, config.batch.lanes, world.size, time.time())
+        kept = RankTimes(self._directory.rank_times.absolute(), world.size)
+        self._slow = SlowWatch(beats, config.batch.lanes, world.size, time.time(), kept.add)
         look = self._slow.look if world.is_main and world.size > 1 else lambda: None
         self._heart = Heartbeat(self._directory, world, clock=take.clock, after_beat=look)
         self._pulse = pulse_of(config)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -157,21 +158,43 @@ def _steady(beat: Beat) -> Mapping[str, float]:
 
 def _once(group: Sequence[Beat]) -> Iterator[Slowest]:
     """Yield each phase of each rank that took far longer in one step than it ever did on the others."""
-    for beat in group:
-        others = [other for other in group if other is not beat]
-        usual = median(sum(_steady(other).values()) for other in others)
-        for phase in PHASES:
-            mine = beat.phases.get(phase, NOTHING)
-            more_s = mine.largest_s - median(other.phases.get(phase, NOTHING).largest_s for other in others)
-            if more_s > max(_ONCE * usual, _ONCE_S):
-                times = round((usual + more_s) / max(usual, 1e-9), 2)
-                yield Slowest(beat, times, phase, "one-off", more_s, mine.largest_step)
+    own = [sum(_steady(beat).values()) for beat in group]
+    usual_without = _medians_without(own)
+    for phase in PHASES:
+        largest = [beat.phases.get(phase, NOTHING).largest_s for beat in group]
+        for beat, mine, usual, others in zip(group, largest, usual_without, _medians_without(largest), strict=True):
+            if mine - others > max(_ONCE * usual, _ONCE_S):
+                times = round((usual + mine - others) / max(usual, 1e-9), 2)
+                yield Slowest(beat, times, phase, "one-off", mine - others, beat.phases[phase].largest_step)
+
+
+def _medians_without(values: Sequence[float]) -> list[float]:
+    """Return, for each of two values or more, the median of the others; sorted once, as there may be thousands.
+
+    >>> _medians_without([3.0, 1.0, 2.0, 9.0]), _medians_without([1.0, 5.0]), _medians_without([2.0, 2.0, 8.0])
+    ([2.0, 3.0, 3.0, 2.0], [5.0, 1.0], [5.0, 5.0, 2.0])
+    """
+    ordered, count = sorted(values), len(values) - 1
+    found = []
+    for value in values:
+        gone = bisect_left(ordered, value)
+        middle = [ordered[place + (place >= gone)] for place in ((count - 1) // 2, count // 2)]
+        found.append(sum(middle) / 2)
+    return found
 
 
 class SlowWatch:
     """Looks at all beats from time to time, and has news when two looks agree: chance seldom strikes the same rank twice."""
 
-    def __init__(self, folder: Path, lanes: int, world_size: int, since_s: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        lanes: int,
+        world_size: int,
+        since_s: float,
+        keep: Callable[[Sequence[Beat]], None] = lambda _: None,
+    ) -> None:
+        self._keep = keep
         self._folder, self._lanes, self._size, self._since_s = folder, lanes, world_size, since_s
         self._seen: Slowest | None = None
         self._settled: Slowest | None = None
@@ -183,6 +206,7 @@ class SlowWatch:
             beats = read_beats(self._folder, self._size, self._since_s)
         except OSError:  # a disk that fails harms no training
             return
+        self._keep(beats)
         found = slowest(beats, self._lanes, self._size)
         if _key(found) == _key(self._seen):
             self._settled = found

@@ -1,0 +1,80 @@
+"""Does `--json` print what the documents say, no key more and none less? (bench, scale, profile: where they really run.)"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from documented import DOCUMENTS, keys_of, words_of
+from report import runs, trainings
+
+import paceline.cli
+from paceline.cli.main import run_verb
+from paceline.hang.verdict import Verdict, keep
+from paceline.rundir import make_private
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+
+
+def printed(capsys, *words: str) -> Any:
+    assert run_verb([*words, "--json"]) in {0, 1}
+    return json.loads(capsys.readouterr().out)
+
+
+def keys_within(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from value
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from keys_within(part)
+
+
+def test_watch(tmp_path: Path, capsys) -> None:
+    folder = runs.make_run(tmp_path / "runs" / "run", runs.started(), *runs.trained(1, 51))
+    make_private(folder.hang_verdict.parent)
+    keep(folder, Verdict("stuck", (1,), (0,), "x"))
+    for rank in range(2):
+        runs.put_beat(folder, rank, own_s=0.1 + rank)
+    with runs.holding(folder.lock):
+        found = printed(capsys, "watch", "run")
+    assert set(found) == keys_of("json.md", "watch")
+    inner = {*found["hang"], *found["slowest"], *found["checkpoint"]}
+    assert inner - words_of("json.md", "watch") == set()
+    assert (found["hang"]["ranks"], found["slowest"]["beat"]["rank"]) == ([1], 1)
+
+
+def test_report(tmp_path: Path, capsys) -> None:
+    folder = trainings.make_training(tmp_path / "runs" / "run", "name=run")
+    trainings.measure(folder)
+    trainings.note_rank_times(folder, 8, slow=5)
+    [found] = printed(capsys, "report", "run")["runs"]
+    assert set(found) == keys_of("report.md", "The keys of `--json`")
+    [study], verdict = found["scaling"].values(), found["profile"]
+    assert {*study, *study["sizes"][0]} == keys_of("scale.md", "JSON")
+    assert set(verdict) == keys_of("profile.md", "Keys of verdict.json")
+
+
+def test_hang_and_doctor(tmp_path: Path, capsys) -> None:
+    runs.make_run(tmp_path / "runs" / "run", runs.started())
+    assert set(printed(capsys, "hang", "run")) == keys_of("hang.md", "`paceline hang RUN`")
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH -N 2\nsrun torchrun --nnodes 2 train.py\n")
+    assert {*keys_within(printed(capsys, "doctor", "job.sh"))} - words_of("doctor.md", "JSON") == set()
+
+
+def test_every_verb_that_has_it_is_named() -> None:
+    listed = (DOCUMENTS / "json.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    for path in sorted(Path(paceline.cli.__file__).parent.glob("*.py")):
+        verb = importlib.import_module(f"paceline.cli.{path.stem}")
+        if not hasattr(verb, "HELP"):
+            continue
+        parser = argparse.ArgumentParser(add_help=False)
+        verb.add_arguments(parser)
+        assert ("--json" in parser.format_help() or path.stem == "data") == (f"`{path.stem}`" in listed), path.stem
