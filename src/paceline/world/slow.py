@@ -21,6 +21,7 @@ CLEARLY = 1.2
 _WORTH = 0.05  # of a whole step, with all waiting: a rank that costs the others less holds nobody up
 _ONCE = 3.0  # steps: a single delay that is shorter than so many is not worth a word
 _ONCE_S = 0.1
+_UNLIKE = 1.5
 _BY_LANE = {"data", "forward", "backward"}
 
 Kind = Literal["chronic", "one-off"]
@@ -105,21 +106,24 @@ def slowest(beats: Sequence[Beat], lanes: int, world_size: int) -> Slowest | Non
     1
     """
     groups = list(_alike(beats, lanes, world_size))
-    chronic = [slow for group in groups for slow in _chronic(group)]
-    once = [slow for group in groups for slow in _once(group)]
+    chronic = [slow for group, clearly in groups for slow in _chronic(group, clearly)]
+    once = [slow for group, _ in groups for slow in _once(group)]
     return max(chronic + once, key=lambda slow: slow.cost_s, default=None)
 
 
-def _alike(beats: Sequence[Beat], lanes: int, world_size: int) -> Iterator[list[Beat]]:
-    """Yield beats that can be compared: of ranks with as many lanes. One that has no equal is compared by what a lane takes."""
+def _alike(beats: Sequence[Beat], lanes: int, world_size: int) -> Iterator[tuple[list[Beat], float]]:
+    """Yield beats that can be compared, and from which ratio on one is slower: those of ranks with as many lanes.
+
+    Where a rank has no equal, all are compared by what a lane takes, which is not quite the same for few and for many.
+    """
     alike: dict[int, list[Beat]] = defaultdict(list)
     for beat in beats:
         alike[len(share(lanes, beat.rank, world_size))].append(beat)
     if any(len(group) == 1 for group in alike.values()) and len(beats) > 1:
         most = max(alike)
-        yield [_stretched(beat, most / own) for own, group in alike.items() for beat in group]
+        yield [_stretched(beat, most / own) for own, group in alike.items() for beat in group], _UNLIKE
     else:
-        yield from (group for group in alike.values() if len(group) > 1)
+        yield from ((group, CLEARLY) for group in alike.values() if len(group) > 1)
 
 
 def _stretched(beat: Beat, times: float) -> Beat:
@@ -135,7 +139,7 @@ def _stretched(beat: Beat, times: float) -> Beat:
     return replace(beat, own_s=beat.own_s * times, data_s=beat.data_s * times, phases=phases)
 
 
-def _chronic(group: Sequence[Beat]) -> Iterator[Slowest]:
+def _chronic(group: Sequence[Beat], clearly: float) -> Iterator[Slowest]:
     """Yield the rank whose own work takes longest in most steps, if it is clearly longer and matters."""
     steady = {beat.rank: _steady(beat) for beat in group}
     worst = max(group, key=lambda beat: sum(steady[beat.rank].values()))
@@ -145,7 +149,7 @@ def _chronic(group: Sequence[Beat]) -> Iterator[Slowest]:
     own, usual = sum(steady[worst.rank].values()), median(sum(one.values()) for one in others)
     times = round(own / max(usual, 1e-9), 2)
     whole = own + worst.phases.get(WAIT, NOTHING).steady_s
-    if times > CLEARLY and own - usual > _WORTH * whole:
+    if times > clearly and own - usual > _WORTH * whole:
         yield Slowest(worst, times, phase, "chronic", more[phase])
 
 
