@@ -27,7 +27,7 @@ from paceline.world.hostlist import expand_hostlist
 HELP = "can this machine, these nodes, train? each check: ok, or the problem and its fix; also reads batch scripts"
 
 _PORT = 29400
-_MOST_BYTES = 1 << 16
+_MOST_BYTES = 1 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +123,7 @@ def _read_script(path: Path, *, as_json: bool) -> int:
     """Read a batch script; nothing in it is run."""
     try:
         with path.open("rb") as file:
-            text = file.read(_MOST_BYTES).decode(errors="replace")
+            content = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", fix="check the path") from error
     if path.suffix == ".py":
@@ -131,6 +131,11 @@ def _read_script(path: Path, *, as_json: bool) -> int:
             f"{path} is a Python script, not a batch script",
             fix=f"paceline doctor --startup {path} says what its start costs",
         )
+    if len(content) > _MOST_BYTES:
+        raise ConfigError(
+            f"{path} is larger than 1 MiB, and no batch script", fix="name the script that sbatch is given"
+        )
+    text = content.decode(errors="replace")
     found = find_mistakes(text)
     if as_json:
         _print_json({"script": str(path)}, found)
@@ -188,7 +193,7 @@ def _look_by_hand(known: argparse.Namespace, wanted: Sequence[str], plan: hosts.
         print(
             f"waiting for {len(wanted) - 1} more: type the same on {', '.join(wanted[1:])}", file=sys.stderr, flush=True
         )
-    return hosts.look_from(node, len(wanted), meet, plan, os.environ)
+    return hosts.look_from(node, wanted, meet, plan, os.environ)
 
 
 def _show(looked: hosts.Looked, *, as_json: bool) -> int:

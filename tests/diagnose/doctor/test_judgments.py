@@ -88,7 +88,14 @@ def test_gpus(driver, torch, visible, check, says):
         (TorchFacts(failure="did not answer in 180 s"), "torch", "did not answer in 180 s"),
         (replace(TORCH, version="2.9.1"), "torch", "too old"),
         (replace(TORCH, version="2.10.0a0+git"), "", ""),
-        (replace(TORCH, import_s=95), "torch", "imported in 95.0 s"),
+        (
+            replace(TORCH, import_s=95, import_cpu_s=5),
+            "torch",
+            "imported in 95.0 s (5.0 s of CPU): it waited for files",
+        ),
+        (replace(TORCH, import_s=49, import_cpu_s=40), "", ""),
+        (replace(TORCH, import_s=49, import_cpu_s=10, import_queued_s=20), "", ""),
+        (replace(TORCH, import_s=29, import_cpu_s=1), "", ""),
         (replace(TORCH, error="cuda:1: CUDA error"), "torch", "cannot add: cuda:1"),
         (replace(TORCH, backends=["gloo"]), "backends", "no nccl"),
         (replace(TORCH, backends=["nccl"], gpus=[]), "backends", "no gloo"),
@@ -120,6 +127,7 @@ def test_python_and_variables():
         (replace(HOST, locked_memory=65536), 1, {}, "ulimit memory"),
         (replace(HOST, locked_memory=65536, has_rdma=False), 1, {}, ""),
         (replace(HOST, shared_memory=64 << 20), 1, {}, "shared memory"),
+        (replace(HOST, shared_memory=0, shared_memory_all=0), 1, {}, ""),
         (replace(HOST, memory=4 << 30), 4, {}, "memory"),
     ],
 )

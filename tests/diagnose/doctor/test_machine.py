@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -82,6 +83,43 @@ def test_the_facts_are_those_of_this_process(tmp_path: Path):
     assert disk.kind
 
 
+V1 = "9:name=systemd:/\n4:memory:/slurm/job_1/step_0\n2:cpu,cpuacct:/slurm/job_1\n0::/\n"
+GROUPS = {
+    "v2": ("0::/system.slice/job_1/step_0\n", {"": "", "system.slice/job_1/cpu.max": "150000 100000", "system.slice/job_1/memory.max": "4096000", "system.slice/job_1/step_0/memory.max": "max", "system.slice/memory.max": "8192000"}),
+    "v1": (V1, {"memory/slurm/job_1/memory.limit_in_bytes": "4096000", "memory/slurm/job_1/step_0/memory.limit_in_bytes": "9223372036854771712", "cpu,cpuacct/slurm/job_1/cpu.cfs_quota_us": "150000", "cpu,cpuacct/slurm/job_1/cpu.cfs_period_us": "100000", "cpu,cpuacct/cpu.cfs_quota_us": "-1", "cpu,cpuacct/cpu.cfs_period_us": "100000"}),
+    "a container that sees its own group at the top": ("0::/docker/1\n", {"memory.max": "4096000", "cpu.max": "150000 100000"}),
+    "a container in a group beside": ("0::/../other\n", {"memory.max": "4096000", "cpu.max": "150000 100000"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("told", "files"), GROUPS.values(), ids=GROUPS)
+def test_the_least_limit_of_the_groups_above_counts(tmp_path: Path, told: str, files: dict[str, str]):
+    for name, text in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name:
+            path.write_text(f"{text}\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(told)
+    host = look_at_host(tmp_path)
+    assert (host.memory, host.quota, host.shared_memory_all) == (4096000, 1.5, 0)
+
+
+def test_a_machine_without_groups_and_affinity_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    host = look_at_host(tmp_path)
+    assert (len(host.cores), host.quota) == (os.cpu_count(), 0.0)
+
+
+def test_the_soft_limit_of_open_files_counts():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] - 1, before[1]))
+    try:
+        assert look_at_host().open_files == before[0] - 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 def test_a_folder_that_cannot_be_written_is_a_finding(tmp_path: Path):
     (tmp_path / "file").write_text("")
     assert look_at_disk(tmp_path / "file" / "runs").refusal == "Not a directory"
@@ -107,6 +145,7 @@ def test_a_port_that_is_taken_and_an_interface_that_is_not_there_are_found():
 WRONG = {
     "no such file": (["nowhere.sh"], "cannot read nowhere.sh"),
     "a Python script": (["x.py"], "--startup x.py"),
+    "more than a batch script": (["large.sh"], "larger than 1 MiB"),
     "too many words": (["a.sh", "b.sh"], "unexpected 'b.sh'"),
     "no such option": (["--node-list", "a"], "did you mean"),
     "two things": (["--startup", "--pack", "x"], "do not go together"),
@@ -126,6 +165,7 @@ def test_bad_usage_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.py").write_text("")
+    (tmp_path / "large.sh").write_text("#" * (1 << 20) + "\n")
     for words, says in WRONG.values():
         code = run_verb(["doctor", *words])
         said = capsys.readouterr()
@@ -142,6 +182,7 @@ def test_a_batch_script_is_read_and_not_run(
     bad = "#!/bin/bash\n#SBATCH -N 2\ntouch ran\nsrun torchrun --nnodes 2 \x1b[31mtrain.py\nRANK=\x1b[31m$SLURM_PROCID srun -n4 python x\n"
     (tmp_path / "bad.sh").write_text(bad)
     (tmp_path / "good.sh").write_text("#!/bin/bash\npaceline run train.py\n")
+    (tmp_path / "long.sh").write_text(f"#!/bin/bash\n#{'x' * 100_000}\n#SBATCH -N 2\nsrun torchrun --nnodes 2 x.py\n")
     assert run_verb(["doctor", "bad.sh"]) == 1
     said = capsys.readouterr().out
     assert "problem  no-rendezvous" in said and "line 4: 2 nodes" in said and "\x1b" not in said
@@ -152,6 +193,8 @@ def test_a_batch_script_is_read_and_not_run(
         False,
         {4, 5},
     )
+    assert run_verb(["doctor", "long.sh"]) == 1
+    assert "line 4: 2 nodes" in capsys.readouterr().out
     assert run_verb(["doctor", "good.sh"]) == 0
     assert capsys.readouterr().out == "ok       good.sh: none of the known mistakes in 2 lines\n"
     assert not (tmp_path / "ran").exists()

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.diagnose.doctor.launches import launches_of, nodes_of, tasks_of
 from paceline.diagnose.doctor.mistakes import find_mistakes
+from paceline.diagnose.doctor.shell import read_script
 
 HEAD = "#!/bin/bash\n#SBATCH --nodes=2 --time=1:00:00 --signal=USR1@120"  # lines 1 and 2
 ADDRESS = """nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
@@ -33,6 +35,9 @@ GOOD = {
     "ssh": f"{HEAD}\n{ADDRESS}\nfor n in $nodes; do ssh $n {TORCHRUN} & done\nwait",
     "text for another program": f"{HEAD}\n{ADDRESS}\ncat > x.sh <<EOF\nexport RANK=$SLURM_PROCID\nsrun python x.py # don't\nEOF\nsrun {TORCHRUN}",
     "comments": f"{HEAD}\n# export RANK=$SLURM_PROCID\n{ADDRESS} # MASTER_PORT=29500, don't\nsrun {TORCHRUN} # it's all",
+    "other things of two or three signs": f"{HEAD}\n{ADDRESS}\nread a <<< word; echo '<<EOF' \"<<EOF\" $((1<<a)) # <<EOF\n((b = a<<a))\nsrun {TORCHRUN}",
+    "two texts": f"{HEAD}\n{ADDRESS}\ncat <<A <<-'B B' > x.sh\nexport RANK=$SLURM_PROCID\nA\nsrun python x.py\n\tB B\nsrun {TORCHRUN}",
+    "a text in quotes": f'{HEAD}\n{ADDRESS}\nx="$(cat <<EOF\nexport RANK=0\nEOF\n)"\nsrun {TORCHRUN}',
     "nothing": "",
     "not a training": "#!/bin/bash\n#SBATCH -N 2\nsrun hostname",
 }  # fmt: skip
@@ -80,6 +85,8 @@ BAD = {
     "a signal for the shell alone": (f"{HEAD.replace('USR1', 'B:USR1')}\n{ADDRESS}\nsrun {TORCHRUN}", {"signal-not-heard": [2]}),
     "a trap that waits": (f"{HEAD.replace('USR1', 'B:USR1')}\n{ADDRESS}\ntrap 'touch stop' USR1\nsrun {TORCHRUN}", {"signal-not-heard": [7]}),
     "options too late": (f"{HEAD}\n{ADDRESS}\n#SBATCH --gres=gpu:4\nsrun {TORCHRUN}", {"late-option": [6]}),
+    "after a here-string": (f"{HEAD}\n{ADDRESS}\nread a <<< \"word\"\nexport RANK=$SLURM_PROCID\nsrun {TORCHRUN}", {"rank-in-batch-shell": [7]}),
+    "after a shift": (f"{HEAD}\n{ADDRESS}\na=$((1<<X))\nexport RANK=$SLURM_PROCID\nsrun {TORCHRUN}", {"rank-in-batch-shell": [7]}),
     "a list of nodes as an address": (f"{HEAD}\n{ADDRESS}\nexport MASTER_ADDR=$SLURM_JOB_NODELIST\nsrun {TORCHRUN}", {"wrong-address": [6]}),
     "localhost": (f"{HEAD}\n{ADDRESS}\nexport MASTER_ADDR=localhost\nsrun {TORCHRUN}", {"wrong-address": [6]}),
     "others wait for a rank that failed": (f"{HEAD}\n#SBATCH -n 4\n{ADDRESS}\nsrun {INSIDE}", {"ranks-left-behind": [7]}),
@@ -107,6 +114,29 @@ def test_a_mistake_is_named_with_its_line_and_its_fix(text: str, expected: dict[
         assert one.fix and not one.ok
         found.setdefault(one.check, []).append(one.line)
     assert found == expected
+
+
+def test_a_text_without_an_end_does_not_hide_the_rest() -> None:
+    text = f"{HEAD}\n{ADDRESS}\ncat <<EOF\nexport RANK=$SLURM_PROCID\nsrun {TORCHRUN}"
+    assert [(one.check, one.line) for one in find_mistakes(text)] == [("open-text", 6), ("rank-in-batch-shell", 7)]
+
+
+ENDLESS = {
+    "nodes that are themselves": "#SBATCH --nodes=$SLURM_NNODES\nsrun python x.py",
+    "tasks that are themselves": "#SBATCH --ntasks=$SLURM_NTASKS\nsrun python x.py",
+    "each by the other": "#SBATCH --nodes=$SLURM_NTASKS --ntasks-per-node=$SLURM_NNODES\nsrun python x.py",
+    "thousands of digits": f"#SBATCH -N {'9' * 5000} --gres=gpu:{'9' * 5000} --gpus-per-task=1\nsrun python x.py",
+    "thousands of factors": f"A=$(({'*'.join('A' * 7000)}))\nsrun -n $A python x.py",
+    "a product that grows": "A=999999999\nB=$((A*A*A*A))\nC=$((B*B*B*B))\nsrun -n $C python x.py",
+}
+
+
+@pytest.mark.parametrize("text", ENDLESS.values(), ids=ENDLESS)
+def test_a_number_without_an_end_is_one(text: str) -> None:
+    script = read_script(text)
+    (launch,) = launches_of(script)
+    assert (nodes_of(script, launch), tasks_of(script, launch)) == (1, 1)
+    find_mistakes(text)
 
 
 @pytest.mark.parametrize(

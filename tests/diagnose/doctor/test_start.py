@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launch.program import paceline
+from launch.program import paceline, started, wait_for
 
 from paceline.diagnose.doctor.pack import pack, snippet
 from paceline.diagnose.doctor.startup import measure
@@ -74,6 +77,23 @@ def test_a_program_that_fails_or_hangs_is_told(tmp_path: Path):
     assert not measure(["path", str(tmp_path / "slow.py")], 3, trace=False).stepped
 
 
+SLEEPS = "import pathlib, time; pathlib.Path('asleep').touch(); time.sleep(600)"
+
+
+def test_a_program_that_sleeps_is_ended_with_all_that_watches_it(tmp_path: Path):
+    """Once at its time, traced and not; once at a signal. `paceline` sees that nothing is left."""
+    (tmp_path / "sleepy.py").write_text(SLEEPS)
+    done = paceline("doctor", "--startup", "sleepy.py", "--wait", "4", folder=tmp_path)
+    assert "s to its end" in done.out, done.err
+    (tmp_path / "asleep").unlink()
+    with started("doctor", "--startup", "sleepy.py", folder=tmp_path) as running:
+        wait_for(tmp_path / "asleep")
+        running.process.send_signal(signal.SIGTERM)
+        assert running.wait().code == 128 + signal.SIGTERM
+        assert running.left_over() == []
+        assert list(running.temporary.glob("paceline-*")) == []
+
+
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small virtual environment with a package and a program."""
@@ -124,6 +144,13 @@ def test_many_unpack_once_and_the_original_is_no_longer_needed(environment: Path
     assert {file.stat().st_mode & 0o777 for file in (tmp_path / "packed").iterdir()} == {0o600}
     assert packed.outside == ("/home/me/code",)
     assert str(packed.unpacker) in snippet(packed) and packed.place in snippet(packed)
+
+
+def test_what_a_batch_script_is_told_is_quoted(environment: Path, tmp_path: Path):
+    packed = replace(pack(environment, tmp_path / "pack me"), name="a\nb; touch PWNED", python="/opt/$(x)/python3")
+    words = shlex.split(snippet(packed), comments=True)
+    assert words[-4:] == [packed.python, str(packed.unpacker), "source", f"{packed.place}/bin/activate"]
+    assert words[:2] == ["srun", "--nodes=$SLURM_JOB_NUM_NODES"]
 
 
 def test_packing_again_gives_the_same_name(environment: Path, tmp_path: Path):

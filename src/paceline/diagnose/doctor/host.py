@@ -11,6 +11,7 @@ from pathlib import Path
 
 from paceline.amounts import human_size
 from paceline.diagnose.doctor.finding import Finding, fine, problem
+from paceline.launch.memory import own_groups
 
 _LEAST_FILES = 4096
 _LEAST_SHARED = 1 << 30
@@ -32,59 +33,61 @@ class HostFacts:
     shared_memory: int
     """In bytes, that are free in /dev/shm."""
     shared_memory_all: int
+    """0: there is no /dev/shm."""
     memory: int
     """In bytes, that a job may use."""
     has_rdma: bool
 
 
-def look_at_host() -> HostFacts:
-    """Gather the facts of this host, as this process meets them."""
-    shared = _room("/dev/shm")  # noqa: S108 - the place itself is meant
+def look_at_host(root: Path = Path("/")) -> HostFacts:
+    """Gather the facts of this host, as this process meets them; the kernel's files lie below `root`."""
+    shared = _room(root / "dev/shm")
     return HostFacts(
-        cores=tuple(sorted(os.sched_getaffinity(0))),
+        cores=_cores(),
         cores_here=os.cpu_count() or 1,
-        quota=_quota(),
-        open_files=_limit(resource.RLIMIT_NOFILE),
-        locked_memory=_limit(resource.RLIMIT_MEMLOCK),
+        quota=_quota(root),
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],  # the hard limit helps only who asks for it
+        locked_memory=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         shared_memory=shared[0],
         shared_memory_all=shared[1],
-        memory=_memory(),
-        has_rdma=any(Path("/sys/class/infiniband").glob("*")),
+        memory=_memory(root),
+        has_rdma=any((root / "sys/class/infiniband").glob("*")),
     )
 
 
-def _limit(which: int) -> int:
-    """Return the limit that a program may raise for itself; -1: none."""
-    return resource.getrlimit(which)[1] if which == resource.RLIMIT_NOFILE else resource.getrlimit(which)[0]
+def _cores() -> tuple[int, ...]:
+    """Return the cores on which this process may run: all, where nobody is bound to some, as on macOS."""
+    bound = getattr(os, "sched_getaffinity", None)
+    return tuple(sorted(bound(0) if bound else range(os.cpu_count() or 1)))
 
 
-def _room(folder: str) -> tuple[int, int]:
+def _room(folder: Path) -> tuple[int, int]:
     with contextlib.suppress(OSError):
         facts = os.statvfs(folder)
         return facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
     return 0, 0
 
 
-def _words(path: str) -> list[str]:
+def _words(path: Path) -> list[str]:
     with contextlib.suppress(OSError):
-        return Path(path).read_text(encoding="utf-8").split()
+        return path.read_text(encoding="utf-8").split()
     return []
 
 
-def _quota() -> float:
-    """Return how many cores' worth of time the cgroup gets; 0 if it is not limited."""
-    v2 = _words("/sys/fs/cgroup/cpu.max")
-    v1 = _words("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") + _words("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
-    for pair in (v2, v1):
-        if len(pair) == 2 and pair[0].isdecimal() and pair[1].isdecimal():
-            return int(pair[0]) / int(pair[1])
-    return 0.0
+def _quota(root: Path) -> float:
+    """Return how many cores' worth of time the control groups get; 0 if it is not limited."""
+    pairs = []
+    for group in own_groups("cpu", root):
+        v1 = _words(group / "cpu.cfs_quota_us") + _words(group / "cpu.cfs_period_us")
+        pairs += [pair for pair in (_words(group / "cpu.max"), v1) if len(pair) == 2 and "".join(pair).isdecimal()]
+    return min((int(quota) / int(period) for quota, period in pairs), default=0.0)
 
 
-def _memory() -> int:
+def _memory(root: Path) -> int:
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        limits += [int(word) for word in _words(path) if word.isdecimal()]
+    for group in own_groups("memory", root):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            limits += [int(word) for word in _words(group / name) if word.isdecimal()]
     return min(limits)
 
 
@@ -94,7 +97,8 @@ def judge_host(host: HostFacts, ranks: int, env: Mapping[str, str]) -> Iterator[
     yield _judge_files(host)
     if host.has_rdma:
         yield _judge_locked(host)
-    yield _judge_shared(host)
+    if host.shared_memory_all:
+        yield _judge_shared(host)
     yield _judge_memory(host, ranks)
 
 

@@ -71,7 +71,7 @@ def look_at_allocation(allocation: Allocation, plan: Plan, env: Mapping[str, str
     address = choose_address("", allocation.nodes, env.get(handover.INTERFACE, ""))
     listener = listen_at(address, 0)
     told = {"address": address, "port": listener.getsockname()[1], "secret": secrets.token_hex(16)}
-    told |= {"runs": str(plan.runs), "wait_s": plan.wait_s, "quick": plan.quick}
+    told |= {"runs": str(plan.runs), "wait_s": plan.wait_s, "quick": plan.quick, "nodes": allocation.nodes}
     words = [*allocation.srun_words(plan.ranks), f"--nodelist={','.join(allocation.nodes)}", *_RANK]
     surroundings = step_environment(env) | {handover.DOCTOR: json.dumps(told)}
     with (
@@ -114,14 +114,18 @@ def _printed(output: IO[bytes]) -> list[tuple[str, str, str]]:
     return found
 
 
-def look_from(node: int, nodes: int, meet: tuple[str, int], plan: Plan, env: Mapping[str, str]) -> Looked | bool:
+def look_from(
+    node: int, hosts: Sequence[str], meet: tuple[str, int], plan: Plan, env: Mapping[str, str]
+) -> Looked | bool:
     """Look at this host, one of several; the first puts together what all say, the others return whether all was well."""
+    nodes = len(hosts)
+    peers = (*hosts[:node], *hosts[node + 1 :])
     world = World(node, nodes, 0, plan.ranks, node, nodes, "paceline", interface=env.get(handover.INTERFACE, ""))
     secret = env.get(SECRET, "")
     told = {"address": meet[0], "port": str(meet[1]), "secret": secret, "wait_s": str(plan.wait_s)}
 
     def tell() -> bool:
-        facts = look(world, env, plan.runs, quick=plan.quick)
+        facts = look(world, env, plan.runs, peers, quick=plan.quick)
         try:
             return bool(report(world, told, facts).get("ok"))
         except OSError as error:

@@ -15,6 +15,9 @@ _SHELLS = {"bash", "sh", "zsh", "dash"}
 _PYTHON = re.compile(r"python[\d.]*$|:-python[\d.]*\}$")
 _AGENT = re.compile(r"(^|/|:-)torchrun\}?$")
 _AGENT_MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+_MOST_STEPS = 4  # from a word to the number it stands for: a variable may stand for itself
+_MOST_FACTORS = 4
+_MOST_DIGITS = 9
 
 
 @dataclass(frozen=True)
@@ -98,31 +101,31 @@ def _of_shell(words: list[str]) -> tuple[str, dict[str, str], Script | None]:
     return "other", {}, inner
 
 
-def nodes_of(script: Script, launch: Launch | None = None) -> int:
+def nodes_of(script: Script, launch: Launch | None = None, depth: int = _MOST_STEPS) -> int:
     """Return on how many nodes a launch, or the job, runs; 1 if nothing is said."""
     asked = launch.asked.get("nodes", "") if launch else ""
-    return number(script, asked) or number(script, script.value("nodes").partition("-")[0]) or 1
+    return number(script, asked, depth) or number(script, script.value("nodes").partition("-")[0], depth) or 1
 
 
-def tasks_per_node(script: Script, launch: Launch | None = None) -> int:
+def tasks_per_node(script: Script, launch: Launch | None = None, depth: int = _MOST_STEPS) -> int:
     """Return how many tasks srun starts on a node: as its own options say, else as those of the job."""
-    nodes = nodes_of(script, launch)
+    nodes = nodes_of(script, launch, depth)
     for options in (launch.asked if launch else {}, {name: value for name, (value, _) in script.options.items()}):
-        if each := number(script, options.get("ntasks-per-node", "")):
+        if each := number(script, options.get("ntasks-per-node", ""), depth):
             return each
-        if whole := number(script, options.get("ntasks", "")):
+        if whole := number(script, options.get("ntasks", ""), depth):
             return math.ceil(whole / nodes)
     gpus, per_task = script.value("gpus-per-node") or script.value("gres"), script.value("gpus-per-task")
     return (_count(gpus) // max(1, _count(per_task)) or 1) if gpus and per_task else 1
 
 
-def tasks_of(script: Script, launch: Launch | None = None) -> int:
+def tasks_of(script: Script, launch: Launch | None = None, depth: int = _MOST_STEPS) -> int:
     """Return how many tasks srun starts in all."""
-    whole = number(script, (launch.asked if launch else {}).get("ntasks", "") or script.value("ntasks"))
-    return whole or nodes_of(script, launch) * tasks_per_node(script, launch)
+    whole = number(script, (launch.asked if launch else {}).get("ntasks", "") or script.value("ntasks"), depth)
+    return whole or nodes_of(script, launch, depth) * tasks_per_node(script, launch, depth)
 
 
-def number(script: Script, text: str, depth: int = 4) -> int | None:
+def number(script: Script, text: str, depth: int = _MOST_STEPS) -> int | None:
     r"""Return the number that a word stands for, as far as the script and its options say it.
 
     >>> script = read_script("#SBATCH -N 2 --ntasks-per-node=4\nG=4")
@@ -131,16 +134,28 @@ def number(script: Script, text: str, depth: int = 4) -> int | None:
     """
     word = text.strip().strip('"')
     if word.isdecimal():
-        return int(word)
+        return _plain(word)
     if depth and (product := re.fullmatch(r"\$\(\((.*)\)\)", word)):
-        parts = [number(script, _named(part), depth - 1) for part in product[1].split("*")]
-        return math.prod(part for part in parts if part) if all(parts) else None
+        return _product(script, product[1].split("*"), depth - 1)
     found = re.fullmatch(r"\$\{?(\w+)(?::-([^}]*))?\}?", word)
     if not found or not depth:
         return None
     if own := script.last(found[1]):
         return number(script, own.value, depth - 1)
-    return _of_slurm(script, found[1]) or number(script, found[2] or "", depth - 1)
+    return _of_slurm(script, found[1], depth - 1) or number(script, found[2] or "", depth - 1)
+
+
+def _plain(word: str) -> int | None:
+    """Return a number as it is written; none of this many digits counts nodes or tasks."""
+    return int(word) if word.isdecimal() and len(word) <= _MOST_DIGITS else None
+
+
+def _product(script: Script, factors: list[str], depth: int) -> int | None:
+    if len(factors) > _MOST_FACTORS:
+        return None
+    parts = [number(script, _named(factor), depth) for factor in factors]
+    whole = math.prod(part for part in parts if part)
+    return whole if all(parts) and whole < 10**_MOST_DIGITS else None
 
 
 def _named(part: str) -> str:
@@ -148,13 +163,13 @@ def _named(part: str) -> str:
     return word if word.isdecimal() or word.startswith("$") else f"${word}"
 
 
-def _of_slurm(script: Script, name: str) -> int | None:
+def _of_slurm(script: Script, name: str, depth: int) -> int | None:
     if name in {"SLURM_NNODES", "SLURM_JOB_NUM_NODES"}:
-        return nodes_of(script)
+        return nodes_of(script, depth=depth)
     if name in {"SLURM_NTASKS", "SLURM_NPROCS"}:
-        return tasks_of(script)
+        return tasks_of(script, depth=depth)
     if name == "SLURM_NTASKS_PER_NODE":
-        return tasks_per_node(script)
+        return tasks_per_node(script, depth=depth)
     if name in {"SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"}:
         return _count(script.value("gpus-per-node") or script.value("gres")) or None
     return None
@@ -166,5 +181,4 @@ def _count(text: str) -> int:
     >>> _count("gpu:a100:4"), _count("2"), _count("")
     (4, 2, 0)
     """
-    last = text.rpartition(":")[2]
-    return int(last) if last.isdecimal() else 0
+    return _plain(text.rpartition(":")[2]) or 0

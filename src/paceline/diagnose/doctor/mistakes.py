@@ -202,6 +202,16 @@ def _late_options(script: Script, launches: list[Launch]) -> Iterator[Finding]:
         )
 
 
+def _open_text(script: Script, launches: list[Launch]) -> Iterator[Finding]:
+    for line, word in script.open_texts:
+        yield problem(
+            "open-text",
+            f"no line {word} ends this here-document: the shell takes all that follows for its text, and runs none of it",
+            f"write {word} on a line of its own, at its beginning",
+            line,
+        )
+
+
 def _wrong_address(script: Script, launches: list[Launch]) -> Iterator[Finding]:
     address = script.last("MASTER_ADDR")
     for one in ([(address.value, address.line)] if address else []) + [
@@ -227,5 +237,5 @@ def _wrong_address(script: Script, launches: list[Launch]) -> Iterator[Finding]:
 
 _RULES = (
     _rank_in_the_batch_shell, _read_too_early, _wrong_world_size, _several_agents, _no_rendezvous, _only_the_first_node, _port_not_used,
-    _fixed_port, _cores_lost, no_signal, signal_not_heard, _late_options, _wrong_address, ranks_left_behind, exit_code_lost,
+    _fixed_port, _cores_lost, no_signal, signal_not_heard, _late_options, _open_text, _wrong_address, ranks_left_behind, exit_code_lost,
 )  # fmt: skip

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import secrets
+import shlex
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -132,10 +133,11 @@ def _outside(environment: Path) -> Iterator[str]:
 
 
 def snippet(packed: Packed) -> str:
-    """Return the lines that a batch script needs."""
+    """Return the lines that a batch script needs; a comment holds no path, for quotes mean nothing in one."""
     return (
         "# once on every node, before the ranks start:\n"
-        f'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 {packed.python} {packed.unpacker}\n'
-        "# then start the ranks from there:\n"
-        f"source {packed.place}/bin/activate   # or: srun ... {packed.place}/bin/python SCRIPT\n"
+        'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 '
+        f"{shlex.quote(packed.python)} {shlex.quote(str(packed.unpacker))}\n"
+        "# then start the ranks from there, as in: srun python SCRIPT\n"
+        f"source {shlex.quote(f'{packed.place}/bin/activate')}\n"
     )

@@ -37,7 +37,9 @@ def main() -> None:
     told = json.loads(os.environ[handover.DOCTOR])
     try:
         world = detect_world(os.environ, os.getppid())
-        answer = report(world, told, look(world, os.environ, Path(told["runs"]), quick=bool(told["quick"])))
+        suffix = os.environ.get(handover.HOST_SUFFIX, "")
+        peers = tuple(name + suffix for name in told["nodes"] if name != host_name(os.environ))
+        answer = report(world, told, look(world, os.environ, Path(told["runs"]), peers, quick=bool(told["quick"])))
     except PacelineError as error:
         answer = {"problem": error.problem, "fix": error.fix}
     except (OSError, ValueError) as error:
@@ -50,11 +52,15 @@ def host_name(env: Mapping[str, str]) -> str:
     return env.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def look(world: World, env: Mapping[str, str], runs: Path, *, quick: bool) -> RankFacts:
-    """Gather the facts of this rank; the first of each host looks at the host, too, and asks torch, unless it must be quick."""
+def look(world: World, env: Mapping[str, str], runs: Path, peers: tuple[str, ...], *, quick: bool) -> RankFacts:
+    """Gather the facts of this rank; the first of each host looks at the host, too, and asks torch, unless it must be quick.
+
+    `peers` are the other hosts: the way to them decides which interface carries the messages.
+    """
     first = world.local_rank == 0
     torch = ask_torch() if first and not quick else None
     given = env.get("SLURM_GPUS_ON_NODE", "")
+    alone = world.nodes == 1
     return RankFacts(
         rank=world.rank,
         host=host_name(env),
@@ -65,7 +71,7 @@ def look(world: World, env: Mapping[str, str], runs: Path, *, quick: bool) -> Ra
         gpus_seen=_gpus_seen(torch) if first else -1,
         gpus_given=int(given) if given.isdecimal() else 0,
         visible=env.get("CUDA_VISIBLE_DEVICES", ""),
-        found=tuple(examine_here(env, runs, world.local_size, alone=world.nodes == 1, torch=torch)) if first else (),
+        found=tuple(examine_here(env, runs, world.local_size, peers, alone=alone, torch=torch)) if first else (),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 import shlex
 from collections.abc import Iterator
@@ -20,7 +21,10 @@ _SEPARATOR = re.compile(r"[;&|()\n]+")
 _LEADING = {"if", "then", "else", "elif", "while", "until", "do", "{", "!", "exec", "time", "nohup", "eval", "command"}
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 _ARRAY = re.compile(r"^\s*[A-Za-z_]\w*=\((?!\()", re.MULTILINE)
-_HEREDOC = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
+_HEREDOC = re.compile(  # what is quoted, a sum, or a here-string is passed over
+    r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|\(\(.{0,300}?\)\)|<<<|<<-?[ \t]*(?:'([^'\n]+)'|\"([^\"\n]+)\"|\\?([A-Za-z_][\w.-]*))",
+    re.DOTALL,
+)
 _SUBSTITUTED = re.compile(r"\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`")
 _REDIRECTED = re.compile(r"\d*>&\d?-?|&>>?|[<>](?=\()")
 _MOST_LINES = 200  # that a quote may stay open
@@ -60,6 +64,8 @@ class Script:
     """Of the #SBATCH lines, by their long names: value and line."""
     late_options: list[int] = field(default_factory=list)
     """Lines with #SBATCH after the first command, which Slurm does not read."""
+    open_texts: list[tuple[int, str]] = field(default_factory=list)
+    """Here-documents whose end word never comes: line and word."""
     variables: list[Variable] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
 
@@ -81,7 +87,7 @@ def read_script(text: str) -> Script:
     """Return what a script says; what cannot be read as words is passed over."""
     script = Script(text)
     begun = False
-    for number, piece in _pieces(text):
+    for number, piece in _pieces(script):
         stripped = piece.strip()
         if stripped.startswith("#SBATCH"):
             if begun:
@@ -125,30 +131,54 @@ def options_of(words: list[str] | tuple[str, ...]) -> tuple[dict[str, str], list
     return found, rest
 
 
-def _pieces(text: str) -> Iterator[tuple[int, str]]:
+def _pieces(script: Script) -> Iterator[tuple[int, str]]:
     """Yield lines with those that continue them, each with the number of its first; texts for other programs are left out."""
-    lines = iter(enumerate(text.splitlines(), 1))
-    for number, line in lines:
-        piece, joined = line, 0
-        while not line.lstrip().startswith("#") and joined < _MOST_LINES and _goes_on(piece):
-            following = next(lines, None)
-            if following is None:
-                break
-            piece = f"{piece[:-1]} {following[1]}" if piece.endswith("\\") else f"{piece}\n{following[1]}"
-            joined += 1
-        if found := _HEREDOC.search(piece):
-            for _, inner in lines:
-                if inner.strip() == found[2]:
-                    break
+    lines = script.text.splitlines()
+    places: dict[str, list[int]] = {}
+    for place, line in enumerate(lines):
+        places.setdefault(line.strip(), []).append(place)
+    place = 0
+    while place < len(lines):
+        number = place + 1
+        piece, place = _joined(lines, place)
+        for word in _end_words(piece):
+            ends = places.get(word, [])
+            after = bisect.bisect_left(ends, place)
+            if after < len(ends):
+                place = ends[after] + 1
+            else:  # read on: what follows may have been meant to run
+                script.open_texts.append((number, word))
         yield number, piece[:_MOST_LETTERS]
 
 
-def _goes_on(piece: str) -> bool:
-    """Return whether a line is not at its end: a backslash, an open quote, an open array."""
+def _joined(lines: list[str], place: int) -> tuple[str, int]:
+    """Return a line with those that continue it, and the place after them."""
+    piece, after = lines[place], place + 1
+    if piece.lstrip().startswith("#"):
+        return piece, after
+    last = min(len(lines), after + _MOST_LINES)
     marked, quote = _scan(piece)
-    return (
-        piece.endswith("\\") or bool(quote) or (bool(_ARRAY.match(piece)) and ")" not in _SUBSTITUTED.sub("", marked))
-    )
+    while after < last and len(piece) <= _MOST_LETTERS and (quote or _goes_on(piece, marked)):
+        piece = f"{piece[:-1]} {lines[after]}" if piece.endswith("\\") else f"{piece}\n{lines[after]}"
+        more, quote = _scan(lines[after], quote)
+        marked, after = f"{marked}\n{more}", after + 1
+    return piece, after
+
+
+def _end_words(piece: str) -> list[str]:
+    """Return the words that end the texts which follow a line.
+
+    >>> _end_words("cat <<-'A B' <<EOF; read x <<< $y; z=$((1<<z)) # <<C")
+    ['A B', 'EOF']
+    """
+    if "<<" not in piece:
+        return []
+    return [word for found in _HEREDOC.finditer(_scan(piece)[0]) if (word := found[1] or found[2] or found[3])]
+
+
+def _goes_on(piece: str, marked: str) -> bool:
+    """Return whether a line is not at its end: a backslash, an open array."""
+    return piece.endswith("\\") or (bool(_ARRAY.match(piece)) and ")" not in _SUBSTITUTED.sub("", marked))
 
 
 def _read_piece(script: Script, number: int, piece: str) -> None:
@@ -185,13 +215,15 @@ def _words(text: str) -> list[str]:
     return [re.sub("\x02(\\d+)\x02", lambda match: kept[int(match[1])], word) for word in lexer]
 
 
-def _scan(text: str) -> tuple[str, str]:
+def _scan(text: str, quote: str = "") -> tuple[str, str]:
     r"""Return a text without its comments, with a mark where the batch shell does not expand, and the quote that stays open.
+
+    `quote` is the one that is open before it.
 
     >>> _scan("a '$b' \"$c '$d'\" # it's")[0].replace(MARKED, "@")
     'a \'@$b\' "$c \'$d\'" '
     """
-    found, quote, skipping, before = list[str](), "", False, " "
+    found, skipping, before = list[str](), False, " "
     for letter in text:
         skipping = letter != "\n" and (skipping or (letter == "#" and not quote and before.isspace()))
         if not skipping:

@@ -35,6 +35,9 @@ class TorchFacts:
     no_peer: list[list[int]] = field(default_factory=list)
     error: str = ""
     failure: str = ""
+    import_cpu_s: float = 0.0
+    import_queued_s: float = 0.0
+    """How long the import had to wait for a core; 0: none, or the kernel does not tell."""
 
 
 def ask_torch(timeout_s: float = TORCH_S, python: str = sys.executable) -> TorchFacts:
@@ -96,16 +99,19 @@ def judge_torch(torch: TorchFacts) -> Iterator[Finding]:
         return
     version = tuple(map(int, re.findall(r"\d+", torch.version)[:2]))
     built = f"built for CUDA {torch.cuda}" if torch.cuda else "built for CPUs"
-    said = f"{torch.version}, {built}, imported in {torch.import_s:.1f} s"
+    said = f"{torch.version}, {built}, imported in {torch.import_s:.1f} s ({torch.import_cpu_s:.1f} s of CPU)"
+    waited_s = torch.import_s - torch.import_cpu_s - torch.import_queued_s
     if version < _OLDEST_TORCH:
         yield problem("torch", f"{said}, is too old", "pip install --upgrade 'torch>=2.10'")
     elif torch.error:
         yield problem(
             "torch", f"{said}, but cannot add: {torch.error}", "see `nvidia-smi`; leave this node out of the job"
         )
-    elif torch.import_s > _SLOW_S:
+    elif torch.import_s > _SLOW_S and waited_s > torch.import_s / 2:
         yield problem(
-            "torch", said, "see what takes so long: `paceline doctor --startup`; pack the environment: --pack"
+            "torch",
+            f"{said}: it waited for files",
+            "see what takes so long: `paceline doctor --startup`; pack the environment: --pack",
         )
     else:
         yield fine("torch", said)

@@ -24,19 +24,17 @@ class Watch:
     def __init__(self, out: Path, begun_s: float) -> None:
         self._out, self._begun_s = out, begun_s
         self._opened: Counter[str] = Counter()
-        self._listed = 0
         self._waits = False
         self._written = False
 
     def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Take note of an event; everything that Python does comes by, so this is short."""
-        if event == "open":
-            if isinstance(arguments[0], (str, bytes)):
-                self._opened[os.fsdecode(arguments[0])] += 1
-            if not self._waits:
-                self._wait_for_step()
-        elif event in {"os.listdir", "os.scandir"}:
-            self._listed += 1
+        if event != "open":
+            return
+        if isinstance(arguments[0], (str, bytes)):
+            self._opened[os.fsdecode(arguments[0])] += 1
+        if not self._waits:
+            self._wait_for_step()
 
     def _wait_for_step(self) -> None:
         register = getattr(sys.modules.get(_OPTIMIZER), _REGISTER, None)
@@ -50,8 +48,7 @@ class Watch:
             return
         self._written = True
         seen = {"whole_s": time.monotonic() - self._begun_s, "stepped": stepped, "failure": failure}
-        seen |= {"opened": dict(self._opened), "listed": self._listed}
-        self._out.write_text(json.dumps(seen), encoding="utf-8")
+        self._out.write_text(json.dumps(seen | {"opened": dict(self._opened)}), encoding="utf-8")
 
     def end(self, *, stepped: bool) -> NoReturn:
         """Write, and leave at once: the rest of the training is not wanted."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -13,7 +15,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from paceline import handover
 from paceline.diagnose.doctor.disk import kind_of
 from paceline.diagnose.doctor.finding import Finding, fine, problem
 from paceline.errors import EnvironmentUnfit, TrainingError
+from paceline.launch.signals import StopSignals
 
 _IMPORT = re.compile(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)")
 _CALL = re.compile(r"^\d+\s+(\w+)\((?:AT_FDCWD, |\d+(?:<[^>]*>)?, )?\"([^\"]*)\".*?=\s+(-?\d+)(?: (E\w+))?")
@@ -28,6 +31,7 @@ _NETWORKED = re.compile(r"nfs|lustre|gpfs|beegfs|ceph|cifs|smb|afs|panfs|fuse|9p
 _SLOW_S = 20.0
 _HEAVY = 0.25  # of the time of all imports
 _UNCOMPILED = 50
+_LOOK_S, _GRACE_S = 0.2, 10.0
 OWN, PYTHON, SYSTEM, METADATA = "(your own files)", "(Python itself)", "(system)", "(metadata of packages)"
 
 
@@ -59,20 +63,31 @@ class Startup:
     """The file system on which the packages lie."""
     uncompiled: int = 0
     """Modules that were compiled again."""
-    findings: list[Finding] = field(default_factory=list)
 
 
 def measure(target: Sequence[str], timeout_s: float, *, trace: bool = True) -> Startup:
     """Start a program twice: once to take its time and its imports, once under strace, if there is one, to count its calls."""
-    with tempfile.TemporaryDirectory(prefix="paceline-start-") as folder:
+    with StopSignals() as signals, tempfile.TemporaryDirectory(prefix="paceline-start-") as folder:
         place = Path(folder)
-        seen, said = _start(target, place, timeout_s, ["-X", "importtime"], [])
-        calls = _trace(target, place, timeout_s) if trace and shutil.which("strace") else None
+
+        def run(options: Sequence[str], around: Sequence[str]) -> tuple[dict[str, Any], str]:
+            return _start(target, place, options, around, lambda process: _wait(process, timeout_s, signals))
+
+        seen, said = run(["-X", "importtime"], [])
+        calls = _trace(place, run) if trace and shutil.which("strace") else None
     return summarise(" ".join(target), seen, said, calls)
 
 
+Run = Callable[[Sequence[str], Sequence[str]], tuple[dict[str, Any], str]]
+"""Starts the program, with options for Python and words before it."""
+
+
 def _start(
-    target: Sequence[str], place: Path, timeout_s: float, options: Sequence[str], around: Sequence[str]
+    target: Sequence[str],
+    place: Path,
+    options: Sequence[str],
+    around: Sequence[str],
+    wait: Callable[[subprocess.Popen[bytes]], None],
 ) -> tuple[dict[str, Any], str]:
     """Run the program under watch; return what was seen, and what it wrote to standard error."""
     out = place / "seen.json"
@@ -88,19 +103,10 @@ def _start(
         str(out),
         str(time.monotonic()),
     ]
-    process = subprocess.Popen(
-        [*words, *target], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    try:
-        _, said = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        process.terminate()  # it writes down what it has seen so far
-        try:
-            _, said = process.communicate(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            _, said = process.communicate()
-    text = said.decode(errors="replace")
+    with (place / "said").open("wb") as said:
+        none = subprocess.DEVNULL
+        wait(subprocess.Popen([*words, *target], env=env, stdin=none, stdout=none, stderr=said, start_new_session=True))
+    text = (place / "said").read_text(encoding="utf-8", errors="replace")
     if not out.exists():
         raise EnvironmentUnfit(
             f"{' '.join(target)} ended before anything was seen: {_own_words(text)}",
@@ -114,22 +120,36 @@ def _start(
     return seen, text
 
 
+def _wait(process: subprocess.Popen[bytes], timeout_s: float, signals: StopSignals) -> None:
+    """Wait for a program's end, its time, or a signal to stop; nothing of it is left, and such a signal is heeded."""
+    limit = time.monotonic() + timeout_s
+    while process.poll() is None and time.monotonic() < limit and not signals.first:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_LOOK_S)
+    for number in (
+        signal.SIGTERM,
+        signal.SIGKILL,
+    ):  # at the first it writes down what it has seen; strace hears only the second
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
+    if signals.first == signal.SIGINT:
+        raise KeyboardInterrupt
+    if signals.first:
+        raise SystemExit(128 + signals.first)
+
+
 def _own_words(said: str) -> str:
     own = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("import time:")]
     return own[-1][:300] if own else "without a word"
 
 
-def _trace(target: Sequence[str], place: Path, timeout_s: float) -> str | None:
+def _trace(place: Path, run: Run) -> str | None:
     """Return strace's list of calls to the file system; None where it is not permitted."""
     record = place / "calls"
     try:
-        _start(
-            target,
-            place,
-            5 * timeout_s,
-            [],
-            ["strace", "-f", "-qq", "-s", "300", "-e", "trace=%file", "-o", str(record)],
-        )
+        run([], ["strace", "-f", "-qq", "-s", "300", "-e", "trace=%file", "-o", str(record)])
     except (EnvironmentUnfit, TrainingError):
         return None
     return record.read_text(encoding="utf-8", errors="replace")
