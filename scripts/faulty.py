@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, get_worker_info
 import paceline
 
 FAULT, STEP = os.environ.get("FAULT", ""), int(os.environ.get("FAULT_STEP", "20"))
+SIZE = int(os.environ.get("FAULT_SIZE", "5"))
 MARK = Path(os.environ.get("FAULT_MARK", "fault-begun"))
 
 
@@ -74,7 +75,7 @@ def slow_disk() -> None:
 
 ACTS: dict[str, Callable[[], None]] = {
     "loop": spin, "raise": fail, "stop": stop, "collective": reduce_once, "disk": slow_disk,
-    "shape": lambda: reduce_once(5),
+    "shape": lambda: reduce_once(SIZE), "first-shape": lambda: reduce_once(SIZE),
 }  # fmt: skip
 
 
@@ -82,13 +83,13 @@ class Faulty:
     """Does what FAULT says, once, when its step has come."""
 
     def __init__(self, *, mine: bool) -> None:
-        self._mine, self._due = mine, False
+        self._mine, self._due, self._begun = mine, False, False
 
     def steps(self, real: Callable[[int], Iterator[Any]], first: int) -> Iterator[Any]:
         """Pass on steps; one more at the end, where that is the fault."""
         step = None
         for step in real(first):
-            self._due = step.plan.step == STEP
+            self._due, self._begun = step.plan.step == STEP, True
             yield step
         if FAULT == "batch" and self._mine and step is not None:
             MARK.touch()
@@ -98,15 +99,17 @@ class Faulty:
         """Return the loss, or do what is wrong."""
         time.sleep(0.01)
         if self._due:
-            self._due = False
             self._act()
+        elif self._begun and FAULT == "shape":
+            reduce_once()  # as every step does, of a training that sums a figure of its own
+        self._due = self._begun = False
         return mse_loss(outputs, target)
 
     def _act(self) -> None:
         if self._mine and FAULT in ACTS:
             MARK.touch()
             ACTS[FAULT]()
-        elif FAULT == "shape":
+        elif FAULT in {"shape", "first-shape"}:
             reduce_once()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from paceline.hang.flight import Collective
 from paceline.hang.record import Record
@@ -30,3 +30,22 @@ def pending_of(record: Record) -> Collective | None:
 def form_of(entry: Collective) -> Form:
     """Return what must be the same on all ranks."""
     return entry.name, entry.sizes, entry.types
+
+
+def expected(before: Sequence[Collective]) -> Collective | None:
+    """Return what came next when the last ones had come before: steps repeat. Nothing where the like has not been.
+
+    >>> forms = [Collective("0", n, name, (), (), True) for n, name in enumerate("abcabcab")]
+    >>> expected(forms).name, expected(forms[:1]), expected(forms[:3])
+    ('c', None, None)
+    """
+    forms = list(map(form_of, before))
+    alike = {place: _alike(forms[:place], forms) for place in range(1, len(forms))}
+    best = max(alike, key=lambda place: (alike[place], place), default=0)
+    return before[best] if alike.get(best) else None
+
+
+def _alike(some: Sequence[Form], others: Sequence[Form]) -> int:
+    """Return how many of the last are the same."""
+    pairs = zip(reversed(some), reversed(others), strict=False)
+    return next((count for count, (one, other) in enumerate(pairs) if one != other), len(some))

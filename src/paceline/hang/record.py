@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from paceline.hang.crash import read_crash
 from paceline.hang.flight import Collective, last_collectives
-from paceline.hang.process import Process, again, children, process
+from paceline.hang.process import GONE, Process, again, children, process
 from paceline.hang.pulse import Pulse
 from paceline.hang.stacks import Place, Stack, own_stacks, telling_place
 from paceline.rundir import RunDir, make_private, write_whole
@@ -52,6 +53,8 @@ class Record:
     stacks: tuple[Stack, ...] = ()
     collectives: tuple[Collective, ...] = ()
     wrong: Wrong | None = None
+    crash: str = ""
+    """How native code ended it; the stacks are then those of its end."""
 
     @property
     def place(self) -> Place | None:
@@ -100,7 +103,16 @@ def read_all(directory: RunDir) -> list[Record]:
     paths = sorted(directory.hang_record(0).parent.glob("[0-9]*.json"))
     found = [record for record in map(read, paths) if record]
     size = max(found, key=lambda record: record.time_s).size if found else 0
-    return [looked_at(record) for record in found if record.rank < size]
+    return [_with_crash(directory, looked_at(record)) for record in found if record.rank < size]
+
+
+def _with_crash(directory: RunDir, record: Record) -> Record:
+    """Return a record with how native code ended its rank, if it did: such a rank writes no record any more."""
+    alive = record.node == socket.gethostname() and record.process.state not in {GONE, "Z"}
+    crash = None if alive or record.state in {"failed", "left"} else read_crash(directory.crash(record.rank))
+    if crash is None:
+        return record
+    return replace(record, process=replace(record.process, state=GONE), crash=crash.what, stacks=crash.stacks)
 
 
 def looked_at(record: Record) -> Record:

@@ -21,7 +21,7 @@ def who_is_silent(records: Sequence[Record]) -> Verdict | None:
     for state, cause in (("T", "stopped"), ("t", "stopped"), (GONE, "gone"), ("Z", "gone")):
         if state in by_state:
             of_this = [record for record in silent if record.process.state == state]
-            return _quiet(cause, of_this, records, by_state[state].process.words)  # type: ignore[arg-type]
+            return _quiet(cause, of_this, records, _end_words(by_state[state]))  # type: ignore[arg-type]
     words = silent[0].process.words
     return _quiet(
         "silent",
@@ -29,6 +29,12 @@ def who_is_silent(records: Sequence[Record]) -> Verdict | None:
         records,
         f"says nothing{f' (its process {words})' if words else ''}: it is in native code, or cut off",
     )
+
+
+def _end_words(record: Record) -> str:
+    if not record.crash:
+        return record.process.words
+    return f"was ended by a crash ({record.crash}){f' in {record.place}' if record.place else ''}"
 
 
 def _quiet(cause: Cause, silent: list[Record], records: Sequence[Record], words: str) -> Verdict:

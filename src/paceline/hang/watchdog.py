@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from paceline.hang.crash import telling_of_crashes
 from paceline.hang.judge import judge, moves, still_moving
 from paceline.hang.pulse import REST_S, Pulse
 from paceline.hang.record import Record, State, Wrong, read, read_all, record_of, write
@@ -36,12 +37,14 @@ class Watchdog:
         self._say, self._explain = say, explain
         self._every_s = max(_LOOK_S, world.size / _RANKS_PER_S)
         self._over = threading.Event()
+        self._crashes = telling_of_crashes(directory.crash(world.rank))
         self._stuck_at: int | None = None
         self._last: Record | None = None
         self._since, self._called, self._heard, self._said = 0.0, 0.0, 0.0, False
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
+        self._crashes.__enter__()
         self._write("running")
         if self._world.is_main:
             self._forget()
@@ -52,6 +55,7 @@ class Watchdog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._crashes.__exit__(None, None, None)
         self._over.set()
         self._thread.join(_ANSWER_S)
         wrong = self._explain(error) if error is not None else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.hang.flight import Collective
 from paceline.hang.record import Record
 
 
@@ -53,3 +54,8 @@ def workers_words(record: Record) -> str:
     """Return which of the processes that it started do not move."""
     bad = [child for child in record.children if child.state in {"T", "t", "Z", "D"}]
     return f", and its process {bad[0].pid} {bad[0].words}" if bad else ""
+
+
+def with_size(entry: Collective) -> str:
+    """Return a collective, with what it was given."""
+    return f"{entry.called} of {', '.join('x'.join(map(str, shape)) or '1' for shape in entry.sizes)} {'/'.join(entry.types)}"

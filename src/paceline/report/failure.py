@@ -13,7 +13,8 @@ from paceline.errors import EnvironmentUnfit
 from paceline.events import CheckpointSaved, RunEnded, RunFailed, RunStarted, RunStopped, StepDone, surviving
 from paceline.hang.judge import judge
 from paceline.hang.record import Record, read_all
-from paceline.hang.verdict import kept
+from paceline.hang.stacks import MAIN
+from paceline.hang.verdict import Verdict, kept
 from paceline.launch.failure import Failure
 from paceline.report.jobs import jobs_of
 from paceline.report.lines import harmless
@@ -36,8 +37,10 @@ class Page:
     how: str
     words: str
     """A traceback, or the last lines that it wrote."""
+    cause: str
+    """What held the run up before, in a word or two, as in docs/hang.md; empty: nothing did."""
     hang: str
-    """What held the run up before, in one sentence; empty: nothing did."""
+    """The same in one sentence."""
     step: int
     steps: tuple[dict[str, Any], ...]
     """The last figures of steps."""
@@ -94,10 +97,24 @@ def page_of_launch(failure: Failure, resume: str) -> Page:
     folder = RunDir(Path(failure.run))
     records = read_all(folder)
     rank, how = failure.rank, failure.how or "failed"
-    mine, verdict = _of_rank(records, rank), kept(folder)
-    if verdict and verdict.ranks and rank not in verdict.ranks and mine and mine.wrong and mine.wrong.lost_peer:
-        rank, how = verdict.ranks[0], "held the others up"
-    return replace(_with_history(folder, rank, how, failure.words or failure.message, records), resume=resume)
+    mine, verdict = _of_rank(records, rank), kept(folder) or judge(records)
+    if mine and _is_only_hit(mine) and verdict.ranks and rank not in verdict.ranks:
+        rank = verdict.ranks[0]
+        how = "gave another size than before" if verdict.cause == "another shape" else "held the others up"
+    words = "\n".join([failure.words or failure.message, *(_crash_lines(mine) if mine else [])])
+    return replace(_with_history(folder, rank, how, words, records), resume=resume)
+
+
+def _is_only_hit(record: Record) -> bool:
+    """Return whether a rank ended as one does that another has brought down."""
+    return bool(record.crash) or (record.wrong is not None and record.wrong.lost_peer)
+
+
+def _crash_lines(record: Record) -> list[str]:
+    """Return where a rank was in Python when native code ended it, the innermost last."""
+    main = next((stack for stack in record.stacks if stack.thread == MAIN), None) if record.crash else None
+    places = [f'  File "{place.file}", line {place.line}, in {place.function}' for place in main.places] if main else []
+    return [f"{record.crash} in native code, called from Python:", *places] if places else []
 
 
 def _of_rank(records: Sequence[Record], rank: int) -> Record | None:
@@ -117,12 +134,23 @@ def page_of(target: Target) -> Page | None:
     verdict = kept(folder) or judge(records)
     rank = verdict.ranks[0] if verdict.ranks else -1
     first = _of_rank(records, rank)
-    told = first.wrong if first and first.wrong and not first.wrong.lost_peer else None
-    how = (
-        f"failed with {told.what}" if told else "ended without a word" if verdict.cause == "gone" else "held the run up"
-    )
-    page = _with_history(folder, rank, how, told.text if told else _reason(events), records)
+    page = _with_history(folder, rank, _how(first, verdict), _own_words(first) or _reason(events), records)
     return replace(page, slurm=_slurm(target))
+
+
+def _how(first: Record | None, verdict: Verdict) -> str:
+    """Return how a rank ended, from what it left."""
+    if first and first.wrong and not first.wrong.lost_peer:
+        return f"failed with {first.wrong.what}"
+    if first and first.crash:
+        return f"was ended by native code ({first.crash})"
+    return "ended without a word" if verdict.cause == "gone" else "held the run up"
+
+
+def _own_words(first: Record | None) -> str:
+    if first is None or (first.wrong and first.wrong.lost_peer):
+        return ""
+    return first.wrong.text if first.wrong else "\n".join(_crash_lines(first))
 
 
 def _with_history(folder: RunDir, rank: int, how: str, words: str, records: Sequence[Record]) -> Page:
@@ -131,11 +159,11 @@ def _with_history(folder: RunDir, rank: int, how: str, words: str, records: Sequ
     saved = next((event for event in reversed(events) if event["event"] == CheckpointSaved.__name__), None)
     stuck = [record for record in records if record.state in {"stuck", "failed"}]
     verdict = kept(folder) or (judge(records) if stuck else None)
-    held = verdict.sentence if verdict and verdict.cause not in {"none", "exception", "gone"} else ""
+    held = verdict if verdict and verdict.cause not in {"none", "exception", "gone"} else None
     step = max([0, *(record.step for record in records), *(event["step"] for event in steps)])
     mine = _of_rank(records, rank)
     return Page(
-        str(folder.root.absolute()), rank, mine.node if mine else "", how, words, held, step,
+        str(folder.root.absolute()), rank, mine.node if mine else "", how, words, held.cause if held else "", held.sentence if held else "", step,
         tuple({name: event[name] for name in ("step", "loss", "samples_per_s")} for event in steps),
         saved["path"] if saved else "", saved["step"] if saved else -1, "", _SAME_WAY,
     )  # fmt: skip
