@@ -14,8 +14,11 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import cut_link
 
 SCRIPT = Path(__file__).with_name("faulty.py")
 CAUSES = {
@@ -28,6 +31,7 @@ CAUSES = {
     "loop": {"own code"},
     "loader": {"reading"},
     "disk": {"saving"},
+    "link": {"link"},
 }
 _LONGEST_S = 120.0
 
@@ -59,7 +63,7 @@ def main() -> int:
     parser.add_argument("--ranks", default="2,3,4", help="among how many each trial chooses")
     parser.add_argument("--normal-minutes", type=float, default=0.0)
     known = parser.parse_args()
-    draw, faults = random.Random(known.seed), known.faults.split(",")
+    draw, faults = random.Random(known.seed), possible(known.faults.split(","))
     outcomes = defaultdict[str, list[Outcome]](list)
     for number in range(known.trials):
         ranks = draw.choice([int(word) for word in known.ranks.split(",")])
@@ -71,6 +75,14 @@ def main() -> int:
         )
     alarms = normal_runs(known.normal_minutes)
     return report(outcomes, alarms)
+
+
+def possible(faults: list[str]) -> list[str]:
+    """Return the faults that this machine can make; say which it cannot."""
+    reason = cut_link.why_not_here() if "link" in faults else ""
+    if reason:
+        print(f"link: not tried: {reason}", flush=True)
+    return [fault for fault in faults if fault != "link" or not reason]
 
 
 def report(outcomes: dict[str, list[Outcome]], alarms: int) -> int:
@@ -88,6 +100,8 @@ def report(outcomes: dict[str, list[Outcome]], alarms: int) -> int:
 
 def run_trial(trial: Trial) -> Outcome:
     """Start a run, wait until something is said of its fault, and end it."""
+    if trial.fault == "link":
+        return run_cut_off(trial)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         env = {"FAULT": trial.fault, "FAULT_RANK": str(trial.rank), "FAULT_SIZE": str(trial.size)}
@@ -97,9 +111,15 @@ def run_trial(trial: Trial) -> Outcome:
         words += ["checkpoint.every=10steps"] if trial.fault == "disk" else []
         process = start(folder, words, env)
         try:
-            return watch(trial, folder, process)
+            return watch(trial, folder, folder / "begun", lambda: process.poll() is None)
         finally:
             end(process)
+
+
+def run_cut_off(trial: Trial) -> Outcome:
+    """Train on hosts of their own, cut one off, and wait until something is said of it."""
+    with tempfile.TemporaryDirectory() as name, cut_link.cut_off(trial.ranks, trial.rank, Path(name) / "begun") as work:
+        return watch(trial, work, Path(name) / "begun", lambda: True)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -118,7 +138,7 @@ def start(folder: Path, words: list[str], env: dict[str, str]) -> subprocess.Pop
         )  # fmt: skip
 
 
-def watch(trial: Trial, folder: Path, process: subprocess.Popen[bytes]) -> Outcome:
+def watch(trial: Trial, folder: Path, begun: Path, runs: Callable[[], bool]) -> Outcome:
     """Wait for a verdict of the ranks, or for the page about the failure."""
     limit = time.monotonic() + _LONGEST_S
     verdict, page = (folder / "runs" / "run" / name for name in ("hang/verdict.json", "failure.json"))
@@ -127,17 +147,17 @@ def watch(trial: Trial, folder: Path, process: subprocess.Popen[bytes]) -> Outco
         if trial.fault != "raise" and verdict.exists():
             said = json.loads(verdict.read_text())
             right = said["cause"] in CAUSES[trial.fault] and _names(trial, said["ranks"])
-            return Outcome(right, _after(folder, verdict), said["sentence"])
+            return Outcome(right, _after(begun, verdict), said["sentence"])
         if page.exists():
-            return _of_page(trial, json.loads(page.read_text()), _after(folder, page))
-        if process.poll() is not None and not page.exists():
+            return _of_page(trial, json.loads(page.read_text()), _after(begun, page))
+        if not runs() and not page.exists():
             break
     return Outcome(right=False, seconds=_LONGEST_S, said="nothing")
 
 
 def _names(trial: Trial, ranks: list[int]) -> bool:
-    """Return whether the rank at fault is named. Of two that never did the like before, no one can tell: both are."""
-    return ranks == [trial.rank] or (trial.fault == "first-shape" and trial.ranks == 2)
+    """Return whether the rank at fault is named. Of two that never did the like, or that a link joins, both are."""
+    return ranks == [trial.rank] or (trial.fault in {"first-shape", "link"} and trial.ranks == 2)
 
 
 def _of_page(trial: Trial, page: dict[str, Any], seconds: float) -> Outcome:
@@ -148,9 +168,8 @@ def _of_page(trial: Trial, page: dict[str, Any], seconds: float) -> Outcome:
     return Outcome(right, seconds, f"rank {page['rank']} {page['how']}; {page['hang']}")
 
 
-def _after(folder: Path, file: Path) -> float:
+def _after(begun: Path, file: Path) -> float:
     """Return how long after the fault a file was written."""
-    begun = folder / "begun"
     return file.stat().st_mtime - begun.stat().st_mtime if begun.exists() else -1.0
 
 

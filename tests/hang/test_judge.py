@@ -11,6 +11,7 @@ import pytest
 
 from paceline.hang.flight import Collective, collective
 from paceline.hang.judge import judge, still_moving
+from paceline.hang.links import Links
 from paceline.hang.process import GONE, Process
 from paceline.hang.pulse import REST_S, Pulse
 from paceline.hang.record import Record, Wrong, parsed, read_all, write
@@ -62,6 +63,12 @@ def aborted(number: int) -> Record:
     """Return a rank that gloo ended."""
     inside = Place("/x/torch/distributed/distributed_c10d.py", 3252, "all_reduce", "library")
     return replace(rank(number, None, size=2), stacks=(Stack(MAIN, (WHERE, inside)),), **CRASHED)
+
+
+def cut_off(number: int, node: str, *unanswered: str, size: int = 3) -> Record:
+    """Return a rank with the links of its node, each of which has one address."""
+    links = Links((f"4.4.4.{number + 1}",), unanswered)
+    return replace(rank(number, entry(412), size=size), node=node, links=links)
 
 
 CASES = {
@@ -144,6 +151,15 @@ CASES = {
     "a link, of which one side got through": (
         [*waiting(0, 1, 2), rank(3, entry(411))], "link", (3,), "rank 3 (node b) is still in all-reduce 411",
     ),
+    "a node cut off": (
+        [cut_off(0, "a", "4.4.4.2"), cut_off(1, "b", "4.4.4.1"), cut_off(2, "c", "4.4.4.2")], "link", (1,), "rank 1 (node b) is cut off: no answer comes over the link to a and c",
+    ),
+    "a node cut off, that cannot say a word": (
+        [cut_off(0, "a", "4.4.4.2"), replace(cut_off(1, "b"), state="running"), cut_off(2, "c", "4.4.4.2")], "link", (1,), "rank 1 (node b) is cut off",
+    ),
+    "a link between two nodes": (
+        [cut_off(0, "a", "4.4.4.2", size=2), cut_off(1, "b", size=2)], "link", (0, 1), "the link between a and b carries nothing",
+    ),
     "nothing": ([rank(n, None, "running") for n in range(4)], "none", (), "no rank has said that it is stuck"),
 }  # fmt: skip
 
@@ -165,7 +181,12 @@ def test_a_rank_that_moves_is_not_called_stuck_until_it_says_so_no_more():
 
 def test_what_is_written_is_read_again_and_what_is_damaged_says_nothing(tmp_path: Path):
     folder = RunDir(tmp_path / "run")
-    record = replace(rank(1, entry(3), "failed", size=2, **RAISED), stacks=tuple(own_stacks()), node="elsewhere")
+    record = replace(
+        rank(1, entry(3), "failed", size=2, **RAISED),
+        stacks=tuple(own_stacks()),
+        node="elsewhere",
+        links=Links(("4.4.4.2",), ("4.4.4.1",)),
+    )
     write(folder, record)
     write(folder, rank(3, None, "stuck"))
     write(folder, replace(rank(0, None, "running", size=2), time_s=99.0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.hang.aborted import whose_size_aborted
+from paceline.hang.cut import which_link_is_cut
 from paceline.hang.late import which_link, who_is_late, whose_batches_differ
 from paceline.hang.odds import who_is_at_odds
 from paceline.hang.own_words import who_failed, who_is_quiet_longest, whose_save_hangs
@@ -14,7 +15,7 @@ from paceline.hang.verdict import Verdict
 
 _FRESH_S = 8.0  # ranks that are stuck ask again every 2 s; clocks may differ
 _QUESTIONS = (
-    whose_batches_differ, who_is_at_odds, whose_size_aborted, who_failed, who_is_silent, who_is_late, whose_save_hangs, who_left, which_link,
+    whose_batches_differ, who_is_at_odds, whose_size_aborted, who_failed, which_link_is_cut, who_is_silent, who_is_late, whose_save_hangs, who_left, which_link,
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from paceline.hang.crash import read_crash
 from paceline.hang.flight import Collective, last_collectives
+from paceline.hang.links import Links, own_links
 from paceline.hang.process import GONE, Process, again, children, process
 from paceline.hang.pulse import Pulse
 from paceline.hang.stacks import Place, Stack, own_stacks, telling_place
@@ -53,6 +54,8 @@ class Record:
     stacks: tuple[Stack, ...] = ()
     collectives: tuple[Collective, ...] = ()
     wrong: Wrong | None = None
+    links: Links = field(default_factory=Links)
+    """With other hosts."""
     crash: str = ""
     """How native code ended it; the stacks are then those of its end."""
 
@@ -71,7 +74,7 @@ def record_of(world: World, pulse: Pulse, state: State, wrong: Wrong | None = No
         tuple(children(pid)) if told else (),
         tuple(own_stacks()) if told else (),
         _collectives(wrong) if told else (),
-        wrong,
+        wrong, own_links(),
     )  # fmt: skip
 
 
@@ -131,6 +134,7 @@ def parsed(facts: Mapping[str, Any]) -> Record:
         "stacks": tuple(_stack(stack) for stack in facts["stacks"]),
         "collectives": tuple(_collective(entry) for entry in facts["collectives"]),
         "wrong": Wrong(**wrong) if wrong else None,
+        "links": Links(**{name: tuple(found) for name, found in facts.get("links", {}).items()}),
     }
     return Record(**{**facts, **own})
 
