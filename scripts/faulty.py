@@ -56,6 +56,18 @@ def stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def die() -> None:
+    """Be killed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fill() -> None:
+    """Take memory until there is none."""
+    taken = []
+    while True:
+        taken.append(torch.ones(1 << 24))
+
+
 def reduce_once(size: int = 3) -> None:
     """Enter a collective that the training does not know of."""
     torch.distributed.all_reduce(torch.ones(size))
@@ -74,7 +86,7 @@ def slow_disk() -> None:
 
 
 ACTS: dict[str, Callable[[], None]] = {
-    "loop": spin, "raise": fail, "stop": stop, "collective": reduce_once, "disk": slow_disk,
+    "loop": spin, "raise": fail, "stop": stop, "kill": die, "memory": fill, "collective": reduce_once, "disk": slow_disk,
     "shape": lambda: reduce_once(SIZE), "first-shape": lambda: reduce_once(SIZE),
 }  # fmt: skip
 

@@ -18,6 +18,7 @@ from paceline.hang.verdict import Verdict, kept
 from paceline.launch.failure import Failure
 from paceline.report.jobs import jobs_of
 from paceline.report.lines import harmless
+from paceline.report.srun import first_end
 from paceline.report.state import is_held
 from paceline.report.target import Target
 from paceline.rundir import RunDir, write_whole
@@ -60,7 +61,7 @@ class Page:
 
     def text(self) -> str:
         """Return the page, as markdown that is read well as it is."""
-        who = f"rank {self.rank}{f' (node {self.node})' if self.node else ''}" if self.rank >= 0 else "a rank"
+        who = f"{f'rank {self.rank}' if self.rank >= 0 else 'a rank'}{f' (node {self.node})' if self.node else ''}"
         lines = [f"# {harmless(Path(self.run).name)} failed", "", f"{who} {self.how}, in step {self.step + 1}."]
         lines += [f"Slurm: {self.slurm}."] if self.slurm else []
         lines += ["", f"Before that: {self.hang}."] if self.hang else []
@@ -130,12 +131,22 @@ def page_of(target: Target) -> Page | None:
         return None
     since_s = next(event["time_s"] for event in reversed(events) if event["event"] == RunStarted.__name__)
     if page := _left(folder, since_s):
-        return page
+        return page if page.slurm else replace(page, slurm=(ended := _slurm(target)), written=not ended)
     verdict = kept(folder) or judge(records)
+    rank, node, how = _end(folder, records, verdict, since_s)
+    words = _own_words(_of_rank(records, rank)) or _reason(events)
+    page = _with_history(folder, rank, how, words, records)
+    return replace(page, slurm=_slurm(target), node=page.node or node)
+
+
+def _end(folder: RunDir, records: Sequence[Record], verdict: Verdict, since_s: float) -> tuple[int, str, str]:
+    """Return the first rank that failed, its node and how it ended: in its own words, in srun's, or as the others saw it."""
     rank = verdict.ranks[0] if verdict.ranks else -1
-    first = _of_rank(records, rank)
-    page = _with_history(folder, rank, _how(first, verdict), _own_words(first) or _reason(events), records)
-    return replace(page, slurm=_slurm(target))
+    first, task = _of_rank(records, rank), first_end(folder, since_s)
+    if task is None or (first and first.wrong and not first.wrong.lost_peer):
+        return rank, "", _how(first, verdict)
+    its_own = _of_rank(records, task.task)
+    return task.task if its_own and its_own.node == task.node else -1, task.node, task.how
 
 
 def _how(first: Record | None, verdict: Verdict) -> str:
@@ -144,7 +155,7 @@ def _how(first: Record | None, verdict: Verdict) -> str:
         return f"failed with {first.wrong.what}"
     if first and first.crash:
         return f"was ended by native code ({first.crash})"
-    return "ended without a word" if verdict.cause == "gone" else "held the run up"
+    return "ended without a word" if verdict.cause in {"gone", "none"} else "held the run up"
 
 
 def _own_words(first: Record | None) -> str:
@@ -203,6 +214,14 @@ def leave(page: Page) -> None:
     with contextlib.suppress(OSError):
         write_whole(folder.failure_facts, f"{json.dumps(page.facts())}\n".encode())
         write_whole(folder.failure, page.text().encode(errors="replace"))
+
+
+def left_page(target: Target) -> Page | None:
+    """Return how a run failed, if it did, and leave the page in its folder if nobody has."""
+    page = page_of(target)
+    if page is not None and not page.written:
+        leave(page)
+    return page
 
 
 def _left(folder: RunDir, since_s: float) -> Page | None:
