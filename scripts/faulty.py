@@ -87,7 +87,7 @@ def slow_disk() -> None:
 
 ACTS: dict[str, Callable[[], None]] = {
     "loop": spin, "raise": fail, "stop": stop, "kill": die, "memory": fill, "collective": reduce_once, "disk": slow_disk,
-    "shape": lambda: reduce_once(SIZE), "first-shape": lambda: reduce_once(SIZE),
+    "first-shape": lambda: reduce_once(SIZE),
 }  # fmt: skip
 
 
@@ -95,33 +95,39 @@ class Faulty:
     """Does what FAULT says, once, when its step has come."""
 
     def __init__(self, *, mine: bool) -> None:
-        self._mine, self._due, self._begun = mine, False, False
+        self._mine, self._due = mine, False
 
     def steps(self, real: Callable[[int], Iterator[Any]], first: int) -> Iterator[Any]:
         """Pass on steps; one more at the end, where that is the fault."""
         step = None
         for step in real(first):
-            self._due, self._begun = step.plan.step == STEP, True
+            self._due = step.plan.step == STEP
+            if FAULT == "shape":
+                self._sum_a_figure()
             yield step
         if FAULT == "batch" and self._mine and step is not None:
             MARK.touch()
             yield step
 
+    def _sum_a_figure(self) -> None:
+        """Add up a figure of its own, as every step of this training does; once it is of another size."""
+        if self._due and self._mine:
+            MARK.touch()
+        reduce_once(SIZE if self._due and self._mine else 3)
+
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
         """Return the loss, or do what is wrong."""
         time.sleep(0.01)
         if self._due:
+            self._due = False
             self._act()
-        elif self._begun and FAULT == "shape":
-            reduce_once()  # as every step does, of a training that sums a figure of its own
-        self._due = self._begun = False
         return mse_loss(outputs, target)
 
     def _act(self) -> None:
         if self._mine and FAULT in ACTS:
             MARK.touch()
             ACTS[FAULT]()
-        elif FAULT in {"shape", "first-shape"}:
+        elif FAULT == "first-shape":
             reduce_once()
 
 
