@@ -175,13 +175,14 @@ def _after(begun: Path, file: Path) -> float:
 
 def normal_runs(minutes: float) -> int:
     """Train without a fault for so long, with evaluations and saves; return how often an alarm was given."""
-    limit, alarms = time.monotonic() + 60 * minutes, 0
-    while time.monotonic() < limit:
+    begun, alarms = time.monotonic(), 0
+    while time.monotonic() < begun + 60 * minutes:
         with tempfile.TemporaryDirectory() as name:
             words = ["-n", "3", "batch.global_size=32", "epochs=20", "evaluate_steps=20", "checkpoint.every=15steps"]
-            process = start(Path(name), words, {"FAULT": ""})
-            process.wait()
+            code = start(Path(name), words, {"FAULT": ""}).wait()
             alarms += (Path(name) / "log").read_text(errors="replace").count("watchdog: no step")
+        so_far = (time.monotonic() - begun) / 60
+        print(f"without a fault for {so_far:.1f} minutes: {alarms} alarms; the last run ended with {code}", flush=True)
     return alarms
 
 

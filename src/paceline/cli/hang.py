@@ -18,7 +18,8 @@ from paceline.hang.record import Record, read_all
 from paceline.hang.stacks import MAIN
 from paceline.hang.verdict import Verdict, kept
 from paceline.hang.words import ranks_words
-from paceline.report.failure import Page, left_page
+from paceline.report.failure import left_page
+from paceline.report.failure_page import Page
 from paceline.report.screen import say
 from paceline.report.state import is_held
 from paceline.report.target import Target, find_run

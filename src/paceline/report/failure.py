@@ -1,11 +1,11 @@
-"""How a run failed: the first rank, its words, the last steps, and how to go on. A page in the run's folder."""
+"""How a run failed: the first rank, its words, the last steps, and how to go on; left as a page in the run's folder."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from paceline.hang.record import Record, read_all
 from paceline.hang.stacks import MAIN
 from paceline.hang.verdict import Verdict, kept
 from paceline.launch.failure import Failure
+from paceline.report.failure_page import Page
 from paceline.report.jobs import jobs_of
-from paceline.report.lines import harmless
 from paceline.report.srun import first_end
 from paceline.report.state import is_held
 from paceline.report.target import Target
@@ -25,72 +25,7 @@ from paceline.rundir import RunDir, write_whole
 
 _STEPS = 5
 _SAME_WAY = "the command that started it, once more"
-
-
-@dataclass(frozen=True)
-class Page:
-    """How a run failed."""
-
-    run: str
-    rank: int
-    """The first that failed; -1: not known."""
-    node: str
-    how: str
-    words: str
-    """A traceback, or the last lines that it wrote."""
-    cause: str
-    """What held the run up before, in a word or two, as in docs/hang.md; empty: nothing did."""
-    hang: str
-    """The same in one sentence."""
-    step: int
-    steps: tuple[dict[str, Any], ...]
-    """The last figures of steps."""
-    checkpoint: str
-    """The newest; empty: none."""
-    checkpoint_step: int
-    slurm: str
-    """How Slurm says that its last job ended; empty: there was none, or Slurm has forgotten it."""
-    resume: str
-    written: bool = False
-
-    def facts(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        facts = asdict(self)
-        del facts["written"]
-        return facts
-
-    def text(self) -> str:
-        """Return the page, as markdown that is read well as it is."""
-        who = f"{f'rank {self.rank}' if self.rank >= 0 else 'a rank'}{f' (node {self.node})' if self.node else ''}"
-        lines = [f"# {harmless(Path(self.run).name)} failed", "", f"{who} {self.how}, in step {self.step + 1}."]
-        lines += [f"Slurm: {self.slurm}."] if self.slurm else []
-        lines += ["", f"Before that: {self.hang}."] if self.hang else []
-        if self.words:
-            lines += ["", "## Its own words", "", *(f"    {harmless_line(line)}" for line in self.words.splitlines())]
-        if self.steps:
-            lines += ["", "## The last steps", "", "| step | loss | samples/s |", "|---|---|---|"]
-            lines += [f"| {row['step']} | {row['loss']:.6g} | {row['samples_per_s']:.1f} |" for row in self.steps]
-        lines += ["", "## To go on", ""]
-        start = f"From step {self.checkpoint_step}: {self.checkpoint}" if self.checkpoint else "Nothing was saved."
-        lines += [harmless(start), "", f"    {harmless(self.resume)}"]
-        return "\n".join(lines) + "\n"
-
-    def last_lines(self) -> list[str]:
-        """Return what the message of the failure itself does not say."""
-        held = [f"before that: {self.hang}"] if self.hang else []
-        steps = ", ".join(f"step {row['step']} loss {row['loss']:.4g}" for row in self.steps[-3:])
-        start = (
-            f"step {self.checkpoint_step} ({self.checkpoint})"
-            if self.checkpoint
-            else "the beginning: nothing was saved"
-        )
-        lines = [*held, *([f"last: {steps}"] if steps else []), f"goes on from {start}", f"  {self.resume}"]
-        return [harmless_line(line) for line in [*lines, f"page: {RunDir(Path(self.run)).failure}"]]
-
-
-def harmless_line(line: str) -> str:
-    """Return a line that orders a terminal nothing, its indent kept."""
-    return " " * (len(line) - len(line.lstrip(" "))) + harmless(line.lstrip(" "))
+_EXPLAIN = {"another shape", "another collective"}  # why gloo ended a task, which may be the one that did no wrong
 
 
 def page_of_launch(failure: Failure, resume: str) -> Page:
@@ -143,7 +78,7 @@ def _end(folder: RunDir, records: Sequence[Record], verdict: Verdict, since_s: f
     """Return the first rank that failed, its node and how it ended: in its own words, in srun's, or as the others saw it."""
     rank = verdict.ranks[0] if verdict.ranks else -1
     first, task = _of_rank(records, rank), first_end(folder, since_s)
-    if task is None or (first and first.wrong and not first.wrong.lost_peer):
+    if task is None or verdict.cause in _EXPLAIN or (first and first.wrong and not first.wrong.lost_peer):
         return rank, "", _how(first, verdict)
     its_own = _of_rank(records, task.task)
     return task.task if its_own and its_own.node == task.node else -1, task.node, task.how
