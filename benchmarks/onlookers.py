@@ -1,7 +1,7 @@
 """What do those cost who look on at a training: watchdog, heartbeat, phases, and torch's flight recorder?
 
 `python benchmarks/onlookers.py [--rounds 5] [--steps 1500]`. First their calls alone, a step each, by CPU time of the thread
-that trains. Then a small exact training on two ranks (two layers, 4 lanes of 8 samples), in turns: with all, without the
+that trains, and a collective of one rank with the recorder and without. Then a small exact training on two ranks (two layers, 4 lanes of 8 samples), in turns: with all, without the
 watchdog, without the recorder. CPU is that of a whole rank, its threads included; both are the least of the rounds, for
 what else the machine does only ever adds.
 """
@@ -32,10 +32,11 @@ from paceline.world.facts import World
 from paceline.world.phases import PhaseClock
 
 RANKS, WARM = 2, 100
+OFF = {"TORCH_FR_BUFFER_SIZE": "0"}
 WAYS = {
     "all": ({}, []),
     "without the watchdog": ({}, ["timeout.stuck=0"]),
-    "without the recorder": ({"TORCH_FR_BUFFER_SIZE": "0"}, []),
+    "without the recorder": (OFF, []),
 }
 PHASES_OF_A_STEP = ("forward", "backward", "forward", "backward", "wait", "optimizer", "other")
 
@@ -48,6 +49,10 @@ def main() -> int:
     known = parser.parse_args()
     pulse_us, onlookers_us = 1e6 * pulse_s(), 1e6 * onlookers_s()
     print(f"calls alone: pulse {pulse_us:.2f} us a step, all onlookers {onlookers_us:.2f} us a step")
+    recorder_us = collective_us(recorded=True) - collective_us(recorded=False)
+    print(f"the recorder: {recorder_us:.2f} us a collective")
+    if not known.rounds:
+        return 0
     seen: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for number in range(known.rounds):
         for way in [*WAYS][:: 1 if number % 2 else -1]:
@@ -92,6 +97,34 @@ def onlookers_s(steps: int = 20_000) -> float:
             return (time.thread_time() - begun) / steps
 
 
+def collective_us(*, recorded: bool) -> float:
+    """Return the CPU time of a collective of one rank alone: the least of some processes, and of some rounds in each."""
+    env = os.environ | {"COST_ALONE": "1"} | ({} if recorded else OFF)
+    outs = [
+        subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, check=True)
+        for _ in range(3)
+    ]
+    return min(float(done.stdout) for done in outs)
+
+
+def collectives_alone(count: int = 2000) -> float:
+    """Return the CPU microseconds of a collective, in a group of this process alone."""
+    with tempfile.TemporaryDirectory() as name:
+        store = torch.distributed.FileStore(f"{name}/store", 1)
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        mine, all_of_it = torch.zeros(424, dtype=torch.uint8), torch.zeros(424, dtype=torch.uint8)
+        least = min(_round_s(mine, all_of_it, count) for _ in range(5))
+        torch.distributed.destroy_process_group()
+    return 1e6 * least / count
+
+
+def _round_s(mine: Tensor, all_of_it: Tensor, count: int) -> float:
+    begun = time.process_time()
+    for _ in range(count):
+        torch.distributed.all_gather_into_tensor(all_of_it, mine)
+    return time.process_time() - begun
+
+
 def trained(way: str, steps: int) -> dict[str, float]:
     """Train on two ranks in processes of their own; return what a step took on the first."""
     env, words = WAYS[way]
@@ -111,7 +144,7 @@ def trained(way: str, steps: int) -> dict[str, float]:
         if done.returncode:
             raise SystemExit(done.stdout + done.stderr)
         found: dict[str, float] = json.loads(out.read_text())
-    assert bool(found.pop("recorded")) == ("TORCH_FR_BUFFER_SIZE" not in env), "the recorder is not as it was asked for"
+    assert bool(found.pop("recorded")) == (env != OFF), "the recorder is not as it was asked for"
     return found
 
 
@@ -153,5 +186,7 @@ def train(config: paceline.RunConfig) -> None:
 if __name__ == "__main__":
     if "COST_OUT" in os.environ:
         train(paceline.config_from_argv())
+    elif "COST_ALONE" in os.environ:
+        print(collectives_alone())
     else:
         sys.exit(main())

@@ -208,16 +208,18 @@ def test_what_is_written_is_read_again_and_what_is_damaged_says_nothing(tmp_path
 def test_native_code_that_ends_a_rank_leaves_word_of_where_it_was(tmp_path: Path):
     folder = RunDir(tmp_path / "run")
     script = """
-import os, sys, threading
+import faulthandler, os, sys, threading
 from pathlib import Path
 from paceline.hang.crash import telling_of_crashes
 def fall():
     os.abort()
-with telling_of_crashes(Path(sys.argv[1] + "-other")):
+faulthandler.enable()
+with telling_of_crashes(Path(sys.argv[1] + "-other"), enabled_by_us=True):
     pass
 threading.Thread(target=threading.Event().wait, daemon=True).start()
-with telling_of_crashes(Path(sys.argv[1])):
-    fall()
+with telling_of_crashes(Path(sys.argv[1]), enabled_by_us=True):
+    with telling_of_crashes(Path(sys.argv[1] + "-foreign"), enabled_by_us=False):
+        fall()
 """
     folder.crash(1).parent.mkdir(parents=True)
     subprocess.run([sys.executable, "-c", script, str(folder.crash(1))], stderr=subprocess.DEVNULL, check=False)

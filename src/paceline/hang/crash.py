@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +30,15 @@ class Crash:
 
 
 @contextlib.contextmanager
-def telling_of_crashes(path: Path) -> Iterator[None]:
-    """Have crashes written into a file until this is over; a file that stays tells of one."""
+def telling_of_crashes(path: Path, *, enabled_by_us: bool) -> Iterator[None]:
+    """Have crashes written into a file until this is over; a file that stays tells of one.
+
+    Where somebody else has already said where they are to be written, it stays so.
+    """
     before, file = faulthandler.is_enabled(), -1
+    if before and not enabled_by_us:
+        yield
+        return
     with contextlib.suppress(OSError):  # a disk that does not take it fails no training
         make_private(path.parent)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -47,8 +54,8 @@ def telling_of_crashes(path: Path) -> Iterator[None]:
 
 def _to_the_screen_again(*, before: bool) -> None:
     faulthandler.disable()
-    if before:
-        faulthandler.enable()
+    if before and sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)
 
 
 def read_crash(path: Path) -> Crash | None:

@@ -37,7 +37,9 @@ class Watchdog:
         self._say, self._explain = say, explain
         self._every_s = max(_LOOK_S, world.size / _RANKS_PER_S)
         self._over = threading.Event()
-        self._crashes = telling_of_crashes(directory.crash(world.rank))
+        self._crashes = telling_of_crashes(
+            directory.crash(world.rank), enabled_by_us=world.launcher in {"paceline", "slurm"}
+        )
         self._stuck_at: int | None = None
         self._last: Record | None = None
         self._since, self._called, self._heard, self._said = 0.0, 0.0, 0.0, False
