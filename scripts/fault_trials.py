@@ -52,6 +52,8 @@ class Outcome(NamedTuple):
     right: bool
     seconds: float
     said: str
+    limit_s: float = 5.0
+    """Within what it was to be said: three steps of the usual length, and 5 s."""
 
 
 def main() -> int:
@@ -91,7 +93,7 @@ def report(outcomes: dict[str, list[Outcome]], alarms: int) -> int:
         seconds = sorted(outcome.seconds for outcome in found)
         right = sum(outcome.right for outcome in found)
         print(
-            f"{fault}: {right} of {len(found)} right, median {seconds[len(seconds) // 2]:.1f} s, longest {seconds[-1]:.1f} s"
+            f"{fault}: {right} of {len(found)} right, {sum(o.seconds <= o.limit_s for o in found)} in time, median {seconds[len(seconds) // 2]:.1f} s, longest {seconds[-1]:.1f} s"
         )
     every = [outcome.right for found in outcomes.values() for outcome in found]
     print(f"in all {sum(every)} of {len(every)} right; false alarms: {alarms}")
@@ -147,12 +149,17 @@ def watch(trial: Trial, folder: Path, begun: Path, runs: Callable[[], bool]) -> 
         if trial.fault != "raise" and verdict.exists():
             said = json.loads(verdict.read_text())
             right = said["cause"] in CAUSES[trial.fault] and _names(trial, said["ranks"])
-            return Outcome(right, _after(begun, verdict), said["sentence"])
+            return Outcome(right, _after(begun, verdict), said["sentence"], 5 + 3 * _usual_s(verdict.parent))
         if page.exists():
             return _of_page(trial, json.loads(page.read_text()), _after(begun, page))
         if not runs() and not page.exists():
             break
     return Outcome(right=False, seconds=_LONGEST_S, said="nothing")
+
+
+def _usual_s(folder: Path) -> float:
+    """Return the median step, as the ranks wrote it down."""
+    return max(json.loads(file.read_text())["usual_s"] for file in folder.glob("[0-9]*.json"))
 
 
 def _names(trial: Trial, ranks: list[int]) -> bool:

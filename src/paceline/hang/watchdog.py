@@ -118,7 +118,8 @@ class Watchdog:
         """Say what holds the run up, once all have said where they are, or had time to."""
         records = read_all(self._directory)
         waited = time.monotonic() - self._since > _ANSWER_S + self._every_s
-        silent = len(records) < self._world.size or any(record.state == "running" for record in records)
+        awaited = any(record.state == "running" and record.process.can_speak for record in records)
+        silent = awaited or len(records) < self._world.size
         if still_moving(records, time.time()) or (silent and not waited):
             return
         self._tell(judge(records))
