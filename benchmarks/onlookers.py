@@ -9,12 +9,14 @@ what else the machine does only ever adds.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -49,6 +51,7 @@ def main() -> int:
     known = parser.parse_args()
     pulse_us, onlookers_us = 1e6 * pulse_s(), 1e6 * onlookers_s()
     print(f"calls alone: pulse {pulse_us:.2f} us a step, all onlookers {onlookers_us:.2f} us a step")
+    print(f"their threads: {threads_share():.3%} of a core")
     recorder_us = collective_us(recorded=True) - collective_us(recorded=False)
     print(f"the recorder: {recorder_us:.2f} us a collective")
     if not known.rounds:
@@ -61,7 +64,8 @@ def main() -> int:
     least = {way: {key: min(one[key] for one in found) for key in ("cpu_us", "wall_us")} for way, found in seen.items()}
     whole = least["all"]
     print(f"a step: {whole['cpu_us']:.0f} us of CPU a rank, {whole['wall_us']:.0f} us of time")
-    print(f"pulse {pulse_us / whole['wall_us']:.2%} of it, all onlookers {onlookers_us / whole['wall_us']:.2%}")
+    shares = {"pulse": pulse_us, "all onlookers": onlookers_us, "the recorder, one collective": recorder_us}
+    print("of that CPU:", ", ".join(f"{what} {us / whole['cpu_us']:.2%}" for what, us in shares.items()))
     for way, found in least.items():
         print(
             f"{way}: CPU {found['cpu_us'] / whole['cpu_us'] - 1:+.1%}, time {found['wall_us'] / whole['wall_us'] - 1:+.1%}"
@@ -79,22 +83,40 @@ def pulse_s(steps: int = 50_000) -> float:
     return (time.thread_time() - begun) / steps
 
 
-def onlookers_s(steps: int = 20_000) -> float:
-    """Return what all calls of a step cost; the threads run as in a training."""
+@contextlib.contextmanager
+def looking_on() -> Iterator[tuple[Onlookers, Any]]:
+    """Have all onlookers there as in a training, with their threads, but nothing to look at."""
     with tempfile.TemporaryDirectory() as name:
-        config, clock = paceline.RunConfig(name="cost", runs=name), PhaseClock()
-        take = SimpleNamespace(clock=clock, ready=0.0)
+        take = SimpleNamespace(clock=PhaseClock(), ready=0.0)
+        config = paceline.RunConfig(name="cost", runs=name)
         onlookers = Onlookers(World(), config, cast("OptimizerStep", take), lambda _: None)
         with onlookers.attending(1000):
-            begun = time.thread_time()
-            for step in onlookers.reading(range(steps)):
-                for phase in PHASES_OF_A_STEP:
-                    clock.enter(phase)
-                take.ready = time.perf_counter()
-                onlookers.step_taken(32)
-                onlookers.step_done(step + 1)
-                onlookers.seen_enough()
-            return (time.thread_time() - begun) / steps
+            yield onlookers, take
+
+
+def onlookers_s(steps: int = 20_000) -> float:
+    """Return what all calls of a step cost."""
+    with looking_on() as (onlookers, take):
+        begun = time.thread_time()
+        for step in onlookers.reading(range(steps)):
+            for phase in PHASES_OF_A_STEP:
+                take.clock.enter(phase)
+            take.ready = time.perf_counter()
+            onlookers.step_taken(32)
+            onlookers.step_done(step + 1)
+            onlookers.seen_enough()
+        return (time.thread_time() - begun) / steps
+
+
+def threads_share(seconds: float = 5.0, step_s: float = 0.01) -> float:
+    """Return which share of a core their threads take while steps of 10 ms are done."""
+    with looking_on() as (onlookers, take):
+        begun, mine = time.process_time(), time.thread_time()
+        for step in onlookers.reading(range(int(seconds / step_s))):
+            time.sleep(step_s)
+            take.ready = time.perf_counter()
+            onlookers.step_done(step + 1)
+        return (time.process_time() - begun - (time.thread_time() - mine)) / seconds
 
 
 def collective_us(*, recorded: bool) -> float:
