@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from paceline import handover
 from paceline.hang.crash import telling_of_crashes
 from paceline.hang.judge import judge, moves, still_moving
 from paceline.hang.pulse import REST_S, Pulse
@@ -37,9 +38,9 @@ class Watchdog:
         self._say, self._explain = say, explain
         self._every_s = max(_LOOK_S, world.size / _RANKS_PER_S)
         self._over = threading.Event()
-        self._crashes = telling_of_crashes(
-            directory.crash(world.rank), enabled_by_us=world.launcher in {"paceline", "slurm"}
-        )
+        # Only ranks that our own launchers began have said so early that crashes are to be shown on the screen.
+        ours = world.launcher in {"paceline", "slurm"} or handover.INCARNATION in os.environ
+        self._crashes = telling_of_crashes(directory.crash(world.rank), enabled_by_us=ours)
         self._stuck_at: int | None = None
         self._last: Record | None = None
         self._since, self._called, self._heard, self._said = 0.0, 0.0, 0.0, False
