@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, get_worker_info
 import paceline
 
 FAULT, STEP = os.environ.get("FAULT", ""), int(os.environ.get("FAULT_STEP", "20"))
+SIZE = int(os.environ.get("FAULT_SIZE", "5"))
 MARK = Path(os.environ.get("FAULT_MARK", "fault-begun"))
 
 
@@ -55,6 +56,18 @@ def stop() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def die() -> None:
+    """Be killed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fill() -> None:
+    """Take memory until there is none."""
+    taken = []
+    while True:
+        taken.append(torch.ones(1 << 24))
+
+
 def reduce_once(size: int = 3) -> None:
     """Enter a collective that the training does not know of."""
     torch.distributed.all_reduce(torch.ones(size))
@@ -73,8 +86,8 @@ def slow_disk() -> None:
 
 
 ACTS: dict[str, Callable[[], None]] = {
-    "loop": spin, "raise": fail, "stop": stop, "collective": reduce_once, "disk": slow_disk,
-    "shape": lambda: reduce_once(5),
+    "loop": spin, "raise": fail, "stop": stop, "kill": die, "memory": fill, "collective": reduce_once, "disk": slow_disk,
+    "first-shape": lambda: reduce_once(SIZE),
 }  # fmt: skip
 
 
@@ -89,10 +102,18 @@ class Faulty:
         step = None
         for step in real(first):
             self._due = step.plan.step == STEP
+            if FAULT == "shape":
+                self._sum_a_figure()
             yield step
         if FAULT == "batch" and self._mine and step is not None:
             MARK.touch()
             yield step
+
+    def _sum_a_figure(self) -> None:
+        """Add up a figure of its own, as every step of this training does; once it is of another size."""
+        if self._due and self._mine:
+            MARK.touch()
+        reduce_once(SIZE if self._due and self._mine else 3)
 
     def loss(self, outputs: Tensor, target: Tensor) -> Tensor:
         """Return the loss, or do what is wrong."""
@@ -106,7 +127,7 @@ class Faulty:
         if self._mine and FAULT in ACTS:
             MARK.touch()
             ACTS[FAULT]()
-        elif FAULT == "shape":
+        elif FAULT == "first-shape":
             reduce_once()
 
 

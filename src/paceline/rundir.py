@@ -92,6 +92,10 @@ class RunDir:
         """Return the file in which a rank says where it is stuck, or how it ended."""
         return self.root / "hang" / f"{rank:04d}.json"
 
+    def crash(self, rank: int) -> Path:
+        """Return the file in which Python says where a rank was when native code ended it."""
+        return self.root / "hang" / f"{rank:04d}.crash"
+
     @property
     def alarm(self) -> Path:
         """The file that a rank touches when it is stuck, so that the others say where they are."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from paceline.hang.flight import Collective, collective
 from paceline.hang.judge import judge, still_moving
+from paceline.hang.links import Links
 from paceline.hang.process import GONE, Process
 from paceline.hang.pulse import REST_S, Pulse
 from paceline.hang.record import Record, Wrong, parsed, read_all, write
@@ -36,6 +39,12 @@ def rank(number: int, last: Collective | None, state: str = "stuck", size: int =
     )
 
 
+def after(history: list[Collective], last: Collective, number: int, **more: object) -> Record:
+    """Return a rank of two that has done all this before."""
+    done = [replace(entry, number=place, done=True) for place, entry in enumerate(history, last.number - len(history))]
+    return replace(rank(number, last, size=2, **more), collectives=(*done, last))
+
+
 def waiting(*numbers: int) -> list[Record]:
     return [rank(number, entry(412)) for number in numbers]
 
@@ -44,6 +53,23 @@ DEAD = {"process": Process(9, 9, GONE)}
 STOPPED = {"process": Process(9, 9, "T")}
 RAISED = {"wrong": Wrong("ValueError", "Traceback\nValueError: a bad sample", lost_peer=False)}
 LOST = {"wrong": Wrong("RuntimeError", "Connection closed by peer", lost_peer=True)}
+
+STEPS = [entry(0), entry(0, "all-gather", 424)] * 3
+FIRST = [entry(0, "all-gather", 424)] * 5
+CRASHED = {"process": Process(9, 9, GONE), "crash": "Aborted", "state": "running"}
+
+
+def aborted(number: int) -> Record:
+    """Return a rank that gloo ended."""
+    inside = Place("/x/torch/distributed/distributed_c10d.py", 3252, "all_reduce", "library")
+    return replace(rank(number, None, size=2), stacks=(Stack(MAIN, (WHERE, inside)),), **CRASHED)
+
+
+def cut_off(number: int, node: str, *unanswered: str, size: int = 3) -> Record:
+    """Return a rank with the links of its node, each of which has one address."""
+    links = Links((f"4.4.4.{number + 1}",), unanswered)
+    return replace(rank(number, entry(412), size=size), node=node, links=links)
+
 
 CASES = {
     "not entered": (
@@ -78,6 +104,26 @@ CASES = {
     "two ranks at odds": (
         [rank(0, entry(412), size=2), rank(1, entry(412, size=5), size=2)], "another shape", (0, 1), "rank 0 (node a) is in all-reduce 412 of 3",
     ),
+    "another shape of two ranks, where the steps before tell": (
+        [after(STEPS, entry(412), 0), after(STEPS, entry(412, size=5), 1)], "another shape", (1,), "rank 1 (node a) is in all-reduce 412 of 5 Float, but rank 0 is in",
+    ),
+    "a collective left out, of two ranks": (
+        [after(STEPS, entry(412), 0), after(STEPS, entry(412, "all-gather", 424), 1)], "another collective", (1,), "rank 1 (node a) is in all-gather 412",
+    ),
+    "gloo ended the other one, for the size that this one gave": (
+        [after([*STEPS, entry(0, size=5)], entry(413, "all-gather", 424), 0, state="failed", **LOST), aborted(1)],
+        "another shape", (0,), "rank 0 (node a) had all-reduce 412 of 5 Float, where all-reduce 410 of 3 Float came before; rank 1 (node a) was aborted",
+    ),
+    "gloo ended the one at odds": (
+        [after([*STEPS, entry(0)], entry(413, "all-gather", 424), 0, state="failed", **LOST), aborted(1)],
+        "another shape", (1,), "rank 1 (node a) was aborted in a collective, in load_batch at data.py:88",
+    ),
+    "gloo ended one of two that never did this before": (
+        [after(FIRST, entry(412, size=5), 0, state="failed", **LOST), aborted(1)], "another shape", (0, 1), "rank 0 had all-reduce 412 of 5 Float",
+    ),
+    "a crash elsewhere": (
+        [*waiting(0, 2, 3), replace(rank(1, None), **CRASHED)], "gone", (1,), "rank 1 (node a) was ended by a crash (Aborted) in load_batch at data.py:88",
+    ),
     "one batch more": (
         [*(replace(rank(n, entry(412, "barrier")), doing="ending") for n in (0, 1, 3)), rank(2, entry(412))],
         "one batch more", (2,), "rank 2 (node a) has a batch more than the others: it is in step 52",
@@ -105,6 +151,15 @@ CASES = {
     "a link, of which one side got through": (
         [*waiting(0, 1, 2), rank(3, entry(411))], "link", (3,), "rank 3 (node b) is still in all-reduce 411",
     ),
+    "a node cut off": (
+        [cut_off(0, "a", "4.4.4.2"), cut_off(1, "b", "4.4.4.1"), cut_off(2, "c", "4.4.4.2")], "link", (1,), "rank 1 (node b) is cut off: no answer comes over the link to a and c",
+    ),
+    "a node cut off, that cannot say a word": (
+        [cut_off(0, "a", "4.4.4.2"), replace(cut_off(1, "b"), state="running"), cut_off(2, "c", "4.4.4.2")], "link", (1,), "rank 1 (node b) is cut off",
+    ),
+    "a link between two nodes": (
+        [cut_off(0, "a", "4.4.4.2", size=2), cut_off(1, "b", size=2)], "link", (0, 1), "the link between a and b carries nothing",
+    ),
     "nothing": ([rank(n, None, "running") for n in range(4)], "none", (), "no rank has said that it is stuck"),
 }  # fmt: skip
 
@@ -126,11 +181,19 @@ def test_a_rank_that_moves_is_not_called_stuck_until_it_says_so_no_more():
 
 def test_what_is_written_is_read_again_and_what_is_damaged_says_nothing(tmp_path: Path):
     folder = RunDir(tmp_path / "run")
-    record = replace(rank(1, entry(3), "failed", size=2, **RAISED), stacks=tuple(own_stacks()), node="elsewhere")
+    record = replace(
+        rank(1, entry(3), "failed", size=2, **RAISED),
+        stacks=tuple(own_stacks()),
+        node="elsewhere",
+        links=Links(("4.4.4.2",), ("4.4.4.1",)),
+    )
     write(folder, record)
     write(folder, rank(3, None, "stuck"))
     write(folder, replace(rank(0, None, "running", size=2), time_s=99.0))
     folder.hang_record(5).write_text('{"rank": 5}')
+    folder.crash(1).write_text(
+        "Fatal Python error: Aborted\n"
+    )  # of a process that rank 1 has started: it failed in words
     assert [found.rank for found in read_all(folder)] == [0, 1]  # rank 3 is of a larger world, before
     assert read_all(folder)[1] == record == parsed(asdict(record))
     assert folder.hang_record(1).stat().st_mode & 0o777 == 0o600
@@ -140,6 +203,31 @@ def test_what_is_written_is_read_again_and_what_is_damaged_says_nothing(tmp_path
     assert kept(folder) == verdict
     folder.hang_verdict.write_text("[]")
     assert kept(folder) is None
+
+
+def test_native_code_that_ends_a_rank_leaves_word_of_where_it_was(tmp_path: Path):
+    folder = RunDir(tmp_path / "run")
+    script = """
+import faulthandler, os, sys, threading
+from pathlib import Path
+from paceline.hang.crash import telling_of_crashes
+def fall():
+    os.abort()
+faulthandler.enable()
+with telling_of_crashes(Path(sys.argv[1] + "-other"), enabled_by_us=True):
+    pass
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+with telling_of_crashes(Path(sys.argv[1]), enabled_by_us=True):
+    with telling_of_crashes(Path(sys.argv[1] + "-foreign"), enabled_by_us=False):
+        fall()
+"""
+    folder.crash(1).parent.mkdir(parents=True)
+    subprocess.run([sys.executable, "-c", script, str(folder.crash(1))], stderr=subprocess.DEVNULL, check=False)
+    write(folder, rank(1, None, "running", size=2, **DEAD))
+    assert (found := read_all(folder)[0]).crash == "Aborted"
+    assert [stack.places[-1].function for stack in found.stacks if stack.thread == MAIN] == ["fall"]
+    assert [path.name for path in folder.crash(1).parent.glob("*crash*")] == ["0001.crash"]
+    assert folder.crash(1).stat().st_mode & 0o777 == 0o600
 
 
 def test_an_entry_of_the_flight_recorder_is_understood():

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -61,3 +64,16 @@ def test_a_failure_leaves_a_page_with_the_way_on(tmp_path: Path):
     assert shown.code == 1
     assert "rank 1 (node " in shown.out
     assert "From step 10: " in shown.out
+
+
+def test_under_torchrun_the_page_about_a_killed_rank_is_left_afterwards(tmp_path: Path):
+    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(SCRIPT)]
+    env = {"FAULT": "kill", "FAULT_RANK": "1", "FAULT_STEP": "12"}
+    done = subprocess.run([*words, *WORDS[2:]], cwd=tmp_path, env=os.environ | env, capture_output=True, timeout=120)
+    assert done.returncode == 1
+    folder = tmp_path / "runs" / "run"
+    assert not (folder / "failure.json").exists()
+    assert "rank 1 (node " in ask(tmp_path).out
+    page = json.loads((folder / "failure.json").read_text())
+    assert (page["rank"], page["how"], page["step"]) == (1, "ended without a word", 12)
+    assert page["checkpoint_step"] == 10

@@ -18,7 +18,8 @@ from paceline.hang.record import Record, read_all
 from paceline.hang.stacks import MAIN
 from paceline.hang.verdict import Verdict, kept
 from paceline.hang.words import ranks_words
-from paceline.report.failure import Page, leave, page_of
+from paceline.report.failure import left_page
+from paceline.report.failure_page import Page
 from paceline.report.screen import say
 from paceline.report.state import is_held
 from paceline.report.target import Target, find_run
@@ -44,7 +45,7 @@ def main(known: argparse.Namespace) -> int:
     alive = is_held(target.folder.lock)
     records = _ask(target.folder) if alive else read_all(target.folder)
     verdict = (None if alive else kept(target.folder)) or _verdict(records)
-    page = None if alive else _page(target)
+    page = None if alive else left_page(target)
     if known.json:
         print(json.dumps(_facts(target, records, verdict, page, alive=alive), indent=2))
     else:
@@ -71,14 +72,6 @@ def _verdict(records: Sequence[Record]) -> Verdict:
         return judge(records)
     step = max(record.step for record in records)
     return Verdict("none", (), (), f"the run moves: {ranks_words(moving)} at step {step}")
-
-
-def _page(target: Target) -> Page | None:
-    """Return how the run failed, if it did, and leave the page in its folder if nobody has."""
-    page = page_of(target)
-    if page is not None and not page.written:
-        leave(page)
-    return page
 
 
 def _facts(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.amounts import human_size
 from paceline.errors import ConfigError, did_you_mean
+from paceline.report.failure import left_page
 from paceline.report.lines import harmless
 from paceline.report.target import Target, find_run
 
@@ -45,6 +46,9 @@ def main(known: argparse.Namespace) -> int:
         make_private(path.absolute().parent)
         write_whole(path, page)
     print(f"{harmless(str(path))} ({human_size(len(page))})")
+    for target in targets:
+        if left_page(target):
+            print(f"{harmless(target.name)} failed: {harmless(str(target.folder.failure))}")
     return 0
 
 

@@ -182,4 +182,6 @@ def _command(job: Job, profile: ClusterProfile) -> list[str]:
         user=job.user,
     )
     words = [*srun, *srun_options(box, folders=folders, workdir=workdir)]
-    return ["command=(", f"  {shlex.join(words)}", f"  {shlex.join(inside)}", ")"]
+    # Outside a container there may be no Python of ours; the page is then left to whoever looks at the run next.
+    page = [python, "-m", "paceline", "hang", str(job.run)] if box.kind == "none" else []
+    return ["command=(", f"  {shlex.join(words)}", f"  {shlex.join(inside)}", ")", f"page=({shlex.join(page)})"]

@@ -71,6 +71,8 @@ if [ "${standing##* }" != "$count" ] || { [ "${standing%% *}" != RUNNING ] && ! 
   exit "$code"
 fi
 rm -f "$jobs/$id.nodes"
+# How it failed is written down before the next start writes over what the ranks have left.
+[ "$code" -ne 0 ] && [ ! -e "$mark" ] && [ ${#page[@]} -gt 0 ] && timeout 60 "${page[@]}" >/dev/null 2>&1
 
 over() {
   echo "$1" >"$jobs/over"

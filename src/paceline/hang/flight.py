@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _READERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # the first is there where torch was built with NCCL
-_LAST = 20
+_LAST = 64  # more than a step has, as a rule: what is odd shows by the steps before
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,11 @@ class Process:
         """How it stands."""
         return STATES.get(self.state, "")
 
+    @property
+    def can_speak(self) -> bool:
+        """Whether it may still say a word; where nothing is known of it, it may."""
+        return self.state not in {"T", "t", "Z", GONE}
+
 
 def process(pid: int | str) -> Process:
     """Return how a process stands now."""

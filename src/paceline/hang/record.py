@@ -11,8 +11,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from paceline.hang.crash import read_crash
 from paceline.hang.flight import Collective, last_collectives
-from paceline.hang.process import Process, again, children, process
+from paceline.hang.links import Links, own_links
+from paceline.hang.process import GONE, Process, again, children, process
 from paceline.hang.pulse import Pulse
 from paceline.hang.stacks import Place, Stack, own_stacks, telling_place
 from paceline.rundir import RunDir, make_private, write_whole
@@ -52,6 +54,10 @@ class Record:
     stacks: tuple[Stack, ...] = ()
     collectives: tuple[Collective, ...] = ()
     wrong: Wrong | None = None
+    links: Links = field(default_factory=Links)
+    """With other hosts."""
+    crash: str = ""
+    """How native code ended it; the stacks are then those of its end."""
 
     @property
     def place(self) -> Place | None:
@@ -68,7 +74,7 @@ def record_of(world: World, pulse: Pulse, state: State, wrong: Wrong | None = No
         tuple(children(pid)) if told else (),
         tuple(own_stacks()) if told else (),
         _collectives(wrong) if told else (),
-        wrong,
+        wrong, own_links(),
     )  # fmt: skip
 
 
@@ -100,7 +106,16 @@ def read_all(directory: RunDir) -> list[Record]:
     paths = sorted(directory.hang_record(0).parent.glob("[0-9]*.json"))
     found = [record for record in map(read, paths) if record]
     size = max(found, key=lambda record: record.time_s).size if found else 0
-    return [looked_at(record) for record in found if record.rank < size]
+    return [_with_crash(directory, looked_at(record)) for record in found if record.rank < size]
+
+
+def _with_crash(directory: RunDir, record: Record) -> Record:
+    """Return a record with how native code ended its rank, if it did: such a rank writes no record any more."""
+    alive = record.node == socket.gethostname() and record.process.state not in {GONE, "Z"}
+    crash = None if alive or record.state in {"failed", "left"} else read_crash(directory.crash(record.rank))
+    if crash is None:
+        return record
+    return replace(record, process=replace(record.process, state=GONE), crash=crash.what, stacks=crash.stacks)
 
 
 def looked_at(record: Record) -> Record:
@@ -119,6 +134,7 @@ def parsed(facts: Mapping[str, Any]) -> Record:
         "stacks": tuple(_stack(stack) for stack in facts["stacks"]),
         "collectives": tuple(_collective(entry) for entry in facts["collectives"]),
         "wrong": Wrong(**wrong) if wrong else None,
+        "links": Links(**{name: tuple(found) for name, found in facts.get("links", {}).items()}),
     }
     return Record(**{**facts, **own})
 

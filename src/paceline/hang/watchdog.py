@@ -11,6 +11,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from paceline import handover
+from paceline.hang.crash import telling_of_crashes
 from paceline.hang.judge import judge, moves, still_moving
 from paceline.hang.pulse import REST_S, Pulse
 from paceline.hang.record import Record, State, Wrong, read, read_all, record_of, write
@@ -36,12 +38,16 @@ class Watchdog:
         self._say, self._explain = say, explain
         self._every_s = max(_LOOK_S, world.size / _RANKS_PER_S)
         self._over = threading.Event()
+        # Only ranks that our own launchers began have said so early that crashes are to be shown on the screen.
+        ours = world.launcher in {"paceline", "slurm"} or handover.INCARNATION in os.environ
+        self._crashes = telling_of_crashes(directory.crash(world.rank), enabled_by_us=ours)
         self._stuck_at: int | None = None
         self._last: Record | None = None
         self._since, self._called, self._heard, self._said = 0.0, 0.0, 0.0, False
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
+        self._crashes.__enter__()
         self._write("running")
         if self._world.is_main:
             self._forget()
@@ -52,6 +58,7 @@ class Watchdog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._crashes.__exit__(None, None, None)
         self._over.set()
         self._thread.join(_ANSWER_S)
         wrong = self._explain(error) if error is not None else None
@@ -112,7 +119,8 @@ class Watchdog:
         """Say what holds the run up, once all have said where they are, or had time to."""
         records = read_all(self._directory)
         waited = time.monotonic() - self._since > _ANSWER_S + self._every_s
-        silent = len(records) < self._world.size or any(record.state == "running" for record in records)
+        awaited = any(record.state == "running" and record.process.can_speak for record in records)
+        silent = awaited or len(records) < self._world.size
         if still_moving(records, time.time()) or (silent and not waited):
             return
         self._tell(judge(records))

@@ -1,8 +1,11 @@
-"""How ranks are spoken of."""
+"""How ranks are spoken of in a sentence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from paceline.hang.flight import Collective
+from paceline.hang.record import Record
 
 
 def ranks_words(ranks: Sequence[int]) -> str:
@@ -19,3 +22,40 @@ def ranks_words(ranks: Sequence[int]) -> str:
             spans.append([rank])
     words = ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans)
     return f"rank{'' if len(ranks) == 1 else 's'} {words}"
+
+
+def ranks_but(records: Sequence[Record], some: Sequence[Record]) -> tuple[int, ...]:
+    """Return the numbers of all others."""
+    return tuple(record.rank for record in records if record not in some)
+
+
+def named(records: Sequence[Record]) -> str:
+    """Return ranks with their nodes."""
+    nodes = sorted({record.node for record in records})
+    return f"{ranks_words([record.rank for record in records])} (node {', '.join(nodes)})"
+
+
+def place_words(record: Record) -> str:
+    """Return where a rank is, as the end of a sentence."""
+    return f"; it is in {record.place}" if record.place else ""
+
+
+def are(some: Sequence[object]) -> str:
+    """Return the verb that fits one or many."""
+    return "is" if len(some) == 1 else "are"
+
+
+def wait_words(others: Sequence[int], some: Sequence[Record]) -> str:
+    """Return who waits for whom."""
+    return f"{ranks_words(others)} wait{'s' if len(others) == 1 else ''} for {'it' if len(some) == 1 else 'them'}"
+
+
+def workers_words(record: Record) -> str:
+    """Return which of the processes that it started do not move."""
+    bad = [child for child in record.children if child.state in {"T", "t", "Z", "D"}]
+    return f", and its process {bad[0].pid} {bad[0].words}" if bad else ""
+
+
+def with_size(entry: Collective) -> str:
+    """Return a collective, with what it was given."""
+    return f"{entry.called} of {', '.join('x'.join(map(str, shape)) or '1' for shape in entry.sizes)} {'/'.join(entry.types)}"

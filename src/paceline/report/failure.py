@@ -1,11 +1,11 @@
-"""How a run failed: the first rank, its words, the last steps, and how to go on. A page in the run's folder."""
+"""How a run failed: the first rank, its words, the last steps, and how to go on; left as a page in the run's folder."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,80 +13,19 @@ from paceline.errors import EnvironmentUnfit
 from paceline.events import CheckpointSaved, RunEnded, RunFailed, RunStarted, RunStopped, StepDone, surviving
 from paceline.hang.judge import judge
 from paceline.hang.record import Record, read_all
-from paceline.hang.verdict import kept
+from paceline.hang.stacks import MAIN
+from paceline.hang.verdict import Verdict, kept
 from paceline.launch.failure import Failure
+from paceline.report.failure_page import Page
 from paceline.report.jobs import jobs_of
-from paceline.report.lines import harmless
+from paceline.report.srun import first_end
 from paceline.report.state import is_held
 from paceline.report.target import Target
 from paceline.rundir import RunDir, write_whole
 
 _STEPS = 5
 _SAME_WAY = "the command that started it, once more"
-
-
-@dataclass(frozen=True)
-class Page:
-    """How a run failed."""
-
-    run: str
-    rank: int
-    """The first that failed; -1: not known."""
-    node: str
-    how: str
-    words: str
-    """A traceback, or the last lines that it wrote."""
-    hang: str
-    """What held the run up before, in one sentence; empty: nothing did."""
-    step: int
-    steps: tuple[dict[str, Any], ...]
-    """The last figures of steps."""
-    checkpoint: str
-    """The newest; empty: none."""
-    checkpoint_step: int
-    slurm: str
-    """How Slurm says that its last job ended; empty: there was none, or Slurm has forgotten it."""
-    resume: str
-    written: bool = False
-
-    def facts(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
-        facts = asdict(self)
-        del facts["written"]
-        return facts
-
-    def text(self) -> str:
-        """Return the page, as markdown that is read well as it is."""
-        who = f"rank {self.rank}{f' (node {self.node})' if self.node else ''}" if self.rank >= 0 else "a rank"
-        lines = [f"# {harmless(Path(self.run).name)} failed", "", f"{who} {self.how}, in step {self.step + 1}."]
-        lines += [f"Slurm: {self.slurm}."] if self.slurm else []
-        lines += ["", f"Before that: {self.hang}."] if self.hang else []
-        if self.words:
-            lines += ["", "## Its own words", "", *(f"    {harmless_line(line)}" for line in self.words.splitlines())]
-        if self.steps:
-            lines += ["", "## The last steps", "", "| step | loss | samples/s |", "|---|---|---|"]
-            lines += [f"| {row['step']} | {row['loss']:.6g} | {row['samples_per_s']:.1f} |" for row in self.steps]
-        lines += ["", "## To go on", ""]
-        start = f"From step {self.checkpoint_step}: {self.checkpoint}" if self.checkpoint else "Nothing was saved."
-        lines += [harmless(start), "", f"    {harmless(self.resume)}"]
-        return "\n".join(lines) + "\n"
-
-    def last_lines(self) -> list[str]:
-        """Return what the message of the failure itself does not say."""
-        held = [f"before that: {self.hang}"] if self.hang else []
-        steps = ", ".join(f"step {row['step']} loss {row['loss']:.4g}" for row in self.steps[-3:])
-        start = (
-            f"step {self.checkpoint_step} ({self.checkpoint})"
-            if self.checkpoint
-            else "the beginning: nothing was saved"
-        )
-        lines = [*held, *([f"last: {steps}"] if steps else []), f"goes on from {start}", f"  {self.resume}"]
-        return [harmless_line(line) for line in [*lines, f"page: {RunDir(Path(self.run)).failure}"]]
-
-
-def harmless_line(line: str) -> str:
-    """Return a line that orders a terminal nothing, its indent kept."""
-    return " " * (len(line) - len(line.lstrip(" "))) + harmless(line.lstrip(" "))
+_EXPLAIN = {"another shape", "another collective"}  # why gloo ended a task, which may be the one that did no wrong
 
 
 def page_of_launch(failure: Failure, resume: str) -> Page:
@@ -94,10 +33,24 @@ def page_of_launch(failure: Failure, resume: str) -> Page:
     folder = RunDir(Path(failure.run))
     records = read_all(folder)
     rank, how = failure.rank, failure.how or "failed"
-    mine, verdict = _of_rank(records, rank), kept(folder)
-    if verdict and verdict.ranks and rank not in verdict.ranks and mine and mine.wrong and mine.wrong.lost_peer:
-        rank, how = verdict.ranks[0], "held the others up"
-    return replace(_with_history(folder, rank, how, failure.words or failure.message, records), resume=resume)
+    mine, verdict = _of_rank(records, rank), kept(folder) or judge(records)
+    if mine and _is_only_hit(mine) and verdict.ranks and rank not in verdict.ranks:
+        rank = verdict.ranks[0]
+        how = "gave another size than before" if verdict.cause == "another shape" else "held the others up"
+    words = "\n".join([failure.words or failure.message, *(_crash_lines(mine) if mine else [])])
+    return replace(_with_history(folder, rank, how, words, records), resume=resume)
+
+
+def _is_only_hit(record: Record) -> bool:
+    """Return whether a rank ended as one does that another has brought down."""
+    return bool(record.crash) or (record.wrong is not None and record.wrong.lost_peer)
+
+
+def _crash_lines(record: Record) -> list[str]:
+    """Return where a rank was in Python when native code ended it, the innermost last."""
+    main = next((stack for stack in record.stacks if stack.thread == MAIN), None) if record.crash else None
+    places = [f'  File "{place.file}", line {place.line}, in {place.function}' for place in main.places] if main else []
+    return [f"{record.crash} in native code, called from Python:", *places] if places else []
 
 
 def _of_rank(records: Sequence[Record], rank: int) -> Record | None:
@@ -113,16 +66,37 @@ def page_of(target: Target) -> Page | None:
         return None
     since_s = next(event["time_s"] for event in reversed(events) if event["event"] == RunStarted.__name__)
     if page := _left(folder, since_s):
-        return page
+        return page if page.slurm else replace(page, slurm=(ended := _slurm(target)), written=not ended)
     verdict = kept(folder) or judge(records)
+    rank, node, how = _end(folder, records, verdict, since_s)
+    words = _own_words(_of_rank(records, rank)) or _reason(events)
+    page = _with_history(folder, rank, how, words, records)
+    return replace(page, slurm=_slurm(target), node=page.node or node)
+
+
+def _end(folder: RunDir, records: Sequence[Record], verdict: Verdict, since_s: float) -> tuple[int, str, str]:
+    """Return the first rank that failed, its node and how it ended: in its own words, in srun's, or as the others saw it."""
     rank = verdict.ranks[0] if verdict.ranks else -1
-    first = _of_rank(records, rank)
-    told = first.wrong if first and first.wrong and not first.wrong.lost_peer else None
-    how = (
-        f"failed with {told.what}" if told else "ended without a word" if verdict.cause == "gone" else "held the run up"
-    )
-    page = _with_history(folder, rank, how, told.text if told else _reason(events), records)
-    return replace(page, slurm=_slurm(target))
+    first, task = _of_rank(records, rank), first_end(folder, since_s)
+    if task is None or verdict.cause in _EXPLAIN or (first and first.wrong and not first.wrong.lost_peer):
+        return rank, "", _how(first, verdict)
+    its_own = _of_rank(records, task.task)
+    return task.task if its_own and its_own.node == task.node else -1, task.node, task.how
+
+
+def _how(first: Record | None, verdict: Verdict) -> str:
+    """Return how a rank ended, from what it left."""
+    if first and first.wrong and not first.wrong.lost_peer:
+        return f"failed with {first.wrong.what}"
+    if first and first.crash:
+        return f"was ended by native code ({first.crash})"
+    return "ended without a word" if verdict.cause in {"gone", "none"} else "held the run up"
+
+
+def _own_words(first: Record | None) -> str:
+    if first is None or (first.wrong and first.wrong.lost_peer):
+        return ""
+    return first.wrong.text if first.wrong else "\n".join(_crash_lines(first))
 
 
 def _with_history(folder: RunDir, rank: int, how: str, words: str, records: Sequence[Record]) -> Page:
@@ -131,11 +105,11 @@ def _with_history(folder: RunDir, rank: int, how: str, words: str, records: Sequ
     saved = next((event for event in reversed(events) if event["event"] == CheckpointSaved.__name__), None)
     stuck = [record for record in records if record.state in {"stuck", "failed"}]
     verdict = kept(folder) or (judge(records) if stuck else None)
-    held = verdict.sentence if verdict and verdict.cause not in {"none", "exception", "gone"} else ""
+    held = verdict if verdict and verdict.cause not in {"none", "exception", "gone"} else None
     step = max([0, *(record.step for record in records), *(event["step"] for event in steps)])
     mine = _of_rank(records, rank)
     return Page(
-        str(folder.root.absolute()), rank, mine.node if mine else "", how, words, held, step,
+        str(folder.root.absolute()), rank, mine.node if mine else "", how, words, held.cause if held else "", held.sentence if held else "", step,
         tuple({name: event[name] for name in ("step", "loss", "samples_per_s")} for event in steps),
         saved["path"] if saved else "", saved["step"] if saved else -1, "", _SAME_WAY,
     )  # fmt: skip
@@ -175,6 +149,14 @@ def leave(page: Page) -> None:
     with contextlib.suppress(OSError):
         write_whole(folder.failure_facts, f"{json.dumps(page.facts())}\n".encode())
         write_whole(folder.failure, page.text().encode(errors="replace"))
+
+
+def left_page(target: Target) -> Page | None:
+    """Return how a run failed, if it did, and leave the page in its folder if nobody has."""
+    page = page_of(target)
+    if page is not None and not page.written:
+        leave(page)
+    return page
 
 
 def _left(folder: RunDir, since_s: float) -> Page | None:

@@ -19,6 +19,7 @@ command=(
   srun --nodes=2 --ntasks=8 --kill-on-bad-exit=1 --export=ALL
   /home/me/venv/bin/python -u -m paceline.launch.task path /home/me/runs/digits/code/0123456789ab/code/digits.py epochs=3
 )
+page=(/home/me/venv/bin/python -m paceline hang /home/me/runs/digits)
 
 # ---- the same for every job from here on ----
 jobs="$run/jobs" id="$SLURM_JOB_ID" count="${SLURM_RESTART_COUNT:-0}"
@@ -92,6 +93,8 @@ if [ "${standing##* }" != "$count" ] || { [ "${standing%% *}" != RUNNING ] && ! 
   exit "$code"
 fi
 rm -f "$jobs/$id.nodes"
+# How it failed is written down before the next start writes over what the ranks have left.
+[ "$code" -ne 0 ] && [ ! -e "$mark" ] && [ ${#page[@]} -gt 0 ] && timeout 60 "${page[@]}" >/dev/null 2>&1
 
 over() {
   echo "$1" >"$jobs/over"

@@ -1,0 +1,76 @@
+"""Which rank says nothing though others are stuck: stopped, gone, done, or where Python cannot speak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.hang.entered import pending_of
+from paceline.hang.process import GONE
+from paceline.hang.record import Record
+from paceline.hang.verdict import Cause, Verdict
+from paceline.hang.words import named, ranks_but, ranks_words, wait_words
+
+
+def who_is_silent(records: Sequence[Record]) -> Verdict | None:
+    """Return those that wrote nothing though others are stuck: stopped, gone, or where Python cannot speak."""
+    missing = sorted(set(range(records[0].size)) - {record.rank for record in records})
+    silent = [record for record in records if record.state in {"running", "moving"}]
+    if not silent:
+        return _never_came(records, missing) if missing else None
+    by_state = {record.process.state: record for record in silent}
+    for state, cause in (("T", "stopped"), ("t", "stopped"), (GONE, "gone"), ("Z", "gone")):
+        if state in by_state:
+            of_this = [record for record in silent if record.process.state == state]
+            return _quiet(cause, of_this, records, _end_words(by_state[state]))  # type: ignore[arg-type]
+    words = silent[0].process.words
+    return _quiet(
+        "silent",
+        silent,
+        records,
+        f"says nothing{f' (its process {words})' if words else ''}: it is in native code, or cut off",
+    )
+
+
+def _end_words(record: Record) -> str:
+    if not record.crash:
+        return record.process.words
+    return f"was ended by a crash ({record.crash}){f' in {record.place}' if record.place else ''}"
+
+
+def _quiet(cause: Cause, silent: list[Record], records: Sequence[Record], words: str) -> Verdict:
+    others = ranks_but(records, silent)
+    plural = words if len(silent) == 1 else words.replace("is ", "are ", 1).replace("says", "say", 1)
+    step = f" since step {silent[0].step}" if silent[0].step else ""
+    return Verdict(
+        cause, tuple(record.rank for record in silent), others,
+        f"{named(silent)} {plural}{_entered_not(silent, records)}{step}; {wait_words(others, silent)}",
+    )  # fmt: skip
+
+
+def _entered_not(silent: list[Record], records: Sequence[Record]) -> str:
+    waits = [entry for record in records if record not in silent and (entry := pending_of(record))]
+    return f" and does not answer in {max(waits, key=lambda entry: entry.number).called}" if waits else ""
+
+
+def _never_came(records: Sequence[Record], missing: list[int]) -> Verdict:
+    others = tuple(record.rank for record in records)
+    return Verdict(
+        "silent", tuple(missing), others,
+        f"{ranks_words(missing)} has left no word in this folder: it did not begin, or writes elsewhere; "
+        f"{ranks_words(others)} wait{'s' if len(others) == 1 else ''}",
+    )  # fmt: skip
+
+
+def who_left(records: Sequence[Record]) -> Verdict | None:
+    """Return those that are done while others still wait for them."""
+    left = [record for record in records if record.state == "left"]
+    others = ranks_but(records, left)
+    if not left or not others:
+        return None
+    waiting = next(record for record in records if record.rank in others)
+    entry = pending_of(waiting)
+    return Verdict(
+        "left", tuple(record.rank for record in left), others,
+        f"{named(left)} {'has' if len(left) == 1 else 'have'} left after step {left[0].step}; "
+        f"{ranks_words(others)} still wait{'s' if len(others) == 1 else ''}{f' in {entry.called}' if entry else ''}",
+    )  # fmt: skip

@@ -1,0 +1,38 @@
+"""Does a job whose rank was killed leave a page that says which one, how, and from where to go on?"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from slurm.submitting import Desk
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "faulty.py"
+WORDS = ("batch.global_size=32", "epochs=1", "checkpoint.every=5steps", "timeout.step_s=60")
+_PATIENCE_S = 120
+
+
+@pytest.mark.slurm(nodes=4, cpus=2, gpus=0, cgroup=True)
+def test_a_killed_rank_and_one_out_of_memory_leave_a_page(slurm) -> None:
+    desk = Desk.on(slurm, 'requeue = false\noptions = ["--mem=900M", "--exclusive"]')
+    shutil.copy(SCRIPT, desk.folder)
+    where = ("--nodes", "2", "--ranks-per-node", "1", "--time", "5")
+    ends = {"kill": "was killed by SIGKILL", "memory": "was killed: the memory that the job asked for was used up"}
+    jobs = {
+        fault: desk.submit("faulty.py", *where, *WORDS, f"name={fault}", env={"FAULT": fault, "FAULT_RANK": "1", "FAULT_STEP": "12"})
+        for fault in ends
+    }  # fmt: skip
+    for fault, job in jobs.items():
+        slurm.wait(job, timeout_s=_PATIENCE_S)
+        folder = desk.folder / "runs" / fault
+        assert (folder / "failure.json").exists(), desk.log(fault, job)
+        page = json.loads((folder / "failure.json").read_text())
+        assert (page["rank"], page["how"]) == (1, ends[fault]), (page, desk.log(fault, job))
+        assert (page["step"], page["checkpoint_step"], page["slurm"]) == (12, 10, "")
+        later = json.loads(desk.paceline("hang", "--json", str(folder)).out)["failure"]
+        assert later["slurm"].startswith(f"job {job} is "), later
+        assert later["how"] == page["how"]
