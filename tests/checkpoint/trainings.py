@@ -104,6 +104,7 @@ def train(
     seen: list[Any] | None = None,
 ) -> str:
     """Train to the end and return the digest; or break off after a step."""
+    torch.set_num_threads(config.threads)  # as `paceline.join` does: they are part of the bits
     torch.manual_seed(0)
     dtype = next(net().parameters()).dtype
     torch.manual_seed(1)
