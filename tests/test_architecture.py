@@ -34,7 +34,7 @@ WITHOUT_TORCH = [
     "paceline.measure.plan", "paceline.measure.fit", "paceline.measure.figures", "paceline.measure.plot", "paceline.measure.scaling", "paceline.measure.scaling_report",
     "paceline.diagnose.doctor.hosts", "paceline.diagnose.doctor.startup", "paceline.diagnose.doctor.pack", "paceline.diagnose.doctor.torch_child", "paceline.cli.doctor_start",
     "paceline.world.network", "paceline.world.timelimit", "paceline.world.heartbeat", "paceline.launch.task", "paceline.cluster.submission",
-    "paceline.cluster.allocation", "paceline.cluster.aws", "paceline.report.state", "paceline.report.page", "paceline.cli.report", "paceline.runlock", "paceline.checkpoint.catalog", "paceline.checkpoint.export", "paceline.checkpoint.remote", "paceline.cli.main",
+    "paceline.cluster.allocation", "paceline.cluster.aws", "paceline.report.state", "paceline.report.page.document", "paceline.cli.report", "paceline.runlock", "paceline.checkpoint.catalog", "paceline.checkpoint.export", "paceline.checkpoint.remote", "paceline.cli.main",
     "paceline.measure.profile", "paceline.measure.studies", "paceline.world.slow", "paceline.world.rank_times",
     "paceline.report.failure", "paceline.hang.watchdog",
 ]  # fmt: skip

@@ -18,7 +18,7 @@ from paceline.measure.efficiency import Scaling, Trial, sizes_of
 from paceline.measure.scaling_report import describe, plot_of, to_html, to_markdown
 from paceline.measure.steptimes import Moment, Pace, Ran, pace_of
 from paceline.measure.studies import read_studies
-from paceline.report.measured import scaling_of
+from paceline.report.page.measured import scaling_of
 from paceline.rundir import RunDir
 
 FACTS = {"nodes": 1, "sees_waits": True, "sees_ready": True}

@@ -9,8 +9,8 @@ import pytest
 from report import trainings
 from report.browser import Browser, browsing
 
-from paceline.report.facts import facts_of
-from paceline.report.page import page_of
+from paceline.report.page.facts import facts_of
+from paceline.report.page.document import page_of
 from paceline.report.target import Target
 
 pytestmark = pytest.mark.browser

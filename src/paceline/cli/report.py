@@ -32,13 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(known: argparse.Namespace) -> int:
     """Write the page, or print the facts."""
     targets = _targets(known)
-    from paceline.report.facts import facts_of  # with NumPy, which other verbs need not wait for
+    from paceline.report.page.facts import facts_of  # with NumPy, which other verbs need not wait for
 
     facts = facts_of(targets)
     if known.json:
         print(json.dumps(facts, indent=2, allow_nan=False))
         return 0
-    from paceline.report.page import page_of
+    from paceline.report.page.document import page_of
     from paceline.rundir import make_private, write_whole, writing_to
 
     path, page = _place(known.to, targets), page_of(facts)

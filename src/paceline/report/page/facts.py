@@ -12,14 +12,14 @@ from typing import Any
 
 from paceline.config.values import from_toml
 from paceline.redact import without_logins, without_secrets
-from paceline.report.account import Account, read_account, whole
 from paceline.report.history import metrics_in, number
-from paceline.report.measured import environment_of, scaling_of, verdict_of
-from paceline.report.rank_map import rank_times_of
+from paceline.report.page.account import Account, read_account, whole
+from paceline.report.page.measured import environment_of, scaling_of, verdict_of
+from paceline.report.page.rank_map import rank_times_of
+from paceline.report.page.steptime import breakdown, pace
+from paceline.report.page.thin import Curve, thinned
 from paceline.report.state import Lookout, RunState
-from paceline.report.steptime import breakdown, pace
 from paceline.report.target import Target
-from paceline.report.thin import Curve, thinned
 from paceline.version import VERSION
 from paceline.world.slow import read_beats, slowest
 

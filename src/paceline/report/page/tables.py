@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.amounts import human_loss, human_time, short_time
-from paceline.report.markup import Html, joined, tag
+from paceline.report.page.markup import Html, joined, tag
 
 _LONGEST = 400  # letters of a setting
 _METRICS = 4

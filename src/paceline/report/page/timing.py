@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.amounts import short_time
-from paceline.report.markup import Html, tag
-from paceline.report.plot import SIZE, axis_label, path
-from paceline.report.ticks import label, linear_ticks
+from paceline.report.page.markup import Html, tag
+from paceline.report.page.plot import SIZE, axis_label, path
+from paceline.report.page.ticks import label, linear_ticks
 
 _PARTS = {"data_s": "data", "own_s": "own", "rest_s": "wait"}
 """What is known of a step whose ranks tell no phases."""

@@ -11,8 +11,8 @@ from typing import Any
 from paceline.measure.profile_shares import KINDS
 from paceline.measure.studies import read_studies
 from paceline.redact import without_logins, without_secrets
-from paceline.report.account import whole
 from paceline.report.history import number
+from paceline.report.page.account import whole
 
 _LARGEST_BYTES = 1 << 20
 _MOST = 64  # ranks or causes that are taken from a file

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy
 
-from paceline.report.account import Account
 from paceline.report.history import number
+from paceline.report.page.account import Account
 from paceline.world.heartbeat import NOTHING, Beat
 from paceline.world.phases import PHASES, WAIT
 

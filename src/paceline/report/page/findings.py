@@ -8,10 +8,10 @@ from typing import Any
 from paceline.amounts import short_time
 from paceline.measure.efficiency import Scaling
 from paceline.measure.scaling_report import HEAD, method, remarks, row_of
-from paceline.report.markup import Html, joined, tag
-from paceline.report.plot import Charts, Line
-from paceline.report.thin import Curve
-from paceline.report.timing import bar, in_words, legend_of
+from paceline.report.page.markup import Html, joined, tag
+from paceline.report.page.plot import Charts, Line
+from paceline.report.page.thin import Curve
+from paceline.report.page.timing import bar, in_words, legend_of
 
 _MOST_RANKS = 16  # bars of a profile
 

@@ -8,10 +8,10 @@ from statistics import median
 from typing import Any
 
 from paceline.amounts import short_time
-from paceline.report.markup import Html, joined, tag
-from paceline.report.plot import SIZE, Charts, axis_label
-from paceline.report.steptime import usual
-from paceline.report.ticks import label
+from paceline.report.page.markup import Html, joined, tag
+from paceline.report.page.plot import SIZE, Charts, axis_label
+from paceline.report.page.steptime import usual
+from paceline.report.page.ticks import label
 from paceline.world.phases import PHASES, WAIT
 from paceline.world.rank_times import Look, evened, read_looks
 

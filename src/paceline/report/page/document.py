@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from paceline.report.findings import profile, scaling
-from paceline.report.markup import Html, embedded, joined, tag
-from paceline.report.plot import Charts, Line
-from paceline.report.rank_map import rank_maps
-from paceline.report.tables import card, comparison
-from paceline.report.thin import Curve
-from paceline.report.timeline import moment, starts_table, timeline
-from paceline.report.timing import breakdowns, histogram
+from paceline.report.page.findings import profile, scaling
+from paceline.report.page.markup import Html, embedded, joined, tag
+from paceline.report.page.plot import Charts, Line
+from paceline.report.page.rank_map import rank_maps
+from paceline.report.page.tables import card, comparison
+from paceline.report.page.thin import Curve
+from paceline.report.page.timeline import moment, starts_table, timeline
+from paceline.report.page.timing import breakdowns, histogram
 
 COLORS = 7  # that a page tells apart; the eighth is grey
 _MOST_CHARTS = 24  # of metrics
@@ -150,4 +150,4 @@ def _document(title: str, body: Html, data: Html) -> str:
 
 
 def _beside(name: str) -> str:
-    return files("paceline.report").joinpath(name).read_text(encoding="utf-8")
+    return files("paceline.report.page").joinpath(name).read_text(encoding="utf-8")

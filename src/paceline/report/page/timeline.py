@@ -8,9 +8,9 @@ from statistics import median
 from typing import Any
 
 from paceline.amounts import human_size, human_time, short_time
-from paceline.report.markup import Html, joined, tag
-from paceline.report.plot import SIZE, axis_label
-from paceline.report.ticks import time_label, time_ticks
+from paceline.report.page.markup import Html, joined, tag
+from paceline.report.page.plot import SIZE, axis_label
+from paceline.report.page.ticks import time_label, time_ticks
 
 _MARKS = 250  # checkpoints on a line; more would touch each other
 _ROWS = 20
