@@ -51,6 +51,13 @@ def test_watch(tmp_path: Path, capsys) -> None:
     assert (found["hang"]["ranks"], found["slowest"]["beat"]["rank"]) == ([1], 1)
 
 
+def test_cluster(capsys) -> None:
+    found = printed(capsys, "cluster", "list")
+    assert {*found, *found["profiles"][0]} <= words_of("json.md", "Other verbs")
+    assert {"name": "generic", "own": False} in found["profiles"]
+    assert printed(capsys, "cluster", "show", "generic")["partition"] == ""
+
+
 def test_report(tmp_path: Path, capsys) -> None:
     folder = trainings.make_training(tmp_path / "runs" / "run", "name=run")
     trainings.measure(folder)
@@ -77,4 +84,6 @@ def test_every_verb_that_has_it_is_named() -> None:
             continue
         parser = argparse.ArgumentParser(add_help=False)
         verb.add_arguments(parser)
-        assert ("--json" in parser.format_help() or path.stem == "data") == (f"`{path.stem}`" in listed), path.stem
+        assert ("--json" in parser.format_help() or path.stem in {"data", "cluster"}) == (f"`{path.stem}`" in listed), (
+            path.stem
+        )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import tomllib
 from pathlib import Path
 
 from paceline.cluster.aws import KNOWN, SHARED, AwsCluster, commands, configuration, remarks
@@ -27,6 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown = actions.add_parser("show", help="all that one profile says", allow_abbrev=False)
     shown.add_argument("name", help="as `list` has it")
     shown.set_defaults(act=_show, parser=shown)
+    for action in (listed, shown):
+        action.add_argument("--json", action="store_true", help="print it as JSON")
     parser.set_defaults(parser=parser)
 
 
@@ -47,15 +51,21 @@ def main(known: argparse.Namespace) -> int:
 def _list(known: argparse.Namespace) -> int:
     """List the profiles, and where the user's own are."""
     folder = profile_folder(os.environ)
-    for name in profile_names(folder):
-        print(f"{name}{'  (your own)' if (folder / f'{name}.toml').is_file() else ''}")
+    own = {name: (folder / f"{name}.toml").is_file() for name in profile_names(folder)}
+    if known.json:
+        profiles = [{"name": name, "own": is_own} for name, is_own in own.items()]
+        print(json.dumps({"folder": str(folder), "profiles": profiles}, indent=2))
+        return 0
+    for name, is_own in own.items():
+        print(f"{name}{'  (your own)' if is_own else ''}")
     print(f'\nyour own are TOML files in {folder}; begin one with like = "generic"')
     return 0
 
 
 def _show(known: argparse.Namespace) -> int:
     """Print a profile with all its fields."""
-    print(profile_text(load_profile(known.name, profile_folder(os.environ))), end="")
+    text = profile_text(load_profile(known.name, profile_folder(os.environ)))
+    print(json.dumps(tomllib.loads(text), indent=2) if known.json else text.rstrip("\n"))
     return 0
 
 
