@@ -58,6 +58,15 @@ def test_cluster(capsys) -> None:
     assert printed(capsys, "cluster", "show", "generic")["partition"] == ""
 
 
+def test_lesson(tmp_path: Path, capsys) -> None:
+    found = printed(capsys, "lesson")
+    assert {*found, *found["lessons"][0]} <= words_of("json.md", "Other verbs")
+    (tmp_path / "lesson_12.py").write_text("raise SystemExit(4)\n")
+    graded = printed(capsys, "lesson", "12", "--check")
+    assert set(graded) <= words_of("json.md", "Other verbs")
+    assert graded == {"lesson": 12, "passed": False, "hint": "it ended with exit code 4: it said nothing"}
+
+
 def test_report(tmp_path: Path, capsys) -> None:
     folder = trainings.make_training(tmp_path / "runs" / "run", "name=run")
     trainings.measure(folder)

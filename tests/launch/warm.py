@@ -31,7 +31,7 @@ _OPEN_FILES = 4096
 _ARGUMENTS = inspect.signature(subprocess.Popen._execute_child)
 
 
-class _Forked(subprocess.Popen):
+class Forked(subprocess.Popen):
     """A process that is started in a way of its own; all else is as of any other."""
 
     def _execute_child(self, *given: Any, **more: Any) -> None:
@@ -45,7 +45,7 @@ class _Forked(subprocess.Popen):
         raise NotImplementedError
 
 
-class Command(_Forked):
+class Command(Forked):
     """`python -m paceline WORDS`, forked from the server of this test process, so not a child of it."""
 
     def _begin(self, told: Mapping[str, Any]) -> None:
@@ -87,18 +87,26 @@ class _Stream:
 
 def _command(words: list[str], folder: Path, env: dict[str, str], streams: list[_Stream]) -> None:
     from launch.program import MARK
+    from launch.warm_course import warm_programs
     from paceline.cli.main import main
-    from paceline.launch import local
 
-    _become_fresh(env, [stream.number for stream in streams])
+    become_fresh(env, [stream.number for stream in streams])
     ctypes.CDLL(None).prctl(_PR_SET_NAME, env[MARK][:COMM_BYTES].encode())  # ranks that are forked bear it as well
     os.chdir(folder)
     sys.argv = ["paceline", *words]
-    local.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": Rank})  # for this module alone
+    warm_ranks()
+    warm_programs()
     main()
 
 
-class Rank(_Forked):
+def warm_ranks() -> None:
+    """Let the launcher of this process fork its ranks."""
+    from paceline.launch import local
+
+    local.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": Rank})  # for this module alone
+
+
+class Rank(Forked):
     """A rank as the launcher starts it, forked from the launcher itself."""
 
     def _begin(self, told: Mapping[str, Any]) -> None:
@@ -113,7 +121,7 @@ def _rank(told: Mapping[str, Any]) -> None:
     from paceline.launch.child import main
 
     os.setsid()
-    _become_fresh(told["env"], [told["p2cread"], told["c2pwrite"], told["errwrite"]])
+    become_fresh(told["env"], [told["p2cread"], told["c2pwrite"], told["errwrite"]])
     sys.path.insert(0, os.getcwd())
     for name in [name for name in sys.modules if name.startswith("paceline.recipes.")]:
         del sys.modules[name]  # one of them may be what is to run
@@ -130,7 +138,7 @@ def _as_new_process(work: Callable[..., None], *given: Any) -> NoReturn:
         os._exit(1)
 
 
-def _become_fresh(env: Mapping[str, str], streams: list[int]) -> None:
+def become_fresh(env: Mapping[str, str], streams: list[int]) -> None:
     """Be as a process that has just begun: streams, variables, handlers, duties and chance of its own."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)

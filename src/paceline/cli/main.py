@@ -20,6 +20,7 @@ from paceline.cli import (
     doctor,
     hang,
     jobs,
+    lesson,
     profile,
     report,
     run,
@@ -54,6 +55,7 @@ _VERBS = {
     "ckpt": ckpt,
     "data": data,
     "sample": sample,
+    "lesson": lesson,
 }
 
 _EPILOG = "exit codes: 0 yes or fine; 1 the answer is no, or the training failed; 2 bad usage or config; 3 the environment is unfit; 75 saved and stopped, run it again to go on"

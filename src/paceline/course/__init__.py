@@ -1,0 +1,1 @@
+"""What does the reader want to try? The lessons, shown, run, and turned into exercises."""

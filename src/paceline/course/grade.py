@@ -1,0 +1,109 @@
+"""Is an exercise solved, and if not, what helps? The run is judged, not the text: another way that is right passes, too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.course.attempt import Outcome, attempt
+from paceline.course.exercise import Check, Exercise
+
+PATIENCE_S = 240
+"""How long one run may take; on a busy machine they take half a minute."""
+_RANK = re.compile(r"^\[(?:rank\d+|default\d+)\]: ?", re.MULTILINE)
+_ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Warning|Exit)\b.*)$", re.MULTILINE)
+_ONLY_PASSED_ON = "ProcessRaisedException"
+_NOTHING = "the lines that are looked at are missing in what it prints: leave the prints of the copy as they are"
+
+
+@dataclass(frozen=True)
+class Grade:
+    """What the check says."""
+
+    passed: bool
+    hint: str
+    """What was seen and what to look at; empty if it is solved."""
+
+
+def grade(exercise: Exercise, file: Path, patience_s: float = PATIENCE_S) -> Grade:
+    """Run a copy and say whether it is solved, or give a hint."""
+    hint = _hint(exercise, file.name, attempt(exercise, file, patience_s), patience_s)
+    return Grade(passed=not hint, hint=hint)
+
+
+def _hint(exercise: Exercise, name: str, outcome: Outcome, patience_s: float) -> str:
+    """Return what to say of a run; nothing if all is right."""
+    if not outcome.ended:
+        why = exercise.stuck or "a rank waits for the others: does every rank come to every collective?"
+        return f"it had not ended after {patience_s:.0f} s, and was stopped: {why}"
+    if outcome.code:
+        known = (hint for seen, hint in exercise.errors if re.search(seen, outcome.said))
+        if found := next(known, "") or crash(outcome.said, name):
+            return found
+    broken = (hint for check in exercise.checks if (hint := judge(check, outcome.said)))
+    ending = f"it ended with exit code {outcome.code}" if outcome.code else ""
+    found = next(broken, ending)
+    return f"{ending}: {_last_line(outcome.said)}" if ending and found in {_NOTHING, ending} else found
+
+
+def _last_line(said: str) -> str:
+    return next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "it said nothing")
+
+
+def crash(said: str, name: str) -> str:
+    r"""Return the error that ended a copy, and the line of it; nothing if none of its lines is to blame.
+
+    >>> crash('[rank1]:   File "/a/lesson_00.py", line 7, in main\n[rank1]:     dist.x()\n[rank1]: NameError: x', "lesson_00.py")
+    'it fails at line 7 of lesson_00.py: NameError: x'
+    """
+    text = _RANK.sub("", said)
+    place = re.compile(rf'^ *File "[^"\n]*{re.escape(name)}", line (\d+)', re.MULTILINE)
+    for error in _ERROR.finditer(text):
+        before = text[: error.start()]
+        traceback = before[max(before.rfind("Traceback (most recent"), _end_of_last_error(before), 0) :]
+        if _ONLY_PASSED_ON not in error[1] and (lines := place.findall(traceback)):
+            return f"it fails at line {lines[-1]} of {name}: {error[1]}"
+    return ""
+
+
+def _end_of_last_error(text: str) -> int:
+    return max((found.end() for found in _ERROR.finditer(text)), default=0)
+
+
+def judge(check: Check, said: str) -> str:
+    r"""Return the hint of a check that does not hold.
+
+    >>> check = Check(r"rank \d: (?P<value>\S+)", "same", 0, "they differ: SEEN")
+    >>> judge(check, "rank 0: 7\nrank 1: 7"), judge(check, "rank 0: 7\nrank 1: 8")
+    ('', 'they differ: 7, 8')
+    """
+    groups: dict[str, list[str]] = {}
+    for found in re.finditer(check.see, said):
+        groups.setdefault(found.groupdict().get("key", ""), []).append(found["value"])
+    if not groups:
+        return _NOTHING
+    wrong = [values for values in groups.values() if not holds(check.rule, check.bound, values)]
+    return check.hint.replace("SEEN", ", ".join(wrong[0])) if wrong else ""
+
+
+def holds(rule: str, bound: object, values: Sequence[str]) -> bool:
+    """Return whether the values that were seen are as they should be. What is no number is below and above nothing.
+
+    >>> holds("same", 0.02, ["1.56", "1.57"]), holds("same", 0.02, ["1.56", "nan"]), holds("same", 0.02, ["1.56"])
+    (True, False, False)
+    >>> holds("be", ["1", "2"], ["2", "1"]), holds("differ", True, ["1", "2", "1"]), holds("below", 2000, ["1,999"])
+    (True, False, True)
+    """
+    if rule == "be":
+        return isinstance(bound, list) and sorted(values) == sorted(bound)
+    if rule == "differ":
+        return len(values) > 1 and len(set(values)) == len(values)
+    if rule == "same" and not bound:
+        return len(values) > 1 and len(set(values)) == 1
+    assert isinstance(bound, int | float)
+    numbers = [float(value.replace(",", "")) for value in values]
+    if rule == "same":
+        return len(values) > 1 and all(abs(one - other) <= bound for one in numbers for other in numbers)
+    return all(one < bound if rule == "below" else one > bound for one in numbers)

@@ -1,0 +1,86 @@
+"""How the commands of a lesson are run as they stand there: on this machine, also those for several nodes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.course.catalog import Lesson
+
+_SETTING = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)")
+_OURS = {"python": (), "torchrun": ("-m", "torch.distributed.run"), "paceline": ("-m", "paceline")}
+_ELSEWHERE = {"salloc": "a Slurm cluster", "sbatch": "a Slurm cluster"}
+
+
+@dataclass(frozen=True)
+class Command:
+    """One line of a lesson, ready to be run."""
+
+    words: tuple[str, ...]
+    variables: Mapping[str, str]
+    times: int = 1
+    """How often at once: an agent for each node."""
+
+    @property
+    def lacks(self) -> str:
+        """What this machine does not have that it needs; empty: nothing."""
+        program = Path(self.words[0]).name
+        return "" if shutil.which(self.words[0]) else _ELSEWHERE.get(program, program)
+
+
+def command_of(line: str, lesson: Lesson, port: int = 0) -> Command:
+    """Return a line of a lesson as it is run here: with this Python's programs, this lesson's file, and a free port."""
+    words, variables = shlex.split(line), {}
+    while found := _SETTING.fullmatch(words[0]):
+        variables[found[1]] = found[2]
+        words = words[1:]
+    if words[0] in _OURS:
+        words = [sys.executable, *_OURS[words[0]], *words[1:]]
+    here = {f"lessons/{lesson.path.name}": str(lesson.path), "HOST:29400": f"127.0.0.1:{port or free_port()}"}
+    scripts = {f"lessons/{file.name}": str(file) for file in lesson.path.parent.glob("*.sh")}
+    words = [(here | scripts).get(word, word) for word in words]
+    nodes = int(words[words.index("--nnodes") + 1]) if "--nnodes" in words else 1
+    return Command(tuple(words), variables, nodes)
+
+
+def play(command: Command, folder: Path) -> int:
+    """Run a command in a folder, on as many nodes as it is for; return the first exit code that is not 0."""
+    env = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PATH": _path()}
+    if command.times > 1:
+        env["CUDA_VISIBLE_DEVICES"] = ""  # agents on one machine would all take the same GPUs
+    env |= command.variables
+    with ExitStack() as stack:
+        agents = [
+            stack.enter_context(subprocess.Popen(command.words, cwd=folder, env=env)) for _ in range(command.times)
+        ]
+        return worst(agent.wait() for agent in agents)
+
+
+def _path() -> str:
+    """Return where programs are looked for: first beside this Python, for a `python` that a job starts."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
+def worst(codes: Iterable[int]) -> int:
+    """Return the first exit code that is not 0.
+
+    >>> worst([0, 3, 1]), worst([0, 0])
+    (3, 0)
+    """
+    return next((code for code in codes if code), 0)
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that nobody has right now."""
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return int(door.getsockname()[1])

@@ -1,0 +1,189 @@
+"""Does every exercise refuse its hole with the right hint, and take its solution, and other ones that are right?"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+from launch.program import paceline
+
+from paceline.cli.main import run_verb
+from paceline.course.catalog import find_lesson, lessons_folder
+from paceline.course.exercise import Exercise, exercise_of, exercises
+from paceline.course.grade import crash, grade
+
+HINTS = {
+    0: "the sum is 0, and 0 \\+ 1 \\+ 2 is 3: each rank still has only its own number",
+    1: "NCCL speaks from GPU to GPU",
+    4: "the accuracies of the two ranks are [\\d., ]+: the models are not the same",
+    6: "the epochs begin with the samples \\[.+\\], \\[.+\\]: it is the same order each time",
+    8: "one process and two do not have the same curve \\(losses [\\d., ]+ in one epoch\\)",
+    12: "the loss of epoch 3 is \\S+, and it should be near 0.01",
+    13: "written after the epochs 2, 4, 2, 4,|written after the epochs 2, 2, 4, 4,",
+    14: "they are the ranks 0, 0: there must be a rank 0 and a rank 1",
+    15: "did the epochs 1, 2, 1, 2, 3, 4, 1, 2, 3, 4: the second should do 3 and 4",
+    18: "in two parts and in four the losses are",
+    19: "the loss is 2\\.\\d+, as at the beginning",
+    21: "take 16, 16, 16, 16 rows",
+    22: "FSDP has 1 unit for the whole model",
+    23: "verify does not find the same bits on one rank and on two",
+}
+"""What is said of the copy as it is."""
+
+RIGHT = {
+    1: ('"nccl"', '{"cpu": "gloo", "cuda": "nccl"}[device.type]'),
+    12: ("            loss.backward()\n", "            self.model.zero_grad()\n            loss.backward()\n"),
+    18: ("(loss).backward()", "(loss / parts).backward()"),
+}
+"""Other ways that are right: what the reader puts in the place of what."""
+
+WRONG = {
+    1: ('"nccl"', '"infiniband"', "of lesson_01.py: AssertionError: Unknown backend"),
+    4: ("        pass ", "        dist.all_reduce(parameter.grad) ", "two ranks do not learn as one process does"),
+    12: ("self.optimizer.step()", "self.optimizer.zero_grad(); self.optimizer.step()", "the loss of epoch 3 is"),
+    15: (
+        "return 0\n\n    def save",
+        'return int(saved["epochs"])\n\n    def save',
+        "Which state does SGD with momentum keep",
+    ),
+    18: ("(loss).backward()", "(loss * 0).backward()", "it hardly learns"),
+}
+"""Other mistakes, and what is said of them."""
+
+
+def exercise(number: int) -> Exercise:
+    return exercise_of(find_lesson(str(number)))
+
+
+def graded(number: int, source: str, folder: Path) -> str:
+    """Return the hint that `paceline lesson N --check` gives for a copy; empty if it is right."""
+    task = exercise(number)
+    (folder / task.name).write_text(source, encoding="utf-8")
+    done = paceline("lesson", str(number), "--check", "--json", folder=folder)
+    found = json.loads(done.out)
+    assert (found["lesson"], found["passed"]) == (number, done.code == 0)
+    assert {one.name for one in folder.iterdir()} == {task.name, "tmp"}, "a run left files beside the copy"
+    return found["hint"]
+
+
+def changed(source: str, find: str, put: str) -> str:
+    assert source.count(find) == 1
+    return source.replace(find, put)
+
+
+def test_there_are_at_least_twelve_and_each_is_tested_here() -> None:
+    assert exercises(lessons_folder()) == sorted(HINTS)
+    assert len(HINTS) >= 12
+
+
+@pytest.mark.parametrize("number", HINTS)
+def test_what_is_taken_out_is_there_once(number: int) -> None:
+    task = exercise(number)
+    source = task.lesson.source
+    for find, put in (*task.frame, (task.find, task.put)):
+        source = changed(source, find, put)
+    assert source == task.source
+    assert all(re.compile(check.see).groupindex["value"] for check in task.checks)
+
+
+@pytest.mark.parametrize("number", HINTS)
+def test_the_copy_gets_its_hint(number: int, tmp_path: Path) -> None:
+    assert re.search(HINTS[number], graded(number, exercise(number).source, tmp_path))
+
+
+@pytest.mark.parametrize("number", HINTS)
+def test_the_solution_passes(number: int, tmp_path: Path) -> None:
+    assert graded(number, exercise(number).solution, tmp_path) == ""
+
+
+@pytest.mark.parametrize("number", RIGHT)
+def test_another_way_that_is_right_passes(number: int, tmp_path: Path) -> None:
+    assert graded(number, changed(exercise(number).source, *RIGHT[number]), tmp_path) == ""
+
+
+@pytest.mark.parametrize("number", WRONG)
+def test_another_mistake_gets_another_hint(number: int, tmp_path: Path) -> None:
+    find, put, words = WRONG[number]
+    assert words in graded(number, changed(exercise(number).source, find, put), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "hint"),
+    [
+        ("def main(:\n", "it fails at line 1 of lesson_12.py: SyntaxError: invalid syntax"),
+        ("x = 1\nx.y\n", "it fails at line 2 of lesson_12.py: AttributeError: 'int' object has no attribute 'y'"),
+        ("import sys\nsys.exit('no')\n", "it ended with exit code 1: no"),
+        ("print('hello')\n", "leave the prints of the copy as they are"),
+    ],
+)
+def test_an_error_is_shown_with_its_line(source: str, hint: str, tmp_path: Path) -> None:
+    assert hint in graded(12, source, tmp_path)
+
+
+def test_of_an_error_in_a_spawned_rank_its_own_line_is_shown() -> None:
+    said = 'Traceback (most recent call last):\n  File "/a/lesson_13.py", line 85, in <module>\n    main()\n'
+    said += "torch.multiprocessing.spawn.ProcessRaisedException: \n\n-- Process 0 terminated\n"
+    said += 'Traceback (most recent call last):\n  File "/a/lesson_13.py", line 50, in train\n    x\n'
+    said += "NameError: name 'x' is not defined\n"
+    assert crash(said, "lesson_13.py") == "it fails at line 50 of lesson_13.py: NameError: name 'x' is not defined"
+
+
+def test_what_does_not_end_is_ended_with_all_its_processes(tmp_path: Path) -> None:
+    place, folder = tmp_path / "pid", tmp_path / "copy"
+    folder.mkdir()
+    rank = f"import os, signal, time; signal.signal(15, signal.SIG_IGN); open({str(place)!r}, 'w').write(str(os.getpid())); time.sleep(900)"
+    agent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {rank!r}], start_new_session=True)\n"
+    (file := folder / "lesson_12.py").write_text(agent)
+    assert "it had not ended after 10 s, and was stopped: a rank waits" in grade(exercise(12), file, 10).hint
+    assert not is_running(int(place.read_text()))
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process is there, and not only its entry for a parent that has not looked yet."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    return False
+
+
+def test_try_writes_the_copy_once_and_check_grades_it(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_verb(["lesson", "12", "--check"]) == 2
+    assert "begin with `paceline lesson 12 --try`" in capsys.readouterr().err
+    assert run_verb(["lesson", "12", "--try"]) == 0
+    said, file = capsys.readouterr().out, tmp_path / "lesson_12.py"
+    assert "which?\n\nEdit lesson_12.py, then: paceline lesson 12 --check\n" in said
+    assert file.read_text() == exercise(12).source
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.write_text("print('epoch 3: loss 0.01'); print('epoch 3: saved')\n")
+    assert run_verb(["lesson", "12", "--try"]) == 0
+    assert "stays as it is. To start over, remove it" in capsys.readouterr().out
+    assert run_verb(["lesson", "12", "--check"]) == 0
+    assert capsys.readouterr().out == "right: lesson 12 is solved\n"
+    file.write_text("print('epoch 3: loss 9'); print('epoch 3: saved')\n")
+    assert run_verb(["lesson", "12", "--check"]) == 1
+    assert capsys.readouterr().out.startswith("not yet: the loss of epoch 3 is 9,")
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("2 --try", "try one of 0, 1, 4"),
+        ("99 --check", "give a number from 0 to 23"),
+        ("--try", "give its number"),
+        ("--show", "give its number"),
+        ("4 --json", "give --check"),
+    ],
+)
+def test_what_cannot_be_is_bad_usage(words: str, fix: str, capsys) -> None:
+    assert run_verb(["lesson", *words.split()]) == 2
+    assert fix in capsys.readouterr().err
+
+
+def test_the_list_marks_those_that_have_one(capsys) -> None:
+    assert run_verb(["lesson"]) == 0
+    marked = re.findall(r"^ *(\d+)  .*  \*$", said := capsys.readouterr().out, re.MULTILINE)
+    assert list(map(int, marked)) == sorted(HINTS)
+    assert "* has an exercise: `paceline lesson 4 --try`" in said

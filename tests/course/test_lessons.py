@@ -1,0 +1,86 @@
+"""Is each lesson a small difference from the one it grew out of, and does it say what is new?"""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from paceline.cli.main import run_verb
+from paceline.course.catalog import Lesson, all_lessons, find_lesson
+
+LESSONS = all_lessons()
+IDS = [f"{lesson.number}" for lesson in LESSONS]
+GROWN = [lesson for lesson in LESSONS if lesson.before is not None]
+_TWO_SCREENS = 130
+
+
+def parts(lesson: Lesson) -> dict[str, str]:
+    """Return functions, classes, methods and constants of a lesson by name, as they are written."""
+    tree = ast.parse(lesson.source.replace(f"lesson-{lesson.number}", "lesson-N"))
+    named = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    found = {node.name: ast.unparse(node) for node in named}
+    for node in tree.body[1:]:
+        if isinstance(node, ast.Assign):
+            found |= constants(node)
+        elif not isinstance(node, ast.Import | ast.ImportFrom) and node not in named:
+            found["main"] += ast.unparse(node)  # how it is called
+    return found
+
+
+def constants(node: ast.Assign) -> dict[str, str]:
+    """Return the constants of `A, B = 1, 2`, each by its name."""
+    names, values = (part.elts if isinstance(part, ast.Tuple) else [part] for part in (node.targets[0], node.value))
+    return {name.id: ast.unparse(value) for name, value in zip(names, values, strict=True)}
+
+
+def test_there_are_all_of_them_in_order() -> None:
+    assert [lesson.number for lesson in LESSONS] == list(range(24))
+
+
+def test_all_grow_out_of_an_earlier_one_but_three_that_begin_anew() -> None:
+    assert [lesson.number for lesson in LESSONS if lesson.before is None] == [0, 2, 12]
+    assert all(lesson.before < lesson.number for lesson in GROWN)
+
+
+def test_lesson_3_takes_from_lesson_1_what_it_says() -> None:
+    first, third = parts(find_lesson("1")), parts(find_lesson("3"))
+    assert {name: third[name] for name in ("pick_device", "join")} == {
+        name: first[name] for name in ("pick_device", "join")
+    }
+
+
+def test_a_lesson_is_shown_and_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_verb(["lesson", "4", "--show"]) == 0
+    assert capsys.readouterr().out == find_lesson("4").source + "\n"
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=IDS)
+def test_a_lesson_says_what_it_shows_how_to_run_it_and_what_to_expect(lesson: Lesson) -> None:
+    assert lesson.text.startswith(f"Lesson {lesson.number}: ")
+    assert any(lesson.path.name in command for command in lesson.commands)
+    assert "\nExpect: " in lesson.text
+    assert 0 < lesson.seconds < 60
+    assert lesson.source.count("\n") <= _TWO_SCREENS
+
+
+@pytest.mark.parametrize("lesson", GROWN, ids=[f"{lesson.number}" for lesson in GROWN])
+def test_nothing_differs_but_what_the_lesson_names(lesson: Lesson) -> None:
+    earlier, mine = parts(find_lesson(str(lesson.before))), parts(lesson)
+    differs = {name for name in earlier.keys() | mine.keys() if earlier.get(name) != mine.get(name)}
+    assert differs <= lesson.new | enclosing(lesson, lesson.new) | enclosing(
+        find_lesson(str(lesson.before)), lesson.new
+    )
+    named = {name for name in lesson.new if name in earlier or name in mine}
+    assert named <= differs, f"named as new, but the same: {named - differs}"
+
+
+def enclosing(lesson: Lesson, names: frozenset[str]) -> set[str]:
+    """Return the classes whose methods are among the names, and the methods of classes that are."""
+    found = set()
+    for node in ast.walk(ast.parse(lesson.source)):
+        if isinstance(node, ast.ClassDef):
+            methods = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+            found |= {node.name} if methods & names else set()
+            found |= methods if node.name in names else set()
+    return found

@@ -1,0 +1,180 @@
+"""Does every lesson run as it says, and show what it promises? Each is run once; neighbours are compared."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from launch.program import started
+from slurm.private import cluster_or_skip, wanted
+
+from paceline.course.catalog import all_lessons
+
+NUMBERS = [lesson.number for lesson in all_lessons()]
+ON_SLURM = 16
+COLD = (0, 13, 15)
+"""Lessons whose programs begin anew, and end as they do for a reader."""
+LOSS = re.compile(r"(?:rank (\d)(?: on node \d)?, )?epoch (\d): [\w\s,.]*?loss (?:of all ranks )?(\d+\.\d{4})")
+_PATIENCE_S = 280
+
+pytestmark = pytest.mark.slow
+
+
+@functools.cache
+def said(number: int) -> str:
+    """Return what `paceline lesson N` prints after it has shown the file."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        running = stack.enter_context(started("lesson", str(number), folder=folder, cold=number in COLD))
+        done = running.wait(_PATIENCE_S)
+        assert done.code == 0, done.out + done.err
+        assert running.left_over() == []
+    return done.out.partition("\n\n$ ")[2] + done.err
+
+
+def commands(number: int) -> list[str]:
+    """Return the outputs of a lesson's commands, one after the other."""
+    return re.split(r"^\$ .*\n", said(number), flags=re.MULTILINE)
+
+
+def losses(text: str) -> dict[tuple[str, str], str]:
+    """Return what each rank said its loss was in each epoch."""
+    return {(rank or "0", epoch): loss for rank, epoch, loss in LOSS.findall(text)}
+
+
+def accuracies(text: str) -> set[str]:
+    return set(re.findall(r"accuracy (\d\.\d{3})", text))
+
+
+@pytest.mark.parametrize("number", [number for number in NUMBERS if number != ON_SLURM])
+def test_a_lesson_runs(number: int) -> None:
+    assert said(number)
+
+
+@pytest.mark.parametrize("number", [0, 1, 9])
+def test_four_ranks_add_up_their_numbers(number: int) -> None:
+    assert sorted(re.findall(r"had (\d), and the sum is 6(?!\d)", said(number))) == list("0123")
+
+
+def test_nodes_have_two_ranks_each() -> None:
+    assert sorted(re.findall(r"of node (\d)", said(9))) == list("0011")
+
+
+def test_four_times_the_same_work_gives_four_times_the_same_losses() -> None:
+    assert len(set(losses(said(3)).values())) == 3
+    assert len(losses(said(3))) == 12
+    assert {loss for (_, epoch), loss in losses(said(3)).items() if epoch == "3"} == {losses(said(2))["0", "3"]}
+
+
+def test_averaged_gradients_keep_all_models_the_same() -> None:
+    four, alone = commands(4)
+    assert len(set(losses(four).values())) == 12
+    assert len(accuracies(four)) == 1
+    ends = [float(loss) for (_, epoch), loss in losses(four).items() if epoch == "3"]
+    assert sum(ends) / 4 == pytest.approx(float(losses(alone)["0", "3"]), rel=0.01)
+
+
+def test_ddp_does_what_was_done_by_hand() -> None:
+    by_hand, wrapped = (losses(commands(number)[0]) for number in (4, 6))
+    assert {key: float(loss) for key, loss in wrapped.items()} == pytest.approx(
+        {key: float(loss) for key, loss in by_hand.items()}, abs=0.002
+    )
+
+
+def test_nodes_do_not_change_the_training() -> None:
+    assert losses(said(10)) == losses(commands(6)[0])
+
+
+def test_the_profiler_shows_the_averaging() -> None:
+    table = said(5).partition("Name ")[2].splitlines()
+    assert "average_gradients" in "".join(table[:5])
+
+
+def test_a_speed_up_is_printed_for_each_size() -> None:
+    assert re.findall(r"ranks (\d): .*speed-up", said(7)) == ["1", "2"]
+
+
+def test_the_curve_of_one_device_is_matched_by_keeping_the_batch() -> None:
+    one, behind, closer, kept = (float(losses(text)["0", "3"]) for text in commands(8))
+    assert kept == pytest.approx(one, rel=0.005)
+    assert one < closer < behind
+
+
+def test_chunks_teach_as_well() -> None:
+    assert float(accuracies(said(11)).pop()) > 0.85
+
+
+def test_processes_of_one_program_and_of_torchrun_train_alike() -> None:
+    assert losses(said(13)) == losses(commands(14)[0])
+    assert said(13).count("saved lesson-13.pt") == 3
+
+
+def test_a_killed_run_ends_like_one_that_nobody_disturbed() -> None:
+    ends = {key: loss for key, loss in losses(said(15)).items() if key[1] == "6"}
+    assert ends == {key: loss for key, loss in losses(commands(14)[0]).items() if key[1] == "6"}
+    assert said(15).count("epoch 3: loss") > said(15).count("epoch 2: loss")
+
+
+@pytest.mark.slurm
+def test_slurm_runs_it_interactively_and_as_a_job(tmp_path: Path) -> None:
+    path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    with cluster_or_skip(wanted(nodes=2, cpus=2)) as slurm:
+        done = slurm.run(["paceline", "lesson", str(ON_SLURM)], folder=tmp_path, env=path, timeout_s=_PATIENCE_S)
+    assert done.code == 0, done.out + done.err
+    log = (tmp_path / "lesson-16.log").read_text()
+    assert len([key for key in losses(done.out) if key[1] == "6"]) == 4
+    assert {epoch for _, epoch in losses(log)} == {"7", "8"}, "the job goes on from the epochs of the first command"
+
+
+def test_lesson_16_says_what_it_needs_where_there_is_no_slurm() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        with started("lesson", "16", folder=Path(folder), env={"PATH": "/nowhere"}) as running:
+            done = running.wait()
+    assert done.code == 0
+    assert "needs a Slurm cluster, which is not here" in done.out
+
+
+def test_parts_of_a_batch_give_the_curve_of_the_whole() -> None:
+    too_large, parts = commands(18)[0], commands(18)[-1]
+    assert "MemoryError: out of memory" in said(18)
+    assert "it was meant to fail" in too_large
+    ends = [float(losses(text)["0", "3"]) for text in (parts, said(2))]
+    assert ends[0] == pytest.approx(ends[1], rel=0.1)
+
+
+def test_precisions_stay_close() -> None:
+    ends = [float(losses(text)["0", "3"]) for text in commands(19)]
+    assert ends == pytest.approx([ends[0]] * 3, rel=0.15)
+
+
+def test_stacks_show_who_waits_where() -> None:
+    assert "it was meant to fail" in commands(20)[0]
+    assert re.search(r"in backward\n.*20_hang", said(20))
+    assert re.search(r"in barrier\n(.*\n)?.*20_hang", said(20))
+    assert len(accuracies(commands(20)[-1])) == 1
+
+
+def test_a_gpt_learns() -> None:
+    found = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+)", said(21))]
+    assert found[-1] < 3 < found[0]
+
+
+def test_slices_hold_half_and_learn_the_same() -> None:
+    whole, half = (int(word.replace(",", "")) for word in re.findall(r"holds ([\d,]+) bytes", said(22)))
+    assert half == pytest.approx(whole / 2, rel=0.02)
+    before, after = (re.findall(r"step \d+: loss ([\d.]+)", text) for text in commands(22))
+    assert list(map(float, after)) == pytest.approx(list(map(float, before)), abs=0.02)
+    assert before == re.findall(r"step \d+: loss ([\d.]+)", said(21))
+
+
+def test_all_worlds_have_the_same_bits() -> None:
+    digests = re.findall(r"optimizer state (\w{16})", said(23))
+    assert len(digests) == 3
+    assert len(set(digests)) == 1
+    assert "the same bits" in said(23)
