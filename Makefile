@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
 
-.PHONY: demo test check clean
+.PHONY: demo test check site reference clean
 
 demo: $(READY)
 	$(VENV)/bin/paceline train mnist -n 2 name=demo resume=never
@@ -14,6 +14,12 @@ test: $(READY)
 
 check: test
 
+site: $(READY)  # the documentation, as pages in site/
+	$(VENV)/bin/mkdocs build --strict
+
+reference: $(READY)  # what in docs/ is made from the code
+	$(VENV)/bin/python scripts/docs/reference.py
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt setuptools
@@ -22,4 +28,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis runs
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis runs site

@@ -1,0 +1,68 @@
+"""Which lessons and which guides are there? The tables of the course's page and of the home page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from markup import table, text
+
+from paceline.course.catalog import Lesson, all_lessons
+from paceline.course.exercise import exercises
+
+GUIDES = Path(__file__).resolve().parents[2] / "docs" / "guides"
+SITUATIONS = {
+    "one-script-four-gpus": "I have one script and four GPUs",
+    "slurm": "My cluster has Slurm",
+    "time-limit": "My job hits the time limit",
+    "it-hangs": "It hangs",
+    "slower-on-four-gpus": "It got slower on four GPUs",
+    "loss-differs": "The loss is different on four GPUs",
+    "from-torchrun": "I have a torchrun script",
+    "from-accelerate": "I use Accelerate",
+    "from-lightning": "I use Lightning",
+    "checkpoints": "I want to keep, check or take along what was trained",
+    "data": "My data do not fit into memory",
+    "gpu": "I want the most out of a GPU",
+}
+
+
+def lessons_table() -> str:
+    """Return all lessons."""
+    return table(["", "lesson", "what it teaches", "time", "exercise"], list(map(_row, all_lessons())))
+
+
+def _row(lesson: Lesson) -> list[str]:
+    link = f"[{text(lesson.title)}](../lessons/{lesson.path.name})"
+    exercise = "yes" if lesson.number in exercises(lesson.path.parent) else ""
+    return [str(lesson.number), link, text(_begin(lesson.text)), f"{lesson.seconds} s", exercise]
+
+
+def _begin(says: str) -> str:
+    r"""Return the first two sentences below the title.
+
+    >>> _begin("Lesson 0: one.\n\nA is B. It\nis so. And more.\n\n    run it\n")
+    'A is B. It is so.'
+    """
+    sentences = re.split(r"(?<=[.?!])\s+", _paragraph(says))
+    return re.sub(":$", ".", " ".join(sentences[:2]))
+
+
+def _paragraph(says: str) -> str:
+    """Return the first paragraph below a title."""
+    return " ".join("".join(says.split("\n\n")[1:2]).split())
+
+
+def situations_table() -> str:
+    """Return which guide is for which situation. One that is not listed above comes last, with its title."""
+    pages = {file.stem: file.read_text(encoding="utf-8") for file in sorted(GUIDES.glob("*.md"))}
+    names = sorted(pages, key=lambda name: [*SITUATIONS, name].index(name))
+    rows = [
+        [f"[{SITUATIONS.get(name) or _title(pages[name])}](guides/{name}.md)", text(_paragraph(pages[name]))]
+        for name in names
+    ]
+    return table(["if you say", "which is"], rows) if rows else ""
+
+
+def _title(page: str) -> str:
+    return page.partition("\n")[0].removeprefix("# ")

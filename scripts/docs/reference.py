@@ -1,0 +1,55 @@
+"""What do verbs, settings, lessons and guides say of themselves? Written into docs/, from the code: `make reference`.
+
+`--check` writes nothing, and exits with 1 if a page is not what the code says. No torch is needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from drawing import draw
+from lists import lessons_table, situations_table
+from picture import picture
+from settings import settings_page
+from verbs import verbs_page
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+END = "<!-- end -->"
+
+
+def pages() -> dict[Path, str]:
+    """Return all that is made from the code."""
+    made = "<!-- made from the code by `make reference` -->"
+    return {
+        DOCS / "reference" / "verbs.md": f"# Verbs\n\n{made}\n\n{verbs_page()}\n",
+        DOCS / "reference" / "settings.md": f"# Settings\n\n{made}\n\n{settings_page()}\n",
+        DOCS / "course.md": with_part(DOCS / "course.md", lessons_table()),
+        DOCS / "index.md": with_part(DOCS / "index.md", situations_table()),
+        DOCS / "images" / "contract.svg": draw(),
+        DOCS / "images" / "same-training.svg": picture(),
+    }
+
+
+def with_part(page: Path, part: str) -> str:
+    """Return a page with that part new which is made: between a comment that says so and the next."""
+    before, begin, rest = page.read_text(encoding="utf-8").partition("by `make reference` -->\n")
+    return f"{before}{begin}\n{part}\n\n{END}{rest.partition(END)[2]}"
+
+
+def main() -> int:
+    """Write what has changed, or only name it."""
+    stale = {page: said for page, said in pages().items() if not page.exists() or page.read_text("utf-8") != said}
+    if "--check" in sys.argv[1:]:
+        for page in stale:
+            print(f"{page.relative_to(ROOT)} is not what the code says\n  fix: make reference", file=sys.stderr)
+        return 1 if stale else 0
+    for page, said in stale.items():
+        page.write_text(said, encoding="utf-8")
+        print(f"wrote {page.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

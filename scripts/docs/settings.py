@@ -1,0 +1,125 @@
+"""Which settings has a run, and which has a recipe? Read from the classes that `--help` shows.
+
+Recipes are read and not imported, for they import torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from markup import code, table, text
+
+from paceline.config import RunConfig
+from paceline.config.values import flatten
+from paceline.recipes import RECIPES
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "paceline" / "recipes"
+HEAD = ("setting", "what it is", "values", "default")
+KINDS = {"int": "whole number", "float": "number", "str": "text", "bool": "`true`, `false`"}
+GIVEN = """\
+A setting is given as `key=value`, as a flag (`--batch.lanes 8`), or in a TOML file (`--config run.toml`), in which the part
+before the dot is a table. `runs/NAME/config.toml` holds all settings of a run. The number of ranks is no setting: it is `-n` of
+[`paceline run`](verbs.md#paceline-run), or what another launcher says."""
+
+
+class Written(NamedTuple):
+    """A field as it is written in a class, and the line below it, which is its help."""
+
+    name: str
+    annotation: ast.expr
+    default: ast.expr | None
+    help: str
+
+
+def settings_page() -> str:
+    """Return every setting of a run and of the recipes."""
+    return "\n\n".join([GIVEN, *_groups(RunConfig), *map(_recipe, RECIPES)])
+
+
+def _groups(kind: type, prefix: str = "") -> Iterator[str]:
+    """Yield the settings of a class as a section, then those of every group in it."""
+    hints = get_type_hints(kind)
+    helps = {one.name: one.help for one in _written(inspect.getsource(kind), kind.__name__)}
+    own = [one for one in fields(kind) if not is_dataclass(hints[one.name])]
+    rows = [_row(prefix + one.name, _values(hints[one.name]), one.default, helps[one.name]) for one in own]
+    yield f"## {prefix.rstrip('.') or 'The run'}\n\n{text(kind.__doc__ or '')}\n\n{table(HEAD, rows)}"
+    for one in fields(kind):
+        if is_dataclass(hints[one.name]):
+            yield from _groups(hints[one.name], f"{prefix}{one.name}.")
+
+
+def _row(name: str, values: str, default: Any, said: str) -> list[str]:
+    return [code(name), text(said), values, code(_typed(default)) if default != "" else "empty"]
+
+
+def _typed(value: Any) -> str:
+    """Return a value as a person types it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _values(kind: Any) -> str:
+    """Return what a setting may be, in words.
+
+    >>> _values(Literal["none", "ddp"]), _values(int)
+    ('`none`, `ddp`', 'whole number')
+    """
+    return ", ".join(map(code, get_args(kind))) if get_origin(kind) is Literal else KINDS[kind.__name__]
+
+
+def _recipe(name: str) -> str:
+    """Return what a recipe adds to the settings, and which have another default there."""
+    found, about = _class_of(name)
+    own = [_own_row(one) for one in found if one.help]
+    usual = dict(flatten(RunConfig()))
+    set_here = [pair for one in found if not one.help for pair in _defaults(one.name, one.default)]
+    other = [code(f"{key}={_typed(value)}") for key, value in set_here if value != usual[key]]
+    section = f"## Recipe {name}\n\n{text(about)} Other defaults: {', '.join(other)}."
+    return f"{section}\n\n{table(HEAD, own)}" if own else section
+
+
+def _own_row(one: Written) -> list[str]:
+    assert one.default is not None, "a setting of a recipe has a default"
+    return _row(one.name, _written_values(one.annotation), ast.literal_eval(one.default), one.help)
+
+
+def _class_of(recipe: str) -> tuple[list[Written], str]:
+    """Return the fields of a recipe's config and what it is; it stands in the recipe's file, or in one of its own."""
+    name = f"{recipe.capitalize()}Config"
+    files = [SOURCE / f"{recipe}_config.py", SOURCE / f"{recipe}.py"]
+    source = next(file for file in files if file.exists()).read_text(encoding="utf-8")
+    return _written(source, name), ast.get_docstring(_definition(source, name)) or ""
+
+
+def _definition(source: str, name: str) -> ast.ClassDef:
+    return next(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef) and node.name == name)
+
+
+def _written(source: str, name: str) -> list[Written]:
+    """Return the fields of a class; one that only has another default says nothing of itself."""
+    body = _definition(source, name).body
+    found = []
+    for node, below in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            says = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+            found.append(Written(node.target.id, node.annotation, node.value, below.value.value if says else ""))  # type: ignore[union-attr]
+    return found
+
+
+def _written_values(annotation: ast.expr) -> str:
+    if isinstance(annotation, ast.Subscript):  # a Literal
+        return ", ".join(map(code, ast.literal_eval(annotation.slice)))
+    return KINDS[ast.unparse(annotation)]
+
+
+def _defaults(name: str, node: ast.expr | None) -> Iterator[tuple[str, Any]]:
+    """Yield the defaults that a line of a recipe sets: that of a setting, or those of a group."""
+    if isinstance(node, ast.Constant):
+        yield name, node.value
+    elif node is not None:
+        calls = [call for call in ast.walk(node) if isinstance(call, ast.Call) and ast.unparse(call.func) != "field"]
+        yield from ((f"{name}.{word.arg}", ast.literal_eval(word.value)) for call in calls for word in call.keywords)

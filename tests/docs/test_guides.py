@@ -1,0 +1,76 @@
+"""Every command of the guides does what the page says: see `reader` for the rules."""
+
+import pytest
+from reader import ROOT, Page, environment, furnish, look_at, page_of, skip_what_is_not_here, type_here
+from slurm.private import cluster_or_skip, wanted
+
+PAGES = [page_of(path) for path in sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md")])]
+ONCE = (
+    "srun",
+    "torchrun",
+    "mpirun",
+    "python digits.py",
+    "paceline chaos",
+    "paceline train mnist",
+)  # nothing needs what they leave
+TYPED = {command.words for turn in page_of(ROOT / "README.md").turns for command in turn}  # by test_readme
+GUIDES = (
+    "one-script-four-gpus", "slurm", "time-limit", "it-hangs", "slower-on-four-gpus", "loss-differs", "from-torchrun",
+    "from-accelerate", "from-lightning", "checkpoints", "data", "gpu",
+)  # fmt: skip
+
+
+def turns(*, on_a_cluster: bool):
+    """Return every turn of every page that is, or is not, for a cluster."""
+    return [
+        pytest.param(page, turn, id=f"{page.name}:{turn[0].words}")
+        for page in PAGES
+        for turn in page.turns
+        if turn[0].on_a_cluster == on_a_cluster and not (turn[0].words.startswith(ONCE) and turn[0].words in TYPED)
+    ]
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory):
+    """Return the folder in which a page is typed, and the bits it has named so far."""
+    desks = {}
+
+    def of(page: Page):
+        if page.name not in desks:
+            desks[page.name] = furnish(tmp_path_factory.mktemp("page"), page), {}
+        return desks[page.name]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with cluster_or_skip(wanted(nodes=2, cpus=4, gpus=2)) as slurm:
+        yield slurm
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "turn"), turns(on_a_cluster=False))
+def test_a_command_does_what_its_page_says(page, turn, desk, tmp_path):
+    skip_what_is_not_here(turn[0])
+    folder, bits = desk(page)
+    where = furnish(tmp_path / "hosts", page) if turn[0].host else folder
+    look_at(type_here(turn, where), turn[-1].shown, bits)
+
+
+@pytest.mark.slow
+@pytest.mark.slurm
+@pytest.mark.parametrize(("page", "turn"), turns(on_a_cluster=True))
+def test_a_command_does_what_its_page_says_on_a_cluster(page, turn, desk, cluster):
+    folder, bits = desk(page)
+    command = turn[0]
+    done = cluster.run(command.words.split(), folder=folder, env=environment(folder), timeout_s=120)
+    command.check_end(done)
+    look_at(done, command.shown, bits)
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_every_situation_has_a_page_that_is_typed(guide):
+    page = next(page for page in PAGES if page.name == f"docs/guides/{guide}.md")
+    assert page.turns
+    assert page.text.startswith("# ")

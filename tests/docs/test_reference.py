@@ -1,0 +1,106 @@
+"""The pages that are made from the code are what the code says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.main import build_parser
+from paceline.config import RunConfig
+from paceline.config.values import field_types, flatten
+from paceline.course.catalog import all_lessons
+
+ROOT = Path(__file__).resolve().parents[2]
+MAKERS = ROOT / "scripts" / "docs"
+SETTINGS = ROOT / "docs" / "reference" / "settings.md"
+
+
+def python(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=90)
+
+
+def test_pages_made_from_the_code_are_not_stale_and_need_no_torch() -> None:
+    done = python("-X", "importtime", "scripts/docs/reference.py", "--check")
+    said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    assert (done.returncode, said) == (0, [])
+    assert not re.search(r"\|\s+torch\b", done.stderr)
+
+
+def test_a_stale_page_is_named_and_made_anew(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    for name in ("docs", "scripts/docs"):
+        shutil.copytree(ROOT / name, copy / name)
+    (copy / "src").symlink_to(ROOT / "src")
+    page = copy / "docs" / "reference" / "settings.md"
+    page.write_text(page.read_text().replace("The one seed of the run.", "Some seed."))
+    (copy / "docs" / "guides").mkdir(exist_ok=True)
+    (copy / "docs" / "guides" / "a-new-one.md").write_text("# How to be new\n\nIt is\nold. So?\n")
+    checked = python("scripts/docs/reference.py", "--check", folder=copy)
+    assert checked.returncode == 1
+    assert "docs/reference/settings.md is not what the code says" in checked.stderr
+    assert "docs/index.md is not what the code says" in checked.stderr
+    assert python("scripts/docs/reference.py", folder=copy).returncode == 0
+    assert page.read_bytes() == SETTINGS.read_bytes()
+    assert (
+        "| [How to be new](guides/a-new-one.md) | It is old. So? |\n\n<!-- end -->"
+        in (copy / "docs" / "index.md").read_text()
+    )
+
+
+def test_the_examples_in_the_makers_are_right() -> None:
+    done = python("-m", "doctest", *map(str, sorted(MAKERS.glob("*.py"))), folder=MAKERS)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_every_verb_is_described() -> None:
+    text = (ROOT / "docs" / "reference" / "verbs.md").read_text(encoding="utf-8")
+    (verbs,) = [action.choices for action in build_parser()._actions if isinstance(action.choices, dict)]
+    for name, parser in verbs.items():
+        section = re.search(rf"^## paceline {name}\n.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)[0]
+        for action in parser._actions:
+            for option in action.option_strings if "--help" not in action.option_strings else ():
+                assert re.search(rf"`{option}[` ]", section), f"{name} {option}"
+
+
+def rows_of(heading: str) -> dict[str, list[str]]:
+    """Return the table below a heading: help, values and default by setting."""
+    section = re.search(
+        rf"^## {heading}\n.*?(?=^## |\Z)", SETTINGS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
+    return {name.strip("`"): rest for name, *rest in rows} | {
+        "": re.findall(r"`([^`]+)`", section.partition("\n\n|")[0])
+    }
+
+
+@pytest.mark.parametrize("recipe", ["toy", "mnist", "gpt"])
+def test_settings_of_a_recipe_are_those_of_its_class(recipe: str) -> None:
+    """They are read from its source; here the class is asked."""
+    module = __import__(f"paceline.recipes.{recipe}", fromlist=["x"])
+    kind = getattr(module, f"{recipe.capitalize()}Config")
+    rows, usual, here = rows_of(f"Recipe {recipe}"), dict(flatten(RunConfig())), dict(flatten(kind()))
+    others = rows.pop("")
+    assert list(rows) == [name for name in field_types(kind) if name not in usual]
+    shown = {name: default.strip("`") for name, (*_, default) in rows.items()}
+    assert shown == {
+        name: str(here[name]).lower() if here[name] is True or here[name] is False else str(here[name]) or "empty"
+        for name in rows
+    }
+    assert others == [f"{name}={here[name]}" for name in here if name in usual and here[name] != usual[name]]
+
+
+def test_every_setting_of_a_run_is_described() -> None:
+    text = SETTINGS.read_text(encoding="utf-8").partition("\n## Recipe")[0]
+    assert set(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)) == set(field_types(RunConfig))
+
+
+def test_every_lesson_is_in_the_table() -> None:
+    text = (ROOT / "docs" / "course.md").read_text(encoding="utf-8")
+    assert re.findall(r"\(\.\./lessons/(\d\d_\w+\.py)\) \|", text) == [one.path.name for one in all_lessons()]

@@ -1,0 +1,190 @@
+"""The documentation: every link leads somewhere, the site builds without a warning, and no page asks another host for anything."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+from docs.links import documents, problems
+from report.browser import Browser, browsing
+
+ROOT = Path(__file__).resolve().parents[2]
+LOADS = {
+    "script": "src",
+    "link": "href",
+    "img": "src",
+    "iframe": "src",
+    "source": "srcset",
+    "video": "src",
+    "use": "href",
+}
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a git checkout, which says which documents there are")
+def test_every_link_of_every_document_leads_somewhere() -> None:
+    found = documents(ROOT)
+    assert {"README.md", "ARCHITECTURE.md", "docs/index.md"} <= {str(one.relative_to(ROOT)) for one in found}
+    assert [problem for one in found for problem in problems(one, ROOT)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("[a](b.md), [a](./b.md#one--two), [a](#here), [a](folder)", []),
+        ("[a](b.md#with-code), [a](b.md#again-1), ![a](b.md \"title\"), <img src=\"b.md\">", []),
+        ("[a](https://example.org/x?y=1#z), <https://example.org>", []),
+        ("`[a](no.md)` and\n```\n[a](no.md)\n```\n", []),
+        ("[a](no.md)", ["no.md: there is no such file"]),
+        ("![a](no.svg)", ["no.svg: there is no such file"]),
+        ("<a href=\"no.md\">a</a>", ["no.md: there is no such file"]),
+        ("[a]: no.md", ["no.md: there is no such file"]),
+        ("[a](b.md#no)", ["b.md#no: there is no such heading"]),
+        ("[a](b.md#in-a-block)", ["b.md#in-a-block: there is no such heading"]),
+        ("[a](#no)", ["#no: there is no such heading"]),
+        ("[a]()", [": leads nowhere"]),
+        ("[a](../../x.md)", ["../../x.md: leads out of the project"]),
+        ("[a](/b.md)", ["/b.md: leads out of the project"]),
+        ("[a](http://example.org)", ["http://example.org: not a plain https address"]),
+        ("[a](https://example)", ["https://example: not a plain https address"]),
+        ("[a](https://user:word@example.org)", ["https://user:word@example.org: not a plain https address"]),
+        ("[a](javascript:x)", ["javascript:x: not a plain https address"]),
+    ],
+)  # fmt: skip
+def test_a_broken_link_is_found(tmp_path: Path, text: str, wrong: list[str]) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "b.md").write_text("# One & two\n## With `code`\n## Again\n## Again\n```\n# In a block\n```\n")
+    (tmp_path / "a.md").write_text(f"# Here\n\n{text}\n")
+    assert problems(tmp_path / "a.md", tmp_path) == [f"a.md: {one}" for one in wrong]
+
+
+class Page(HTMLParser):
+    """What a page loads, and where it leads."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.links: list[str] = []
+        self.text = file.read_text(encoding="utf-8")
+        self.feed(self.text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        known = {name: value or "" for name, value in attrs}
+        self.loads += [known[LOADS[tag]]] if LOADS.get(tag) in known else []
+        self.links += [known["href"]] if tag == "a" and "href" in known else []
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not find_spec("mkdocs") or not find_spec("material"):
+        pytest.skip("needs mkdocs-material")
+    place = tmp_path_factory.mktemp("site")
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(place)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return place
+
+
+def test_guides_come_in_the_order_of_the_home_page_and_unknown_ones_last(site: Path, tmp_path: Path) -> None:
+    spec = spec_from_file_location("hooks", ROOT / "scripts" / "docs" / "hooks.py")
+    hooks = module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    (tmp_path / "guides").mkdir()
+    for name in ("a", "b", "c", "d"):
+        (tmp_path / "guides" / f"{name}.md").touch()
+    (tmp_path / "index.md").write_text("| x | [Y](guides/d.md) |\n| z | [W](guides/b.md) |\n")
+    assert hooks._guides(tmp_path / "guides") == [f"guides/{name}.md" for name in ("d", "b", "a", "c")]
+
+
+def pages(site: Path) -> dict[str, Page]:
+    return {str(file.relative_to(site)): Page(file) for file in sorted(site.rglob("*.html"))}
+
+
+def test_no_page_loads_anything_from_another_host(site: Path) -> None:
+    for name, page in pages(site).items():
+        foreign = [load for load in page.loads if re.match(r"[a-z]+:|//", load) and not load.startswith("data:")]
+        assert foreign == [], name
+        assert not re.search(r"url\(\s*[\"']?(https?:)?//|@import|class=\"mermaid", page.text), name
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"url\(\s*[\"']?(https?:)?//|@import", sheet.read_text(encoding="utf-8")), sheet
+    assert not re.search(r"https?://(?!www\.w3\.org)", (site / "images" / "contract.svg").read_text(encoding="utf-8"))
+
+
+def test_the_site_has_every_page_and_leads_to_it(site: Path) -> None:
+    found = pages(site)
+    home = {os.path.normpath(link.partition("#")[0]) for link in found["index.html"].links}
+    for source in (ROOT / "docs").rglob("*.md"):
+        assert str(source.relative_to(ROOT / "docs").with_suffix(".html")) in home, source
+    for lesson in (ROOT / "lessons").glob("*.py"):
+        assert f"project/lessons/{lesson.name}.html" in found
+
+
+def test_what_pages_load_and_link_to_is_in_the_site(site: Path) -> None:
+    for name, page in pages(site).items():
+        if name == "404.html":
+            continue  # served at any address, so its links begin at the root
+        for link in {*page.loads, *page.links}:
+            path = link.partition("#")[0].partition("?")[0]
+            if path and not re.match(r"[a-z]+:", path):
+                assert ((site / name).parent / path).exists(), f"{name}: {link}"
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browsing(tmp_path_factory.mktemp("chromium")) as found:
+        yield found
+
+
+PAPER = "getComputedStyle(document.body).backgroundColor"
+OF_PAGE = "[document.documentElement.scrollWidth, [...document.images].every((one) => one.naturalWidth > 0)]"
+FIRST_FOUND = "document.querySelector('.md-search-result__link')?.getAttribute('href')"
+
+
+@pytest.mark.browser
+def test_pages_fit_a_phone_in_the_dark_and_a_desk_in_the_light(browser: Browser, address: str) -> None:
+    papers = {}
+    for width, dark in ((390, True), (1300, False)):
+        for name in ("contract", "reference/settings", "project/lessons/23_same_bits.py"):
+            browser.show(f"{address}{name}.html", width=width, dark=dark)
+            assert browser.value(OF_PAGE) == [width, True], name
+            papers.setdefault(dark, set()).add(browser.value(PAPER))
+    assert len(papers[True]) == len(papers[False]) == 1
+    assert papers[True] != papers[False]
+    assert browser.complaints == []
+    assert [url for url in browser.asked_for if not url.startswith((address, "data:"))] == []
+
+
+@pytest.mark.browser
+def test_a_setting_is_found_by_searching(browser: Browser, address: str) -> None:
+    browser.show(f"{address}index.html?q=shard_over")
+    patience = time.monotonic() + 90
+    while not (found := browser.value(FIRST_FOUND)) and time.monotonic() < patience:
+        time.sleep(0.2)
+    assert found is not None
+    assert browser.complaints == []
