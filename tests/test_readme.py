@@ -1,29 +1,30 @@
 """Every command of the README does what it says."""
 
-import os
 import re
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from launch.program import paceline
+from reader import ROOT, environment, furnish, look_at, page_of, readme_script, skip_what_is_not_here, type_here
 from slurm.private import cluster_or_skip, wanted
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
-SCRIPT = re.search(r"```python\n(\"\"\".*?)```", README, re.DOTALL)[1]
-COMMANDS = [line[2:].partition("#")[0].strip() for line in re.findall(r"^\$ .*", README, re.MULTILINE)]
-NEEDS = {"make": "is how this test was started", "mpirun": "needs mpirun"}
-OF_MANY_RANKS = ("paceline train mnist", "paceline verify", "paceline chaos", "paceline run digits.py -n 3")
-ON_A_CLUSTER = ("srun", "paceline submit", "paceline watch", "paceline jobs", "paceline cancel")
+PAGE = page_of(ROOT / "README.md")
+HERE = [turn for turn in PAGE.turns if not turn[0].on_a_cluster]
+ON_A_CLUSTER = [turn[0] for turn in PAGE.turns if turn[0].on_a_cluster]
+WARM = ("paceline train mnist", "paceline verify", "paceline chaos", "paceline run digits.py -n 3")  # many ranks, often
+
+
+def words_of(turn):
+    return turn[0].host and f"{turn[0].host}$ {turn[0].words}" or turn[0].words
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("readme")
-    (place / "digits.py").write_text(SCRIPT)
-    return place
+    return furnish(tmp_path_factory.mktemp("readme"), PAGE)
+
+
+@pytest.fixture(scope="module")
+def bits():
+    """Which bits the page names, and which a run of three epochs had."""
+    return {"named": {}, "of three epochs": []}
 
 
 @pytest.fixture(scope="module")
@@ -32,58 +33,36 @@ def cluster():
         yield slurm
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """Return the environment of a reader, with this environment's programs first."""
-    path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return path | root | {"XDG_STATE_HOME": str(folder / "state"), "XDG_CONFIG_HOME": str(folder / "config")}
-
-
-def run(command: str, folder: Path) -> str:
-    """Run a command as a reader types it; those that start ranks again and again need not import torch each time."""
-    if command.startswith(OF_MANY_RANKS):
-        done = paceline(*command.split()[1:], folder=folder, env=environment(folder))
-        assert done.code == 0, done.out + done.err
-        return done.out
-    env = os.environ | environment(folder)
-    done = subprocess.run(command.split(), cwd=folder, env=env, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def note_digest(command: str, said: str, folder: Path) -> None:
-    if "epochs=3" in command and (found := re.search(r"optimizer state (\w{16})", said)):
-        with (folder / "digests").open("a") as file:
-            file.write(found[1] + "\n")
+def check(command, done, bits):
+    look_at(done, command.shown, bits["named"])
+    if "epochs=3" in command.words:
+        bits["of three epochs"] += re.findall(r"optimizer state (\w{16})", done.out)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [line for line in COMMANDS if not line.startswith(ON_A_CLUSTER)])
-def test_a_command_of_the_readme_works(command, folder):
-    program = command.split()[0]
-    if program in NEEDS and (program == "make" or not shutil.which(program)):
-        pytest.skip(f"{program} {NEEDS[program]}")
-    said = run(command.replace("mpirun", "mpirun --oversubscribe"), folder)
-    note_digest(command, said, folder)
+@pytest.mark.parametrize("turn", HERE, ids=words_of)
+def test_a_command_of_the_readme_works(turn, folder, bits, tmp_path):
+    skip_what_is_not_here(turn[0])
+    where = furnish(tmp_path / "hosts", PAGE) if turn[0].host else folder
+    check(turn[-1], type_here(turn, where, cold=not (turn[0].host or turn[0].words.startswith(WARM))), bits)
 
 
 @pytest.mark.slow
 @pytest.mark.slurm
-@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith(ON_A_CLUSTER)])
-def test_a_command_of_the_readme_works_on_a_cluster(command, folder, cluster):
-    done = cluster.run(command.split(), folder=folder, env=environment(folder), timeout_s=120)
-    assert done.code == 0, done.out + done.err
-    note_digest(command, done.out, folder)
+@pytest.mark.parametrize("command", ON_A_CLUSTER, ids=lambda command: command.words)
+def test_a_command_of_the_readme_works_on_a_cluster(command, folder, cluster, bits):
+    done = cluster.run(command.words.split(), folder=folder, env=environment(folder), timeout_s=120)
+    command.check_end(done)
+    check(command, done, bits)
 
 
 @pytest.mark.slow
-def test_all_ways_to_start_the_script_gave_the_same_bits(folder):
-    digests = (folder / "digests").read_text().split() if (folder / "digests").exists() else []
-    if len(digests) < 2:
+def test_all_ways_to_start_the_script_gave_the_same_bits(bits):
+    if len(bits["of three epochs"]) < 2:
         pytest.skip("needs the commands above")
-    assert len(set(digests)) == 1
+    assert len(set(bits["of three epochs"])) == 1
 
 
 def test_the_script_is_as_short_as_promised():
-    body = re.search(r"def main.*?\n\n\n", SCRIPT, re.DOTALL)[0]
+    body = re.search(r"def main.*?\n\n\n", readme_script(), re.DOTALL)[0]
     assert len(body.strip().splitlines()) <= 12

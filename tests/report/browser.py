@@ -67,15 +67,15 @@ class Browser:
             self.asked_for.append(params["request"]["url"])
         self._last = method
 
-    def show(self, path: Path, *, width: int = 1200, dark: bool = False, script: bool = True) -> None:
-        """Open a file at a width, in a colour scheme, with or without its script, and wait until it is there."""
+    def show(self, place: Path | str, *, width: int = 1200, dark: bool = False, script: bool = True) -> None:
+        """Open a file, or an address, at a width, in a colour scheme, with or without its script, and wait until it is there."""
         self.tell(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.tell("Emulation.setEmulatedMedia", features=[scheme])
         self.tell("Emulation.setScriptExecutionDisabled", value=not script)
-        self.tell("Page.navigate", url=path.absolute().as_uri())
+        self.tell("Page.navigate", url=place if isinstance(place, str) else place.absolute().as_uri())
         while self._last != "Page.loadEventFired":
             self._next()
 

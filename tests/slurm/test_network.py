@@ -17,8 +17,9 @@ import pytest
 from launch.program import MARK, Done, processes_with, wait_for
 from slurm.private import PrivateCluster
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
-SCRIPT = re.search(r"```python\n(\"\"\".*?)```", README, re.DOTALL)[1]
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = re.search(r"```python\n(\"\"\".*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[1]
+GUIDE = (ROOT / "docs" / "guides" / "slurm.md").read_text(encoding="utf-8")
 TRAINING = Path(__file__).resolve().parents[1] / "survive" / "training.py"
 PROGRAMS = Path(sys.executable).parent
 STEP_S = 5
@@ -26,16 +27,16 @@ STEP_S = 5
 CUT_OFF = f"Timed out waiting {STEP_S}000ms|No route to host|Connection timed out|did not write its part in time"
 
 
-def line_of_the_readme(program: str) -> str:
+def line_of_the_guide(program: str) -> str:
     """Return what is typed on every host, without the script; {node} is the number of the host."""
-    words = re.search(rf"^host0\$ ({program} .*)$", README, re.MULTILINE)[1].replace("host0", "n1").split()
+    words = re.search(rf"^host0\$ ({program} .*)$", GUIDE, re.MULTILINE)[1].replace("host0", "n1").split()
     return " ".join(word for word in words if word not in {"digits.py", "epochs=3"}).replace(
         "--node 0", "--node {node}"
     )
 
 
 STATIC = "torchrun --nnodes 2 --nproc-per-node 2 --node-rank {node} --master-addr n1 --master-port 29500"
-WAYS = {"c10d": line_of_the_readme("torchrun"), "static": STATIC, "ours": line_of_the_readme("paceline run")}
+WAYS = {"c10d": line_of_the_guide("torchrun"), "static": STATIC, "ours": line_of_the_guide("paceline run")}
 
 
 def one_a_host(line: str) -> str:
