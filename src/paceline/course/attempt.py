@@ -18,8 +18,13 @@ from paceline.course.play import Command, command_of, worst
 
 _MARK = "PACELINE_ATTEMPT"
 _GRACE_S, _LOOK_S = 10, 0.05
-_SETTINGS = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": ""}
-"""One thread and no GPU, so that numbers are the same on every machine; whole lines, so that ranks do not mix theirs."""
+_SETTINGS = {
+    "OMP_NUM_THREADS": "1",  # with no GPU: numbers are the same on every machine
+    "CUDA_VISIBLE_DEVICES": "",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONUNBUFFERED": "",  # whole lines: ranks do not mix theirs
+    "TORCH_DIST_INIT_BARRIER": "1",  # a rank that has nothing to wait for must not leave while others are still connecting
+}
 
 
 @dataclass(frozen=True)
