@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import json
+import signal
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from launch.program import paceline
+from launch.program import paceline, started, wait_until
 from survive.conftest import SCRIPT
 
 from paceline.diagnose.chaos import first_difference
+from paceline.errors import STOPPED
 from paceline.events import surviving
 
 KILLS = 3
@@ -53,6 +55,18 @@ def test_chaos_says_so_when_a_script_does_not_survive(tmp_path: Path) -> None:
     done = paceline("chaos", str(script), "--kills", "1", "--worlds", "1,2", "epochs=2", folder=tmp_path)
     assert done.code == 1
     assert "NOT the same: StepDone of step 1: loss was" in done.out
+
+
+def test_who_stops_chaos_stops_all_of_it(tmp_path: Path) -> None:
+    words = ["--kills", "50", "--worlds", "1,2", "batch.global_size=16", "epochs=40"]
+    with started("chaos", SCRIPT, *words, folder=tmp_path, env={"WATCHED": "1", "SLOW_STEP": "0.005"}) as running:
+        wait_until(lambda: len(list(tmp_path.glob("seen-*"))) > 1, "a launch under chaos")
+        running.process.send_signal(signal.SIGTERM)
+        done = running.wait()
+        assert running.left_over() == []
+    assert done.code == STOPPED
+    assert "was told to stop on" in done.err
+    assert "make it run" not in done.err
 
 
 @pytest.mark.parametrize(

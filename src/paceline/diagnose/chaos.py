@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from paceline.diagnose.strikes import Striker
-from paceline.errors import PacelineError, TrainingError
+from paceline.errors import TrainingError
 from paceline.events import RunEnded, RunStarted, StepDone, surviving
-from paceline.launch.failure import Failure
+from paceline.launch.failure import Failure, RunFailed, stopped
 from paceline.launch.local import launch
+from paceline.launch.signals import StopSignals
 from paceline.launch.spec import LaunchSpec, Target
 
 _SAVES_PER_KILL = 4
@@ -55,9 +56,15 @@ class Chaos:
     seed: int
     folder: Path
     progress: TextIO | None = None
+    _signals: StopSignals = field(default_factory=StopSignals)
+    """Those that came to this process: not the striker's, which go to the ranks. Somebody wants all of it to end."""
 
     def run(self) -> Verdict:
         """Run clean, then in rounds under strikes until the kills are spent; compare every round with the clean run."""
+        with self._signals:
+            return self._run()
+
+    def _run(self) -> Verdict:
         dice = random.Random(self.seed)  # noqa: S311 - a plan that can be repeated, not a secret
         clean = self._clean()
         started = next(event for event in clean if event["event"] == RunStarted.__name__)
@@ -76,9 +83,9 @@ class Chaos:
 
     def _clean(self) -> History:
         self._say("running untouched")
-        failure = launch(self._spec("clean", self.worlds[0], every="end"))
+        failure = self._launch("clean", self.worlds[0], "end")
         if failure is not None:
-            raise self._failed(failure, "untouched")
+            raise RunFailed(self.target.name, self.worlds[0], failure)
         return self._history("clean")
 
     def _round(self, verdict: Verdict, dice: random.Random, rhythm: _Rhythm) -> History:
@@ -90,7 +97,7 @@ class Chaos:
             if failure is None:
                 return self._history(name)
             if failure.hopeless or not struck:
-                raise self._failed(failure, f"on {world} ranks after {verdict.launches} launches")
+                raise RunFailed(self.target.name, world, failure, verdict.launches)
             self._say(f"{sum(verdict.strikes.values())}/{self.kills}: {struck} on {world}, saved {failure.progress}")
             stuck, furthest = (0, failure.progress) if failure.progress > furthest else (stuck + 1, furthest)
             if stuck > _STUCK:
@@ -105,7 +112,7 @@ class Chaos:
         starts, steps = self._count(name, RunStarted.__name__), self._count(name, StepDone.__name__)
         armed = sum(verdict.strikes.values()) < self.kills
         striker = Striker(dice, lambda: self._count(name, RunStarted.__name__) > starts, rhythm.spread_s, armed=armed)
-        failure = launch(self._spec(name, world, every=f"{rhythm.save_every}steps"), None, striker)
+        failure = self._launch(name, world, f"{rhythm.save_every}steps", striker)
         verdict.launches += 1
         verdict.worlds[world] += 1
         verdict.steps_done += self._count(name, StepDone.__name__) - steps
@@ -114,7 +121,7 @@ class Chaos:
             verdict.freezes += striker.froze
         return failure, striker.kind
 
-    def _spec(self, name: str, world: int, every: str) -> LaunchSpec:
+    def _launch(self, name: str, world: int, every: str, striker: Striker | None = None) -> Failure | None:
         settings = {
             "runs": str(self.folder),
             "name": name,
@@ -122,7 +129,11 @@ class Chaos:
             "checkpoint.every": every,
             "resume": "auto",
         }
-        return LaunchSpec(self.target, world, self.arguments, settings)
+        spec = LaunchSpec(self.target, world, self.arguments, settings)
+        failure = launch(spec, each_look=striker, signals=self._signals)
+        if self._signals.count:
+            raise RunFailed(self.target.name, world, stopped(None))
+        return failure
 
     def _history(self, name: str) -> History:
         events = self._events(name)
@@ -141,13 +152,6 @@ class Chaos:
         """Return how many events of a kind a run has written, in all its processes."""
         events = self._events(name)
         return events.read_bytes().count(f'{{"event": "{kind}"'.encode()) if events.is_file() else 0
-
-    def _failed(self, failure: Failure, when: str) -> PacelineError:
-        error = TrainingError(
-            f"{self.target.name} failed {when}:\n{failure.message}", fix="make it run with `paceline run` first"
-        )
-        error.exit_code = failure.exit_code
-        return error
 
     def _say(self, text: str) -> None:
         if self.progress is not None:

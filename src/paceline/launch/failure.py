@@ -57,8 +57,8 @@ class Failure:
 class RunFailed(PacelineError):
     """A run that a verb started to look at it did not end well."""
 
-    def __init__(self, name: str, ranks: int, failure: Failure) -> None:
-        where = f"on {ranks} rank{'s' if ranks > 1 else ''}"
+    def __init__(self, name: str, ranks: int, failure: Failure, launches: int = 1) -> None:
+        where = f"on {ranks} rank{'s' if ranks > 1 else ''}{f' after {launches} launches' if launches > 1 else ''}"
         if failure.exit_code == STOPPED:
             super().__init__(f"{name} was told to stop {where}; nothing is kept", fix="start again")
         else:
