@@ -7,10 +7,10 @@ step 4 and ends at step 12; every step must be there once.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import struct
-import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -99,7 +99,10 @@ def check_wandb(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    checks = {"mlflow": check_mlflow, "wandb": check_wandb}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("which", nargs="?", choices=checks, help="default: both")
     with tempfile.TemporaryDirectory() as place:
-        for check in (check_mlflow, check_wandb):
-            if not sys.argv[1:] or check.__name__.endswith(sys.argv[1]):
-                check(Path(place))
+        which = parser.parse_args().which
+        for name in [which] if which else checks:
+            checks[name](Path(place))

@@ -6,6 +6,8 @@ The rules for pages:
   agents of this machine, in a folder of their own, as other hosts are.
 - Behind ` # ` is a remark. `# ends with code 75` is the exit code that must come; `# ends with code 0, or 1`: one of these; else 0.
 - The lines below a command must be in its output, where a number stands for any number, a unit for any unit, and `...` for any text.
+- A command in a sentence, a table or another block must be typed on some page, unless it only names a verb, or has a place for a name
+  in CAPITALS: test_asides.py.
 - A word of 16 hexadecimal digits names bits: where a page shows the same one again, so must the program; another, another.
 """
 
@@ -34,7 +36,11 @@ NOT_HERE = {
     "pip": "installs, and tests install nothing",
     "mkdocs": "builds the pages, which is tested with them",
     "paceline lesson": "is tested in tests/course",
+    "paceline doctor --pack": "packs gigabytes; tests/diagnose/doctor packs less",
 }
+_PROGRAMS = "paceline|python|torchrun|mpirun|srun|salloc|sbatch|accelerate|pytest|source"
+_OBJECT = re.compile(r"\S+\.(?:py|sh)|mnist|gpt|\S+/\S+")
+"""What a command acts on: a script, a recipe, a folder."""
 _BITS = r"[0-9a-f]{16}"
 _PARTS = {
     r"\.\.\.|…": r".*",
@@ -88,6 +94,26 @@ class Page:
                 _read(line, begun)
             found += begun
         return found
+
+    @property
+    def asides(self) -> list[str]:
+        """What stands in sentences, tables and blocks that are not typed, and begins with the name of a program."""
+        blocks = re.findall(r"^```([^\n]*)\n(.*?)^```$", self.text, re.DOTALL | re.MULTILINE)
+        lines = [line for kind, block in blocks if kind == "sh" for line in block.splitlines()]
+        prose = re.sub(r"^```.*?^```$", "", self.text, flags=re.DOTALL | re.MULTILINE)
+        found = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
+        found += [re.split(r"\s+#\s+", re.sub(r"^host\d+\$ ", "", line))[0].strip() for line in lines]
+        return [words for words in found if re.match(rf"(?:{_PROGRAMS})\b(?!\.)", words)]
+
+
+def is_whole(words: str) -> bool:
+    """Return whether a command could be typed as it stands: it has something to act on, and nothing is left open.
+
+    >>> is_whole("paceline run -n 4"), is_whole("paceline hang RUN"), is_whole("paceline chaos digits.py")
+    (False, False, True)
+    """
+    each = words.split()[1:]
+    return any(map(_OBJECT.fullmatch, each)) and not any(re.fullmatch(r"[A-Z][A-Z|]+|\[.*", word) for word in each)
 
 
 def page_of(path: Path) -> Page:

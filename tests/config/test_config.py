@@ -1,5 +1,8 @@
 """Settings: one definition, three ways to give them, and an error with its fix for each mistake."""
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -107,6 +110,16 @@ def test_help_says_every_setting_in_the_words_of_the_class(capsys):
     assert left.value.code == 0
     assert "Micro-batches one step is always cut into" in said
     assert "key=value" in said
+
+
+def test_help_into_a_pipe_that_is_closed_ends_quietly():
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    program = "from paceline.config import config_from_argv; config_from_argv()"
+    words = [sys.executable, "-c", program, "--help"]
+    done = subprocess.run(words, stdout=write_end, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 @given(st.text(), st.integers(), st.floats(allow_nan=False, min_value=0), st.booleans())

@@ -32,6 +32,9 @@ def config_from_argv(kind: type[C] = RunConfig, *, positional: Sequence[str] = (
             raise  # the launcher, or the first rank, says it once for all
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
+    except BrokenPipeError:  # `--help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains again when it flushes
+        raise SystemExit(1) from None
 
 
 def config_from_words(

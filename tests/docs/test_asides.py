@@ -1,0 +1,66 @@
+"""Commands in sentences and tables: each is typed on some page, or it is said here why not; and its options are real."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from processes import run_on_processes
+from reader import NOT_HERE, ROOT, is_whole, page_of
+
+RECORD = "notes.md"
+"""What was tried, as it was typed then."""
+PAGES = [page_of(path) for path in sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]) if path.name != RECORD]
+TYPED = {command.words for page in PAGES for turn in page.turns for command in turn}
+ASIDES = sorted({words for page in PAGES for words in page.asides})
+LONG = r"python ((?:benchmarks|scripts)/\S+\.py)(?: FILE)?"
+"""Measurements and loops of minutes to hours; what they gave is recorded."""
+NOT_TYPED = {
+    "accelerate launch --cpu --num_processes 2 before.py": "needs accelerate; its output is on the page",
+    "python before.py": "needs lightning; its output is on the page",
+    "paceline data get mnist": "fetches, and tests fetch nothing",
+    "paceline train mnist data=mnist": "needs a set that has to be fetched; tests/recipes trains on a small one",
+    "paceline scale mnist --worlds 1,2,4,8 --steps 12 --warmup 3 batch.lanes=8 threads=1": "takes minutes; tests/measure",
+    'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 '
+    "/usr/bin/python3 /shared/env/venv-0123456789ab.py": "is what `--pack` prints; tests/diagnose/doctor unpacks",
+    "source /tmp/paceline-1000/venv-0123456789ab/bin/activate": "is what `--pack` prints",
+}
+
+
+def test_every_whole_command_is_typed_on_some_page():
+    others = tuple(NOT_HERE) + tuple(NOT_TYPED)
+    left = [words for words in ASIDES if is_whole(words) and words not in TYPED]
+    assert [words for words in left if not words.startswith(others) and not re.fullmatch(LONG, words)] == []
+
+
+def test_what_is_not_typed_is_still_on_a_page():
+    assert set(NOT_TYPED) <= set(ASIDES)
+
+
+@pytest.mark.parametrize("path", sorted({found[1] for words in ASIDES if (found := re.fullmatch(LONG, words))}))
+def test_what_takes_long_says_how_it_is_used(path, tmp_path):
+    (said,) = run_on_processes(help_of, 1, tmp_path, {}, {"script": str(ROOT / path)})
+    assert said.startswith(f"usage: {Path(path).name}")
+
+
+def help_of(script: str) -> str:
+    """Return what `python SCRIPT --help` says; this process is its own."""
+    sys.argv = [script, "--help"]
+    sys.path.insert(0, str(Path(script).parent))
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+        runpy.run_path(script, run_name="__main__")
+    return said.getvalue()
+
+
+@pytest.mark.parametrize("words", [words for words in ASIDES if words.startswith("paceline ")])
+def test_verbs_and_options_in_sentences_are_real(words):
+    known = (ROOT / "docs" / "reference" / "verbs.md").read_text()
+    verb, *rest = words.split()[1:]
+    section = re.search(rf"^## .*\b{verb}\b.*?(?=^## |\Z)", known, re.DOTALL | re.MULTILINE)
+    assert section, f"there is no verb {verb}"
+    assert [word for word in rest if word.startswith("--") and f"`{word.split('=')[0]}" not in section[0]] == []
