@@ -9,7 +9,7 @@ Expect: the loss falls to 0.01, and lesson-12.pt is written three times.
 Time: about 5 s on 2 cores.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import torch
@@ -61,9 +61,12 @@ class Trainer:
 
 def main() -> None:
     """Train as the arguments say."""
-    epochs, save_every = (int(word) for word in sys.argv[1:] or ["6", "2"])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("epochs", type=int, nargs="?", default=6)
+    parser.add_argument("save_every", type=int, nargs="?", default=2)
+    words = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    Trainer(device, save_every).train(epochs)
+    Trainer(device, words.save_every).train(words.epochs)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ Time: about 9 s on 2 cores.
 New since lesson 12: `work`, and `main` starts it; `Trainer` wraps the model, takes its share, saves on rank 0.
 """
 
-import sys
+import argparse
 import tempfile
 from pathlib import Path
 
@@ -77,11 +77,16 @@ def work(rank: int, size: int, meeting: str, epochs: int, save_every: int) -> No
 
 
 def main() -> None:
-    """Train as the arguments say: epochs, how often to save, and how many processes."""
-    epochs, save_every, size = (int(word) for word in sys.argv[1:] or ["6", "2", "2"])
+    """Start as many processes as the arguments say."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("epochs", type=int, nargs="?", default=6)
+    parser.add_argument("save_every", type=int, nargs="?", default=2)
+    parser.add_argument("processes", type=int, nargs="?", default=2)
+    words = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         meeting = f"{folder}/meeting"
-        torch.multiprocessing.spawn(work, (size, meeting, epochs, save_every), nprocs=size)
+        told = words.processes, meeting, words.epochs, words.save_every
+        torch.multiprocessing.spawn(work, told, nprocs=words.processes)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ was saved, and ends with the losses of a run that nobody disturbed. Typed again,
 do: remove lesson-15.safetensors. `paceline run` does all this for a `paceline.Trainer`, within an epoch, too.
 Time: about 14 s on 2 cores.
 New since lesson 14: `restore` and `save`, and a `FILE` that holds numbers and no code; `__init__` and `train` begin where they left off, and `train` dies if
-it is told to.
+it is told to, by a word that `main` knows.
 """
 
+import argparse
 import os
 import signal
 import sys
@@ -98,14 +99,18 @@ class Trainer:
 
 def main() -> None:
     """Be one of the processes that torchrun starts: it tells each who it is."""
-    epochs, save_every = (int(word) for word in sys.argv[1:3] or ["6", "2"])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("epochs", type=int, nargs="?", default=6)
+    parser.add_argument("save_every", type=int, nargs="?", default=2)
+    parser.add_argument("die", nargs="?", choices=["die"])
+    words = parser.parse_args()
     rank, size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     here = int(os.environ["LOCAL_WORLD_SIZE"])
     device = torch.device("cuda", local_rank) if torch.cuda.device_count() >= here else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    Trainer(device, save_every, rank, size).train(epochs)
+    Trainer(device, words.save_every, rank, size).train(words.epochs)
     dist.destroy_process_group()
 
 

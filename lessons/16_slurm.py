@@ -16,6 +16,7 @@ Time: about 50 s on 2 cores.
 New since lesson 15: `hear_slurm`, and `main` calls it.
 """
 
+import argparse
 import os
 import signal
 import subprocess
@@ -114,14 +115,18 @@ def hear_slurm() -> None:
 def main() -> None:
     """Be one of the tasks that srun starts, or of torchrun's processes: each is told who it is."""
     hear_slurm()
-    epochs, save_every = (int(word) for word in sys.argv[1:3] or ["6", "2"])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("epochs", type=int, nargs="?", default=6)
+    parser.add_argument("save_every", type=int, nargs="?", default=2)
+    parser.add_argument("die", nargs="?", choices=["die"])
+    words = parser.parse_args()
     rank, size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     here = int(os.environ["LOCAL_WORLD_SIZE"])
     device = torch.device("cuda", local_rank) if torch.cuda.device_count() >= here else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    Trainer(device, save_every, rank, size).train(epochs)
+    Trainer(device, words.save_every, rank, size).train(words.epochs)
     dist.destroy_process_group()
 
 
