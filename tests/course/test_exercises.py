@@ -27,6 +27,7 @@ HINTS = {
     15: "did the epochs 1, 2, 1, 2, 3, 4, 1, 2, 3, 4: the second should do 3 and 4",
     18: "in two parts and in four the losses are",
     19: "the loss is 2\\.\\d+, as at the beginning",
+    20: "it gave up after 15 s",
     21: "take 16, 16, 16, 16 rows",
     22: "FSDP has 1 unit for the whole model",
     23: "verify does not find the same bits on one rank and on two",
@@ -37,6 +38,7 @@ RIGHT = {
     1: ('"nccl"', '{"cpu": "gloo", "cuda": "nccl"}[device.type]'),
     12: ("            loss.backward()\n", "            self.model.zero_grad()\n            loss.backward()\n"),
     18: ("(loss).backward()", "(loss / parts).backward()"),
+    20: ("    if rank == 0:\n        dist.all_reduce(mean)\n", "    dist.reduce(mean, 0)\n    if rank == 0:\n"),
 }
 """Other ways that are right: what the reader puts in the place of what."""
 
@@ -50,6 +52,7 @@ WRONG = {
         "Which state does SGD with momentum keep",
     ),
     18: ("(loss).backward()", "(loss * 0).backward()", "it hardly learns"),
+    20: ("        dist.all_reduce(mean)\n", "", "it no longer hangs, but the loss of all ranks is"),
 }
 """Other mistakes, and what is said of them."""
 
