@@ -32,7 +32,7 @@ class Trainer:
 
     def __init__(self, device: torch.device, save_every: int) -> None:
         torch.manual_seed(0)
-        self.device, self.save_every = device, save_every
+        self.save_every = save_every
         self.features, self.targets = (part.to(device) for part in make_samples())
         self.model = nn.Linear(20, 1).to(device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)

@@ -1,7 +1,7 @@
 """Lesson 13: several devices, spawned from Python.
 
 One program starts its own processes, as many as you say; with as many GPUs, each takes one. They meet in a file
-that nobody else knows of: no port, so two of these on one machine never meet each other.
+that nobody else knows of: no port to agree on, so two of these on one machine never meet each other.
 
     python lessons/13_spawn.py 6 2 2    six epochs, saved every two, two processes
 
@@ -36,7 +36,7 @@ class Trainer:
 
     def __init__(self, device: torch.device, save_every: int, rank: int, size: int) -> None:
         torch.manual_seed(0)
-        self.device, self.save_every, self.rank, self.size = device, save_every, rank, size
+        self.save_every, self.rank, self.size = save_every, rank, size
         self.features, self.targets = (part.to(device) for part in make_samples())
         self.model = DistributedDataParallel(nn.Linear(20, 1).to(device))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)

@@ -1,7 +1,8 @@
 """Lesson 14: torchrun.
 
 The program no longer starts processes: an agent does, watches them, and tells each who it is. So the same
-file serves for one machine and for many, and a rank that dies ends the others, on all nodes.
+file serves for one machine and for many. A rank that dies ends the others of its node; those of other nodes
+fail in the next collective that it does not come to.
 
     torchrun --standalone --nproc-per-node 2 lessons/14_torchrun.py 6 2
     torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29400 lessons/14_torchrun.py 6 2
@@ -37,7 +38,7 @@ class Trainer:
 
     def __init__(self, device: torch.device, save_every: int, rank: int, size: int) -> None:
         torch.manual_seed(0)
-        self.device, self.save_every, self.rank, self.size = device, save_every, rank, size
+        self.save_every, self.rank, self.size = save_every, rank, size
         self.features, self.targets = (part.to(device) for part in make_samples())
         self.model = DistributedDataParallel(nn.Linear(20, 1).to(device))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)

@@ -73,7 +73,7 @@ def main() -> None:
         total = 0.0
         for batch in torch.randperm(len(images)).split(BATCH):
             optimizer.zero_grad()
-            for part in batch.tensor_split(parts):
+            for part in batch.split(-(-len(batch) // parts)):
                 with ledger.watch():
                     loss = cross_entropy(model(images[part].to(device)), labels[part].to(device))
                 (loss * len(part) / len(batch)).backward()  # the gradients of all parts add up to those of the batch

@@ -3,7 +3,7 @@
 A rank that does not come to a collective stops all others in it, without a word: nobody fails, nobody
 moves, and after ten to thirty minutes some timeout names the wrong rank. With `hang`, the last rank leaves
 a batch out, as a bug in one branch of the code would. To find it, look at the stacks of all ranks: the odd
-one out is the cause. Here faulthandler prints them after five seconds, and the timeout is fifteen.
+one out is the cause. Here faulthandler prints them after five seconds in one step, and the timeout is fifteen.
 
     torchrun --standalone --nproc-per-node 2 lessons/20_hang.py hang    fails: after five seconds, the stacks
     torchrun --standalone --nproc-per-node 2 lessons/20_hang.py
@@ -11,7 +11,8 @@ one out is the cause. Here faulthandler prints them after five seconds, and the 
 Expect: rank 0 is in `backward`, and waits for a gradient; rank 1 is done with its epochs, and waits for
 rank 0 in `barrier`. `py-spy dump --pid PID` shows the stack of any Python process from outside. In a
 `paceline.Trainer` a watchdog says within seconds who has not come to which collective, and at which line
-it is; `paceline hang RUN` asks again. (On GPUs rank 0 is in `item`: NCCL only queues what backward sends.)
+it is; `paceline hang RUN` asks again. (On GPUs rank 0 is in `item`: NCCL only queues what backward sends. And
+its barrier is a sum like any other: it may meet a gradient, and wrong numbers come instead of a hang.)
 Time: about 31 s on 2 cores.
 New since lesson 6: a shorter timeout in `join`; the rank that leaves a batch out, and the stacks, in `main`.
 """
@@ -75,7 +76,6 @@ def main() -> None:
     """Train."""
     device = pick_device()
     rank, size = join(device)
-    faulthandler.dump_traceback_later(5 + rank)  # print the stack, rank after rank, if it has not ended by then
     forgetful = "hang" in sys.argv and rank == size - 1
     torch.manual_seed(0)  # the same first weights everywhere
     (images, labels), held_out = embedded_digits()
@@ -84,6 +84,9 @@ def main() -> None:
     for epoch in range(EPOCHS):
         total, mine = 0.0, share_of(rank, size, len(images), epoch)
         for batch in mine.split(BATCH // size)[forgetful:]:
+            faulthandler.dump_traceback_later(
+                5 + rank
+            )  # print the stack, rank after rank, of who is still here by then
             loss = cross_entropy(model(images[batch].to(device)), labels[batch].to(device))
             optimizer.zero_grad()
             loss.backward()
@@ -92,7 +95,9 @@ def main() -> None:
         print(f"rank {rank}, epoch {epoch + 1}: {len(mine)} samples, loss {total / len(mine):.4f}")
     test_images, test_labels = (part.to(device) for part in held_out)
     print(f"rank {rank}: accuracy {accuracy(model, test_images, test_labels):.3f}")
+    faulthandler.dump_traceback_later(5 + rank)
     dist.barrier()
+    faulthandler.cancel_dump_traceback_later()
     dist.destroy_process_group()
 
 

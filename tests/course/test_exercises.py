@@ -29,7 +29,7 @@ HINTS = {
     19: "the loss is 2\\.\\d+, as at the beginning",
     20: "it gave up after 15 s",
     21: "take 16, 16, 16, 16 rows",
-    22: "FSDP has 1 unit for the whole model",
+    22: "the number of FSDP's units is 1",
     23: "verify does not find the same bits on one rank and on two",
 }
 """What is said of the copy as it is."""
@@ -38,22 +38,41 @@ RIGHT = {
     1: ('"nccl"', '{"cpu": "gloo", "cuda": "nccl"}[device.type]'),
     12: ("            loss.backward()\n", "            self.model.zero_grad()\n            loss.backward()\n"),
     18: ("(loss).backward()", "(loss / parts).backward()"),
-    20: ("    if rank == 0:\n        dist.all_reduce(mean)\n", "    dist.reduce(mean, 0)\n    if rank == 0:\n"),
+    20: ("    if rank == 0:\n        dist.all_reduce(seen)\n", "    dist.reduce(seen, 0)\n    if rank == 0:\n"),
 }
 """Other ways that are right: what the reader puts in the place of what."""
 
-WRONG = {
-    1: ('"nccl"', '"infiniband"', "of lesson_01.py: AssertionError: Unknown backend"),
-    4: ("        pass ", "        dist.all_reduce(parameter.grad) ", "two ranks do not learn as one process does"),
-    12: ("self.optimizer.step()", "self.optimizer.zero_grad(); self.optimizer.step()", "the loss of epoch 3 is"),
-    15: (
+WRONG = [
+    (0, "    # the sum over all", "    if rank == 0:\n        dist.all_reduce(number)\n    #", "is it within an `if`?"),
+    (1, '"nccl"', '"infiniband"', "of lesson_01.py: AssertionError: Unknown backend"),
+    (1, '"nccl"', '"gloo"', "there it must stay NCCL"),
+    (4, "        pass ", "        dist.all_reduce(parameter.grad) ", "two ranks do not learn as one process does"),
+    (
+        6,
+        "        taken =",
+        "        sampler.set_epoch(epoch)\n        taken =",
+        "it is the same order each time",
+    ),
+    (
+        6,
+        "        total, mine",
+        "        sampler.set_epoch(2 * epoch + rank)\n        total, mine",
+        "their shares overlap",
+    ),
+    (12, "self.optimizer.step()", "self.optimizer.zero_grad(); self.optimizer.step()", "the loss of epoch 3 is"),
+    (14, "0, 1, 0", 'int(os.environ["RANK"]), 1, 0', "they think that there are 1, 1 of them"),
+    (
+        15,
         "return 0\n\n    def save",
         'return int(saved["epochs"])\n\n    def save',
         "Which state does SGD with momentum keep",
     ),
-    18: ("(loss).backward()", "(loss * 0).backward()", "it hardly learns"),
-    20: ("        dist.all_reduce(mean)\n", "", "it no longer hangs, but the loss of all ranks is"),
-}
+    (18, "(loss).backward()", "(loss * 0).backward()", "it hardly learns"),
+    (19, "            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n", "", "name 'norm' is not defined"),
+    (20, "        dist.all_reduce(seen)\n", "", "all ranks have seen 704 samples"),
+    (21, " in places]", " in places[rank : rank + 8]]", "some are taken by both"),
+    (23, "torch.randn(values.shape, generator=own)", "torch.zeros(values.shape)", "there must be noise"),
+]
 """Other mistakes, and what is said of them."""
 
 
@@ -107,9 +126,8 @@ def test_another_way_that_is_right_passes(number: int, tmp_path: Path) -> None:
     assert graded(number, changed(exercise(number).source, *RIGHT[number]), tmp_path) == ""
 
 
-@pytest.mark.parametrize("number", WRONG)
-def test_another_mistake_gets_another_hint(number: int, tmp_path: Path) -> None:
-    find, put, words = WRONG[number]
+@pytest.mark.parametrize(("number", "find", "put", "words"), WRONG, ids=[f"{one[0]}-{one[3]}" for one in WRONG])
+def test_another_mistake_gets_another_hint(number: int, find: str, put: str, words: str, tmp_path: Path) -> None:
     assert words in graded(number, changed(exercise(number).source, find, put), tmp_path)
 
 

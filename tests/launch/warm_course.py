@@ -124,19 +124,27 @@ class Nursery:
         """Fork a rank; return its process id."""
         message = json.dumps(told).encode()
         self.agent.sendall(len(message).to_bytes(4, "big") + message)
-        return int.from_bytes(self.agent.recv(4), "big")
+        answer = self.agent.recv(4)
+        assert answer, "the nursery is gone"
+        return int.from_bytes(answer, "big")
 
     @staticmethod
     def _serve(agent: socket.socket) -> None:
         file = agent.makefile("rb")
         while size := file.read(4):
             told = json.loads(file.read(int.from_bytes(size, "big")))
+            born, tell = os.pipe()
             if parent := os.fork():
-                os.waitpid(parent, 0)
+                os.close(tell)
+                os.waitpid(parent, 0)  # only now is the rank the agent's child: before, its wait would find none
+                agent.sendall(os.read(born, 4))
+                os.close(born)
                 continue
             if pid := os.fork():
-                agent.sendall(pid.to_bytes(4, "big"))
+                os.write(tell, pid.to_bytes(4, "big"))
                 os._exit(0)
+            os.close(born)
+            os.close(tell)
             inherit = {"p2cread": -1, "c2pwrite": -1, "errwrite": -1, "cwd": None, "start_new_session": True}
             _end_with(_program, inherit | told)
 

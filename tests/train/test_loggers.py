@@ -129,11 +129,11 @@ def test_a_logger_that_hangs_holds_nothing_up(tmp_path: Path, capsys, monkeypatc
 
 
 def test_a_missing_package_or_an_unknown_logger_is_refused_with_its_fix(tmp_path: Path, monkeypatch) -> None:
-    with pytest.raises(ConfigError, match=r"pip install 'paceline\[wandb\]'"):
+    with pytest.raises(ConfigError, match="pip install wandb,"):
         train(tmp_path, "log.to=csv,wandb")
     (tmp_path / "mlflow").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"pip install 'paceline\[mlflow\]'"):  # a folder is no package
+    with pytest.raises(ConfigError, match="pip install mlflow-skinny,"):  # a folder is no package
         train(tmp_path, "log.to=mlflow")
     with pytest.raises(ConfigError, match="did you mean tensorboard"):
         train(tmp_path, "log.to=tensorbord")

@@ -14,7 +14,7 @@ from paceline.course.catalog import Lesson
 from paceline.errors import ConfigError
 
 _FILE = "exercises.toml"
-_NUMBER = r"(?P<value>nan|inf|[\d.,]*\d)"  # ends with a digit: two ranks may print into one line
+_NUMBER = r"(?P<value>nan|inf|\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?)"  # no more: two ranks may print into one line
 _RULES = ("be", "same", "differ", "below", "above")
 
 

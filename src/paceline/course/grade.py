@@ -14,7 +14,9 @@ PATIENCE_S = 240
 """How long one run may take; on a busy machine they take half a minute."""
 _RANK = re.compile(r"^\[(?:rank\d+|default\d+)\]: ?", re.MULTILINE)
 _ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Warning|Exit)\b.*)$", re.MULTILINE)
-_ONLY_PASSED_ON = "ProcessRaisedException"
+_ONLY_PASSED_ON = re.compile(r"ProcessRaisedException|[Cc]onnection (?:closed|reset) by peer|Timed out waiting")
+"""Errors of whoever waited for a rank that failed, left or never came."""
+_WAITS = "a rank waits for the others: does every rank come to every collective?"
 _NOTHING = "the lines that are looked at are missing in what it prints: leave the prints of the copy as they are"
 
 
@@ -36,12 +38,13 @@ def grade(exercise: Exercise, file: Path, patience_s: float = PATIENCE_S) -> Gra
 def _hint(exercise: Exercise, name: str, outcome: Outcome, patience_s: float) -> str:
     """Return what to say of a run; nothing if all is right."""
     if not outcome.ended:
-        why = exercise.stuck or "a rank waits for the others: does every rank come to every collective?"
-        return f"it had not ended after {patience_s:.0f} s, and was stopped: {why}"
+        return f"it had not ended after {patience_s:.0f} s, and was stopped: {exercise.stuck or _WAITS}"
     if outcome.code:
         known = (hint for seen, hint in exercise.errors if re.search(seen, outcome.said))
         if found := next(known, "") or crash(outcome.said, name):
             return found
+        if _ONLY_PASSED_ON.search(outcome.said):
+            return f"a rank waited for one that did not come, or had left: {exercise.stuck or _WAITS}"
     broken = (hint for check in exercise.checks if (hint := judge(check, outcome.said)))
     ending = f"it ended with exit code {outcome.code}" if outcome.code else ""
     found = next(broken, ending)
@@ -63,7 +66,7 @@ def crash(said: str, name: str) -> str:
     for error in _ERROR.finditer(text):
         before = text[: error.start()]
         traceback = before[max(before.rfind("Traceback (most recent"), _end_of_last_error(before), 0) :]
-        if _ONLY_PASSED_ON not in error[1] and (lines := place.findall(traceback)):
+        if not _ONLY_PASSED_ON.search(error[1]) and (lines := place.findall(traceback)):
             return f"it fails at line {lines[-1]} of {name}: {error[1]}"
     return ""
 
@@ -93,6 +96,8 @@ def holds(rule: str, bound: object, values: Sequence[str]) -> bool:
 
     >>> holds("same", 0.02, ["1.56", "1.57"]), holds("same", 0.02, ["1.56", "nan"]), holds("same", 0.02, ["1.56"])
     (True, False, False)
+    >>> holds("same", 0, ["1.5", "1.5"]), holds("same", 0, ["nan", "nan"])
+    (True, False)
     >>> holds("be", ["1", "2"], ["2", "1"]), holds("differ", True, ["1", "2", "1"]), holds("below", 2000, ["1,999"])
     (True, False, True)
     """
@@ -101,7 +106,7 @@ def holds(rule: str, bound: object, values: Sequence[str]) -> bool:
     if rule == "differ":
         return len(values) > 1 and len(set(values)) == len(values)
     if rule == "same" and not bound:
-        return len(values) > 1 and len(set(values)) == 1
+        return len(values) > 1 and len(set(values)) == 1 and "nan" not in values
     assert isinstance(bound, int | float)
     numbers = [float(value.replace(",", "")) for value in values]
     if rule == "same":

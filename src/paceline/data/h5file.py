@@ -187,7 +187,7 @@ def h5py() -> Any:
     try:
         import h5py as found  # type: ignore[import-untyped]
     except ImportError as error:
-        raise EnvironmentUnfit("HDF5 files need h5py, which is not here", fix="pip install 'paceline[hdf5]'") from error
+        raise EnvironmentUnfit("HDF5 files need h5py, which is not here", fix="pip install h5py") from error
     return found
 
 

@@ -39,13 +39,16 @@ class Logger(Protocol):
         """Write what is left."""
 
 
+_INSTALLED_AS = {"mlflow": "mlflow-skinny"}
+
+
 def check_packages(config: RunConfig) -> None:
     """Refuse a logger whose package is missing. Every rank must call this, so that all end alike."""
     for name in config.log.sinks:
         if name != "csv" and not _is_installed(name):
             raise ConfigError(
                 f"log.to={config.log.to} needs the package {name}, which is not installed",
-                fix=f"pip install 'paceline[{name}]', or leave {name} out of log.to",
+                fix=f"pip install {_INSTALLED_AS.get(name, name)}, or leave {name} out of log.to",
             )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.errors import EnvironmentUnfit
 
-_EXTRAS = {"h5py": "hdf5", "PIL": "images", "tokenizers": "text", "pyarrow": "tables"}
+_INSTALLED_AS = {"PIL": "pillow"}
 
 
 def need(module: str, purpose: str) -> Any:
@@ -18,5 +18,5 @@ def need(module: str, purpose: str) -> Any:
     except ImportError as error:
         raise EnvironmentUnfit(
             f"{purpose} needs the package {package}, which cannot be imported ({error})",
-            fix=f"pip install 'paceline[{_EXTRAS[package]}]'",
+            fix=f"pip install {_INSTALLED_AS.get(package, package)}",
         ) from error
