@@ -35,7 +35,7 @@ NOT_HERE = {
     "make": "is how these tests were started",
     "pip": "installs, and tests install nothing",
     "mkdocs": "builds the pages, which is tested with them",
-    "paceline lesson": "is tested in tests/course",
+    "paceline lesson 0": "is run in tests/course",
     "paceline doctor --pack": "packs gigabytes; tests/diagnose/doctor packs less",
 }
 _PROGRAMS = "paceline|python|torchrun|mpirun|srun|salloc|sbatch|accelerate|pytest|source"
