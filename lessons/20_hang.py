@@ -84,9 +84,7 @@ def main() -> None:
     for epoch in range(EPOCHS):
         total, mine = 0.0, share_of(rank, size, len(images), epoch)
         for batch in mine.split(BATCH // size)[forgetful:]:
-            faulthandler.dump_traceback_later(
-                5 + rank
-            )  # print the stack, rank after rank, of who is still here by then
+            faulthandler.dump_traceback_later(5 + rank)  # print the stack, unless this is called again by then
             loss = cross_entropy(model(images[batch].to(device)), labels[batch].to(device))
             optimizer.zero_grad()
             loss.backward()

@@ -27,6 +27,7 @@ from paceline.world.facts import World
 
 _MOST_WAITING = 10_000
 _LEAVES_WITHIN_S = 10.0  # a run that was told to stop has little time left
+_INSTALLED_AS = {"mlflow": "mlflow-skinny"}
 
 
 class Logger(Protocol):
@@ -37,9 +38,6 @@ class Logger(Protocol):
 
     def close(self, *, failed: bool) -> None:
         """Write what is left."""
-
-
-_INSTALLED_AS = {"mlflow": "mlflow-skinny"}
 
 
 def check_packages(config: RunConfig) -> None:
