@@ -36,6 +36,7 @@ NOT_HERE = {
     "pip": "installs, and tests install nothing",
     "mkdocs": "builds the pages, which is tested with them",
     "paceline lesson 0": "is run in tests/course",
+    "paceline doctor --startup": "is run in tests/diagnose/doctor",
     "paceline doctor --pack": "packs gigabytes; tests/diagnose/doctor packs less",
 }
 _PROGRAMS = "paceline|python|torchrun|mpirun|srun|salloc|sbatch|accelerate|pytest|source"

@@ -25,6 +25,7 @@ NOT_TYPED = {
     "python before.py": "needs lightning; its output is on the page",
     "paceline data get mnist": "fetches, and tests fetch nothing",
     "paceline train mnist data=mnist": "needs a set that has to be fetched; tests/recipes trains on a small one",
+    "paceline verify mnist --worlds 1,2,4,8 batch.lanes=8 threads=1": "takes a minute; the README types it for 1 to 4 ranks",
     "paceline scale mnist --worlds 1,2,4,8 --steps 12 --warmup 3 batch.lanes=8 threads=1": "takes minutes; tests/measure",
     'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 '
     "/usr/bin/python3 /shared/env/venv-0123456789ab.py": "is what `--pack` prints; tests/diagnose/doctor unpacks",

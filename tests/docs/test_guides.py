@@ -21,13 +21,13 @@ GUIDES = (
 
 
 def turns(*, on_a_cluster: bool):
-    """Return every turn of every page that is, or is not, for a cluster."""
-    return [
-        pytest.param(page, turn, id=f"{page.name}:{turn[0].words}")
-        for page in PAGES
-        for turn in page.turns
-        if turn[0].on_a_cluster == on_a_cluster and not (turn[0].words.startswith(ONCE) and turn[0].words in TYPED)
-    ]
+    """Return every turn of every page that is, or is not, for a cluster; what is dear and leaves nothing, once."""
+    found, typed = [], set(TYPED)
+    for page, turn in ((page, turn) for page in PAGES for turn in page.turns if turn[0].on_a_cluster == on_a_cluster):
+        if not (turn[0].words.startswith(ONCE) and turn[0].words in typed):
+            found.append(pytest.param(page, turn, id=f"{page.name}:{turn[0].words}"))
+        typed.add(turn[0].words)
+    return found
 
 
 @pytest.fixture(scope="module")
