@@ -1,7 +1,9 @@
-# Two commands for a fresh machine: `make demo` and `make test`. Each does all its own set-up.
+# Two commands for a fresh machine: `make demo` and `make test`. Each does all its own set-up. (pip would compile, on one
+# core, every file of every package; Python compiles what is imported, and torch is done on all cores.)
 PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
+INSTALL := $(VENV)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt
 
 .PHONY: demo test check site reference clean
 
@@ -22,9 +24,10 @@ reference: $(READY)  # what in docs/ is made from the code
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt setuptools
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	$(INSTALL) setuptools
+	$(INSTALL) torch==2.13.0
+	$(INSTALL) --no-build-isolation --editable '.[dev]'
+	$(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib/python*/site-packages/torch || true  # some are templates
 	touch $(READY)
 
 clean:
