@@ -27,7 +27,7 @@ $(READY): pyproject.toml constraints.txt
 	$(INSTALL) setuptools
 	$(INSTALL) torch==2.13.0
 	$(INSTALL) --no-build-isolation --editable '.[dev]'
-	$(VENV)/bin/python -m compileall -q -j 0 $(VENV)/lib/python*/site-packages/torch || true  # some are templates
+	$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib/python*/site-packages/torch || true  # some are templates
 	touch $(READY)
 
 clean:
