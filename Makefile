@@ -1,5 +1,5 @@
-# Two commands for a fresh machine: `make demo` and `make test`. Each does all its own set-up. (pip would compile, on one
-# core, every file of every package; Python compiles what is imported, and torch is done on all cores.)
+# Two commands for a fresh machine: `make demo` and `make test`. Each does all its own set-up (pip
+# would compile on one core).
 PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/.ready
@@ -27,7 +27,7 @@ $(READY): pyproject.toml constraints.txt
 	$(INSTALL) setuptools
 	$(INSTALL) torch==2.13.0
 	$(INSTALL) --no-build-isolation --editable '.[dev]'
-	$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib/python*/site-packages/torch || true  # some are templates
+	$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib/python*/site-packages || true  # some are for other Pythons
 	touch $(READY)
 
 clean:
