@@ -24,7 +24,7 @@ PROFILE = 'lead_s = 30\noptions = ["--exclusive"]'
 LONG = ("batch.global_size=16", "epochs=25", "checkpoint.every=end", "log.every_steps=1")
 ONE_NODE = ("haste.py", "--ranks-per-node", "1")
 TWO_NODES = ("haste.py", "--nodes", "2", "--ranks-per-node", "1")
-_PATIENCE_S = 240
+_PATIENCE_S = 480
 
 
 @pytest.fixture(scope="module")
