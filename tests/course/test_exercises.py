@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from pathlib import Path
 
 import pytest
-from launch.program import paceline
+from launch.program import paceline, wait_until_gone
 
 from paceline.cli.main import run_verb
 from paceline.course.catalog import find_lesson, lessons_folder
@@ -165,14 +164,7 @@ def test_what_does_not_end_is_ended_with_all_its_processes(tmp_path: Path) -> No
     agent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {rank!r}], start_new_session=True)\n"
     (file := folder / "lesson_12.py").write_text(agent)
     assert "it had not ended after 10 s, and was stopped: a rank waits" in grade(exercise(12), file, 10).hint
-    assert not is_running(int(place.read_text()))
-
-
-def is_running(pid: int) -> bool:
-    """Return whether a process is there, and not only its entry for a parent that has not looked yet."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
-    return False
+    wait_until_gone(int(place.read_text()))
 
 
 def test_try_writes_the_copy_once_and_check_grades_it(tmp_path: Path, monkeypatch, capsys) -> None:

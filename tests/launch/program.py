@@ -116,6 +116,18 @@ def processes_with(mark: str) -> dict[int, str]:
     return found
 
 
+def wait_until_gone(*pids: int) -> None:
+    """Wait until processes run no more. One that ends loses its environment, and so its mark, a moment before."""
+    wait_until(lambda: not any(map(_runs, pids)), f"{pids} are gone")
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process is there, and not only its entry for a parent that has not looked yet."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    return False
+
+
 def wait_for(*files: Path, timeout_s: float = 90) -> None:
     """Wait until files are there."""
     wait_until(lambda: all(file.exists() for file in files), f"{files} came", timeout_s)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from pathlib import Path
 
 import pytest
-from launch.program import Running, processes_with, started, wait_for
+from launch.program import Running, processes_with, started, wait_for, wait_until_gone
 
 from paceline.errors import STOPPED
 
@@ -29,14 +28,6 @@ time.sleep(600)
 def start_sleepers(folder: Path, **env: str):
     (folder / "sleep.py").write_text(SLEEP)
     return started("run", "sleep.py", "-n", "2", folder=folder, env=env, cold=True)
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def pids(folder: Path) -> list[int]:
@@ -64,7 +55,7 @@ def test_a_signal_to_the_launcher_ends_everything(
                 True,
             )
         assert running.left_over() == []
-        assert not any(alive(pid) for pid in ranks)
+        wait_until_gone(*ranks)
         assert list(running.temporary.iterdir()) == []
 
 
@@ -84,7 +75,7 @@ def test_a_killed_launcher_takes_its_ranks_with_it(tmp_path: Path) -> None:
         ranks = pids(tmp_path)
         running.process.kill()
         assert running.left_over() == []
-        assert not any(alive(pid) for pid in ranks)
+        wait_until_gone(*ranks)
 
 
 def test_a_launcher_killed_before_its_ranks_have_begun_leaves_none(tmp_path: Path) -> None:
