@@ -18,7 +18,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
@@ -27,6 +26,8 @@ from pathlib import Path
 
 import pytest
 from launch.program import Done, started
+
+from paceline.world.address import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 ON_A_CLUSTER = ("srun", "salloc", "sbatch", "paceline submit", "paceline watch", "paceline jobs", "paceline cancel")
@@ -172,7 +173,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 def type_here(turn: tuple[Command, ...], folder: Path, *, cold: bool = False) -> Done:
     """Type commands at once, wait for all, and return what they said together; cold: each in a Python that begins anew."""
-    place = f"127.0.0.1:{_free_port()}"
+    place = f"127.0.0.1:{free_port('127.0.0.1')}"
     with contextlib.ExitStack() as stack:
         words = [re.sub(r"host0:\d+", place, command.words) for command in turn]
         waits = [stack.enter_context(_typed(each, folder, cold=cold)) for each in words]
@@ -202,11 +203,6 @@ def _typed(words: str, folder: Path, *, cold: bool) -> Iterator[Callable[[], Don
 def _end_of(process: subprocess.Popen[str]) -> Done:
     out, err = process.communicate(timeout=_PATIENCE_S)
     return Done(process.returncode, out, err)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def look_at(done: Done, shown: tuple[str, ...], known: MutableMapping[str, str]) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from launch.program import Done, paceline, started
 
+from paceline.world.address import free_port
+
 MEET = """
 import torch, paceline
 from paceline.world.collectives import sum_across
@@ -27,12 +29,6 @@ with paceline.join(paceline.config_from_argv()) as world:
         os.mkdir("failed")
         raise ValueError("once")
 """
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as listener:
-        return listener.getsockname()[1]
 
 
 def type_on_hosts(folder: Path, *commands: list[str], script: str = MEET) -> list[Done]:
@@ -57,7 +53,7 @@ def test_two_hosts_are_one_world(tmp_path: Path, host: str) -> None:
 
 
 def test_hosts_must_agree_how_many_they_are(tmp_path: Path) -> None:
-    shared = ["--nodes", "2", "--meet", f"127.0.0.1:{free_port()}"]
+    shared = ["--nodes", "2", "--meet", f"127.0.0.1:{free_port('127.0.0.1')}"]
     first, second = type_on_hosts(tmp_path, [*shared, "-n", "1", "--node", "0"], [*shared, "-n", "2", "--node", "1"])
     for done in (first, second):
         assert done.code == 3
@@ -67,7 +63,7 @@ def test_hosts_must_agree_how_many_they_are(tmp_path: Path) -> None:
 
 
 def test_hosts_start_again_together_where_asked_for(tmp_path: Path) -> None:
-    shared = ["--nodes", "2", "--max-restarts", "1", "--meet", f"127.0.0.1:{free_port()}"]
+    shared = ["--nodes", "2", "--max-restarts", "1", "--meet", f"127.0.0.1:{free_port('127.0.0.1')}"]
     first, second = type_on_hosts(tmp_path, [*shared, "--node", "0"], [*shared, "--node", "1"], script=FAIL_ONCE)
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert first.out.splitlines() == ["[0] paceline-0", "[0] paceline-1"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from paceline.errors import EnvironmentUnfit
@@ -9,7 +11,9 @@ from paceline.world import address, network
 from paceline.world.address import (
     address_on,
     choose_address,
+    free_port,
     interface_of,
+    listen_at,
     own_addresses,
     refuse_loopback_name,
     source_towards,
@@ -110,3 +114,18 @@ def test_this_machine_has_a_loopback() -> None:
         "127.0.0.1",
     )
     assert source_towards("no-such-host.invalid") == ""
+
+
+def test_a_free_port_is_none_that_somebody_has_or_that_the_system_gives_to_whoever_connects(monkeypatch) -> None:
+    first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    taken = free_port("127.0.0.1")
+    assert 1024 <= taken < first_given
+    numbers = iter([taken, taken, taken + 1])
+    monkeypatch.setattr(address.secrets, "randbelow", lambda _: next(numbers) - 10_000)
+    with listen_at("127.0.0.1", taken):
+        assert free_port("127.0.0.1") == taken + 1
+
+
+def test_no_port_is_free_at_the_address_of_another_machine() -> None:
+    with pytest.raises(EnvironmentUnfit, match=r"cannot listen on 192\.0\.2\.1"):
+        free_port("192.0.2.1")

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from processes import on_processes, run_on_processes
 
 from paceline.config import RunConfig, TimeoutConfig
 from paceline.errors import ConfigError, EnvironmentUnfit
-from paceline.world.address import listen_at
+from paceline.world.address import free_port, listen_at
 from paceline.world.collectives import rows_of_all, sum_across
 from paceline.world.device import gpu_index
 from paceline.world.facts import World
@@ -146,13 +145,13 @@ def meet(tmp_path, *envs: dict[str, str]) -> list[str]:
     return [answer[0].strip() for answer in answers]
 
 
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return str(listener.getsockname()[1])
-
-
 def test_two_nodes_meet_at_one_address_and_nothing_listens_on_all_interfaces(tmp_path) -> None:
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo"}
+    shared = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port("127.0.0.1")),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     said = meet(tmp_path, shared | {"RANK": "0"}, shared | {"RANK": "1"})
     assert said == [f"torchrun {rank} 2 2 3.0 ['{LOOPBACK}']" for rank in range(2)]
 

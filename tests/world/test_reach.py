@@ -13,16 +13,11 @@ from torch._C._distributed_c10d import HashStore
 
 from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError
 from paceline.world import network, reach, roll
-from paceline.world.address import listen_at
+from paceline.world.address import free_port, listen_at
 from paceline.world.facts import World
 from paceline.world.network import call_the_roll
 from paceline.world.reach import doorbell, ring
 from paceline.world.roll import Roll
-
-
-def free_port() -> int:
-    with listen_at("127.0.0.1", 0) as listener:
-        return listener.getsockname()[1]
 
 
 def test_rank_0_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,7 +27,7 @@ def test_rank_0_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rank_0_that_comes_late_is_waited_for() -> None:
-    port, listeners = free_port(), []
+    port, listeners = free_port("127.0.0.1"), []
     late = threading.Timer(0.5, lambda: listeners.append(listen_at("127.0.0.1", port)))
     late.start()
     assert reach.reach(lambda: ("127.0.0.1", port), 10, may_come_late=True)[1] == port
@@ -42,7 +37,7 @@ def test_rank_0_that_comes_late_is_waited_for() -> None:
 
 def test_rank_0_that_does_not_answer_is_named_with_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reach, "PATIENCE_S", 0.3)
-    port, begun = free_port(), time.monotonic()
+    port, begun = free_port("127.0.0.1"), time.monotonic()
     with pytest.raises(
         EnvironmentUnfit, match=rf"127.0.0.1 on lo\) cannot reach rank 0 at 127.0.0.1:{port}: .*refused\n.*firewall"
     ):
@@ -115,7 +110,7 @@ def test_ranks_must_count_the_same_world() -> None:
 
 def test_one_interface_that_reaches_nobody_is_the_error_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two nodes whose gloo would listen on loopback: each finds nobody, or somebody else, at the other's address."""
-    closed = f"127.0.0.1 {free_port()} word n2"
+    closed = f"127.0.0.1 {free_port('127.0.0.1')} word n2"
     rung = network.ring
     monkeypatch.setattr(network, "ring", lambda door: rung(closed))
 

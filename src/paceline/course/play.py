@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -15,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.course.catalog import Lesson
+from paceline.world.address import free_port
 
 _SETTING = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)")
 _OURS = {"python": (), "torchrun": ("-m", "torch.distributed.run"), "paceline": ("-m", "paceline")}
+_LOOPBACK = "127.0.0.1"
 _ELSEWHERE = {"salloc": "a Slurm cluster", "sbatch": "a Slurm cluster"}
 
 
@@ -45,7 +46,10 @@ def command_of(line: str, lesson: Lesson, port: int = 0) -> Command:
         words = words[1:]
     if words[0] in _OURS:
         words = [sys.executable, *_OURS[words[0]], *words[1:]]
-    here = {f"lessons/{lesson.path.name}": str(lesson.path), "HOST:29400": f"127.0.0.1:{port or free_port()}"}
+    here = {
+        f"lessons/{lesson.path.name}": str(lesson.path),
+        "HOST:29400": f"{_LOOPBACK}:{port or free_port(_LOOPBACK)}",
+    }
     scripts = {f"lessons/{file.name}": str(file) for file in lesson.path.parent.glob("*.sh")}
     words = [(here | scripts).get(word, word) for word in words]
     nodes = int(words[words.index("--nnodes") + 1]) if "--nnodes" in words else 1
@@ -77,10 +81,3 @@ def worst(codes: Iterable[int]) -> int:
     (3, 0)
     """
     return next((code for code in codes if code), 0)
-
-
-def free_port() -> int:
-    """Return a port of the loopback interface that nobody has right now."""
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        return int(door.getsockname()[1])

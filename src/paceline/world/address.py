@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import ipaddress
 import re
+import secrets
 import socket
 import sys
 
@@ -13,6 +15,7 @@ from paceline.errors import ConfigError, EnvironmentUnfit
 
 _ANYWHERE = "192.0.2.1"  # set aside for documentation; nothing is sent there
 _DISCARD = 9
+_PORTS_FROM, _PORTS_UNTIL = 10_000, 32_768  # where Linux begins to give them away
 
 
 def choose_address(host: str, peers: tuple[str, ...], interface: str) -> str:
@@ -118,6 +121,21 @@ def listen_at(host: str, port: int) -> socket.socket:
             f"rank 0 cannot listen on {host}:{port}: {error.strerror or error}",
             fix="set MASTER_ADDR to an address of the node of rank 0, and MASTER_PORT to a free port there",
         ) from error
+
+
+def free_port(host: str) -> int:
+    """Return a port of an address of this machine that is free, for somebody else to listen at.
+
+    It lies below those that the system gives to whoever connects, and which it might give away in between.
+    """
+    while True:
+        port = _PORTS_FROM + secrets.randbelow(_PORTS_UNTIL - _PORTS_FROM)
+        try:
+            with listen_at(host, port):
+                return port
+        except EnvironmentUnfit as error:
+            if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
+                raise
 
 
 def own_addresses() -> list[tuple[str, str]]:

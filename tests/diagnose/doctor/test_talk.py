@@ -14,12 +14,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from launch.test_hosts_by_hand import free_port
 
 from paceline.diagnose.doctor.between import judge_clocks
 from paceline.diagnose.doctor.rankfacts import RankFacts, sent
 from paceline.diagnose.doctor.reception import Reception
 from paceline.diagnose.doctor.talk import Talk
+from paceline.world.address import free_port
 
 SECRET = "a word"
 
@@ -115,7 +115,7 @@ def type_on(
 
 
 def test_three_hosts_that_type_the_same_are_looked_at_together(tmp_path: Path):
-    port = free_port()
+    port = free_port("127.0.0.1")
     with ExitStack() as stack:
         typed = [type_on(stack, tmp_path, node, port) for node in (2, 1, 0)]
         listeners = set()
@@ -149,7 +149,7 @@ def listening_of(pid: int) -> set[str]:
 
 
 def test_a_host_that_stays_away_or_has_another_secret_is_named(tmp_path: Path):
-    port = free_port()
+    port = free_port("127.0.0.1")
     with ExitStack() as stack:
         first = type_on(stack, tmp_path, 0, port, "--wait", "6")
         other = type_on(stack, tmp_path, 1, port, "--wait", "6", secret="wrong")
