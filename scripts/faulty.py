@@ -1,4 +1,7 @@
-"""A small training that goes wrong as it is told: FAULT, on rank FAULT_RANK, at step FAULT_STEP. Used by fault_trials.py."""
+"""A small training that goes wrong as it is told: FAULT, on rank FAULT_RANK, at step FAULT_STEP. Used by fault_trials.py.
+
+Where FAULT_AFTER names a file or folder, the fault waits for it.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ import paceline
 
 FAULT, STEP = os.environ.get("FAULT", ""), int(os.environ.get("FAULT_STEP", "20"))
 SIZE = int(os.environ.get("FAULT_SIZE", "5"))
+AFTER = Path(os.environ.get("FAULT_AFTER", "/"))
 MARK = Path(os.environ.get("FAULT_MARK", "fault-begun"))
 
 
@@ -125,6 +129,8 @@ class Faulty:
 
     def _act(self) -> None:
         if self._mine and FAULT in ACTS:
+            while not AFTER.exists():
+                time.sleep(0.01)
             MARK.touch()
             ACTS[FAULT]()
         elif FAULT == "first-shape":

@@ -15,6 +15,9 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "faulty.py"
 WORDS = ("--max-restarts", "0", "batch.global_size=32", "epochs=1", "checkpoint.every=5steps", "timeout.step_s=60")
 
 
+SAVED = "runs/run/checkpoints/step-000000010"
+
+
 def wait_for(path: Path, running: Running) -> None:
     limit = time.monotonic() + 90
     while not path.exists():
@@ -51,7 +54,7 @@ def test_a_stuck_rank_is_named_while_the_run_goes_on_and_afterwards(tmp_path: Pa
 
 
 def test_a_failure_leaves_a_page_with_the_way_on(tmp_path: Path):
-    env = {"FAULT": "raise", "FAULT_RANK": "1", "FAULT_STEP": "12"}
+    env = {"FAULT": "raise", "FAULT_RANK": "1", "FAULT_STEP": "12", "FAULT_AFTER": SAVED}
     done = paceline("run", str(SCRIPT), "-n", "2", *WORDS, folder=tmp_path, env=env)
     page = json.loads((tmp_path / "runs" / "run" / "failure.json").read_text())
     text = (tmp_path / "runs" / "run" / "failure.md").read_text()
@@ -68,7 +71,7 @@ def test_a_failure_leaves_a_page_with_the_way_on(tmp_path: Path):
 
 def test_under_torchrun_the_page_about_a_killed_rank_is_left_afterwards(tmp_path: Path):
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(SCRIPT)]
-    env = {"FAULT": "kill", "FAULT_RANK": "1", "FAULT_STEP": "12"}
+    env = {"FAULT": "kill", "FAULT_RANK": "1", "FAULT_STEP": "12", "FAULT_AFTER": SAVED}
     done = subprocess.run([*words, *WORDS[2:]], cwd=tmp_path, env=os.environ | env, capture_output=True, timeout=120)
     assert done.returncode == 1
     folder = tmp_path / "runs" / "run"

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "faulty.py"
 WORDS = ("batch.global_size=32", "epochs=1", "checkpoint.every=5steps", "timeout.step_s=60")
-_PATIENCE_S = 120
+_PATIENCE_S = 240
 
 
 @pytest.mark.slurm(nodes=4, cpus=2, gpus=0, cgroup=True)
@@ -22,10 +22,12 @@ def test_a_killed_rank_and_one_out_of_memory_leave_a_page(slurm) -> None:
     shutil.copy(SCRIPT, desk.folder)
     where = ("--nodes", "2", "--ranks-per-node", "1", "--time", "5")
     ends = {"kill": "was killed by SIGKILL", "memory": "was killed: the memory that the job asked for was used up"}
-    jobs = {
-        fault: desk.submit("faulty.py", *where, *WORDS, f"name={fault}", env={"FAULT": fault, "FAULT_RANK": "1", "FAULT_STEP": "12"})
-        for fault in ends
-    }  # fmt: skip
+    env = {"FAULT_RANK": "1", "FAULT_STEP": "12"}
+    jobs = {}
+    for fault in ends:
+        saved = desk.folder / "runs" / fault / "checkpoints" / "step-000000010"
+        how = env | {"FAULT": fault, "FAULT_AFTER": str(saved)}
+        jobs[fault] = desk.submit("faulty.py", *where, *WORDS, f"name={fault}", env=how)
     for fault, job in jobs.items():
         slurm.wait(job, timeout_s=_PATIENCE_S)
         folder = desk.folder / "runs" / fault

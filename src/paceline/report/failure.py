@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paceline.checkpoint.local import LocalStorage
 from paceline.errors import EnvironmentUnfit
 from paceline.events import CheckpointSaved, RunEnded, RunFailed, RunStarted, RunStopped, StepDone, surviving
 from paceline.hang.judge import judge
@@ -102,7 +103,7 @@ def _own_words(first: Record | None) -> str:
 def _with_history(folder: RunDir, rank: int, how: str, words: str, records: Sequence[Record]) -> Page:
     events = _events(folder)
     steps = [event for event in events if event["event"] == StepDone.__name__][-_STEPS:]
-    saved = next((event for event in reversed(events) if event["event"] == CheckpointSaved.__name__), None)
+    saved_step, saved = _newest_checkpoint(folder, events)
     stuck = [record for record in records if record.state in {"stuck", "failed"}]
     verdict = kept(folder) or (judge(records) if stuck else None)
     held = verdict if verdict and verdict.cause not in {"none", "exception", "gone"} else None
@@ -111,8 +112,17 @@ def _with_history(folder: RunDir, rank: int, how: str, words: str, records: Sequ
     return Page(
         str(folder.root.absolute()), rank, mine.node if mine else "", how, words, held.cause if held else "", held.sentence if held else "", step,
         tuple({name: event[name] for name in ("step", "loss", "samples_per_s")} for event in steps),
-        saved["path"] if saved else "", saved["step"] if saved else -1, "", _SAME_WAY,
+        saved, saved_step, "", _SAME_WAY,
     )  # fmt: skip
+
+
+def _newest_checkpoint(folder: RunDir, events: Sequence[dict[str, Any]]) -> tuple[int, str]:
+    """Return the step and the place of the newest checkpoint; one that came to be in the last moments has no event."""
+    found = [(event["step"], event["path"]) for event in events if event["event"] == CheckpointSaved.__name__][-1:]
+    storage = LocalStorage(folder.checkpoints)
+    with contextlib.suppress(OSError):
+        found += [(step, storage.where(step)) for step in storage.steps()[:1]]
+    return max(found, default=(-1, ""))
 
 
 def _has_failed(events: Sequence[dict[str, Any]], records: Sequence[Record]) -> bool:
