@@ -78,7 +78,7 @@ def test_the_script_of_each_ready_profile_is_the_stored_text(name: str, launcher
     subprocess.run(["bash", "-n", stored], check=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(NASTY, max_size=5), NASTY)
 def test_every_word_reaches_the_command_exactly_and_none_is_executed(
     tmp_path_factory, words: list[str], name: str
@@ -95,7 +95,7 @@ def test_every_word_reaches_the_command_exactly_and_none_is_executed(
     assert list(folder.iterdir()) == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.from_regex(r"[A-Z_]{1,8}", fullmatch=True), NASTY)
 def test_every_variable_reaches_the_ranks_exactly_or_is_refused(tmp_path_factory, name: str, value: str) -> None:
     folder = tmp_path_factory.mktemp("shell")
@@ -109,7 +109,7 @@ def test_every_variable_reaches_the_ranks_exactly_or_is_refused(tmp_path_factory
     assert list(folder.iterdir()) == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(NASTY)
 def test_no_word_gets_into_an_sbatch_line_unless_it_is_plain(word: str) -> None:
     try:

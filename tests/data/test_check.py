@@ -37,7 +37,7 @@ def folder(packed: Path, tmp_path: Path) -> Path:
     return shutil.copytree(packed, tmp_path / "set")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_every_byte_counts_and_its_file_is_named(packed: Path, data: st.DataObject) -> None:
     names = sorted(path.name for path in packed.iterdir())

@@ -61,14 +61,12 @@ def test_the_order_is_the_one_of_the_first_release():
     assert samples_at(numpy.arange(8), 1000, seed=42, epoch=1).tolist() == [921, 960, 327, 861, 86, 378, 38, 313]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 2**40), st.integers(0, 2**64), st.integers(0, 9), st.data())
 def test_places_of_samples_are_where_they_stand(size, seed, epoch, data):
     places = numpy.array(data.draw(st.lists(st.integers(0, size - 1), max_size=20)), dtype=numpy.int64)
     assert (places_of(samples_at(places, size, seed, epoch), size, seed, epoch) == places).all()
 
 
-@settings(deadline=None)
 @given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 9), st.integers(0, 2**64), st.integers(0, 9))
 def test_blocks_come_in_windows_and_every_sample_once(size, block, window, seed, epoch):
     order = Order(size, block, window)
@@ -83,7 +81,6 @@ def test_blocks_come_in_windows_and_every_sample_once(size, block, window, seed,
     assert all(places[-1] - places[0] < window * block for places in seen.values())
 
 
-@settings(deadline=None)
 @given(st.integers(2, 300), st.integers(1, 40), st.integers(1, 9), st.data())
 def test_any_places_can_be_asked_for(size, block, window, data):
     places = numpy.array(data.draw(st.lists(st.integers(0, size - 1), max_size=30)), dtype=numpy.int64)

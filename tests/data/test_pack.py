@@ -436,7 +436,7 @@ def test_a_tokenizer_is_trained_on_the_spot_and_kept_in_the_set(source: Path, tm
     assert index.about["vocabulary"] == tokenizer.get_vocab_size() <= 280
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(st.binary(max_size=9), min_size=1, max_size=5), st.integers(1, 6))
 def test_neighbouring_rows_share_one_element_and_nothing_but_a_tail_is_lost(
     tmp_path_factory, documents: list[bytes], length: int

@@ -242,7 +242,7 @@ def test_shards_that_cannot_be_are_refused(tmp_path, change):
         SetIndex.from_json(json.dumps(resummed(tree)).encode(), "somewhere")
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.data())
 def test_no_flipped_bit_ever_becomes_a_sample(tmp_path_factory, data):
     folder = make_set(tmp_path_factory.mktemp("set"), 11, 4, data.draw(st.sampled_from([rows_of, text_of])))

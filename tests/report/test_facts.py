@@ -140,7 +140,7 @@ def test_whatever_the_files_hold_there_is_a_page(tmp_path: Path) -> None:
     assert found["rank_times"] == {"steps": [4], "ranks": [0, 1], "own_s": [[1.0], [None]]}
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50)
 @given(st.lists(st.integers(-9, 9) | st.just(math.nan), min_size=1, max_size=90), st.integers(1, 20))
 def test_thinning_keeps_the_extremes_and_the_width(values: list[float], columns: int) -> None:
     curve = thinned(range(len(values)), values, columns)

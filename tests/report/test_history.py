@@ -57,7 +57,7 @@ def histories(draw: Any) -> list[list[str]]:
     return [lines[low:high] for low, high in zip([0, *cuts], [*cuts, len(lines)], strict=True)]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(histories())
 def test_what_is_read_in_pieces_is_what_survives(pieces: list[list[str]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

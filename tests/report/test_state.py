@@ -146,7 +146,7 @@ def columns(line: str) -> int:
     return sum(not unicodedata.combining(letter) for letter in line)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 200), st.integers(1, 60), st.text(), st.lists(st.text(), max_size=12))
 def test_a_frame_fits_its_terminal_whatever_a_log_says(width: int, height: int, name: str, log: list[str]) -> None:
     found = RunState(

@@ -37,7 +37,7 @@ def order_of_an_epoch(samples, lanes, size, global_size, epoch, seed):
     return samples_at(numpy.array(order), samples, seed, epoch).tolist()
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(worlds())
 def test_every_sample_once_and_the_same_order_for_all_worlds(case):
     order = order_of_an_epoch(**case)
