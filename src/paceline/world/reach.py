@@ -15,6 +15,7 @@ from paceline.world.address import interface_of, source_towards
 
 PATIENCE_S = 10.0
 _CONNECT_S = 3.0
+_ANSWER_S = 15.0
 _FIX = (
     "name the interface that joins the nodes in the cluster profile, PACELINE_INTERFACE or GLOO_SOCKET_IFNAME; "
     "or open the firewall between the nodes"
@@ -83,6 +84,7 @@ def ring(door: str) -> EnvironmentUnfit | None:
     address, port, token, host = door.split()
     try:
         with socket.create_connection((address, int(port)), _CONNECT_S) as connection:
+            connection.settimeout(_ANSWER_S)
             heard = connection.makefile("rb").read().decode(errors="replace")
     except OSError as error:
         return unreachable(host, address, int(port), error)

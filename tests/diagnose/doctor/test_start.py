@@ -37,7 +37,7 @@ def test_a_training_is_ended_at_its_first_step(tmp_path: Path, monkeypatch: pyte
     start = measure(["path", "train.py"], 120, trace=False)
     assert start.stepped and not (tmp_path / "steps").exists()
     torch = next(one for one in start.packages if one.name == "torch")
-    assert torch == start.packages[0]
+    assert torch == max(start.packages, key=lambda one: one.opened)
     assert torch.import_s > 0 and torch.opened > 100
     assert start.whole_s > torch.import_s and start.calls == -1
 
@@ -74,7 +74,7 @@ def test_a_program_that_fails_or_hangs_is_told(tmp_path: Path):
     with pytest.raises(EnvironmentUnfit, match="before anything was seen"):
         measure(["path", str(tmp_path / "gone.py")], 60)
     (tmp_path / "slow.py").write_text("import time; time.sleep(600)")
-    assert not measure(["path", str(tmp_path / "slow.py")], 3, trace=False).stepped
+    assert not measure(["path", str(tmp_path / "slow.py")], 15, trace=False).stepped
 
 
 SLEEPS = "import pathlib, time; pathlib.Path('asleep').touch(); time.sleep(600)"
@@ -83,7 +83,7 @@ SLEEPS = "import pathlib, time; pathlib.Path('asleep').touch(); time.sleep(600)"
 def test_a_program_that_sleeps_is_ended_with_all_that_watches_it(tmp_path: Path):
     """Once at its time, traced and not; once at a signal. `paceline` sees that nothing is left."""
     (tmp_path / "sleepy.py").write_text(SLEEPS)
-    done = paceline("doctor", "--startup", "sleepy.py", "--wait", "4", folder=tmp_path)
+    done = paceline("doctor", "--startup", "sleepy.py", "--wait", "15", folder=tmp_path)
     assert "s to its end" in done.out, done.err
     (tmp_path / "asleep").unlink()
     with started("doctor", "--startup", "sleepy.py", folder=tmp_path) as running:

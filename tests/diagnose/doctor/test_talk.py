@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from launch.program import wait_until
 
 from paceline.diagnose.doctor.between import judge_clocks
 from paceline.diagnose.doctor.rankfacts import RankFacts, sent
@@ -117,13 +118,15 @@ def type_on(
 def test_three_hosts_that_type_the_same_are_looked_at_together(tmp_path: Path):
     port = free_port("127.0.0.1")
     with ExitStack() as stack:
-        typed = [type_on(stack, tmp_path, node, port) for node in (2, 1, 0)]
+        typed = [type_on(stack, tmp_path, node, port) for node in (2, 0)]
+        wait_until(lambda: bool(listening_of(typed[1].pid)) or typed[1].poll() is not None)
+        typed.append(type_on(stack, tmp_path, 1, port))  # until it comes, the first one listens
         listeners = set()
-        while typed[2].poll() is None:
-            listeners |= listening_of(typed[2].pid)
+        while typed[1].poll() is None:
+            listeners |= listening_of(typed[1].pid)
             time.sleep(0.02)
         outs = [process.communicate(timeout=90) for process in typed]
-    second, first = json.loads(outs[1][0]), json.loads(outs[2][0])
+    second, first = json.loads(outs[2][0]), json.loads(outs[1][0])
     found = {one["check"]: one for one in first["findings"]}
     assert (first["hosts"], first["ranks"]) == (3, 3), outs
     assert found["ranks"]["says"] == "all 3 came, from 3 hosts"
@@ -151,8 +154,8 @@ def listening_of(pid: int) -> set[str]:
 def test_a_host_that_stays_away_or_has_another_secret_is_named(tmp_path: Path):
     port = free_port("127.0.0.1")
     with ExitStack() as stack:
-        first = type_on(stack, tmp_path, 0, port, "--wait", "6")
-        other = type_on(stack, tmp_path, 1, port, "--wait", "6", secret="wrong")
+        first = type_on(stack, tmp_path, 0, port, "--wait", "20")
+        other = type_on(stack, tmp_path, 1, port, "--wait", "20", secret="wrong")
         out, err = first.communicate(timeout=90)
         refused = other.communicate(timeout=90)
     assert first.returncode == 1, err

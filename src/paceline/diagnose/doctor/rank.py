@@ -21,7 +21,7 @@ from paceline.diagnose.doctor.here import examine_here
 from paceline.diagnose.doctor.host import look_at_host
 from paceline.diagnose.doctor.rankfacts import RankFacts, sent
 from paceline.diagnose.doctor.software import TorchFacts, ask_torch, versions
-from paceline.diagnose.doctor.talk import Talk
+from paceline.diagnose.doctor.talk import ANSWER_S, Talk
 from paceline.errors import PacelineError
 from paceline.world.address import address_on, interface_of
 from paceline.world.detect import detect_world
@@ -83,11 +83,11 @@ def _gpus_seen(torch: TorchFacts | None) -> int:
 
 def report(world: World, told: Mapping[str, str], facts: RankFacts) -> dict[str, object]:
     """Tell the facts to who examines, try the ways to the other hosts, and return what was made of it."""
-    where = str(told["address"]), int(told["port"])
-    host, port, own = reach(lambda: where, float(told["wait_s"]), may_come_late=True, quiet=True)
+    where, wait_s = (str(told["address"]), int(told["port"])), float(told["wait_s"])
+    host, port, own = reach(lambda: where, wait_s, may_come_late=True, quiet=True)
     connection = socket.create_connection((host, port), 10)
     with ExitStack() as stack:
-        talk = stack.enter_context(Talk(connection, float(told["wait_s"])))
+        talk = stack.enter_context(Talk(connection, wait_s + ANSWER_S))
         door = stack.enter_context(doorbell(_address(world, own))) if world.local_rank == 0 else ""
         talk.prove(str(told["secret"]), size=world.size, facts=sent(facts), door=door)
         return _answer(talk, world, door)

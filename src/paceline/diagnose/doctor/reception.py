@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from paceline.diagnose.doctor.rankfacts import RankFacts, received
-from paceline.diagnose.doctor.talk import Talk
+from paceline.diagnose.doctor.talk import ANSWER_S, Talk
 
 _HELLO_S = 30.0
-_ANSWER_S = 120.0
 _LOOK_S = 0.1
 _AT_ONCE = 64
 
@@ -43,7 +42,7 @@ class Reception:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._listener.close()
-        for guest in self._guests.values():
+        for guest in self._in_order():
             guest.talk.__exit__()
 
     @property
@@ -56,8 +55,7 @@ class Reception:
         limit = time.monotonic() + timeout_s
         while len(self._guests) < self._size and time.monotonic() < limit and not is_over():
             time.sleep(_LOOK_S)
-        with self._lock:
-            guests = [self._guests[rank] for rank in sorted(self._guests)]
+        guests = self._in_order()
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             clocks = list(pool.map(_clock, guests))
             doors = {guest.facts.node: guest.door for guest in guests if guest.door}
@@ -70,9 +68,14 @@ class Reception:
 
     def dismiss(self, *, ok: bool) -> None:
         """Tell the ranks what was made of it; they leave."""
-        for guest in self._guests.values():
+        for guest in self._in_order():
             with contextlib.suppress(OSError):
                 guest.talk.say(ok=ok)
+
+    def _in_order(self) -> list[_Guest]:
+        """Return those that are here by now; others may still come."""
+        with self._lock:
+            return [self._guests[rank] for rank in sorted(self._guests)]
 
     def _receive(self) -> None:
         with contextlib.suppress(OSError):  # the listener is closed
@@ -85,7 +88,7 @@ class Reception:
         try:
             said = talk.ask_proof(self._secret)
             guest = _Guest(talk, received(said["facts"]), str(said["door"]))
-            connection.settimeout(_ANSWER_S)
+            connection.settimeout(ANSWER_S)
             self._take_in(guest, int(said["size"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):  # a stranger, or a rank that has just died
             talk.__exit__()

@@ -270,7 +270,9 @@ def _judge_disk(start: Startup) -> Finding:
 
 def _judge_time(start: Startup) -> Finding:
     whole = sum(one.import_s for one in start.packages)
-    heavy = [one for one in start.packages if one.import_s > _HEAVY * whole and one.name not in {"torch", PYTHON}]
+    heavy = [
+        one for one in start.packages if one.import_s > _HEAVY * whole and one.name not in {"torch", "paceline", PYTHON}
+    ]
     where = "to the first step" if start.stepped else "to its end"
     said = f"{start.whole_s:.1f} s {where}, {whole:.1f} s of it imports"
     if whole > _SLOW_S:

@@ -10,6 +10,8 @@ import socket
 import time
 from typing import Any, Self
 
+ANSWER_S = 120.0
+"""How long the other side may take for an answer, when everybody is there."""
 _LONGEST = 1 << 20
 _ROUNDS = 5
 
