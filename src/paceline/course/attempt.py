@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.course.exercise import Exercise
-from paceline.course.play import Command, command_of, worst
+from paceline.course.play import TOGETHER, Command, command_of, worst
 
 _MARK = "PACELINE_ATTEMPT"
 _GRACE_S, _LOOK_S = 10, 0.05
@@ -23,7 +23,6 @@ _SETTINGS = {
     "CUDA_VISIBLE_DEVICES": "",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONUNBUFFERED": "",  # whole lines: ranks do not mix theirs
-    "TORCH_DIST_INIT_BARRIER": "1",  # a rank that has nothing to wait for must not leave while others are still connecting
 }
 
 
@@ -56,7 +55,7 @@ def attempt(exercise: Exercise, file: Path, patience_s: float) -> Outcome:
 def _run(command: Command, folder: Path, patience_s: float) -> Outcome:
     """Run one command, on as many nodes as it is for. It writes to a file: a pipe would stay open as long as any child."""
     mark = secrets.token_hex(8)
-    env = os.environ | _SETTINGS | dict(command.variables) | {_MARK: mark}
+    env = os.environ | _SETTINGS | TOGETHER | dict(command.variables) | {_MARK: mark}
     limit = time.monotonic() + patience_s
     with tempfile.TemporaryFile() as said:
         with _nothing_left(mark) as agents:

@@ -14,7 +14,9 @@ PATIENCE_S = 240
 """How long one run may take; on a busy machine they take half a minute."""
 _RANK = re.compile(r"^\[(?:rank\d+|default\d+)\]: ?", re.MULTILINE)
 _ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Warning|Exit)\b.*)$", re.MULTILINE)
-_ONLY_PASSED_ON = re.compile(r"ProcessRaisedException|[Cc]onnection (?:closed|reset) by peer|Timed out waiting")
+_ONLY_PASSED_ON = re.compile(
+    r"ProcessRaisedException|Broken pipe|[Cc]onnection (?:closed|reset) by peer|Timed out waiting"
+)
 """Errors of whoever waited for a rank that failed, left or never came."""
 _WAITS = "a rank waits for the others: does every rank come to every collective?"
 _NOTHING = "the lines that are looked at are missing in what it prints: leave the prints of the copy as they are"

@@ -18,6 +18,8 @@ from paceline.world.address import free_port
 
 _SETTING = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)")
 _OURS = {"python": (), "torchrun": ("-m", "torch.distributed.run"), "paceline": ("-m", "paceline")}
+TOGETHER = {"TORCH_DIST_INIT_BARRIER": "1"}
+"""A rank that has nothing to wait for must not leave while others are still connecting."""
 _LOOPBACK = "127.0.0.1"
 _ELSEWHERE = {"salloc": "a Slurm cluster", "sbatch": "a Slurm cluster"}
 
@@ -58,7 +60,7 @@ def command_of(line: str, lesson: Lesson, port: int = 0) -> Command:
 
 def play(command: Command, folder: Path) -> int:
     """Run a command in a folder, on as many nodes as it is for; return the first exit code that is not 0."""
-    env = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PATH": _path()}
+    env = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PATH": _path()} | TOGETHER
     if command.times > 1:
         env["CUDA_VISIBLE_DEVICES"] = ""  # agents on one machine would all take the same GPUs
     env |= command.variables

@@ -66,6 +66,7 @@ def read_in_workers(source: Source, wanted: Iterable[Wanted], workers: int, lane
         for worker in lanes._workers:  # noqa: SLF001 - those that hang, and do not hear the signal that asks them to end
             if worker.is_alive():
                 worker.kill()
+                worker.join()
 
 
 def _as_it_is(batch: Any) -> Any:
