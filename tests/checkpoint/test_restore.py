@@ -17,6 +17,7 @@ from torch import nn
 
 import paceline
 from paceline.checkpoint import manifest as manifest_module
+from paceline.checkpoint import save
 from paceline.checkpoint.local import LocalStorage
 from paceline.checkpoint.manifest import Manifest, NewerFormat
 from paceline.checkpoint.save import Saver
@@ -74,6 +75,7 @@ def test_a_run_that_is_cut_again_and_again_ends_with_the_same_bits(tmp_path, str
 
 
 def train_there(world, runs: str, cut_after: int = 0) -> str:
+    save._LAST_WORDS_S = 60  # in this process of its own: a slow disk may take long for the others' files
     try:
         return train(settings(Path(runs), "batch.lanes=4"), world=world, cut_after=cut_after)
     except Cut:

@@ -136,11 +136,18 @@ def test_a_mirror_that_moved_is_followed_but_only_to_the_web(good, tmp_path) -> 
 
 
 def test_a_mirror_that_never_answers_is_given_up(good, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(get, "_OPEN_S", 0.2)
-    monkeypatch.setattr(get, "_READ_S", 1.0)
-    before = set(threading.enumerate())
+    opened, before = get._opened, set(threading.enumerate())
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/{{name}}"
+
+        def impatient(asked: str) -> object:
+            with monkeypatch.context() as limits:
+                if not asked.startswith(good.address.partition("{")[0]):
+                    limits.setattr(get, "_OPEN_S", 0.2)
+                    limits.setattr(get, "_READ_S", 1.0)
+                return opened(asked)
+
+        monkeypatch.setattr(get, "_opened", impatient)
         check_whole(tmp_path / "got", get.fetch("small", tmp_path / "got", [address, good.address]))
         for thread in set(threading.enumerate()) - before:
             thread.join(30)

@@ -21,7 +21,7 @@ from data.packable import KINDS, IMAGES, LABELS, alike, content, read_back
 from data import packable
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch.program import processes_with, started
+from launch.program import processes_with, started, wait_for
 from PIL import Image
 
 from paceline.data.check import check_set, open_index
@@ -122,14 +122,30 @@ def test_a_pack_that_is_interrupted_at_any_file_goes_on_to_the_same_bytes(
     assert survived > len(wanted)
 
 
+HELD = """
+import pathlib, time
+from paceline.data.pack import plan
+
+def note(self, facts, note=plan.Journal.note):
+    note(self, facts)
+    if len(self.finished) == {finished}:
+        pathlib.Path("held").touch()
+        time.sleep(600)
+
+plan.Journal.note = note
+"""
+
+
 @pytest.mark.parametrize("finished", [1, 40])
 def test_a_pack_that_is_killed_goes_on_to_the_same_bytes(finished: int, tmp_path: Path) -> None:
     numpy.save(tmp_path / "x.npy", numpy.random.default_rng(3).integers(0, 255, (150, 100), dtype="uint8"))
     words = ["data", "pack", "x.npy", "--shard", "100", "--workers", "2", "--to"]
     pack(Request((str(tmp_path / "x.npy"),), 100), tmp_path / "whole", workers=1)
-    with started(*words, "out", folder=tmp_path, cold=True) as running:
-        while len(plan.plan_in(tmp_path / "out")) < finished + 2:
-            assert running.process.poll() is None
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "sitecustomize.py").write_text(HELD.format(finished=finished))
+    env = {"PYTHONPATH": str(tmp_path / "first")}
+    with started(*words, "out", folder=tmp_path, env=env, cold=True) as running:
+        wait_for(tmp_path / "held")
         os.kill(running.process.pid, signal.SIGKILL)
         running.process.wait()
         assert running.left_over() == []

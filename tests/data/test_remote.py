@@ -206,7 +206,9 @@ def watched(cache: Path) -> Iterator[list[int]]:
     over = threading.Event()
 
     def look() -> None:
-        while not over.is_set():
+        last = False
+        while not last:
+            last = over.is_set()
             with open(cache / "lock", "ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 sizes = []

@@ -170,7 +170,7 @@ def _end_with(work: Callable[[Any], None], given: Any) -> NoReturn:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
     except BaseException:
-        traceback.print_exc()
+        sys.stderr.write(traceback.format_exc())  # at once, as Python does
         code = 1
     finally:
         sys.stdout.flush()

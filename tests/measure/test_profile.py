@@ -33,7 +33,7 @@ def trainings(world, folder: str) -> None:
     import slow_training
 
     for phase, rank in DELAYS.items():
-        slow = {"slow.phase": phase, "slow.rank": rank, "slow.seconds": 0.1, "name": phase}
+        slow = {"slow.phase": phase, "slow.rank": rank, "slow.seconds": 0.5, "steps": 6, "name": phase}
         window = {"profile.to": f"{folder}/{phase}", "profile.skip": 2, "profile.steps": 3}
         for _ in range(1 + (phase == "compute")):  # one folder is filled twice
             slow_training.train(world, with_settings(slow_training.TrainingConfig(), slow | window))

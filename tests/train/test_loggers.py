@@ -16,6 +16,8 @@ import paceline
 from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError
 from paceline.events import EpochDone, RunStarted, StepDone
+from paceline.rundir import RunDir
+from paceline.train import loggers
 from paceline.train.sinks.bookmark import Bookmark
 from paceline.train.sinks.csvfile import CsvSink
 from paceline.train.surroundings import surroundings
@@ -60,7 +62,10 @@ def scalars_of(folder: Path) -> dict[str, list[int]]:
     return {name: [point.step for point in shown.Scalars(name)] for name in shown.Tags()["scalars"]}
 
 
-def test_a_run_that_is_resumed_has_every_step_once_in_tables_and_tensorboard(tmp_path: Path, capsys) -> None:
+def test_a_run_that_is_resumed_has_every_step_once_in_tables_and_tensorboard(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr(loggers, "_LEAVES_WITHIN_S", 90)  # the first use of tensorboard imports much
     words = "log.to=csv,tensorboard", "epochs=2"
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, *words, crash_at=10)  # saved after 4 and 8
@@ -92,20 +97,14 @@ def test_a_logger_that_fails_is_said_once_and_stops_nothing(tmp_path: Path, caps
     assert capsys.readouterr().err.count("the tensorboard logger failed") == 1
     assert len(rows_of(tmp_path / "run" / "csv" / "steps.csv")) == 5
 
-    from paceline.train.loggers import Loggers
-    from paceline.rundir import RunDir
-
     config = config_from_words(RunConfig, [f"runs={tmp_path}", "log.to=csv"])
-    with Loggers(config, World(), RunDir(tmp_path / "run")) as loggers:
+    with loggers.Loggers(config, World(), RunDir(tmp_path / "run")) as told:
         for step in range(3):  # before any RunStarted: the table is not open
-            loggers(StepDone(step, 1, 1, 0.1, 0.1, 1.0))
+            told(StepDone(step, 1, 1, 0.1, 0.1, 1.0))
     assert capsys.readouterr().err.count("the csv logger failed") == 1
 
 
 def test_a_logger_that_hangs_holds_nothing_up(tmp_path: Path, capsys, monkeypatch) -> None:
-    from paceline.rundir import RunDir
-    from paceline.train import loggers
-
     let_go = threading.Event()
 
     class Hanging:
