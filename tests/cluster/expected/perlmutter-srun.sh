@@ -27,17 +27,18 @@ page=(/home/me/venv/bin/python -m paceline hang /home/me/runs/digits)
 
 # ---- the same for every job from here on ----
 jobs="$run/jobs" id="$SLURM_JOB_ID" count="${SLURM_RESTART_COUNT:-0}"
-mark="$jobs/$id.$count.stopped"
+mark="$jobs/$id.$count.stopped" kept="$jobs/$id.$count.code"
 umask 077
 
 say() { echo "paceline: $*" >&2; }
 progress() { cat "$jobs/progress" 2>/dev/null; }
 past_end() { [ -n "$end" ] && [ "$(date +%s)" -ge "$end" ]; }
 ask_to_stop() {
+  asked=yes
   say "the time limit is near, or this job is to make room: asking the ranks to save and leave"
   scancel --signal=USR1 "$id"
 }
-ended='' end=''
+asked='' ended='' end=''
 trap ask_to_stop USR1
 trap 'ended=yes' TERM # the ranks get it as well: see how they end
 
@@ -69,12 +70,21 @@ echo "$SLURM_JOB_NODELIST" >"$jobs/$id.nodes"
 
 listen() {
   trap '' USR1 TERM # which may come to all processes of the job: the last words are still to be written down
-  exec tee >(exec grep --line-buffered '^srun: error: ' >"$jobs/$id.errors")
+  tee /dev/fd/3 3>&1 >&2 | grep --line-buffered '^srun: error: ' >"$jobs/$id.errors"
 }
 start=$(progress)
 say "job $id, start $((count + 1)), on $SLURM_JOB_NODELIST, at $(date '+%F %T')"
-"${command[@]}" 2> >(listen >&2) &
+exec 3> >(listen)
+listener=$!
+{
+  trap : USR1 TERM
+  "${command[@]}"
+  code=$?
+  echo "$code" >"$kept" # for `wait` may lose the code of a step that ends in the very moment in which a signal comes
+  exit "$code"
+} 2>&3- &
 step=$! stuck=''
+exec 3>&-
 while wait "$step"; kill -0 "$step" 2>/dev/null; do # a signal ends `wait`, not the step
   if [ -n "$ended" ] && past_end; then
     sleep 15
@@ -83,7 +93,20 @@ while wait "$step"; kill -0 "$step" 2>/dev/null; do # a signal ends `wait`, not 
 done
 trap '' USR1 TERM # a signal to this shell's own commands must not keep the job from what comes now
 code=1
-[ -n "$stuck" ] || { wait "$step"; code=$?; }
+if [ -z "$stuck" ]; then
+  wait "$step"
+  code=$?
+  [ -s "$kept" ] && code=$(cat "$kept")
+fi
+rm -f "$kept"
+# What srun said last may still be on its way; unless somebody else holds the other end, a moment is enough.
+looks=0
+while [ -z "$stuck" ] && kill -0 "$listener" 2>/dev/null && [ $((looks += 1)) -le 300 ]; do sleep 0.2; done
+# Told to stop, and dead of that very signal, while no rank has said that it failed: Python could not listen yet.
+early=''
+if [ -n "$asked$ended" ] && { [ "$code" -eq 138 ] || [ "$code" -eq 143 ]; } && [ "$(progress)" = "$start" ]; then
+  ls -d "$mark"* >/dev/null 2>&1 || early=yes
+fi
 
 # Slurm itself puts a job back whose node it has lost, or that has to make room. This shell is then a thing of the past.
 standing='' tries=0
@@ -98,7 +121,7 @@ if [ "${standing##* }" != "$count" ] || { [ "${standing%% *}" != RUNNING ] && ! 
 fi
 rm -f "$jobs/$id.nodes"
 # How it failed is written down before the next start writes over what the ranks have left.
-[ "$code" -ne 0 ] && [ ! -e "$mark" ] && [ ${#page[@]} -gt 0 ] && timeout 60 "${page[@]}" >/dev/null 2>&1
+[ "$code" -ne 0 ] && [ ! -e "$mark" ] && [ -z "$early" ] && [ ${#page[@]} -gt 0 ] && timeout 60 "${page[@]}" >/dev/null 2>&1
 
 over() {
   echo "$1" >"$jobs/over"
@@ -141,6 +164,8 @@ if [ -e "$mark" ]; then
   again "saved and stopped"
 elif [ -n "$stuck" ]; then
   again "its ranks did not leave in time"
+elif [ -n "$early" ]; then
+  again "told to stop before it had begun"
 elif [ "$code" -eq 0 ]; then
   over "it is complete" 0
 elif [ "$(progress)" != "$start" ] || { [ -n "$start" ] && [ "$code" -ne 2 ] && [ "$code" -ne 3 ]; }; then

@@ -1,0 +1,59 @@
+"""Does the shell of a job judge rightly how its step ended? Slurm's commands are stand-ins here, which say what the case needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import paceline.cluster
+
+TAIL = Path(paceline.cluster.__file__).with_name("job.sh")
+SLURM = {
+    "squeue": 'case "$*" in *RestartCnt*) echo RUNNING 0 ;; *) echo N/A ;; esac',
+    "scancel": ":",
+    "sinfo": ":",
+    "scontrol": 'echo "scontrol $*"',
+}
+TOLD_AND_DEAD = 'kill -USR1 "$SHELL_OF_JOB"; kill -USR1 $$'
+SAYS_WHY = 'touch "$PACELINE_STOPPED.0123abcd"; '
+
+
+def job(folder: Path, step: str, **programs: str) -> tuple[int, str]:
+    """Run a job's shell around a step; return its exit code, and all that was said."""
+    for name, text in (SLURM | programs).items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    (folder / "run" / "jobs").mkdir(parents=True)
+    (folder / "step").write_text(step)
+    head = f"run={folder}/run\nrequeue=yes\nsurroundings() {{ export SHELL_OF_JOB=$$; }}\ncommand=(sh {folder}/step)\npage=()\n"
+    env = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}
+    pipe, both = subprocess.PIPE, subprocess.STDOUT
+    done = subprocess.run(["bash", "-c", head + TAIL.read_text()], env=env, stdout=pipe, stderr=both, text=True)
+    assert not list((folder / "run" / "jobs").glob("*.code"))
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize("slow", ["tee", "grep"])
+def test_the_last_words_of_srun_are_waited_for(tmp_path: Path, slow: str) -> None:
+    step = 'echo new >"$PACELINE_PROGRESS"; echo "srun: error: n1: task 0: Killed" >&2; kill -9 $$'
+    code, said = job(tmp_path, step, **{slow: f'sleep 1; exec {shutil.which(slow)} "$@"'})
+    assert (code, "failed with exit code 137; back into the queue" in said) == (0, True), said
+    assert "srun: error: n1: task 0: Killed\n" in said
+    assert (tmp_path / "run" / "jobs" / "failed-nodes").read_text() == "n1\n"
+
+
+def test_a_step_that_dies_of_the_word_to_stop_is_started_again(tmp_path: Path) -> None:
+    code, said = job(tmp_path, TOLD_AND_DEAD)
+    assert (code, "told to stop before it had begun; back into the queue" in said) == (0, True), said
+    assert "scontrol requeue 7" in said
+
+
+@pytest.mark.parametrize("step", ["kill -TERM $$", SAYS_WHY + TOLD_AND_DEAD], ids=["untold", "failed before"])
+def test_a_step_that_dies_otherwise_has_failed(tmp_path: Path, step: str) -> None:
+    code, said = job(tmp_path, step)
+    assert (code, "back into the queue" in said) in [(143, False), (138, False)], said
+    assert "it failed with exit code" in (tmp_path / "run" / "jobs" / "over").read_text()
