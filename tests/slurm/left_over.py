@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+from slurm.cluster.cgroups import own_name
 from slurm.cluster.place import Place
 
 
@@ -45,7 +46,10 @@ def _processes(condition: Callable[[Path], bool]) -> list[str]:
 
 
 def devices() -> set[str]:
-    """Return the names of the machine's network devices and the cgroups of clusters."""
-    return {path.name for path in Path("/sys/class/net").iterdir()} | {
-        str(path) for path in Path("/sys/fs/cgroup").glob("*/cluster-*")
-    }
+    """Return the names of the machine's network devices."""
+    return {path.name for path in Path("/sys/class/net").iterdir()}
+
+
+def cgroups_of(place: Place) -> list[Path]:
+    """Return a cluster's own parts of the cgroup hierarchies: others, of which this knows nothing, may come and go."""
+    return list(Path("/sys/fs/cgroup").glob(f"*/{own_name(place)}"))

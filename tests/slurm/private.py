@@ -23,7 +23,7 @@ from slurm.cluster.settings import HEAD, Settings
 
 TOOL = (sys.executable, str(Path(__file__).with_name("cluster")))
 _LEAVES_WITHIN_S = 1
-_STOPS_WITHIN_S = 60
+_STOPS_WITHIN_S = 240
 _LINES_OF_A_LOG = 10
 
 
@@ -106,7 +106,7 @@ class PrivateCluster:
         words: Sequence[str],
         node: str = HEAD,
         *,
-        timeout_s: float = 60,
+        timeout_s: float = 240,
         folder: Path | None = None,
         env: Mapping[str, str] | None = None,
         user: str = "root",
@@ -126,7 +126,7 @@ class PrivateCluster:
         assert done.code == 0, done.err
         return jobs.jobid_in(done.out)
 
-    def submit(self, *words: str, timeout_s: float = 60, **how: Any) -> dict[str, str]:
+    def submit(self, *words: str, timeout_s: float = 240, **how: Any) -> dict[str, str]:
         """Submit a job, and return its facts at the end."""
         return self.wait(self.sbatch(*words, **how), timeout_s)
 
@@ -134,7 +134,7 @@ class PrivateCluster:
         """Return what scontrol knows of a job."""
         return jobs.facts(self.place, jobid)
 
-    def wait(self, jobid: str, timeout_s: float = 60) -> dict[str, str]:
+    def wait(self, jobid: str, timeout_s: float = 240) -> dict[str, str]:
         """Return the facts of a job at its end."""
         return jobs.wait(self.place, jobid, timeout_s)
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from slurm.cluster.commands import wait_until
 from slurm.cluster.errors import ClusterError
 from slurm.cluster.jobs import exit_code
-from slurm.left_over import devices, namespaces_of, processes_in, processes_that_know
+from slurm.left_over import cgroups_of, devices, namespaces_of, processes_in, processes_that_know
 from slurm.private import cluster_or_skip, wanted
 
 TRACKING = {"linuxproc": {}, "cgroup": {"cgroup": True}}
@@ -19,11 +19,9 @@ both_ways_of_tracking = pytest.mark.parametrize("slurm", TRACKING.values(), ids=
 WHO = "echo $SLURM_PROCID $(hostname) $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
-    limit = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.05)
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until something is so; a Slurm that does not answer in time is asked again."""
+    wait_until("what the test waits for", condition, timeout_s=200)
 
 
 @pytest.mark.slurm(nodes=2, cpus=4, gpus=2)
@@ -39,7 +37,7 @@ def test_exit_codes_come_back(slurm):
     assert slurm.run(["srun", "-N2", "sh", "-c", "exit 3"]).code == 3
     assert slurm.run(["no-such-command"]).code == 127
     assert slurm.run(["sh", "-c", "kill -9 $$"], node="n2").code == 128 + 9
-    job = slurm.submit("--wrap", "sleep 1; echo from $(hostname); exit 5")
+    job = slurm.submit("--nodelist=n1", "--wrap", "sleep 1; echo from $(hostname); exit 5")
     assert (job["JobState"], exit_code(job)) == ("FAILED", 5)
     assert Path(job["StdOut"]).read_text() == "from n1\n"
     assert Path(job["StdOut"]).parent == slurm.work
@@ -53,7 +51,7 @@ def test_who_waits_too_long_is_told_and_the_job_is_cancelled(slurm):
     assert slurm.wait(jobid)["JobState"] == "CANCELLED"
 
 
-@pytest.mark.slurm(nodes=2, settings={"SlurmdTimeout": 4, "MessageTimeout": 2})
+@pytest.mark.slurm(nodes=2, settings={"SlurmdTimeout": 4})
 def test_a_node_without_power_is_noticed_and_comes_back(slurm):
     jobid = slurm.sbatch("-N2", "--no-requeue", "--wrap", "sleep 100")
     wait_for(lambda: slurm.job(jobid)["JobState"] == "RUNNING")
@@ -69,10 +67,11 @@ def test_a_node_without_power_is_noticed_and_comes_back(slurm):
 
 @pytest.mark.slurm(nodes=1)
 def test_a_job_outlives_its_slurmd(slurm):
-    jobid = slurm.sbatch("--wrap", "sleep 1")
-    wait_for(lambda: slurm.job(jobid)["JobState"] == "RUNNING")
+    jobid = slurm.sbatch("--wrap", "touch runs; until [ -e go ]; do sleep 0.1; done")
+    wait_for(lambda: (slurm.work / "runs").exists())
     slurm.slurmd("n1", "kill")
     slurm.slurmd("n1", "start")
+    (slurm.work / "go").touch()
     assert slurm.wait(jobid)["JobState"] == "COMPLETED"
 
 
@@ -107,7 +106,9 @@ def test_the_end_leaves_nothing_behind(tracking):
         assert len(namespaces) == 9
         assert len(processes_in(namespaces)) >= 9
         assert processes_that_know(folder)
+        assert bool(cgroups_of(slurm.place)) == bool(tracking)
     assert not folder.exists()
     wait_for(lambda: processes_in(namespaces) == [])  # the kernel may take a moment to bury them
     assert processes_that_know(folder) == []
+    assert cgroups_of(slurm.place) == []
     assert devices() <= before

@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from slurm.cluster.commands import wait_until
 from slurm.cluster.errors import ClusterError
 from slurm.cluster.place import Place
 from slurm.left_over import namespaces_of, processes_in
@@ -20,7 +21,7 @@ PROBE = """
 import socket, sys, time
 start = time.perf_counter()
 try:
-    socket.create_connection((sys.argv[1], 9), timeout=0.5)
+    socket.create_connection((sys.argv[1], 9), timeout=float(sys.argv[2]))
 except ConnectionRefusedError:  # nobody listens there, but the host has answered
     print(time.perf_counter() - start)
 except OSError:
@@ -35,13 +36,27 @@ with private_cluster(wanted(nodes=1, slurm=False)) as cluster:
 """
 
 
-def seconds_between(hosts: PrivateCluster, one: str, other: str) -> float:
-    return float(hosts.run([sys.executable, "-c", PROBE, other], one).out)
+NEVER = float("inf")
+
+
+def seconds_between(hosts: PrivateCluster, one: str, other: str, patience_s: float = 10) -> float:
+    """Return after how many seconds another host has answered, which on a busy machine may be many."""
+    return float(hosts.run([sys.executable, "-c", PROBE, other, str(patience_s)], one).out)
+
+
+def is_cut_off(hosts: PrivateCluster, one: str, other: str) -> bool:
+    """Return whether no answer comes, as far as a moment can tell."""
+    return seconds_between(hosts, one, other, patience_s=0.5) == NEVER
 
 
 def is_reached_again(hosts: PrivateCluster, one: str, other: str) -> bool:
     """Wait until a link that was mended carries again: the kernel takes up to a second to notice that it may."""
-    return any(seconds_between(hosts, one, other) < float("inf") for _ in range(20))
+    return any(seconds_between(hosts, one, other) < NEVER for _ in range(20))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until something is so: the kernel may take a moment to bury the dead."""
+    wait_until("what the test waits for", condition, timeout_s=60)
 
 
 @pytest.mark.namespaces(nodes=2)
@@ -52,14 +67,14 @@ def test_every_node_is_a_host(hosts):
         assert (name, shared_memory) == (node, ["mine"])
         assert int(pid) < 10
         assert address in network
-    assert seconds_between(hosts, "n1", "n2") < 1
-    assert seconds_between(hosts, "n2", "head") < 1
+    assert seconds_between(hosts, "n1", "n2") < NEVER
+    assert seconds_between(hosts, "n2", "head") < NEVER
 
 
 @pytest.mark.namespaces(nodes=2)
 def test_a_link_is_cut_slowed_and_mended(hosts):
     hosts.link("n2", "down")
-    assert seconds_between(hosts, "n1", "n2") == float("inf")
+    assert is_cut_off(hosts, "n1", "n2")
     hosts.link("n2", "up")
     assert is_reached_again(hosts, "n1", "n2")
     hosts.link("n2", "rate", "100mbit")
@@ -73,10 +88,10 @@ def test_a_link_is_cut_slowed_and_mended(hosts):
 
 @pytest.mark.namespaces(nodes=2, delay_ms=20, rate="1gbit")
 def test_the_relay_delays_and_cuts(hosts):
-    assert 0.04 <= seconds_between(hosts, "n1", "n2") < float("inf")
+    assert 0.04 <= seconds_between(hosts, "n1", "n2") < NEVER
     hosts.link("n2", "down")
-    assert seconds_between(hosts, "n1", "n2") == float("inf")
-    assert seconds_between(hosts, "n1", "head") < 0.5
+    assert is_cut_off(hosts, "n1", "n2")
+    assert seconds_between(hosts, "n1", "head") < NEVER
     hosts.link("n2", "up")
     assert is_reached_again(hosts, "n1", "n2")
     with pytest.raises(ClusterError, match="fixed at the start"):
@@ -98,10 +113,10 @@ def test_folders_are_local_or_shared(tmp_path):
 
 @pytest.mark.namespaces(nodes=1)
 def test_a_command_that_takes_too_long_is_ended(hosts):
-    with pytest.raises(AssertionError, match="took more than 1 s: begun"):
-        hosts.run(["sh", "-c", "trap '' TERM; echo begun; while sleep 0.1; do :; done"], "n1", timeout_s=1)
-    time.sleep(0.3)  # the shell's last sleep
-    assert [process.split()[1] for process in processes_in(namespaces_of(hosts.place))] == ["init-head", "init-n1"]
+    with pytest.raises(AssertionError, match="took more than 10 s: begun"):
+        hosts.run(["sh", "-c", "trap '' TERM; echo begun; while sleep 0.1; do :; done"], "n1", timeout_s=10)
+    namespaces = namespaces_of(hosts.place)
+    wait_for(lambda: [process.split()[1] for process in processes_in(namespaces)] == ["init-head", "init-n1"])
 
 
 @pytest.mark.namespaces
@@ -113,11 +128,8 @@ def test_a_cluster_ends_with_its_owner():
         namespaces = namespaces_of(place)
         assert len(processes_in(namespaces)) == 2
         owner.send_signal(signal.SIGKILL)
-    limit = time.monotonic() + 10
-    while place.folder.exists():
-        assert time.monotonic() < limit
-        time.sleep(0.05)
-    assert processes_in(namespaces) == []
+    wait_for(lambda: not place.folder.exists())
+    wait_for(lambda: processes_in(namespaces) == [])
 
 
 @pytest.mark.namespaces

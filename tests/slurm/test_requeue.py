@@ -24,6 +24,13 @@ PROFILE = 'lead_s = 30\noptions = ["--exclusive"]'
 LONG = ("batch.global_size=16", "epochs=25", "checkpoint.every=end", "log.every_steps=1")
 ONE_NODE = ("haste.py", "--ranks-per-node", "1")
 TWO_NODES = ("haste.py", "--nodes", "2", "--ranks-per-node", "1")
+SLOW_PYTHON = """
+import os, sys, time
+first = "SLURM_PROCID" in os.environ and "SLURM_RESTART_COUNT" not in os.environ
+if first and "paceline.launch.task" in sys.orig_argv:  # a rank, not what else the job runs
+    print("not listening yet", flush=True)
+    time.sleep(1000)
+"""
 _PATIENCE_S = 480
 
 
@@ -117,14 +124,30 @@ def stuck(desk: Desk) -> str:
 @scenario("linuxproc", "cgroup")
 def told_early(desk: Desk) -> str:
     """Ranks that have not met yet leave at once, all of them, and the job starts again."""
-    job = desk.submit("haste.py", *LONG, "name=early", "--ranks-per-node", "2", "--time", "10", env={"SLOW_JOIN": "60"})
-    desk.await_line("early", job, "start 1, on ", timeout_s=_PATIENCE_S)
-    time.sleep(2)
+    job = desk.submit("haste.py", *LONG, "name=early", "--ranks-per-node", "2", "--time", "10", env={"HESITANT": "1"})
+    desk.await_line("early", job, "not met yet", timeout_s=_PATIENCE_S, times=2)
     desk.cluster.run(["scancel", "--signal=TERM", job])
+    return _started_again(desk, "early", job, "saved and stopped")
+
+
+@scenario("cgroup")
+def told_before_it_listens(desk: Desk) -> str:
+    """Ranks whose Python is not up yet die of the signal, and that is no failure."""
+    (desk.folder / "slow").mkdir()
+    (desk.folder / "slow" / "sitecustomize.py").write_text(SLOW_PYTHON)
+    env = {"PYTHONPATH": str(desk.folder / "slow")}
+    job = desk.submit("haste.py", *LONG, "name=unheard", "--ranks-per-node", "2", "--time", "10", env=env)
+    desk.await_line("unheard", job, "not listening yet", timeout_s=_PATIENCE_S, times=2)
+    desk.cluster.run(["scancel", "--batch", "--signal=USR1", job])
+    return _started_again(desk, "unheard", job, "told to stop before it had begun")
+
+
+def _started_again(desk: Desk, name: str, job: str, reason: str) -> str:
+    """See that a job went back into the queue for a reason and then ended well, and return its log."""
     facts = desk.cluster.wait(job, timeout_s=_PATIENCE_S)
-    log = desk.log("early", job)
+    log = desk.log(name, job)
     assert facts["JobState"] == "COMPLETED", log
-    assert "saved and stopped; back into the queue" in log
+    assert f"{reason}; back into the queue" in log
     return log
 
 
@@ -224,7 +247,7 @@ def test_the_run_ends_with_the_bits_of_one_that_was_left_alone(plays, alone: str
 def test_a_run_that_cannot_begin_is_not_tried_again(slurm) -> None:
     desk = Desk.on(slurm)
     job = desk.submit("training.py", "--ranks-per-node", "2", "--time", "10", "batch.lanes=1", "batch.global_size=8")
-    assert slurm.wait(job, timeout_s=60)["JobState"] == "FAILED"
+    assert slurm.wait(job, timeout_s=240)["JobState"] == "FAILED"
     log = desk.log("training", job)
     assert log.count("2 ranks cannot share 1 lanes") == 1, log  # not once for each rank, nor for each start
     assert "fix: set batch.lanes=2" in log

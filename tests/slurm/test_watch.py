@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from launch.program import Done
 from report import runs
+from slurm.cluster.commands import wait_until
 
 from paceline.cluster.registry import note
 from paceline.events import EventLog, RunStopped
@@ -27,11 +27,9 @@ sleep 100 & wait
 """
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 30) -> None:
-    limit = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.1)
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until something is so; a Slurm that does not answer in time is asked again."""
+    wait_until("what the test waits for", condition, timeout_s=240)
 
 
 class Person:
@@ -68,6 +66,11 @@ class Person:
     def is_in(self, job: str, state: str) -> bool:
         return self.slurm.job(job)["JobState"] == state
 
+    def is_forgotten(self, job: str) -> bool:
+        """Return whether Slurm answers, and knows no such job."""
+        asked = self.slurm.run(["squeue", "--noheader", "--states=all", "--format=%i"])
+        return asked.code == 0 and job not in asked.out.split()
+
 
 @pytest.fixture
 def person(slurm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Person:
@@ -100,7 +103,7 @@ def test_a_chain_that_is_requeued_is_one_run_and_ends_as_one(person: Person) -> 
     assert person.state()["phase"] == "starting"
     person.events(runs.started(), *runs.trained(1, 101), RunStopped(101, "SIGTERM"))
     person.slurm.run(["scancel", "--batch", "--signal=TERM", first])
-    wait_for(lambda: "start 1" in log.read_text(), timeout_s=60)
+    wait_for(lambda: "start 1" in log.read_text())
     person.events(runs.started(101), *runs.trained(111, 151))
     found = person.state(second)
     assert [(job["job"], job["state"], job["requeues"]) for job in found["jobs"]] == [(first, "RUNNING", 1), (second, "PENDING", 0)]  # fmt: skip
@@ -127,7 +130,7 @@ def test_a_chain_that_is_requeued_is_one_run_and_ends_as_one(person: Person) -> 
 def test_a_job_that_slurm_has_forgotten_is_as_its_events_tell(person: Person) -> None:
     job = person.submit(script="#!/bin/sh\necho done\n")
     person.events(runs.started(), *runs.trained(1, 101), RunStopped(101, "SIGTERM"))
-    wait_for(lambda: job not in person.slurm.run(["squeue", "--noheader", "--states=all", "--format=%i"]).out.split())
+    wait_for(lambda: person.is_forgotten(job))
     found = person.state(job)
     assert (found["jobs"][0]["state"], found["phase"], found["log_tail"]) == ("GONE", "stopped", ["done"])
     assert f"job    {job}  has left the queue" in person.paceline("watch", job).out

@@ -39,7 +39,7 @@ def output_inside(place: Place, host: str, *words: object) -> str:
     return output_of(*inside(place, host), *words)
 
 
-def wait_until(what: str, ready: Callable[[], object], timeout_s: float = 30) -> None:
+def wait_until(what: str, ready: Callable[[], object], timeout_s: float = 120) -> None:
     """Ask again and again; a command that fails means not yet."""
     limit, last = time.monotonic() + timeout_s, ""
     while True:

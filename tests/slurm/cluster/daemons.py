@@ -73,9 +73,10 @@ def wait_for_idle_nodes(place: Place) -> None:
 
 
 def slurmd(place: Place, node: str, verb: str) -> None:
-    """Start a node's slurmd, or end it (`stop`, `kill`) without its jobs."""
+    """Start a node's slurmd, or end it (`stop`, `kill`) without its jobs; when it has ended, its port is free again."""
     if verb == "start":
         output_inside(place, node, "slurmd", "-N", node)
     else:
         signal = {"kill": "KILL", "stop": "TERM"}[verb]
-        output_inside(place, node, "sh", "-c", f"kill -{signal} $(cat /run/slurmd.pid)")
+        gone = "while kill -0 $pid 2>/dev/null; do sleep 0.02; done"
+        output_inside(place, node, "sh", "-c", f"pid=$(cat /run/slurmd.pid) && kill -{signal} $pid && {gone}")

@@ -13,7 +13,7 @@ _ALWAYS = {
     "SlurmUser": "root",
     "AuthType": "auth/munge",
     # How long a requeued job must wait before it starts again (Slurm: 120 s); also the life of a launch credential.
-    "AuthInfo": "cred_expire=5",
+    "AuthInfo": "cred_expire=10",
     "SlurmdSpoolDir": "/run/slurmd",  # short: Unix sockets live here
     "SlurmctldPidFile": "/run/slurmctld.pid",
     "SlurmdPidFile": "/run/slurmd.pid",
