@@ -33,7 +33,7 @@ class Terminal:
                 self.written += self._decoder.decode(os.read(self._side, 1 << 16))  # a letter may come in two parts
         return self.written
 
-    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 30) -> None:
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 120) -> None:
         limit = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < limit, self.frame()
@@ -54,7 +54,7 @@ class Terminal:
     def press_interrupt(self) -> None:
         os.write(self._side, b"\x03")
 
-    def wait(self, timeout_s: float = 30) -> int:
+    def wait(self, timeout_s: float = 120) -> int:
         """Return the exit code, all output read."""
         self.wait_for(lambda: self.process.poll() is not None, timeout_s)
         while len(self.written) < len(self.read(0.2)):

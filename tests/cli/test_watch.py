@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from cli.terminal import in_terminal
-from launch.program import paceline, processes_with, started, wait_for
+from launch.program import paceline, processes_with, started, wait_for, wait_until_gone
 from report import runs
 
 from paceline.cluster.registry import note
@@ -60,18 +61,21 @@ def test_a_training_is_watched_while_it_goes_and_after_it_was_killed(tmp_path: P
     desk.mkdir()
     with started("run", "train.py", "-n", "2", *SETTINGS, "steps=100000", folder=tmp_path) as running:
         beats = [tmp_path / "runs" / "slow" / "ranks" / f"000{rank}.beat" for rank in range(2)]
-        wait_for(*beats, timeout_s=60)
+        wait_for(*beats, timeout_s=120)
         with in_terminal("watch", "slow", "--every", "0.2", folder=tmp_path) as terminal:
             words = ("training", " of 100,000", "samples/s", "left", "saved  step ", "slowest is rank 1 on ")
-            terminal.wait_for(lambda: all(word in terminal.frame() for word in words), timeout_s=60)
+            terminal.wait_for(lambda: all(word in terminal.frame() for word in words), timeout_s=120)
             first = json.loads(watch(desk, "../runs/slow", "--json"))
             assert first["phase"] == "training"
             assert len(first["losses"]) > 2
-            terminal.wait_for(lambda: step_in(terminal.frame()) >= first["step"] + 20, timeout_s=60)
+            terminal.wait_for(lambda: step_in(terminal.frame()) >= first["step"] + 20, timeout_s=120)
             assert len(terminal.frames()) > 3
-            for pid in processes_with(running.mark):
-                os.kill(pid, signal.SIGKILL)
+            pids = list(processes_with(running.mark))
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):  # a rank ends with the one before it
+                    os.kill(pid, signal.SIGKILL)
             running.process.wait()
+            wait_until_gone(*pids)  # none of them writes any more
             terminal.press_interrupt()
             assert terminal.wait() == 0
     for beat in beats:

@@ -26,7 +26,7 @@ _FOREIGN = (
     "PACELINE_DATA",
     "PYTHONWARNINGS",
 )
-_GONE_WITHIN_S = 10
+_GONE_WITHIN_S = 60
 
 
 @dataclass(frozen=True)

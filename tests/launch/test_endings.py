@@ -44,7 +44,7 @@ def test_a_signal_to_the_launcher_ends_everything(
     with start_sleepers(tmp_path, **manner) as running:
         ranks = pids(tmp_path)
         running.process.send_signal(number)
-        done = running.wait(timeout_s=30)
+        done = running.wait(timeout_s=120)
         if number == signal.SIGINT:
             assert (done.code, done.err) == (130, "interrupted; all ranks were ended\n")
         elif "STUBBORN" in manner:
@@ -65,7 +65,7 @@ def test_a_second_interrupt_while_ranks_are_ended_leaves_nothing_either(tmp_path
         running.process.send_signal(signal.SIGINT)
         time.sleep(0.5)
         running.process.send_signal(signal.SIGINT)
-        assert running.wait(timeout_s=30).code == 130
+        assert running.wait(timeout_s=120).code == 130
         assert running.left_over() == []
         assert list(running.temporary.iterdir()) == []
 
@@ -96,7 +96,7 @@ def test_a_reader_that_goes_away_ends_the_run_without_a_traceback(tmp_path: Path
     with started("run", "many.py", "-n", "2", folder=tmp_path, cold=True) as running:
         running.process.stdout.readline()
         running.process.stdout.close()
-        assert running.process.wait(30) != 0
+        assert running.process.wait(120) != 0
         assert "Traceback" not in running.process.stderr.read()
         assert running.left_over() == []
         assert list(running.temporary.iterdir()) == []

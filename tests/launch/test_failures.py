@@ -70,10 +70,15 @@ def test_a_rank_that_leaves_before_the_others_meet_is_named_at_once(tmp_path: Pa
 
 FAIL_ALONE = """
 import os, sys, time
+from pathlib import Path
+said = [Path("said-0"), Path("said-2")]
 if os.environ["RANK"] == "1":
+    while not all(file.exists() for file in said):
+        time.sleep(0.01)
     print("about to fail")
     raise ValueError("the inner reason") from KeyError("the outer one")
 print("noise of rank 0", flush=True)
+Path("said-" + os.environ["RANK"]).touch()
 time.sleep(600)
 """
 

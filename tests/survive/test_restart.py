@@ -30,6 +30,7 @@ def crash(self, note, done, metrics, after=lifeline.Lifeline.after_step):
         count = len(times.read_bytes()) if times.exists() else 0
         if count < int(os.environ.get("TIMES", "1")):
             times.write_bytes(b"x" * (count + 1))
+            self._saver.wait()  # a save that has begun is there before this rank is gone
             {"raise": lambda: [][0], "kill": lambda: os.kill(os.getpid(), 9)}[os.environ.get("HOW", "kill")]()
     return stop
 
@@ -108,25 +109,27 @@ def test_a_range_of_ranks_that_cannot_be_is_refused(tmp_path: Path, words: str) 
 
 
 def test_a_crashed_rank_is_noticed_by_the_others_within_seconds(tmp_path: Path) -> None:
-    with started("run", SCRIPT, "-n", "3", *SHORT, folder=tmp_path, env={"SLOW_STEP": "0.1"}) as running:
+    words = ("-n", "3", "--max-restarts", "0", *SHORT, "epochs=200", "timeout.step_s=240")
+    with started("run", SCRIPT, *words, folder=tmp_path, env={"SLOW_STEP": "0.1"}) as running:
         struck = pid(tmp_path, "step", 2)
         os.kill(struck, signal.SIGKILL)
-        done = running.wait(timeout_s=30)  # half the time after which a frozen one would be noticed
+        done = running.wait(timeout_s=120)  # half the time after which a frozen one would be noticed
         assert "rank 2 was killed by SIGKILL" in done.err
 
 
 def test_a_frozen_rank_is_noticed_after_the_step_timeout(tmp_path: Path, untouched: str) -> None:
     words = ("-n", "2", "--max-restarts", "1", *SHORT, "timeout.step_s=2", "checkpoint.every=1steps")
-    with started("run", SCRIPT, *words, folder=tmp_path, env={"SLOW_STEP": "0.05"}) as running:
+    with started("run", SCRIPT, *words, folder=tmp_path, env={"EVALUATE_UNTIL": "struck"}) as running:
         struck = pid(tmp_path, "evaluate", 1)
         os.kill(struck, signal.SIGSTOP)
-        done = running.wait(timeout_s=60)
+        (tmp_path / "struck").touch()  # the others go on
+        done = running.wait()
         assert done.code == 0, done
         assert digest(done.out) == untouched
         assert "rank 1 did not answer" in done.err
 
 
-def torchrun(folder: Path, *options: str) -> subprocess.Popen[str]:
+def torchrun(folder: Path, *options: str, script: str = SCRIPT, **settings: str) -> subprocess.Popen[str]:
     words = [
         sys.executable,
         "-m",
@@ -135,26 +138,27 @@ def torchrun(folder: Path, *options: str) -> subprocess.Popen[str]:
         "2",
         "--standalone",
         *options,
-        SCRIPT,
+        script,
         *SAVING,
     ]
     env = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE"}}
-    env |= {MARK: str(folder), "OMP_NUM_THREADS": "1", "SLOW_STEP": "0.05"}
+    env |= {MARK: str(folder), "OMP_NUM_THREADS": "1", "SLOW_STEP": "0.05", **settings}
     return subprocess.Popen(words, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def nothing_left(folder: Path) -> bool:
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + 60
     while (left := processes_with(str(folder))) and time.monotonic() < limit:
         time.sleep(0.05)
     return not left
 
 
 def test_torchrun_as_the_outer_launcher_restarts_and_the_run_resumes(tmp_path: Path, untouched: str) -> None:
-    with torchrun(tmp_path, "--max-restarts", "1") as outer:
-        os.kill(pid(tmp_path, "evaluate", 1), signal.SIGKILL)
+    (tmp_path / "crash.py").write_text(CRASH_ONCE)
+    with torchrun(tmp_path, "--max-restarts", "1", script="crash.py", SCRIPT=SCRIPT, CRASH_AT="7") as outer:
         out, _ = outer.communicate(timeout=120)
     assert outer.returncode == 0, out
+    assert (tmp_path / "crashes-7").exists()
     assert "resumed after step " in out
     assert digest(out) == untouched
     assert nothing_left(tmp_path)
@@ -164,7 +168,7 @@ def test_a_killed_torchrun_leaves_no_orphan_training(tmp_path: Path) -> None:
     with torchrun(tmp_path) as outer:
         pid(tmp_path, "step", 1)
         outer.kill()
-        outer.communicate(timeout=60)
+        outer.communicate(timeout=120)
     assert nothing_left(tmp_path)
 
 

@@ -24,7 +24,7 @@ LONG = (*SHORT, "epochs=200", "checkpoint.every=end")
 
 def stopped_well(folder: Path, running: Running) -> int:
     """See that a run stopped as it should; return the step at which."""
-    done = running.wait(timeout_s=60)
+    done = running.wait(timeout_s=120)
     assert done.code == STOPPED, done
     assert running.left_over() == []
     assert list(running.temporary.glob("paceline-*")) == []
@@ -96,7 +96,7 @@ def test_a_signal_during_a_save_or_an_evaluation_waits_for_it(tmp_path: Path, wh
 
 
 def test_a_signal_after_the_ranks_have_met_but_before_the_first_step(tmp_path: Path) -> None:
-    with start(tmp_path, SLOW_STEP="1.5") as running:
+    with start(tmp_path, STEP_UNTIL="marks/heard-1") as running:
         os.kill(pid(tmp_path, "step", 1), signal.SIGTERM)
         assert stopped_well(tmp_path, running) == 1
 
@@ -106,10 +106,10 @@ def test_a_signal_after_the_ranks_have_met_but_before_the_first_step(tmp_path: P
 def test_a_signal_before_the_training_ends_it_cleanly_with_nothing_to_lose(
     tmp_path: Path, where: str, whom: str
 ) -> None:
-    with start(tmp_path, **{f"SLOW_{where.upper()}": "30"}) as running:
+    with start(tmp_path, **{f"SLOW_{where.upper()}": "300"}) as running:
         rank = pid(tmp_path, where, 1)
         os.kill(rank if whom == "rank 1" else running.process.pid, signal.SIGTERM)
-        done = running.wait(timeout_s=30)
+        done = running.wait(timeout_s=120)
         assert done.code == STOPPED
         assert "Traceback" not in done.out + done.err
         assert running.left_over() == []
@@ -117,12 +117,12 @@ def test_a_signal_before_the_training_ends_it_cleanly_with_nothing_to_lose(
 
 
 def test_a_second_interrupt_does_not_wait_for_the_step(tmp_path: Path) -> None:
-    with start(tmp_path, SLOW_STEP="60") as running:
+    with start(tmp_path, SLOW_STEP="300") as running:
         pid(tmp_path, "step", 1)
         running.process.send_signal(signal.SIGINT)
-        time.sleep(0.5)
+        pid(tmp_path, "heard", 1)  # two that come at once would be one
         running.process.send_signal(signal.SIGINT)
-        assert running.wait(timeout_s=20).code == 130
+        assert running.wait(timeout_s=120).code == 130
         assert running.left_over() == []
 
 
@@ -134,10 +134,11 @@ def test_a_deadline_stops_the_run_with_a_checkpoint(tmp_path: Path, untouched: s
 
 @pytest.mark.parametrize("whom", ["launcher", "rank 0"])
 def test_the_last_step_is_the_end_of_the_run_also_when_told_to_stop(tmp_path: Path, whom: str) -> None:
-    with start(tmp_path, "steps=1", SLOW_STEP="1.0") as running:
+    heard = "marks/heard-0" if whom == "rank 0" else "marks/heard-0 marks/heard-1"
+    with start(tmp_path, "steps=1", STEP_UNTIL=heard) as running:
         rank = pid(tmp_path, "step", 0)
         os.kill(rank if whom == "rank 0" else running.process.pid, signal.SIGTERM)
-        done = running.wait(timeout_s=60)
+        done = running.wait(timeout_s=120)
         assert done.code == 0, done
         assert "the script goes on after the training" in done.out
 
@@ -154,12 +155,12 @@ def test_a_launch_that_was_told_to_stop_is_not_started_again(tmp_path: Path) -> 
         "def raise_when_told():\n"
         "    signal.signal(signal.SIGTERM, lambda *_: [][0])\n"
         "    mark('told')\n"
-        "    time.sleep(60)\n" + text
+        "    time.sleep(300)\n" + text
     )
     with started("run", "broken.py", "-n", "2", "--max-restarts", "3", folder=tmp_path) as running:
         pid(tmp_path, "told", 1)
         running.process.send_signal(signal.SIGTERM)
-        done = running.wait(timeout_s=40)
+        done = running.wait(timeout_s=120)
     assert done.code == 1, done
     assert "IndexError" in done.err
     assert "starting again" not in done.err
@@ -189,12 +190,38 @@ def test_a_signal_to_a_training_that_fails_does_not_make_it_one_that_stopped(tmp
     assert "the data are gone" in done.stderr
 
 
+STOPS = """
+import math, os, signal
+from paceline.errors import Stopped
+from paceline.train.stop import StopRequest
+
+try:
+    with StopRequest(math.inf, 0).listening():
+        raise Stopped(5)
+except Stopped:
+    os.kill(os.getpid(), signal.SIGTERM)  # as the launcher sends it when another rank was told to stop, too
+    os.kill(os.getpid(), signal.SIGINT)
+    print("left in order")
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "end"), [("ours", (0, "left in order\n")), ("none", (-signal.SIGTERM, ""))], ids=["ours", "none"]
+)
+def test_a_signal_to_a_rank_that_has_saved_and_leaves_does_not_end_it_under_our_launcher(
+    launcher: str, end: tuple[int, str]
+) -> None:
+    env = {**os.environ, handover.LAUNCHER: str(os.getpid()) if launcher == "ours" else ""}
+    done = subprocess.run([sys.executable, "-c", STOPS], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == end, done.stderr
+
+
 def test_a_rank_that_is_killed_while_it_stops_is_named(tmp_path: Path) -> None:
     with start(tmp_path, SLOW_SAVE="30") as running:
         rank = pid(tmp_path, "step", 1)
         running.process.send_signal(signal.SIGTERM)
         pid(tmp_path, "save", 1)
         os.kill(rank, signal.SIGKILL)
-        done = running.wait(timeout_s=60)
+        done = running.wait(timeout_s=120)
     assert done.code == 137, done
     assert "rank 1 was killed by SIGKILL" in done.err

@@ -8,6 +8,7 @@ import torch
 
 import paceline
 from paceline.checkpoint import local
+from paceline.train.stop import StopRequest
 
 MARKS = Path("marks")
 
@@ -18,9 +19,16 @@ def mark(name: str) -> None:
 
 
 def dawdle(name: str) -> None:
-    """Say where we are, and stay there for a while if the test asks for it."""
+    """Say where we are, and stay there for a while, or until some files are there, if the test asks for it."""
     mark(name)
     time.sleep(float(os.environ.get(f"SLOW_{name.upper()}", "0")))
+    while not all(map(os.path.exists, os.environ.get(f"{name.upper()}_UNTIL", "").split())):
+        time.sleep(0.01)
+
+
+def heed(self, number, frame, heed=StopRequest._heed):
+    heed(self, number, frame)
+    mark("heard")
 
 
 class Net(torch.nn.Module):
@@ -51,7 +59,7 @@ class Watched(paceline.Batches):
 
 
 def main(config: paceline.RunConfig) -> None:
-    local._write_durably = slow_writer
+    local._write_durably, StopRequest._heed = slow_writer, heed
     dawdle("begin")
     with paceline.join(config) as world:
         dawdle("join")

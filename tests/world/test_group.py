@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from launch.program import wait_for
 from processes import on_processes, run_on_processes
 
 from paceline.config import RunConfig, TimeoutConfig
@@ -67,17 +68,18 @@ def wait_for_a_late_rank(config: RunConfig) -> float:
         shorten_timeout(world, config)
         begun = time.monotonic()
         if world.rank == 1:
-            time.sleep(4)
+            wait_for(Path("gave-up"))
         try:
             dist.barrier()
         finally:
             waited = time.monotonic() - begun
+            Path("gave-up").touch()
     return waited
 
 
 def test_a_rank_that_does_not_come_is_noticed_after_the_step_timeout(tmp_path) -> None:
     waited = run_on_processes(wait_for_a_late_rank, 2, tmp_path, {"timeout.step_s": 1.0, "timeout.start_s": 100.0})
-    assert 0.9 < waited[0] < 3.9  # the step's time-out, not the start's
+    assert 0.9 < waited[0] < 90  # the step's time-out, not the start's
 
 
 def test_alone_no_group_is_made_and_nothing_is_said(capfd) -> None:

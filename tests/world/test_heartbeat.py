@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import stat
+import threading
 import time
 from pathlib import Path
 
@@ -16,10 +18,15 @@ from paceline.world.facts import World
 from paceline.world.heartbeat import Heartbeat
 
 
-def steps_of(heart: Heartbeat, count: int, own_s: float = 0.0) -> None:
+def steps_of(heart: Heartbeat, count: int) -> None:
     for step in heart.reading(range(count)):
-        time.sleep(own_s)
         heart.step_done(step + 1, time.perf_counter())
+
+
+def wait_for_writer(heart: Heartbeat) -> None:
+    """Wait until the last beat is written; the end of a training waits for it only for a moment."""
+    heart._thread.join(60)
+    assert not heart._thread.is_alive()
 
 
 def beat_of(folder: RunDir, rank: int = 0) -> dict:
@@ -34,6 +41,7 @@ def test_the_last_beat_says_where_the_rank_is_and_what_it_spent(tmp_path: Path) 
             time.sleep(0.01)
             heart.step_done(step + 1, time.perf_counter())
             time.sleep(0.03)  # the others
+    wait_for_writer(heart)
     beat = beat_of(folder, 3)
     assert (beat["rank"], beat["step"]) == (3, 5)
     assert before < beat["time_s"] < time.time()
@@ -45,6 +53,7 @@ def test_a_beat_is_private_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     folder = RunDir(tmp_path / "runs" / "run")
     with Heartbeat(folder, World(), every_s=0.0) as heart:
         steps_of(heart, 50)
+    wait_for_writer(heart)
     [beat] = folder.beat(0).parent.iterdir()
     assert stat.S_IMODE(beat.stat().st_mode) == 0o600
     assert stat.S_IMODE(beat.parent.stat().st_mode) == 0o700
@@ -52,23 +61,26 @@ def test_a_beat_is_private_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
 
 
 def test_a_reader_never_sees_half_a_beat(tmp_path: Path) -> None:
-    folder, seen = RunDir(tmp_path), set()
+    folder, seen, limit = RunDir(tmp_path), set(), time.monotonic() + 60
     with Heartbeat(folder, World(), every_s=0.0) as heart:
-        for step in heart.reading(range(300)):
-            heart.step_done(step + 1, time.perf_counter())
+        for step in heart.reading(itertools.count(1)):
+            heart.step_done(step, time.perf_counter())
             time.sleep(0.001)
             if folder.beat(0).exists():
                 seen.add(beat_of(folder)["step"])
+            if step >= 300 and (len(seen) > 1 or time.monotonic() > limit):
+                break
     assert len(seen) > 1
 
 
 def test_beats_come_at_their_interval_and_more_seldom_in_a_large_world(tmp_path, monkeypatch) -> None:
-    written = []
-    monkeypatch.setattr(heartbeat, "write_beat", lambda path, partial, beat: written.append(beat))
+    beats = []
+    monkeypatch.setattr(Heartbeat, "_beat", lambda self: beats.append(self._step))
     with Heartbeat(RunDir(tmp_path), World(), every_s=0.1) as heart:
-        steps_of(heart, 30, own_s=0.01)
-    assert 2 <= len({beat.step for beat in written}) <= 5
-    written.clear()
+        begun = heart._due - 0.1
+        for step in heart.reading(range(1, 31)):
+            heart.step_done(step, begun + 0.03 * step)
+    assert beats == [4, 8, 12, 16, 20, 24, 28, 30]  # the last one is of the end
     with Heartbeat(RunDir(tmp_path), World(size=3200)) as heart:
         assert heart._every_s == 100.0
 
@@ -97,16 +109,32 @@ def test_a_disk_that_fails_harms_nothing_and_is_tried_again(tmp_path, monkeypatc
 
     monkeypatch.setattr(Path, "replace", failing)
     folder = RunDir(tmp_path)
+    limit = time.monotonic() + 60
     with Heartbeat(folder, World(), every_s=0.01) as heart:
-        steps_of(heart, 20, own_s=0.01)
+        for step in heart.reading(itertools.count(1)):
+            heart.step_done(step, time.perf_counter())
+            time.sleep(0.01)
+            if step >= 20 and (not failures or time.monotonic() > limit):
+                break
+    wait_for_writer(heart)
     assert not failures
-    assert beat_of(folder)["step"] == 20
+    assert beat_of(folder)["step"] == step
     assert [path.name for path in folder.beat(0).parent.iterdir()] == ["0000.beat"]
 
 
 def test_a_disk_that_hangs_holds_no_step_up(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(heartbeat, "write_beat", lambda path, partial, beat: time.sleep(5))
-    begun = time.monotonic()
+    begun, goes_on, written = threading.Event(), threading.Event(), []
+
+    def hang(path: Path, partial: Path, beat: heartbeat.Beat) -> None:
+        begun.set()
+        written.append(goes_on.wait(60))
+
+    monkeypatch.setattr(heartbeat, "write_beat", hang)
     with Heartbeat(RunDir(tmp_path), World(), every_s=0.0) as heart:
-        steps_of(heart, 100)
-    assert time.monotonic() - begun < 5  # neither a step nor the end waits for it
+        for step in heart.reading(range(1, 101)):
+            heart.step_done(step, time.perf_counter() + step)  # each is due
+            assert begun.wait(60)
+    assert written == []  # neither a step nor the end has waited for it
+    goes_on.set()
+    wait_for_writer(heart)
+    assert written == [True, True]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import sys
+import threading
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from processes import run_on_processes
 
 from paceline.config.values import with_settings
+from paceline.errors import Stopped
 from paceline.rundir import RunDir, make_private
 from paceline.world.heartbeat import Beat
 from paceline.world.phases import PHASES, PhaseClock, Spent
@@ -101,10 +108,24 @@ def test_a_collection_is_taken_out_of_the_phase_that_it_interrupts() -> None:
     assert spent["forward"] < 100.0
 
 
+def count_no_pauses(slow_training) -> None:
+    """Let the clock of this process count what it computes and what it sleeps on purpose, but no pause of the machine."""
+    slept_s, sleep = 0.0, time.sleep
+
+    def sleep_on_purpose(seconds: float) -> None:
+        nonlocal slept_s
+        sleep(seconds)
+        slept_s += seconds
+
+    slow_training.time = SimpleNamespace(sleep=sleep_on_purpose)
+    time.perf_counter = lambda: time.process_time() + slept_s
+
+
 def trainings(world, exact: bool, phases: tuple[str, ...]) -> None:
     sys.path.insert(0, str(SCRIPTS))
     import slow_training
 
+    count_no_pauses(slow_training)
     for number, phase in enumerate(phases):
         words = {"slow.phase": phase, "slow.rank": number % 3, "slow.seconds": 0.02, "name": phase, "exact": exact}
         config = with_settings(slow_training.TrainingConfig(), {**words, "steps": 16, "log.progress": "lines"})
@@ -113,16 +134,25 @@ def trainings(world, exact: bool, phases: tuple[str, ...]) -> None:
     slow_training.train(world, with_settings(slow_training.TrainingConfig(), {**once, "steps": 16, "exact": exact}))
 
 
-def long_enough(world) -> None:
+def until_it_is_told(world) -> None:
     sys.path.insert(0, str(SCRIPTS))
     import slow_training
 
-    words = {"slow.phase": "optimizer", "slow.rank": 1, "slow.seconds": 0.1, "steps": 70, "log.progress": "lines"}
-    slow_training.train(world, with_settings(slow_training.TrainingConfig(), words))
+    def stop_when_told() -> None:
+        events = Path("runs/slow/events.jsonl")
+        while not (events.exists() and '"SlowRank"' in events.read_text()):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if world.rank == 0:
+        threading.Thread(target=stop_when_told, daemon=True).start()
+    words = {"slow.phase": "optimizer", "slow.rank": 1, "slow.seconds": 0.1, "steps": 900, "log.progress": "lines"}
+    with contextlib.suppress(Stopped):
+        slow_training.train(world, with_settings(slow_training.TrainingConfig(), words))
 
 
 def test_a_run_says_which_rank_holds_it_up(tmp_path: Path) -> None:
-    run_on_processes(long_enough, 2, tmp_path, {})
+    run_on_processes(until_it_is_told, 2, tmp_path, {})
     [events] = tmp_path.glob("meeting-*/runs/slow/events.jsonl")
     found = [json.loads(line) for line in events.read_text().splitlines()]
     told = [event for event in found if event["event"] == "SlowRank"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from paceline.world.facts import World
 _LOOK_S = 0.5
 _RANKS_PER_S = 128  # looks a second of a large world: a shared file system has other work
 _ANSWER_S = 1.5  # how long others may take to say where they are
+_BUSY_S = 10.0  # the same for one of this host whose process is seen to run: a busy machine may hold it up
 _CALL_AGAIN_S = 2.0
 _HELD_S = 2.0  # so late a look means that this very process was held, or starved: that is no one's hang
 
@@ -71,10 +73,10 @@ class Watchdog:
     def _watch(self) -> None:
         due = time.monotonic() + self._every_s
         while not self._over.wait(self._every_s):
-            late, due = time.monotonic() - due, time.monotonic() + self._every_s
-            if late > _HELD_S:
+            if time.monotonic() - due > _HELD_S:
                 self._pulse.sign()
             self._look()
+            due = time.monotonic() + self._every_s  # only now: a look may take long itself, and that shows no life
 
     def _look(self) -> None:
         if self._stuck_at is not None:
@@ -118,10 +120,10 @@ class Watchdog:
     def _speak(self) -> None:
         """Say what holds the run up, once all have said where they are, or had time to."""
         records = read_all(self._directory)
-        waited = time.monotonic() - self._since > _ANSWER_S + self._every_s
-        awaited = any(record.state == "running" and record.process.can_speak for record in records)
+        awaited = [record.node for record in records if record.state == "running" and record.process.can_speak]
+        answer_s = (_BUSY_S if socket.gethostname() in awaited else _ANSWER_S) + self._every_s
         silent = awaited or len(records) < self._world.size
-        if still_moving(records, time.time()) or (silent and not waited):
+        if still_moving(records, time.time()) or (silent and time.monotonic() - self._since < answer_s):
             return
         self._tell(judge(records))
 

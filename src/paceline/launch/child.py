@@ -99,8 +99,11 @@ def _report(error: Exception) -> None:
         "hopeless": isinstance(error, PacelineError) and error.comes_again,
         "lost_peer": lost_peer(error),
     }
+    file = Path(os.environ[handover.FAILURE])
+    partial = file.with_name(f".{file.name}")
     with contextlib.suppress(OSError):
-        Path(os.environ[handover.FAILURE]).write_text(json.dumps(record), encoding="utf-8")
+        partial.write_text(json.dumps(record), encoding="utf-8")
+        partial.replace(file)  # the launcher, which may look at any time, would take half of it for none
 
 
 def words_of(error: Exception) -> str:

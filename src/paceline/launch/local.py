@@ -47,7 +47,9 @@ class _Rank:
 
     @property
     def ended(self) -> Ended:
-        return Ended.read(self.number, self.process.poll(), self.ended_s, self.failure_file, tuple(self.output.tail))
+        return Ended.read(
+            self.number, self.process.returncode, self.ended_s, self.failure_file, tuple(self.output.tail)
+        )
 
     @property
     def stopped(self) -> bool:
@@ -71,26 +73,31 @@ def launch(
             for number in spec.numbers:
                 ranks.append(_start(spec, number, folder, screen))  # noqa: PERF401 - one that started is ended, whatever comes
             _watch(ranks, heard, each_look)
-            progress = handover.read_progress(handover.progress_file(folder / MEETING_FILE))
-            failure = _outcome(ranks, heard, progress)
-            return failure and replace(failure, run=handover.read_run(handover.run_file(folder / MEETING_FILE)))
+            failure = _outcome(ranks, heard, folder / MEETING_FILE)
         finally:
             _end_all(ranks)
             for rank in ranks:
                 rank.output.close()
+        run = handover.read_run(handover.run_file(folder / MEETING_FILE))
+        # Not before all have ended: a save that was under way may have been completed meanwhile.
+        return failure and replace(failure, progress=_progress(folder / MEETING_FILE), run=run)
 
 
-def _outcome(ranks: list[_Rank], signals: StopSignals, progress: int) -> Failure | None:
+def _progress(meeting: Path) -> int:
+    return handover.read_progress(handover.progress_file(meeting))
+
+
+def _outcome(ranks: list[_Rank], signals: StopSignals, meeting: Path) -> Failure | None:
     """Return why the launch ended, if not because it was done."""
     if all(rank.process.returncode == 0 for rank in ranks):
         return None
-    failed = _told_to_stop(ranks, signals, progress) if signals.count or any(rank.stopped for rank in ranks) else None
+    failed = _told_to_stop(ranks, signals, meeting) if signals.count or any(rank.stopped for rank in ranks) else None
     if failed is None and _any_failed(ranks):
         failed = find_culprit([rank.ended for rank in ranks])
-    return failed and replace(failed, progress=progress)
+    return failed
 
 
-def _told_to_stop(ranks: list[_Rank], signals: StopSignals, progress: int) -> Failure | None:
+def _told_to_stop(ranks: list[_Rank], signals: StopSignals, meeting: Path) -> Failure | None:
     """Return how ranks that were told to stop have ended; None if one of them failed for another reason."""
     codes = [rank.process.returncode for rank in ranks]
     spoke = [end for end in (rank.ended for rank in ranks) if end.text and not end.lost_peer]
@@ -107,7 +114,7 @@ def _told_to_stop(ranks: list[_Rank], signals: StopSignals, progress: int) -> Fa
             128 + signal.SIGTERM,
             f"error: told to stop, but rank {late} did not leave in time, and was ended\n  fix: {fix}",
         )
-    return stopped(progress if ranks[0].number == 0 else None)  # only the host of rank 0 hears of it
+    return stopped(_progress(meeting) if ranks[0].number == 0 else None)  # only the host of rank 0 hears of it
 
 
 def _start(spec: LaunchSpec, number: int, folder: Path, screen: TextIO | None) -> _Rank:
@@ -163,6 +170,7 @@ def _watch(ranks: list[_Rank], signals: StopSignals, each_look: Look | None) -> 
             limit = min(limit, time.monotonic() + _patience(ranks, signals))
             if all(rank.ended_s for rank in ranks):
                 break
+        _note_ends(ranks)  # the last look may be long ago, if this process was held
         _pass_on(selector, wait_s=0)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
+from paceline import handover
+from paceline.errors import Stopped
 from paceline.launch.signals import EARLY, STOP_SIGNALS
 from paceline.train.reduction import Asks, Note
 from paceline.train.step import OptimizerStep
@@ -18,6 +21,8 @@ AGREE_APART_S = 5.0  # the same where replicas walk apart, and a message may be 
 _MARGIN = 1.5  # a step or a save may take so much longer than the slowest one seen
 _MARGIN_S = 1.0
 _BYTES_PER_S = 50e6  # what a save is taken to reach before one has been measured
+
+_Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 class StopRequest:
@@ -39,12 +44,17 @@ class StopRequest:
         if threading.current_thread() is not threading.main_thread():
             yield  # only the main thread may; a run in another one has its deadline
             return
-        before = {number: signal.signal(number, self._heed) for number in STOP_SIGNALS}
+        before: dict[signal.Signals, _Handler] = {number: signal.signal(number, self._heed) for number in STOP_SIGNALS}
         self.reason = self.reason or EARLY.told
         try:
             yield
         except Exception:
             EARLY.failing = True
+            raise
+        except Stopped:
+            if os.environ.get(handover.LAUNCHER) == str(os.getppid()):
+                # All is saved, and what runs this rank lets it only leave: a late signal would make a failure of that.
+                before = dict.fromkeys(before, signal.SIG_IGN)
             raise
         finally:
             for number, handler in before.items():

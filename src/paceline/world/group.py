@@ -169,7 +169,7 @@ def _open_store(world: World, config: RunConfig, notice: Notice | None) -> tuple
     assert world.meeting is not None
     if world.meeting.serve and world.nodes > 1:
         refuse_loopback_name(world.meeting.host)
-    return open_tcp_store(world.meeting, timeout, silence_s, look=_look(notice), quiet=quiet)
+    return open_tcp_store(world.meeting, timeout, silence_s, look=_look(notice), quiet=quiet, first=world.is_main)
 
 
 def keep_to_loopback() -> None:

@@ -24,10 +24,14 @@ from paceline.world.publish import Notice
 from paceline.world.reach import PATIENCE_S, reach
 
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 1.0
+_OPEN = "open"  # the word that rank 0 leaves first
 _GREETING = timedelta(seconds=60)  # for a store that is known to listen
 
 Look = Callable[[], object]
 """Raises what another rank has complained of."""
+
+Way = tuple[str, int, str]
+"""Where rank 0 is, and the address from which it was reached."""
 
 
 def claim_folder(folder: Path) -> None:
@@ -43,9 +47,18 @@ def claim_folder(folder: Path) -> None:
 
 
 def open_tcp_store(
-    meeting: TcpMeeting, timeout: timedelta, silence_s: float = 60.0, *, look: Look = lambda: None, quiet: bool = False
+    meeting: TcpMeeting,
+    timeout: timedelta,
+    silence_s: float = 60.0,
+    *,
+    look: Look = lambda: None,
+    quiet: bool = False,
+    first: bool = False,
 ) -> tuple[Store, str]:
-    """Open the store of several nodes; return it and the address of this rank on the way to it."""
+    """Open the store of several nodes; return it and the address of this rank on the way to it.
+
+    The first rank, even where torchrun's agent serves the store, does not wait for anybody to open it.
+    """
     if meeting.serve:
         return serve_store(listen_at(meeting.host, meeting.port), meeting.prefix, timeout)
 
@@ -53,8 +66,10 @@ def open_tcp_store(
         look()
         return meeting.host, meeting.port
 
-    host, port, own = reach(find, timeout.total_seconds(), may_come_late=True, quiet=quiet)
-    return _visit(host, port, meeting.prefix, timeout, silence_s), own
+    def try_to_reach(left_s: float) -> Way:
+        return reach(find, left_s, may_come_late=True, quiet=quiet)
+
+    return _visit_open(try_to_reach, meeting.prefix, timeout, silence_s, look=look, first=first)
 
 
 def open_published_store(
@@ -76,8 +91,11 @@ def open_published_store(
     await_notice(notice, patience_s, quiet=quiet)
     # It is read again at each try: what was there first may be of a start that died.
     again = partial(await_notice, notice, patience_s, quiet=quiet)
-    host, port, own = reach(again, patience_s, may_come_late=False, quiet=quiet)
-    return _visit(host, port, meeting.key, timeout, silence_s), own
+
+    def try_to_reach(left_s: float) -> Way:
+        return reach(again, left_s, may_come_late=False, quiet=quiet)
+
+    return _visit_open(try_to_reach, meeting.key, timeout, silence_s, look=notice.read)
 
 
 def await_notice(notice: Notice, timeout_s: float, *, quiet: bool = False) -> tuple[str, int]:
@@ -114,7 +132,38 @@ def serve_store(listener: socket.socket, prefix: str, timeout: timedelta) -> tup
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
-    return PrefixStore(prefix, store), address
+    ours = PrefixStore(prefix, store)
+    ours.set(_OPEN, "")
+    return ours, address
+
+
+def _visit_open(
+    try_to_reach: Callable[[float], Way],
+    prefix: str,
+    timeout: timedelta,
+    silence_s: float,
+    *,
+    look: Look,
+    first: bool = False,
+) -> tuple[Store, str]:
+    """Visit the store once it is open for this start. At the same address an earlier one may still be on its way out."""
+    limit = time.monotonic() + timeout.total_seconds()
+    while True:
+        host, port, own = try_to_reach(max(0.0, limit - time.monotonic()))
+        store = _visit(host, port, prefix, timeout, silence_s)
+        with contextlib.suppress(RuntimeError):  # it has gone: it was an earlier one
+            if first:
+                store.set(_OPEN, "")
+                return store, own
+            while not store.check([_OPEN]):
+                look()
+                if time.monotonic() > limit:
+                    raise EnvironmentUnfit(
+                        f"rank 0 did not come to {host}:{port} within {timeout.total_seconds():g} s",
+                        fix="see why it did not start; or give it longer with timeout.start_s",
+                    )
+                time.sleep(_FIRST_LOOK_S)
+            return store, own
 
 
 def _visit(address: str, port: int, prefix: str, timeout: timedelta, silence_s: float) -> Store:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import secrets
 import socket
 import sys
@@ -32,9 +34,7 @@ def reach(find: Find, timeout_s: float, *, may_come_late: bool, quiet: bool = Fa
     while True:
         host, port = find()
         try:
-            with socket.create_connection((host, port), _CONNECT_S) as connection:
-                peer, own = str(connection.getpeername()[0]), str(connection.getsockname()[0])
-                return peer, port, own
+            return _connected(host, port)
         except OSError as error:
             waited_s = time.monotonic() - begun
             late = may_come_late and isinstance(error, ConnectionRefusedError)
@@ -44,6 +44,18 @@ def reach(find: Find, timeout_s: float, *, may_come_late: bool, quiet: bool = Fa
                 print(f"waiting for rank 0 at {host}:{port}: {error}", file=sys.stderr, flush=True)
                 said = True
         time.sleep(0.2 if time.monotonic() - begun < PATIENCE_S else 1.0)
+
+
+def _connected(host: str, port: int) -> tuple[str, int, str]:
+    """Connect for a moment; return where the other end was, and the own address.
+
+    Where nobody listens, a connection within a machine may be given the very port that it goes to, and meets itself.
+    """
+    with socket.create_connection((host, port), _CONNECT_S) as connection:
+        peer, own = connection.getpeername(), connection.getsockname()
+    if peer == own:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+    return str(peer[0]), port, str(own[0])
 
 
 def unreachable(who: str, host: str, port: int, error: OSError) -> EnvironmentUnfit:

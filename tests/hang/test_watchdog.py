@@ -1,0 +1,64 @@
+"""Does the watchdog tell a process that was held from a rank that does not move?"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.hang import watchdog
+from paceline.hang.pulse import Pulse
+from paceline.hang.record import record_of, write
+from paceline.hang.watchdog import Watchdog
+from paceline.rundir import RunDir
+from paceline.world.facts import World
+
+
+@pytest.mark.parametrize(("wait_s", "look_s", "signs"), [(0.5, 0.0, 0), (10.0, 0.0, 3), (0.5, 10.0, 0)])
+def test_only_a_wait_that_took_too_long_says_that_the_process_was_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_s: float, look_s: float, signs: int
+) -> None:
+    now_s, looks, pulse = 0.0, [], Pulse(3.0)
+
+    def wait(_: float) -> bool:
+        nonlocal now_s
+        now_s += wait_s
+        return len(looks) == 3
+
+    def look() -> None:
+        nonlocal now_s
+        now_s += look_s
+        looks.append(now_s)
+
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: now_s))
+    dog = Watchdog(RunDir(tmp_path), World(), pulse, print, lambda _: None)
+    monkeypatch.setattr(dog, "_over", SimpleNamespace(wait=wait))
+    monkeypatch.setattr(dog, "_look", look)
+    dog._watch()
+    assert pulse.signs == signs
+
+
+@pytest.mark.parametrize(
+    ("since_s", "changed", "said"),
+    [
+        (5.0, {}, []),  # it is busy, and will say where it is
+        (15.0, {}, ["silent"]),
+        (5.0, {"node": "elsewhere"}, ["silent"]),
+        (5.0, {"state": "stuck"}, ["stuck"]),
+    ],
+    ids=["busy", "silent", "elsewhere", "has spoken"],
+)
+def test_a_rank_of_this_host_that_runs_is_given_longer_to_say_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, since_s: float, changed: dict[str, str], said: list[str]
+) -> None:
+    folder, pulse, found = RunDir(tmp_path), Pulse(3.0), []
+    write(folder, record_of(World(rank=0, size=2), pulse, "stuck"))
+    write(folder, replace(record_of(World(rank=1, size=2), pulse, "running"), **changed))
+    dog = Watchdog(folder, World(rank=0, size=2), pulse, print, lambda _: None)
+    dog._since = time.monotonic() - since_s
+    monkeypatch.setattr(dog, "_tell", lambda verdict: found.append(verdict.cause))
+    dog._speak()
+    assert found == said
