@@ -24,7 +24,7 @@ from paceline.world.facts import World
 _LOOK_S = 0.5
 _RANKS_PER_S = 128  # looks a second of a large world: a shared file system has other work
 _ANSWER_S = 1.5  # how long others may take to say where they are
-_BUSY_S = 10.0  # the same for one of this host whose process is seen to run: a busy machine may hold it up
+_BUSY_S = 5.0  # the same for one of this host whose process is seen to run: a busy machine may hold it up
 _CALL_AGAIN_S = 2.0
 _HELD_S = 2.0  # so late a look means that this very process was held, or starved: that is no one's hang
 

@@ -147,23 +147,31 @@ def _visit_open(
     first: bool = False,
 ) -> tuple[Store, str]:
     """Visit the store once it is open for this start. At the same address an earlier one may still be on its way out."""
-    limit = time.monotonic() + timeout.total_seconds()
-    while True:
-        host, port, own = try_to_reach(max(0.0, limit - time.monotonic()))
-        store = _visit(host, port, prefix, timeout, silence_s)
+    limit, where = time.monotonic() + timeout.total_seconds(), ""
+    while (left_s := limit - time.monotonic()) > 0:
+        host, port, own = try_to_reach(left_s)
+        store, where = _visit(host, port, prefix, timeout, silence_s), f"{host}:{port}"
         with contextlib.suppress(RuntimeError):  # it has gone: it was an earlier one
             if first:
                 store.set(_OPEN, "")
+            if _is_opened(store, limit, look):
                 return store, own
-            while not store.check([_OPEN]):
-                look()
-                if time.monotonic() > limit:
-                    raise EnvironmentUnfit(
-                        f"rank 0 did not come to {host}:{port} within {timeout.total_seconds():g} s",
-                        fix="see why it did not start; or give it longer with timeout.start_s",
-                    )
-                time.sleep(_FIRST_LOOK_S)
-            return store, own
+    raise EnvironmentUnfit(
+        f"rank 0 did not come to {where} within {timeout.total_seconds():g} s",
+        fix="see why it did not start; or give it longer with timeout.start_s",
+    )
+
+
+def _is_opened(store: Store, limit: float, look: Look) -> bool:
+    """Wait until a store is open; return whether it was in time."""
+    pause_s = _FIRST_LOOK_S
+    while not store.check([_OPEN]):
+        look()
+        if time.monotonic() > limit:
+            return False
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, _LAST_LOOK_S)
+    return True
 
 
 def _visit(address: str, port: int, prefix: str, timeout: timedelta, silence_s: float) -> Store:
