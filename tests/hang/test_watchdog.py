@@ -44,10 +44,10 @@ def test_only_a_wait_that_took_too_long_says_that_the_process_was_held(
 @pytest.mark.parametrize(
     ("since_s", "changed", "said"),
     [
-        (5.0, {}, []),  # it is busy, and will say where it is
+        (3.0, {}, []),  # it is busy, and will say where it is
         (15.0, {}, ["silent"]),
-        (5.0, {"node": "elsewhere"}, ["silent"]),
-        (5.0, {"state": "stuck"}, ["stuck"]),
+        (3.0, {"node": "elsewhere"}, ["silent"]),
+        (3.0, {"state": "stuck"}, ["stuck"]),
     ],
     ids=["busy", "silent", "elsewhere", "has spoken"],
 )
@@ -58,7 +58,8 @@ def test_a_rank_of_this_host_that_runs_is_given_longer_to_say_where_it_is(
     write(folder, record_of(World(rank=0, size=2), pulse, "stuck"))
     write(folder, replace(record_of(World(rank=1, size=2), pulse, "running"), **changed))
     dog = Watchdog(folder, World(rank=0, size=2), pulse, print, lambda _: None)
-    dog._since = time.monotonic() - since_s
+    dog._since = 0.0
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: since_s, time=time.time))
     monkeypatch.setattr(dog, "_tell", lambda verdict: found.append(verdict.cause))
     dog._speak()
     assert found == said
