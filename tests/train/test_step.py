@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 import paceline
 from paceline.config import BatchConfig, RunConfig
-from paceline.config.local import LocalConfig
+from paceline.config.diloco import LocalConfig
 from paceline.errors import TrainingError
 from paceline.train.captured import make_step
 from paceline.train.state import load_state, named_state, state_digest

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.amounts import human_size
+from paceline.units import human_size
 from paceline.checkpoint.catalog import SAVE_FIRST, Catalog, Entry, examine, glance
 from paceline.checkpoint.export import Exported, export_newest
 from paceline.checkpoint.retention import best_step

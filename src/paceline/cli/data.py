@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.amounts import human_size
+from paceline.units import human_size
 from paceline.errors import ConfigError, did_you_mean
 from paceline.report.lines import fit, harmless
 

@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from paceline.amounts import human_size
+from paceline.units import human_size
 from paceline.diagnose.doctor.finding import all_well, as_dict, lines
 from paceline.diagnose.doctor.pack import pack as pack_environment
 from paceline.diagnose.doctor.pack import snippet

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from paceline.amounts import human_size
+from paceline.units import human_size
 from paceline.errors import ConfigError, did_you_mean
 from paceline.report.failure import left_page
 from paceline.report.lines import harmless

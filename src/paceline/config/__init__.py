@@ -1,6 +1,6 @@
 """All settings of a run: what they are, and how they are read and written."""
 
-from paceline.config.asked import RecordConfig
+from paceline.config.instrumentation import RecordConfig
 from paceline.config.parse import config_from_argv, config_from_words
 from paceline.config.schema import (
     BatchConfig,

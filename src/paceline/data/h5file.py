@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy
 
-from paceline.amounts import human_size
+from paceline.units import human_size
 from paceline.data.pack.columns import chosen
 from paceline.data.shard import WORDS
 from paceline.errors import DataError, EnvironmentUnfit, did_you_mean

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline.amounts import human_size
+from paceline.units import human_size
 from paceline.measure.fit import Fit, fit_line
 from paceline.measure.plan import BUS_FACTORS
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline.amounts import short_time
+from paceline.units import short_time
 from paceline.measure.profile_shares import KINDS, Shares
 from paceline.world.slow import Slowest, in_words
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from paceline.amounts import human_size, short_time
+from paceline.units import human_size, short_time
 from paceline.measure.efficiency import GOOD, Scaling, Size
 from paceline.measure.plot import Line, Plot, to_svg
 

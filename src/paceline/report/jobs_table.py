@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.amounts import human_loss
+from paceline.units import human_loss
 from paceline.report.jobs import GONE, Job
 from paceline.report.lines import harmless
 from paceline.report.state import RunState

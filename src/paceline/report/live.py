@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from paceline.amounts import human_loss, human_size, human_time, short_time
+from paceline.units import human_loss, human_size, human_time, short_time
 from paceline.report.curve import curve, is_steep, thinned
 from paceline.report.jobs import GONE, UNKNOWN, Job
 from paceline.report.lines import fit

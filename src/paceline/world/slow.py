@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from paceline.amounts import short_time
+from paceline.units import short_time
 from paceline.scale.batch import share
 from paceline.world.heartbeat import NOTHING, Beat
 from paceline.world.phases import PHASES, WAIT, Spent

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.amounts import short_time
+from paceline.units import short_time
 from paceline.diagnose.doctor.finding import Finding, fine, problem
 from paceline.diagnose.doctor.host import spans
 from paceline.diagnose.doctor.rankfacts import RankFacts

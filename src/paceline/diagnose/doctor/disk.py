@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.amounts import human_size, short_time
+from paceline.units import human_size, short_time
 from paceline.diagnose.doctor.finding import Finding, fine, problem
 
 _WRITTEN = 8 << 20

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.amounts import human_size
+from paceline.units import human_size
 from paceline.diagnose.doctor.finding import Finding, fine, problem
 from paceline.diagnose.doctor.software import TorchFacts
 

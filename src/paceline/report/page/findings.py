@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.amounts import short_time
+from paceline.units import short_time
 from paceline.measure.efficiency import Scaling
 from paceline.measure.scaling_report import HEAD, method, remarks, row_of
 from paceline.report.page.markup import Html, joined, tag

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from paceline.amounts import short_time
+from paceline.units import short_time
 from paceline.report.page.markup import Html, joined, tag
 from paceline.report.page.plot import SIZE, Charts, axis_label
 from paceline.report.page.steptime import usual

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.amounts import human_loss, human_time, short_time
+from paceline.units import human_loss, human_time, short_time
 from paceline.report.page.markup import Html, joined, tag
 
 _LONGEST = 400  # letters of a setting

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.amounts import short_time
+from paceline.units import short_time
 from paceline.report.page.markup import Html, tag
 from paceline.report.page.plot import SIZE, axis_label, path
 from paceline.report.page.ticks import label, linear_ticks
