@@ -40,7 +40,7 @@ from paceline.checkpoint.local import LocalStorage
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.restore import newest_good, read_tensors
 from paceline.checkpoint.save import Saver
-from paceline.world.facts import World
+from paceline.world.world import World
 
 State = dict[str, Tensor]
 Finish = Callable[[], None]

@@ -88,7 +88,7 @@ class Paceline:
     def __init__(self, task: Task, lanes: int = 1, form: str = "shards") -> None:
         from paceline.config import BatchConfig, RunConfig
         from paceline.data.batches import Batches
-        from paceline.world.facts import World
+        from paceline.world.world import World
 
         world = World(rank=task.rank, size=task.world)
         config = RunConfig(epochs=1_000_000, batch=BatchConfig(task.batch, lanes=max(lanes, task.world)))

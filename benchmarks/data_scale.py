@@ -47,7 +47,7 @@ def measure(folder: Path, start: float) -> dict[str, float]:
     from paceline.data.batches import Batches
     from paceline.data.shardset import ShardSet
     from paceline.data.shelf import LocalShelf
-    from paceline.world.facts import World
+    from paceline.world.world import World
 
     torch.set_num_threads(1)
     torch.index_select(torch.zeros(2), 0, torch.zeros(1, dtype=torch.int64))

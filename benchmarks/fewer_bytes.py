@@ -36,7 +36,7 @@ from paceline.recipes.gpt_text import read_text
 from paceline.recipes.mnist import MnistConfig, Net
 from paceline.train.captured import make_step
 from paceline.train.evaluate import Evaluation
-from paceline.world.facts import World
+from paceline.world.world import World
 
 RANKS = 4
 WAYS = (

@@ -15,7 +15,7 @@ from pathlib import Path
 from paceline.launch.local import launch
 from paceline.launch.spec import LaunchSpec, script
 from paceline.measure.profile import profile
-from paceline.world.slow import read_beats, slowest
+from paceline.telemetry.stragglers import read_beats, slowest
 
 TRAINING = script(str(Path(__file__).with_name("slow_training.py")))
 PHASES = ("data", "forward", "backward", "optimizer", "gc")

@@ -105,7 +105,7 @@ def _child(
 def _call(source: tuple[str, str], settings: dict[str, Any], given: dict[str, Any]) -> Any:
     from paceline.config import RunConfig
     from paceline.config.values import with_settings
-    from paceline.world.group import join
+    from paceline.world.process_group import join
 
     test = inspect.unwrap(_find(*source))
     asked = inspect.signature(test).parameters

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from paceline.train.parallel import parallelize as parallelize
     from paceline.train.record import Recorder as Recorder
     from paceline.train.step import OptimizerStep as OptimizerStep
-    from paceline.world.facts import World as World
-    from paceline.world.group import join as join
+    from paceline.world.world import World as World
+    from paceline.world.process_group import join as join
 
 
 __version__ = VERSION
@@ -32,10 +32,10 @@ _HOMES = {
     "Recorder": "paceline.train.record",
     "RunConfig": "paceline.config",
     "Trainer": "paceline.train.loop",
-    "World": "paceline.world.facts",
+    "World": "paceline.world.world",
     "accuracy": "paceline.train.evaluate",
     "config_from_argv": "paceline.config",
-    "join": "paceline.world.group",
+    "join": "paceline.world.process_group",
     "open_set": "paceline.data.open",
     "parallelize": "paceline.train.parallel",
     "scaled_lr": "paceline.scale.lr",

@@ -17,7 +17,7 @@ from paceline.checkpoint.restore import newest_good, read_tensors
 from paceline.checkpoint.save import Saved, Saver
 from paceline.checkpoint.staging import DTYPES
 from paceline.checkpoint.storage import Storage
-from paceline.world.facts import World
+from paceline.world.world import World
 
 SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (3, 5), (2, 0, 4), (7, 1, 2)]
 

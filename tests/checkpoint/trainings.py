@@ -17,7 +17,7 @@ from torch import nn
 
 import paceline
 from paceline.config import RunConfig, config_from_words
-from paceline.world.facts import World
+from paceline.world.world import World
 
 BASE = [
     "batch.lanes=2",

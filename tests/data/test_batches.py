@@ -8,7 +8,7 @@ from torch.utils.data import Dataset, TensorDataset
 from paceline.config import BatchConfig, RunConfig
 from paceline.data.batches import Batches
 from paceline.errors import ConfigError
-from paceline.world.facts import World
+from paceline.world.world import World
 
 
 def config(samples_per_step=8, lanes=4, **settings):

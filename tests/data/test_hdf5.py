@@ -27,7 +27,7 @@ from paceline.data.order import Order
 from paceline.data.source import TensorSource, as_source
 from paceline.errors import ConfigError, DataError, EnvironmentUnfit, PacelineError
 from paceline.scale.batch import BatchPlan
-from paceline.world.facts import World
+from paceline.world.world import World
 
 KEY = 7, 0
 SIZE = 331  # divides by nothing

@@ -18,7 +18,7 @@ from paceline.data.batches import Batches
 from paceline.data.draws import Draws
 from paceline.data.transform import Each, Transformed
 from paceline.errors import ConfigError, DataError
-from paceline.world.facts import World
+from paceline.world.world import World
 
 CONFIG = RunConfig(batch=BatchConfig(global_size=8, lanes=4), epochs=2, seed=5)
 
@@ -151,7 +151,7 @@ def test_a_script_that_fails_while_samples_are_read_ends_with_its_own_error(tmp_
 from paceline.config import BatchConfig, RunConfig
 from paceline.data.batches import Batches
 from paceline.data.open import open_set
-from paceline.world.facts import World
+from paceline.world.world import World
 config = RunConfig(batch=BatchConfig(8, lanes=1), epochs=100)
 steps = Batches(open_set({str(folder)!r}, config), config, World()).steps()
 next(steps)

@@ -13,7 +13,7 @@ from paceline.hang.flight import Collective, collective
 from paceline.hang.judge import judge, still_moving
 from paceline.hang.links import Links
 from paceline.hang.process import GONE, Process
-from paceline.hang.pulse import REST_S, Pulse
+from paceline.telemetry.pulse import REST_S, Pulse
 from paceline.hang.record import Record, Wrong, parsed, read_all, write
 from paceline.hang.stacks import MAIN, Place, Stack, own_stacks
 from paceline.hang.verdict import Verdict, keep, kept

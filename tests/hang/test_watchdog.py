@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.hang import watchdog
-from paceline.hang.pulse import Pulse
+from paceline.telemetry.pulse import Pulse
 from paceline.hang.record import record_of, write
 from paceline.hang.watchdog import Watchdog
 from paceline.rundir import RunDir
-from paceline.world.facts import World
+from paceline.world.world import World
 
 
 @pytest.mark.parametrize(("wait_s", "look_s", "signs"), [(0.5, 0.0, 0), (10.0, 0.0, 3), (0.5, 10.0, 0)])

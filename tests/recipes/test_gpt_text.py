@@ -19,7 +19,7 @@ from paceline.recipes.gpt_config import GptConfig, design_of, for_text, from_sta
 from paceline.recipes.gpt_export import write_hub
 from paceline.recipes.gpt_model import GPT, Design, Shape
 from paceline.recipes.gpt_text import kept_vocabulary, read_text
-from paceline.world.facts import World
+from paceline.world.world import World
 
 TEXT = "Grüße an alle, die das lesen: ein Satz über Wörter und Zeichen.\n" * 8
 LETTERS = "".join(sorted(set(TEXT)))

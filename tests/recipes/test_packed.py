@@ -11,7 +11,7 @@ from paceline.config import RunConfig
 from paceline.data.batches import Batches
 from paceline.errors import DataError
 from paceline.recipes import corpus, digits
-from paceline.world.facts import World
+from paceline.world.world import World
 
 LENGTH = 16
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from paceline.cluster.registry import Submission
 from paceline.events import CheckpointSaved, Event, EventLog, RunStarted, StepDone
 from paceline.rundir import RunDir, make_private
-from paceline.world.heartbeat import Beat
+from paceline.telemetry.heartbeat import Beat
 
 
 def started(from_step: int = 0, *, ranks: int = 2, time_s: float | None = None) -> RunStarted:

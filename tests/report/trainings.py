@@ -29,10 +29,10 @@ from paceline.measure.profile_verdict import as_dict, judge
 from paceline.measure.steptimes import Pace
 from paceline.measure.studies import write_studies
 from paceline.rundir import VERDICT_FILE, RunDir, make_private, write_whole
-from paceline.world.heartbeat import Beat
-from paceline.world.phases import PHASES, Spent
-from paceline.world.rank_times import RankTimes
-from paceline.world.slow import Slowest
+from paceline.telemetry.heartbeat import Beat
+from paceline.telemetry.phases import PHASES, Spent
+from paceline.telemetry.rank_times import RankTimes
+from paceline.telemetry.stragglers import Slowest
 
 BEGUN_S = 1_790_000_000.0
 

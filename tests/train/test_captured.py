@@ -15,7 +15,7 @@ from paceline.errors import ConfigError, TrainingError
 from paceline.train.captured import CapturedStep, make_step
 from paceline.train.reduction import LocalTree, Note, gradients_of
 from paceline.train.whole_tree import WholeTree
-from paceline.world.facts import World
+from paceline.world.world import World
 
 
 def step_of(capture: str) -> paceline.OptimizerStep:

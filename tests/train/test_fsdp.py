@@ -19,7 +19,7 @@ from paceline.scale.batch import share
 from paceline.scale.tree import additions_by_turn, children
 from paceline.train.captured import make_step
 from paceline.train.state import state_digest
-from paceline.world.facts import World
+from paceline.world.world import World
 
 
 class Layers(nn.Module):

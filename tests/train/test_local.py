@@ -20,8 +20,8 @@ from paceline.errors import ConfigError, Stopped
 from paceline.events import RunEnded, surviving
 from paceline.train import exchange
 from paceline.train.local import LocalStep
-from paceline.world.facts import World
-from paceline.world.group import join
+from paceline.world.world import World
+from paceline.world.process_group import join
 
 SAMPLES = 37  # with a global batch of 16 the last step of an epoch has 5 samples, and leaves replicas without any
 FIXED = {

@@ -21,7 +21,7 @@ from paceline.train import loggers
 from paceline.train.sinks.bookmark import Bookmark
 from paceline.train.sinks.csvfile import CsvSink
 from paceline.train.surroundings import surroundings
-from paceline.world.facts import World
+from paceline.world.world import World
 
 
 def train(folder: Path, *words: str, crash_at: int = 0) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 import paceline
 from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError, EnvironmentUnfit, TrainingError
-from paceline.world.facts import World
+from paceline.world.world import World
 
 
 def train(config, loss=nn.functional.mse_loss, sinks=(), world=World()):

@@ -17,7 +17,7 @@ from paceline.recipes.gpt_config import GptConfig, design_of
 from paceline.recipes.gpt_model import GPT
 from paceline.train.precision import Precision
 from paceline.train.state import state_digest
-from paceline.world.facts import World
+from paceline.world.world import World
 
 
 def trained(config, world) -> str:

@@ -10,7 +10,7 @@ from paceline.scale.tree import children
 from paceline.train import exchange
 from paceline.train.reduction import Note, TreeStack
 from paceline.train.exchange import GatherExchange, SliceExchange, TreeShape, choose_exchange
-from paceline.world.facts import World
+from paceline.world.world import World
 
 
 def tree_sum(values: list[torch.Tensor], node: range) -> torch.Tensor:

@@ -15,7 +15,7 @@ from paceline.errors import TrainingError
 from paceline.train.captured import make_step
 from paceline.train.state import load_state, named_state, state_digest
 from paceline.train.step import OptimizerStep
-from paceline.world.facts import World
+from paceline.world.world import World
 
 ALONE = World()
 

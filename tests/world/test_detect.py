@@ -6,7 +6,7 @@ import pytest
 
 from paceline.errors import EnvironmentUnfit
 from paceline.world.detect import detect_world
-from paceline.world.facts import FileMeeting, PublishedMeeting, TcpMeeting
+from paceline.world.world import FileMeeting, PublishedMeeting, TcpMeeting
 from paceline.world.hostlist import expand_hostlist
 
 TORCHRUN = {

@@ -19,9 +19,9 @@ from paceline.errors import ConfigError, EnvironmentUnfit
 from paceline.world.address import free_port, listen_at
 from paceline.world.collectives import rows_of_all, sum_across
 from paceline.world.device import gpu_index
-from paceline.world.facts import World
-from paceline.world.group import join, shorten_timeout
-from paceline.world.meeting import claim_folder
+from paceline.world.world import World
+from paceline.world.process_group import join, shorten_timeout
+from paceline.world.rendezvous import claim_folder
 
 
 def open_listeners() -> list[str]:

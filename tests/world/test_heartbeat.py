@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from paceline.rundir import RunDir
-from paceline.world import heartbeat
-from paceline.world.facts import World
-from paceline.world.heartbeat import Heartbeat
+from paceline.telemetry import heartbeat
+from paceline.world.world import World
+from paceline.telemetry.heartbeat import Heartbeat
 
 
 def steps_of(heart: Heartbeat, count: int) -> None:

@@ -10,8 +10,8 @@ from launch.program import wait_until
 
 from paceline.errors import EnvironmentUnfit
 from paceline.world.address import free_port, listen_at
-from paceline.world.facts import TcpMeeting
-from paceline.world.meeting import open_tcp_store, serve_store
+from paceline.world.world import TcpMeeting
+from paceline.world.rendezvous import open_tcp_store, serve_store
 
 HOST, MINUTE = "127.0.0.1", timedelta(seconds=60)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError, EnvironmentUnfit
-from paceline.world.meeting import await_notice
-from paceline.world.publish import Notice
+from paceline.world.rendezvous import await_notice
+from paceline.world.rendezvous_file import Notice
 
 
 def test_an_address_is_found_as_soon_as_it_is_there(tmp_path: Path, monkeypatch) -> None:

@@ -6,8 +6,8 @@ import os
 import stat
 from pathlib import Path
 
-from paceline.world.heartbeat import Beat
-from paceline.world.rank_times import RankTimes, read_looks
+from paceline.telemetry.heartbeat import Beat
+from paceline.telemetry.rank_times import RankTimes, read_looks
 
 
 def beats(step: int, *own_s: float) -> list[Beat]:

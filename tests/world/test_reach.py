@@ -12,12 +12,14 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError
-from paceline.world import network, reach, roll
+from paceline.world import network
+from paceline.world import connectivity as reach
+from paceline.world import roll_call as roll
 from paceline.world.address import free_port, listen_at
-from paceline.world.facts import World
+from paceline.world.world import World
 from paceline.world.network import call_the_roll
-from paceline.world.reach import doorbell, ring
-from paceline.world.roll import Roll
+from paceline.world.connectivity import doorbell, ring
+from paceline.world.roll_call import Roll
 
 
 def test_rank_0_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:

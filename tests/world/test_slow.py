@@ -19,10 +19,10 @@ from processes import run_on_processes
 from paceline.config.values import with_settings
 from paceline.errors import Stopped
 from paceline.rundir import RunDir, make_private
-from paceline.world.heartbeat import Beat
-from paceline.world.phases import PHASES, PhaseClock, Spent
-from paceline.world.rank_times import read_looks
-from paceline.world.slow import SlowWatch, in_words, read_beats, slowest
+from paceline.telemetry.heartbeat import Beat
+from paceline.telemetry.phases import PHASES, PhaseClock, Spent
+from paceline.telemetry.rank_times import read_looks
+from paceline.telemetry.stragglers import SlowWatch, in_words, read_beats, slowest
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 DELAYED = ("data", "forward", "backward", "optimizer", "gc")

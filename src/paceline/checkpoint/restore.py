@@ -14,7 +14,7 @@ from paceline.checkpoint.staging import DTYPES
 from paceline.checkpoint.storage import NO_MANIFEST, Storage, check_file, manifest_of, read_verified
 from paceline.errors import BadCheckpoint, EnvironmentUnfit
 from paceline.world.collectives import texts_of_all
-from paceline.world.facts import World
+from paceline.world.world import World
 
 _AGAIN_S = 0.2
 

@@ -22,7 +22,7 @@ from paceline.checkpoint.staging import WORDS, Staging
 from paceline.checkpoint.storage import Storage, check, manifest_of
 from paceline.errors import BadCheckpoint, EnvironmentUnfit, PacelineError
 from paceline.tensorfile import Spec
-from paceline.world.facts import World
+from paceline.world.world import World
 from paceline.world.mailbox import Mailbox
 
 _LOOK_S = 0.01

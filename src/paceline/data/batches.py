@@ -20,7 +20,7 @@ from paceline.data.source import Batch, DatasetSource, Expects, Fills, as_source
 from paceline.data.transform import Transformed
 from paceline.data.workers import read_in_workers
 from paceline.scale.batch import BatchPlan, StepPlan
-from paceline.world.facts import World
+from paceline.world.world import World
 
 _TOGETHER_BYTES = 1 << 24  # what is read at once: the more, the less a step costs beside its bytes (docs/notes.md)
 _TOGETHER_STEPS = 64

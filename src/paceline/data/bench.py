@@ -41,7 +41,7 @@ def main(known: argparse.Namespace) -> int:
 
     from paceline.data.batches import Batches
     from paceline.data.open import open_set
-    from paceline.world.facts import World
+    from paceline.world.world import World
 
     torch.set_num_threads(1)
     read = ReadConfig(window=known.window)

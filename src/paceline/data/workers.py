@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from paceline.data.order import Places
 from paceline.data.source import Batch, Source
 from paceline.errors import PacelineError
-from paceline.world.orphan import die_with_parent
+from paceline.world.parent_death import die_with_parent
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 

@@ -15,11 +15,11 @@ from typing import Self
 from paceline import handover
 from paceline.hang.crash import telling_of_crashes
 from paceline.hang.judge import judge, moves, still_moving
-from paceline.hang.pulse import REST_S, Pulse
+from paceline.telemetry.pulse import REST_S, Pulse
 from paceline.hang.record import Record, State, Wrong, read, read_all, record_of, write
 from paceline.hang.verdict import Verdict, keep, kept
 from paceline.rundir import RunDir, make_private
-from paceline.world.facts import World
+from paceline.world.world import World
 
 _LOOK_S = 0.5
 _RANKS_PER_S = 128  # looks a second of a large world: a shared file system has other work

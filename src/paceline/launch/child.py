@@ -24,7 +24,7 @@ from typing import NoReturn
 from paceline import handover
 from paceline.errors import PacelineError, Stopped
 from paceline.launch.signals import STOP_SIGNALS
-from paceline.world.orphan import die_with_parent
+from paceline.world.parent_death import die_with_parent
 
 _PEER_LOST = (
     "Connection closed by peer",

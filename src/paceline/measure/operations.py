@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.measure.plan import ELEMENT_BYTES
 from paceline.train.exchange import TreeShape, choose_exchange
 from paceline.world.collectives import exchange, gather
-from paceline.world.facts import World
+from paceline.world.world import World
 
 _PERIOD = 8179  # a prime, so no slice is as long
 MOST_RANKS = 2**24 // _PERIOD

@@ -17,7 +17,7 @@ from paceline.measure.profile_shares import beat_of, shares_of
 from paceline.measure.profile_verdict import ProfileVerdict, as_dict, judge
 from paceline.measure.trace import RankTrace, merged, read_traces
 from paceline.rundir import TENSORBOARD, VERDICT_FILE, RunDir, make_private, write_whole, writing_to
-from paceline.world.slow import slowest
+from paceline.telemetry.stragglers import slowest
 
 TRACE_FILE = "trace.json.gz"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from paceline.measure.trace import Event, RankTrace
 from paceline.measure.trace_spans import Spans, both, length, union, without
-from paceline.world.heartbeat import Beat
-from paceline.world.phases import PHASES, Spent
+from paceline.telemetry.heartbeat import Beat
+from paceline.telemetry.phases import PHASES, Spent
 
 KINDS = ("compute", "exposed_communication", "data_wait", "optimizer", "host_gaps")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.units import short_time
 from paceline.measure.profile_shares import KINDS, Shares
-from paceline.world.slow import Slowest, in_words
+from paceline.telemetry.stragglers import Slowest, in_words
 
 _CAUSES = 3
 _WORTH = 0.03  # of a step: what is less is no cause

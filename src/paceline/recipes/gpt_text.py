@@ -13,7 +13,7 @@ from paceline.recipes.corpus import text_from_shards, text_in_memory, vocabulary
 from paceline.recipes.gpt_config import GptConfig
 from paceline.rundir import RunDir, write_whole, writing_to
 from paceline.world.collectives import texts_of_all
-from paceline.world.facts import World
+from paceline.world.world import World
 
 
 class Text(NamedTuple):

@@ -10,7 +10,7 @@ from paceline.report.curve import curve, is_steep, thinned
 from paceline.report.jobs import GONE, UNKNOWN, Job
 from paceline.report.lines import fit
 from paceline.report.state import RunState
-from paceline.world.slow import IN_WORDS, in_words
+from paceline.telemetry.stragglers import IN_WORDS, in_words
 
 _LABEL = 7
 _BAR = 24

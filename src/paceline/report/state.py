@@ -19,8 +19,8 @@ from paceline.report.history import History
 from paceline.report.jobs import Job, jobs_of, unanswered
 from paceline.report.lines import tail
 from paceline.report.target import Target
-from paceline.world.heartbeat import Beat
-from paceline.world.slow import Slowest, read_beats, slowest
+from paceline.telemetry.heartbeat import Beat
+from paceline.telemetry.stragglers import Slowest, read_beats, slowest
 from paceline.world.timelimit import time_left
 
 Phase = Literal["not started", "waiting", "starting", "training", "stopped", "failed", "lost", "ended"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from paceline.data.source import Batch
 from paceline.train.reduction import NO_MOVES, Moves
 from paceline.world.collectives import sum_across
-from paceline.world.facts import World
+from paceline.world.world import World
 
 
 class MovingBuffers:

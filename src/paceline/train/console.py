@@ -22,7 +22,7 @@ from paceline.events import (
     StepDone,
 )
 from paceline.scale.lr import describe_lr
-from paceline.world.facts import World
+from paceline.world.world import World
 
 _BAR_WIDTH = 24
 

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.config import RunConfig
 from paceline.train.sharded import COPY
-from paceline.world.facts import World
+from paceline.world.world import World
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from paceline.train.parallel import inner, shards
 from paceline.train.precision import Precision
 from paceline.train.step import LossFunction
 from paceline.world.collectives import sum_across
-from paceline.world.facts import World
+from paceline.world.world import World
 
 Metric = Callable[[Tensor, Tensor], Tensor | float]
 """metric(outputs, target) -> the sum over these samples; the mean over all samples is reported."""

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import ProcessGroup
 from paceline.scale.batch import share
 from paceline.scale.tree import additions, whole_subtrees
 from paceline.world.collectives import exchange, finish, gather
-from paceline.world.facts import World
+from paceline.world.world import World
 
 _SMALL_BYTES = 1 << 16  # below this a second message costs more than the bytes it saves
 _CARRIES_NOTES_BYTES = 1 << 20  # above this a message for the notes alone costs less than a copy of the bucket

@@ -18,7 +18,7 @@ from paceline.train.copies import make_copies
 from paceline.train.precision import casts_weights
 from paceline.train.short import LONG_NORMS, SHORT
 from paceline.train.slice_sum import sums_along_tree
-from paceline.world.facts import World
+from paceline.world.world import World
 
 Wrap = tuple[type[nn.Module], ...]
 

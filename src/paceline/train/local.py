@@ -25,7 +25,7 @@ from paceline.train.reduction import Asks, Note, drop_gradients
 from paceline.train.state import Slots, load_state, load_weight, named_state, python_numbers
 from paceline.train.step import LossFunction, OptimizerStep
 from paceline.world.collectives import sum_across
-from paceline.world.facts import World
+from paceline.world.world import World
 
 _PART = "replica"
 _GRID = 2.0**20

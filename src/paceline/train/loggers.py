@@ -23,7 +23,7 @@ from paceline.train.sinks.csvfile import CsvSink
 from paceline.train.sinks.mlflow import MlflowSink
 from paceline.train.sinks.tensorboard import TensorboardSink
 from paceline.train.sinks.wandb import WandbSink
-from paceline.world.facts import World
+from paceline.world.world import World
 
 _MOST_WAITING = 10_000
 _LEAVES_WITHIN_S = 10.0  # a run that was told to stop has little time left

@@ -14,10 +14,10 @@ from paceline.train.profiling import Profiling
 from paceline.train.step import OptimizerStep
 from paceline.train.times import StepTimes
 from paceline.train.watched import disk_s, pulse_of, watchdog_of
-from paceline.world.facts import World
-from paceline.world.heartbeat import Heartbeat
-from paceline.world.rank_times import RankTimes
-from paceline.world.slow import SlowWatch, in_words
+from paceline.world.world import World
+from paceline.telemetry.heartbeat import Heartbeat
+from paceline.telemetry.rank_times import RankTimes
+from paceline.telemetry.stragglers import SlowWatch, in_words
 
 T = TypeVar("T")
 

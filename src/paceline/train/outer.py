@@ -12,7 +12,7 @@ from paceline.scale.batch import share
 from paceline.scale.tree import merges_after
 from paceline.train.exchange import TreeShape, choose_exchange
 from paceline.world.collectives import wire_device
-from paceline.world.facts import World
+from paceline.world.world import World
 
 _BUCKET_BYTES = 32 << 20  # an exchange holds a few copies of what it sends
 _SHORT = {"bf16": torch.bfloat16, "fp16": torch.float16}

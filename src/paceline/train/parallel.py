@@ -19,7 +19,7 @@ from paceline.train.reduction import FreeSum, LaneSum, LocalTree
 from paceline.train.tree_ddp import DDP_OPTIONS, TreeDDP
 from paceline.train.whole_tree import WholeTree
 from paceline.world.collectives import take_from_main
-from paceline.world.facts import World
+from paceline.world.world import World
 
 
 def parallelize(

@@ -18,7 +18,7 @@ from paceline.train.parallel import inner
 from paceline.train.sharded import whole
 from paceline.train.state import NOTHING, content, digest_of, digests_of_all, named_state
 from paceline.world.collectives import rows_of_all, sum_across
-from paceline.world.facts import World
+from paceline.world.world import World
 
 
 class Recorder:

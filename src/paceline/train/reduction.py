@@ -18,7 +18,7 @@ from paceline.scale.batch import share
 from paceline.scale.tree import merges_after
 from paceline.train.late import LateLoss
 from paceline.world.collectives import sum_across
-from paceline.world.facts import World
+from paceline.world.world import World
 
 Moves = NDArray[numpy.float64]
 NO_MOVES: Moves = numpy.zeros(0)

@@ -21,7 +21,7 @@ from paceline.train.copies import Copies, copies_of
 from paceline.train.exchange import GatherExchange, TreeShape, choose_exchange
 from paceline.train.reduction import FreeSum, Note, TreeStack, drop_gradients
 from paceline.world.collectives import exchange, gather, wire_device
-from paceline.world.facts import World
+from paceline.world.world import World
 
 
 class _Memory:

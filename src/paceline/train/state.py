@@ -14,7 +14,7 @@ from paceline.errors import ConfigError
 from paceline.train.parallel import settled
 from paceline.train.sharded import put, sharded_like, whole
 from paceline.world.collectives import texts_of_all
-from paceline.world.facts import World
+from paceline.world.world import World
 
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 

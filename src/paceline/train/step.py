@@ -21,8 +21,8 @@ from paceline.train.sharded import clip_sharded, is_sharded, mine
 from paceline.train.state import NOTHING, load_state, python_numbers
 from paceline.train.tree_ddp import TreeReduction
 from paceline.train.update import make_update
-from paceline.world.facts import World
-from paceline.world.phases import WAIT, PhaseClock
+from paceline.world.world import World
+from paceline.telemetry.phases import WAIT, PhaseClock
 from paceline.world.randomness import seed_everything
 
 LossFunction = Callable[..., Tensor | tuple[Tensor, Tensor | int]]

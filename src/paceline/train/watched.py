@@ -6,13 +6,13 @@ import contextlib
 
 from paceline.config import RunConfig
 from paceline.errors import Stopped
-from paceline.hang.pulse import REST_S, Pulse
+from paceline.telemetry.pulse import REST_S, Pulse
 from paceline.hang.record import Wrong
 from paceline.hang.watchdog import Watchdog
 from paceline.launch.child import lost_peer, words_of
 from paceline.rundir import RunDir
 from paceline.train.console import say
-from paceline.world.facts import World
+from paceline.world.world import World
 
 _COMPILES_S = 120.0  # a step of another shape is compiled when it comes
 _CAPTURES_S = 20.0

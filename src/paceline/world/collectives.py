@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from paceline.world.facts import World
+from paceline.world.world import World
 
 
 def wire_device(world: World) -> torch.device:

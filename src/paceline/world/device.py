@@ -13,7 +13,7 @@ from torch.utils import deterministic
 from paceline.config import RunConfig
 from paceline.errors import EnvironmentUnfit
 from paceline.world.collectives import texts_of_all
-from paceline.world.facts import World
+from paceline.world.world import World
 
 # Of bf16, from the makers' data sheets, by words of the name; the longer name comes first.
 _PEAKS = {

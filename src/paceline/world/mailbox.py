@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
-from paceline.world.facts import World
+from paceline.world.world import World
 
 
 class Mailbox:

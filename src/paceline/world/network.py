@@ -7,10 +7,10 @@ import os
 
 from paceline.errors import EnvironmentUnfit
 from paceline.world.address import address_on, interface_of, is_loopback, source_towards
-from paceline.world.facts import World
-from paceline.world.publish import problem_from, problem_text
-from paceline.world.reach import doorbell, ring
-from paceline.world.roll import Roll
+from paceline.world.world import World
+from paceline.world.rendezvous_file import problem_from, problem_text
+from paceline.world.connectivity import doorbell, ring
+from paceline.world.roll_call import Roll
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 

@@ -13,7 +13,7 @@ from paceline.data.pack.pool import Job
 from paceline.data.pack.shards import ShardJob
 from paceline.data.pack.tokens import LetterJob, TokenJob
 from paceline.errors import PacelineError
-from paceline.world.orphan import die_with_parent
+from paceline.world.parent_death import die_with_parent
 
 
 def main() -> None:

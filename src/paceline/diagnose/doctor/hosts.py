@@ -33,7 +33,7 @@ from paceline.diagnose.doctor.rankfacts import RankFacts
 from paceline.diagnose.doctor.reception import Reception
 from paceline.errors import ConfigError, EnvironmentUnfit
 from paceline.world.address import choose_address, listen_at, refuse_loopback_name, resolve
-from paceline.world.facts import World
+from paceline.world.world import World
 
 SECRET = "PACELINE_DOCTOR_SECRET"  # noqa: S105 - the name of a variable
 """A word that all hosts are told, where no scheduler tells it to them."""

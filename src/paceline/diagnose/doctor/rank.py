@@ -25,9 +25,9 @@ from paceline.diagnose.doctor.talk import ANSWER_S, Talk
 from paceline.errors import PacelineError
 from paceline.world.address import address_on, interface_of
 from paceline.world.detect import detect_world
-from paceline.world.facts import World
+from paceline.world.world import World
 from paceline.world.network import GLOO
-from paceline.world.reach import doorbell, reach, ring
+from paceline.world.connectivity import doorbell, reach, ring
 
 _AT_ONCE = 16
 

@@ -21,7 +21,7 @@ from paceline.report.page.thin import Curve, thinned
 from paceline.report.state import Lookout, RunState
 from paceline.report.target import Target
 from paceline.version import VERSION
-from paceline.world.slow import read_beats, slowest
+from paceline.telemetry.stragglers import read_beats, slowest
 
 _POINTS = 24_000  # of all curves together: more would make a page of several MB
 _FEWEST, _MOST = 40, 400

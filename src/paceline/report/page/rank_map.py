@@ -12,8 +12,8 @@ from paceline.report.page.markup import Html, joined, tag
 from paceline.report.page.plot import SIZE, Charts, axis_label
 from paceline.report.page.steptime import usual
 from paceline.report.page.ticks import label
-from paceline.world.phases import PHASES, WAIT
-from paceline.world.rank_times import Look, evened, read_looks
+from paceline.telemetry.phases import PHASES, WAIT
+from paceline.telemetry.rank_times import Look, evened, read_looks
 
 _COLUMNS, _ROWS = 96, 64  # of a map at most
 _LEVELS = 12

@@ -10,8 +10,8 @@ import numpy
 
 from paceline.report.history import number
 from paceline.report.page.account import Account
-from paceline.world.heartbeat import NOTHING, Beat
-from paceline.world.phases import PHASES, WAIT
+from paceline.telemetry.heartbeat import NOTHING, Beat
+from paceline.telemetry.phases import PHASES, WAIT
 
 _BARS = 40
 _LATE = 20  # step events that tell how long a step takes by now

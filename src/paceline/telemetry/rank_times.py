@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.rundir import make_private, write_whole
-from paceline.world.heartbeat import Beat
+from paceline.telemetry.heartbeat import Beat
 
 _VALUES = 200_000  # in the file, of all ranks together: 1.4 MB
 _FEWEST, _MOST = 48, 480  # lines

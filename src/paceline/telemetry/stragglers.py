@@ -12,8 +12,8 @@ from typing import Literal
 
 from paceline.units import short_time
 from paceline.scale.batch import share
-from paceline.world.heartbeat import NOTHING, Beat
-from paceline.world.phases import PHASES, WAIT, Spent
+from paceline.telemetry.heartbeat import NOTHING, Beat
+from paceline.telemetry.phases import PHASES, WAIT, Spent
 
 CLEARLY = 1.2
 """From this ratio on, a rank is slower than the others, rather than unlucky."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from paceline.errors import EnvironmentUnfit, PacelineError
-from paceline.world.publish import problem_from, problem_text
+from paceline.world.rendezvous_file import problem_from, problem_text
 
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.005, 0.5
 _FAREWELL_S = 5.0

@@ -1,0 +1,1 @@
+"""How a run looks from outside while it trains: heartbeats, phases of a step, stragglers, pulses."""
