@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 import paceline
-from paceline.hang.flight import last_collectives
+from paceline.hang.flight_recorder import last_collectives
 from paceline.telemetry.pulse import Pulse
 from paceline.train.onlookers import Onlookers
 from paceline.train.step import OptimizerStep

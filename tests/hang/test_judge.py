@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.hang.flight import Collective, collective
+from paceline.hang.flight_recorder import Collective, collective
 from paceline.hang.judge import judge, still_moving
 from paceline.hang.links import Links
 from paceline.hang.process import GONE, Process
 from paceline.telemetry.pulse import REST_S, Pulse
-from paceline.hang.record import Record, Wrong, parsed, read_all, write
+from paceline.hang.rank_report import Record, Wrong, parsed, read_all, write
 from paceline.hang.stacks import MAIN, Place, Stack, own_stacks
 from paceline.hang.verdict import Verdict, keep, kept
 from paceline.rundir import RunDir

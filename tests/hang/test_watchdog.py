@@ -11,7 +11,7 @@ import pytest
 
 from paceline.hang import watchdog
 from paceline.telemetry.pulse import Pulse
-from paceline.hang.record import record_of, write
+from paceline.hang.rank_report import record_of, write
 from paceline.hang.watchdog import Watchdog
 from paceline.rundir import RunDir
 from paceline.world.world import World

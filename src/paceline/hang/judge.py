@@ -9,7 +9,7 @@ from paceline.hang.cut import which_link_is_cut
 from paceline.hang.late import which_link, who_is_late, whose_batches_differ
 from paceline.hang.odds import who_is_at_odds
 from paceline.hang.own_words import who_failed, who_is_quiet_longest, whose_save_hangs
-from paceline.hang.record import Record
+from paceline.hang.rank_report import Record
 from paceline.hang.silence import who_is_silent, who_left
 from paceline.hang.verdict import Verdict
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from paceline.hang.entered import pending_of
 from paceline.hang.process import GONE
-from paceline.hang.record import Record
+from paceline.hang.rank_report import Record
 from paceline.hang.verdict import Cause, Verdict
-from paceline.hang.words import named, ranks_but, ranks_words, wait_words
+from paceline.hang.phrasing import named, ranks_but, ranks_words, wait_words
 
 
 def who_is_silent(records: Sequence[Record]) -> Verdict | None:

@@ -13,7 +13,7 @@ from paceline.checkpoint.local import LocalStorage
 from paceline.errors import EnvironmentUnfit
 from paceline.events import CheckpointSaved, RunEnded, RunFailed, RunStarted, RunStopped, StepDone, surviving
 from paceline.hang.judge import judge
-from paceline.hang.record import Record, read_all
+from paceline.hang.rank_report import Record, read_all
 from paceline.hang.stacks import MAIN
 from paceline.hang.verdict import Verdict, kept
 from paceline.launch.failure import Failure

@@ -7,7 +7,7 @@ import contextlib
 from paceline.config import RunConfig
 from paceline.errors import Stopped
 from paceline.telemetry.pulse import REST_S, Pulse
-from paceline.hang.record import Wrong
+from paceline.hang.rank_report import Wrong
 from paceline.hang.watchdog import Watchdog
 from paceline.launch.child import lost_peer, words_of
 from paceline.rundir import RunDir

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.hang.flight import Collective
-from paceline.hang.record import Record
+from paceline.hang.flight_recorder import Collective
+from paceline.hang.rank_report import Record
 
 
 def ranks_words(ranks: Sequence[int]) -> str:

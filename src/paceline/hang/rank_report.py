@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.hang.crash import read_crash
-from paceline.hang.flight import Collective, last_collectives
+from paceline.hang.flight_recorder import Collective, last_collectives
 from paceline.hang.links import Links, own_links
 from paceline.hang.process import GONE, Process, again, children, process
 from paceline.telemetry.pulse import Pulse
