@@ -12,7 +12,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from paceline.launch.local import launch
+from paceline.launch.supervisor import launch
 from paceline.launch.spec import LaunchSpec, script
 from paceline.measure.profile import profile
 from paceline.telemetry.stragglers import read_beats, slowest

@@ -146,7 +146,7 @@ def test_one_process_per_gpu_whichever_school() -> None:
     assert {"--ntasks-per-node=1", "--gpus-per-node=4", "--cpus-per-task=32"} <= set(agents)
     script = batch_script(JOB, ClusterProfile(launcher="torchrun"))
     assert "--ntasks=2 " in script
-    assert "paceline.launch.agent 4 path" in script
+    assert "paceline.launch.agent_main 4 path" in script
 
 
 def test_the_script_names_the_run_and_no_rank(tmp_path: Path) -> None:
@@ -161,5 +161,5 @@ def test_the_script_names_the_run_and_no_rank(tmp_path: Path) -> None:
 def test_modules_venv_and_conda_come_before_the_command() -> None:
     script = batch_script(JOB, ClusterProfile(modules=("python/3.12", "a b"), venv="/v e"))
     assert "surroundings() {\n  module load python/3.12 'a b'\n  source '/v e/bin/activate'\n}\ncommand=(" in script
-    assert " python -u -m paceline.launch.task" in script
+    assert " python -u -m paceline.launch.rank_srun" in script
     assert "conda activate env\n" in batch_script(JOB, ClusterProfile(conda="env"))

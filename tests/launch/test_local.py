@@ -10,7 +10,8 @@ import pytest
 
 from paceline import handover
 from paceline.errors import STOPPED
-from paceline.launch import child, local
+from paceline.launch import rank_local as child
+from paceline.launch import supervisor as local
 from paceline.launch.failure import Ended
 from paceline.launch.signals import StopSignals
 from paceline.launch.spec import LaunchSpec, script

@@ -118,14 +118,14 @@ class Rank(Forked):
 
 
 def _rank(told: Mapping[str, Any]) -> None:
-    from paceline.launch.child import main
+    from paceline.launch.rank_local import main
 
     os.setsid()
     become_fresh(told["env"], [told["p2cread"], told["c2pwrite"], told["errwrite"]])
     sys.path.insert(0, os.getcwd())
     for name in [name for name in sys.modules if name.startswith("paceline.recipes.")]:
         del sys.modules[name]  # one of them may be what is to run
-    sys.argv = told["args"][told["args"].index("paceline.launch.child") :]
+    sys.argv = told["args"][told["args"].index("paceline.launch.rank_local") :]
     main()
 
 

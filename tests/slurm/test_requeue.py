@@ -27,7 +27,7 @@ TWO_NODES = ("haste.py", "--nodes", "2", "--ranks-per-node", "1")
 SLOW_PYTHON = """
 import os, sys, time
 first = "SLURM_PROCID" in os.environ and "SLURM_RESTART_COUNT" not in os.environ
-if first and "paceline.launch.task" in sys.orig_argv:  # a rank, not what else the job runs
+if first and "paceline.launch.rank_srun" in sys.orig_argv:  # a rank, not what else the job runs
     print("not listening yet", flush=True)
     time.sleep(1000)
 """

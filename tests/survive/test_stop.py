@@ -183,7 +183,7 @@ def test_a_signal_to_a_training_that_fails_does_not_make_it_one_that_stopped(tmp
     (tmp_path / "fails.py").write_text(FAILS)
     mark = tmp_path / "stopped"
     done = subprocess.run(
-        [sys.executable, "-m", "paceline.launch.task", "path", "fails.py"],
+        [sys.executable, "-m", "paceline.launch.rank_srun", "path", "fails.py"],
         cwd=tmp_path, env={**os.environ, handover.STOP_MARK: str(mark)}, capture_output=True, text=True,
     )  # fmt: skip
     assert (done.returncode, mark.exists()) == (1, False), done.stderr

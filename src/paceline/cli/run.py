@@ -18,8 +18,8 @@ from paceline.cluster.allocation import allocation_from, launch_on
 from paceline.config.intervals import seconds_from
 from paceline.errors import STOPPED, ConfigError, EnvironmentUnfit
 from paceline.launch.failure import Failure
-from paceline.launch.local import launch
-from paceline.launch.memory import killed_for_memory
+from paceline.launch.supervisor import launch
+from paceline.launch.oom import killed_for_memory
 from paceline.launch.restart import DEFAULT_RESTARTS, Begin, Restarts, launch_with_restarts
 from paceline.launch.spec import LaunchSpec, Target, script
 from paceline.report.failure import leave, page_of_launch

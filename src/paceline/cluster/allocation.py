@@ -91,7 +91,7 @@ def launch_on(allocation: Allocation, spec: LaunchSpec, screen: TextIO | None, s
     with _shared_folder() as folder, signals:
         words = allocation.srun_words(spec.ranks)
         process = subprocess.Popen(
-            [*words, sys.executable, "-u", "-m", "paceline.launch.task", *spec.target.words, *spec.arguments],
+            [*words, sys.executable, "-u", "-m", "paceline.launch.rank_srun", *spec.target.words, *spec.arguments],
             env=_environment(spec, folder),
             stdin=subprocess.DEVNULL,
             stdout=screen,

@@ -166,7 +166,7 @@ def _command(job: Job, profile: ClusterProfile) -> list[str]:
     """Return the command as an array of the shell, one word a line where it is long."""
     agents = profile.launcher == "torchrun"
     tasks = job.nodes if agents else job.nodes * job.ranks_per_node
-    entry = ["paceline.launch.agent", str(job.ranks_per_node)] if agents else ["paceline.launch.task"]
+    entry = ["paceline.launch.agent_main", str(job.ranks_per_node)] if agents else ["paceline.launch.rank_srun"]
     box, folder = profile.container, str(job.folder)
     folders = [folder, str(job.run.parent), "/tmp"]  # noqa: S108 - where the ranks of one node meet
     python = "python" if profile.venv or profile.conda or box.kind != "none" else job.python

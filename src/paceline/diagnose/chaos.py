@@ -14,7 +14,7 @@ from paceline.diagnose.strikes import Striker
 from paceline.errors import TrainingError
 from paceline.events import RunEnded, RunStarted, StepDone, surviving
 from paceline.launch.failure import Failure, RunFailed, stopped
-from paceline.launch.local import launch
+from paceline.launch.supervisor import launch
 from paceline.launch.signals import StopSignals
 from paceline.launch.spec import LaunchSpec, Target
 

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from paceline.errors import STOPPED
 from paceline.launch.failure import Failure
-from paceline.launch.local import launch
+from paceline.launch.supervisor import launch
 from paceline.launch.signals import StopSignals
 from paceline.launch.spec import LaunchSpec
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.cluster.allocation import Allocation, launch_on
 from paceline.errors import ConfigError
 from paceline.launch.failure import Failure
-from paceline.launch.local import launch
+from paceline.launch.supervisor import launch
 from paceline.launch.signals import StopSignals
 from paceline.launch.spec import LaunchSpec, Target
 

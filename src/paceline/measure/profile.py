@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.launch.failure import RunFailed
-from paceline.launch.local import launch
+from paceline.launch.supervisor import launch
 from paceline.launch.spec import LaunchSpec, Target
 from paceline.measure.places import only_looked_at
 from paceline.measure.profile_shares import beat_of, shares_of

@@ -9,7 +9,7 @@ from paceline.errors import Stopped
 from paceline.telemetry.pulse import REST_S, Pulse
 from paceline.hang.rank_report import Wrong
 from paceline.hang.watchdog import Watchdog
-from paceline.launch.child import lost_peer, words_of
+from paceline.launch.rank_local import lost_peer, words_of
 from paceline.rundir import RunDir
 from paceline.train.console import say
 from paceline.world.world import World

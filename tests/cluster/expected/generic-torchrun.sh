@@ -16,7 +16,7 @@ surroundings() {
 }
 command=(
   srun --nodes=2 --ntasks=2 --kill-on-bad-exit=1 --export=ALL
-  /home/me/venv/bin/python -u -m paceline.launch.agent 4 path /home/me/runs/digits/code/0123456789ab/code/digits.py epochs=3
+  /home/me/venv/bin/python -u -m paceline.launch.agent_main 4 path /home/me/runs/digits/code/0123456789ab/code/digits.py epochs=3
 )
 page=(/home/me/venv/bin/python -m paceline hang /home/me/runs/digits)
 

@@ -17,7 +17,7 @@ surroundings() {
 }
 command=(
   srun --nodes=2 --ntasks=8 --kill-on-bad-exit=1 --export=ALL
-  /home/me/venv/bin/python -u -m paceline.launch.task path /home/me/runs/digits/code/0123456789ab/code/digits.py epochs=3
+  /home/me/venv/bin/python -u -m paceline.launch.rank_srun path /home/me/runs/digits/code/0123456789ab/code/digits.py epochs=3
 )
 page=(/home/me/venv/bin/python -m paceline hang /home/me/runs/digits)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paceline.units import human_size
 from paceline.diagnose.doctor.finding import Finding, fine, problem
-from paceline.launch.memory import own_groups
+from paceline.launch.oom import own_groups
 
 _LEAST_FILES = 4096
 _LEAST_SHARED = 1 << 30

@@ -79,7 +79,7 @@ def _run(target: list[str]) -> None:
         for name in target[1:]:
             importlib.import_module(name)
         return
-    from paceline.launch.child import run_target
+    from paceline.launch.rank_local import run_target
 
     run_target(target)
 

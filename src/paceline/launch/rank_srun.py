@@ -1,4 +1,4 @@
-"""How one rank of a Slurm step begins and ends: `python -m paceline.launch.task path|module WHAT ...`.
+"""How one rank of a Slurm step begins and ends: `python -m paceline.launch.rank_srun path|module WHAT ...`.
 
 It is the process that srun starts, so that signals reach it, and it listens before anything slow is imported.
 """
@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from paceline import handover
 from paceline.errors import LOST_PEER, STOPPED, PacelineError, Stopped
-from paceline.launch.child import leave, lost_peer, run_target, words_of
+from paceline.launch.rank_local import leave, lost_peer, run_target, words_of
 from paceline.launch.signals import EARLY
 from paceline.world.detect import detect_world
 

@@ -120,7 +120,7 @@ def _told_to_stop(ranks: list[_Rank], signals: StopSignals, meeting: Path) -> Fa
 def _start(spec: LaunchSpec, number: int, folder: Path, screen: TextIO | None) -> _Rank:
     failure_file = folder / f"failure-{number:04d}.json"
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "paceline.launch.child", *spec.target.words, *spec.arguments],
+        [sys.executable, "-u", "-m", "paceline.launch.rank_local", *spec.target.words, *spec.arguments],
         env=_environment(spec, number, folder, failure_file, screen),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

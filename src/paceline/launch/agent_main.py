@@ -1,4 +1,4 @@
-"""How the ranks of one node of a Slurm job start under torch's elastic agent: `python -m paceline.launch.agent RANKS path|module WHAT ...`.
+"""How the ranks of one node of a Slurm job start under torch's elastic agent: `python -m paceline.launch.agent_main RANKS path|module WHAT ...`.
 
 Signals are passed on to the ranks, which are in sessions of their own and would not hear of them. Until there are any,
 there is nothing to save, and the agent leaves.
@@ -16,10 +16,10 @@ from types import FrameType
 
 from paceline.errors import PacelineError
 from paceline.launch.signals import STOP_SIGNALS
-from paceline.launch.task import leave_early
+from paceline.launch.rank_srun import leave_early
 from paceline.world.detect import detect_world
 
-RANK = "paceline.launch.task"
+RANK = "paceline.launch.rank_srun"
 """What a rank is started as."""
 
 

@@ -1,4 +1,4 @@
-"""How one rank of a local launch begins and how it reports its end: `python -m paceline.launch.child path|module WHAT ...`.
+"""How one rank of a local launch begins and how it reports its end: `python -m paceline.launch.rank_local path|module WHAT ...`.
 
 It imports nothing heavy: what the user's script does not import is not paid for.
 """
