@@ -27,11 +27,11 @@ from torch.nn.functional import mse_loss
 
 import paceline
 from paceline.hang.flight_recorder import last_collectives
+from paceline.telemetry.phases import PhaseClock
 from paceline.telemetry.pulse import Pulse
 from paceline.train.onlookers import Onlookers
 from paceline.train.step import OptimizerStep
 from paceline.world.world import World
-from paceline.telemetry.phases import PhaseClock
 
 RANKS, WARM = 2, 100
 OFF = {"TORCH_FR_BUFFER_SIZE": "0"}

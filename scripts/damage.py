@@ -45,8 +45,8 @@ from paceline.config import RunConfig
 from paceline.errors import PacelineError
 from paceline.launch.failure import Ended, find_culprit
 from paceline.world.collectives import texts_of_all
-from paceline.world.world import World
 from paceline.world.process_group import join
+from paceline.world.world import World
 
 OLDER, NEWER = 10, 20
 WORLDS = (1, 2, 3)

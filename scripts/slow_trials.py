@@ -12,8 +12,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from paceline.launch.supervisor import launch
 from paceline.launch.spec import LaunchSpec, script
+from paceline.launch.supervisor import launch
 from paceline.measure.profile import profile
 from paceline.telemetry.stragglers import read_beats, slowest
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from paceline.train.parallel import parallelize as parallelize
     from paceline.train.record import Recorder as Recorder
     from paceline.train.step import OptimizerStep as OptimizerStep
-    from paceline.world.world import World as World
     from paceline.world.process_group import join as join
+    from paceline.world.world import World as World
 
 
 __version__ = VERSION

@@ -22,8 +22,8 @@ from paceline.checkpoint.staging import WORDS, Staging
 from paceline.checkpoint.storage import Storage, check, manifest_of
 from paceline.errors import BadCheckpoint, EnvironmentUnfit, PacelineError
 from paceline.tensorfile import Spec
-from paceline.world.world import World
 from paceline.world.mailbox import Mailbox
+from paceline.world.world import World
 
 _LOOK_S = 0.01
 _LAST_WORDS_S = 3.0  # how long to wait for other ranks' files when this one has failed already

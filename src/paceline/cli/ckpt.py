@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.units import human_size
 from paceline.checkpoint.catalog import SAVE_FIRST, Catalog, Entry, examine, glance
 from paceline.checkpoint.export import Exported, export_newest
 from paceline.checkpoint.retention import best_step
 from paceline.checkpoint.whereabouts import find_catalog, runs_in
 from paceline.errors import ConfigError, PacelineError, did_you_mean
+from paceline.units import human_size
 
 HELP = "checkpoints of a run: list them, check every byte, export the weights"
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.units import human_size
 from paceline.errors import ConfigError, did_you_mean
 from paceline.report.lines import fit, harmless
+from paceline.units import human_size
 
 HELP = "sets of samples: pack files into shards, check them, show what is inside, get known ones, measure reading"
 

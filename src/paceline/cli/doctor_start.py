@@ -8,12 +8,12 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from paceline.units import human_size
 from paceline.diagnose.doctor.finding import all_well, as_dict, lines
 from paceline.diagnose.doctor.pack import pack as pack_environment
 from paceline.diagnose.doctor.pack import snippet
 from paceline.diagnose.doctor.startup import Startup, judge_startup, measure
 from paceline.launch.spec import script
+from paceline.units import human_size
 
 _TOP = 10
 

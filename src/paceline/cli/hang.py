@@ -14,10 +14,10 @@ from typing import Any
 
 from paceline.cli.watch import add_run_argument, named_run
 from paceline.hang.judge import judge, still_moving
+from paceline.hang.phrasing import ranks_words
 from paceline.hang.rank_report import Record, read_all
 from paceline.hang.stacks import MAIN
 from paceline.hang.verdict import Verdict, kept
-from paceline.hang.phrasing import ranks_words
 from paceline.report.failure import left_page
 from paceline.report.failure_page import Page
 from paceline.report.screen import say

@@ -6,11 +6,11 @@ import argparse
 import json
 from pathlib import Path
 
-from paceline.units import human_size
 from paceline.errors import ConfigError, did_you_mean
 from paceline.report.failure import left_page
 from paceline.report.lines import harmless
 from paceline.report.target import Target, find_run
+from paceline.units import human_size
 
 HELP = "one HTML file that shows a run, or several: curves, times, ranks, restarts, settings"
 

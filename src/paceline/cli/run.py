@@ -18,10 +18,10 @@ from paceline.cluster.allocation import allocation_from, launch_on
 from paceline.config.intervals import seconds_from
 from paceline.errors import STOPPED, ConfigError, EnvironmentUnfit
 from paceline.launch.failure import Failure
-from paceline.launch.supervisor import launch
 from paceline.launch.oom import killed_for_memory
 from paceline.launch.restart import DEFAULT_RESTARTS, Begin, Restarts, launch_with_restarts
 from paceline.launch.spec import LaunchSpec, Target, script
+from paceline.launch.supervisor import launch
 from paceline.report.failure import leave, page_of_launch
 from paceline.world.address import listen_at, refuse_loopback_name, split_address
 

@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from paceline.config.instrumentation import ProfileConfig, RecordConfig
 from paceline.config.checks import at_least, has_login
-from paceline.config.intervals import Every, seconds_from
 from paceline.config.diloco import LocalConfig, check_local
+from paceline.config.instrumentation import ProfileConfig, RecordConfig
+from paceline.config.intervals import Every, seconds_from
 from paceline.errors import ConfigError, did_you_mean
 
 _SINKS = ("csv", "mlflow", "tensorboard", "wandb")

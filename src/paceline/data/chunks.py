@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.units import human_size
 from paceline.data.h5file import H5Column, column_at, find, h5py, names_of, open_file, reading
 from paceline.errors import DataError
+from paceline.units import human_size
 
 BLOCK_BYTES = 1 << 20
 """What is read together, at least, if the file has as much: small chunks by themselves would mix few samples."""

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy
 
-from paceline.units import human_size
 from paceline.data.pack.columns import chosen
 from paceline.data.shard import WORDS
 from paceline.errors import DataError, EnvironmentUnfit, did_you_mean
+from paceline.units import human_size
 
 _ENDINGS = {".h5", ".hdf5", ".hdf"}
 _HOPS = 16  # links to links

@@ -14,9 +14,9 @@ from paceline.diagnose.strikes import Striker
 from paceline.errors import TrainingError
 from paceline.events import RunEnded, RunStarted, StepDone, surviving
 from paceline.launch.failure import Failure, RunFailed, stopped
-from paceline.launch.supervisor import launch
 from paceline.launch.signals import StopSignals
 from paceline.launch.spec import LaunchSpec, Target
+from paceline.launch.supervisor import launch
 
 _SAVES_PER_KILL = 4
 _STUCK = 30  # launches in a row without a step forward

@@ -14,8 +14,8 @@ from paceline.diagnose.records import LOSS, STEPS, Record, first_difference, is_
 from paceline.diagnose.sizes import tensor_sizes
 from paceline.diagnose.verdict import Difference, Verdict
 from paceline.launch.failure import RunFailed
-from paceline.launch.supervisor import launch
 from paceline.launch.spec import LaunchSpec, Target
+from paceline.launch.supervisor import launch
 from paceline.rundir import DUMP_FILE
 
 TOLERANCE = 1e-3

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from paceline.hang.crash import ABORTED
 from paceline.hang.entered import expected, form_of
 from paceline.hang.flight_recorder import Collective
+from paceline.hang.phrasing import named, ranks_but, ranks_words, with_size
 from paceline.hang.rank_report import Record
 from paceline.hang.stacks import MAIN, Stack
 from paceline.hang.verdict import Verdict
-from paceline.hang.phrasing import named, ranks_but, ranks_words, with_size
 
 _INNERMOST = 6
 _COLLECTIVE = ("/torch/distributed/", "/paceline/train/exchange.py", "/paceline/world/collectives.py")

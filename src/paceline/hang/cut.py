@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.hang.phrasing import are, named, ranks_but
 from paceline.hang.rank_report import Record
 from paceline.hang.verdict import Verdict
-from paceline.hang.phrasing import are, named, ranks_but
 
 Pair = tuple[str, str]
 

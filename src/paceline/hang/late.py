@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from paceline.hang.entered import groups_of, last_of, pending_of
 from paceline.hang.flight_recorder import Collective
+from paceline.hang.phrasing import are, named, ranks_but, ranks_words, wait_words, workers_words
 from paceline.hang.rank_report import Record
 from paceline.hang.verdict import Verdict
-from paceline.hang.phrasing import are, named, ranks_but, ranks_words, wait_words, workers_words
 
 
 def who_is_late(records: Sequence[Record]) -> Verdict | None:

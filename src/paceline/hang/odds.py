@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from paceline.hang.entered import Form, expected, form_of, groups_of
 from paceline.hang.flight_recorder import Collective
+from paceline.hang.phrasing import named, place_words, ranks_but, ranks_words, with_size
 from paceline.hang.rank_report import Record
 from paceline.hang.verdict import Cause, Verdict
-from paceline.hang.phrasing import named, place_words, ranks_but, ranks_words, with_size
 
 
 def who_is_at_odds(records: Sequence[Record]) -> Verdict | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.hang.entered import pending_of
+from paceline.hang.phrasing import named, ranks_but, wait_words, workers_words
 from paceline.hang.rank_report import Record
 from paceline.hang.verdict import Verdict
-from paceline.hang.phrasing import named, ranks_but, wait_words, workers_words
 
 _ENDING = {"saving", "ending"}
 

@@ -15,9 +15,9 @@ from paceline.hang.crash import read_crash
 from paceline.hang.flight_recorder import Collective, last_collectives
 from paceline.hang.links import Links, own_links
 from paceline.hang.process import GONE, Process, again, children, process
-from paceline.telemetry.pulse import Pulse
 from paceline.hang.stacks import Place, Stack, own_stacks, telling_place
 from paceline.rundir import RunDir, make_private, write_whole
+from paceline.telemetry.pulse import Pulse
 from paceline.world.world import World
 
 State = Literal["running", "moving", "stuck", "failed", "left"]

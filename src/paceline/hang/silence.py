@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.hang.entered import pending_of
+from paceline.hang.phrasing import named, ranks_but, ranks_words, wait_words
 from paceline.hang.process import GONE
 from paceline.hang.rank_report import Record
 from paceline.hang.verdict import Cause, Verdict
-from paceline.hang.phrasing import named, ranks_but, ranks_words, wait_words
 
 
 def who_is_silent(records: Sequence[Record]) -> Verdict | None:

@@ -15,10 +15,10 @@ from typing import Self
 from paceline import handover
 from paceline.hang.crash import telling_of_crashes
 from paceline.hang.judge import judge, moves, still_moving
-from paceline.telemetry.pulse import REST_S, Pulse
 from paceline.hang.rank_report import Record, State, Wrong, read, read_all, record_of, write
 from paceline.hang.verdict import Verdict, keep, kept
 from paceline.rundir import RunDir, make_private
+from paceline.telemetry.pulse import REST_S, Pulse
 from paceline.world.world import World
 
 _LOOK_S = 0.5

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import FrameType
 
 from paceline.errors import PacelineError
-from paceline.launch.signals import STOP_SIGNALS
 from paceline.launch.rank_srun import leave_early
+from paceline.launch.signals import STOP_SIGNALS
 from paceline.world.detect import detect_world
 
 RANK = "paceline.launch.rank_srun"

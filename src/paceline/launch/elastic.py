@@ -26,9 +26,9 @@ from paceline.config import RunConfig, config_from_words
 from paceline.errors import EnvironmentUnfit
 from paceline.rundir import RunDir
 from paceline.world.address import listen_at
-from paceline.world.world import PublishedMeeting, World
 from paceline.world.rendezvous import open_published_store, serve_store
 from paceline.world.rendezvous_file import Notice
+from paceline.world.world import PublishedMeeting, World
 
 _BACKEND = "paceline"
 

@@ -9,9 +9,9 @@ from typing import TextIO
 
 from paceline.errors import STOPPED
 from paceline.launch.failure import Failure
-from paceline.launch.supervisor import launch
 from paceline.launch.signals import StopSignals
 from paceline.launch.spec import LaunchSpec
+from paceline.launch.supervisor import launch
 
 DEFAULT_RESTARTS = 3
 

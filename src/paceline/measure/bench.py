@@ -26,8 +26,8 @@ from paceline.measure.plan import ELEMENT_BYTES, Plan
 from paceline.rundir import write_whole
 from paceline.world.collectives import rows_of_all, sum_across, wire_device
 from paceline.world.device import choose_backend
-from paceline.world.world import World
 from paceline.world.process_group import join, keep_to_loopback, wait_for_all
+from paceline.world.world import World
 
 _BATCH_S = 0.02
 _BATCH_BYTES = 64 << 20

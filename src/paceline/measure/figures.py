@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline.units import human_size
 from paceline.measure.fit import Fit, fit_line
 from paceline.measure.plan import BUS_FACTORS
+from paceline.units import human_size
 
 _BAR = 24
 _EIGHTHS = " ▏▎▍▌▋▊▉"

@@ -10,9 +10,9 @@ from pathlib import Path
 from paceline.cluster.allocation import Allocation, launch_on
 from paceline.errors import ConfigError
 from paceline.launch.failure import Failure
-from paceline.launch.supervisor import launch
 from paceline.launch.signals import StopSignals
 from paceline.launch.spec import LaunchSpec, Target
+from paceline.launch.supervisor import launch
 
 
 def only_looked_at(home: Path) -> dict[str, object]:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.launch.failure import RunFailed
-from paceline.launch.supervisor import launch
 from paceline.launch.spec import LaunchSpec, Target
+from paceline.launch.supervisor import launch
 from paceline.measure.places import only_looked_at
 from paceline.measure.profile_shares import beat_of, shares_of
 from paceline.measure.profile_verdict import ProfileVerdict, as_dict, judge

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline.units import short_time
 from paceline.measure.profile_shares import KINDS, Shares
 from paceline.telemetry.stragglers import Slowest, in_words
+from paceline.units import short_time
 
 _CAUSES = 3
 _WORTH = 0.03  # of a step: what is less is no cause

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from paceline.units import human_size, short_time
 from paceline.measure.efficiency import GOOD, Scaling, Size
 from paceline.measure.plot import Line, Plot, to_svg
+from paceline.units import human_size, short_time
 
 _ENOUGH = 3
 _STYLE = (

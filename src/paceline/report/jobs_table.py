@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.units import human_loss
 from paceline.report.jobs import GONE, Job
 from paceline.report.lines import harmless
 from paceline.report.state import RunState
+from paceline.units import human_loss
 
 _HEAD = ("run", "jobs", "state", "step", "loss", "used", "left", "starts", "log")
 _RECENT_S = 86400.0

@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from paceline.rundir import RunDir, make_private
-from paceline.world.world import World
 from paceline.telemetry.phases import PHASES, PhaseClock, Spent, Window, summary
+from paceline.world.world import World
 
 T = TypeVar("T")
 

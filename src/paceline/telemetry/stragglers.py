@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from paceline.units import short_time
 from paceline.scale.batch import share
 from paceline.telemetry.heartbeat import NOTHING, Beat
 from paceline.telemetry.phases import PHASES, WAIT, Spent
+from paceline.units import short_time
 
 CLEARLY = 1.2
 """From this ratio on, a rank is slower than the others, rather than unlucky."""

@@ -23,8 +23,8 @@ from paceline.train.parallel import captures
 from paceline.train.reduction import Asks, Note
 from paceline.train.step import LossFunction, OptimizerStep
 from paceline.train.whole_tree import Left, WholeTree
-from paceline.world.world import World
 from paceline.world.randomness import mix
+from paceline.world.world import World
 
 _FIRST_STEPS = 2  # in the first an optimizer makes its memory, in the second a compiled one is compiled for that
 _LONGEST = 400  # letters of somebody else's error

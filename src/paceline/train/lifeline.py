@@ -36,8 +36,8 @@ from paceline.train.step import OptimizerStep
 from paceline.train.stop import AGREE_APART_S, AGREE_S, Agreement, StopRequest
 from paceline.version import VERSION
 from paceline.world.collectives import texts_of_all
-from paceline.world.world import World
 from paceline.world.process_group import wait_for_all
+from paceline.world.world import World
 
 # Settings that do not make it another training.
 _FREE = {

@@ -42,8 +42,8 @@ from paceline.train.state import digests_of_all, state_digest
 from paceline.train.step import LossFunction
 from paceline.train.surroundings import surroundings
 from paceline.world.device import peak_of_all
-from paceline.world.world import World
 from paceline.world.process_group import shorten_timeout
+from paceline.world.world import World
 
 
 class Trainer:

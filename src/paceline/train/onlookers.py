@@ -10,14 +10,14 @@ from typing import TypeVar
 from paceline.config import RunConfig
 from paceline.events import Event, SlowRank
 from paceline.rundir import RunDir
+from paceline.telemetry.heartbeat import Heartbeat
+from paceline.telemetry.rank_times import RankTimes
+from paceline.telemetry.stragglers import SlowWatch, in_words
 from paceline.train.profiling import Profiling
 from paceline.train.step import OptimizerStep
 from paceline.train.times import StepTimes
 from paceline.train.watched import disk_s, pulse_of, watchdog_of
 from paceline.world.world import World
-from paceline.telemetry.heartbeat import Heartbeat
-from paceline.telemetry.rank_times import RankTimes
-from paceline.telemetry.stragglers import SlowWatch, in_words
 
 T = TypeVar("T")
 

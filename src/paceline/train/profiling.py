@@ -12,9 +12,9 @@ from torch.profiler import ProfilerActivity, profile, record_function, tensorboa
 
 from paceline.config import RunConfig
 from paceline.rundir import CLOCK_MARK, TENSORBOARD, make_private, profile_facts, write_whole
+from paceline.telemetry.phases import PhaseClock
 from paceline.world.collectives import rows_of_all
 from paceline.world.world import World
-from paceline.telemetry.phases import PhaseClock
 
 _ROUNDS = 8
 _WARM = 1  # steps with the profiler on, before those that count: its own first calls are slow

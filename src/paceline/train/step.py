@@ -13,6 +13,7 @@ from paceline.config import RunConfig
 from paceline.data.batches import Lane, Step
 from paceline.errors import ConfigError, TrainingError
 from paceline.scale.lr import schedule_factor
+from paceline.telemetry.phases import WAIT, PhaseClock
 from paceline.train.buffers import MovingBuffers, find_moving_buffers
 from paceline.train.parallel import inner, lane_sum, shards
 from paceline.train.precision import Precision
@@ -21,9 +22,8 @@ from paceline.train.sharded import clip_sharded, is_sharded, mine
 from paceline.train.state import NOTHING, load_state, python_numbers
 from paceline.train.tree_ddp import TreeReduction
 from paceline.train.update import make_update
-from paceline.world.world import World
-from paceline.telemetry.phases import WAIT, PhaseClock
 from paceline.world.randomness import seed_everything
+from paceline.world.world import World
 
 LossFunction = Callable[..., Tensor | tuple[Tensor, Tensor | int]]
 """loss(outputs, target) -> the mean over the samples; or (sum, count), for tokens of ragged lengths."""

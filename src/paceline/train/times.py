@@ -15,8 +15,8 @@ import torch.distributed as dist
 from paceline.config import RunConfig
 from paceline.rundir import make_private, times_file, write_whole, writing_to
 from paceline.world.collectives import WAITED
-from paceline.world.world import World
 from paceline.world.machine import machine_facts
+from paceline.world.world import World
 
 T = TypeVar("T")
 

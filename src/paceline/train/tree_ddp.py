@@ -15,11 +15,11 @@ from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.telemetry.phases import PhaseClock
 from paceline.train.exchange import Exchange, GatherExchange, TreeShape, choose_exchange
 from paceline.train.reduction import NOTE_HEAD, Note, TreeStack, missing_gradient
 from paceline.world.collectives import wire_device
 from paceline.world.world import World
-from paceline.telemetry.phases import PhaseClock
 
 
 def laid_out(flat: Tensor, parameters: list[Tensor]) -> list[Tensor]:

@@ -6,11 +6,11 @@ import contextlib
 
 from paceline.config import RunConfig
 from paceline.errors import Stopped
-from paceline.telemetry.pulse import REST_S, Pulse
 from paceline.hang.rank_report import Wrong
 from paceline.hang.watchdog import Watchdog
 from paceline.launch.rank_local import lost_peer, words_of
 from paceline.rundir import RunDir
+from paceline.telemetry.pulse import REST_S, Pulse
 from paceline.train.console import say
 from paceline.world.world import World
 

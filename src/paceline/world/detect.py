@@ -11,8 +11,8 @@ from pathlib import Path
 from paceline import handover
 from paceline.errors import EnvironmentUnfit
 from paceline.world.address import split_address
-from paceline.world.world import FileMeeting, Meeting, PublishedMeeting, TcpMeeting, World
 from paceline.world.hostlist import expand_hostlist
+from paceline.world.world import FileMeeting, Meeting, PublishedMeeting, TcpMeeting, World
 
 Env = Mapping[str, str]
 

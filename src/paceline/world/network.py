@@ -7,10 +7,10 @@ import os
 
 from paceline.errors import EnvironmentUnfit
 from paceline.world.address import address_on, interface_of, is_loopback, source_towards
-from paceline.world.world import World
-from paceline.world.rendezvous_file import problem_from, problem_text
 from paceline.world.connectivity import doorbell, ring
+from paceline.world.rendezvous_file import problem_from, problem_text
 from paceline.world.roll_call import Roll
+from paceline.world.world import World
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 

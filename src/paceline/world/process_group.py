@@ -22,14 +22,14 @@ from paceline.rundir import RunDir
 from paceline.world.address import refuse_loopback_name
 from paceline.world.detect import detect_world
 from paceline.world.device import choose_backend, choose_device, prepare_device
-from paceline.world.world import FileMeeting, PublishedMeeting, TcpMeeting, World
-from paceline.world.rendezvous import Look, claim_folder, open_published_store, open_tcp_store
 from paceline.world.network import call_the_roll, prepare_network
 from paceline.world.parent_death import die_with_parent
-from paceline.world.rendezvous_file import Notice
 from paceline.world.randomness import seed_everything
+from paceline.world.rendezvous import Look, claim_folder, open_published_store, open_tcp_store
+from paceline.world.rendezvous_file import Notice
 from paceline.world.roll_call import Roll
 from paceline.world.timelimit import job_end
+from paceline.world.world import FileMeeting, PublishedMeeting, TcpMeeting, World
 
 _PARTED: list[dist.ProcessGroup] = []
 """Groups that were left, kept for good. Whoever frees one holds Python's lock and waits for gloo's threads, of which one may

@@ -19,9 +19,9 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from paceline.errors import EnvironmentUnfit
 from paceline.rundir import writing_to
 from paceline.world.address import choose_address, listen_at
-from paceline.world.world import PublishedMeeting, TcpMeeting
-from paceline.world.rendezvous_file import Notice
 from paceline.world.connectivity import PATIENCE_S, reach
+from paceline.world.rendezvous_file import Notice
+from paceline.world.world import PublishedMeeting, TcpMeeting
 
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 1.0
 _OPEN = "open"  # the word that rank 0 leaves first

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.units import short_time
 from paceline.diagnose.doctor.finding import Finding, fine, problem
 from paceline.diagnose.doctor.host import spans
 from paceline.diagnose.doctor.rankfacts import RankFacts
+from paceline.units import short_time
 
 _APART_S = 1.0
 _SHOWN = 6

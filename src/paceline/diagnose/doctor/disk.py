@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.units import human_size, short_time
 from paceline.diagnose.doctor.finding import Finding, fine, problem
+from paceline.units import human_size, short_time
 
 _WRITTEN = 8 << 20
 _SMALL = 5

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.units import human_size
 from paceline.diagnose.doctor.finding import Finding, fine, problem
 from paceline.diagnose.doctor.software import TorchFacts
+from paceline.units import human_size
 
 _FIELDS = (
     "index", "name", "driver_version", "memory.total", "memory.used", "ecc.mode.current", "ecc.errors.uncorrected.volatile.total",

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.units import human_size
 from paceline.diagnose.doctor.finding import Finding, fine, problem
 from paceline.launch.oom import own_groups
+from paceline.units import human_size
 
 _LEAST_FILES = 4096
 _LEAST_SHARED = 1 << 30

@@ -24,10 +24,10 @@ from paceline.diagnose.doctor.software import TorchFacts, ask_torch, versions
 from paceline.diagnose.doctor.talk import ANSWER_S, Talk
 from paceline.errors import PacelineError
 from paceline.world.address import address_on, interface_of
-from paceline.world.detect import detect_world
-from paceline.world.world import World
-from paceline.world.network import GLOO
 from paceline.world.connectivity import doorbell, reach, ring
+from paceline.world.detect import detect_world
+from paceline.world.network import GLOO
+from paceline.world.world import World
 
 _AT_ONCE = 16
 

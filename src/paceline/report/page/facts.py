@@ -20,8 +20,8 @@ from paceline.report.page.steptime import breakdown, pace
 from paceline.report.page.thin import Curve, thinned
 from paceline.report.state import Lookout, RunState
 from paceline.report.target import Target
-from paceline.version import VERSION
 from paceline.telemetry.stragglers import read_beats, slowest
+from paceline.version import VERSION
 
 _POINTS = 24_000  # of all curves together: more would make a page of several MB
 _FEWEST, _MOST = 40, 400

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.units import short_time
 from paceline.measure.efficiency import Scaling
 from paceline.measure.scaling_report import HEAD, method, remarks, row_of
 from paceline.report.page.markup import Html, joined, tag
 from paceline.report.page.plot import Charts, Line
 from paceline.report.page.thin import Curve
 from paceline.report.page.timing import bar, in_words, legend_of
+from paceline.units import short_time
 
 _MOST_RANKS = 16  # bars of a profile
 

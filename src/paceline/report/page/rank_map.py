@@ -7,13 +7,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from paceline.units import short_time
 from paceline.report.page.markup import Html, joined, tag
 from paceline.report.page.plot import SIZE, Charts, axis_label
 from paceline.report.page.steptime import usual
 from paceline.report.page.ticks import label
 from paceline.telemetry.phases import PHASES, WAIT
 from paceline.telemetry.rank_times import Look, evened, read_looks
+from paceline.units import short_time
 
 _COLUMNS, _ROWS = 96, 64  # of a map at most
 _LEVELS = 12

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.units import human_loss, human_time, short_time
 from paceline.report.page.markup import Html, joined, tag
+from paceline.units import human_loss, human_time, short_time
 
 _LONGEST = 400  # letters of a setting
 _METRICS = 4

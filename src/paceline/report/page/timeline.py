@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
-from paceline.units import human_size, human_time, short_time
 from paceline.report.page.markup import Html, joined, tag
 from paceline.report.page.plot import SIZE, axis_label
 from paceline.report.page.ticks import time_label, time_ticks
+from paceline.units import human_size, human_time, short_time
 
 _MARKS = 250  # checkpoints on a line; more would touch each other
 _ROWS = 20

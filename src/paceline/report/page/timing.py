@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.units import short_time
 from paceline.report.page.markup import Html, tag
 from paceline.report.page.plot import SIZE, axis_label, path
 from paceline.report.page.ticks import label, linear_ticks
+from paceline.units import short_time
 
 _PARTS = {"data_s": "data", "own_s": "own", "rest_s": "wait"}
 """What is known of a step whose ranks tell no phases."""
