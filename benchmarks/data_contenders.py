@@ -87,7 +87,7 @@ class Paceline:
 
     def __init__(self, task: Task, lanes: int = 1, form: str = "shards") -> None:
         from paceline.config import BatchConfig, RunConfig
-        from paceline.data.batches import Batches
+        from paceline.data.reading.batches import Batches
         from paceline.world.world import World
 
         world = World(rank=task.rank, size=task.world)
@@ -115,11 +115,11 @@ def _source(folder: Path) -> Callable[[], Any]:
     if folder.name == "hdf5-chunked":
         import h5py  # noqa: F401 - the source does so when it opens a file
 
-        from paceline.data.hdf5 import H5Source
+        from paceline.data.hdf5.source import H5Source
 
         return lambda: H5Source(folder / "set.h5", ("image", "label"))
-    from paceline.data.shardset import ShardSet
-    from paceline.data.shelf import LocalShelf
+    from paceline.data.shards.source import ShardSet
+    from paceline.data.shards.store import LocalShelf
 
     return lambda: ShardSet(LocalShelf(folder))
 

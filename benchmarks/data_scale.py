@@ -20,8 +20,8 @@ BATCH, BATCHES = 128, 200
 
 def make(folder: Path, records: int, shards: int, files: int) -> None:
     """Write the set."""
-    from paceline.data.index import INDEX, SetIndex
-    from paceline.data.shard import column_of, write_shard
+    from paceline.data.shards.index import INDEX, SetIndex
+    from paceline.data.shards.shard import column_of, write_shard
     from paceline.rundir import write_whole
 
     folder.mkdir(mode=0o700)
@@ -44,9 +44,9 @@ def measure(folder: Path, start: float) -> dict[str, float]:
     import torch
 
     from paceline.config import BatchConfig, RunConfig
-    from paceline.data.batches import Batches
-    from paceline.data.shardset import ShardSet
-    from paceline.data.shelf import LocalShelf
+    from paceline.data.reading.batches import Batches
+    from paceline.data.shards.source import ShardSet
+    from paceline.data.shards.store import LocalShelf
     from paceline.world.world import World
 
     torch.set_num_threads(1)

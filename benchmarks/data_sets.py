@@ -34,9 +34,9 @@ def write_arrays(folder: Path, records: int, side: int) -> None:
 
 def write_shards(folder: Path, images: Any, labels: Any, each: int = 0) -> None:
     """Write Paceline's shards, of the size that its packer would choose."""
-    from paceline.data.index import INDEX, SetIndex
     from paceline.data.pack.request import SHARD_BYTES
-    from paceline.data.shard import column_of, write_shard
+    from paceline.data.shards.index import INDEX, SetIndex
+    from paceline.data.shards.shard import column_of, write_shard
     from paceline.rundir import write_whole
 
     each = each or SHARD_BYTES // (images[0].nbytes + 8)

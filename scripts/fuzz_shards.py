@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from data.sets import make_set, open_folder, rows_of, text_of  # noqa: E402 - tests are not a package
-from paceline.data.index import _sum_of  # noqa: E402
+from paceline.data.shards.index import _sum_of  # noqa: E402
 from paceline.errors import DataError  # noqa: E402
 
 _MOST_MEMORY_KB = 200_000

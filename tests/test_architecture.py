@@ -30,7 +30,7 @@ FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 WITHOUT_TORCH = [
     "paceline", "paceline.errors", "paceline.handover", "paceline.config", "paceline.events", "paceline.rundir", "paceline.redact", "paceline.scale.batch",
     "paceline.scale.tree", "paceline.scale.lr", "paceline.launch.supervisor", "paceline.launch.rank_local", "paceline.world.world",
-    "paceline.world.detect", "paceline.data.order", "paceline.data.idx", "paceline.data.chunks", "paceline.data.h5file", "paceline.objectstore", "paceline.data.remote", "paceline.data.get", "paceline.data.check", "paceline.data.show", "paceline.data.vocabulary", "paceline.data.pack", "paceline.data.bench", "paceline.diagnose.equivalence", "paceline.recipes",
+    "paceline.world.detect", "paceline.data.order", "paceline.data.mnist_idx", "paceline.data.hdf5.chunks", "paceline.data.hdf5.file", "paceline.objectstore", "paceline.data.shards.remote_store", "paceline.data.download", "paceline.data.shards.check", "paceline.data.shards.show", "paceline.data.vocabulary", "paceline.data.pack", "paceline.data.bench", "paceline.diagnose.equivalence", "paceline.recipes",
     "paceline.measure.plan", "paceline.measure.fit", "paceline.measure.figures", "paceline.measure.plot", "paceline.measure.scaling", "paceline.measure.scaling_report",
     "paceline.diagnose.doctor.hosts", "paceline.diagnose.doctor.startup", "paceline.diagnose.doctor.pack", "paceline.diagnose.doctor.torch_child", "paceline.cli.doctor_start",
     "paceline.world.network", "paceline.world.timelimit", "paceline.telemetry.heartbeat", "paceline.launch.rank_srun", "paceline.cluster.submission",

@@ -102,8 +102,8 @@ def with_paceline(count: int, steps: int, *words: str) -> float:
     """Train the GPT recipe's model with the steps and the batches of the Trainer."""
     import paceline
     from paceline.config import config_from_words
-    from paceline.data.source import TensorSource
-    from paceline.data.transform import Transformed
+    from paceline.data.reading.source import TensorSource
+    from paceline.data.reading.transform import Transformed
     from paceline.recipes.corpus import next_tokens
     from paceline.recipes.gpt import GptConfig, build_optimizer, design_of, token_loss
     from paceline.train.captured import make_step
@@ -125,8 +125,8 @@ def with_trainer(count: int, steps: int, *words: str) -> float:
 
     import paceline
     from paceline.config import config_from_words
-    from paceline.data.source import TensorSource
-    from paceline.data.transform import Transformed
+    from paceline.data.reading.source import TensorSource
+    from paceline.data.reading.transform import Transformed
     from paceline.recipes import gpt
     from paceline.recipes.corpus import next_tokens
 

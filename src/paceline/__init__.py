@@ -9,8 +9,8 @@ from paceline.version import VERSION
 if TYPE_CHECKING:
     from paceline.config import RunConfig as RunConfig
     from paceline.config import config_from_argv as config_from_argv
-    from paceline.data.batches import Batches as Batches
-    from paceline.data.open import open_set as open_set
+    from paceline.data.reading.batches import Batches as Batches
+    from paceline.data.reading.open_dataset import open_set as open_set
     from paceline.errors import PacelineError as PacelineError
     from paceline.scale.lr import scaled_lr as scaled_lr
     from paceline.train.evaluate import accuracy as accuracy
@@ -26,7 +26,7 @@ __version__ = VERSION
 
 # Looked up on first use: whatever runs outside the ranks must import without torch.
 _HOMES = {
-    "Batches": "paceline.data.batches",
+    "Batches": "paceline.data.reading.batches",
     "OptimizerStep": "paceline.train.step",
     "PacelineError": "paceline.errors",
     "Recorder": "paceline.train.record",
@@ -36,7 +36,7 @@ _HOMES = {
     "accuracy": "paceline.train.evaluate",
     "config_from_argv": "paceline.config",
     "join": "paceline.world.process_group",
-    "open_set": "paceline.data.open",
+    "open_set": "paceline.data.reading.open_dataset",
     "parallelize": "paceline.train.parallel",
     "scaled_lr": "paceline.scale.lr",
 }

@@ -16,7 +16,7 @@ import pyarrow.parquet
 from PIL import Image
 from safetensors.numpy import load_file
 
-from paceline.data.index import INDEX, OFFSETS, SetIndex
+from paceline.data.shards.index import INDEX, OFFSETS, SetIndex
 from paceline.data.pack import Request
 
 IMAGES = numpy.arange(20 * 5 * 4, dtype="uint8").reshape(20, 5, 4)

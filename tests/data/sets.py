@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy
 
-from paceline.data.index import INDEX, SetIndex
-from paceline.data.shard import Rows, Varying, column_of, write_shard
-from paceline.data.shardset import ShardSet
-from paceline.data.shelf import LocalShelf
+from paceline.data.shards.index import INDEX, SetIndex
+from paceline.data.shards.shard import Rows, Varying, column_of, write_shard
+from paceline.data.shards.source import ShardSet
+from paceline.data.shards.store import LocalShelf
 from paceline.rundir import write_whole
 
 

@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from paceline.config import BatchConfig, RunConfig
-from paceline.data.batches import Batches
+from paceline.data.reading.batches import Batches
 from paceline.errors import ConfigError
 from paceline.world.world import World
 

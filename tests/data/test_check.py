@@ -14,11 +14,11 @@ from data import packable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.data.check import check_set
-from paceline.data.index import INDEX, SetIndex
+from paceline.data.shards.check import check_set
+from paceline.data.shards.index import INDEX, SetIndex
 from paceline.data.pack import Request, pack, pack_samples
-from paceline.data.pack.shards import shard_name
-from paceline.data.shard import Varying, write_shard
+from paceline.data.pack.shard_writer import shard_name
+from paceline.data.shards.shard import Varying, write_shard
 
 
 @pytest.fixture(scope="module")

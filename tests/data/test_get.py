@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from conftest import SHARED_DATA
 
-from paceline.data import get
-from paceline.data.get import SETS, File, PublicSet
+from paceline.data import download as get
+from paceline.data.download import SETS, File, PublicSet
 from paceline.errors import ConfigError, DataError, EnvironmentUnfit
 
 CONTENT = {"one.gz": gzip.compress(b"one" * 5000, mtime=0), "two.txt": bytes(range(256)) * 600}

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from paceline.data.idx import read_idx
+from paceline.data.mnist_idx import read_idx
 from paceline.errors import DataError
 
 GOOD = struct.pack(">BBBBII", 0, 0, 8, 2, 2, 3) + bytes(range(6))

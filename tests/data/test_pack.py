@@ -24,10 +24,12 @@ from hypothesis import strategies as st
 from launch.program import processes_with, started, wait_for
 from PIL import Image
 
-from paceline.data.check import check_set, open_index
-from paceline.data.pack import Request, extras, pack, pack_samples, pieces, plan, pool
+from paceline.data.shards.check import check_set, open_index
+from paceline.data.pack import Request, pack, pack_samples, plan, pool
+from paceline.data.pack import optional_packages as extras
+from paceline.data.pack import text_tasks as pieces
 from paceline.data.pack.plan import PLAN, SPOOL
-from paceline.data.shelf import LocalShelf
+from paceline.data.shards.store import LocalShelf
 from paceline.errors import ConfigError, DataError, EnvironmentUnfit, PacelineError
 
 SMALL = 90  # bytes of a shard: several of them, whatever is packed
@@ -69,7 +71,7 @@ def test_the_number_of_workers_changes_no_byte(name: str, source: Path, tmp_path
 
 
 def test_workers_import_no_torch() -> None:
-    script = "import sys, paceline.data.pack.worker, paceline.data.show; sys.exit('torch' in sys.modules)"
+    script = "import sys, paceline.data.pack.worker, paceline.data.shards.show; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 

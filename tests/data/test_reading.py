@@ -12,11 +12,11 @@ import torch
 
 from data.sets import make_set, open_folder, rows_of
 from paceline.config import BatchConfig, ReadConfig, RunConfig
-from paceline.data import batches
-from paceline.data.ahead import read_ahead
-from paceline.data.batches import Batches
-from paceline.data.draws import Draws
-from paceline.data.transform import Each, Transformed
+from paceline.data.reading import batches
+from paceline.data.reading.prefetch import read_ahead
+from paceline.data.reading.batches import Batches
+from paceline.data.reading.sample_rng import Draws
+from paceline.data.reading.transform import Each, Transformed
 from paceline.errors import ConfigError, DataError
 from paceline.world.world import World
 
@@ -149,8 +149,8 @@ def test_a_script_that_fails_while_samples_are_read_ends_with_its_own_error(tmp_
     folder = make_set(tmp_path, 64, 8, lambda first, last: {"x": numpy.zeros((last - first, 1 << 20), dtype="uint8")})
     script = f"""
 from paceline.config import BatchConfig, RunConfig
-from paceline.data.batches import Batches
-from paceline.data.open import open_set
+from paceline.data.reading.batches import Batches
+from paceline.data.reading.open_dataset import open_set
 from paceline.world.world import World
 config = RunConfig(batch=BatchConfig(8, lanes=1), epochs=100)
 steps = Batches(open_set({str(folder)!r}, config), config, World()).steps()

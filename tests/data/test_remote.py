@@ -33,13 +33,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 from moto import settings as moto_settings
 
 from data.sets import open_folder
-from paceline.data import remote
-from paceline.data.cache import Cache
-from paceline.data.index import INDEX, SetIndex
-from paceline.data.remote import RemoteShelf, open_shelf
-from paceline.data.shard import column_of, write_shard
-from paceline.data.shardset import ShardSet
-from paceline.data.shelf import LocalShelf
+from paceline.data.shards import remote_store as remote
+from paceline.data.shards.cache import Cache
+from paceline.data.shards.index import INDEX, SetIndex
+from paceline.data.shards.remote_store import RemoteShelf, open_shelf
+from paceline.data.shards.shard import column_of, write_shard
+from paceline.data.shards.source import ShardSet
+from paceline.data.shards.store import LocalShelf
 from paceline.errors import ConfigError, DataError, EnvironmentUnfit
 from paceline.objectstore import Unreachable
 
@@ -125,7 +125,7 @@ CHILD = """
 import json, os, sys
 from pathlib import Path
 import xxhash
-from paceline.data import remote
+from paceline.data.shards import remote_store as remote
 
 def content(shelf, shard):
     while True:

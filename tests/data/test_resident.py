@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from data.sets import make_set, open_folder
-from paceline.data.resident import Resident, brought_to, copied_on
-from paceline.data.source import DatasetSource, TensorSource
+from paceline.data.reading.resident import Resident, brought_to, copied_on
+from paceline.data.reading.source import DatasetSource, TensorSource
 
 
 @pytest.mark.parametrize("piece", [1, 100, 1 << 26])
 def test_all_samples_are_there(piece, tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.data.resident._PIECE_BYTES", piece)
+    monkeypatch.setattr("paceline.data.reading.resident._PIECE_BYTES", piece)
     source = open_folder(make_set(tmp_path, 23, 5))
     order = numpy.random.default_rng(0).permutation(23)
     there = Resident(source, "cpu")

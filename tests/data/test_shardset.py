@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from data.sets import make_set, open_folder, rows_of, text_of
-from paceline.data import index, mapped
-from paceline.data.align import period_of
-from paceline.data.index import INDEX, SetIndex
-from paceline.data.shardset import ShardSet
+from paceline.data.shards import index
+from paceline.data.shards import mmap as mapped
+from paceline.data.shards.alignment import period_of
+from paceline.data.shards.index import INDEX, SetIndex
+from paceline.data.shards.source import ShardSet
 from paceline.errors import ConfigError, DataError
 from paceline.tensorfile import Spec, plan_in_order
 
@@ -147,7 +148,7 @@ def test_samples_of_varying_length(tmp_path):
 
 
 def test_items_larger_than_a_leaf(tmp_path, monkeypatch):
-    for module in (index, mapped, __import__("paceline.data.shard", fromlist=["x"])):
+    for module in (index, mapped, __import__("paceline.data.shards.shard", fromlist=["x"])):
         monkeypatch.setattr(module, "LEAF_BYTES", 5)
     source = open_folder(make_set(tmp_path, 30, 7))
     assert gathered(source, [29, 3])[0].tolist() == rows_of(0, 30)["image"][[29, 3]].tolist()
@@ -270,7 +271,7 @@ class SmallShelf:
     """A shelf that holds two shards at a time."""
 
     def __init__(self, folder):
-        from paceline.data.shelf import LocalShelf
+        from paceline.data.shards.store import LocalShelf
 
         self._inner, self.fetched = LocalShelf(folder), []
         self.address, self.room = str(folder), 0

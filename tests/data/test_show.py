@@ -9,10 +9,11 @@ import numpy
 import pytest
 from data import packable
 
-from paceline.data.check import open_index
-from paceline.data.index import Column
-from paceline.data.pack import extras, pack, pack_samples
-from paceline.data.show import Look, _numbers, draw, facts_of, in_short, look, read_sample
+from paceline.data.shards.check import open_index
+from paceline.data.shards.index import Column
+from paceline.data.pack import pack, pack_samples
+from paceline.data.pack import optional_packages as extras
+from paceline.data.shards.show import Look, _numbers, draw, facts_of, in_short, look, read_sample
 from paceline.errors import ConfigError, DataError
 
 

@@ -8,7 +8,7 @@ from recipes.tiny import digest, train
 
 from data.sets import make_set
 from paceline.config import RunConfig
-from paceline.data.batches import Batches
+from paceline.data.reading.batches import Batches
 from paceline.errors import DataError
 from paceline.recipes import corpus, digits
 from paceline.world.world import World

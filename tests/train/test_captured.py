@@ -10,7 +10,7 @@ from torch.nn.functional import mse_loss
 
 import paceline
 from paceline.config import BatchConfig, RunConfig
-from paceline.data.batches import Lane
+from paceline.data.reading.batches import Lane
 from paceline.errors import ConfigError, TrainingError
 from paceline.train.captured import CapturedStep, make_step
 from paceline.train.reduction import LocalTree, Note, gradients_of

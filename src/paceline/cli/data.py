@@ -144,7 +144,7 @@ def _pack(known: argparse.Namespace) -> int:
     """Make a set of shards from files; interrupted, the same command goes on."""
     from paceline.data.pack import Request, pack
     from paceline.data.pack.request import FLAGS
-    from paceline.data.show import facts_of
+    from paceline.data.shards.show import facts_of
 
     if known.workers < 0:
         raise ConfigError(f"--workers {known.workers} is too few", fix="give 1 or more, or leave it out")
@@ -179,8 +179,8 @@ def _count(amount: int, noun: str) -> str:
 
 def _check(known: argparse.Namespace) -> int:
     """Read every byte of a set, and say whether all is as it was written."""
-    from paceline.data.check import check_set
-    from paceline.data.show import facts_of
+    from paceline.data.shards.check import check_set
+    from paceline.data.shards.show import facts_of
 
     line = _Progress(quiet=known.json)
     verdict = check_set(known.folder, line)
@@ -202,13 +202,13 @@ def _check(known: argparse.Namespace) -> int:
 
 def _show(known: argparse.Namespace) -> int:
     """Say what is inside a set, with a few samples; or how an HDF5 file is laid out, and what that costs."""
-    from paceline.data.h5file import is_hdf5
+    from paceline.data.hdf5.file import is_hdf5
 
     return _show_file(known) if is_hdf5(str(known.folder)) else _show_set(known)
 
 
 def _show_file(known: argparse.Namespace) -> int:
-    from paceline.data.chunks import inspect
+    from paceline.data.hdf5.chunks import inspect
 
     findings = inspect(known.folder)
     if known.json:
@@ -219,8 +219,8 @@ def _show_file(known: argparse.Namespace) -> int:
 
 
 def _show_set(known: argparse.Namespace) -> int:
-    from paceline.data.check import open_index
-    from paceline.data.show import facts_of, look, read_sample
+    from paceline.data.shards.check import open_index
+    from paceline.data.shards.show import facts_of, look, read_sample
 
     index = open_index(known.folder)
     facts = facts_of(index)
@@ -257,7 +257,7 @@ def _lines(look: Any, width: int) -> list[str]:
     """Return the lines of one value."""
     if look.picture is None:
         return [fit(f"  {look.column}: {look.words}", 4 * width)]
-    from paceline.data.show import draw
+    from paceline.data.shards.show import draw
 
     colours = "none"
     if sys.stdout.isatty() and os.environ.get("TERM", "") != "dumb" and "NO_COLOR" not in os.environ:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.config import BatchConfig, ReadConfig, RunConfig
 
 if TYPE_CHECKING:
-    from paceline.data.batches import Batches
+    from paceline.data.reading.batches import Batches
 
 _STARTS = (0.0, 0.5, 0.9)
 
@@ -39,8 +39,8 @@ def main(known: argparse.Namespace) -> int:
     """Read the set from several starts, then twice from end to end, and print how fast that went."""
     import torch
 
-    from paceline.data.batches import Batches
-    from paceline.data.open import open_set
+    from paceline.data.reading.batches import Batches
+    from paceline.data.reading.open_dataset import open_set
     from paceline.world.world import World
 
     torch.set_num_threads(1)

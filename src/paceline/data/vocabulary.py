@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy
 import xxhash
 
-from paceline.data.shard import Array
+from paceline.data.shards.shard import Array
 from paceline.errors import ConfigError, DataError
 
 TOKENIZER = "tokenizer.json"
@@ -221,7 +221,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> str:
 
 
 def _need(module: str) -> Any:
-    from paceline.data.pack.extras import need  # not above: whoever packs needs this module first
+    from paceline.data.pack.optional_packages import need  # not above: whoever packs needs this module first
 
     return need(module, "text as tokens")
 

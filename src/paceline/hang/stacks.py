@@ -74,7 +74,7 @@ def kind_of(file: str) -> str:
 
 
 # What a thread of ours waits for is done by another one.
-_DONE_BY = {"checkpoint/save.py": "paceline-save", "data/ahead.py": "read-ahead"}
+_DONE_BY = {"checkpoint/save.py": "paceline-save", "data/reading/prefetch.py": "read-ahead"}
 
 
 def telling_place(stacks: Sequence[Stack]) -> Place | None:

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from paceline.config import RunConfig
-from paceline.data.draws import Draws
-from paceline.data.open import open_set
-from paceline.data.pack.pieces import Piece, tasks_of
+from paceline.data.pack.text_tasks import Piece, tasks_of
 from paceline.data.pack.tokens import letters_of, numbers_of
-from paceline.data.shard import Array
-from paceline.data.source import Batch, TensorSource
-from paceline.data.transform import Transformed
+from paceline.data.reading.open_dataset import open_set
+from paceline.data.reading.sample_rng import Draws
+from paceline.data.reading.source import Batch, TensorSource
+from paceline.data.reading.transform import Transformed
+from paceline.data.shards.shard import Array
 from paceline.data.vocabulary import Bytes, Characters, Level, Tokens, Vocabulary, load_tokenizer, train_tokenizer
 from paceline.errors import ConfigError, DataError
 

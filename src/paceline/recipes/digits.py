@@ -10,11 +10,11 @@ from safetensors.torch import load
 from torch import Tensor
 
 from paceline.config import RunConfig
-from paceline.data.draws import Draws
-from paceline.data.get import SETS
-from paceline.data.idx import read_idx
-from paceline.data.open import open_set
-from paceline.data.source import Batch
+from paceline.data.download import SETS
+from paceline.data.mnist_idx import read_idx
+from paceline.data.reading.open_dataset import open_set
+from paceline.data.reading.sample_rng import Draws
+from paceline.data.reading.source import Batch
 from paceline.errors import DataError
 
 Digits = tuple[Tensor, Tensor]

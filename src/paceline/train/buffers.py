@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from paceline.data.source import Batch
+from paceline.data.reading.source import Batch
 from paceline.train.reduction import NO_MOVES, Moves
 from paceline.world.collectives import sum_across
 from paceline.world.world import World

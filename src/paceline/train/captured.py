@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.config import RunConfig
-from paceline.data.batches import Lane, Step
-from paceline.data.source import Batch
+from paceline.data.reading.batches import Lane, Step
+from paceline.data.reading.source import Batch
 from paceline.errors import ConfigError, TrainingError
 from paceline.train.late import LateLosses
 from paceline.train.local import LocalStep

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from paceline import handover
 from paceline.config import RunConfig
-from paceline.data.batches import Batches
+from paceline.data.reading.batches import Batches
 from paceline.events import (
     CheckpointBad,
     CheckpointSaved,

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from paceline.config import RunConfig
 from paceline.data.order import Places
-from paceline.data.resident import brought_to
-from paceline.data.source import Batch, as_source
-from paceline.data.transform import Transformed
+from paceline.data.reading.resident import brought_to
+from paceline.data.reading.source import Batch, as_source
+from paceline.data.reading.transform import Transformed
 from paceline.errors import ConfigError
 from paceline.scale.batch import share
 from paceline.train.parallel import inner, shards

@@ -23,7 +23,7 @@ from paceline.checkpoint.save import Saved, SaveFailed, Saver
 from paceline.config import RunConfig
 from paceline.config.intervals import Every, seconds_from
 from paceline.config.values import flatten
-from paceline.data.batches import Batches
+from paceline.data.reading.batches import Batches
 from paceline.errors import ConfigError
 from paceline.events import CheckpointBad, CheckpointFailed, CheckpointSaved, Event
 from paceline.rundir import RunDir, write_whole

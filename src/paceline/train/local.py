@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.config import RunConfig
-from paceline.data.batches import Step
+from paceline.data.reading.batches import Step
 from paceline.errors import ConfigError
 from paceline.scale.batch import StepPlan, share
 from paceline.train.outer import MeanWay

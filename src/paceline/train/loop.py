@@ -12,7 +12,7 @@ from torch import nn
 
 from paceline.config import RunConfig
 from paceline.config.values import to_toml
-from paceline.data.batches import Batches, Step
+from paceline.data.reading.batches import Batches, Step
 from paceline.errors import Stopped
 from paceline.events import (
     EpochDone,

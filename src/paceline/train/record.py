@@ -12,7 +12,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from paceline.config import RunConfig
-from paceline.data.source import Batch
+from paceline.data.reading.source import Batch
 from paceline.rundir import DUMP_FILE, RECORD_FILE, make_private, write_whole
 from paceline.train.parallel import inner
 from paceline.train.sharded import whole

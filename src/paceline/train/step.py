@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.config import RunConfig
-from paceline.data.batches import Lane, Step
+from paceline.data.reading.batches import Lane, Step
 from paceline.errors import ConfigError, TrainingError
 from paceline.scale.lr import schedule_factor
 from paceline.telemetry.phases import WAIT, PhaseClock

@@ -13,11 +13,11 @@ from typing import IO, Any
 
 import numpy
 
-from paceline.data.idx import read_idx
+from paceline.data.mnist_idx import read_idx
 from paceline.data.pack.columns import check_lengths, chosen, storable
 from paceline.data.pack.inputs import Prepared, Workshop
 from paceline.data.pack.request import Request
-from paceline.data.shard import Array, Rows
+from paceline.data.shards.shard import Array, Rows
 from paceline.errors import ConfigError, DataError
 
 NPY, NPZ = ".npy", ".npz"

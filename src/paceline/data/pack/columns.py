@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy
 
-from paceline.data.index import Column, SetIndex, ShardFacts
-from paceline.data.shard import WORDS, Rows, column_of
+from paceline.data.shards.index import Column, SetIndex, ShardFacts
+from paceline.data.shards.shard import WORDS, Rows, column_of
 from paceline.errors import ConfigError, DataError, did_you_mean
 
 _LABELS = {"label", "labels", "target", "targets", "class", "y"}

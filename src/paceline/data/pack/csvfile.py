@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.data.pack.columns import check_lengths, chosen
-from paceline.data.pack.extras import need
 from paceline.data.pack.inputs import Prepared, Workshop
+from paceline.data.pack.optional_packages import need
 from paceline.data.pack.request import Request
 from paceline.data.pack.tables import Table
 from paceline.errors import DataError

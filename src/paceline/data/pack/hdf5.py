@@ -10,11 +10,11 @@ from typing import Any
 import numpy
 
 from paceline.data.pack.columns import check_lengths, chosen, storable
-from paceline.data.pack.extras import need
 from paceline.data.pack.inputs import Prepared, Workshop
+from paceline.data.pack.optional_packages import need
+from paceline.data.pack.ragged import varying_of
 from paceline.data.pack.request import Request
-from paceline.data.pack.varying import varying_of
-from paceline.data.shard import Array, Rows, Varying
+from paceline.data.shards.shard import Array, Rows, Varying
 from paceline.errors import ConfigError, DataError
 
 SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5")
@@ -59,7 +59,7 @@ class Hdf5:
 
 def prepare_hdf5(request: Request, files: Sequence[Path], shop: Workshop) -> Prepared:
     """Find the datasets that are wanted."""
-    from paceline.data.h5file import stay_inside  # which needs this package's columns
+    from paceline.data.hdf5.file import stay_inside  # which needs this package's columns
 
     path = str(files[0].absolute())
     with _opened(path) as file:

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy
 
-from paceline.data.pack.extras import need
 from paceline.data.pack.inputs import Prepared, Workshop
+from paceline.data.pack.optional_packages import need
+from paceline.data.pack.ragged import varying_of
 from paceline.data.pack.request import Request
-from paceline.data.pack.varying import varying_of
-from paceline.data.shard import Array, Rows
+from paceline.data.shards.shard import Array, Rows
 from paceline.errors import ConfigError, DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")

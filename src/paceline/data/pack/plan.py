@@ -14,7 +14,7 @@ from pathlib import Path
 
 import xxhash
 
-from paceline.data.index import INDEX, ShardFacts
+from paceline.data.shards.index import INDEX, ShardFacts
 from paceline.errors import ConfigError, EnvironmentUnfit
 from paceline.rundir import make_private, write_whole
 

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from paceline.data.index import INDEX, SetIndex
 from paceline.data.pack.columns import columns_of, storable
 from paceline.data.pack.plan import Journal, plan_in, taken
+from paceline.data.pack.ragged import varying_of
 from paceline.data.pack.request import SHARD_BYTES
-from paceline.data.pack.shards import samples_in, write_rows
-from paceline.data.pack.varying import varying_of
-from paceline.data.shard import Array, Rows
+from paceline.data.pack.shard_writer import samples_in, write_rows
+from paceline.data.shards.index import INDEX, SetIndex
+from paceline.data.shards.shard import Array, Rows
 from paceline.errors import ConfigError, DataError
 from paceline.rundir import write_whole
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 from numpy.lib.stride_tricks import sliding_window_view
 
-from paceline.data.shard import Array, Rows, Varying
+from paceline.data.shards.shard import Array, Rows, Varying
 from paceline.errors import DataError
 
 COLUMN = "tokens"

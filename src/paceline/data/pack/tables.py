@@ -13,10 +13,10 @@ from typing import Any
 import numpy
 
 from paceline.data.pack.columns import check_lengths, chosen
-from paceline.data.pack.extras import need
 from paceline.data.pack.inputs import Prepared, Workshop
+from paceline.data.pack.optional_packages import need
 from paceline.data.pack.request import Request
-from paceline.data.shard import WORDS, Array, Rows, Varying
+from paceline.data.shards.shard import WORDS, Array, Rows, Varying
 from paceline.errors import DataError
 
 PARQUET = (".parquet", ".pq")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.data.pack.inputs import Prepared, Workshop
-from paceline.data.pack.pieces import Piece, tasks_of
 from paceline.data.pack.pool import Job, run_all
 from paceline.data.pack.request import Request, stat_of
 from paceline.data.pack.stream import Stream
+from paceline.data.pack.text_tasks import Piece, tasks_of
 from paceline.data.pack.tokens import LetterJob, TokenJob, joined
 from paceline.data.vocabulary import TOKENIZER, Bytes, Characters, load_tokenizer, train_tokenizer, width_for
 from paceline.errors import ConfigError, DataError

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy
 
-from paceline.data.pack.pieces import Piece
-from paceline.data.shard import Array
+from paceline.data.pack.text_tasks import Piece
+from paceline.data.shards.shard import Array
 from paceline.data.vocabulary import Characters, Vocabulary, load_tokenizer
 from paceline.rundir import write_whole
 

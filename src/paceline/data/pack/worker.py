@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.data.pack.plan import fault_of
 from paceline.data.pack.pool import Job
-from paceline.data.pack.shards import ShardJob
+from paceline.data.pack.shard_writer import ShardJob
 from paceline.data.pack.tokens import LetterJob, TokenJob
 from paceline.errors import PacelineError
 from paceline.world.parent_death import die_with_parent

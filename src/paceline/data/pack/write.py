@@ -7,14 +7,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.data.index import INDEX, SetIndex, ShardFacts
 from paceline.data.pack.arrays import split_word
+from paceline.data.pack.input_kinds import Kind, input_from, kind_of, tree_of
 from paceline.data.pack.inputs import Prepared, Progress, Workshop, silent
-from paceline.data.pack.kinds import Kind, input_from, kind_of, tree_of
 from paceline.data.pack.plan import Journal, taken
 from paceline.data.pack.pool import run_all
 from paceline.data.pack.request import Request
-from paceline.data.pack.shards import cut, shard_name
+from paceline.data.pack.shard_writer import cut, shard_name
+from paceline.data.shards.index import INDEX, SetIndex, ShardFacts
 from paceline.errors import ConfigError, DataError
 from paceline.rundir import write_whole
 

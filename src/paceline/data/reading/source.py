@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
 from paceline.data.order import Places
-from paceline.data.room import Room
+from paceline.data.reading.batch_buffer import Room
 from paceline.errors import ConfigError
 from paceline.world.randomness import seed_everything
 
@@ -124,7 +124,7 @@ def as_source(data: Any) -> Source:
         if missing:
             raise ConfigError(
                 f"{type(data).__name__} has gather, but no {', '.join(missing)}",
-                fix="give it what paceline.data.source.Source describes (block = window = 0: samples lie anywhere)",
+                fix="give it what paceline.data.reading.source.Source describes (block = window = 0: samples lie anywhere)",
             )
         found: Source = data
     elif isinstance(data, TensorDataset):

@@ -14,13 +14,13 @@ import numpy
 import xxhash
 from numpy.typing import NDArray
 
-from paceline.data.align import period_of, shift_of
-from paceline.data.index import INDEX, LEAF_BYTES, Column, SetIndex, ShardFacts
 from paceline.data.order import Places
-from paceline.data.plainfile import open_plain
-from paceline.data.region import Region
-from paceline.data.shard import Layout, damaged, read_head
-from paceline.data.shelf import Fetches, Shelf
+from paceline.data.safe_open import open_plain
+from paceline.data.shards.address_space import Region
+from paceline.data.shards.alignment import period_of, shift_of
+from paceline.data.shards.index import INDEX, LEAF_BYTES, Column, SetIndex, ShardFacts
+from paceline.data.shards.shard import Layout, damaged, read_head
+from paceline.data.shards.store import Fetches, Shelf
 from paceline.errors import DataError
 
 _MOST_OPEN = 1 << 14  # each takes two of the 65,530 mappings that Linux gives a process

@@ -10,13 +10,13 @@ import numpy
 import torch
 from torch import Tensor
 
-from paceline.data.index import OFFSETS, Column
-from paceline.data.mapped import MappedShards
 from paceline.data.order import Places
-from paceline.data.room import Room, Rows, make_room
-from paceline.data.shard import damaged
-from paceline.data.shelf import Fetches, Shelf
-from paceline.data.source import Batch
+from paceline.data.reading.batch_buffer import Room, Rows, make_room
+from paceline.data.reading.source import Batch
+from paceline.data.shards.index import OFFSETS, Column
+from paceline.data.shards.mmap import MappedShards
+from paceline.data.shards.shard import damaged
+from paceline.data.shards.store import Fetches, Shelf
 from paceline.data.vocabulary import Vocabulary, vocabulary_of
 from paceline.errors import ConfigError
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from paceline.data.order import Places
-from paceline.data.source import Batch, Source
+from paceline.data.reading.source import Batch, Source
 from paceline.errors import PacelineError
 from paceline.world.parent_death import die_with_parent
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.data.pack import arrays, csvfile, hdf5, images, pieces, tables, text
+from paceline.data.pack import arrays, csvfile, hdf5, images, tables, text
+from paceline.data.pack import text_tasks as pieces
 from paceline.data.pack.arrays import Arrays, split_word
 from paceline.data.pack.hdf5 import Hdf5
 from paceline.data.pack.images import Images

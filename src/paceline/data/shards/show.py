@@ -12,11 +12,11 @@ from typing import Any, Literal, NamedTuple
 import numpy
 import xxhash
 
-from paceline.data.index import OFFSETS, Column, SetIndex
-from paceline.data.pack.extras import need
-from paceline.data.plainfile import open_plain
-from paceline.data.shard import NUMPY_TYPES, Array, damaged, read_head
-from paceline.data.shelf import read_beside
+from paceline.data.pack.optional_packages import need
+from paceline.data.safe_open import open_plain
+from paceline.data.shards.index import OFFSETS, Column, SetIndex
+from paceline.data.shards.shard import NUMPY_TYPES, Array, damaged, read_head
+from paceline.data.shards.store import read_beside
 from paceline.data.vocabulary import vocabulary_of
 from paceline.errors import ConfigError, DataError, PacelineError
 

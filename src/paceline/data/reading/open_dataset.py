@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import RunConfig
-from paceline.data.h5file import is_hdf5
-from paceline.data.remote import open_shelf
-from paceline.data.shardset import ShardSet
-from paceline.data.transform import Each, Transform, Transformed
+from paceline.data.hdf5.file import is_hdf5
+from paceline.data.reading.transform import Each, Transform, Transformed
+from paceline.data.shards.remote_store import open_shelf
+from paceline.data.shards.source import ShardSet
 from paceline.errors import ConfigError
 
 
@@ -33,7 +33,7 @@ def open_set(
     if each is not None:
         source = Each(source, each)
     if transform is not None:
-        from paceline.data.source import as_source
+        from paceline.data.reading.source import as_source
 
         source = Transformed(as_source(source), transform)
     return source
@@ -41,7 +41,7 @@ def open_set(
 
 def _open(address: str, config: RunConfig, columns: Sequence[str]) -> Any:
     if is_hdf5(address):
-        from paceline.data.hdf5 import H5Source
+        from paceline.data.hdf5.source import H5Source
 
         return H5Source(Path(address), columns)
     return ShardSet(open_shelf(address, config.read.cache, int(config.read.cache_gb * 1e9)), columns)

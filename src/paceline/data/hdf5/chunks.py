@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.data.h5file import H5Column, column_at, find, h5py, names_of, open_file, reading
+from paceline.data.hdf5.file import H5Column, column_at, find, h5py, names_of, open_file, reading
 from paceline.errors import DataError
 from paceline.units import human_size
 

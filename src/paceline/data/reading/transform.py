@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.data.draws import Draws
 from paceline.data.order import Places
-from paceline.data.source import Around, Batch, Source
+from paceline.data.reading.sample_rng import Draws
+from paceline.data.reading.source import Around, Batch, Source
 from paceline.errors import ConfigError
 from paceline.world.randomness import seed_everything
 

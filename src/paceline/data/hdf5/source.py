@@ -15,11 +15,11 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from paceline.data.chunks import BLOCK_BYTES, Blocks, check_size, plan_blocks, problems_of
-from paceline.data.h5file import H5Column, check_chunks, columns_of, dataset_of, open_file, reading
+from paceline.data.hdf5.chunks import BLOCK_BYTES, Blocks, check_size, plan_blocks, problems_of
+from paceline.data.hdf5.file import H5Column, check_chunks, columns_of, dataset_of, open_file, reading
 from paceline.data.order import Places
-from paceline.data.room import Room, Rows, as_rows, make_room
-from paceline.data.source import Batch
+from paceline.data.reading.batch_buffer import Room, Rows, as_rows, make_room
+from paceline.data.reading.source import Batch
 from paceline.errors import ConfigError
 from paceline.world.detect import detect_world
 

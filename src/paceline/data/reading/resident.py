@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.data.order import Places
-from paceline.data.source import Batch, Fills, Source, TensorSource
+from paceline.data.reading.source import Batch, Fills, Source, TensorSource
 
 _PIECE_BYTES = 1 << 26
 _SHARE = 0.25  # of the memory that is free on the GPU: the rest is the training's

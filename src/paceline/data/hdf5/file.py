@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 
 from paceline.data.pack.columns import chosen
-from paceline.data.shard import WORDS
+from paceline.data.shards.shard import WORDS
 from paceline.errors import DataError, EnvironmentUnfit, did_you_mean
 from paceline.units import human_size
 

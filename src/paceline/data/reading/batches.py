@@ -12,13 +12,13 @@ import numpy
 import torch
 
 from paceline.config import RunConfig
-from paceline.data.ahead import read_ahead
 from paceline.data.order import Order, Places
-from paceline.data.resident import brought_to, copied_on
-from paceline.data.room import Room
-from paceline.data.source import Batch, DatasetSource, Expects, Fills, as_source
-from paceline.data.transform import Transformed
-from paceline.data.workers import read_in_workers
+from paceline.data.reading.batch_buffer import Room
+from paceline.data.reading.prefetch import read_ahead
+from paceline.data.reading.resident import brought_to, copied_on
+from paceline.data.reading.source import Batch, DatasetSource, Expects, Fills, as_source
+from paceline.data.reading.transform import Transformed
+from paceline.data.reading.workers import read_in_workers
 from paceline.scale.batch import BatchPlan, StepPlan
 from paceline.world.world import World
 

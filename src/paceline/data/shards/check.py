@@ -11,10 +11,10 @@ from typing import IO, NamedTuple
 import numpy
 import xxhash
 
-from paceline.data.index import INDEX, LEAF_BYTES, LONGEST_INDEX, OFFSETS, SetIndex, ShardFacts
 from paceline.data.pack.plan import PLAN, SPOOL, plan_in, sum_of
-from paceline.data.plainfile import open_plain, read_bounded
-from paceline.data.shard import Layout, read_head
+from paceline.data.safe_open import open_plain, read_bounded
+from paceline.data.shards.index import INDEX, LEAF_BYTES, LONGEST_INDEX, OFFSETS, SetIndex, ShardFacts
+from paceline.data.shards.shard import Layout, read_head
 from paceline.errors import DataError
 
 

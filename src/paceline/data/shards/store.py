@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from paceline.data.index import INDEX, LONGEST_INDEX, SetIndex, ShardFacts
-from paceline.data.plainfile import read_bounded
+from paceline.data.safe_open import read_bounded
+from paceline.data.shards.index import INDEX, LONGEST_INDEX, SetIndex, ShardFacts
 from paceline.errors import DataError
 
 

@@ -11,7 +11,7 @@ import numpy
 import xxhash
 from numpy.typing import NDArray
 
-from paceline.data.index import LEAF_BYTES, OFFSETS, SUMS, Column, ShardFacts
+from paceline.data.shards.index import LEAF_BYTES, OFFSETS, SUMS, Column, ShardFacts
 from paceline.errors import DataError
 from paceline.rundir import write_whole, writing_to
 from paceline.tensorfile import WIDTHS, Place, Spec, plan_in_order, read_places

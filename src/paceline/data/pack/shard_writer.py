@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.data.index import Column, ShardFacts
 from paceline.data.pack.columns import columns_of
+from paceline.data.pack.input_kinds import input_from, tree_of
 from paceline.data.pack.inputs import Input
-from paceline.data.pack.kinds import input_from, tree_of
-from paceline.data.shard import Rows, Varying, count_of, write_shard
+from paceline.data.shards.index import Column, ShardFacts
+from paceline.data.shards.shard import Rows, Varying, count_of, write_shard
 from paceline.errors import DataError
 
 _TRIED = 64

@@ -15,9 +15,9 @@ from typing import TypeVar
 import xxhash
 
 from paceline.config.checks import has_login
-from paceline.data.cache import Cache, is_here
-from paceline.data.index import INDEX, LONGEST_INDEX, SetIndex, ShardFacts
-from paceline.data.shelf import LocalShelf, Shelf
+from paceline.data.shards.cache import Cache, is_here
+from paceline.data.shards.index import INDEX, LONGEST_INDEX, SetIndex, ShardFacts
+from paceline.data.shards.store import LocalShelf, Shelf
 from paceline.errors import ConfigError, DataError, EnvironmentUnfit
 from paceline.objectstore import Unreachable, open_address, reaching
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from paceline.data.shard import Varying
+from paceline.data.shards.shard import Varying
 
 
 def varying_of(values: Sequence[Any], dtype: numpy.dtype[Any]) -> Varying:

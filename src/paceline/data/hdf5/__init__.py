@@ -1,0 +1,1 @@
+"""How samples are read from HDF5 files."""

@@ -1,0 +1,1 @@
+"""Which samples a rank reads next, and how they become batches."""

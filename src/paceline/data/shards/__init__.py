@@ -1,0 +1,1 @@
+"""How samples lie in shards, and where shards come from."""
