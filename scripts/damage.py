@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from paceline import handover
-from paceline.checkpoint.local import LocalStorage
+from paceline.checkpoint.local_storage import LocalStorage
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.restore import newest_good, read_tensors
 from paceline.checkpoint.save import Saver

@@ -34,7 +34,7 @@ WITHOUT_TORCH = [
     "paceline.measure.plan", "paceline.measure.fit", "paceline.measure.figures", "paceline.measure.plot", "paceline.measure.scaling", "paceline.measure.scaling_report",
     "paceline.diagnose.doctor.hosts", "paceline.diagnose.doctor.startup", "paceline.diagnose.doctor.pack", "paceline.diagnose.doctor.torch_child", "paceline.cli.doctor_start",
     "paceline.world.network", "paceline.world.timelimit", "paceline.telemetry.heartbeat", "paceline.launch.rank_srun", "paceline.cluster.submission",
-    "paceline.cluster.allocation", "paceline.cluster.aws", "paceline.report.state", "paceline.report.page.document", "paceline.cli.report", "paceline.runlock", "paceline.checkpoint.catalog", "paceline.checkpoint.export", "paceline.checkpoint.remote", "paceline.cli.main",
+    "paceline.cluster.allocation", "paceline.cluster.aws", "paceline.report.state", "paceline.report.page.document", "paceline.cli.report", "paceline.runlock", "paceline.checkpoint.catalog", "paceline.checkpoint.export", "paceline.checkpoint.remote_storage", "paceline.cli.main",
     "paceline.measure.profile", "paceline.measure.studies", "paceline.telemetry.stragglers", "paceline.telemetry.rank_times",
     "paceline.report.failure", "paceline.hang.watchdog", "paceline.course.catalog", "paceline.course.play", "paceline.course.exercise", "paceline.cli.lesson",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.checkpoint.local import LocalStorage
+from paceline.checkpoint.local_storage import LocalStorage
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.restore import newest_good, read_tensors
 from paceline.checkpoint.save import Saved, Saver

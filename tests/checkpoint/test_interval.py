@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from paceline.checkpoint.interval import Cadence, young_daly_s
+from paceline.checkpoint.cadence import Cadence, young_daly_s
 from paceline.config import CheckpointConfig
 from paceline.config.intervals import Every, seconds_from
 from paceline.errors import ConfigError

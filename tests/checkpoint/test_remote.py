@@ -24,7 +24,7 @@ from objectstore import SECRET, bucket, change, client, env, flipped, server, va
 from processes import CONTEXT, run_on_processes
 from werkzeug.serving import make_server
 
-from paceline.checkpoint.remote import RemoteStorage
+from paceline.checkpoint.remote_storage import RemoteStorage
 from paceline.checkpoint.address import open_storage
 from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError, EnvironmentUnfit
@@ -110,7 +110,7 @@ def test_a_checkpoint_is_not_there_before_its_manifest(storage, client, bucket, 
 
 
 def test_an_upload_that_fails_in_the_middle_leaves_nothing_to_be_seen(storage, monkeypatch) -> None:
-    monkeypatch.setattr("paceline.checkpoint.remote.CHUNK_BYTES", 5 << 20)
+    monkeypatch.setattr("paceline.checkpoint.remote_storage.CHUNK_BYTES", 5 << 20)
     save(storage, 1, {"w": torch.zeros(100)})
     saver = new_saver(storage)
 

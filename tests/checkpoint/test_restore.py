@@ -18,7 +18,7 @@ from torch import nn
 import paceline
 from paceline.checkpoint import manifest as manifest_module
 from paceline.checkpoint import save
-from paceline.checkpoint.local import LocalStorage
+from paceline.checkpoint.local_storage import LocalStorage
 from paceline.checkpoint.manifest import Manifest, NewerFormat
 from paceline.checkpoint.save import Saver
 from paceline.errors import ConfigError

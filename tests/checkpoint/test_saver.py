@@ -15,7 +15,7 @@ from checkpoint.contents import (
 from processes import run_on_processes
 
 from paceline.checkpoint import save as save_module
-from paceline.checkpoint.local import LocalStorage
+from paceline.checkpoint.local_storage import LocalStorage
 from paceline.checkpoint.storage import check
 from paceline.errors import BadCheckpoint, EnvironmentUnfit, PacelineError
 

@@ -19,9 +19,9 @@ from launch.program import Done, paceline
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
-from paceline.checkpoint.local import LocalStorage
+from paceline.checkpoint.local_storage import LocalStorage
 from paceline.checkpoint.manifest import _SUM, _end
-from paceline.checkpoint.remote import RemoteStorage
+from paceline.checkpoint.remote_storage import RemoteStorage
 from paceline.cli.main import run_verb
 
 NET = """

@@ -22,7 +22,7 @@ from paceline.rundir import RunDir
 WHERE = Place("/home/me/data.py", 88, "load_batch", "user")
 WAITS = Place("/x/paceline/train/exchange.py", 108, "advance", "paceline")
 SAVES = Place("/x/paceline/checkpoint/save.py", 160, "_hear", "paceline")
-WRITES = Place("/x/paceline/checkpoint/local.py", 99, "write", "paceline")
+WRITES = Place("/x/paceline/checkpoint/local_storage.py", 99, "write", "paceline")
 
 
 def entry(number: int, name: str = "all-reduce", size: int = 3, *, done: bool = False) -> Collective:

@@ -14,7 +14,7 @@ from launch.program import Running, paceline, started
 from survive.conftest import SCRIPT, SHORT, digest, pid
 
 from paceline import handover
-from paceline.checkpoint.local import LocalStorage
+from paceline.checkpoint.local_storage import LocalStorage
 from paceline.checkpoint.storage import check
 from paceline.errors import STOPPED
 from paceline.events import surviving

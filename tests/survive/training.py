@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import paceline
-from paceline.checkpoint import local
+from paceline.checkpoint import local_storage as local
 from paceline.train.stop import StopRequest
 
 MARKS = Path("marks")

@@ -12,8 +12,8 @@ from typing import Any
 
 from paceline.checkpoint.catalog import SAVE_FIRST, Catalog, Entry, examine, glance
 from paceline.checkpoint.export import Exported, export_newest
+from paceline.checkpoint.find import find_catalog, runs_in
 from paceline.checkpoint.retention import best_step
-from paceline.checkpoint.whereabouts import find_catalog, runs_in
 from paceline.errors import ConfigError, PacelineError, did_you_mean
 from paceline.units import human_size
 

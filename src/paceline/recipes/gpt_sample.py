@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.checkpoint.whereabouts import find_catalog
+from paceline.checkpoint.find import find_catalog
 from paceline.data.vocabulary import Tokens, Vocabulary
 from paceline.errors import ConfigError, TrainingError
 from paceline.recipes.gpt_memory import Memory

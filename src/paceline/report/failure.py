@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoint.local import LocalStorage
+from paceline.checkpoint.local_storage import LocalStorage
 from paceline.errors import EnvironmentUnfit
 from paceline.events import CheckpointSaved, RunEnded, RunFailed, RunStarted, RunStopped, StepDone, surviving
 from paceline.hang.judge import judge

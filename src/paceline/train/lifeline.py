@@ -16,7 +16,7 @@ from torch import nn
 
 from paceline import handover
 from paceline.checkpoint.address import open_storage
-from paceline.checkpoint.interval import Cadence
+from paceline.checkpoint.cadence import Cadence
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.restore import newest_good, read_tensors
 from paceline.checkpoint.save import Saved, SaveFailed, Saver

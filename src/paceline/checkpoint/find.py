@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.checkpoint.address import open_storage
 from paceline.checkpoint.catalog import Catalog, glance, reading
-from paceline.checkpoint.local import LocalStorage
+from paceline.checkpoint.local_storage import LocalStorage
 from paceline.checkpoint.storage import step_of
 from paceline.config.schema import RunConfig
 from paceline.config.values import from_toml, with_settings
@@ -35,7 +35,7 @@ def find_catalog(run: str) -> Catalog:
 
 
 def _at_address(address: str) -> Catalog:
-    from paceline.checkpoint.remote import RemoteStorage
+    from paceline.checkpoint.remote_storage import RemoteStorage
 
     above, _, name = address.rpartition("/")
     step = step_of(name)
