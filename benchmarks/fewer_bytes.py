@@ -34,7 +34,7 @@ from paceline.recipes.gpt_config import GptConfig, design_of, for_text
 from paceline.recipes.gpt_model import GPT
 from paceline.recipes.gpt_text import read_text
 from paceline.recipes.mnist import MnistConfig, Net
-from paceline.train.captured import make_step
+from paceline.train.cuda_graph import make_step
 from paceline.train.evaluate import Evaluation
 from paceline.world.world import World
 

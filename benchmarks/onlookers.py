@@ -29,8 +29,8 @@ import paceline
 from paceline.hang.flight_recorder import last_collectives
 from paceline.telemetry.phases import PhaseClock
 from paceline.telemetry.pulse import Pulse
-from paceline.train.onlookers import Onlookers
-from paceline.train.step import OptimizerStep
+from paceline.train.observers import Onlookers
+from paceline.train.optimizer_step import OptimizerStep
 from paceline.world.world import World
 
 RANKS, WARM = 2, 100

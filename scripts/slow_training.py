@@ -17,7 +17,7 @@ from torch.nn.functional import mse_loss
 
 import paceline
 from paceline.config import BatchConfig, CheckpointConfig, RunConfig
-from paceline.train.tree_ddp import TreeDDP
+from paceline.train.ddp_reduction import TreeDDP
 
 SAMPLES, WIDTH = 2048, 64
 

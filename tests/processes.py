@@ -18,7 +18,7 @@ from paceline import handover
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["paceline.train.loop", "paceline.recipes.mnist", "torch._dynamo", "torch.distributed.fsdp"]
+    ["paceline.train.trainer", "paceline.recipes.mnist", "torch._dynamo", "torch.distributed.fsdp"]
 )
 _TIMEOUT_S = 120
 

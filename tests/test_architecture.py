@@ -100,7 +100,7 @@ def test_what_runs_outside_the_ranks_does_not_import_torch():
 
 def test_importing_the_package_does_nothing():
     script = "import os; before = dict(os.environ); import signal; handlers = [signal.getsignal(n) for n in (2, 15)]\n"
-    script += "import paceline, paceline.train.loop\n"
+    script += "import paceline, paceline.train.trainer\n"
     script += "assert handlers == [signal.getsignal(n) for n in (2, 15)]\n"
     script += "assert {k for k in before.keys() ^ os.environ.keys() if not k.startswith('TORCHINDUCTOR')} == set()\n"
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -106,7 +106,7 @@ def with_paceline(count: int, steps: int, *words: str) -> float:
     from paceline.data.reading.transform import Transformed
     from paceline.recipes.corpus import next_tokens
     from paceline.recipes.gpt import GptConfig, build_optimizer, design_of, token_loss
-    from paceline.train.captured import make_step
+    from paceline.train.cuda_graph import make_step
 
     os.chdir(tempfile.mkdtemp(prefix="paceline-gpu-"))
     config = config_from_words(GptConfig, [*settings(count), "steps=100000", *words])

@@ -100,7 +100,7 @@ def _steps(known: argparse.Namespace, found: dict[str, Any]) -> None:
     import paceline
     from paceline.config import config_from_words
     from paceline.recipes.gpt import GPT, Block, GptConfig, build_optimizer, design_of, token_loss
-    from paceline.train.captured import make_step
+    from paceline.train.cuda_graph import make_step
 
     words = [f"{name}={getattr(known, name)}" for name in ("device", "layers", "heads", "width", "length", "tokens")]
     words += ["parallel=fsdp", "recompute=true", f"precision={known.precision}", f"steps={STEPS}", "epochs=1"]

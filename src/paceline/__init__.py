@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from paceline.errors import PacelineError as PacelineError
     from paceline.scale.lr import scaled_lr as scaled_lr
     from paceline.train.evaluate import accuracy as accuracy
-    from paceline.train.loop import Trainer as Trainer
+    from paceline.train.optimizer_step import OptimizerStep as OptimizerStep
     from paceline.train.parallel import parallelize as parallelize
-    from paceline.train.record import Recorder as Recorder
-    from paceline.train.step import OptimizerStep as OptimizerStep
+    from paceline.train.recorder import Recorder as Recorder
+    from paceline.train.trainer import Trainer as Trainer
     from paceline.world.process_group import join as join
     from paceline.world.world import World as World
 
@@ -27,11 +27,11 @@ __version__ = VERSION
 # Looked up on first use: whatever runs outside the ranks must import without torch.
 _HOMES = {
     "Batches": "paceline.data.reading.batches",
-    "OptimizerStep": "paceline.train.step",
+    "OptimizerStep": "paceline.train.optimizer_step",
     "PacelineError": "paceline.errors",
-    "Recorder": "paceline.train.record",
+    "Recorder": "paceline.train.recorder",
     "RunConfig": "paceline.config",
-    "Trainer": "paceline.train.loop",
+    "Trainer": "paceline.train.trainer",
     "World": "paceline.world.world",
     "accuracy": "paceline.train.evaluate",
     "config_from_argv": "paceline.config",

@@ -20,7 +20,7 @@ from paceline.hang.verdict import Verdict, keep, kept
 from paceline.rundir import RunDir
 
 WHERE = Place("/home/me/data.py", 88, "load_batch", "user")
-WAITS = Place("/x/paceline/train/exchange.py", 108, "advance", "paceline")
+WAITS = Place("/x/paceline/train/bucket_exchange.py", 108, "advance", "paceline")
 SAVES = Place("/x/paceline/checkpoint/save.py", 160, "_hear", "paceline")
 WRITES = Place("/x/paceline/checkpoint/local_storage.py", 99, "write", "paceline")
 

@@ -168,7 +168,7 @@ def test_a_launch_that_was_told_to_stop_is_not_started_again(tmp_path: Path) -> 
 
 FAILS = """
 import math, os, signal
-from paceline.train.stop import StopRequest
+from paceline.train.stopping import StopRequest
 
 try:
     with StopRequest(math.inf, 0).listening():
@@ -193,7 +193,7 @@ def test_a_signal_to_a_training_that_fails_does_not_make_it_one_that_stopped(tmp
 STOPS = """
 import math, os, signal
 from paceline.errors import Stopped
-from paceline.train.stop import StopRequest
+from paceline.train.stopping import StopRequest
 
 try:
     with StopRequest(math.inf, 0).listening():

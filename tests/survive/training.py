@@ -8,7 +8,7 @@ import torch
 
 import paceline
 from paceline.checkpoint import local_storage as local
-from paceline.train.stop import StopRequest
+from paceline.train.stopping import StopRequest
 
 MARKS = Path("marks")
 

@@ -12,9 +12,9 @@ import paceline
 from paceline.config import BatchConfig, RunConfig
 from paceline.data.reading.batches import Lane
 from paceline.errors import ConfigError, TrainingError
-from paceline.train.captured import CapturedStep, make_step
-from paceline.train.reduction import LocalTree, Note, gradients_of
-from paceline.train.whole_tree import WholeTree
+from paceline.train.cuda_graph import CapturedStep, make_step
+from paceline.train.lane_sum import LocalTree, Note, gradients_of
+from paceline.train.reduce_after_backward import WholeTree
 from paceline.world.world import World
 
 

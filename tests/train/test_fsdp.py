@@ -17,7 +17,7 @@ from paceline.recipes.gpt_config import GptConfig, design_of
 from paceline.recipes.gpt_model import GPT, Block
 from paceline.scale.batch import share
 from paceline.scale.tree import additions_by_turn, children
-from paceline.train.captured import make_step
+from paceline.train.cuda_graph import make_step
 from paceline.train.state import state_digest
 from paceline.world.world import World
 

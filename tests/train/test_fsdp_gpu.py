@@ -11,7 +11,7 @@ from paceline.config import config_from_words
 from paceline.recipes.gpt import build_optimizer, token_loss
 from paceline.recipes.gpt_config import GptConfig, design_of
 from paceline.recipes.gpt_model import GPT, Block
-from paceline.train.captured import CapturedStep, make_step
+from paceline.train.cuda_graph import CapturedStep, make_step
 from paceline.train.state import state_digest
 
 pytestmark = pytest.mark.gpu

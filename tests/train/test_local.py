@@ -18,8 +18,8 @@ from paceline.config import RunConfig, config_from_words
 from paceline.diagnose.records import first_difference, read_record
 from paceline.errors import ConfigError, Stopped
 from paceline.events import RunEnded, surviving
-from paceline.train import exchange
-from paceline.train.local import LocalStep
+from paceline.train import bucket_exchange as exchange
+from paceline.train.diloco import LocalStep
 from paceline.world.world import World
 from paceline.world.process_group import join
 

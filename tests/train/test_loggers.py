@@ -20,7 +20,7 @@ from paceline.rundir import RunDir
 from paceline.train import loggers
 from paceline.train.sinks.bookmark import Bookmark
 from paceline.train.sinks.csvfile import CsvSink
-from paceline.train.surroundings import surroundings
+from paceline.train.environment import surroundings
 from paceline.world.world import World
 
 

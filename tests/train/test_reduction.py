@@ -7,9 +7,9 @@ from torch import nn
 
 from paceline.scale.batch import share
 from paceline.scale.tree import children
-from paceline.train import exchange
-from paceline.train.reduction import Note, TreeStack
-from paceline.train.exchange import GatherExchange, SliceExchange, TreeShape, choose_exchange
+from paceline.train import bucket_exchange as exchange
+from paceline.train.lane_sum import Note, TreeStack
+from paceline.train.bucket_exchange import GatherExchange, SliceExchange, TreeShape, choose_exchange
 from paceline.world.world import World
 
 

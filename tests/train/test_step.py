@@ -12,9 +12,9 @@ import paceline
 from paceline.config import BatchConfig, RunConfig
 from paceline.config.diloco import LocalConfig
 from paceline.errors import TrainingError
-from paceline.train.captured import make_step
+from paceline.train.cuda_graph import make_step
 from paceline.train.state import load_state, named_state, state_digest
-from paceline.train.step import OptimizerStep
+from paceline.train.optimizer_step import OptimizerStep
 from paceline.world.world import World
 
 ALONE = World()

@@ -13,7 +13,7 @@ from paceline.hang.stacks import MAIN, Stack
 from paceline.hang.verdict import Verdict
 
 _INNERMOST = 6
-_COLLECTIVE = ("/torch/distributed/", "/paceline/train/exchange.py", "/paceline/world/collectives.py")
+_COLLECTIVE = ("/torch/distributed/", "/paceline/train/bucket_exchange.py", "/paceline/world/collectives.py")
 _NEWEST = 5  # so many collectives a rank may have got on before it hears that another is gone
 
 

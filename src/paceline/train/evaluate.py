@@ -16,9 +16,9 @@ from paceline.data.reading.source import Batch, as_source
 from paceline.data.reading.transform import Transformed
 from paceline.errors import ConfigError
 from paceline.scale.batch import share
+from paceline.train.optimizer_step import LossFunction
 from paceline.train.parallel import inner, shards
 from paceline.train.precision import Precision
-from paceline.train.step import LossFunction
 from paceline.world.collectives import sum_across
 from paceline.world.world import World
 

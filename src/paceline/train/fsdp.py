@@ -14,10 +14,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
-from paceline.train.copies import make_copies
+from paceline.train.bf16_weights import LONG_NORMS, SHORT
+from paceline.train.fsdp_reduction import sums_along_tree
 from paceline.train.precision import casts_weights
-from paceline.train.short import LONG_NORMS, SHORT
-from paceline.train.slice_sum import sums_along_tree
+from paceline.train.shard_mesh import make_copies
 from paceline.world.world import World
 
 Wrap = tuple[type[nn.Module], ...]

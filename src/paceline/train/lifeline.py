@@ -28,12 +28,12 @@ from paceline.errors import ConfigError
 from paceline.events import CheckpointBad, CheckpointFailed, CheckpointSaved, Event
 from paceline.rundir import RunDir, write_whole
 from paceline.runlock import Claim
+from paceline.train.lane_sum import Asks, Note
 from paceline.train.meter import Meter
-from paceline.train.reduction import Asks, Note
-from paceline.train.sharded import whole
+from paceline.train.optimizer_step import OptimizerStep
+from paceline.train.sharded_tensor import whole
 from paceline.train.state import named_state, optimizer_facts
-from paceline.train.step import OptimizerStep
-from paceline.train.stop import AGREE_APART_S, AGREE_S, Agreement, StopRequest
+from paceline.train.stopping import AGREE_APART_S, AGREE_S, Agreement, StopRequest
 from paceline.version import VERSION
 from paceline.world.collectives import texts_of_all
 from paceline.world.process_group import wait_for_all

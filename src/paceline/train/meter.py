@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from paceline.train.late import LateLoss
-from paceline.train.reduction import Note
-from paceline.train.step import OptimizerStep
+from paceline.train.async_loss import LateLoss
+from paceline.train.lane_sum import Note
+from paceline.train.optimizer_step import OptimizerStep
 
 _MOST_LATE = 64
 

@@ -15,9 +15,9 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.config import RunConfig
-from paceline.train.reduction import FreeSum, LaneSum, LocalTree
-from paceline.train.tree_ddp import DDP_OPTIONS, TreeDDP
-from paceline.train.whole_tree import WholeTree
+from paceline.train.ddp_reduction import DDP_OPTIONS, TreeDDP
+from paceline.train.lane_sum import FreeSum, LaneSum, LocalTree
+from paceline.train.reduce_after_backward import WholeTree
 from paceline.world.collectives import take_from_main
 from paceline.world.world import World
 
@@ -66,7 +66,7 @@ def lane_sum(model: nn.Module, world: World, config: RunConfig) -> LaneSum:
         return model.reduction
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if shards(world, config):
-        from paceline.train.slice_sum import ShardedFree, ShardedTree, sums_along_tree
+        from paceline.train.fsdp_reduction import ShardedFree, ShardedTree, sums_along_tree
 
         kind = ShardedTree if sums_along_tree(world, config) else ShardedFree
         return kind(model, trainable, config.batch.lanes, world)

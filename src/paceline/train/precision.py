@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.config import RunConfig
-from paceline.train.short import ShortWeights
+from paceline.train.bf16_weights import ShortWeights
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _FIRST_SCALE = 2.0**16

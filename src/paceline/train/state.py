@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.errors import ConfigError
 from paceline.train.parallel import settled
-from paceline.train.sharded import put, sharded_like, whole
+from paceline.train.sharded_tensor import put, sharded_like, whole
 from paceline.world.collectives import texts_of_all
 from paceline.world.world import World
 

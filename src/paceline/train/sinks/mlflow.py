@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.events import EpochDone, Event, RunEnded, RunStarted, StepDone
 from paceline.train.sinks.bookmark import Bookmark
-from paceline.train.sinks.figures import epoch_figures, finite, step_figures
+from paceline.train.sinks.metrics import epoch_figures, finite, step_figures
 
 _EXPERIMENT = "paceline"
 _LONGEST = 500  # letters of a parameter's value that every MLflow takes

@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.events import EpochDone, Event, RunStarted, StepDone
 from paceline.rundir import make_private
-from paceline.train.sinks.figures import epoch_figures, step_figures
+from paceline.train.sinks.metrics import epoch_figures, step_figures
 
 
 class TensorboardSink:

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.events import EpochDone, Event, RunStarted, StepDone
 from paceline.rundir import make_private
 from paceline.train.sinks.bookmark import Bookmark
-from paceline.train.sinks.figures import epoch_figures, step_figures
+from paceline.train.sinks.metrics import epoch_figures, step_figures
 
 _LOGIN_WITHIN_S = 15  # without a key nobody may answer: then the training goes on without this sink
 

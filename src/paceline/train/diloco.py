@@ -20,10 +20,10 @@ from paceline.config import RunConfig
 from paceline.data.reading.batches import Step
 from paceline.errors import ConfigError
 from paceline.scale.batch import StepPlan, share
-from paceline.train.outer import MeanWay
-from paceline.train.reduction import Asks, Note, drop_gradients
+from paceline.train.lane_sum import Asks, Note, drop_gradients
+from paceline.train.optimizer_step import LossFunction, OptimizerStep
+from paceline.train.outer_gradient import MeanWay
 from paceline.train.state import Slots, load_state, load_weight, named_state, python_numbers
-from paceline.train.step import LossFunction, OptimizerStep
 from paceline.world.collectives import sum_across
 from paceline.world.world import World
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from paceline.errors import TrainingError
 from paceline.scale.batch import share
 from paceline.scale.tree import merges_after
-from paceline.train.late import LateLoss
+from paceline.train.async_loss import LateLoss
 from paceline.world.collectives import sum_across
 from paceline.world.world import World
 

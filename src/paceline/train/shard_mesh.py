@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.config import RunConfig
-from paceline.train.sharded import COPY
+from paceline.train.sharded_tensor import COPY
 from paceline.world.world import World
 
 

@@ -15,7 +15,7 @@ from paceline.config import RunConfig
 from paceline.data.reading.source import Batch
 from paceline.rundir import DUMP_FILE, RECORD_FILE, make_private, write_whole
 from paceline.train.parallel import inner
-from paceline.train.sharded import whole
+from paceline.train.sharded_tensor import whole
 from paceline.train.state import NOTHING, content, digest_of, digests_of_all, named_state
 from paceline.world.collectives import rows_of_all, sum_across
 from paceline.world.world import World

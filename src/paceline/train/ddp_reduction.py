@@ -16,8 +16,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.telemetry.phases import PhaseClock
-from paceline.train.exchange import Exchange, GatherExchange, TreeShape, choose_exchange
-from paceline.train.reduction import NOTE_HEAD, Note, TreeStack, missing_gradient
+from paceline.train.bucket_exchange import Exchange, GatherExchange, TreeShape, choose_exchange
+from paceline.train.lane_sum import NOTE_HEAD, Note, TreeStack, missing_gradient
 from paceline.world.collectives import wire_device
 from paceline.world.world import World
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.config import RunConfig
 from paceline.scale.batch import share
 from paceline.scale.tree import merges_after
-from paceline.train.exchange import TreeShape, choose_exchange
+from paceline.train.bucket_exchange import TreeShape, choose_exchange
 from paceline.world.collectives import wire_device
 from paceline.world.world import World
 

@@ -17,9 +17,9 @@ from torch.distributed.fsdp import FSDPModule
 from paceline.config import RunConfig
 from paceline.scale.batch import share
 from paceline.scale.tree import additions_by_turn, whole_subtrees
-from paceline.train.copies import Copies, copies_of
-from paceline.train.exchange import GatherExchange, TreeShape, choose_exchange
-from paceline.train.reduction import FreeSum, Note, TreeStack, drop_gradients
+from paceline.train.bucket_exchange import GatherExchange, TreeShape, choose_exchange
+from paceline.train.lane_sum import FreeSum, Note, TreeStack, drop_gradients
+from paceline.train.shard_mesh import Copies, copies_of
 from paceline.world.collectives import exchange, gather, wire_device
 from paceline.world.world import World
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from paceline.train.reduction import Note, gradients_of
-from paceline.train.tree_ddp import TreeReduction, filled, laid_out
+from paceline.train.ddp_reduction import TreeReduction, filled, laid_out
+from paceline.train.lane_sum import Note, gradients_of
 
 
 class Left(NamedTuple):

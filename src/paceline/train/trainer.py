@@ -29,18 +29,18 @@ from paceline.events import (
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
 from paceline.runlock import Claim, claimed
 from paceline.scale.lr import scaled_lr
-from paceline.train.captured import make_step
 from paceline.train.console import Console, describe_run, rank_line, say
+from paceline.train.cuda_graph import make_step
+from paceline.train.environment import surroundings
 from paceline.train.evaluate import Evaluation, Metric, check_evaluation
+from paceline.train.lane_sum import Note
 from paceline.train.lifeline import Lifeline
 from paceline.train.loggers import Loggers, check_packages
 from paceline.train.meter import Meter
-from paceline.train.onlookers import Onlookers
-from paceline.train.record import Recorder
-from paceline.train.reduction import Note
+from paceline.train.observers import Onlookers
+from paceline.train.optimizer_step import LossFunction
+from paceline.train.recorder import Recorder
 from paceline.train.state import digests_of_all, state_digest
-from paceline.train.step import LossFunction
-from paceline.train.surroundings import surroundings
 from paceline.world.device import peak_of_all
 from paceline.world.process_group import shorten_timeout
 from paceline.world.world import World

@@ -13,9 +13,9 @@ from paceline.rundir import RunDir
 from paceline.telemetry.heartbeat import Heartbeat
 from paceline.telemetry.rank_times import RankTimes
 from paceline.telemetry.stragglers import SlowWatch, in_words
+from paceline.train.optimizer_step import OptimizerStep
 from paceline.train.profiling import Profiling
-from paceline.train.step import OptimizerStep
-from paceline.train.times import StepTimes
+from paceline.train.step_times import StepTimes
 from paceline.train.watched import disk_s, pulse_of, watchdog_of
 from paceline.world.world import World
 

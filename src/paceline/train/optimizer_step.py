@@ -15,12 +15,12 @@ from paceline.errors import ConfigError, TrainingError
 from paceline.scale.lr import schedule_factor
 from paceline.telemetry.phases import WAIT, PhaseClock
 from paceline.train.buffers import MovingBuffers, find_moving_buffers
+from paceline.train.ddp_reduction import TreeReduction
+from paceline.train.lane_sum import Asks, FreeSum, Note, gradients_of
 from paceline.train.parallel import inner, lane_sum, shards
 from paceline.train.precision import Precision
-from paceline.train.reduction import Asks, FreeSum, Note, gradients_of
-from paceline.train.sharded import clip_sharded, is_sharded, mine
+from paceline.train.sharded_tensor import clip_sharded, is_sharded, mine
 from paceline.train.state import NOTHING, load_state, python_numbers
-from paceline.train.tree_ddp import TreeReduction
 from paceline.train.update import make_update
 from paceline.world.randomness import seed_everything
 from paceline.world.world import World

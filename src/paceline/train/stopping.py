@@ -13,8 +13,8 @@ from types import FrameType
 from paceline import handover
 from paceline.errors import Stopped
 from paceline.launch.signals import EARLY, STOP_SIGNALS
-from paceline.train.reduction import Asks, Note
-from paceline.train.step import OptimizerStep
+from paceline.train.lane_sum import Asks, Note
+from paceline.train.optimizer_step import OptimizerStep
 
 AGREE_S = 0.25  # about how often ranks ask each other where the step's own reduction does not tell
 AGREE_APART_S = 5.0  # the same where replicas walk apart, and a message may be slow

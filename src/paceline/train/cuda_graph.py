@@ -17,12 +17,12 @@ from paceline.config import RunConfig
 from paceline.data.reading.batches import Lane, Step
 from paceline.data.reading.source import Batch
 from paceline.errors import ConfigError, TrainingError
-from paceline.train.late import LateLosses
-from paceline.train.local import LocalStep
+from paceline.train.async_loss import LateLosses
+from paceline.train.diloco import LocalStep
+from paceline.train.lane_sum import Asks, Note
+from paceline.train.optimizer_step import LossFunction, OptimizerStep
 from paceline.train.parallel import captures
-from paceline.train.reduction import Asks, Note
-from paceline.train.step import LossFunction, OptimizerStep
-from paceline.train.whole_tree import Left, WholeTree
+from paceline.train.reduce_after_backward import Left, WholeTree
 from paceline.world.randomness import mix
 from paceline.world.world import World
 
