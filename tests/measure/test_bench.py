@@ -16,8 +16,8 @@ from documented import keys_of, words_of
 from launch.program import paceline, started, wait_until
 
 from paceline.cli.main import run_verb
-from paceline.measure.figures import Found, Measured, Mistake, as_dict, describe, figures_of
-from paceline.measure.plan import OPERATIONS
+from paceline.measure.bench_results import Found, Measured, Mistake, as_dict, describe, figures_of
+from paceline.measure.bench_plan import OPERATIONS
 
 SHORT = ("--sizes", "1KiB,64KiB", "--seconds", "0", "--device", "cpu")
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from paceline.measure.fit import fit_line
+from paceline.measure.bench_fit import fit_line
 
 SIZES = [4**power for power in range(3, 13)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from processes import run_on_processes
 
-from paceline.measure.plan import OPERATIONS, Plan
+from paceline.measure.bench_plan import OPERATIONS, Plan
 
 ANY = {"batch.lanes": 64}
 SIZES = (4, 100, 4096, 262_144 + 4)

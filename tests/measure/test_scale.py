@@ -16,8 +16,8 @@ from paceline.launch.spec import module
 from paceline.measure import scaling
 from paceline.measure.efficiency import Scaling, Trial, sizes_of
 from paceline.measure.scaling_report import describe, plot_of, to_html, to_markdown
-from paceline.measure.steptimes import Moment, Pace, Ran, pace_of
-from paceline.measure.studies import read_studies
+from paceline.measure.recorded_step_times import Moment, Pace, Ran, pace_of
+from paceline.measure.scaling_store import read_studies
 from paceline.report.page.measured import scaling_of
 from paceline.rundir import RunDir
 

@@ -26,8 +26,8 @@ from paceline.events import (
 from paceline.measure.efficiency import Scaling, Trial, sizes_of
 from paceline.measure.profile_shares import Shares
 from paceline.measure.profile_verdict import as_dict, judge
-from paceline.measure.steptimes import Pace
-from paceline.measure.studies import write_studies
+from paceline.measure.recorded_step_times import Pace
+from paceline.measure.scaling_store import write_studies
 from paceline.rundir import VERDICT_FILE, RunDir, make_private, write_whole
 from paceline.telemetry.heartbeat import Beat
 from paceline.telemetry.phases import PHASES, Spent

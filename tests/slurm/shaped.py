@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.measure.fit import fit_line
+from paceline.measure.bench_fit import fit_line
 from slurm.private import PrivateCluster
 
 PACELINE = str(Path(sys.executable).with_name("paceline"))

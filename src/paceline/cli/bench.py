@@ -13,8 +13,8 @@ from paceline.cli.run import add_host_arguments, place_from, start
 from paceline.cluster.allocation import allocation_from
 from paceline.errors import ConfigError
 from paceline.launch.spec import module
-from paceline.measure.figures import Found, as_dict, binary_size, describe, figures_of
-from paceline.measure.plan import OPERATIONS, Plan, operations_from, sizes_from
+from paceline.measure.bench_plan import OPERATIONS, Plan, operations_from, sizes_from
+from paceline.measure.bench_results import Found, as_dict, binary_size, describe, figures_of
 from paceline.measure.plot import Line, Plot, to_svg
 from paceline.rundir import make_private, write_whole, writing_to
 from paceline.world.detect import detect_world

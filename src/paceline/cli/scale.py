@@ -13,7 +13,7 @@ from paceline.errors import ConfigError
 from paceline.measure.efficiency import Scaling
 from paceline.measure.scaling import Study, run_study
 from paceline.measure.scaling_report import describe, plot_of, to_html, to_markdown
-from paceline.measure.studies import read_studies, write_studies
+from paceline.measure.scaling_store import read_studies, write_studies
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
 
 HELP = "speed-up and efficiency at several world sizes, and the report that computing centres ask for"

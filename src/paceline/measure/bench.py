@@ -20,9 +20,9 @@ from torch._C._distributed_c10d import HashStore
 
 from paceline.config import BatchConfig, RunConfig, TimeoutConfig
 from paceline.errors import EnvironmentUnfit
-from paceline.measure.figures import Found, Measured, Mistake
-from paceline.measure.operations import MOST_RANKS, Operation, Run, Saw, make_operation
-from paceline.measure.plan import ELEMENT_BYTES, Plan
+from paceline.measure.bench_operations import MOST_RANKS, Operation, Run, Saw, make_operation
+from paceline.measure.bench_plan import ELEMENT_BYTES, Plan
+from paceline.measure.bench_results import Found, Measured, Mistake
 from paceline.rundir import write_whole
 from paceline.world.collectives import rows_of_all, sum_across, wire_device
 from paceline.world.device import choose_backend

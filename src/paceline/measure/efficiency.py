@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from paceline.measure.steptimes import Pace
+from paceline.measure.recorded_step_times import Pace
 
 GOOD = 0.75
 """The efficiency that computing centres ask for."""

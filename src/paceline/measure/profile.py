@@ -12,7 +12,7 @@ from pathlib import Path
 from paceline.launch.failure import RunFailed
 from paceline.launch.spec import LaunchSpec, Target
 from paceline.launch.supervisor import launch
-from paceline.measure.places import only_looked_at
+from paceline.measure.placement import only_looked_at
 from paceline.measure.profile_shares import beat_of, shares_of
 from paceline.measure.profile_verdict import ProfileVerdict, as_dict, judge
 from paceline.measure.trace import RankTrace, merged, read_traces

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.measure.trace import Event, RankTrace
-from paceline.measure.trace_spans import Spans, both, length, union, without
+from paceline.measure.trace_intervals import Spans, both, length, union, without
 from paceline.telemetry.heartbeat import Beat
 from paceline.telemetry.phases import PHASES, Spent
 

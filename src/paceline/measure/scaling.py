@@ -16,8 +16,8 @@ from paceline.errors import ConfigError
 from paceline.launch.failure import RunFailed
 from paceline.launch.spec import Target
 from paceline.measure.efficiency import Scaling, Trial, sizes_of
-from paceline.measure.places import only_looked_at, run_ranks
-from paceline.measure.steptimes import Pace, Ran, pace_of, read_run
+from paceline.measure.placement import only_looked_at, run_ranks
+from paceline.measure.recorded_step_times import Pace, Ran, pace_of, read_run
 from paceline.redact import without_logins
 from paceline.version import VERSION
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.measure.profile_shares import KINDS
-from paceline.measure.studies import read_studies
+from paceline.measure.scaling_store import read_studies
 from paceline.redact import without_logins, without_secrets
 from paceline.report.history import number
 from paceline.report.page.account import whole

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.measure.plan import ELEMENT_BYTES
+from paceline.measure.bench_plan import ELEMENT_BYTES
 from paceline.train.bucket_exchange import TreeShape, choose_exchange
 from paceline.world.collectives import exchange, gather
 from paceline.world.world import World

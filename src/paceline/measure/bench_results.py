@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline.measure.fit import Fit, fit_line
-from paceline.measure.plan import BUS_FACTORS
+from paceline.measure.bench_fit import Fit, fit_line
+from paceline.measure.bench_plan import BUS_FACTORS
 from paceline.units import human_size
 
 _BAR = 24
