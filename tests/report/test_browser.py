@@ -9,9 +9,9 @@ import pytest
 from report import trainings
 from report.browser import Browser, browsing
 
-from paceline.report.page.facts import facts_of
+from paceline.report.page.page_data import facts_of
 from paceline.report.page.document import page_of
-from paceline.report.target import Target
+from paceline.report.find_run import Target
 
 pytestmark = pytest.mark.browser
 

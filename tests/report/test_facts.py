@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from report import runs, trainings
 
 from paceline.events import CheckpointFailed, EventLog, RunFailed, StepDone, as_json, surviving
-from paceline.report.page.account import read_account
-from paceline.report.page.facts import facts_of
+from paceline.report.page.event_columns import read_account
+from paceline.report.page.page_data import facts_of
 from paceline.report.page.document import page_of
-from paceline.report.target import Target
-from paceline.report.page.thin import thinned
+from paceline.report.find_run import Target
+from paceline.report.page.downsample import thinned
 from paceline.rundir import RunDir
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "report.md").read_text(encoding="utf-8")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.report.curve import curve
-from paceline.report.lines import fit, harmless, tail
+from paceline.report.text_plot import curve
+from paceline.report.sanitize import fit, harmless, tail
 
 HOSTILE = st.text(st.characters() | st.sampled_from("\x1b[]()0123;mHJK?\x07\x08\r\n\x9b\x9d\x9c\u202e\u2028\\"))
 

@@ -18,9 +18,9 @@ from paceline.hang.verdict import Verdict, keep
 from paceline.report.history import History
 from paceline.report.jobs import UNKNOWN, Job, joined
 from paceline.report.jobs_table import is_current, stands, table_of
-from paceline.report.live import lines_of
+from paceline.report.dashboard import lines_of
 from paceline.report.state import Lookout, RunState, state_of
-from paceline.report.target import Target
+from paceline.report.find_run import Target
 from paceline.rundir import make_private
 from report.runs import holding, make_run, put_beat, started, submission, trained
 

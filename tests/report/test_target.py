@@ -8,7 +8,7 @@ import pytest
 
 from paceline.cluster.registry import note
 from paceline.errors import ConfigError
-from paceline.report.target import find_run
+from paceline.report.find_run import find_run
 from report.runs import make_run, submission
 
 

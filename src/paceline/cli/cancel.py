@@ -12,10 +12,10 @@ from pathlib import Path
 from paceline.cli.watch import add_run_argument, named_run
 from paceline.cluster import slurm
 from paceline.errors import PacelineError
+from paceline.report.find_run import Target, find_run
 from paceline.report.jobs import Job, jobs_of
-from paceline.report.lines import harmless
+from paceline.report.sanitize import harmless
 from paceline.report.state import is_held
-from paceline.report.target import Target, find_run
 from paceline.rundir import RunDir, make_private, writing_to
 
 HELP = "end all jobs of a run, waiting and running; what runs saves first"

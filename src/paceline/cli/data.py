@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError, did_you_mean
-from paceline.report.lines import fit, harmless
+from paceline.report.sanitize import fit, harmless
 from paceline.units import human_size
 
 HELP = "sets of samples: pack files into shards, check them, show what is inside, get known ones, measure reading"

@@ -20,7 +20,7 @@ from paceline.diagnose.doctor.here import examine_here
 from paceline.diagnose.doctor.mistakes import find_mistakes
 from paceline.diagnose.doctor.software import ask_torch
 from paceline.errors import ConfigError, did_you_mean
-from paceline.report.lines import harmless
+from paceline.report.sanitize import harmless
 from paceline.world.address import own_addresses, split_address
 from paceline.world.hostlist import expand_hostlist
 

@@ -20,9 +20,9 @@ from paceline.hang.stacks import MAIN
 from paceline.hang.verdict import Verdict, kept
 from paceline.report.failure import left_page
 from paceline.report.failure_page import Page
+from paceline.report.find_run import Target, find_run
 from paceline.report.screen import say
 from paceline.report.state import is_held
-from paceline.report.target import Target, find_run
 from paceline.rundir import RunDir
 
 HELP = "which rank is stuck, where, and what the others wait for; how a run failed"

@@ -8,12 +8,12 @@ import json
 from paceline.cluster.registry import submissions
 from paceline.cluster.slurm import cluster_name
 from paceline.errors import ConfigError, did_you_mean
+from paceline.report.find_run import by_run
 from paceline.report.history import History
 from paceline.report.jobs import all_jobs
 from paceline.report.jobs_table import facts_of, is_current, table_of
 from paceline.report.screen import say
 from paceline.report.state import RunState, state_of
-from paceline.report.target import by_run
 
 HELP = "my submitted runs, one line each across requeues: state, step, loss, time left, log"
 

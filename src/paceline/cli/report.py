@@ -8,8 +8,8 @@ from pathlib import Path
 
 from paceline.errors import ConfigError, did_you_mean
 from paceline.report.failure import left_page
-from paceline.report.lines import harmless
-from paceline.report.target import Target, find_run
+from paceline.report.find_run import Target, find_run
+from paceline.report.sanitize import harmless
 from paceline.units import human_size
 
 HELP = "one HTML file that shows a run, or several: curves, times, ranks, restarts, settings"
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(known: argparse.Namespace) -> int:
     """Write the page, or print the facts."""
     targets = _targets(known)
-    from paceline.report.page.facts import facts_of  # with NumPy, which other verbs need not wait for
+    from paceline.report.page.page_data import facts_of  # with NumPy, which other verbs need not wait for
 
     facts = facts_of(targets)
     if known.json:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from paceline.errors import ConfigError, did_you_mean
-from paceline.report.lines import harmless
+from paceline.report.sanitize import harmless
 
 HELP = "let a trained GPT write: what comes after a prompt"
 

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 from paceline.errors import ConfigError, did_you_mean
-from paceline.report.live import lines_of
+from paceline.report.dashboard import lines_of
+from paceline.report.find_run import find_run
 from paceline.report.screen import Screen, say
 from paceline.report.state import Lookout, RunState
-from paceline.report.target import find_run
 
 HELP = "live view of a run or a job: queue, step, loss, speed, time left, last checkpoint, slowest rank, log"
 

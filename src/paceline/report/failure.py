@@ -18,10 +18,10 @@ from paceline.hang.stacks import MAIN
 from paceline.hang.verdict import Verdict, kept
 from paceline.launch.failure import Failure
 from paceline.report.failure_page import Page
+from paceline.report.find_run import Target
 from paceline.report.jobs import jobs_of
-from paceline.report.srun import first_end
+from paceline.report.srun_errors import first_end
 from paceline.report.state import is_held
-from paceline.report.target import Target
 from paceline.rundir import RunDir, write_whole
 
 _STEPS = 5

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.report.lines import harmless
+from paceline.report.sanitize import harmless
 from paceline.rundir import RunDir
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.report.jobs import GONE, Job
-from paceline.report.lines import harmless
+from paceline.report.sanitize import harmless
 from paceline.report.state import RunState
 from paceline.units import human_loss
 

@@ -15,10 +15,10 @@ from typing import Any, Literal
 from paceline.errors import EnvironmentUnfit
 from paceline.events import RunEnded, RunFailed
 from paceline.hang.verdict import Verdict, kept
+from paceline.report.find_run import Target
 from paceline.report.history import History
 from paceline.report.jobs import Job, jobs_of, unanswered
-from paceline.report.lines import tail
-from paceline.report.target import Target
+from paceline.report.sanitize import tail
 from paceline.telemetry.heartbeat import Beat
 from paceline.telemetry.stragglers import Slowest, read_beats, slowest
 from paceline.world.timelimit import time_left

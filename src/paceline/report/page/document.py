@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from paceline.report.page.findings import profile, scaling
+from paceline.report.page.downsample import Curve
 from paceline.report.page.markup import Html, embedded, joined, tag
 from paceline.report.page.plot import Charts, Line
 from paceline.report.page.rank_map import rank_maps
+from paceline.report.page.study_charts import profile, scaling
 from paceline.report.page.tables import card, comparison
-from paceline.report.page.thin import Curve
 from paceline.report.page.timeline import moment, starts_table, timeline
 from paceline.report.page.timing import breakdowns, histogram
 

@@ -6,7 +6,7 @@ import html
 import json
 from typing import Any
 
-from paceline.report.lines import harmless
+from paceline.report.sanitize import harmless
 
 _EMPTY = {"input", "meta", "path"}
 

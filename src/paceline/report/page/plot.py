@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from paceline.report.curve import is_steep
+from paceline.report.page.downsample import Curve, Number
 from paceline.report.page.markup import Html, tag
-from paceline.report.page.thin import Curve, Number
 from paceline.report.page.ticks import label, linear_ticks, log_ticks, span
+from paceline.report.text_plot import is_steep
 
 SIZE = 1000  # of a picture, both ways, in its own units
 _DOTTED = 60  # points; fewer are drawn as dots as well

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from paceline.report.history import number
-from paceline.report.page.account import Account
+from paceline.report.page.event_columns import Account
 from paceline.telemetry.heartbeat import NOTHING, Beat
 from paceline.telemetry.phases import PHASES, WAIT
 

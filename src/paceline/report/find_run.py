@@ -10,7 +10,7 @@ from paceline.cluster.registry import Submission, submissions
 from paceline.cluster.slurm import cluster_name
 from paceline.errors import ConfigError, did_you_mean
 from paceline.report.jobs import base_id
-from paceline.report.lines import harmless
+from paceline.report.sanitize import harmless
 from paceline.rundir import RunDir
 
 _NAMED = 10  # runs and jobs, at most, in the fix of an error

@@ -12,7 +12,7 @@ from paceline.measure.profile_shares import KINDS
 from paceline.measure.scaling_store import read_studies
 from paceline.redact import without_logins, without_secrets
 from paceline.report.history import number
-from paceline.report.page.account import whole
+from paceline.report.page.event_columns import whole
 
 _LARGEST_BYTES = 1 << 20
 _MOST = 64  # ranks or causes that are taken from a file

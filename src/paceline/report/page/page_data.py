@@ -12,14 +12,14 @@ from typing import Any
 
 from paceline.config.values import from_toml
 from paceline.redact import without_logins, without_secrets
+from paceline.report.find_run import Target
 from paceline.report.history import metrics_in, number
-from paceline.report.page.account import Account, read_account, whole
-from paceline.report.page.measured import environment_of, scaling_of, verdict_of
+from paceline.report.page.downsample import Curve, thinned
+from paceline.report.page.event_columns import Account, read_account, whole
 from paceline.report.page.rank_map import rank_times_of
+from paceline.report.page.saved_studies import environment_of, scaling_of, verdict_of
 from paceline.report.page.steptime import breakdown, pace
-from paceline.report.page.thin import Curve, thinned
 from paceline.report.state import Lookout, RunState
-from paceline.report.target import Target
 from paceline.telemetry.stragglers import read_beats, slowest
 from paceline.version import VERSION
 

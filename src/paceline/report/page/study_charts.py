@@ -7,9 +7,9 @@ from typing import Any
 
 from paceline.measure.efficiency import Scaling
 from paceline.measure.scaling_report import HEAD, method, remarks, row_of
+from paceline.report.page.downsample import Curve
 from paceline.report.page.markup import Html, joined, tag
 from paceline.report.page.plot import Charts, Line
-from paceline.report.page.thin import Curve
 from paceline.report.page.timing import bar, in_words, legend_of
 from paceline.units import short_time
 

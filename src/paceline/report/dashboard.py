@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from paceline.report.curve import curve, is_steep, thinned
 from paceline.report.jobs import GONE, UNKNOWN, Job
-from paceline.report.lines import fit
+from paceline.report.sanitize import fit
 from paceline.report.state import RunState
+from paceline.report.text_plot import curve, is_steep, thinned
 from paceline.telemetry.stragglers import IN_WORDS, in_words
 from paceline.units import human_loss, human_size, human_time, short_time
 
