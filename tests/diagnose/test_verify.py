@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from launch.program import paceline
 
-from paceline.diagnose.equivalence import TOLERANCE
+from paceline.diagnose.compare_worlds import TOLERANCE
 from paceline.diagnose.verdict import CAUSES
 
 BROKEN = Path(__file__).with_name("broken")

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cluster.allocation import Allocation, allocation_from
-from paceline.diagnose.doctor import hosts
-from paceline.diagnose.doctor.finding import Finding, all_well, as_dict, lines
-from paceline.diagnose.doctor.here import examine_here
-from paceline.diagnose.doctor.mistakes import find_mistakes
-from paceline.diagnose.doctor.software import ask_torch
+from paceline.doctor import hosts
+from paceline.doctor.finding import Finding, all_well, as_dict, lines
+from paceline.doctor.here import examine_here
+from paceline.doctor.mistakes import find_mistakes
+from paceline.doctor.software import ask_torch
 from paceline.errors import ConfigError, did_you_mean
 from paceline.report.sanitize import harmless
 from paceline.world.address import own_addresses, split_address

@@ -8,10 +8,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from paceline.diagnose.doctor.finding import all_well, as_dict, lines
-from paceline.diagnose.doctor.pack import pack as pack_environment
-from paceline.diagnose.doctor.pack import snippet
-from paceline.diagnose.doctor.startup import Startup, judge_startup, measure
+from paceline.doctor.finding import all_well, as_dict, lines
+from paceline.doctor.pack import pack as pack_environment
+from paceline.doctor.pack import snippet
+from paceline.doctor.startup import Startup, judge_startup, measure
 from paceline.launch.spec import script
 from paceline.units import human_size
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from paceline.cli.train import recipe
-from paceline.diagnose.equivalence import verify
+from paceline.diagnose.compare_worlds import verify
 from paceline.diagnose.verdict import Verdict, as_dict, describe
 from paceline.errors import ConfigError
 from paceline.launch.spec import Target, script

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from paceline.diagnose.strikes import Striker
+from paceline.diagnose.kill_plan import Striker
 from paceline.errors import TrainingError
 from paceline.events import RunEnded, RunStarted, StepDone, surviving
 from paceline.launch.failure import Failure, RunFailed, stopped

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.diagnose.doctor.between import (
+from paceline.doctor.between import (
     Request,
     judge_affinity,
     judge_clocks,
@@ -15,14 +15,14 @@ from paceline.diagnose.doctor.between import (
     judge_versions,
     judge_ways,
 )
-from paceline.diagnose.doctor.disk import DiskFacts, judge_disk
-from paceline.diagnose.doctor.finding import Finding, fine, lines, merged, problem
-from paceline.diagnose.doctor.gpu import Driver, judge_gpus, read_gpus
-from paceline.diagnose.doctor.host import HostFacts, judge_host
-from paceline.diagnose.doctor.network import Interface, NetworkFacts, judge_network
-from paceline.diagnose.doctor.rankfacts import RankFacts
-from paceline.diagnose.doctor.software import TorchFacts, judge_python, judge_settings, judge_torch
-from paceline.diagnose.doctor.startup import Package, Startup, judge_startup, summarise
+from paceline.doctor.disk import DiskFacts, judge_disk
+from paceline.doctor.finding import Finding, fine, lines, merged, problem
+from paceline.doctor.gpu import Driver, judge_gpus, read_gpus
+from paceline.doctor.host import HostFacts, judge_host
+from paceline.doctor.network import Interface, NetworkFacts, judge_network
+from paceline.doctor.rankfacts import RankFacts
+from paceline.doctor.software import TorchFacts, judge_python, judge_settings, judge_torch
+from paceline.doctor.startup import Package, Startup, judge_startup, summarise
 
 H200 = "0, NVIDIA H200, 580.159.04, 143771, 0, Enabled, 0, 700.00, 700.00, 39, 0x0000000000000001, Disabled"
 TORCH = TorchFacts("2.13.0+cu130", 3.0, "13.0", ["gloo", "nccl"], ["NVIDIA H200"] * 2, "2.28.9")

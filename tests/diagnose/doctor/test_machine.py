@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from launch.program import paceline
 
-from paceline.diagnose.doctor.disk import look_at_disk
-from paceline.diagnose.doctor.gpu import ask_driver, judge_gpus
-from paceline.diagnose.doctor.host import look_at_host
-from paceline.diagnose.doctor.network import judge_network, look_at_network
-from paceline.diagnose.doctor.software import ask_torch, versions
+from paceline.doctor.disk import look_at_disk
+from paceline.doctor.gpu import ask_driver, judge_gpus
+from paceline.doctor.host import look_at_host
+from paceline.doctor.network import judge_network, look_at_network
+from paceline.doctor.software import ask_torch, versions
 
 CHECKS = [
     "python", "torch", "backends", "gpus", "cores", "ulimit files", "shared memory", "memory", "interface", "host name", "ports", "disk",

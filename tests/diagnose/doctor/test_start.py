@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from launch.program import paceline, started, wait_for
 
-from paceline.diagnose.doctor.pack import pack, snippet
-from paceline.diagnose.doctor.startup import measure
+from paceline.doctor.pack import pack, snippet
+from paceline.doctor.startup import measure
 from paceline.errors import ConfigError, EnvironmentUnfit, TrainingError
 
 STEPS = """

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from launch.program import wait_until
 
-from paceline.diagnose.doctor.between import judge_clocks
-from paceline.diagnose.doctor.rankfacts import RankFacts, sent
-from paceline.diagnose.doctor.reception import Reception
-from paceline.diagnose.doctor.talk import Talk
+from paceline.doctor.between import judge_clocks
+from paceline.doctor.rankfacts import RankFacts, sent
+from paceline.doctor.reception import Reception
+from paceline.doctor.talk import Talk
 from paceline.world.address import free_port
 
 SECRET = "a word"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline import handover
-from paceline.diagnose.doctor.finding import Finding, fine, problem
+from paceline.doctor.finding import Finding, fine, problem
 from paceline.errors import PacelineError
 from paceline.world.address import choose_address, interface_of, is_loopback, own_addresses, resolve
 from paceline.world.network import GLOO, NCCL

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from paceline.diagnose.doctor.finding import Finding, as_dict, from_dict
+from paceline.doctor.finding import Finding, as_dict, from_dict
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.diagnose.doctor.finding import Finding, fine, problem
-from paceline.diagnose.doctor.host import spans
-from paceline.diagnose.doctor.rankfacts import RankFacts
+from paceline.doctor.finding import Finding, fine, problem
+from paceline.doctor.host import spans
+from paceline.doctor.rankfacts import RankFacts
 from paceline.units import short_time
 
 _APART_S = 1.0

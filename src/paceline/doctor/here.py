@@ -6,12 +6,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from paceline.diagnose.doctor.disk import judge_disk, look_at_disk
-from paceline.diagnose.doctor.finding import Finding
-from paceline.diagnose.doctor.gpu import ask_driver, judge_gpus
-from paceline.diagnose.doctor.host import judge_host, look_at_host
-from paceline.diagnose.doctor.network import judge_network, look_at_network
-from paceline.diagnose.doctor.software import TorchFacts, judge_python, judge_settings, judge_torch
+from paceline.doctor.disk import judge_disk, look_at_disk
+from paceline.doctor.finding import Finding
+from paceline.doctor.gpu import ask_driver, judge_gpus
+from paceline.doctor.host import judge_host, look_at_host
+from paceline.doctor.network import judge_network, look_at_network
+from paceline.doctor.software import TorchFacts, judge_python, judge_settings, judge_torch
 
 
 def examine_here(

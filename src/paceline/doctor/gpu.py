@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.diagnose.doctor.finding import Finding, fine, problem
-from paceline.diagnose.doctor.software import TorchFacts
+from paceline.doctor.finding import Finding, fine, problem
+from paceline.doctor.software import TorchFacts
 from paceline.units import human_size
 
 _FIELDS = (

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.diagnose.doctor.finding import Finding, fine, problem
+from paceline.doctor.finding import Finding, fine, problem
 from paceline.version import VERSION
 
 TORCH_S = 180.0
@@ -42,7 +42,7 @@ class TorchFacts:
 
 def ask_torch(timeout_s: float = TORCH_S, python: str = sys.executable) -> TorchFacts:
     """Return what torch says, or why it says nothing: it is asked in a child, for a broken one may crash or hang."""
-    words = [python, "-m", "paceline.diagnose.doctor.torch_child"]
+    words = [python, "-m", "paceline.doctor.torch_child"]
     try:
         done = subprocess.run(words, capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:

@@ -18,7 +18,7 @@ from typing import IO
 from paceline import handover
 from paceline.cluster import slurm
 from paceline.cluster.allocation import Allocation, step_environment
-from paceline.diagnose.doctor.between import (
+from paceline.doctor.between import (
     Request,
     judge_affinity,
     judge_clocks,
@@ -27,10 +27,10 @@ from paceline.diagnose.doctor.between import (
     judge_versions,
     judge_ways,
 )
-from paceline.diagnose.doctor.finding import Finding, all_well, merged
-from paceline.diagnose.doctor.rank import look, report
-from paceline.diagnose.doctor.rankfacts import RankFacts
-from paceline.diagnose.doctor.reception import Reception
+from paceline.doctor.finding import Finding, all_well, merged
+from paceline.doctor.rank import look, report
+from paceline.doctor.rankfacts import RankFacts
+from paceline.doctor.reception import Reception
 from paceline.errors import ConfigError, EnvironmentUnfit
 from paceline.world.address import choose_address, listen_at, refuse_loopback_name, resolve
 from paceline.world.world import World
@@ -88,7 +88,7 @@ def look_at_allocation(allocation: Allocation, plan: Plan, env: Mapping[str, str
         return Looked(found, nodes, size)
 
 
-_RANK = (sys.executable, "-u", "-m", "paceline.diagnose.doctor.rank")
+_RANK = (sys.executable, "-u", "-m", "paceline.doctor.rank")
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from paceline.diagnose.records import LOSS, STEPS, Record, first_difference, is_repeat, read_record
-from paceline.diagnose.sizes import tensor_sizes
+from paceline.diagnose.tensor_diff import tensor_sizes
 from paceline.diagnose.verdict import Difference, Verdict
 from paceline.launch.failure import RunFailed
 from paceline.launch.spec import LaunchSpec, Target

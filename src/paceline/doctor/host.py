@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.diagnose.doctor.finding import Finding, fine, problem
+from paceline.doctor.finding import Finding, fine, problem
 from paceline.launch.oom import own_groups
 from paceline.units import human_size
 

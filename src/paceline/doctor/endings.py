@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from paceline.diagnose.doctor.finding import Finding, problem
-from paceline.diagnose.doctor.launches import Launch, tasks_of
-from paceline.diagnose.doctor.shell import Script
+from paceline.doctor.finding import Finding, problem
+from paceline.doctor.launches import Launch, tasks_of
+from paceline.doctor.shell import Script
 
 
 def no_signal(script: Script, launches: list[Launch]) -> Iterator[Finding]:

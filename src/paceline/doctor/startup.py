@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline import handover
-from paceline.diagnose.doctor.disk import kind_of
-from paceline.diagnose.doctor.finding import Finding, fine, problem
+from paceline.doctor.disk import kind_of
+from paceline.doctor.finding import Finding, fine, problem
 from paceline.errors import EnvironmentUnfit, TrainingError
 from paceline.launch.signals import StopSignals
 
@@ -99,7 +99,7 @@ def _start(
         sys.executable,
         *options,
         "-m",
-        "paceline.diagnose.doctor.start_child",
+        "paceline.doctor.start_child",
         str(out),
         str(time.monotonic()),
     ]

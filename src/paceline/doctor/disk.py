@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.diagnose.doctor.finding import Finding, fine, problem
+from paceline.doctor.finding import Finding, fine, problem
 from paceline.units import human_size, short_time
 
 _WRITTEN = 8 << 20
