@@ -10,7 +10,7 @@ import sys
 import time
 
 from paceline.cli.train import recipe
-from paceline.diagnose.chaos import chaos, describe
+from paceline.verify.chaos import chaos, describe
 
 RECIPES = {
     "toy": ("epochs=60",),

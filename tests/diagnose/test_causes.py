@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.verify import worlds_from
-from paceline.diagnose.compare_worlds import find_cause
-from paceline.diagnose.records import LOSS, Record, RecordedStep, first_difference, read_record
-from paceline.diagnose.verdict import CAUSES, Difference, Verdict, as_dict, describe
+from paceline.verify.compare_worlds import find_cause
+from paceline.verify.records import LOSS, Record, RecordedStep, first_difference, read_record
+from paceline.verify.verdict import CAUSES, Difference, Verdict, as_dict, describe
 from paceline.errors import ConfigError, PacelineError
 from paceline.rundir import RECORD_FILE
 

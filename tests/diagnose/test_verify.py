@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from launch.program import paceline
 
-from paceline.diagnose.compare_worlds import TOLERANCE
-from paceline.diagnose.verdict import CAUSES
+from paceline.verify.compare_worlds import TOLERANCE
+from paceline.verify.verdict import CAUSES
 
 BROKEN = Path(__file__).with_name("broken")
 GOOD = Path(__file__).with_name("good")

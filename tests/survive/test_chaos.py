@@ -12,7 +12,7 @@ import pytest
 from launch.program import paceline, started, wait_until
 from survive.conftest import SCRIPT
 
-from paceline.diagnose.chaos import first_difference
+from paceline.verify.chaos import first_difference
 from paceline.errors import STOPPED
 from paceline.events import surviving
 

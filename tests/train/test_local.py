@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import paceline
 from paceline.config import RunConfig, config_from_words
-from paceline.diagnose.records import first_difference, read_record
+from paceline.verify.records import first_difference, read_record
 from paceline.errors import ConfigError, Stopped
 from paceline.events import RunEnded, surviving
 from paceline.train import bucket_exchange as exchange

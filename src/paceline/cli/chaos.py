@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from paceline.cli.verify import target, worlds_from
-from paceline.diagnose.chaos import as_json, chaos, describe
 from paceline.errors import ConfigError
+from paceline.verify.chaos import as_json, chaos, describe
 
 HELP = "does it survive anything? kill it at random, on changing numbers of ranks, and compare the bits"
 

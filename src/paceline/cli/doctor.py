@@ -16,9 +16,9 @@ from typing import Any
 from paceline.cluster.allocation import Allocation, allocation_from
 from paceline.doctor import hosts
 from paceline.doctor.finding import Finding, all_well, as_dict, lines
-from paceline.doctor.here import examine_here
 from paceline.doctor.mistakes import find_mistakes
 from paceline.doctor.software import ask_torch
+from paceline.doctor.this_host import examine_here
 from paceline.errors import ConfigError, did_you_mean
 from paceline.report.sanitize import harmless
 from paceline.world.address import own_addresses, split_address
@@ -65,11 +65,11 @@ def main(known: argparse.Namespace) -> int:
     """Look, and exit with 0 if all is well, 1 if there is a problem."""
     _refuse_strange_words(known)
     if known.pack is not None:
-        from paceline.cli.doctor_start import pack
+        from paceline.cli.doctor_startup import pack
 
         return pack(known)
     if known.startup:
-        from paceline.cli.doctor_start import startup
+        from paceline.cli.doctor_startup import startup
 
         return startup(known)
     if known.script is not None:

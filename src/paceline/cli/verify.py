@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TextIO
 
 from paceline.cli.train import recipe
-from paceline.diagnose.compare_worlds import verify
-from paceline.diagnose.verdict import Verdict, as_dict, describe
 from paceline.errors import ConfigError
 from paceline.launch.spec import Target, script
 from paceline.recipes import RECIPES
+from paceline.verify.compare_worlds import verify
+from paceline.verify.verdict import Verdict, as_dict, describe
 
 HELP = "the same bits at every world size? else the first step and tensor that differ, and why"
 

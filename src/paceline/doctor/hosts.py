@@ -18,7 +18,8 @@ from typing import IO
 from paceline import handover
 from paceline.cluster import slurm
 from paceline.cluster.allocation import Allocation, step_environment
-from paceline.doctor.between import (
+from paceline.doctor.collector import Reception
+from paceline.doctor.cross_host import (
     Request,
     judge_affinity,
     judge_clocks,
@@ -29,8 +30,7 @@ from paceline.doctor.between import (
 )
 from paceline.doctor.finding import Finding, all_well, merged
 from paceline.doctor.rank import look, report
-from paceline.doctor.rankfacts import RankFacts
-from paceline.doctor.reception import Reception
+from paceline.doctor.rank_facts import RankFacts
 from paceline.errors import ConfigError, EnvironmentUnfit
 from paceline.world.address import choose_address, listen_at, refuse_loopback_name, resolve
 from paceline.world.world import World

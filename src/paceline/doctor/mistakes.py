@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from paceline.doctor.endings import exit_code_lost, no_signal, ranks_left_behind, signal_not_heard
+from paceline.doctor.batch_parser import MARKED, Script, Variable, read_script
+from paceline.doctor.exit_mistakes import exit_code_lost, no_signal, ranks_left_behind, signal_not_heard
 from paceline.doctor.finding import Finding, problem
-from paceline.doctor.launches import Launch, launches_of, nodes_of, number, tasks_of, tasks_per_node
-from paceline.doctor.shell import MARKED, Script, Variable, read_script
+from paceline.doctor.launch_commands import Launch, launches_of, nodes_of, number, tasks_of, tasks_per_node
 
 _OWN = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID"}
 _PER_TASK = re.compile(rf"(?<!{MARKED})\$\{{?(SLURM_PROCID|SLURM_LOCALID|SLURM_NODEID)\b")

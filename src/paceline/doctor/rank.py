@@ -17,11 +17,11 @@ from pathlib import Path
 
 from paceline import handover
 from paceline.doctor.gpu import ask_driver
-from paceline.doctor.here import examine_here
 from paceline.doctor.host import look_at_host
-from paceline.doctor.rankfacts import RankFacts, sent
+from paceline.doctor.rank_facts import RankFacts, sent
 from paceline.doctor.software import TorchFacts, ask_torch, versions
-from paceline.doctor.talk import ANSWER_S, Talk
+from paceline.doctor.this_host import examine_here
+from paceline.doctor.wire import ANSWER_S, Talk
 from paceline.errors import PacelineError
 from paceline.world.address import address_on, interface_of
 from paceline.world.connectivity import doorbell, reach, ring

@@ -99,7 +99,7 @@ def _start(
         sys.executable,
         *options,
         "-m",
-        "paceline.doctor.start_child",
+        "paceline.doctor.startup_child",
         str(out),
         str(time.monotonic()),
     ]

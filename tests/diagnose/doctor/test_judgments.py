@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.doctor.between import (
+from paceline.doctor.cross_host import (
     Request,
     judge_affinity,
     judge_clocks,
@@ -20,7 +20,7 @@ from paceline.doctor.finding import Finding, fine, lines, merged, problem
 from paceline.doctor.gpu import Driver, judge_gpus, read_gpus
 from paceline.doctor.host import HostFacts, judge_host
 from paceline.doctor.network import Interface, NetworkFacts, judge_network
-from paceline.doctor.rankfacts import RankFacts
+from paceline.doctor.rank_facts import RankFacts
 from paceline.doctor.software import TorchFacts, judge_python, judge_settings, judge_torch
 from paceline.doctor.startup import Package, Startup, judge_startup, summarise
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.doctor.launches import launches_of, nodes_of, tasks_of
+from paceline.doctor.launch_commands import launches_of, nodes_of, tasks_of
 from paceline.doctor.mistakes import find_mistakes
-from paceline.doctor.shell import read_script
+from paceline.doctor.batch_parser import read_script
 
 HEAD = "#!/bin/bash\n#SBATCH --nodes=2 --time=1:00:00 --signal=USR1@120"  # lines 1 and 2
 ADDRESS = """nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")

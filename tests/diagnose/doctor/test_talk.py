@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from launch.program import wait_until
 
-from paceline.doctor.between import judge_clocks
-from paceline.doctor.rankfacts import RankFacts, sent
-from paceline.doctor.reception import Reception
-from paceline.doctor.talk import Talk
+from paceline.doctor.cross_host import judge_clocks
+from paceline.doctor.rank_facts import RankFacts, sent
+from paceline.doctor.collector import Reception
+from paceline.doctor.wire import Talk
 from paceline.world.address import free_port
 
 SECRET = "a word"

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Self
 
-from paceline.doctor.rankfacts import RankFacts, received
-from paceline.doctor.talk import ANSWER_S, Talk
+from paceline.doctor.rank_facts import RankFacts, received
+from paceline.doctor.wire import ANSWER_S, Talk
 
 _HELLO_S = 30.0
 _LOOK_S = 0.1

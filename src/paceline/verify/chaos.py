@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from paceline.diagnose.kill_plan import Striker
 from paceline.errors import TrainingError
 from paceline.events import RunEnded, RunStarted, StepDone, surviving
 from paceline.launch.failure import Failure, RunFailed, stopped
 from paceline.launch.signals import StopSignals
 from paceline.launch.spec import LaunchSpec, Target
 from paceline.launch.supervisor import launch
+from paceline.verify.kill_plan import Striker
 
 _SAVES_PER_KILL = 4
 _STUCK = 30  # launches in a row without a step forward

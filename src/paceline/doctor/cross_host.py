@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from paceline.doctor.finding import Finding, fine, problem
 from paceline.doctor.host import spans
-from paceline.doctor.rankfacts import RankFacts
+from paceline.doctor.rank_facts import RankFacts
 from paceline.units import short_time
 
 _APART_S = 1.0

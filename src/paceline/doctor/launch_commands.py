@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from paceline.doctor.shell import MARKED, Command, Script, options_of, read_script
+from paceline.doctor.batch_parser import MARKED, Command, Script, options_of, read_script
 
 _STARTERS = {"srun": "srun", "mpirun": "mpirun", "mpiexec": "mpirun", "ssh": "ssh", "pdsh": "ssh", "clush": "ssh"}
 _SHELLS = {"bash", "sh", "zsh", "dash"}

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from paceline.diagnose.records import LOSS, STEPS, Record, first_difference, is_repeat, read_record
-from paceline.diagnose.tensor_diff import tensor_sizes
-from paceline.diagnose.verdict import Difference, Verdict
 from paceline.launch.failure import RunFailed
 from paceline.launch.spec import LaunchSpec, Target
 from paceline.launch.supervisor import launch
 from paceline.rundir import DUMP_FILE
+from paceline.verify.records import LOSS, STEPS, Record, first_difference, is_repeat, read_record
+from paceline.verify.tensor_diff import tensor_sizes
+from paceline.verify.verdict import Difference, Verdict
 
 TOLERANCE = 1e-3
 """Largest relative difference that exact=false may show: of a tensor's largest difference to its largest value."""

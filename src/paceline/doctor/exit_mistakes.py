@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from paceline.doctor.batch_parser import Script
 from paceline.doctor.finding import Finding, problem
-from paceline.doctor.launches import Launch, tasks_of
-from paceline.doctor.shell import Script
+from paceline.doctor.launch_commands import Launch, tasks_of
 
 
 def no_signal(script: Script, launches: list[Launch]) -> Iterator[Finding]:
