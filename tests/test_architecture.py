@@ -36,7 +36,7 @@ WITHOUT_TORCH = [
     "paceline.world.network", "paceline.world.timelimit", "paceline.telemetry.heartbeat", "paceline.launch.rank_srun", "paceline.cluster.submission",
     "paceline.cluster.allocation", "paceline.cluster.aws", "paceline.report.state", "paceline.report.page.document", "paceline.cli.report", "paceline.runlock", "paceline.checkpoint.catalog", "paceline.checkpoint.export", "paceline.checkpoint.remote_storage", "paceline.cli.main",
     "paceline.measure.profile", "paceline.measure.scaling_store", "paceline.telemetry.stragglers", "paceline.telemetry.rank_times",
-    "paceline.report.failure", "paceline.hang.watchdog", "paceline.course.catalog", "paceline.course.play", "paceline.course.exercise", "paceline.cli.lesson",
+    "paceline.report.failure", "paceline.hang.watchdog", "paceline.course.catalog", "paceline.course.run_lesson", "paceline.course.exercise", "paceline.cli.lesson",
 ]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from paceline.config import config_from_words
 from paceline.errors import ConfigError, DataError
 from paceline.recipes.gpt_config import GptConfig, design_of, from_start
 from paceline.recipes.gpt_export import write_hub
-from paceline.recipes.gpt_hub import read_hub
+from paceline.recipes.gpt_hf_weights import read_hub
 from paceline.recipes.gpt_model import GPT, Design, Shape
 from paceline.recipes.gpt_sample import open_author
 

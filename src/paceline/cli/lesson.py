@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.course.catalog import Lesson, all_lessons, find_lesson
 from paceline.course.exercise import Exercise, exercise_of, exercises
 from paceline.course.grade import grade
-from paceline.course.play import command_of, play
+from paceline.course.run_lesson import command_of, play
 from paceline.errors import ConfigError
 from paceline.rundir import write_whole
 

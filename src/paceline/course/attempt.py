@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.course.exercise import Exercise
-from paceline.course.play import TOGETHER, Command, command_of, worst
+from paceline.course.run_lesson import TOGETHER, Command, command_of, worst
 
 _MARK = "PACELINE_ATTEMPT"
 _GRACE_S, _LOOK_S = 10, 0.05

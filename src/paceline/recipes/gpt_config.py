@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.config import BatchConfig, LrConfig, RunConfig
 from paceline.data.vocabulary import SMALLEST_VOCABULARY, TOKENIZER, Vocabulary
 from paceline.errors import ConfigError
-from paceline.recipes.gpt_hub import read_hub
+from paceline.recipes.gpt_hf_weights import read_hub
 from paceline.recipes.gpt_model import SHAPES, Design, Shape
 
 

@@ -19,9 +19,9 @@ from paceline.checkpoint.manifest import MANIFEST
 from paceline.data.vocabulary import Tokens, Vocabulary
 from paceline.errors import ConfigError
 from paceline.recipes.gpt_config import GptConfig
-from paceline.recipes.gpt_layout import CONFIG, ONLY, PREFIX, WEIGHTS, differences, turned, weights_of
+from paceline.recipes.gpt_from_run import load_newest
+from paceline.recipes.gpt_hf_names import CONFIG, ONLY, PREFIX, WEIGHTS, differences, turned, weights_of
 from paceline.recipes.gpt_model import Design
-from paceline.recipes.gpt_run import load_newest
 from paceline.recipes.gpt_text import kept_vocabulary
 from paceline.rundir import RunDir, make_durable, write_whole, writing_to
 

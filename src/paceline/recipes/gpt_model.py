@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from paceline.recipes.gpt_memory import BlockMemory, Memory
+from paceline.recipes.gpt_kv_cache import BlockMemory, Memory
 
 
 class Shape(NamedTuple):

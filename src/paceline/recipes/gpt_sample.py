@@ -18,9 +18,9 @@ from torch import Tensor
 from paceline.checkpoint.find import find_catalog
 from paceline.data.vocabulary import Tokens, Vocabulary
 from paceline.errors import ConfigError, TrainingError
-from paceline.recipes.gpt_memory import Memory
+from paceline.recipes.gpt_from_run import load_newest
+from paceline.recipes.gpt_kv_cache import Memory
 from paceline.recipes.gpt_model import GPT
-from paceline.recipes.gpt_run import load_newest
 from paceline.recipes.gpt_text import kept_vocabulary
 from paceline.rundir import RunDir
 from paceline.world.randomness import mix

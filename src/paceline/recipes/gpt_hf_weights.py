@@ -12,7 +12,17 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from paceline.errors import DataError
-from paceline.recipes.gpt_layout import CONFIG, EMBEDDING, HEAD, ONLY, PREFIX, WEIGHTS, differences, turned, weights_of
+from paceline.recipes.gpt_hf_names import (
+    CONFIG,
+    EMBEDDING,
+    HEAD,
+    ONLY,
+    PREFIX,
+    WEIGHTS,
+    differences,
+    turned,
+    weights_of,
+)
 from paceline.recipes.gpt_model import Design, Shape
 
 _BUFFERS = (".attn.bias", ".attn.masked_bias")  # masks, which older versions saved
