@@ -23,9 +23,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from data.sets import make_set, open_folder, rows_of, text_of  # noqa: E402 - tests are not a package
 from paceline.data.shards.index import _sum_of  # noqa: E402
 from paceline.errors import DataError  # noqa: E402
+from support.datasets import make_set, open_folder, rows_of, text_of  # noqa: E402 - tests are not a package
 
 _MOST_MEMORY_KB = 200_000
 _NUMBERS = (0, 1, -1, 2**31, 2**53, 2**60, 2**63, 2**64, 1.5, "1", None, True, [], {})

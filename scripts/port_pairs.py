@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from slurm.private import PrivateCluster, private_cluster, wanted
+from support.private_cluster import PrivateCluster, private_cluster, wanted
 
 JOB_WITHIN_S = 300
 RANK = """

@@ -24,8 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from slurm.private import private_cluster, wanted  # noqa: E402 - tests are not a package
-from slurm.submitting import SCRIPT, Desk, digest  # noqa: E402
+from support.private_cluster import private_cluster, wanted  # noqa: E402 - tests are not a package
+from support.submitting import SCRIPT, Desk, digest  # noqa: E402
 
 TRAINING = ("batch.global_size=16", "epochs=8", "checkpoint.every=10steps", "log.every_steps=1")
 PROFILE = 'lead_s = 45\noptions = ["--exclusive"]'

@@ -14,9 +14,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from slurm.cluster.relay import bytes_per_second
-from slurm.private import PrivateCluster, private_cluster, wanted
-from slurm.shaped import MESSAGES_OF_ALL_REDUCE, Seen, bench_between
+from support.private_cluster import PrivateCluster, private_cluster, wanted
+from support.shaped_links import MESSAGES_OF_ALL_REDUCE, Seen, bench_between
+from support.slurm_cluster.relay import bytes_per_second
 
 WITHIN = 0.10
 _LARGEST_S = 0.5  # how long the largest message takes at the rate of the link, at least

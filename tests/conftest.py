@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from slurm.cluster.requirements import why_no_hosts
+from support.slurm_cluster.requirements import why_no_hosts
 
-collect_ignore = ["cluster/pcluster_schema.py"]  # runs in an environment of its own, which has that package
+collect_ignore = ["support/pcluster_schema.py"]  # runs in an environment of its own, which has that package
 settings.register_profile("any pace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any pace")
 _LONG = ("slow", "slurm", "namespaces")

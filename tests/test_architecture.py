@@ -15,13 +15,13 @@ SOURCE = ROOT / "src" / "paceline"
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 FLOORS = [
-    {"amounts", "errors", "handover", "version", "__init__"},
+    {"units", "errors", "handover", "version", "__init__"},
     {"rundir", "runlock", "redact", "config", "events", "tensorfile", "objectstore"},
-    {"world", "scale", "launch", "cluster", "hang"},
+    {"world", "scale", "launch", "cluster", "telemetry", "hang"},
     {"data", "checkpoint"},
     {"train"},
     {"recipes"},
-    {"measure", "diagnose", "report", "course"},
+    {"measure", "verify", "doctor", "report", "course", "plot"},
     {"cli"},
     {"__main__"},
 ]

@@ -3,8 +3,17 @@
 import re
 
 import pytest
-from reader import ROOT, environment, furnish, look_at, page_of, readme_script, skip_what_is_not_here, type_here
-from slurm.private import cluster_or_skip, wanted
+from support.typed_pages import (
+    ROOT,
+    environment,
+    furnish,
+    look_at,
+    page_of,
+    readme_script,
+    skip_what_is_not_here,
+    type_here,
+)
+from support.private_cluster import cluster_or_skip, wanted
 
 PAGE = page_of(ROOT / "README.md")
 HERE = [turn for turn in PAGE.turns if not turn[0].on_a_cluster]

@@ -5,7 +5,7 @@ import json
 import pytest
 import safetensors.torch
 import torch
-from checkpoint.contents import SHAPES, bits_of, random_tensor, tensors_of
+from support.checkpoint_contents import SHAPES, bits_of, random_tensor, tensors_of
 from hypothesis import given
 from hypothesis import strategies as st
 

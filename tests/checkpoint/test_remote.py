@@ -16,12 +16,12 @@ import fsspec
 import pytest
 import s3fs
 import torch
-from checkpoint.contents import bits_of, draft, new_saver, restore, save, tensors_of
-from checkpoint.trainings import BASE, OPTIMIZERS, Net, cut, events_of, settings, train, train_elsewhere
+from support.checkpoint_contents import bits_of, draft, new_saver, restore, save, tensors_of
+from support.checkpoint_trainings import BASE, OPTIMIZERS, Net, cut, events_of, settings, train, train_elsewhere
 from moto import settings as moto_settings
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from objectstore import SECRET, bucket, change, client, env, flipped, server, variables  # noqa: F401 - fixtures
-from processes import CONTEXT, run_on_processes
+from support.s3_server import SECRET, bucket, change, client, env, flipped, server, variables  # noqa: F401 - fixtures
+from support.processes import CONTEXT, run_on_processes
 from werkzeug.serving import make_server
 
 from paceline.checkpoint.remote_storage import RemoteStorage

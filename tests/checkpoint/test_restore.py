@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint.contents import files_of, flip, part_of
-from checkpoint.trainings import OPTIMIZERS, Cut, Net, Numbered, cut, events_of, kept, settings, train
-from launch.program import paceline as program
-from processes import run_on_processes
+from support.checkpoint_contents import files_of, flip, part_of
+from support.checkpoint_trainings import OPTIMIZERS, Cut, Net, Numbered, cut, events_of, kept, settings, train
+from support.program import paceline as program
+from support.processes import run_on_processes
 from torch import nn
 
 import paceline

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint.contents import (
+from support.checkpoint_contents import (
     bits_of, draft, files_of, flip, local, new_saver, part_of, restore, save, tensors_of,
 )  # fmt: skip
-from processes import run_on_processes
+from support.processes import run_on_processes
 
 from paceline.checkpoint import save as save_module
 from paceline.checkpoint.local_storage import LocalStorage

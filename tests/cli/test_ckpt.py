@@ -15,7 +15,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
-from launch.program import Done, paceline
+from support.program import Done, paceline
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 

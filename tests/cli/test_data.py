@@ -15,8 +15,8 @@ from pathlib import Path
 import h5py
 import numpy
 import pytest
-from cli.terminal import in_terminal
-from launch.program import Done, started
+from support.terminal import in_terminal
+from support.program import Done, started
 
 from paceline.cli.main import run_verb
 

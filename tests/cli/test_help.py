@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from launch.program import Done, paceline
+from support.program import Done, paceline
 
 TORCH_IMPORT = re.compile(r"^import time:.*\|\s+torch\b", re.MULTILINE)
 ANY_IMPORT = re.compile(r"^import time:.*\n", re.MULTILINE)

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from launch.program import Done, paceline
-from report import runs
+from support.program import Done, paceline
+from support import run_folders as runs
 
 from paceline.cluster.registry import note
 from paceline.events import RunEnded

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from documented import DOCUMENTS, keys_of, words_of
-from report import runs, trainings
+from support.documented import DOCUMENTS, keys_of, words_of
+from support import report_trainings as trainings
+from support import run_folders as runs
 
 import paceline.cli
 from paceline.cli.main import run_verb

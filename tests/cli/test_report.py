@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from launch.program import paceline
-from report import runs, trainings
+from support.program import paceline
+from support import report_trainings as trainings
+from support import run_folders as runs
 
 from paceline.cli.main import run_verb
 

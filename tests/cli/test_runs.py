@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from launch.program import Done, paceline
+from support.program import Done, paceline
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from cli.terminal import in_terminal
-from launch.program import paceline, processes_with, started, wait_for, wait_until_gone
-from report import runs
+from support.terminal import in_terminal
+from support.program import paceline, processes_with, started, wait_for, wait_until_gone
+from support import run_folders as runs
 
 from paceline.cluster.registry import note
 from paceline.events import EventLog, RunEnded, RunFailed

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from launch.program import paceline, wait_until_gone
+from support.program import paceline, wait_until_gone
 
 from paceline.cli.main import run_verb
 from paceline.course.catalog import find_lesson, lessons_folder

@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from launch.program import started
-from slurm.private import cluster_or_skip, wanted
+from support.program import started
+from support.private_cluster import cluster_or_skip, wanted
 
 from paceline.course.catalog import all_lessons
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy
 import pytest
 import xxhash
-from data import packable
+from support import packable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

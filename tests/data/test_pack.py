@@ -17,11 +17,11 @@ import numpy
 import pyarrow
 import pyarrow.parquet
 import pytest
-from data.packable import KINDS, IMAGES, LABELS, alike, content, read_back
-from data import packable
+from support.packable import KINDS, IMAGES, LABELS, alike, content, read_back
+from support import packable
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch.program import processes_with, started, wait_for
+from support.program import processes_with, started, wait_for
 from PIL import Image
 
 from paceline.data.shards.check import check_set, open_index

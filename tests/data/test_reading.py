@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from data.sets import make_set, open_folder, rows_of
+from support.datasets import make_set, open_folder, rows_of
 from paceline.config import BatchConfig, ReadConfig, RunConfig
 from paceline.data.reading import batches
 from paceline.data.reading.prefetch import read_ahead

@@ -19,7 +19,7 @@ from pathlib import Path
 import fsspec
 import numpy
 import pytest
-from objectstore import (  # noqa: F401 - fixtures
+from support.s3_server import (  # noqa: F401 - fixtures
     SECRET,
     ObjectStore,
     bucket,
@@ -32,7 +32,7 @@ from objectstore import (  # noqa: F401 - fixtures
 from fsspec.implementations.memory import MemoryFileSystem
 from moto import settings as moto_settings
 
-from data.sets import open_folder
+from support.datasets import open_folder
 from paceline.data.shards import remote_store as remote
 from paceline.data.shards.cache import Cache
 from paceline.data.shards.index import INDEX, SetIndex

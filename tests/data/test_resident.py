@@ -4,7 +4,7 @@ import numpy
 import pytest
 import torch
 
-from data.sets import make_set, open_folder
+from support.datasets import make_set, open_folder
 from paceline.data.reading.resident import Resident, brought_to, copied_on
 from paceline.data.reading.source import DatasetSource, TensorSource
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-from data import packable
+from support import packable
 
 from paceline.data.shards.check import open_index
 from paceline.data.shards.index import Column

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import run_on_processes
-from reader import NOT_HERE, ROOT, is_whole, page_of
+from support.processes import run_on_processes
+from support.typed_pages import NOT_HERE, ROOT, is_whole, page_of
 
 RECORD = "notes.md"
 """What was tried, as it was typed then."""
@@ -28,7 +28,7 @@ NOT_TYPED = {
     "paceline verify mnist --worlds 1,2,4,8 batch.lanes=8 threads=1": "takes a minute; the README types it for 1 to 4 ranks",
     "paceline scale mnist --worlds 1,2,4,8 --steps 12 --warmup 3 batch.lanes=8 threads=1": "takes minutes; tests/measure",
     'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 '
-    "/usr/bin/python3 /shared/env/venv-0123456789ab.py": "is what `--pack` prints; tests/diagnose/doctor unpacks",
+    "/usr/bin/python3 /shared/env/venv-0123456789ab.py": "is what `--pack` prints; tests/doctor unpacks",
     "source /tmp/paceline-1000/venv-0123456789ab/bin/activate": "is what `--pack` prints",
 }
 

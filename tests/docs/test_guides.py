@@ -1,8 +1,8 @@
 """Every command of the guides does what the page says: see `reader` for the rules."""
 
 import pytest
-from reader import ROOT, Page, environment, furnish, look_at, page_of, skip_what_is_not_here, type_here
-from slurm.private import cluster_or_skip, wanted
+from support.typed_pages import ROOT, Page, environment, furnish, look_at, page_of, skip_what_is_not_here, type_here
+from support.private_cluster import cluster_or_skip, wanted
 
 PAGES = [page_of(path) for path in sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md")])]
 ONCE = (

@@ -16,8 +16,8 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
-from docs.links import documents, problems
-from report.browser import Browser, browsing
+from support.links import documents, problems
+from support.browser import Browser, browsing
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADS = {

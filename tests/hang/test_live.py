@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from launch.program import Done, Running, paceline, started
+from support.program import Done, Running, paceline, started
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "faulty.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "trials" / "faulty_training.py"
 WORDS = ("--max-restarts", "0", "batch.global_size=32", "epochs=1", "checkpoint.every=5steps", "timeout.step_s=60")
 
 
@@ -42,7 +42,7 @@ def test_a_stuck_rank_is_named_while_the_run_goes_on_and_afterwards(tmp_path: Pa
         assert found["alive"]
         assert (found["cause"], found["ranks"], found["waiting"]) == ("own code", [1], [0])
         assert "rank 1 (node " in found["sentence"]
-        assert "it is in spin at faulty.py:" in found["sentence"]
+        assert "it is in spin at faulty_training.py:" in found["sentence"]
         assert {record["state"] for record in found["records"]} == {"stuck"}
         while running.process.poll() is None:  # the first signal asks to save, which rank 1 does not hear
             running.process.terminate()

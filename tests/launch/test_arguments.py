@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from launch.program import Done, paceline
+from support.program import Done, paceline
 
 RECORD_ARGUMENTS = """
 import json, os, sys

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launch.program import Running, processes_with, started, wait_for, wait_until_gone
+from support.program import Running, processes_with, started, wait_for, wait_until_gone
 
 from paceline.errors import STOPPED
 

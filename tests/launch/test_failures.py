@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from launch.program import Done, paceline
+from support.program import Done, paceline
 
 from paceline.launch.failure import Ended, find_culprit
 

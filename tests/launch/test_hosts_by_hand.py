@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from launch.program import Done, paceline, started
+from support.program import Done, paceline, started
 
 from paceline.world.address import free_port
 

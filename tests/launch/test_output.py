@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launch.program import Done, paceline
+from support.program import Done, paceline
 
 from paceline.launch.logs import RankOutput
 

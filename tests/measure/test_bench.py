@@ -12,8 +12,8 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from documented import keys_of, words_of
-from launch.program import paceline, started, wait_until
+from support.documented import keys_of, words_of
+from support.program import paceline, started, wait_until
 
 from paceline.cli.main import run_verb
 from paceline.measure.bench_results import Found, Measured, Mistake, as_dict, describe, figures_of

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launch.program import paceline
+from support.program import paceline
 
 pytestmark = pytest.mark.gpu
 WORDS = ("--sizes", "1KiB,1MiB", "--seconds", "0", "--device", "cuda", "--json")

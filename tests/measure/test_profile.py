@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from documented import keys_of
-from processes import run_on_processes
+from support.documented import keys_of
+from support.processes import run_on_processes
 
 from paceline.cli.main import run_verb
 from paceline.config.values import with_settings
@@ -23,7 +23,7 @@ from paceline.measure.trace import RankTrace, clock_offset, read_traces
 from paceline.report.page.saved_studies import verdict_of
 from paceline.rundir import VERDICT_FILE, RunDir, make_private
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "trials"
 DELAYS = {"data": 1, "compute": -1, "communication": -1}  # on which rank; -1: on all
 CAUSE = {"data": "data_wait", "compute": "compute", "communication": "exposed_communication"}
 

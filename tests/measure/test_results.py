@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from processes import run_on_processes
+from support.processes import run_on_processes
 
 from paceline.measure.bench_plan import OPERATIONS, Plan
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from documented import keys_of, words_of
-from launch.program import paceline
+from support.documented import keys_of, words_of
+from support.program import paceline
 
 from paceline.cli.scale import _write as write
 from paceline.launch.spec import module

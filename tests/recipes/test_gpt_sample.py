@@ -8,8 +8,8 @@ import shutil
 
 import pytest
 import torch
-from launch.program import Done
-from recipes.tiny import train, write
+from support.program import Done
+from support.tiny_gpt import train, write
 
 from paceline.cli.main import run_verb
 from paceline.data.vocabulary import Bytes, Characters

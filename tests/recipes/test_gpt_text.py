@@ -7,8 +7,8 @@ import json
 import fsspec
 import numpy
 import pytest
-from processes import run_on_processes
-from recipes.tiny import digest, tiny, train, write
+from support.processes import run_on_processes
+from support.tiny_gpt import digest, tiny, train, write
 from tokenizers import Tokenizer
 
 from paceline.data.pack import Request, pack

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from processes import run_on_processes
-from recipes.tiny import digest, tiny, train, write
+from support.processes import run_on_processes
+from support.tiny_gpt import digest, tiny, train, write
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 

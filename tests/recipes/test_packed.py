@@ -3,10 +3,10 @@
 import numpy
 import pytest
 import torch
-from processes import run_on_processes
-from recipes.tiny import digest, train
+from support.processes import run_on_processes
+from support.tiny_gpt import digest, train
 
-from data.sets import make_set
+from support.datasets import make_set
 from paceline.config import RunConfig
 from paceline.data.reading.batches import Batches
 from paceline.errors import DataError

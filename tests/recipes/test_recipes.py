@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import run_on_processes
+from support.processes import run_on_processes
 
 from paceline import handover
 from paceline.config import config_from_words

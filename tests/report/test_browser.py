@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from report import trainings
-from report.browser import Browser, browsing
+from support import report_trainings as trainings
+from support.browser import Browser, browsing
 
 from paceline.report.page.page_data import facts_of
 from paceline.report.page.document import page_of

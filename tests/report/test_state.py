@@ -22,7 +22,7 @@ from paceline.report.dashboard import lines_of
 from paceline.report.state import Lookout, RunState, state_of
 from paceline.report.find_run import Target
 from paceline.rundir import make_private
-from report.runs import holding, make_run, put_beat, started, submission, trained
+from support.run_folders import holding, make_run, put_beat, started, submission, trained
 
 RUNNING = Job("17", "RUNNING", "", "", "10:00", "1:00", 1, "n1")
 PENDING = Job("18", "PENDING", "", "Resources", "0:00", "1:00:00", 2)

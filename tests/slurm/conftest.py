@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm.private import PrivateCluster, cluster_or_skip, wanted
+from support.private_cluster import PrivateCluster, cluster_or_skip, wanted
 
 
 @pytest.fixture

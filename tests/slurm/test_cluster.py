@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm.cluster.commands import wait_until
-from slurm.cluster.errors import ClusterError
-from slurm.cluster.jobs import exit_code
-from slurm.left_over import cgroups_of, devices, namespaces_of, processes_in, processes_that_know
-from slurm.private import cluster_or_skip, wanted
+from support.slurm_cluster.commands import wait_until
+from support.slurm_cluster.errors import ClusterError
+from support.slurm_cluster.jobs import exit_code
+from support.leak_check import cgroups_of, devices, namespaces_of, processes_in, processes_that_know
+from support.private_cluster import cluster_or_skip, wanted
 
 TRACKING = {"linuxproc": {}, "cgroup": {"cgroup": True}}
 both_ways_of_tracking = pytest.mark.parametrize("slurm", TRACKING.values(), ids=TRACKING, indirect=True)

@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from slurm.submitting import Desk
+from support.submitting import Desk
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "faulty.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "trials" / "faulty_training.py"
 WORDS = ("batch.global_size=32", "epochs=1", "checkpoint.every=5steps", "timeout.step_s=60")
 _PATIENCE_S = 240
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm.cluster.commands import wait_until
-from slurm.cluster.errors import ClusterError
-from slurm.cluster.place import Place
-from slurm.left_over import namespaces_of, processes_in
-from slurm.private import TOOL, PrivateCluster, cluster_or_skip, wanted
+from support.slurm_cluster.commands import wait_until
+from support.slurm_cluster.errors import ClusterError
+from support.slurm_cluster.place import Place
+from support.leak_check import namespaces_of, processes_in
+from support.private_cluster import TOOL, PrivateCluster, cluster_or_skip, wanted
 
 PROBE = """
 import socket, sys, time
@@ -29,7 +29,7 @@ except OSError:
 """
 OWNER = """
 import sys
-from slurm.private import private_cluster, wanted
+from support.private_cluster import private_cluster, wanted
 with private_cluster(wanted(nodes=1, slurm=False)) as cluster:
     print(cluster.place.folder, flush=True)
     sys.stdin.read()

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from launch.program import MARK, Done, processes_with, wait_for
-from slurm.private import PrivateCluster
+from support.program import MARK, Done, processes_with, wait_for
+from support.private_cluster import PrivateCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = re.search(r"```python\n(\"\"\".*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[1]
 GUIDE = (ROOT / "docs" / "guides" / "slurm.md").read_text(encoding="utf-8")
-TRAINING = Path(__file__).resolve().parents[1] / "survive" / "training.py"
+TRAINING = Path(__file__).resolve().parents[1] / "support" / "survive_training.py"
 PROGRAMS = Path(sys.executable).parent
 STEP_S = 5
 """How long a rank waits for its peers in the tests of a cut."""

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import pytest
-from slurm.private import cluster_or_skip, wanted
-from slurm.submitting import SCRIPT, Desk, digest
+from support.private_cluster import cluster_or_skip, wanted
+from support.submitting import SCRIPT, Desk, digest
 
 from paceline.world.hostlist import expand_hostlist
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm.cluster import packages, requirements
-from slurm.cluster.errors import NotAvailable
-from slurm.cluster.settings import Settings
+from support.slurm_cluster import packages, requirements
+from support.slurm_cluster.errors import NotAvailable
+from support.slurm_cluster.settings import Settings
 
 
 def put_program(folder: Path, name: str, complaint: str) -> None:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from slurm.submitting import SCRIPT, SHORT, Desk, digest
+from support.submitting import SCRIPT, SHORT, Desk, digest
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch.program import Done
-from report import runs
-from slurm.cluster.commands import wait_until
+from support.program import Done
+from support import run_folders as runs
+from support.slurm_cluster.commands import wait_until
 
 from paceline.cluster.registry import note
 from paceline.events import EventLog, RunStopped

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from launch.program import paceline, wait_for
+from support.program import paceline, wait_for
 
-SCRIPT = str(Path(__file__).with_name("training.py"))
+SCRIPT = str(Path(__file__).resolve().parents[1] / "support" / "survive_training.py")
 SHORT = ("batch.global_size=16", "epochs=8", "log.every_steps=1")
 
 

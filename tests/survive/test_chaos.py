@@ -9,7 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from launch.program import paceline, started, wait_until
+from support.program import paceline, started, wait_until
 from survive.conftest import SCRIPT
 
 from paceline.verify.chaos import first_difference

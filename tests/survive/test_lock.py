@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from launch.program import started
+from support.program import started
 from survive.conftest import SCRIPT, SHORT, pid
 
 from paceline.errors import EnvironmentUnfit

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launch.program import MARK, paceline, processes_with, started
+from support.program import MARK, paceline, processes_with, started
 from survive.conftest import SCRIPT, SHORT, digest, pid
 
 from paceline.launch.failure import Failure

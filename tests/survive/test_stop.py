@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launch.program import Running, paceline, started
+from support.program import Running, paceline, started
 from survive.conftest import SCRIPT, SHORT, digest, pid
 
 from paceline import handover

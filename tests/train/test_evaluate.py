@@ -1,7 +1,7 @@
 """Every held-out sample counts once, whatever the number of ranks."""
 
 import torch
-from processes import on_processes, run_on_processes
+from support.processes import on_processes, run_on_processes
 from torch import nn
 
 import paceline

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import run_on_processes
+from support.processes import run_on_processes
 
 import paceline
 from paceline.config import config_from_words

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from data.sets import make_set
-from processes import run_on_processes
+from support.datasets import make_set
+from support.processes import run_on_processes
 
 from paceline.config import config_from_words
 from paceline.recipes.mnist import MnistConfig

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from processes import run_on_processes
+from support.processes import run_on_processes
 from torch import nn
 from torch.nn.functional import mse_loss
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import run_on_processes
+from support.processes import run_on_processes
 from torch import nn
 
 import paceline

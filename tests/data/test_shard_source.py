@@ -1,0 +1,296 @@
+"""Samples come out of shards as they went in; of damaged ones, none comes out."""
+
+import os
+import shutil
+
+import numpy
+import pytest
+import torch
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from support.datasets import make_set, open_folder, rows_of, text_of
+from paceline.data.shards import index
+from paceline.data.shards import mmap as mapped
+from paceline.data.shards.alignment import period_of
+from paceline.data.shards.index import INDEX, SetIndex
+from paceline.data.shards.source import ShardSet
+from paceline.errors import ConfigError, DataError
+from paceline.tensorfile import Spec, plan_in_order
+
+
+def gathered(source, samples):
+    return source.gather(numpy.array(samples, dtype=numpy.int64), (0, 0))
+
+
+@pytest.mark.parametrize(("samples", "per_shard"), [(1, 1), (7, 3), (20, 20), (21, 20), (100, 1)])
+def test_samples_come_out_as_they_went_in(tmp_path, samples, per_shard):
+    source = open_folder(make_set(tmp_path, samples, per_shard))
+    order = numpy.random.default_rng(1).permutation(samples)
+    image, label = gathered(source, order)
+    wanted = rows_of(0, samples)
+    assert label.tolist() == order.tolist()
+    assert (image.numpy() == wanted["image"][order]).all()
+    assert image.dtype == torch.uint8
+    assert len(source) == samples
+
+
+@pytest.mark.parametrize("sizes", [(784, 8), (3, 5, 9), (65536,), (0, 3), (2050, 6, 1)])
+def test_columns_of_any_sizes_come_out_whole(tmp_path, sizes):
+    random = numpy.random.default_rng(2)
+    rows = {str(size): random.integers(0, 256, (25, size), dtype=numpy.uint8) for size in sizes}
+    source = open_folder(make_set(tmp_path, 25, 7, lambda first, last: {k: v[first:last] for k, v in rows.items()}))
+    order = random.permutation(25)
+    for found, wanted in zip(gathered(source, order), rows.values(), strict=True):
+        assert found.tolist() == wanted[order].tolist()
+    bytewise = sizes == (3, 5, 9)  # the third cannot begin at a multiple of 9
+    assert source._shards.in_rows != bytewise
+
+
+def test_columns_whose_sizes_have_no_common_period_come_out_whole(tmp_path):
+    random = numpy.random.default_rng(2)
+    rows = {str(size): random.integers(0, 256, (436, size), dtype=numpy.uint8) for size in (8, 207, 399, 267)}
+    source = open_folder(make_set(tmp_path, 436, 109, lambda first, last: {k: v[first:last] for k, v in rows.items()}))
+    for found, wanted in zip(gathered(source, range(436)), rows.values(), strict=True):
+        assert (found.numpy() == wanted).all()
+
+
+def test_a_set_that_would_take_too_many_addresses_is_read_bytewise():
+    assert period_of([511 * 511 * 3], [32_000_000] * 100) is not None
+    assert period_of([511 * 511 * 3], [32_000_000] * 32_000) is None
+
+
+@pytest.mark.parametrize("samples", [[24, 25], [-1], [0, 10**9]])
+def test_samples_that_are_not_there_are_refused(samples, tmp_path):
+    with pytest.raises(IndexError, match="of 25"):
+        gathered(open_folder(make_set(tmp_path, 25, 10)), samples)
+
+
+def test_no_more_shards_are_mapped_than_a_process_may_have(tmp_path, monkeypatch):
+    monkeypatch.setattr(mapped, "_MOST_OPEN", 3)
+    source = open_folder(make_set(tmp_path, 25, 5))
+    for number in [0, 5, 10, 15, 20, 0]:
+        assert gathered(source, [number])[1].tolist() == [number]
+        assert len(source._shards.open) <= 3
+    assert gathered(source, range(25))[1].tolist() == list(range(25))
+
+
+def test_a_fork_reads_though_a_thread_of_its_parent_was_reading(tmp_path):
+    source = open_folder(make_set(tmp_path, 25, 10))
+    with source._lock:
+        if (child := os.fork()) == 0:
+            os._exit(0 if gathered(source, [7])[1].tolist() == [7] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_samples_before_the_sums_are_refused(tmp_path):
+    folder = make_set(tmp_path, 6, 6)
+    path = folder / "00000.safetensors"
+    tensors = load_file(path)
+    specs = [Spec("label", "I64", (6,)), Spec("__xxh3__", "U64", (1,)), Spec("image", "U8", (6, 3, 4))]
+    image = plan_in_order(specs, None, aligned=0, align=64)
+    content = bytearray(image.size_bytes)
+    content[: len(image.header)] = image.header
+    for place in image.places:
+        content[place.begin : place.end] = tensors[place.spec.name].tobytes()
+    head = image.places[1].end
+    content[image.places[1].begin : head] = xxhash.xxh3_64_intdigest(content[head:]).to_bytes(8, "little")
+    path.write_bytes(content)
+    sums = xxhash.xxh3_64_hexdigest(content[:head]), xxhash.xxh3_64_hexdigest(content)
+    facts = index.ShardFacts("00000.safetensors", 6, len(content), head, *sums)
+    columns = SetIndex.from_json((folder / INDEX).read_bytes(), "").columns
+    (folder / INDEX).write_bytes(SetIndex(columns, 6, (facts,)).to_json())
+    with pytest.raises(DataError, match="before the sums"):
+        open_folder(folder)[3]
+
+
+def test_what_is_no_plain_file_is_refused_and_never_waited_for(tmp_path):
+    folder = make_set(tmp_path, 6, 6)
+    (folder / "00000.safetensors").unlink()
+    os.mkfifo(folder / "00000.safetensors")
+    with pytest.raises(DataError, match="is not a plain file"):
+        open_folder(folder)[3]
+    (folder / INDEX).unlink()
+    os.mkfifo(folder / INDEX)
+    with pytest.raises(DataError, match="is not a plain file"):
+        open_folder(folder)
+
+
+def test_an_index_is_read_with_a_bound(tmp_path):
+    os.truncate(make_set(tmp_path, 6, 6) / INDEX, 1 << 41)
+    with pytest.raises(DataError, match="too many"):
+        open_folder(tmp_path)
+
+
+def test_a_shard_is_read_by_plain_safetensors(tmp_path):
+    make_set(tmp_path, 7, 4)
+    tensors = load_file(tmp_path / "00001.safetensors")
+    assert tensors["label"].tolist() == [4, 5, 6]
+
+
+def test_columns_can_be_chosen(tmp_path):
+    source = open_folder(make_set(tmp_path, 7, 4), ["label"])
+    assert [value.tolist() for value in gathered(source, [5])] == [[5]]
+    with pytest.raises(ConfigError, match="use one of: image, label"):
+        open_folder(tmp_path, ["labels"])
+
+
+def test_samples_of_varying_length(tmp_path):
+    source = open_folder(make_set(tmp_path, 23, 4, text_of))
+    assert [source[number][0].tolist() for number in range(23)] == [[number] * (number % 5) for number in range(23)]
+    assert source[-1][0].tolist() == [22, 22]
+    with pytest.raises(IndexError):
+        source[23]
+    with pytest.raises(ConfigError, match="one by one"):
+        gathered(source, [1])
+
+
+def test_items_larger_than_a_leaf(tmp_path, monkeypatch):
+    for module in (index, mapped, __import__("paceline.data.shards.shard", fromlist=["x"])):
+        monkeypatch.setattr(module, "LEAF_BYTES", 5)
+    source = open_folder(make_set(tmp_path, 30, 7))
+    assert gathered(source, [29, 3])[0].tolist() == rows_of(0, 30)["image"][[29, 3]].tolist()
+    assert source._shards.to_sum > 0
+
+
+def test_only_what_is_read_is_summed(tmp_path):
+    source = open_folder(make_set(tmp_path, 30, 10))
+    gathered(source, [3])
+    damage(tmp_path / "00002.safetensors", -1)
+    gathered(source, [15])
+    with pytest.raises(DataError, match=r"00002\.safetensors is damaged"):
+        gathered(source, [25])
+
+
+def damage(path, at):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda folder: (folder / "00001.safetensors").unlink(), r"00001\.safetensors"),
+        (lambda folder: os.truncate(folder / "00001.safetensors", 100), r"00001\.safetensors is damaged"),
+        (lambda folder: (folder / "00001.safetensors").write_bytes(b""), r"00001\.safetensors is damaged"),
+        (lambda folder: shutil.copy(folder / "00000.safetensors", folder / "00001.safetensors"), "head"),
+        (lambda folder: damage(folder / "00001.safetensors", 7), "head"),
+        (lambda folder: damage(folder / "00001.safetensors", 40), "head"),
+        (lambda folder: (folder / INDEX).unlink(), "data pack"),
+        (lambda folder: (folder / INDEX).write_bytes(b"{" * 100_000), "index"),
+    ],
+)
+def test_damaged_sets_are_refused_by_name(tmp_path, harm, words):
+    make_set(tmp_path, 30, 10)
+    harm(tmp_path)
+    with pytest.raises(DataError, match=words):
+        gathered(open_folder(tmp_path), range(30))
+
+
+def resummed(tree):
+    return tree | {"xxh3": index._sum_of({key: value for key, value in tree.items() if key != "xxh3"})}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"version": None},
+        {"format": "other"},
+        {"columns": []},
+        {"columns": [{"name": "a", "dtype": "U9", "shape": [], "varying": False}]},
+        {"columns": [{"name": "a", "dtype": "U8", "shape": [2**60, 2**60], "varying": False}]},
+        {"columns": [{"name": "a", "dtype": "U8", "shape": [-1], "varying": False}]},
+        {"columns": [{"name": "../a", "dtype": "U8", "shape": [], "varying": False}]},
+        {"samples_per_shard": 0},
+        {"samples_per_shard": 1.5},
+        {"samples_per_shard": 2**70},
+        {"shards": []},
+        {"shards": "x"},
+        {"about": 3},
+    ],
+)
+def test_an_index_that_cannot_be_is_refused_even_with_a_right_sum(tmp_path, change):
+    import json
+
+    tree = json.loads((make_set(tmp_path, 30, 10) / INDEX).read_bytes())
+    content = json.dumps(resummed(tree | change)).encode()
+    with pytest.raises(DataError, match="pack or fetch"):
+        SetIndex.from_json(content, "somewhere")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "../../etc/passwd"},
+        {"name": "x.safetensors"},
+        {"samples": 9},
+        {"samples": True},
+        {"head_bytes": 2**61},
+        {"head_bytes": -1},
+        {"size_bytes": 1},
+    ],
+)
+def test_shards_that_cannot_be_are_refused(tmp_path, change):
+    import json
+
+    tree = json.loads((make_set(tmp_path, 30, 10) / INDEX).read_bytes())
+    tree["shards"][0] |= change
+    with pytest.raises(DataError, match="pack or fetch"):
+        SetIndex.from_json(json.dumps(resummed(tree)).encode(), "somewhere")
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_no_flipped_bit_ever_becomes_a_sample(tmp_path_factory, data):
+    folder = make_set(tmp_path_factory.mktemp("set"), 11, 4, data.draw(st.sampled_from([rows_of, text_of])))
+    files = sorted(folder.iterdir())
+    path = data.draw(st.sampled_from(files))
+    content = bytearray(path.read_bytes())
+    at = data.draw(st.integers(0, len(content) - 1))
+    content[at] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=path.name.replace(".", r"\.")):
+        source = open_folder(folder)
+        for number in range(len(source)):
+            source[number]
+
+
+def test_a_header_of_2_to_the_60_bytes_takes_no_memory(tmp_path):
+    make_set(tmp_path, 30, 10)
+    path = tmp_path / "00000.safetensors"
+    path.write_bytes((1 << 60).to_bytes(8, "little") + path.read_bytes()[8:])
+    with pytest.raises(DataError, match=r"00000\.safetensors"):
+        gathered(open_folder(tmp_path), [0])
+
+
+class SmallShelf:
+    """A shelf that holds two shards at a time."""
+
+    def __init__(self, folder):
+        from paceline.data.shards.store import LocalShelf
+
+        self._inner, self.fetched = LocalShelf(folder), []
+        self.address, self.room = str(folder), 0
+
+    def index(self):
+        found = self._inner.index()
+        self.room = 2 * found.shards[0].size_bytes
+        return found
+
+    def fetch(self, shard):
+        self.fetched.append(shard.name)
+        return self._inner.fetch(shard)
+
+
+def test_no_more_shards_are_open_than_there_is_room_for(tmp_path):
+    shelf = SmallShelf(make_set(tmp_path, 40, 5))
+    source = ShardSet(shelf)
+    for number in [0, 5, 10, 15, 0, 39, 5]:
+        assert gathered(source, [number])[1].tolist() == [number]
+        assert len(source._shards.open) <= 2
+    assert len(shelf.fetched) == 7
+    assert gathered(source, range(40))[1].tolist() == list(range(40))  # what is asked for at once is open at once

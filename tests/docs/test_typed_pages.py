@@ -1,0 +1,71 @@
+"""The reader sees what a page promises, and that it did not come."""
+
+import pytest
+from support.program import Done
+from support.typed_pages import Command, Page, look_at
+
+PAGE = Page(
+    "page",
+    """
+```python title="one.py"
+print(1)
+```
+
+```sh
+$ not typed
+```
+
+```console
+$ paceline run one.py -n 2  # ends with code 75
+[0] done: abcdef0123456789
+$ paceline doctor  # ends with code 0, or 1: there is a problem
+host0$ first --meet host0:29400
+host1$ second --meet host0:29400
+what both say
+```
+""",
+)
+
+
+def test_a_page_is_read_as_its_rules_say():
+    assert PAGE.scripts == {"one.py": "print(1)\n"}
+    assert PAGE.turns == [
+        (Command("paceline run one.py -n 2", codes=(75,), shown=("[0] done: abcdef0123456789",)),),
+        (Command("paceline doctor", codes=(0, 1)),),
+        (
+            Command("first --meet host0:29400", "host0"),
+            Command("second --meet host0:29400", "host1", shown=("what both say",)),
+        ),
+    ]
+
+
+BITS, OTHERS = "0123456789abcdef", "fedcba9876543210"
+CASES = {
+    "other figures": (["took 3 ms"], "took 17 ms", True),
+    "another unit": (["took 3 ms"], "took 1.2 s", True),
+    "another word": (["took 3 ms"], "spent 17 ms", False),
+    "anything between": (["a ... z"], "a b c z", True),
+    "more around it": (["b  c"], "a b c d", True),
+    "the same bits": ([f"one {BITS}", f"two {BITS}"], f"one {OTHERS}\ntwo {OTHERS}", True),
+    "not the same bits": ([f"one {BITS}", f"two {BITS}"], f"one {OTHERS}\ntwo {BITS}", False),
+    "not other bits": ([f"one {BITS}", f"two {OTHERS}"], f"one {OTHERS}\ntwo {OTHERS}", False),
+}
+
+
+@pytest.mark.parametrize(("shown", "said", "holds"), CASES.values(), ids=CASES)
+def test_what_is_shown_must_come(shown, said, holds):
+    if holds:
+        look_at(Done(0, said, ""), tuple(shown), {})
+    else:
+        with pytest.raises(AssertionError):
+            look_at(Done(0, said, ""), tuple(shown), {})
+
+
+@pytest.mark.parametrize(("code", "fits"), [(0, True), (1, True), (2, False)])
+def test_a_command_ends_as_the_page_says(code, fits):
+    command = Command("doctor", codes=(0, 1))
+    if fits:
+        command.check_end(Done(code, "", ""))
+    else:
+        with pytest.raises(AssertionError, match="code 2"):
+            command.check_end(Done(code, "", ""))

@@ -1,0 +1,164 @@
+"""Do hosts report to one address, by JSON alone, and is a stranger, a wrong clock or a missing host told apart from a good one?"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from support.program import wait_until
+
+from paceline.doctor.cross_host import judge_clocks
+from paceline.doctor.rank_facts import RankFacts, sent
+from paceline.doctor.collector import Reception
+from paceline.doctor.wire import Talk
+from paceline.world.address import free_port
+
+SECRET = "a word"
+
+
+def facts(rank: int) -> RankFacts:
+    return RankFacts(rank, f"n{rank}", rank, 0, {"torch": "2.13"}, (0,))
+
+
+def guest(port: int, rank: int, secret: str = SECRET, ahead_s: float = 0.0) -> list:
+    """Report as a rank does, with a clock that may be wrong; return what was asked."""
+    heard = []
+    with Talk(socket.create_connection(("127.0.0.1", port)), 30) as talk:
+        try:
+            talk.prove(secret, size=2, facts=sent(facts(rank)), door="")
+            while "ok" not in (asked := talk.hear()):
+                heard.append(asked)
+                talk.say(clock=time.time() + ahead_s) if "clock" in asked else talk.say(
+                    unreached={"0": "no"} if rank else {}
+                )
+            heard.append(asked)
+        except ConnectionError:
+            heard.append("sent away")
+    return heard
+
+
+def test_ranks_are_received_their_clocks_compared_and_strangers_sent_away():
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    heard: dict[str, list] = {}
+    guests = {"first": (port, 0), "ahead": (port, 1, SECRET, 20.0), "stranger": (port, 0, "another word")}
+    with Reception(listener, SECRET, 2) as reception, socket.create_connection(("127.0.0.1", port)) as noise:
+        noise.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        threads = [
+            threading.Thread(target=lambda name=name, words=words: heard.update({name: guest(*words)}))
+            for name, words in guests.items()
+        ]
+        for thread in reversed(threads):
+            thread.start()
+        threads[2].join(30)
+        came = reception.examine(60, lambda: False)
+        reception.dismiss(ok=False)
+        for thread in threads:
+            thread.join(30)
+    assert [one.host for one in came] == ["n0", "n1"]
+    assert heard["stranger"] == ["sent away"]
+    assert heard["first"][-1] == {"ok": False}
+    assert came[1].unreached == {0: "no"}
+    assert abs(came[1].clock_s - 20) < 10
+    (found,) = judge_clocks(came)
+    assert not found.ok and found.says.startswith("n1 is ")
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", port), 5)
+
+
+def test_the_secret_is_never_sent():
+    mine, theirs = socket.socketpair()
+    with Talk(mine, 10) as one, Talk(theirs, 10) as other:
+        said = {}
+        asking = threading.Thread(target=lambda: said.update(one.ask_proof(SECRET)))
+        asking.start()
+        other.prove(SECRET, x=1)
+        asking.join(10)
+    assert said["x"] == 1
+    assert SECRET not in json.dumps(said)
+
+
+@pytest.mark.parametrize("line", [b"", b"no json\n", b"[1]\n", b"{}", b"x" * 2_000_000])
+def test_what_is_no_line_of_ours_is_refused(line: bytes):
+    mine, theirs = socket.socketpair()
+
+    def send() -> None:
+        with contextlib.suppress(OSError), theirs:
+            theirs.sendall(line)
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    with Talk(mine, 10) as talk, pytest.raises(ConnectionError):
+        talk.hear()
+    sending.join(10)
+
+
+def type_on(
+    stack: ExitStack, folder: Path, node: int, port: int, *words: str, secret: str = SECRET
+) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "paceline", "doctor", "--quick", "--json", "--nodes", "a,b,c", "--node", str(node)]
+    env = {**os.environ, "PACELINE_DOCTOR_SECRET": secret}
+    pipe = subprocess.PIPE
+    return stack.enter_context(
+        subprocess.Popen(
+            [*command, "--meet", f"127.0.0.1:{port}", *words], cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True
+        )
+    )
+
+
+def test_three_hosts_that_type_the_same_are_looked_at_together(tmp_path: Path):
+    port = free_port("127.0.0.1")
+    with ExitStack() as stack:
+        typed = [type_on(stack, tmp_path, node, port) for node in (2, 0)]
+        wait_until(lambda: bool(listening_of(typed[1].pid)) or typed[1].poll() is not None)
+        typed.append(type_on(stack, tmp_path, 1, port))  # until it comes, the first one listens
+        listeners = set()
+        while typed[1].poll() is None:
+            listeners |= listening_of(typed[1].pid)
+            time.sleep(0.02)
+        outs = [process.communicate(timeout=90) for process in typed]
+    second, first = json.loads(outs[2][0]), json.loads(outs[1][0])
+    found = {one["check"]: one for one in first["findings"]}
+    assert (first["hosts"], first["ranks"]) == (3, 3), outs
+    assert found["ranks"]["says"] == "all 3 came, from 3 hosts"
+    assert found["ways"]["says"].startswith("all 6 ways between 3 hosts are open")
+    assert found["versions"]["ok"] and found["clocks"]["ok"]
+    assert second == {"ok": first["ok"], "shown_on": "a"}
+    assert [process.returncode for process in typed] == [0 if first["ok"] else 1] * 3
+    assert listeners and all(address.startswith("0100007F:") for address in listeners)  # 127.0.0.1, in the kernel's way
+
+
+def listening_of(pid: int) -> set[str]:
+    """Return the addresses at which a process listens."""
+    try:
+        sockets = {os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")}
+        rows = [
+            line.split()
+            for kind in ("tcp", "tcp6")
+            for line in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]
+        ]
+    except OSError:
+        return set()
+    return {row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
+
+
+def test_a_host_that_stays_away_or_has_another_secret_is_named(tmp_path: Path):
+    port = free_port("127.0.0.1")
+    with ExitStack() as stack:
+        first = type_on(stack, tmp_path, 0, port, "--wait", "20")
+        other = type_on(stack, tmp_path, 1, port, "--wait", "20", secret="wrong")
+        out, err = first.communicate(timeout=90)
+        refused = other.communicate(timeout=90)
+    assert first.returncode == 1, err
+    found = {one["check"]: one for one in json.loads(out)["findings"]}
+    assert "1-2 of 3 did not come" in found["ranks"]["says"]
+    assert (other.returncode, "PACELINE_DOCTOR_SECRET" in refused[1]) == (3, True), refused

@@ -1,0 +1,358 @@
+"""GPT-2's weights in the layout of Hugging Face: the same scores both ways, and nothing else is taken for them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from support.program import Done
+from support.tiny_gpt import tiny, train, write
+from safetensors.torch import load_file, save_file
+
+from paceline.cli.main import run_verb
+from paceline.config import config_from_words
+from paceline.errors import ConfigError, DataError
+from paceline.recipes.gpt_config import GptConfig, design_of, from_start
+from paceline.recipes.gpt_export import write_hub
+from paceline.recipes.gpt_hf_weights import read_hub
+from paceline.recipes.gpt_model import GPT, Design, Shape
+from paceline.recipes.gpt_sample import open_author
+
+DESIGN = Design(Shape(2, 4, 16), tokens=33, length=8)
+PROMPT = torch.randint(33, (3, 8), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    """A GPT-2 of transformers with random weights of a size that shows in the scores, in eval mode; and its folder."""
+    model = transformers_gpt2(n_layer=2, n_head=4, n_embd=16, vocab_size=33, n_positions=8)
+    folder = tmp_path_factory.mktemp("hub")
+    model.save_pretrained(folder)
+    return model, folder
+
+
+def transformers_gpt2(**sizes):
+    transformers = pytest.importorskip("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=None, eos_token_id=None))
+    scatter(model, 2)
+    return model.eval()
+
+
+def scatter(model, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(torch.randn(value.shape, generator=generator), alpha=0.2)
+
+
+def ours(place):
+    design, tensors = read_hub(place)
+    model = GPT(design)
+    model.load_state_dict(tensors)
+    return model.eval()
+
+
+def old_style(model, folder):
+    """Write what older versions did: no prefix, masks as buffers, and the head a second time."""
+    tensors = {f"{name}": value.clone() for name, value in model.transformer.state_dict().items()}
+    tensors |= {f"h.{layer}.attn.bias": torch.ones(1, 1, 8, 8, dtype=torch.bool) for layer in range(2)}
+    tensors |= {"h.0.attn.masked_bias": torch.tensor(-1e4), "lm_head.weight": tensors["wte.weight"].clone()}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+WAYS = {
+    "folder": lambda model, folder: folder,
+    "file": lambda model, folder: folder / "model.safetensors",
+    "without prefix": lambda model, folder: (model.transformer.save_pretrained(folder), folder)[1],
+    "old": old_style,
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_their_weights_give_their_scores_here(theirs, way, tmp_path):
+    model, folder = theirs
+    place = way(model, shutil.copytree(folder, tmp_path / "hub"))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(place)(PROMPT), model(PROMPT).logits, rtol=0, atol=1e-5)
+
+
+def test_our_weights_give_our_scores_there(theirs, tmp_path):
+    model = GPT(DESIGN).eval()
+    scatter(model, 3)
+    write_hub(model.design, model.state_dict(), tmp_path / "out")
+    loaded, facts = type(theirs[0]).from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(facts.values()), "neither missing nor unexpected"
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.eval()(PROMPT).logits, model(PROMPT), rtol=0, atol=1e-5)
+    assert {path.name: oct(path.stat().st_mode)[-3:] for path in (tmp_path / "out").iterdir()} == {
+        "config.json": "600",
+        "model.safetensors": "600",
+    }
+
+
+def test_what_is_written_is_read_with_the_same_bits(tmp_path):
+    model = GPT(DESIGN)
+    write_hub(model.design, model.state_dict(), tmp_path / "out")
+    design, tensors = read_hub(tmp_path / "out")
+    assert design == DESIGN
+    assert all(torch.equal(tensors[name], value) for name, value in model.state_dict().items())
+    assert tensors.keys() == model.state_dict().keys()
+
+
+def test_half_weights_become_whole(theirs, tmp_path):
+    folder = shutil.copytree(theirs[1], tmp_path / "hub")
+    tensors = {name: value.bfloat16() for name, value in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors")
+    found = read_hub(folder)[1]
+    assert {value.dtype for value in found.values()} == {torch.float32}
+    assert torch.equal(found["embedding.weight"], tensors["transformer.wte.weight"].float())
+
+
+def said(**changes):
+    """Change config.json; None takes an entry out."""
+
+    def change(folder):
+        tree = json.loads((folder / "config.json").read_bytes()) | changes
+        (folder / "config.json").write_text(json.dumps({name: value for name, value in tree.items() if value != ...}))
+
+    return change
+
+
+def held(**changes):
+    """Change tensors; None takes one out. A dot is written as two underscores."""
+
+    def change(folder):
+        tensors = load_file(folder / "model.safetensors")
+        for name, value in changes.items():
+            full = name.replace("__", ".")
+            tensors.pop(full) if value is None else tensors.update({full: value})
+        save_file(tensors, folder / "model.safetensors")
+
+    return change
+
+
+def bytes_of(name, content):
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def only_pickle(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def in_parts(folder):
+    (folder / "model.safetensors").rename(folder / "model.safetensors.index.json")
+
+
+REFUSED = [
+    (said(model_type="llama"), "type 'llama'", "save_pretrained"),
+    (said(model_type=...), "type None", "save_pretrained"),
+    (said(activation_function="relu"), "activation_function='relu'", "'gelu_new'"),
+    (said(layer_norm_epsilon=1e-6), "layer_norm_epsilon=1e-06", "1e-05"),
+    (said(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx=True", "False"),
+    (said(add_cross_attention=True), "add_cross_attention=True", "False"),
+    (said(n_inner=32), "n_inner=32", "64"),
+    (said(n_inner=[3]), "n_inner=", "64"),
+    (said(n_layer="two"), "n_layer='two'", "save_pretrained"),
+    (said(n_head=3), "3 heads", "save_pretrained"),
+    (said(n_layer=3), "h.2.ln_1.weight is missing; .* and 8 more", "save_pretrained"),
+    (said(n_layer=1), "h.1.attn.c_attn.bias is not in a GPT-2", "save_pretrained"),
+    (said(vocab_size=34), r"wte.weight is \[33, 16\] instead of \[34, 16\]", "save_pretrained"),
+    (said(tie_word_embeddings=False), "lm_head.weight", "tied head"),
+    (held(lm_head__weight=torch.ones(33, 16)), "lm_head.weight", "tied head"),
+    (held(transformer__ln_f__bias=None), "ln_f.bias is missing", "save_pretrained"),
+    (held(score__weight=torch.ones(2, 16)), "score.weight is not in a GPT-2", "save_pretrained"),
+    (held(transformer__h__0__mlp__c_fc__weight=torch.ones(64, 16)), r"c_fc.weight is \[64, 16\] instead of \[16, 64\]", "save_pretrained"),
+    (held(transformer__ln_f__bias=torch.ones(16, dtype=torch.int32)), "ln_f.bias .*int32", "save_pretrained"),
+    (bytes_of("config.json", b"{"), "config.json is not JSON", "save_pretrained"),
+    (bytes_of("config.json", b"[1]"), "type None", "save_pretrained"),
+    (bytes_of("model.safetensors", b"\x80\x04K\x01."), "as a safetensors file", "save_pretrained"),
+    (lambda folder: (folder / "config.json").unlink(), "cannot read .*config.json", "save_pretrained"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "there is no .*model.safetensors", "save_pretrained"),
+    (only_pickle, "there is no .*model.safetensors", "a pickle is never read"),
+    (in_parts, "there is no .*model.safetensors", "max_shard_size"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("written") / "hub"
+    write_hub(DESIGN, GPT(DESIGN).state_dict(), folder)
+    return folder
+
+
+@pytest.mark.parametrize(("change", "problem", "fix"), REFUSED)
+def test_what_is_not_such_a_gpt_2_is_named(change, problem, fix, written, tmp_path):
+    change(shutil.copytree(written, tmp_path / "hub"))
+    with pytest.raises(DataError, match=problem) as error:
+        read_hub(tmp_path / "hub")
+    assert fix in error.value.fix
+
+
+def test_what_is_no_folder_of_weights_is_named(tmp_path):
+    with pytest.raises(DataError, match="there is no folder .*nowhere of weights"):
+        read_hub(tmp_path / "nowhere")
+    torch.save({"weight": torch.ones(2)}, tmp_path / "weights.bin")
+    with pytest.raises(DataError, match="weights.bin is not a safetensors file\n.*a pickle is never read"):
+        read_hub(tmp_path / "weights.bin")
+
+
+@pytest.mark.parametrize(
+    ("design", "problem"),
+    [
+        ({"positions": "rotary"}, "positions=rotary"),
+        ({"activation": "relu2"}, "activation=relu2"),
+        ({"norm": "rms"}, "norm=rms"),
+        ({"bias": False}, "bias=false"),
+    ],
+)
+def test_a_design_that_gpt_2_has_not_is_not_written(design, problem, tmp_path):
+    other = Design(Shape(1, 2, 8), 5, 4, **design)
+    with pytest.raises(ConfigError, match=problem):
+        write_hub(other, GPT(other).state_dict(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_written_over_and_weights_of_another_model_are_not_written(written, tmp_path):
+    with pytest.raises(ConfigError, match="exists"):
+        write_hub(DESIGN, GPT(DESIGN).state_dict(), written)
+    with pytest.raises(ConfigError, match="norm.bias is missing"):
+        write_hub(DESIGN, {}, tmp_path / "other")
+
+
+@pytest.fixture(scope="module")
+def runs(theirs, tmp_path_factory):
+    """Runs that were saved: of tokens, from the weights of transformers without a change, and of a design that GPT-2 has not."""
+    folder = tmp_path_factory.mktemp("trained")
+    words = [f"data_folder={write(folder, 'words and words again ' * 40)}", f"runs={folder}/runs", "steps=2"]
+    train(*words, "name=tokens", "level=tokens", "vocabulary=270", "checkpoint.every=1steps")
+    train(*words, "name=rotary", "positions=rotary", "bias=false")
+    wide = transformers_gpt2(n_layer=1, n_head=2, n_embd=16, vocab_size=256, n_positions=12)
+    wide.save_pretrained(folder / "start")
+    shape = ["layers=0", "heads=0", "width=0", "length=128"]  # as nobody has said them
+    train(*words, *shape, "name=started", f"start={folder}/start", "lr.base=0", "weight_decay=0")
+    return folder, wide
+
+
+@pytest.fixture
+def export(runs, tmp_path, monkeypatch, capsys):
+    """Export in this process, in a copy of the folder."""
+    shutil.copytree(runs[0] / "runs", tmp_path / "runs")
+    monkeypatch.chdir(tmp_path)
+
+    def run(name, *words):
+        capsys.readouterr()
+        return Done(run_verb(["ckpt", "export", name, "--as", "gpt2", *map(str, words)]), *capsys.readouterr())
+
+    return run
+
+
+def loaded(theirs, folder):
+    """Return what transformers make of a folder, without a tensor missing or too much."""
+    model, facts = type(theirs[0]).from_pretrained(folder, output_loading_info=True)
+    assert not any(facts.values()), facts
+    return model.eval()
+
+
+def test_a_run_is_exported_with_its_tokenizer(export, theirs):
+    transformers = pytest.importorskip("transformers")
+    done = export("runs/tokens", "hub")
+    assert (done.code, done.err) == (0, "")
+    assert "from_pretrained" in done.out
+    assert [oct(Path(name).stat().st_mode)[-3:] for name in ("hub", *sorted(Path("hub").iterdir()))] == [
+        "700", "600", "600", "600", "600",
+    ]  # fmt: skip
+    author, model = open_author("runs/tokens"), loaded(theirs, "hub")
+    tokenizer = transformers.AutoTokenizer.from_pretrained("hub")
+    numbers = author.vocabulary.encode("words again").tolist()
+    assert tokenizer("words again").input_ids == numbers
+    assert tokenizer.decode(numbers) == "words again"
+    assert tokenizer.eos_token_id == model.config.eos_token_id == author.vocabulary.end
+    with torch.no_grad():
+        prompt = torch.tensor([numbers[:8]])
+        torch.testing.assert_close(model(prompt).logits, author.model(prompt), rtol=0, atol=1e-5)
+    assert Path("runs/tokens/tokenizer.json").read_bytes() == Path("hub/tokenizer.json").read_bytes()
+
+
+def test_their_weights_come_back_out_of_a_run_as_they_were(export, theirs, runs):
+    assert export("runs/started", "hub", "--json").code == 0
+    again, wide = loaded(theirs, "hub"), runs[1]
+    assert all(torch.equal(value, wide.state_dict()[name]) for name, value in again.state_dict().items())
+    assert not Path("hub/tokenizer.json").exists()
+    kept = config_from_words(GptConfig, ["--config", "runs/started/config.toml"])
+    assert (kept.layers, kept.heads, kept.width, kept.length, kept.tokens) == (1, 2, 16, 12, 256)
+
+
+def test_the_checkpoint_that_is_exported_is_good_or_the_one_asked_for(export):
+    assert json.loads(export("runs/tokens", "one", "--json", "--step", 1).out)["step"] == 1
+    assert export("runs/tokens/checkpoints/step-000000001", "two").code == 0
+    assert all((Path("two") / path.name).read_bytes() == path.read_bytes() for path in Path("one").iterdir())
+    part = next(Path("runs/tokens/checkpoints/step-000000002").glob("*.safetensors"))
+    part.write_bytes(part.read_bytes()[:-1] + b"?")
+    done = export("runs/tokens", "three", "--json")
+    assert (json.loads(done.out)["step"], len(json.loads(done.out)["passed_over"])) == (1, 1)
+    asked = export("runs/tokens", "four", "--step", 2)
+    assert (asked.code, asked.out, os.path.lexists("four")) == (3, "", False)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem", "fix"),
+    [
+        (["runs/rotary", "hub"], "GPT-2 has no positions=rotary, bias=false", "train with positions=learned"),
+        (["runs/tokens", "full"], "full exists", "name another folder"),
+        (["runs/tokens", "full/file"], "full/file exists", "name another folder"),
+        (["runs/tokens", "."], ". exists", "name another folder"),
+        (["runs/tokens", "hub", "--force"], "--force", "leave --force out"),
+        (["runs/tokens", "no/where"], "there is no folder no", "create it first"),
+        (["runs/tokens", "s3://bucket/hub"], "there is no folder", "a path on this machine"),
+        (["runs/tokens", "runs/tokens/checkpoints/step-000000002"], "inside a checkpoint", "stays as it was saved"),
+        (["runs/tokens", "runs/tokens/checkpoints/step-000000002/hub"], "inside a checkpoint", "stays as it was saved"),
+        (["runs/tokens"], "FOLDER is missing", "paceline ckpt export RUN --as gpt2 FOLDER"),
+        (["runs/tokens", "hub", "--as", "gpt3"], "there is no layout 'gpt3'", "did you mean gpt2?"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(export, words, problem, fix):
+    Path("full").mkdir()
+    Path("full/file").touch()
+    done = export(*words)
+    assert (done.code, done.out) == (2, "")
+    assert problem in done.err
+    assert fix in done.err.partition("fix: ")[2]
+    assert not os.path.lexists("hub")
+
+
+def test_nothing_is_left_of_a_folder_that_cannot_be_written(export, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    done = export("runs/tokens", "hub")
+    assert (done.code, sorted(os.listdir("."))) == (3, ["runs"])
+    assert "cannot write hub: No space left on device\n  fix: free some space" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["size=124M"], "size=124M"),
+        (["layers=2"], "layers=2, not 1"),
+        (["tokens=300"], "tokens=300, not 256"),
+        (["length=16"], "length=16, not 12"),
+        (["norm=rms"], "norm=rms, not layer"),
+        (["bias=false"], "bias=False, not True"),
+    ],
+)
+def test_settings_that_contradict_the_weights_are_refused(words, problem, tmp_path):
+    design = Design(Shape(1, 2, 16), tokens=256, length=12)
+    write_hub(design, GPT(design).state_dict(), tmp_path / "hub")
+    settled = ["layers=1", "heads=2", "width=16", "length=12"]  # as the run's own config.toml says them
+    assert design_of(from_start(tiny(*settled, f"start={tmp_path}/hub"))[0]) == design
+    with pytest.raises(ConfigError, match=problem) as error:
+        from_start(tiny(*settled, f"start={tmp_path}/hub", *words))
+    assert "leave these settings out" in error.value.fix

@@ -1,0 +1,1 @@
+"""What tests stand on: real processes, a private Slurm, an S3 server, a browser, typed documents."""

@@ -1,0 +1,141 @@
+"""How tests run the real command line as a person would, and see that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support import forkserver as warm
+
+MARK = "LAUNCHED_BY_TEST"
+_FOREIGN = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "OMP_NUM_THREADS",
+    "PACELINE_DATA",
+    "PYTHONWARNINGS",
+)
+_GONE_WITHIN_S = 60
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Running:
+    """A command under way; every process it starts carries the mark."""
+
+    process: subprocess.Popen[str]
+    mark: str
+    temporary: Path
+
+    def wait(self, timeout_s: float = 120) -> Done:
+        out, err = self.process.communicate(timeout=timeout_s)
+        return Done(self.process.returncode, out, err)
+
+    def left_over(self) -> list[str]:
+        """Return what still runs of it, once it has had a moment to go."""
+        limit = time.monotonic() + _GONE_WITHIN_S
+        while (alive := processes_with(self.mark)) and time.monotonic() < limit:
+            time.sleep(0.05)
+        return list(alive.values())
+
+
+def _heed_interrupts() -> None:
+    """Undo what a shell does to programs in the background, which these tests may be: they ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def started(
+    *words: str,
+    folder: Path,
+    env: Mapping[str, str] | None = None,
+    options: tuple[str, ...] = (),
+    cold: bool = False,
+) -> Iterator[Running]:
+    """Start `paceline WORDS` in a folder, with a folder for temporary files of its own; cold: by a Python that begins anew."""
+    mark, temporary = uuid.uuid4().hex, folder / "tmp"
+    temporary.mkdir(exist_ok=True)
+    clean = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+    process = (subprocess.Popen if cold or options else warm.Command)(
+        [sys.executable, *options, "-m", "paceline", *words],
+        cwd=folder,
+        env=clean | {MARK: mark, "TMPDIR": str(temporary)} | dict(env or {}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        preexec_fn=_heed_interrupts,
+    )
+    with process:
+        try:
+            yield Running(process, mark, temporary)
+        finally:
+            process.kill()
+            for pid in processes_with(mark):  # none, unless the test fails
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def paceline(*words: str, **how: Any) -> Done:
+    """Run `paceline WORDS` to its end; nothing of it may be left, neither processes nor folders."""
+    with started(*words, **how) as running:
+        done = running.wait()
+        assert running.left_over() == []
+        assert list(running.temporary.glob("paceline-*")) == []
+        return done
+
+
+def processes_with(mark: str) -> dict[int, str]:
+    """Return the command lines of all processes that carry a mark in their environment or as a name, by process id."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_text().replace("\0", " ")
+            named = words and (process / "comm").read_text().strip() == mark[: warm.COMM_BYTES]
+            if named or f"{MARK}={mark}".encode() in (process / "environ").read_bytes():
+                found[int(process.name)] = words
+    return found
+
+
+def wait_until_gone(*pids: int) -> None:
+    """Wait until processes run no more. One that ends loses its environment, and so its mark, a moment before."""
+    wait_until(lambda: not any(map(_runs, pids)), f"{pids} are gone")
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process is there, and not only its entry for a parent that has not looked yet."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
+    return False
+
+
+def wait_for(*files: Path, timeout_s: float = 90) -> None:
+    """Wait until files are there."""
+    wait_until(lambda: all(file.exists() for file in files), f"{files} came", timeout_s)
+
+
+def wait_until(is_so: Callable[[], bool], what: str = "that", timeout_s: float = 90) -> None:
+    """Wait until something is so."""
+    limit = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < limit, f"not so: {what}"
+        time.sleep(0.02)

@@ -1,0 +1,142 @@
+"""How a cluster, or one node of it, is started and stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from dataclasses import replace
+
+from support.slurm_cluster import boot, cgroups, daemons, etc, network, packages, relay, requirements
+from support.slurm_cluster.commands import pid_of, wait_until
+from support.slurm_cluster.errors import ClusterError
+from support.slurm_cluster.place import RELAY, Place
+from support.slurm_cluster.settings import HEAD, Settings, address
+
+_STOPPED = 3
+
+
+def start(place: Place, settings: Settings) -> str:
+    """Start a cluster, and say what was done; an identical one that already runs will do."""
+    settings = replace(settings, pkg=str(settings.packages()))
+    settings.check(place.folder)
+    if _runs(place, settings):
+        return "already running"
+    requirements.check(settings)
+    begin = time.monotonic()
+    _prepare(place, settings)
+    prepared = time.monotonic()
+    try:
+        _boot_all(place, settings)
+    except BaseException:
+        stop(place)
+        raise
+    times = f"{time.monotonic() - prepared:.2f} s (+ {prepared - begin:.2f} s packages and configuration)"
+    return f"{settings.nodes} nodes up in {times}"
+
+
+def _runs(place: Place, settings: Settings) -> bool:
+    running = set(place.alive()) - {RELAY}
+    if not running:
+        return False
+    if running == set(settings.hosts()) and place.settings == settings:
+        return True
+    raise ClusterError(f"a cluster with other settings (or partly up) runs in {place.folder}; stop it first")
+
+
+def _prepare(place: Place, settings: Settings) -> None:
+    if settings.slurm:
+        packages.provide(settings)
+    place.clear()
+    settings.save(place.settings_file)
+    etc.write(place, settings)
+
+
+def _boot_all(place: Place, settings: Settings) -> None:
+    for host in settings.hosts():
+        boot.boot(place, host)
+        network.wire(place, host, settings)
+    if settings.delay_ms:
+        relay.start(place)
+    if settings.slurm:
+        daemons.start_head(place, settings)
+        daemons.start_nodes(place, settings.names())
+        daemons.wait_for_idle_nodes(place)
+
+
+def stop(place: Place) -> None:
+    """End every process of a cluster; a host ends with its process 1."""
+    for number, timeout_s in ((signal.SIGTERM, 5), (signal.SIGKILL, 10)):
+        for pid in place.alive().values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        _wait_for_end(place, timeout_s)
+    if alive := place.alive():
+        raise ClusterError(f"still alive: {alive}")
+    place.forget()
+    cgroups.remove(place)
+
+
+def _wait_for_end(place: Place, timeout_s: float) -> None:
+    limit = time.monotonic() + timeout_s
+    while place.alive() and time.monotonic() < limit:
+        time.sleep(0.01)
+
+
+def hold(place: Place, settings: Settings) -> None:
+    """Keep a cluster until the standard input ends, as it does however the one ends who holds the pipe's other end."""
+    if place.folder.exists() and any(place.folder.iterdir()):
+        raise ClusterError(f"{place.folder} is not empty, and would be removed at the end")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with place.locked():
+            print(start(place, settings), flush=True)
+        sys.stdin.read()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        stop(place)
+        shutil.rmtree(place.folder)
+
+
+def power_off(place: Place, node: str) -> None:
+    """Pull a node's plug. The link dies first, so that no FIN or RST gets out."""
+    pid = pid_of(place, node)
+    network.link(place, node, "down")
+    os.kill(pid, signal.SIGKILL)
+    wait_until("power off", lambda: not place.pid(node))
+    if not place.settings.delay_ms:
+        network.unwire(place, node)
+
+
+def power_on(place: Place, node: str) -> None:
+    """Boot a node that is off."""
+    settings = place.settings
+    if place.pid(node):
+        raise ClusterError(f"{node} is up")
+    if settings.delay_ms:
+        raise ClusterError("power-on is not possible with --delay-ms")
+    boot.boot(place, node)
+    network.wire(place, node, settings)
+    if settings.slurm:
+        daemons.start_nodes(place, [node])
+
+
+def show_status(place: Place) -> int:
+    """Print how every host is; return the exit status."""
+    if not place.pid(HEAD):
+        print("stopped")
+        return _STOPPED
+    settings, states = place.settings, {}
+    if settings.slurm:
+        try:
+            states = daemons.node_states(place)
+        except ClusterError as error:
+            print(error)
+    for host in settings.hosts():
+        pid = place.pid(host)
+        print(f"{host:6} {address(host):12} {f'init pid {pid}' if pid else 'off':16} {states.get(host, '')}")
+    return 0

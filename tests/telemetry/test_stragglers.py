@@ -1,0 +1,175 @@
+"""Is the rank that holds the others up named, with the phase, and as chronic or once?"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support.processes import run_on_processes
+
+from paceline.config.values import with_settings
+from paceline.errors import Stopped
+from paceline.rundir import RunDir, make_private
+from paceline.telemetry.heartbeat import Beat
+from paceline.telemetry.phases import PHASES, PhaseClock, Spent
+from paceline.telemetry.rank_times import read_looks
+from paceline.telemetry.stragglers import SlowWatch, in_words, read_beats, slowest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "trials"
+DELAYED = ("data", "forward", "backward", "optimizer", "gc")
+
+
+def beat(rank: int, largest: dict[str, float] | None = None, **steady: float) -> Beat:
+    phases = {}
+    for phase in (*PHASES, "wait"):
+        usual = steady.get(phase, 0.01)
+        phases[phase] = Spent(usual, usual, (largest or {}).get(phase, usual), 7)
+    return Beat(rank, "n1", 99, 0.0, 0.06, 0.01, 0.02, 20, phases)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_is_always_slow_is_named_with_its_phase(phase: str, ranks: int) -> None:
+    beats = [beat(rank, **({phase: 0.05} if rank == 1 else {})) for rank in range(ranks)]
+    found = slowest(beats, ranks, ranks)
+    assert (found.beat.rank, found.phase, found.kind) == (1, phase, "chronic")
+    assert found.more_s == pytest.approx(0.04)
+    assert "rank 1 on n1 holds the others up: 40.0 ms more a step" in in_words(found)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_single_delay_is_told_from_a_lasting_one(phase: str) -> None:
+    beats = [beat(rank, {phase: 1.0} if rank == 2 else None) for rank in range(4)]
+    found = slowest(beats, 4, 4)
+    assert (found.beat.rank, found.phase, found.kind, found.step) == (2, phase, "one-off", 7)
+    assert "held the others up once, in step 7: 990.0 ms more" in in_words(found)
+
+
+@pytest.mark.parametrize(
+    "beats",
+    [
+        [beat(0), beat(1)],
+        [beat(0, data=0.012), beat(1)],
+        [beat(0, {"other": 1.0}), beat(1, {"other": 1.05})],  # all evaluate
+        [beat(0, {"gc": 0.09}), beat(1)],
+        [beat(0, data=0.05, wait=1.0), beat(1, wait=1.04)],
+    ],
+    ids=["even", "by chance", "a pause of all", "a short one", "all wait for messages anyway"],
+)
+def test_nobody_is_named_where_nobody_holds_the_others_up(beats: list[Beat]) -> None:
+    assert slowest(beats, 2, 2) is None
+
+
+def test_there_is_news_when_two_looks_agree_and_when_it_is_over(tmp_path: Path) -> None:
+    folder = make_private(tmp_path / "ranks")
+    watch = SlowWatch(folder, 2, 2, since_s=0.0)
+
+    def look(*beats: Beat):
+        for one in beats:
+            (folder / f"{one.rank}.beat").write_text(json.dumps(asdict(one)))
+        watch.look()
+        return watch.news()
+
+    slow = beat(1, data=0.1)
+    assert look(beat(0), slow) is None
+    found, before = look(beat(0), replace(slow, step=100))
+    assert (found.beat.rank, found.phase, before) == (1, "data", None)
+    assert look(beat(0), slow) is None
+    assert look(beat(0), beat(1)) is None
+    assert look(beat(0), beat(1)) == (None, found)
+
+
+@pytest.mark.parametrize("text", ["{", "3", '{"rank": 0}', '{"rank": "x", "node": 1, "step": 1, "time_s": 1}'])
+def test_a_damaged_beat_says_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "0000.beat").write_text(text)
+    assert read_beats(tmp_path, 4, 0.0) == []
+
+
+def test_a_collection_is_taken_out_of_the_phase_that_it_interrupts() -> None:
+    clock = PhaseClock()
+    clock.begin_step()
+    clock.enter("forward")
+    clock._collection("start", {})
+    started = clock._collecting
+    clock._collecting = started - 100.0  # as if it had taken so long
+    clock._since -= 100.0
+    clock._collection("stop", {})
+    spent = clock.take(started, started, started)
+    assert spent["gc"] >= 100.0
+    assert spent["forward"] < 100.0
+
+
+def count_no_pauses(slow_training) -> None:
+    """Let the clock of this process count what it computes and what it sleeps on purpose, but no pause of the machine."""
+    slept_s, sleep = 0.0, time.sleep
+
+    def sleep_on_purpose(seconds: float) -> None:
+        nonlocal slept_s
+        sleep(seconds)
+        slept_s += seconds
+
+    slow_training.time = SimpleNamespace(sleep=sleep_on_purpose)
+    time.perf_counter = lambda: time.process_time() + slept_s
+
+
+def trainings(world, exact: bool, phases: tuple[str, ...]) -> None:
+    sys.path.insert(0, str(SCRIPTS))
+    import slow_training
+
+    count_no_pauses(slow_training)
+    for number, phase in enumerate(phases):
+        words = {"slow.phase": phase, "slow.rank": number % 3, "slow.seconds": 0.02, "name": phase, "exact": exact}
+        config = with_settings(slow_training.TrainingConfig(), {**words, "steps": 16, "log.progress": "lines"})
+        slow_training.train(world, config)
+    once = {"slow.phase": "backward", "slow.rank": 2, "slow.seconds": 1.0, "slow.step": 9, "name": "once"}
+    slow_training.train(world, with_settings(slow_training.TrainingConfig(), {**once, "steps": 16, "exact": exact}))
+
+
+def until_it_is_told(world) -> None:
+    sys.path.insert(0, str(SCRIPTS))
+    import slow_training
+
+    def stop_when_told() -> None:
+        events = Path("runs/slow/events.jsonl")
+        while not (events.exists() and '"SlowRank"' in events.read_text()):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if world.rank == 0:
+        threading.Thread(target=stop_when_told, daemon=True).start()
+    words = {"slow.phase": "optimizer", "slow.rank": 1, "slow.seconds": 0.1, "steps": 900, "log.progress": "lines"}
+    with contextlib.suppress(Stopped):
+        slow_training.train(world, with_settings(slow_training.TrainingConfig(), words))
+
+
+def test_a_run_says_which_rank_holds_it_up(tmp_path: Path) -> None:
+    run_on_processes(until_it_is_told, 2, tmp_path, {})
+    [events] = tmp_path.glob("meeting-*/runs/slow/events.jsonl")
+    found = [json.loads(line) for line in events.read_text().splitlines()]
+    told = [event for event in found if event["event"] == "SlowRank"]
+    assert (told[0]["rank"], told[0]["phase"], told[0]["kind"]) == (1, "optimizer", "chronic")
+    assert told[0]["sentence"].startswith("rank 1 on ")
+    looks = read_looks(RunDir(events.parent).rank_times)
+    assert looks
+    assert all(look.own_s[1] > look.own_s[0] for look in looks if None not in look.own_s)
+
+
+@pytest.mark.parametrize(("exact", "phases"), [(True, DELAYED), (False, ("backward",))], ids=["exact", "free"])
+def test_ranks_that_are_made_slow_are_named_with_the_phase(tmp_path: Path, exact, phases) -> None:
+    run_on_processes(trainings, 3, tmp_path, {}, {"exact": exact, "phases": phases})
+    [runs] = tmp_path.glob("meeting-*/runs")
+    named = {}
+    for name in (*phases, "once"):
+        found = slowest(read_beats(runs / name / "ranks", 3, 0.0), 6, 3)
+        named[name] = found and (found.beat.rank, found.phase, found.kind)
+    wanted = {phase: (number % 3, phase, "chronic") for number, phase in enumerate(phases)}
+    assert named == wanted | {"once": (2, "backward", "one-off")}

@@ -1,0 +1,275 @@
+"""Replicas that walk apart learn the same bits on any number of ranks, tell each other little, and survive a stop anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from support.processes import run_on_processes
+from torch import Tensor, nn
+
+import paceline
+from paceline.config import RunConfig, config_from_words
+from paceline.verify.records import first_difference, read_record
+from paceline.errors import ConfigError, Stopped
+from paceline.events import RunEnded, surviving
+from paceline.train import bucket_exchange as exchange
+from paceline.train.diloco import LocalStep
+from paceline.world.world import World
+from paceline.world.process_group import join
+
+SAMPLES = 37  # with a global batch of 16 the last step of an epoch has 5 samples, and leaves replicas without any
+FIXED = {
+    "batch.global_size": 16,
+    "batch.lanes": 8,
+    "local.steps": 4,
+    "local.replicas": 4,
+    "epochs": 3,
+    "clip_norm": 0.5,
+}
+CASES = {
+    "plain": {},
+    "bf16 on the wire": {"compression": "bf16"},
+    "six lanes, three replicas": {"batch.lanes": 6, "local.replicas": 3, "local.outer_momentum": 0.0},
+}
+
+
+class Small(nn.Module):
+    """Dropout, a tied weight, a frozen one, a buffer that stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 9), nn.Linear(9, 1)
+        self.frozen = nn.Linear(9, 9).requires_grad_(requires_grad=False)
+        self.again = self.first
+        self.register_buffer("shift", torch.ones(9))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = nn.functional.dropout(self.again(inputs).tanh() + self.shift, 0.2, self.training)
+        found: Tensor = self.last(self.frozen(hidden))
+        return found
+
+
+def data_of(samples: int = SAMPLES) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(samples, 5, generator=generator), torch.randn(samples, 1, generator=generator)
+
+
+def train(world: World, config: RunConfig, stop_at: int = -1) -> dict[str, object]:
+    """A run of the Trainer, told to stop after a step that was reported; what it says of itself."""
+    seen: list[object] = []
+
+    def told(event: object) -> None:
+        seen.append(event)
+        if getattr(event, "step", 0) == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    torch.manual_seed(0)
+    model = paceline.parallelize(Small(), world, config)
+    trainable = [value for value in model.parameters() if value.requires_grad]
+    optimizer = torch.optim.AdamW(trainable, lr=0.02)
+    trainer = paceline.Trainer(
+        world, model, optimizer, paceline.Batches(data_of(), config, world), nn.functional.mse_loss, config,
+        evaluation=data_of(11), sinks=[told],
+    )  # fmt: skip
+    with contextlib.suppress(Stopped):
+        trainer.run()
+    if not world.is_main:
+        return {}
+    events = surviving(Path(config.runs) / config.name / "events.jsonl")
+    return {
+        "digest": next((event.digest for event in seen if isinstance(event, RunEnded)), ""),
+        "losses": [(event["step"], event["loss"]) for event in events if "loss" in event],
+        "metrics": [event["metrics"] for event in events if "metrics" in event],
+    }
+
+
+def config_of(folder: str, **more: object) -> RunConfig:
+    words = FIXED | {"runs": folder, "log.every_steps": 2, "checkpoint.every": "end"} | more
+    return config_from_words(RunConfig, [f"{name}={value}" for name, value in words.items()])
+
+
+def every_case(world: World, folder: str, record: bool = False) -> dict[str, dict[str, object]]:
+    """Train all cases on this rank, one after the other, as far as there is a replica for every rank."""
+    found = {}
+    for name, more in CASES.items():
+        to = f"{folder}/record-{name}" if record else ""
+        config = config_of(f"{folder}/{name}", **more | {"record.to": to})
+        if world.size <= config.local.replicas:
+            found[name] = train(world, config)
+    return found
+
+
+def test_replicas_learn_the_same_bits_on_any_number_of_ranks(tmp_path: Path) -> None:
+    folders = {size: tmp_path / f"world-{size}" for size in (1, 2, 3, 4)}
+    found = {
+        size: run_on_processes(every_case, size, tmp_path, {}, {"folder": str(folder), "record": size < 4})[0]
+        for size, folder in folders.items()
+    }
+    for size in (2, 3, 4):
+        for name, expected in found[1].items():
+            if name in found[size]:
+                assert found[size][name] == expected, (size, name)
+    assert len(found[3]) == len(CASES)
+    assert len({result["digest"] for result in found[1].values()}) == len(CASES)
+    for name in CASES:
+        records = [read_record(folders[size] / f"record-{name}", name) for size in (1, 2, 3)]
+        assert [first_difference(records[0], other) for other in records[1:]] == [None, None]
+        assert any("replica.0002.model.last.weight" in step.tensors for step in records[0].steps)
+
+
+def interrupted(world: World, folder: str, stop_at: int, record_steps: int) -> dict[str, object]:
+    more = {"record.to": f"{folder}/record", "record.steps": record_steps} if record_steps else {}
+    return train(world, config_of(folder, **CASES["bf16 on the wire"], epochs=4, **{"local.steps": 2}, **more), stop_at)
+
+
+def test_a_run_stopped_between_two_meetings_goes_on_with_the_same_bits_in_another_world(tmp_path: Path) -> None:
+    def run(place: str, size: int, stop_at: int = -1, record_steps: int = 0) -> dict[str, object]:
+        given = {"folder": str(tmp_path / place), "stop_at": stop_at, "record_steps": record_steps}
+        return run_on_processes(interrupted, size, tmp_path, {}, given)[0]
+
+    straight = run("straight", 1)
+    part = run("broken", 3, record_steps=4)
+    assert part["losses"] == straight["losses"][: len(part["losses"])]
+    names = names_saved(tmp_path / "broken", 4)
+    assert "replica.0003.model.last.bias" in names, "it was saved one step after a meeting"
+    assert {"optimizer.momentum_buffer.last.bias", "replica.0003.optimizer.exp_avg.last.bias"} <= names
+    assert run("broken", 2, stop_at=6)["digest"] == ""
+    assert "replica.0003.model.last.bias" not in names_saved(tmp_path / "broken", 8), "it was saved at a meeting"
+    last = run("broken", 4)
+    assert last == straight
+
+
+def names_saved(folder: Path, step: int) -> set[str]:
+    from safetensors import safe_open
+
+    found: set[str] = set()
+    for path in (folder / f"run/checkpoints/step-{step:09d}").glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            found |= set(file.keys())
+    return found
+
+
+def count_bytes(world: World, folder: str) -> dict[str, list[int]]:
+    """Return the bytes of every message that a rank hands to the exchange, by compression."""
+    found: dict[str, list[int]] = {}
+    send = exchange.gather
+    for compression in ("none", "bf16"):
+        sent = found[compression] = []
+
+        def counted(gathered: Tensor, mine: Tensor, among: object = None, *, sent: list[int] = sent) -> object:
+            sent.append(mine.nbytes)
+            return send(gathered, mine, among)
+
+        exchange.gather = counted
+        train(world, config_of(folder, name=compression, compression=compression, **{"local.replicas": 2}))
+    return found
+
+
+def test_only_differences_cross_the_ranks_and_only_when_replicas_meet(tmp_path: Path) -> None:
+    weights = sum(value.numel() for value in Small().parameters() if value.requires_grad)
+    found = run_on_processes(count_bytes, 2, tmp_path, {}, {"folder": str(tmp_path)})
+    assert found == [{"none": [4 * weights] * 3, "bf16": [2 * weights] * 3}] * 2  # 3 epochs of 3 steps, and H is 4
+
+
+def by_hand(config: RunConfig, world: World) -> nn.Module:
+    """DiLoCo as its paper has it, with torch's own optimizers."""
+    torch.manual_seed(0)
+    common = Small().eval()
+    copies = [copy.deepcopy(common) for _ in range(config.local.replicas)]
+    inner = [torch.optim.AdamW([v for v in one.parameters() if v.requires_grad], lr=0.02) for one in copies]
+    shared = [value for value in common.parameters() if value.requires_grad]
+    outer = torch.optim.SGD(shared, config.local.outer_lr, config.local.outer_momentum, nesterov=True)
+    each = config.batch.lanes // config.local.replicas
+    for step in paceline.Batches(data_of(), config, world).steps():
+        for number, (one, optimizer) in enumerate(zip(copies, inner, strict=True)):
+            lanes = [lane for lane in step.lanes[number * each : (number + 1) * each] if lane.samples]
+            if lanes:
+                inputs, targets = (torch.cat(column) for column in zip(*(lane.batch for lane in lanes), strict=True))
+                optimizer.zero_grad()
+                nn.functional.mse_loss(one(inputs), targets).backward()
+                optimizer.step()
+        if step.plan.step % 3 != 2:  # epochs of three steps, and H = 4
+            continue
+        walked = [[v for v in one.parameters() if v.requires_grad] for one in copies]
+        for value, *theirs in zip(shared, *walked, strict=True):
+            value.grad = value.detach() - torch.stack([other.detach() for other in theirs]).mean(0)
+        outer.step()
+        for mine in walked:
+            torch._foreach_copy_([value.data for value in mine], [value.data for value in shared])
+    return common
+
+
+def check_against_hand_written(folder: str) -> None:
+    config = config_of(folder, clip_norm=0.0)
+    with join(config) as world:
+        torch.manual_seed(0)
+        model = paceline.parallelize(Small().eval(), world, config)
+        optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=0.02)
+        batches = paceline.Batches(data_of(), config, world)
+        step = LocalStep(world, model, optimizer, nn.functional.mse_loss, config, batches.total_samples)
+        for batch in batches.steps():
+            step(batch)
+        expected = by_hand(config, world)
+    for (name, mine), theirs in zip(model.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, msg=name)
+
+
+def test_it_is_the_algorithm_of_its_paper(tmp_path: Path) -> None:
+    run_on_processes(check_against_hand_written, 1, tmp_path, {}, {"folder": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["local.replicas=3"], "local.replicas to one of 1, 2, 4, 8, or batch.lanes to a multiple of 3"),
+        (["parallel=fsdp"], "set parallel=ddp"),
+        (["capture=true"], "set capture=false"),
+        (["compression=powersgd", "exact=false"], "set compression=bf16"),
+        (["precision=fp16"], "set precision=bf16"),
+        (["local.steps=-1"], "local.steps to 0 or more"),
+        (["local.steps=0", "local.replicas=2"], "add local.steps=32"),
+        (["local.outer_lr=0"], "above 0"),
+        (["local.outer_momentum=1"], "below 1"),
+    ],
+)
+def test_what_contradicts_replicas_that_walk_apart_is_refused(words: list[str], fix: str) -> None:
+    given = [f"{name}={value}" for name, value in FIXED.items()]
+    with pytest.raises(ConfigError) as caught:
+        config_from_words(RunConfig, [*given, *words])
+    assert fix in caught.value.fix
+
+
+def test_more_ranks_than_replicas_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "PACELINE_MEETING": str(tmp_path / "meeting")}.items():
+        monkeypatch.setenv(name, value)
+    with (
+        pytest.raises(ConfigError, match="3 ranks cannot share 2 replicas"),
+        join(config_of(str(tmp_path), **{"local.replicas": 2})),
+    ):
+        pass
+
+
+def test_other_steps_and_other_models_are_refused(tmp_path: Path) -> None:
+    config = config_of(str(tmp_path))
+    with join(config) as world:
+        batches = paceline.Batches(data_of(), config, world)
+        model = nn.Sequential(nn.Linear(5, 1), nn.BatchNorm1d(1))
+        given = world, model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.mse_loss, config
+        with pytest.raises(ConfigError, match=r"paceline\.Trainer"):
+            paceline.OptimizerStep(*given)
+        with pytest.raises(ConfigError, match="LayerNorm"):
+            LocalStep(*given)(next(batches.steps()))
+
+
+def test_a_checkpoint_of_other_replicas_is_refused(tmp_path: Path) -> None:
+    for more, problem in [({}, ""), ({"local.replicas": 2}, "holds 4 replicas"), ({"local.steps": 0}, "0 are wanted")]:
+        config = config_of(str(tmp_path), resume="changed", epochs=2, **more)
+        refused = pytest.raises(ConfigError, match=problem) if problem else contextlib.nullcontext()
+        with refused, join(config) as world:
+            train(world, config)

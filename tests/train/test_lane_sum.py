@@ -1,0 +1,108 @@
+"""The sum of lanes has the same bits on every rank of every world, whatever carries it."""
+
+import pytest
+import torch
+from support.processes import on_processes, run_on_processes
+from torch import nn
+
+from paceline.scale.batch import share
+from paceline.scale.tree import children
+from paceline.train import bucket_exchange as exchange
+from paceline.train.lane_sum import Note, TreeStack
+from paceline.train.bucket_exchange import GatherExchange, SliceExchange, TreeShape, choose_exchange
+from paceline.world.world import World
+
+
+def tree_sum(values: list[torch.Tensor], node: range) -> torch.Tensor:
+    """The definition, without any of the code under test: halves first."""
+    if len(node) == 1:
+        return values[node.start]
+    left, right = children(node)
+    return tree_sum(values, left) + tree_sum(values, right)
+
+
+def lane_values(lanes: int, size: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [(torch.randn(size, generator=generator) * 10.0**lane).to(dtype) for lane in range(lanes)]
+
+
+def exchanged(world: World, lanes: int, size: int, dtype: torch.dtype, way: str) -> torch.Tensor:
+    """This rank's lanes through one exchange, added within the rank by the definition."""
+    from paceline.scale.tree import whole_subtrees
+
+    values = lane_values(lanes, size, dtype)
+    sums = [tree_sum(values, node) for node in whole_subtrees(share(lanes, world.rank, world.size), lanes)]
+    shape, total = TreeShape.of(lanes, world), torch.empty(size, dtype=dtype)
+    if way == "gather":
+        notes = [torch.full((3,), float(row)) for row in range(len(sums))]
+        bucket = GatherExchange(total, 3, shape, torch.device("cpu"))
+        bucket.start(sums, [note.double() for note in notes])
+    else:
+        bucket = SliceExchange(total, shape, torch.device("cpu"))
+        bucket.start(sums, [])
+    while not bucket.advance(total):
+        pass
+    return total
+
+
+@on_processes(3)
+def test_gather_and_slices_give_the_bits_of_the_tree_on_three_ranks(world: World) -> None:
+    for lanes in (3, 4, 5, 7, 8):
+        for size in (1, 2, 10, 1001):
+            for dtype in (torch.float32, torch.bfloat16, torch.float64):
+                expected = tree_sum(lane_values(lanes, size, dtype), range(lanes))
+                for way in ("gather", "slices"):
+                    assert torch.equal(exchanged(world, lanes, size, dtype, way), expected), (lanes, size, dtype, way)
+
+
+def test_two_ranks_and_small_buckets_gather_and_large_ones_go_in_slices() -> None:
+    cpu = torch.device("cpu")
+    three, two = TreeShape.of(4, World(size=3)), TreeShape.of(4, World(size=2))
+    large, small = torch.empty(1 << 18), torch.empty(10)
+    assert isinstance(choose_exchange(large, 0, two, cpu), GatherExchange)
+    assert isinstance(choose_exchange(small, 0, three, cpu), GatherExchange)
+    assert isinstance(choose_exchange(large, 0, three, cpu), SliceExchange)
+
+
+def gradients(config, world, *, wide: int, tiny_buckets: bool) -> str:
+    """Three steps of a model with several buckets; the digest of what was learned."""
+    import paceline
+    from paceline.train.state import state_digest
+
+    if tiny_buckets:
+        exchange._SMALL_BYTES = exchange._CARRIES_NOTES_BYTES = 64  # every bucket goes in slices, notes on their own
+    model = nn.Sequential(nn.Linear(8, wide), nn.Tanh(), nn.Linear(wide, wide), nn.Tanh(), nn.Linear(wide, 1))
+    model = paceline.parallelize(model, world, config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(3)
+    data = torch.randn(37, 8, generator=generator), torch.randn(37, 1, generator=generator)
+    batches = paceline.Batches(data, config, world)
+    step = paceline.OptimizerStep(world, model, optimizer, nn.functional.mse_loss, config, batches.total_samples)
+    for batch in batches.steps():
+        step(batch)
+    return state_digest(model, optimizer)
+
+
+@pytest.mark.parametrize("lanes", [4, 5, 8])
+def test_a_model_of_several_buckets_learns_the_same_bits_on_one_to_four_ranks(lanes: int, tmp_path) -> None:
+    settings = {"batch.lanes": lanes, "batch.global_size": 20, "epochs": 2, "clip_norm": 0.5}
+    found = {}
+    for size in (1, 2, 3, 4):
+        for tiny in (False, True):
+            given = {"wide": 700, "tiny_buckets": tiny}
+            found[size, tiny] = run_on_processes(gradients, size, tmp_path, settings, given)
+    assert len({digest for digests in found.values() for digest in digests}) == 1, found
+
+
+def test_notes_and_gradients_are_added_along_the_tree() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    stack = TreeStack([weight], 6)
+    stack.clear()
+    values = [torch.tensor([10.0**lane / 3]) for lane in range(6)]
+    for value in values:
+        stack.before_lane(Note(float(value), 1.0))
+        weight.grad = value.clone() if weight.grad is None else weight.grad.add_(value)  # what backward does
+        stack.after_lane()
+    assert [sums[0] for sums in stack.gradients] == [tree_sum(values, range(6))]
+    assert [note.counted for note in stack.notes] == [6.0]
+    assert stack.notes[0].loss == float(tree_sum([value.double() for value in values], range(6)))

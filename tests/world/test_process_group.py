@@ -1,0 +1,213 @@
+"""Ranks meet without opening a port to the world, wait as long as they should, and leave without a word."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.program import wait_for
+from support.processes import on_processes, run_on_processes
+
+from paceline.config import RunConfig, TimeoutConfig
+from paceline.errors import ConfigError, EnvironmentUnfit
+from paceline.world.address import free_port, listen_at
+from paceline.world.collectives import rows_of_all, sum_across
+from paceline.world.device import gpu_index
+from paceline.world.world import World
+from paceline.world.process_group import join, shorten_timeout
+from paceline.world.rendezvous import claim_folder
+
+
+def open_listeners() -> list[str]:
+    """The local addresses on which this very process listens."""
+    mine = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.exists()}
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in mine:
+                found.append(words[1].partition(":")[0])
+    return found
+
+
+LOOPBACK = "0100007F"
+
+
+def freed_after_leaving() -> bool:
+    """Leave a group of which nobody but torch knows; return whether it was freed."""
+    with join(RunConfig()):
+        group = weakref.ref(dist.group.WORLD)
+    return group() is None
+
+
+def test_a_group_that_was_left_is_not_freed_for_its_threads_may_want_pythons_lock(tmp_path) -> None:
+    assert run_on_processes(freed_after_leaving, 2, tmp_path, {}) == [False, False]
+
+
+@on_processes(2)
+def test_one_node_listens_on_loopback_only(world: World) -> None:
+    assert set(open_listeners()) == {LOOPBACK}
+
+
+@on_processes(3)
+def test_collectives_reach_all(world: World) -> None:
+    assert sum_across(world, torch.tensor([world.rank, 1])).tolist() == [3, 3]
+    assert rows_of_all(world, torch.tensor([[world.rank]])).tolist() == [[[0]], [[1]], [[2]]]
+
+
+def wait_for_a_late_rank(config: RunConfig) -> float:
+    """Return how long rank 0 waited; leaving together is no longer possible then."""
+    waited = 0.0
+    with contextlib.suppress(RuntimeError), join(config) as world:
+        shorten_timeout(world, config)
+        begun = time.monotonic()
+        if world.rank == 1:
+            wait_for(Path("gave-up"))
+        try:
+            dist.barrier()
+        finally:
+            waited = time.monotonic() - begun
+            Path("gave-up").touch()
+    return waited
+
+
+def test_a_rank_that_does_not_come_is_noticed_after_the_step_timeout(tmp_path) -> None:
+    waited = run_on_processes(wait_for_a_late_rank, 2, tmp_path, {"timeout.step_s": 1.0, "timeout.start_s": 100.0})
+    assert 0.9 < waited[0] < 90  # the step's time-out, not the start's
+
+
+def test_alone_no_group_is_made_and_nothing_is_said(capfd) -> None:
+    with join(RunConfig()) as world:
+        assert world == World()
+        assert not dist.is_initialized()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_more_ranks_than_lanes_is_an_error_with_both_ways_out(monkeypatch) -> None:
+    for name, value in {"PACELINE_MEETING": "/nowhere/x", "RANK": "0", "WORLD_SIZE": "5"}.items():
+        monkeypatch.setenv(name, value)
+    with (
+        pytest.raises(ConfigError, match="5 ranks cannot share 4 lanes\n.*batch.lanes=5, or start at most 4"),
+        join(RunConfig()),
+    ):
+        pass
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="parallel=ddp"), join(RunConfig(parallel="none")):
+        pass
+
+
+def test_a_meeting_folder_that_others_can_enter_is_refused(tmp_path) -> None:
+    (tmp_path / "open").mkdir(mode=0o777)
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path / "open")
+    for name in ("open", "link"):
+        with pytest.raises(EnvironmentUnfit, match="private folder(.|\n)*TMPDIR"):
+            claim_folder(tmp_path / name)
+    claim_folder(tmp_path / "own")
+    assert (tmp_path / "own").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_port_that_is_taken_says_so() -> None:
+    with listen_at("127.0.0.1", 0) as listener, pytest.raises(EnvironmentUnfit, match="MASTER_PORT to a free port"):
+        listen_at("127.0.0.1", listener.getsockname()[1])
+
+
+MEET = """
+import os, sys
+sys.path.insert(0, {tests!r})
+from world.test_group import open_listeners
+import torch
+import paceline
+from paceline.world.collectives import sum_across
+with paceline.join(paceline.RunConfig()) as world:
+    total = sum_across(world, torch.tensor(world.rank + 1.0)).item()
+    words = world.launcher, world.rank, world.size, world.nodes, total, sorted(set(open_listeners()))
+    os.write(1, (" ".join(map(str, words)) + chr(10)).encode())  # in one piece: mpirun mixes the ranks' pieces
+"""
+
+
+def meet(tmp_path, *envs: dict[str, str]) -> list[str]:
+    """Start one process per environment; return what they print, which must be all they say."""
+    script = tmp_path / "meet.py"
+    script.write_text(MEET.format(tests=str(Path(__file__).parents[1])))
+    started = [
+        subprocess.Popen([sys.executable, "-W", "error", str(script)], cwd=tmp_path, env=os.environ | {"TMPDIR": str(tmp_path)} | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for env in envs
+    ]  # fmt: skip
+    answers = [process.communicate(timeout=120) for process in started]
+    assert [(process.returncode, answer[1]) for process, answer in zip(started, answers, strict=True)] == [
+        (0, "")
+    ] * len(envs)
+    return [answer[0].strip() for answer in answers]
+
+
+def test_two_nodes_meet_at_one_address_and_nothing_listens_on_all_interfaces(tmp_path) -> None:
+    shared = {
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port("127.0.0.1")),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    said = meet(tmp_path, shared | {"RANK": "0"}, shared | {"RANK": "1"})
+    assert said == [f"torchrun {rank} 2 2 3.0 ['{LOOPBACK}']" for rank in range(2)]
+
+
+def test_tasks_of_srun_on_one_node_meet_in_a_private_folder_that_is_gone_afterwards(tmp_path) -> None:
+    task = {
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_JOB_ID": "5",
+        "SLURM_STEP_ID": "1",
+    }
+    said = meet(tmp_path, *(task | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)))
+    assert said == [f"slurm {rank} 2 1 3.0 ['{LOOPBACK}']" for rank in range(2)]
+    assert list(tmp_path.glob("paceline-*")) == []
+
+
+def test_ranks_of_several_nodes_meet_where_rank_0_says_in_the_run_folder(tmp_path) -> None:
+    shared = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    shared |= {"PMIX_NAMESPACE": "prterun-a-7@1", "PACELINE_INTERFACE": "lo"}
+    said = meet(tmp_path, *(shared | {"OMPI_COMM_WORLD_RANK": str(rank)} for rank in range(2)))
+    assert said == [f"openmpi {rank} 2 2 3.0 ['{LOOPBACK}']" for rank in range(2)]
+    assert list((tmp_path / "runs" / "run" / "meetings").iterdir()) == []
+
+
+@pytest.mark.mpi
+def test_mpirun_starts_ranks_that_meet(tmp_path) -> None:
+    script = tmp_path / "meet.py"
+    script.write_text(MEET.format(tests=str(Path(__file__).parents[1])))
+    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, str(script)]
+    done = subprocess.run(
+        command, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.strip().splitlines()) == [f"openmpi {rank} 2 1 3.0 ['{LOOPBACK}']" for rank in range(2)]
+
+
+@pytest.mark.parametrize(("local_rank", "visible", "index"), [(0, 1, 0), (3, 1, 0), (0, 4, 0), (3, 4, 3)])
+def test_the_gpu_is_the_local_rank_or_the_only_one_shown(local_rank, visible, index) -> None:
+    assert gpu_index(World(local_rank=local_rank, local_size=4), visible) == index
+
+
+def test_more_local_ranks_than_gpus_is_an_error() -> None:
+    with pytest.raises(EnvironmentUnfit, match="start at most 2 ranks"):
+        gpu_index(World(local_rank=2, local_size=4), 2)
+
+
+def test_a_gpu_that_is_asked_for_must_be_there() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(EnvironmentUnfit, match="device=cpu"), join(RunConfig(device="cuda")):
+        pass
+
+
+def test_timeouts_have_defaults_that_fit_a_cluster() -> None:
+    assert TimeoutConfig() == TimeoutConfig(start_s=1800, step_s=60)
