@@ -118,10 +118,10 @@ def _source(folder: Path) -> Callable[[], Any]:
         from paceline.data.hdf5.source import H5Source
 
         return lambda: H5Source(folder / "set.h5", ("image", "label"))
-    from paceline.data.shards.source import ShardSet
-    from paceline.data.shards.store import LocalShelf
+    from paceline.data.shards.source import ShardSource
+    from paceline.data.shards.store import LocalShardStore
 
-    return lambda: ShardSet(LocalShelf(folder))
+    return lambda: ShardSource(LocalShardStore(folder))
 
 
 class Samples(torch.utils.data.Dataset[tuple[Tensor, int]]):

@@ -20,7 +20,7 @@ BATCH, BATCHES = 128, 200
 
 def make(folder: Path, records: int, shards: int, files: int) -> None:
     """Write the set."""
-    from paceline.data.shards.index import INDEX, SetIndex
+    from paceline.data.shards.index import INDEX, DatasetIndex
     from paceline.data.shards.shard import column_of, write_shard
     from paceline.rundir import write_whole
 
@@ -36,7 +36,7 @@ def make(folder: Path, records: int, shards: int, files: int) -> None:
         else:
             os.link(folder / twin, folder / name)
             facts.append(replace(facts[number % files], name=name))
-    write_whole(folder / INDEX, SetIndex((column,), each, tuple(facts)).to_json())
+    write_whole(folder / INDEX, DatasetIndex((column,), each, tuple(facts)).to_json())
 
 
 def measure(folder: Path, start: float) -> dict[str, float]:
@@ -45,14 +45,14 @@ def measure(folder: Path, start: float) -> dict[str, float]:
 
     from paceline.config import BatchConfig, RunConfig
     from paceline.data.reading.batches import Batches
-    from paceline.data.shards.source import ShardSet
-    from paceline.data.shards.store import LocalShelf
+    from paceline.data.shards.source import ShardSource
+    from paceline.data.shards.store import LocalShardStore
     from paceline.world.world import World
 
     torch.set_num_threads(1)
     torch.index_select(torch.zeros(2), 0, torch.zeros(1, dtype=torch.int64))
     before, begin = memory_mb(), time.perf_counter()
-    batches = Batches(ShardSet(LocalShelf(folder)), RunConfig(batch=BatchConfig(BATCH, lanes=1)), World())
+    batches = Batches(ShardSource(LocalShardStore(folder)), RunConfig(batch=BatchConfig(BATCH, lanes=1)), World())
     steps = batches.steps(int(start * batches.plan.steps_per_epoch))
     next(steps)
     first_ms = (time.perf_counter() - begin) * 1e3

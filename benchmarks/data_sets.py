@@ -35,7 +35,7 @@ def write_arrays(folder: Path, records: int, side: int) -> None:
 def write_shards(folder: Path, images: Any, labels: Any, each: int = 0) -> None:
     """Write Paceline's shards, of the size that its packer would choose."""
     from paceline.data.pack.request import SHARD_BYTES
-    from paceline.data.shards.index import INDEX, SetIndex
+    from paceline.data.shards.index import INDEX, DatasetIndex
     from paceline.data.shards.shard import column_of, write_shard
     from paceline.rundir import write_whole
 
@@ -45,7 +45,7 @@ def write_shards(folder: Path, images: Any, labels: Any, each: int = 0) -> None:
         write_shard(folder, f"{number:05d}.safetensors", columns, {"image": images[span], "label": labels[span]})
         for number, span in enumerate(spans(len(labels), each))
     ]
-    write_whole(folder / INDEX, SetIndex(columns, each, tuple(facts)).to_json())
+    write_whole(folder / INDEX, DatasetIndex(columns, each, tuple(facts)).to_json())
 
 
 def write_many_shards(folder: Path, images: Any, labels: Any) -> None:

@@ -29,7 +29,7 @@ import paceline
 from paceline.hang.flight_recorder import last_collectives
 from paceline.telemetry.phases import PhaseClock
 from paceline.telemetry.pulse import Pulse
-from paceline.train.observers import Onlookers
+from paceline.train.observers import Observers
 from paceline.train.optimizer_step import OptimizerStep
 from paceline.world.world import World
 
@@ -84,12 +84,12 @@ def pulse_s(steps: int = 50_000) -> float:
 
 
 @contextlib.contextmanager
-def looking_on() -> Iterator[tuple[Onlookers, Any]]:
+def looking_on() -> Iterator[tuple[Observers, Any]]:
     """Have all onlookers there as in a training, with their threads, but nothing to look at."""
     with tempfile.TemporaryDirectory() as name:
         take = SimpleNamespace(clock=PhaseClock(), ready=0.0)
         config = paceline.RunConfig(name="cost", runs=name)
-        onlookers = Onlookers(World(), config, cast("OptimizerStep", take), lambda _: None)
+        onlookers = Observers(World(), config, cast("OptimizerStep", take), lambda _: None)
         with onlookers.attending(1000):
             yield onlookers, take
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from paceline.launch.spec import LaunchSpec, script
 from paceline.launch.supervisor import launch
 from paceline.measure.profile import profile
-from paceline.telemetry.stragglers import read_beats, slowest
+from paceline.telemetry.stragglers import find_straggler, read_beats
 
 TRAINING = script(str(Path(__file__).with_name("slow_training.py")))
 PHASES = ("data", "forward", "backward", "optimizer", "gc")
@@ -35,7 +35,7 @@ def trial(dice: random.Random, phase: str, *, once: bool) -> tuple[bool, str]:
         failure = launch(LaunchSpec(TRAINING, ranks, (), settings))
         if failure is not None:
             return False, failure.message
-        found = slowest(read_beats(Path(folder) / "slow" / "ranks", ranks, 0.0), LANES, ranks)
+        found = find_straggler(read_beats(Path(folder) / "slow" / "ranks", ranks, 0.0), LANES, ranks)
     wanted = (rank, phase, "one-off" if once else "chronic")
     named = found and (found.beat.rank, found.phase, found.kind)
     return named == wanted, f"{wanted} of {ranks}, {seconds:.3f} s: {named}"

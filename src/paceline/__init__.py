@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from paceline.config import RunConfig as RunConfig
     from paceline.config import config_from_argv as config_from_argv
     from paceline.data.reading.batches import Batches as Batches
-    from paceline.data.reading.open_dataset import open_set as open_set
+    from paceline.data.reading.open_dataset import open_dataset as open_dataset
     from paceline.errors import PacelineError as PacelineError
     from paceline.scale.lr import scaled_lr as scaled_lr
     from paceline.train.evaluate import accuracy as accuracy

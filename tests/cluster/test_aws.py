@@ -274,7 +274,11 @@ def parallelcluster():
     def ask(texts):
         own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
         done = subprocess.run(
-            [python, HERE.parent / "support" / "pcluster_schema.py"], input=json.dumps(texts), capture_output=True, text=True, env=own
+            [python, HERE.parent / "support" / "pcluster_schema.py"],
+            input=json.dumps(texts),
+            capture_output=True,
+            text=True,
+            env=own,
         )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)

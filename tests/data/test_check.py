@@ -14,8 +14,8 @@ from support import packable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.data.shards.check import check_set
-from paceline.data.shards.index import INDEX, SetIndex
+from paceline.data.shards.check import check_dataset
+from paceline.data.shards.index import INDEX, DatasetIndex
 from paceline.data.pack import Request, pack, pack_samples
 from paceline.data.pack.shard_writer import shard_name
 from paceline.data.shards.shard import Varying, write_shard
@@ -48,10 +48,10 @@ def test_every_byte_counts_and_its_file_is_named(packed: Path, data: st.DataObje
     changed = data.draw(st.integers(1, 255))
     try:
         path.write_bytes(whole[:place] + bytes([whole[place] ^ changed]) + whole[place + 1 :])
-        assert {problem.file for problem in check_set(packed).problems} == {path.name}
+        assert {problem.file for problem in check_dataset(packed).problems} == {path.name}
     finally:
         path.write_bytes(whole)
-    assert check_set(packed).ok
+    assert check_dataset(packed).ok
 
 
 def age(index: Path) -> None:
@@ -87,7 +87,7 @@ def enlarge_header(shard: Path) -> None:
 )
 def test_damage_is_told_with_its_file(file: str, damage, said: str, folder: Path) -> None:
     damage(folder / file)
-    (problem,) = check_set(folder).problems
+    (problem,) = check_dataset(folder).problems
     assert problem.file == file
     assert any(words in problem.what for words in said.split("|"))
 
@@ -95,24 +95,24 @@ def test_damage_is_told_with_its_file(file: str, damage, said: str, folder: Path
 def test_all_problems_are_told_not_the_first_alone(folder: Path) -> None:
     (folder / "00000.safetensors").unlink()
     os.truncate(folder / "00002.safetensors", 10)
-    assert [problem.file for problem in check_set(folder).problems] == ["00000.safetensors", "00002.safetensors"]
+    assert [problem.file for problem in check_dataset(folder).problems] == ["00000.safetensors", "00002.safetensors"]
 
 
 def test_files_that_are_no_part_of_the_set_are_named_and_do_no_harm(folder: Path) -> None:
     (folder / "notes.txt").write_text("mine")
     shutil.copy(folder / "00000.safetensors", folder / "00009.safetensors")
-    verdict = check_set(folder)
+    verdict = check_dataset(folder)
     assert (verdict.ok, verdict.strays) == (True, ["00009.safetensors", "notes.txt"])
 
 
 def test_an_index_cannot_have_files_outside_of_the_folder_read(folder: Path) -> None:
-    index = SetIndex.from_json((folder / INDEX).read_bytes(), INDEX)
+    index = DatasetIndex.from_json((folder / INDEX).read_bytes(), INDEX)
     outside = xxhash.xxh3_64_hexdigest(b"secret")
     (folder.parent / "secret").write_bytes(b"secret")
     about = {"files": {"../secret": outside, "tokenizer.json": index.about["files"]["tokenizer.json"]}}
-    changed = SetIndex(index.columns, index.samples_per_shard, index.shards, about)
+    changed = DatasetIndex(index.columns, index.samples_per_shard, index.shards, about)
     (folder / INDEX).write_bytes(changed.to_json())
-    assert check_set(folder).ok
+    assert check_dataset(folder).ok
 
 
 @pytest.mark.parametrize("offsets", [[0, 2, 1, 3], [1, 1, 2, 3], [0, 1, 2, 4], [0, -1, 2, 3], [0, 1, 2, 2]])
@@ -122,8 +122,8 @@ def test_offsets_must_rise_from_the_first_element_to_the_last_even_if_all_sums_a
     index = pack_samples([{"x": b"a"}, {"x": b"b"}, {"x": b"c"}], tmp_path / "set")
     wrong = {"x": Varying(numpy.frombuffer(b"abc", dtype="uint8"), numpy.array(offsets))}
     facts = write_shard(tmp_path / "set", shard_name(0), index.columns, wrong)
-    (tmp_path / "set" / INDEX).write_bytes(SetIndex(index.columns, index.samples_per_shard, (facts,)).to_json())
-    (problem,) = check_set(tmp_path / "set").problems
+    (tmp_path / "set" / INDEX).write_bytes(DatasetIndex(index.columns, index.samples_per_shard, (facts,)).to_json())
+    (problem,) = check_dataset(tmp_path / "set").problems
     assert problem == ("00000.safetensors", "the offsets of x do not rise from 0 to 3")
 
 
@@ -133,7 +133,7 @@ def test_every_leaf_that_is_wrong_is_told(tmp_path: Path) -> None:
     whole = bytearray(path.read_bytes())
     whole[-1], whole[5000] = 1, 1
     path.write_bytes(whole)
-    told = [problem.what for problem in check_set(tmp_path / "set").problems]
+    told = [problem.what for problem in check_dataset(tmp_path / "set").problems]
     assert len(told) == 3
     assert told[0].endswith("are not those that were written")
     assert told[2] == "its sum is not the one in the index"
@@ -141,5 +141,5 @@ def test_every_leaf_that_is_wrong_is_told(tmp_path: Path) -> None:
 
 def test_progress_is_told(folder: Path) -> None:
     heard: list[tuple[str, int, int]] = []
-    check_set(folder, lambda *said: heard.append(said))
+    check_dataset(folder, lambda *said: heard.append(said))
     assert heard == [("checking shards", number, 3) for number in (1, 2, 3)]

@@ -18,7 +18,7 @@ import pytest
 from conftest import SHARED_DATA
 
 from paceline.data import download as get
-from paceline.data.download import SETS, File, PublicSet
+from paceline.data.download import SETS, File, PublicDataset
 from paceline.errors import ConfigError, DataError, EnvironmentUnfit
 
 CONTENT = {"one.gz": gzip.compress(b"one" * 5000, mtime=0), "two.txt": bytes(range(256)) * 600}
@@ -71,7 +71,7 @@ def small_set(monkeypatch) -> None:
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in CONTENT.items()}
     plain = {"one.gz": hashlib.sha256(b"one" * 5000).hexdigest()}
     files = tuple(File(name, len(CONTENT[name]), sums[name], plain.get(name, "")) for name in CONTENT)
-    monkeypatch.setitem(SETS, "small", PublicSet(files, ()))
+    monkeypatch.setitem(SETS, "small", PublicDataset(files, ()))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
 

@@ -22,7 +22,7 @@ from paceline.data import hdf5
 from paceline.data.hdf5.chunks import Blocks, inspect, plan_blocks
 from paceline.data.hdf5.file import H5Column
 from paceline.data.hdf5.source import H5Source
-from paceline.data.reading.open_dataset import open_set
+from paceline.data.reading.open_dataset import open_dataset
 from paceline.data.order import Order
 from paceline.data.reading.source import TensorSource, as_source
 from paceline.errors import ConfigError, DataError, EnvironmentUnfit, PacelineError
@@ -334,7 +334,7 @@ def test_a_training_reads_ahead_from_the_file_what_it_would_read_from_memory(sma
     settings = RunConfig(epochs=2, batch=BatchConfig(24, lanes=6), read=ReadConfig(window=3))
     memory = TensorSource(torch.from_numpy(IMAGES), torch.from_numpy(LABELS))
     for rank in range(world):
-        source = open_set(str(small), settings)
+        source = open_dataset(str(small), settings)
         batches = Batches(source, settings, World(rank=rank, size=world))
         order = Order(SIZE, source.block, 3)
         count = start

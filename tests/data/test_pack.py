@@ -24,12 +24,12 @@ from hypothesis import strategies as st
 from support.program import processes_with, started, wait_for
 from PIL import Image
 
-from paceline.data.shards.check import check_set, open_index
+from paceline.data.shards.check import check_dataset, open_index
 from paceline.data.pack import Request, pack, pack_samples, plan, pool
 from paceline.data.pack import optional_packages as extras
 from paceline.data.pack import text_tasks as pieces
 from paceline.data.pack.plan import PLAN, SPOOL
-from paceline.data.shards.store import LocalShelf
+from paceline.data.shards.store import LocalShardStore
 from paceline.errors import ConfigError, DataError, EnvironmentUnfit, PacelineError
 
 SMALL = 90  # bytes of a shard: several of them, whatever is packed
@@ -51,10 +51,10 @@ def test_what_is_packed_is_read_back_with_plain_safetensors(kind, source: Path, 
     out = tmp_path / "out"
     index = pack(smaller(example.request), out, workers=1)
     alike(read_back(out), example.columns)
-    assert index == LocalShelf(out).index()
+    assert index == LocalShardStore(out).index()
     assert len(index.shards) > 1
     assert {name: index.about[name] for name in example.about} == example.about
-    verdict = check_set(out)
+    verdict = check_dataset(out)
     assert (verdict.problems, verdict.strays) == ([], [])
     modes = {stat.S_IMODE(path.stat().st_mode) for path in out.iterdir()}
     assert (stat.S_IMODE(out.stat().st_mode), modes) == (0o700, {0o600})
@@ -67,7 +67,7 @@ def test_the_number_of_workers_changes_no_byte(name: str, source: Path, tmp_path
     pack(request, tmp_path / "alone", workers=1)
     pack(request, tmp_path / "shared", workers=2)
     assert content(tmp_path / "alone") == content(tmp_path / "shared")
-    assert check_set(tmp_path / "shared").ok
+    assert check_dataset(tmp_path / "shared").ok
 
 
 def test_workers_import_no_torch() -> None:
@@ -118,7 +118,7 @@ def test_a_pack_that_is_interrupted_at_any_file_goes_on_to_the_same_bytes(
             with pytest.raises(DataError, match="no set|not finished"):
                 open_index(out)
             with pytest.raises(DataError, match="there is no set"):
-                LocalShelf(out).index()
+                LocalShardStore(out).index()
         pack(request, out, workers=1)
         assert content(out) == wanted, survived
     assert survived > len(wanted)
@@ -235,7 +235,7 @@ def test_a_whole_set_is_written_over_with_force_only(source: Path, tmp_path: Pat
     index = pack(smaller(request, 57), out, workers=1, force=True)
     assert len(list(out.glob("*.safetensors"))) == len(index.shards) == 10
     assert (out / "README").read_text() == "mine\n"
-    assert check_set(out).strays == ["README"]
+    assert check_dataset(out).strays == ["README"]
 
 
 def test_a_pack_that_was_killed_when_only_tidying_was_left_is_tidied(source: Path, tmp_path: Path, monkeypatch) -> None:
@@ -243,9 +243,9 @@ def test_a_pack_that_was_killed_when_only_tidying_was_left_is_tidied(source: Pat
     with monkeypatch.context() as patch:
         patch.setattr(plan.Journal, "end", lambda self: None)
         pack(request, out, workers=1)
-    assert [name.split()[0] for name in check_set(out).strays] == [PLAN, SPOOL]
+    assert [name.split()[0] for name in check_dataset(out).strays] == [PLAN, SPOOL]
     pack(request, out, workers=1)
-    assert check_set(out).strays == []
+    assert check_dataset(out).strays == []
 
 
 def test_shards_of_unknown_origin_are_not_written_over(source: Path, tmp_path: Path) -> None:
@@ -505,7 +505,7 @@ def test_samples_of_a_program_are_packed(tmp_path: Path) -> None:
     }
     alike(read_back(tmp_path / "out"), wanted)
     assert index == open_index(tmp_path / "out")
-    assert (check_set(tmp_path / "out").ok, index.about) == (True, {"by": "a test"})
+    assert (check_dataset(tmp_path / "out").ok, index.about) == (True, {"by": "a test"})
     assert len(index.shards) > 3
     with pytest.raises(ConfigError, match="holds a set already"):
         pack_samples(iter(samples), tmp_path / "out")
@@ -524,7 +524,7 @@ def test_samples_of_a_program_that_was_interrupted_are_packed_anew(tmp_path: Pat
         open_index(tmp_path / "out")
     pack_samples(numbers(200), tmp_path / "out", shard_bytes=80)
     alike(read_back(tmp_path / "out"), {"x": numpy.arange(200)})
-    assert check_set(tmp_path / "out").strays == []
+    assert check_dataset(tmp_path / "out").strays == []
 
 
 @pytest.mark.parametrize(

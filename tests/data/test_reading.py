@@ -13,9 +13,9 @@ import torch
 from support.datasets import make_set, open_folder, rows_of
 from paceline.config import BatchConfig, ReadConfig, RunConfig
 from paceline.data.reading import batches
-from paceline.data.reading.prefetch import read_ahead
+from paceline.data.reading.prefetch import prefetched
 from paceline.data.reading.batches import Batches
-from paceline.data.reading.sample_rng import Draws
+from paceline.data.reading.sample_rng import SampleRng
 from paceline.data.reading.transform import Each, Transformed
 from paceline.errors import ConfigError, DataError
 from paceline.world.world import World
@@ -110,11 +110,11 @@ def test_random_transforms_of_lanes_are_keyed_by_sample(tmp_path, size):
 
 def test_draws_differ_between_samples_epochs_and_calls():
     numbers = numpy.arange(50)
-    draws = Draws(numbers, (1, 0))
-    first, second, later = draws.uniform(4), draws.uniform(4), Draws(numbers, (1, 1)).uniform(4)
+    draws = SampleRng(numbers, (1, 0))
+    first, second, later = draws.uniform(4), draws.uniform(4), SampleRng(numbers, (1, 1)).uniform(4)
     assert len(torch.unique(torch.cat([first, second, later]))) == 600
     assert 0.4 < float(first.mean()) < 0.6
-    assert set(Draws(numbers, (3, 0)).integers(2, 5, 9).flatten().tolist()) == {2, 3, 4}
+    assert set(SampleRng(numbers, (3, 0)).integers(2, 5, 9).flatten().tolist()) == {2, 3, 4}
 
 
 def jitter(image, label):
@@ -196,7 +196,7 @@ def test_a_transform_that_returns_a_tensor_is_refused(tmp_path):
 @pytest.mark.parametrize(("low", "high"), [(5, 5), (5, 3), (0, 2**40)])
 def test_draws_from_an_impossible_range_are_refused(low, high):
     with pytest.raises(ConfigError, match="range"):
-        Draws(numpy.arange(3), (0, 0)).integers(low, high)
+        SampleRng(numpy.arange(3), (0, 0)).integers(low, high)
 
 
 def test_so_many_pieces_are_read_ahead_and_no_more():
@@ -208,7 +208,7 @@ def test_so_many_pieces_are_read_ahead_and_no_more():
             fourth.set()
         return want
 
-    pieces = read_ahead(iter(range(10)), read, depth=2)
+    pieces = prefetched(iter(range(10)), read, depth=2)
     assert next(pieces) == (0, 0)
     assert fourth.wait(90)  # 0 is ours, 1 and 2 wait, 3 is read
     assert begun == [(0, 0), (1, 1), (2, 2), (3, 3)]

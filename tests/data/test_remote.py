@@ -35,11 +35,11 @@ from moto import settings as moto_settings
 from support.datasets import open_folder
 from paceline.data.shards import remote_store as remote
 from paceline.data.shards.cache import Cache
-from paceline.data.shards.index import INDEX, SetIndex
-from paceline.data.shards.remote_store import RemoteShelf, open_shelf
+from paceline.data.shards.index import INDEX, DatasetIndex
+from paceline.data.shards.remote_store import RemoteShardStore, open_shelf
 from paceline.data.shards.shard import column_of, write_shard
-from paceline.data.shards.source import ShardSet
-from paceline.data.shards.store import LocalShelf
+from paceline.data.shards.source import ShardSource
+from paceline.data.shards.store import LocalShardStore
 from paceline.errors import ConfigError, DataError, EnvironmentUnfit
 from paceline.objectstore import Unreachable
 
@@ -47,14 +47,14 @@ SAMPLES = 40
 LARGE = 1 << 40
 
 
-def pack(folder: Path, shards: int = 4, seed: int = 0) -> SetIndex:
+def pack(folder: Path, shards: int = 4, seed: int = 0) -> DatasetIndex:
     """Write a small set, with numbers for bytes."""
     folder.mkdir()
     draw = numpy.random.default_rng(seed)
     rows = [{"x": draw.integers(0, 256, (SAMPLES, 100), dtype=numpy.uint8)} for _ in range(shards)]
     columns = [column_of("x", rows[0]["x"])]
     facts = [write_shard(folder, f"{number:05d}.safetensors", columns, row) for number, row in enumerate(rows)]
-    index = SetIndex(tuple(columns), SAMPLES, tuple(facts))
+    index = DatasetIndex(tuple(columns), SAMPLES, tuple(facts))
     (folder / INDEX).write_bytes(index.to_json())
     return index
 
@@ -100,14 +100,14 @@ def names_in(cache: Path) -> list[str]:
 @pytest.mark.parametrize("address", ["{}", "file://{}"])
 def test_a_path_is_read_where_it_is(address, packed) -> None:
     shelf = open_shelf(address.format(packed), "", 0)
-    assert isinstance(shelf, LocalShelf)
+    assert isinstance(shelf, LocalShardStore)
     assert shelf.fetch(shelf.index().shards[1]) == packed / "00001.safetensors"
 
 
 def test_a_set_comes_as_it_was_packed_and_every_object_once(there, server, packed, tmp_path) -> None:
     for _ in range(2):
         shelf = open_shelf(there + "/", str(tmp_path / "cache"), LARGE)
-        assert shelf.index() == LocalShelf(packed).index()
+        assert shelf.index() == LocalShardStore(packed).index()
         for shard in shelf.index().shards:
             assert shelf.fetch(shard).read_bytes() == (packed / shard.name).read_bytes()
     assert gets(server) == {INDEX: 2} | {shard.name: 1 for shard in shelf.index().shards}
@@ -292,7 +292,7 @@ def test_what_an_interrupted_download_left_takes_no_room(tmp_path) -> None:
 
 def test_a_set_larger_than_the_cache_is_gathered_in_turns(there, packed, tmp_path) -> None:
     size = (packed / "00000.safetensors").stat().st_size
-    source = ShardSet(open_shelf(there, str(tmp_path / "cache"), size + 10))
+    source = ShardSource(open_shelf(there, str(tmp_path / "cache"), size + 10))
     order = numpy.random.default_rng(0).permutation(4 * SAMPLES)
     assert source.gather(order, (0, 0))[0].equal(open_folder(packed).gather(order, (0, 0))[0])
     assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.safetensors")) <= size + 10
@@ -318,7 +318,7 @@ def test_a_file_that_was_damaged_in_the_cache_is_fetched_again(at, there, server
     content = bytearray(path.read_bytes())
     content[at] ^= 4
     path.write_bytes(content)
-    assert ShardSet(shelf).gather(everything, (0, 0))[0].equal(open_folder(packed).gather(everything, (0, 0))[0])
+    assert ShardSource(shelf).gather(everything, (0, 0))[0].equal(open_folder(packed).gather(everything, (0, 0))[0])
     assert gets(server)["00001.safetensors"] == 2
     assert path.read_bytes() == (packed / path.name).read_bytes()
 
@@ -576,7 +576,7 @@ def wait_for_the_background() -> None:
 
 @pytest.mark.parametrize(("shards", "brought"), [(1, 0), (2, 1), (3, 2), (9, 2)])
 def test_the_next_few_are_brought_in_the_background(shards, brought, fickle, packed, tmp_path) -> None:
-    shelf = RemoteShelf(fickle, tmp_path / "cache", shards * size_of(packed))
+    shelf = RemoteShardStore(fickle, tmp_path / "cache", shards * size_of(packed))
     facts = shelf.index().shards
     shelf.prefetch(facts[1:])
     wait_for_the_background()
@@ -588,7 +588,7 @@ def test_the_next_few_are_brought_in_the_background(shards, brought, fickle, pac
 
 
 def test_what_fails_in_the_background_is_told_when_it_is_fetched(fickle, tmp_path) -> None:
-    shelf = RemoteShelf(fickle, tmp_path / "cache", LARGE)
+    shelf = RemoteShardStore(fickle, tmp_path / "cache", LARGE)
     shard = shelf.index().shards[0]
     Fickle.failures = 8
     shelf.prefetch([shard])

@@ -15,8 +15,8 @@ from support.datasets import make_set, open_folder, rows_of, text_of
 from paceline.data.shards import index
 from paceline.data.shards import mmap as mapped
 from paceline.data.shards.alignment import period_of
-from paceline.data.shards.index import INDEX, SetIndex
-from paceline.data.shards.source import ShardSet
+from paceline.data.shards.index import INDEX, DatasetIndex
+from paceline.data.shards.source import ShardSource
 from paceline.errors import ConfigError, DataError
 from paceline.tensorfile import Spec, plan_in_order
 
@@ -100,8 +100,8 @@ def test_samples_before_the_sums_are_refused(tmp_path):
     path.write_bytes(content)
     sums = xxhash.xxh3_64_hexdigest(content[:head]), xxhash.xxh3_64_hexdigest(content)
     facts = index.ShardFacts("00000.safetensors", 6, len(content), head, *sums)
-    columns = SetIndex.from_json((folder / INDEX).read_bytes(), "").columns
-    (folder / INDEX).write_bytes(SetIndex(columns, 6, (facts,)).to_json())
+    columns = DatasetIndex.from_json((folder / INDEX).read_bytes(), "").columns
+    (folder / INDEX).write_bytes(DatasetIndex(columns, 6, (facts,)).to_json())
     with pytest.raises(DataError, match="before the sums"):
         open_folder(folder)[3]
 
@@ -219,7 +219,7 @@ def test_an_index_that_cannot_be_is_refused_even_with_a_right_sum(tmp_path, chan
     tree = json.loads((make_set(tmp_path, 30, 10) / INDEX).read_bytes())
     content = json.dumps(resummed(tree | change)).encode()
     with pytest.raises(DataError, match="pack or fetch"):
-        SetIndex.from_json(content, "somewhere")
+        DatasetIndex.from_json(content, "somewhere")
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_shards_that_cannot_be_are_refused(tmp_path, change):
     tree = json.loads((make_set(tmp_path, 30, 10) / INDEX).read_bytes())
     tree["shards"][0] |= change
     with pytest.raises(DataError, match="pack or fetch"):
-        SetIndex.from_json(json.dumps(resummed(tree)).encode(), "somewhere")
+        DatasetIndex.from_json(json.dumps(resummed(tree)).encode(), "somewhere")
 
 
 @settings(max_examples=150)
@@ -271,9 +271,9 @@ class SmallShelf:
     """A shelf that holds two shards at a time."""
 
     def __init__(self, folder):
-        from paceline.data.shards.store import LocalShelf
+        from paceline.data.shards.store import LocalShardStore
 
-        self._inner, self.fetched = LocalShelf(folder), []
+        self._inner, self.fetched = LocalShardStore(folder), []
         self.address, self.room = str(folder), 0
 
     def index(self):
@@ -288,7 +288,7 @@ class SmallShelf:
 
 def test_no_more_shards_are_open_than_there_is_room_for(tmp_path):
     shelf = SmallShelf(make_set(tmp_path, 40, 5))
-    source = ShardSet(shelf)
+    source = ShardSource(shelf)
     for number in [0, 5, 10, 15, 0, 39, 5]:
         assert gathered(source, [number])[1].tolist() == [number]
         assert len(source._shards.open) <= 2

@@ -18,8 +18,8 @@ from support.program import wait_until
 
 from paceline.doctor.cross_host import judge_clocks
 from paceline.doctor.rank_facts import RankFacts, sent
-from paceline.doctor.collector import Reception
-from paceline.doctor.wire import Talk
+from paceline.doctor.collector import Collector
+from paceline.doctor.wire import Connection
 from paceline.world.address import free_port
 
 SECRET = "a word"
@@ -32,7 +32,7 @@ def facts(rank: int) -> RankFacts:
 def guest(port: int, rank: int, secret: str = SECRET, ahead_s: float = 0.0) -> list:
     """Report as a rank does, with a clock that may be wrong; return what was asked."""
     heard = []
-    with Talk(socket.create_connection(("127.0.0.1", port)), 30) as talk:
+    with Connection(socket.create_connection(("127.0.0.1", port)), 30) as talk:
         try:
             talk.prove(secret, size=2, facts=sent(facts(rank)), door="")
             while "ok" not in (asked := talk.hear()):
@@ -51,7 +51,7 @@ def test_ranks_are_received_their_clocks_compared_and_strangers_sent_away():
     port = listener.getsockname()[1]
     heard: dict[str, list] = {}
     guests = {"first": (port, 0), "ahead": (port, 1, SECRET, 20.0), "stranger": (port, 0, "another word")}
-    with Reception(listener, SECRET, 2) as reception, socket.create_connection(("127.0.0.1", port)) as noise:
+    with Collector(listener, SECRET, 2) as reception, socket.create_connection(("127.0.0.1", port)) as noise:
         noise.sendall(b"GET / HTTP/1.0\r\n\r\n")
         threads = [
             threading.Thread(target=lambda name=name, words=words: heard.update({name: guest(*words)}))
@@ -77,7 +77,7 @@ def test_ranks_are_received_their_clocks_compared_and_strangers_sent_away():
 
 def test_the_secret_is_never_sent():
     mine, theirs = socket.socketpair()
-    with Talk(mine, 10) as one, Talk(theirs, 10) as other:
+    with Connection(mine, 10) as one, Connection(theirs, 10) as other:
         said = {}
         asking = threading.Thread(target=lambda: said.update(one.ask_proof(SECRET)))
         asking.start()
@@ -97,7 +97,7 @@ def test_what_is_no_line_of_ours_is_refused(line: bytes):
 
     sending = threading.Thread(target=send)
     sending.start()
-    with Talk(mine, 10) as talk, pytest.raises(ConnectionError):
+    with Connection(mine, 10) as talk, pytest.raises(ConnectionError):
         talk.hear()
     sending.join(10)
 

@@ -14,9 +14,9 @@ from paceline.hang.judge import judge, still_moving
 from paceline.hang.links import Links
 from paceline.hang.process import GONE, Process
 from paceline.telemetry.pulse import REST_S, Pulse
-from paceline.hang.rank_report import Record, Wrong, parsed, read_all, write
+from paceline.hang.rank_report import RankReport, Wrong, parsed, read_all, write
 from paceline.hang.stacks import MAIN, Place, Stack, own_stacks
-from paceline.hang.verdict import Verdict, keep, kept
+from paceline.hang.verdict import HangVerdict, keep, kept
 from paceline.rundir import RunDir
 
 WHERE = Place("/home/me/data.py", 88, "load_batch", "user")
@@ -29,23 +29,23 @@ def entry(number: int, name: str = "all-reduce", size: int = 3, *, done: bool = 
     return Collective("0", number, name, ((size,),), ("Float",), done)
 
 
-def rank(number: int, last: Collective | None, state: str = "stuck", size: int = 4, **more: object) -> Record:
+def rank(number: int, last: Collective | None, state: str = "stuck", size: int = 4, **more: object) -> RankReport:
     stack = Stack(MAIN, (WHERE if last is None or last.done else WAITS,))
     return replace(
-        Record(number, size, "ab"[number // 3], state, 10.0 + number, 51, "step", 6.0, 0.1),  # type: ignore[arg-type]
+        RankReport(number, size, "ab"[number // 3], state, 10.0 + number, 51, "step", 6.0, 0.1),  # type: ignore[arg-type]
         stacks=(stack,),
         collectives=(last,) if last else (),
         **({"process": Process(9, 9, "S")} | more),
     )
 
 
-def after(history: list[Collective], last: Collective, number: int, **more: object) -> Record:
+def after(history: list[Collective], last: Collective, number: int, **more: object) -> RankReport:
     """Return a rank of two that has done all this before."""
     done = [replace(entry, number=place, done=True) for place, entry in enumerate(history, last.number - len(history))]
     return replace(rank(number, last, size=2, **more), collectives=(*done, last))
 
 
-def waiting(*numbers: int) -> list[Record]:
+def waiting(*numbers: int) -> list[RankReport]:
     return [rank(number, entry(412)) for number in numbers]
 
 
@@ -59,13 +59,13 @@ FIRST = [entry(0, "all-gather", 424)] * 5
 CRASHED = {"process": Process(9, 9, GONE), "crash": "Aborted", "state": "running"}
 
 
-def aborted(number: int) -> Record:
+def aborted(number: int) -> RankReport:
     """Return a rank that gloo ended."""
     inside = Place("/x/torch/distributed/distributed_c10d.py", 3252, "all_reduce", "library")
     return replace(rank(number, None, size=2), stacks=(Stack(MAIN, (WHERE, inside)),), **CRASHED)
 
 
-def cut_off(number: int, node: str, *unanswered: str, size: int = 3) -> Record:
+def cut_off(number: int, node: str, *unanswered: str, size: int = 3) -> RankReport:
     """Return a rank with the links of its node, each of which has one address."""
     links = Links((f"4.4.4.{number + 1}",), unanswered)
     return replace(rank(number, entry(412), size=size), node=node, links=links)
@@ -198,7 +198,7 @@ def test_what_is_written_is_read_again_and_what_is_damaged_says_nothing(tmp_path
     assert read_all(folder)[1] == record == parsed(asdict(record))
     assert folder.hang_record(1).stat().st_mode & 0o777 == 0o600
     assert folder.hang_record(1).parent.stat().st_mode & 0o777 == 0o700
-    verdict = Verdict("stopped", (1,), (0,), "rank 1 is stopped")
+    verdict = HangVerdict("stopped", (1,), (0,), "rank 1 is stopped")
     keep(folder, verdict)
     assert kept(folder) == verdict
     folder.hang_verdict.write_text("[]")

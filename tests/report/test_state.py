@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from paceline.cluster.slurm import QueuedJob
 from paceline.events import Evaluated, RunEnded, RunFailed, RunStopped
-from paceline.hang.verdict import Verdict, keep
+from paceline.hang.verdict import HangVerdict, keep
 from paceline.report.history import History
 from paceline.report.jobs import UNKNOWN, Job, joined
 from paceline.report.jobs_table import is_current, stands, table_of
@@ -129,7 +129,7 @@ def test_a_damaged_beat_and_one_from_before_the_start_say_nothing(tmp_path: Path
 def test_what_holds_a_run_up_is_shown_while_it_does(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", started(time_s=AN_HOUR_AGO), Evaluated(4, {"acc": 0.25}))
     make_private(folder.hang_verdict.parent)
-    keep(folder, Verdict("own code", (1,), (0,), "rank 1 is in f at x.py:3; rank 0 waits for it"))
+    keep(folder, HangVerdict("own code", (1,), (0,), "rank 1 is in f at x.py:3; rank 0 waits for it"))
     with holding(folder.lock):
         found = state(folder)
     assert found.facts()["hang"] == {"cause": "own code", "ranks": [1], "waiting": [0], "sentence": found.hang.sentence}
@@ -151,7 +151,7 @@ def columns(line: str) -> int:
 def test_a_frame_fits_its_terminal_whatever_a_log_says(width: int, height: int, name: str, log: list[str]) -> None:
     found = RunState(
         name, f"/{name}", "failed", name, (RUNNING, PENDING), name, 2, "cuda:0", 3, 5, 10, 0.5, (3.0, 0.5),
-        {name: 0.5}, 5, 9.0, 8.0, None, None, Verdict("stuck", (1,), (0,), name), 2, "/log", tuple(log), 4.0,
+        {name: 0.5}, 5, 9.0, 8.0, None, None, HangVerdict("stuck", (1,), (0,), name), 2, "/log", tuple(log), 4.0,
     )  # fmt: skip
     lines = lines_of(found, width, height)
     assert len(lines) <= height

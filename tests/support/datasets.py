@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy
 
-from paceline.data.shards.index import INDEX, SetIndex
+from paceline.data.shards.index import INDEX, DatasetIndex
 from paceline.data.shards.shard import Rows, Varying, column_of, write_shard
-from paceline.data.shards.source import ShardSet
-from paceline.data.shards.store import LocalShelf
+from paceline.data.shards.source import ShardSource
+from paceline.data.shards.store import LocalShardStore
 from paceline.rundir import write_whole
 
 
@@ -35,9 +35,9 @@ def make_set(folder: Path, samples: int, per_shard: int, rows=rows_of) -> Path:
         write_shard(folder, f"{number:05d}.safetensors", columns, rows(begin, min(begin + per_shard, samples)))
         for number, begin in enumerate(range(0, samples, per_shard))
     ]
-    write_whole(folder / INDEX, SetIndex(columns, per_shard, tuple(shards), {"made": "for tests"}).to_json())
+    write_whole(folder / INDEX, DatasetIndex(columns, per_shard, tuple(shards), {"made": "for tests"}).to_json())
     return folder
 
 
-def open_folder(folder: Path, columns=()) -> ShardSet:
-    return ShardSet(LocalShelf(folder), columns)
+def open_folder(folder: Path, columns=()) -> ShardSource:
+    return ShardSource(LocalShardStore(folder), columns)

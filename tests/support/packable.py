@@ -16,7 +16,7 @@ import pyarrow.parquet
 from PIL import Image
 from safetensors.numpy import load_file
 
-from paceline.data.shards.index import INDEX, OFFSETS, SetIndex
+from paceline.data.shards.index import INDEX, OFFSETS, DatasetIndex
 from paceline.data.pack import Request
 
 IMAGES = numpy.arange(20 * 5 * 4, dtype="uint8").reshape(20, 5, 4)
@@ -222,7 +222,7 @@ KINDS: list[Callable[[Path], Example]] = [
 
 def read_back(folder: Path) -> dict[str, Any]:
     """Return every column of a set, read with plain safetensors."""
-    index = SetIndex.from_json((folder / INDEX).read_bytes(), "index.json")
+    index = DatasetIndex.from_json((folder / INDEX).read_bytes(), "index.json")
     shards = [load_file(folder / shard.name) for shard in index.shards]
     found: dict[str, Any] = {}
     for column in index.columns:

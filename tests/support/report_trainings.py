@@ -32,7 +32,7 @@ from paceline.rundir import VERDICT_FILE, RunDir, make_private, write_whole
 from paceline.telemetry.heartbeat import Beat
 from paceline.telemetry.phases import PHASES, Spent
 from paceline.telemetry.rank_times import RankTimes
-from paceline.telemetry.stragglers import Slowest
+from paceline.telemetry.stragglers import Straggler
 
 BEGUN_S = 1_790_000_000.0
 
@@ -116,7 +116,7 @@ def measure(folder: RunDir, said: str = "x.py") -> None:
     words = (said, said, [said], "strong", 10, 40, 3, "2026-01-01T00:00:00+00:00", {"host": said})
     write_studies(folder.scaling, {"strong": Scaling(*words, sizes_of(trials))})
     ranks = [Shares(0.03, 0.004 * rank, 0.004, 0.0035, 0.002) for rank in range(1, 9)]
-    slow = Slowest(Beat(5, said, 9, 0.0, 0.2, 0.1), 2.0, "data", "chronic", 0.1)
+    slow = Straggler(Beat(5, said, 9, 0.0, 0.2, 0.1), 2.0, "data", "chronic", 0.1)
     verdict = judge(said, "cuda", 5, ranks, slow)
     write_whole(make_private(folder.profile) / VERDICT_FILE, json.dumps(as_dict(verdict)).encode())
 

@@ -22,7 +22,7 @@ from paceline.rundir import RunDir, make_private
 from paceline.telemetry.heartbeat import Beat
 from paceline.telemetry.phases import PHASES, PhaseClock, Spent
 from paceline.telemetry.rank_times import read_looks
-from paceline.telemetry.stragglers import SlowWatch, in_words, read_beats, slowest
+from paceline.telemetry.stragglers import StragglerWatch, in_words, read_beats, find_straggler
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "trials"
 DELAYED = ("data", "forward", "backward", "optimizer", "gc")
@@ -40,7 +40,7 @@ def beat(rank: int, largest: dict[str, float] | None = None, **steady: float) ->
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_that_is_always_slow_is_named_with_its_phase(phase: str, ranks: int) -> None:
     beats = [beat(rank, **({phase: 0.05} if rank == 1 else {})) for rank in range(ranks)]
-    found = slowest(beats, ranks, ranks)
+    found = find_straggler(beats, ranks, ranks)
     assert (found.beat.rank, found.phase, found.kind) == (1, phase, "chronic")
     assert found.more_s == pytest.approx(0.04)
     assert "rank 1 on n1 holds the others up: 40.0 ms more a step" in in_words(found)
@@ -49,7 +49,7 @@ def test_a_rank_that_is_always_slow_is_named_with_its_phase(phase: str, ranks: i
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_single_delay_is_told_from_a_lasting_one(phase: str) -> None:
     beats = [beat(rank, {phase: 1.0} if rank == 2 else None) for rank in range(4)]
-    found = slowest(beats, 4, 4)
+    found = find_straggler(beats, 4, 4)
     assert (found.beat.rank, found.phase, found.kind, found.step) == (2, phase, "one-off", 7)
     assert "held the others up once, in step 7: 990.0 ms more" in in_words(found)
 
@@ -66,12 +66,12 @@ def test_a_single_delay_is_told_from_a_lasting_one(phase: str) -> None:
     ids=["even", "by chance", "a pause of all", "a short one", "all wait for messages anyway"],
 )
 def test_nobody_is_named_where_nobody_holds_the_others_up(beats: list[Beat]) -> None:
-    assert slowest(beats, 2, 2) is None
+    assert find_straggler(beats, 2, 2) is None
 
 
 def test_there_is_news_when_two_looks_agree_and_when_it_is_over(tmp_path: Path) -> None:
     folder = make_private(tmp_path / "ranks")
-    watch = SlowWatch(folder, 2, 2, since_s=0.0)
+    watch = StragglerWatch(folder, 2, 2, since_s=0.0)
 
     def look(*beats: Beat):
         for one in beats:
@@ -169,7 +169,7 @@ def test_ranks_that_are_made_slow_are_named_with_the_phase(tmp_path: Path, exact
     [runs] = tmp_path.glob("meeting-*/runs")
     named = {}
     for name in (*phases, "once"):
-        found = slowest(read_beats(runs / name / "ranks", 3, 0.0), 6, 3)
+        found = find_straggler(read_beats(runs / name / "ranks", 3, 0.0), 6, 3)
         named[name] = found and (found.beat.rank, found.phase, found.kind)
     wanted = {phase: (number % 3, phase, "chronic") for number, phase in enumerate(phases)}
     assert named == wanted | {"once": (2, "backward", "one-off")}

@@ -12,9 +12,9 @@ import paceline
 from paceline.config import BatchConfig, RunConfig
 from paceline.data.reading.batches import Lane
 from paceline.errors import ConfigError, TrainingError
-from paceline.train.cuda_graph import CapturedStep, make_step
+from paceline.train.cuda_graph import CudaGraphStep, make_step
 from paceline.train.lane_sum import LocalTree, Note, gradients_of
-from paceline.train.reduce_after_backward import WholeTree
+from paceline.train.reduce_after_backward import ReduceAfterBackward
 from paceline.world.world import World
 
 
@@ -27,7 +27,7 @@ def step_of(capture: str) -> paceline.OptimizerStep:
 def test_without_a_gpu_a_step_that_must_be_captured_is_refused():
     with pytest.raises(ConfigError, match="capture=auto"):
         step_of("true")
-    assert not isinstance(step_of("auto"), CapturedStep)
+    assert not isinstance(step_of("auto"), CudaGraphStep)
 
 
 class _Double(nn.Linear):
@@ -47,7 +47,7 @@ def lanes_added(config, world) -> list[float]:
     parameters = list(model.parameters())
     batch = paceline.Batches((torch.randn(50, 5), torch.randn(50, 1)), config, world)
     add = (
-        WholeTree(parameters, config.batch.lanes, world)
+        ReduceAfterBackward(parameters, config.batch.lanes, world)
         if world.size > 1
         else LocalTree(parameters, config.batch.lanes)
     )
@@ -80,5 +80,5 @@ def test_gradients_that_cross_the_ranks_at_once_have_the_bits_of_one_rank(tmp_pa
 def test_a_replayed_loss_that_is_not_finite_stops_before_the_update():
     step, plan = step_of("auto"), SimpleNamespace(step=7)
     with pytest.raises(TrainingError, match="nan at step 8, lane 3"):
-        CapturedStep._note_of(step, SimpleNamespace(plan=plan), Lane(3, (), 2), float("nan"))
-    assert CapturedStep._note_of(step, SimpleNamespace(plan=plan), Lane(3, (), 2), 0.5) == Note(1.0, 2.0)
+        CudaGraphStep._note_of(step, SimpleNamespace(plan=plan), Lane(3, (), 2), float("nan"))
+    assert CudaGraphStep._note_of(step, SimpleNamespace(plan=plan), Lane(3, (), 2), 0.5) == Note(1.0, 2.0)

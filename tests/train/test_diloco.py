@@ -19,7 +19,7 @@ from paceline.verify.records import first_difference, read_record
 from paceline.errors import ConfigError, Stopped
 from paceline.events import RunEnded, surviving
 from paceline.train import bucket_exchange as exchange
-from paceline.train.diloco import LocalStep
+from paceline.train.diloco import DilocoStep
 from paceline.world.world import World
 from paceline.world.process_group import join
 
@@ -212,7 +212,7 @@ def check_against_hand_written(folder: str) -> None:
         model = paceline.parallelize(Small().eval(), world, config)
         optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=0.02)
         batches = paceline.Batches(data_of(), config, world)
-        step = LocalStep(world, model, optimizer, nn.functional.mse_loss, config, batches.total_samples)
+        step = DilocoStep(world, model, optimizer, nn.functional.mse_loss, config, batches.total_samples)
         for batch in batches.steps():
             step(batch)
         expected = by_hand(config, world)
@@ -264,7 +264,7 @@ def test_other_steps_and_other_models_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"paceline\.Trainer"):
             paceline.OptimizerStep(*given)
         with pytest.raises(ConfigError, match="LayerNorm"):
-            LocalStep(*given)(next(batches.steps()))
+            DilocoStep(*given)(next(batches.steps()))
 
 
 def test_a_checkpoint_of_other_replicas_is_refused(tmp_path: Path) -> None:

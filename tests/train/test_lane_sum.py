@@ -9,7 +9,7 @@ from paceline.scale.batch import share
 from paceline.scale.tree import children
 from paceline.train import bucket_exchange as exchange
 from paceline.train.lane_sum import Note, TreeStack
-from paceline.train.bucket_exchange import GatherExchange, SliceExchange, TreeShape, choose_exchange
+from paceline.train.bucket_exchange import AllGatherExchange, AllToAllExchange, TreeShape, choose_exchange
 from paceline.world.world import World
 
 
@@ -35,10 +35,10 @@ def exchanged(world: World, lanes: int, size: int, dtype: torch.dtype, way: str)
     shape, total = TreeShape.of(lanes, world), torch.empty(size, dtype=dtype)
     if way == "gather":
         notes = [torch.full((3,), float(row)) for row in range(len(sums))]
-        bucket = GatherExchange(total, 3, shape, torch.device("cpu"))
+        bucket = AllGatherExchange(total, 3, shape, torch.device("cpu"))
         bucket.start(sums, [note.double() for note in notes])
     else:
-        bucket = SliceExchange(total, shape, torch.device("cpu"))
+        bucket = AllToAllExchange(total, shape, torch.device("cpu"))
         bucket.start(sums, [])
     while not bucket.advance(total):
         pass
@@ -59,9 +59,9 @@ def test_two_ranks_and_small_buckets_gather_and_large_ones_go_in_slices() -> Non
     cpu = torch.device("cpu")
     three, two = TreeShape.of(4, World(size=3)), TreeShape.of(4, World(size=2))
     large, small = torch.empty(1 << 18), torch.empty(10)
-    assert isinstance(choose_exchange(large, 0, two, cpu), GatherExchange)
-    assert isinstance(choose_exchange(small, 0, three, cpu), GatherExchange)
-    assert isinstance(choose_exchange(large, 0, three, cpu), SliceExchange)
+    assert isinstance(choose_exchange(large, 0, two, cpu), AllGatherExchange)
+    assert isinstance(choose_exchange(small, 0, three, cpu), AllGatherExchange)
+    assert isinstance(choose_exchange(large, 0, three, cpu), AllToAllExchange)
 
 
 def gradients(config, world, *, wide: int, tiny_buckets: bool) -> str:

@@ -20,7 +20,7 @@ from paceline.rundir import RunDir
 from paceline.train import loggers
 from paceline.train.sinks.bookmark import Bookmark
 from paceline.train.sinks.csvfile import CsvSink
-from paceline.train.environment import surroundings
+from paceline.train.environment import environment_facts
 from paceline.world.world import World
 
 
@@ -175,7 +175,7 @@ def test_what_a_run_was_started_on_is_kept_without_secrets(tmp_path: Path, monke
     monkeypatch.setenv("NCCL_TOKEN", "hush")
     monkeypatch.setenv("TORCH_HUB", "https://me:hush@host/x")
     monkeypatch.setenv("OMP_SHOWN", "yes")
-    text = surroundings("cpu")
+    text = environment_facts("cpu")
     assert "hush" not in text
     found = json.loads(text)
     assert found["versions"]["torch"] == torch.__version__

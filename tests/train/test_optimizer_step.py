@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 import paceline
 from paceline.config import BatchConfig, RunConfig
-from paceline.config.diloco import LocalConfig
+from paceline.config.diloco import LocalSgdConfig
 from paceline.errors import TrainingError
 from paceline.train.cuda_graph import make_step
 from paceline.train.state import load_state, named_state, state_digest
@@ -243,7 +243,7 @@ def test_weights_that_lie_channels_last_keep_the_bits(tmp_path) -> None:
 def drawn_apart(config, world) -> list[str]:
     """What is trained when ranks have drawn different weights."""
     data, found = (torch.arange(24.0).view(12, 2) / 24, torch.arange(12.0).view(12, 1) / 12), []
-    for settings in ({"parallel": "ddp"}, {"parallel": "fsdp"}, {"local": LocalConfig(steps=2, replicas=2)}):
+    for settings in ({"parallel": "ddp"}, {"parallel": "fsdp"}, {"local": LocalSgdConfig(steps=2, replicas=2)}):
         torch.manual_seed(7 + world.rank)
         run = replace(config, **settings)
         model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).double()

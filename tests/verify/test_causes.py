@@ -11,7 +11,7 @@ import pytest
 from paceline.cli.verify import worlds_from
 from paceline.verify.compare_worlds import find_cause
 from paceline.verify.records import LOSS, Record, RecordedStep, first_difference, read_record
-from paceline.verify.verdict import CAUSES, Difference, Verdict, as_dict, describe
+from paceline.verify.verdict import CAUSES, Difference, VerifyResult, as_dict, describe
 from paceline.errors import ConfigError, PacelineError
 from paceline.rundir import RECORD_FILE
 
@@ -71,7 +71,7 @@ def test_a_difference_has_this_cause(one: Record, other: Record, step: int, rela
 
 
 def test_a_verdict_of_yes_is_said_in_words() -> None:
-    verdict = Verdict(True, "x.py", [1, 2], 3, 4, {1: "ab" * 32, 2: "ab" * 32})
+    verdict = VerifyResult(True, "x.py", [1, 2], 3, 4, {1: "ab" * 32, 2: "ab" * 32})
     assert (
         describe(verdict).splitlines()[0] == "x.py: 3 steps, 4 tensors of weights and optimizer state, and the losses"
     )
@@ -83,20 +83,20 @@ def test_a_verdict_of_yes_is_said_in_words() -> None:
 )
 def test_a_verdict_of_no_names_step_tensor_size_cause_and_fix(step: int, where: str) -> None:
     difference = Difference(2, step, "a", 0.25, 0.5, "summation")
-    text = describe(Verdict(False, "x.py", [1, 2], 3, 4, {1: "a" * 64, 2: "b" * 64}, difference=difference))
+    text = describe(VerifyResult(False, "x.py", [1, 2], 3, 4, {1: "a" * 64, 2: "b" * 64}, difference=difference))
     for words in ("world 2 differs from world 1", where, "up to 0.25, relative 0.5", *CAUSES["summation"]):
         assert words in text
 
 
 def test_a_verdict_within_tolerance_states_both_numbers() -> None:
-    verdict = Verdict(True, "x.py", [1, 2], 3, 4, {1: "a", 2: "b"}, tolerance=1e-3, largest_relative=2.5e-5)
+    verdict = VerifyResult(True, "x.py", [1, 2], 3, 4, {1: "a", 2: "b"}, tolerance=1e-3, largest_relative=2.5e-5)
     assert describe(verdict).endswith("largest relative difference 2.5e-05 (allowed 1e-03)")
 
 
 def test_a_verdict_is_plain_json() -> None:
     difference = Difference(2, 1, "a", 0.25, 0.5, "batchnorm")
     found = json.loads(
-        json.dumps(as_dict(Verdict(False, "x.py", [1, 2], 3, 4, {1: "a", 2: "b"}, difference=difference)))
+        json.dumps(as_dict(VerifyResult(False, "x.py", [1, 2], 3, 4, {1: "a", 2: "b"}, difference=difference)))
     )
     assert found["digests"] == {"1": "a", "2": "b"}
     assert found["difference"]["fix"] == CAUSES["batchnorm"][1]

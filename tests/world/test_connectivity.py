@@ -19,7 +19,7 @@ from paceline.world.address import free_port, listen_at
 from paceline.world.world import World
 from paceline.world.network import call_the_roll
 from paceline.world.connectivity import doorbell, ring
-from paceline.world.roll_call import Roll
+from paceline.world.roll_call import RollCall
 
 
 def test_rank_0_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def ranks_say(size: int, act, timeout_s: float = 30) -> list[object]:
     store.set_timeout(timedelta(seconds=60))
 
     def rank_says(rank: int) -> object:
-        mine = Roll(store, rank, size, serve=rank == 0, timeout_s=timeout_s, look=lambda: None)
+        mine = RollCall(store, rank, size, serve=rank == 0, timeout_s=timeout_s, look=lambda: None)
         try:
             with mine.one_fate():
                 return act(rank, mine)
@@ -99,7 +99,7 @@ def test_all_hear_all() -> None:
 
 @pytest.mark.parametrize("failing", [0, 2])
 def test_the_error_of_one_is_the_error_of_all(failing: int) -> None:
-    def act(rank: int, roll: Roll) -> object:
+    def act(rank: int, roll: RollCall) -> object:
         if rank == failing:
             raise ConfigError("no", fix="yes")
         return roll.exchange("name", "")
@@ -112,7 +112,7 @@ def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     told = threading.Barrier(3)
 
-    def act(rank: int, roll: Roll) -> object:
+    def act(rank: int, roll: RollCall) -> object:
         if rank != 1:
             roll.tell("name", "")
         told.wait(60)
@@ -128,7 +128,7 @@ def test_two_of_one_number_are_told_apart() -> None:
 
 
 def test_ranks_must_count_the_same_world() -> None:
-    def act(rank: int, roll: Roll) -> object:
+    def act(rank: int, roll: RollCall) -> object:
         return call_the_roll(World(rank, 2 + rank, 0, 1, rank, 2, "torchrun"), roll, "10.0.0.1")
 
     assert ranks_say(2, act) == [(EnvironmentUnfit, "rank 0 counts 2 ranks, but rank 1 counts 3 ranks")] * 2
@@ -140,7 +140,7 @@ def test_one_interface_that_reaches_nobody_is_the_error_of_all(monkeypatch: pyte
     rung = network.ring
     monkeypatch.setattr(network, "ring", lambda door: rung(closed))
 
-    def act(rank: int, roll: Roll) -> object:
+    def act(rank: int, roll: RollCall) -> object:
         return network._try_doors(World(rank, 4, rank % 2, 2, rank // 2, 2), roll, "127.0.0.1")
 
     said = ranks_say(4, act)

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.errors import EnvironmentUnfit
 from paceline.world.detect import detect_world
-from paceline.world.world import FileMeeting, PublishedMeeting, TcpMeeting
+from paceline.world.world import FileRendezvous, PublishedRendezvous, TcpRendezvous
 from paceline.world.hostlist import expand_hostlist
 
 TORCHRUN = {
@@ -85,48 +85,51 @@ def test_each_launcher_is_known_by_its_variables(env, launcher, rank, size, loca
     ("env", "meeting"),
     [
         ({}, None),
-        (PACELINE, FileMeeting(Path("/x/meeting"))),
-        (SRUN_ONE_NODE | {"TMPDIR": "/t"}, FileMeeting(Path("/t/paceline-slurm-77-0-0/meeting"))),
+        (PACELINE, FileRendezvous(Path("/x/meeting"))),
+        (SRUN_ONE_NODE | {"TMPDIR": "/t"}, FileRendezvous(Path("/t/paceline-slurm-77-0-0/meeting"))),
         (
             SRUN_ONE_NODE | {"TMPDIR": "/t", "SLURM_STEP_LAUNCHER_PORT": "40123"},
-            FileMeeting(Path("/t/paceline-slurm-77-0-0-40123/meeting")),
+            FileRendezvous(Path("/t/paceline-slurm-77-0-0-40123/meeting")),
         ),
         (
             SRUN_ONE_NODE | {"TMPDIR": "/t", "SLURM_RESTART_COUNT": "2"},
-            FileMeeting(Path("/t/paceline-slurm-77-0-2/meeting")),
+            FileRendezvous(Path("/t/paceline-slurm-77-0-2/meeting")),
         ),
-        (OPENMPI | {"TMPDIR": "/t"}, FileMeeting(Path("/t/paceline-mpi-41/meeting"))),
-        (SRUN, PublishedMeeting("slurm-77-0-0", "n2", ("n1",), serve=False)),
+        (OPENMPI | {"TMPDIR": "/t"}, FileRendezvous(Path("/t/paceline-mpi-41/meeting"))),
+        (SRUN, PublishedRendezvous("slurm-77-0-0", "n2", ("n1",), serve=False)),
         (
             SRUN | {"SLURM_RESTART_COUNT": "1", "SLURM_STEP_ID": "3"},
-            PublishedMeeting("slurm-77-3-1", "n2", ("n1",), serve=False),
+            PublishedRendezvous("slurm-77-3-1", "n2", ("n1",), serve=False),
         ),
         (
             SRUN | {"SLURM_PROCID": "0", "SLURM_NODEID": "0"},
-            PublishedMeeting("slurm-77-0-0", "n1", ("n2",), serve=True),
+            PublishedRendezvous("slurm-77-0-0", "n1", ("n2",), serve=True),
         ),
         (
             SRUN | {"SLURMD_NODENAME": "n1", "PACELINE_HOST_SUFFIX": "-ib"},
-            PublishedMeeting("slurm-77-0-0", "n1-ib", ("n2-ib",), serve=False),
+            PublishedRendezvous("slurm-77-0-0", "n1-ib", ("n2-ib",), serve=False),
         ),
-        (SRUN | {"MASTER_ADDR": "m"}, PublishedMeeting("slurm-77-0-0", "m", (), serve=False)),
-        (SRUN | {"MASTER_PORT": "7"}, TcpMeeting("n1", 7, serve=False, prefix="slurm-77-0-0")),
+        (SRUN | {"MASTER_ADDR": "m"}, PublishedRendezvous("slurm-77-0-0", "m", (), serve=False)),
+        (SRUN | {"MASTER_PORT": "7"}, TcpRendezvous("n1", 7, serve=False, prefix="slurm-77-0-0")),
         (
             SRUN | {"MASTER_PORT": "7", "PACELINE_HOST_SUFFIX": "-ib"},
-            TcpMeeting("n1-ib", 7, serve=False, prefix="slurm-77-0-0"),
+            TcpRendezvous("n1-ib", 7, serve=False, prefix="slurm-77-0-0"),
         ),
         (
             SRUN | {"MASTER_ADDR": "m", "MASTER_PORT": "7", "SLURM_STEP_NODELIST": "n["},
-            TcpMeeting("m", 7, serve=False, prefix="slurm-77-0-0"),
+            TcpRendezvous("m", 7, serve=False, prefix="slurm-77-0-0"),
         ),
-        (SRUN | {"MASTER_ADDR": "m", "MASTER_PORT": "7"}, TcpMeeting("m", 7, serve=False, prefix="slurm-77-0-0")),
-        (TORCHRUN, TcpMeeting("a", 5, serve=False, prefix="paceline-2")),
-        (TORCHRUN | {"RANK": "0"}, TcpMeeting("a", 5, serve=False, prefix="paceline-2")),
-        (BY_HAND | {"RANK": "0"}, TcpMeeting("h", 9, serve=True, prefix="paceline")),
-        (MPI_NODES | {"PMIX_NAMESPACE": "prterun-a-7@1"}, PublishedMeeting("mpi-prterun-a-7_1", "", (), serve=False)),
-        (MPI_NODES | {"MASTER_ADDR": "h", "MASTER_PORT": "9"}, TcpMeeting("h", 9, serve=False, prefix="mpi-")),
-        (PACELINE_HOSTS, TcpMeeting("::1", 9, serve=False, prefix="paceline-2")),
-        (PACELINE_HOSTS | {"RANK": "0"}, TcpMeeting("::1", 9, serve=True, prefix="paceline-2")),
+        (SRUN | {"MASTER_ADDR": "m", "MASTER_PORT": "7"}, TcpRendezvous("m", 7, serve=False, prefix="slurm-77-0-0")),
+        (TORCHRUN, TcpRendezvous("a", 5, serve=False, prefix="paceline-2")),
+        (TORCHRUN | {"RANK": "0"}, TcpRendezvous("a", 5, serve=False, prefix="paceline-2")),
+        (BY_HAND | {"RANK": "0"}, TcpRendezvous("h", 9, serve=True, prefix="paceline")),
+        (
+            MPI_NODES | {"PMIX_NAMESPACE": "prterun-a-7@1"},
+            PublishedRendezvous("mpi-prterun-a-7_1", "", (), serve=False),
+        ),
+        (MPI_NODES | {"MASTER_ADDR": "h", "MASTER_PORT": "9"}, TcpRendezvous("h", 9, serve=False, prefix="mpi-")),
+        (PACELINE_HOSTS, TcpRendezvous("::1", 9, serve=False, prefix="paceline-2")),
+        (PACELINE_HOSTS | {"RANK": "0"}, TcpRendezvous("::1", 9, serve=True, prefix="paceline-2")),
     ],
 )
 def test_one_node_meets_in_a_file_and_several_at_one_address(env, meeting):

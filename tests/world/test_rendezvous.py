@@ -10,7 +10,7 @@ from support.program import wait_until
 
 from paceline.errors import EnvironmentUnfit
 from paceline.world.address import free_port, listen_at
-from paceline.world.world import TcpMeeting
+from paceline.world.world import TcpRendezvous
 from paceline.world.rendezvous import open_tcp_store, serve_store
 
 HOST, MINUTE = "127.0.0.1", timedelta(seconds=60)
@@ -20,7 +20,7 @@ def test_the_store_of_an_earlier_start_is_waited_out() -> None:
     port, looks = free_port(HOST), []
     old, _ = serve_store(listen_at(HOST, port), "paceline-0", MINUTE)
     with ThreadPoolExecutor(1) as pool:
-        meeting = TcpMeeting(HOST, port, serve=False, prefix="paceline-1")
+        meeting = TcpRendezvous(HOST, port, serve=False, prefix="paceline-1")
         visit = pool.submit(open_tcp_store, meeting, MINUTE, look=lambda: looks.append(1))
         wait_until(lambda: len(looks) > 3, "the visitor has seen that the store is not open")
         assert not visit.done()
@@ -34,7 +34,7 @@ def test_the_store_of_an_earlier_start_is_waited_out() -> None:
 def test_a_store_that_nobody_opens_for_this_start_is_not_waited_for_in_vain() -> None:
     port = free_port(HOST)
     _old = serve_store(listen_at(HOST, port), "paceline-0", MINUTE)
-    meeting = TcpMeeting(HOST, port, serve=False, prefix="paceline-1")
+    meeting = TcpRendezvous(HOST, port, serve=False, prefix="paceline-1")
     with pytest.raises(EnvironmentUnfit, match=f"rank 0 did not come to {HOST}:{port} within 0.3 s\n.*start_s"):
         open_tcp_store(meeting, timedelta(seconds=0.3))
 
@@ -42,7 +42,7 @@ def test_a_store_that_nobody_opens_for_this_start_is_not_waited_for_in_vain() ->
 def test_where_an_agent_serves_the_store_the_first_rank_opens_it() -> None:
     port = free_port(HOST)
     _agent = serve_store(listen_at(HOST, port), "agent", MINUTE)
-    meeting = TcpMeeting(HOST, port, serve=False, prefix="paceline-0")
+    meeting = TcpRendezvous(HOST, port, serve=False, prefix="paceline-0")
     first, _ = open_tcp_store(meeting, MINUTE, first=True)
     first.set("word", "of rank 0")
     assert open_tcp_store(meeting, MINUTE)[0].get("word") == b"of rank 0"

@@ -179,11 +179,11 @@ def _count(amount: int, noun: str) -> str:
 
 def _check(known: argparse.Namespace) -> int:
     """Read every byte of a set, and say whether all is as it was written."""
-    from paceline.data.shards.check import check_set
+    from paceline.data.shards.check import check_dataset
     from paceline.data.shards.show import facts_of
 
     line = _Progress(quiet=known.json)
-    verdict = check_set(known.folder, line)
+    verdict = check_dataset(known.folder, line)
     line.clear()
     if known.json:
         problems = [problem._asdict() for problem in verdict.problems]

@@ -15,9 +15,9 @@ from typing import Any
 from paceline.cli.watch import add_run_argument, named_run
 from paceline.hang.judge import judge, still_moving
 from paceline.hang.phrasing import ranks_words
-from paceline.hang.rank_report import Record, read_all
+from paceline.hang.rank_report import RankReport, read_all
 from paceline.hang.stacks import MAIN
-from paceline.hang.verdict import Verdict, kept
+from paceline.hang.verdict import HangVerdict, kept
 from paceline.report.failure import left_page
 from paceline.report.failure_page import Page
 from paceline.report.find_run import Target, find_run
@@ -54,7 +54,7 @@ def main(known: argparse.Namespace) -> int:
     return 1 if verdict.found or page else 0
 
 
-def _ask(folder: RunDir) -> list[Record]:
+def _ask(folder: RunDir) -> list[RankReport]:
     """Have the ranks of a run that goes on say where they are; those that do not answer are named by that."""
     asked, limit = time.time(), time.monotonic() + _ANSWER_S
     with contextlib.suppress(OSError):  # the folder of another user: what is there must do
@@ -65,17 +65,17 @@ def _ask(folder: RunDir) -> list[Record]:
     return read_all(folder)
 
 
-def _verdict(records: Sequence[Record]) -> Verdict:
+def _verdict(records: Sequence[RankReport]) -> HangVerdict:
     """Return what holds the run up; nothing, while a rank for which others wait still moves."""
     moving = still_moving(records, time.time())
     if not moving:
         return judge(records)
     step = max(record.step for record in records)
-    return Verdict("none", (), (), f"the run moves: {ranks_words(moving)} at step {step}")
+    return HangVerdict("none", (), (), f"the run moves: {ranks_words(moving)} at step {step}")
 
 
 def _facts(
-    target: Target, records: Sequence[Record], verdict: Verdict, page: Page | None, *, alive: bool
+    target: Target, records: Sequence[RankReport], verdict: HangVerdict, page: Page | None, *, alive: bool
 ) -> dict[str, Any]:
     return {
         "run": str(target.folder.root.absolute()),
@@ -87,7 +87,7 @@ def _facts(
     }
 
 
-def _lines(record: Record, *, whole: bool) -> list[str]:
+def _lines(record: RankReport, *, whole: bool) -> list[str]:
     """Return a rank: where it stands, its last collective, and the innermost of its stack."""
     stands = f"{record.process.words or 'not seen from here'}"
     lines = ["", f"rank {record.rank} (node {record.node}): {record.state} in step {record.step + 1}, {record.doing}, quiet for {record.quiet_s:.1f} s; process {record.process.pid} {stands}"]  # fmt: skip

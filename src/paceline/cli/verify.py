@@ -13,7 +13,7 @@ from paceline.errors import ConfigError
 from paceline.launch.spec import Target, script
 from paceline.recipes import RECIPES
 from paceline.verify.compare_worlds import verify
-from paceline.verify.verdict import Verdict, as_dict, describe
+from paceline.verify.verdict import VerifyResult, as_dict, describe
 
 HELP = "the same bits at every world size? else the first step and tensor that differ, and why"
 
@@ -30,7 +30,7 @@ def main(known: argparse.Namespace) -> int:
     """Compare, and exit with 0 for the same bits, 1 for a difference."""
     if known.steps < 1:
         raise ConfigError(f"--steps {known.steps} compares nothing", fix="compare at least one step: --steps 1")
-    verdict: Verdict = verify(
+    verdict: VerifyResult = verify(
         target(known.script), worlds_from(known.worlds), known.steps, tuple(known.arguments), progress(quiet=known.json)
     )
     print(json.dumps(as_dict(verdict), indent=2) if known.json else describe(verdict))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LocalConfig:
+class LocalSgdConfig:
     """Steps that replicas take apart, so that ranks have less to tell each other."""
 
     steps: int = 0
@@ -47,7 +47,7 @@ class LocalConfig:
             )
 
 
-def check_local(config: RunConfig) -> None:
+def check_local_sgd(config: RunConfig) -> None:
     """Refuse what replicas that walk apart cannot do."""
     lanes, replicas = config.batch.lanes, config.local.replicas
     if lanes % replicas:

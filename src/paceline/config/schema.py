@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.config.checks import at_least, has_login
-from paceline.config.diloco import LocalConfig, check_local
+from paceline.config.diloco import LocalSgdConfig, check_local_sgd
 from paceline.config.instrumentation import ProfileConfig, RecordConfig
 from paceline.config.intervals import Every, seconds_from
 from paceline.errors import ConfigError, did_you_mean
@@ -195,7 +195,7 @@ class RunConfig:
     """How ranks talk; auto: nccl if every rank has a GPU of its own, else gloo."""
     batch: BatchConfig = field(default_factory=BatchConfig)
     """What makes one optimizer step."""
-    local: LocalConfig = field(default_factory=LocalConfig)
+    local: LocalSgdConfig = field(default_factory=LocalSgdConfig)
     """Fewer messages: replicas that walk apart for some steps."""
     lr: LrConfig = field(default_factory=LrConfig)
     """The learning rate."""
@@ -244,7 +244,7 @@ class RunConfig:
         elif self.shard_over:
             raise ConfigError(f"shard_over={self.shard_over} is for models in slices", fix="add parallel=fsdp")
         if self.local.steps:
-            check_local(self)
+            check_local_sgd(self)
         if self.exact and self.compression != "none" and not self.local.steps:
             raise ConfigError(
                 f"compression={self.compression} rounds gradients, so exact=true cannot hold",

@@ -40,14 +40,14 @@ def main(known: argparse.Namespace) -> int:
     import torch
 
     from paceline.data.reading.batches import Batches
-    from paceline.data.reading.open_dataset import open_set
+    from paceline.data.reading.open_dataset import open_dataset
     from paceline.world.world import World
 
     torch.set_num_threads(1)
     read = ReadConfig(window=known.window)
     config = RunConfig(epochs=1, batch=BatchConfig(known.batch, lanes=1), read=read)
-    firsts = [_first_ms(Batches(open_set(known.address, config), config, World()), start) for start in _STARTS]
-    source = open_set(known.address, replace(config, epochs=2))
+    firsts = [_first_ms(Batches(open_dataset(known.address, config), config, World()), start) for start in _STARTS]
+    source = open_dataset(known.address, replace(config, epochs=2))
     batches = Batches(source, config, World())
     cold, warm = (_pass(batches, known.seconds) for _ in range(2))
     size = source.bytes_per_sample

@@ -42,7 +42,7 @@ class File(NamedTuple):
     """Of the unpacked file, where it is known: archives of the same content are as good."""
 
 
-class PublicSet(NamedTuple):
+class PublicDataset(NamedTuple):
     """Some files, and where they are."""
 
     files: tuple[File, ...]
@@ -67,14 +67,14 @@ _SHAKESPEARE = (
 )
 
 SETS = {
-    "mnist": PublicSet(
+    "mnist": PublicDataset(
         _MNIST,
         (
             "https://ossci-datasets.s3.amazonaws.com/mnist/{name}",
             "https://storage.googleapis.com/cvdf-datasets/mnist/{name}",
         ),
     ),
-    "fashion-mnist": PublicSet(
+    "fashion-mnist": PublicDataset(
         _FASHION,
         (
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/{name}",
@@ -82,7 +82,7 @@ SETS = {
             "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{name}",
         ),
     ),
-    "tinyshakespeare": PublicSet(
+    "tinyshakespeare": PublicDataset(
         _SHAKESPEARE,
         (
             "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from paceline.doctor.rank_facts import RankFacts, received
-from paceline.doctor.wire import ANSWER_S, Talk
+from paceline.doctor.wire import ANSWER_S, Connection
 
 _HELLO_S = 30.0
 _LOOK_S = 0.1
@@ -21,12 +21,12 @@ _AT_ONCE = 64
 
 @dataclass(frozen=True)
 class _Guest:
-    talk: Talk
+    talk: Connection
     facts: RankFacts
     door: str
 
 
-class Reception:
+class Collector:
     """Receives the ranks, compares their clocks with the one here, tells each of the others' doors, and hears what they reached."""
 
     def __init__(self, listener: socket.socket, secret: str, size: int) -> None:
@@ -84,7 +84,7 @@ class Reception:
                 threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
 
     def _greet(self, connection: socket.socket) -> None:
-        talk = Talk(connection, _HELLO_S)
+        talk = Connection(connection, _HELLO_S)
         try:
             said = talk.ask_proof(self._secret)
             guest = _Guest(talk, received(said["facts"]), str(said["door"]))

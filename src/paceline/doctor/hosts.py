@@ -18,7 +18,7 @@ from typing import IO
 from paceline import handover
 from paceline.cluster import slurm
 from paceline.cluster.allocation import Allocation, step_environment
-from paceline.doctor.collector import Reception
+from paceline.doctor.collector import Collector
 from paceline.doctor.cross_host import (
     Request,
     judge_affinity,
@@ -76,7 +76,7 @@ def look_at_allocation(allocation: Allocation, plan: Plan, env: Mapping[str, str
     surroundings = step_environment(env) | {handover.DOCTOR: json.dumps(told)}
     with (
         tempfile.TemporaryFile() as output,
-        Reception(listener, str(told["secret"]), size) as reception,
+        Collector(listener, str(told["secret"]), size) as reception,
         _started(words, surroundings, output) as process,
     ):
         # A rank that cannot come prints why, and leaves.
@@ -137,7 +137,7 @@ def look_from(
     if node:
         return tell()
     refuse_loopback_name(meet[0])
-    with Reception(listen_at(*meet), secret, nodes) as reception, ThreadPoolExecutor(1) as pool:
+    with Collector(listen_at(*meet), secret, nodes) as reception, ThreadPoolExecutor(1) as pool:
         own = pool.submit(tell)
         came = reception.examine(plan.wait_s, lambda: own.done() and own.exception() is not None)
         found = _judge(came, nodes, [], None)

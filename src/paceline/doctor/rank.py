@@ -21,7 +21,7 @@ from paceline.doctor.host import look_at_host
 from paceline.doctor.rank_facts import RankFacts, sent
 from paceline.doctor.software import TorchFacts, ask_torch, versions
 from paceline.doctor.this_host import examine_here
-from paceline.doctor.wire import ANSWER_S, Talk
+from paceline.doctor.wire import ANSWER_S, Connection
 from paceline.errors import PacelineError
 from paceline.world.address import address_on, interface_of
 from paceline.world.connectivity import doorbell, reach, ring
@@ -87,7 +87,7 @@ def report(world: World, told: Mapping[str, str], facts: RankFacts) -> dict[str,
     host, port, own = reach(lambda: where, wait_s, may_come_late=True, quiet=True)
     connection = socket.create_connection((host, port), 10)
     with ExitStack() as stack:
-        talk = stack.enter_context(Talk(connection, wait_s + ANSWER_S))
+        talk = stack.enter_context(Connection(connection, wait_s + ANSWER_S))
         door = stack.enter_context(doorbell(_address(world, own))) if world.local_rank == 0 else ""
         talk.prove(str(told["secret"]), size=world.size, facts=sent(facts), door=door)
         return _answer(talk, world, door)
@@ -99,7 +99,7 @@ def _address(world: World, own: str) -> str:
     return address_on(chosen) if chosen and chosen != interface_of(own) else own
 
 
-def _answer(talk: Talk, world: World, door: str) -> dict[str, object]:
+def _answer(talk: Connection, world: World, door: str) -> dict[str, object]:
     """Do what is asked, until the verdict comes."""
     while True:
         asked = talk.hear()

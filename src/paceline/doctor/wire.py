@@ -16,7 +16,7 @@ _LONGEST = 1 << 20
 _ROUNDS = 5
 
 
-class Talk:
+class Connection:
     """One connection; every line is awaited for a limited time."""
 
     def __init__(self, connection: socket.socket, timeout_s: float) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from paceline.hang.entered import Form, expected, form_of, groups_of
 from paceline.hang.flight_recorder import Collective
 from paceline.hang.phrasing import named, place_words, ranks_but, ranks_words, with_size
-from paceline.hang.rank_report import Record
-from paceline.hang.verdict import Cause, Verdict
+from paceline.hang.rank_report import RankReport
+from paceline.hang.verdict import Cause, HangVerdict
 
 
-def who_is_at_odds(records: Sequence[Record]) -> Verdict | None:
+def who_is_at_odds(records: Sequence[RankReport]) -> HangVerdict | None:
     """Return that ranks have begun different things as the same collective. Some may have got through with it."""
     for group in groups_of(records):
         mine = {record: [entry for entry in record.collectives if entry.group == group] for record in records}
@@ -25,7 +25,7 @@ def who_is_at_odds(records: Sequence[Record]) -> Verdict | None:
     return None
 
 
-def _odd_ones(entered: dict[Record, Collective], before: Sequence[Collective]) -> list[Record]:
+def _odd_ones(entered: dict[RankReport, Collective], before: Sequence[Collective]) -> list[RankReport]:
     """Return the ranks that do not do what most do. Of as many, those that do not what came before; else all."""
     forms = {record: form_of(entry) for record, entry in entered.items()}
     names = {entry.name for entry in entered.values()}
@@ -52,7 +52,7 @@ _MAY_DIFFER = {"all-to-all", "alltoall", "gather", "scatter", "broadcast", "barr
 """Here ranks may give different sizes, and nothing is wrong."""
 
 
-def _of_mismatch(entered: dict[Record, Collective], odd: list[Record]) -> Verdict:
+def _of_mismatch(entered: dict[RankReport, Collective], odd: list[RankReport]) -> HangVerdict:
     mine, one = odd[0], entered[odd[0]]
     others = [record for record, entry in entered.items() if form_of(entry) != form_of(one)]
     other = entered[others[0]]
@@ -61,6 +61,6 @@ def _of_mismatch(entered: dict[Record, Collective], odd: list[Record]) -> Verdic
     what = (one.called, other.called) if one.name != other.name else (with_size(one), with_size(other))
     came = "are" if len(theirs) > 1 else "is"
     words = f"{named([mine])} is in {what[0]}, but {ranks_words(theirs)} {came if not other.done else 'had'} {'in ' if not other.done else ''}{what[1]}"
-    return Verdict(
+    return HangVerdict(
         cause, tuple(record.rank for record in odd), ranks_but(list(entered), odd), f"{words}{place_words(mine)}"
     )

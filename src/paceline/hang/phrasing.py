@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.hang.flight_recorder import Collective
-from paceline.hang.rank_report import Record
+from paceline.hang.rank_report import RankReport
 
 
 def ranks_words(ranks: Sequence[int]) -> str:
@@ -24,18 +24,18 @@ def ranks_words(ranks: Sequence[int]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {words}"
 
 
-def ranks_but(records: Sequence[Record], some: Sequence[Record]) -> tuple[int, ...]:
+def ranks_but(records: Sequence[RankReport], some: Sequence[RankReport]) -> tuple[int, ...]:
     """Return the numbers of all others."""
     return tuple(record.rank for record in records if record not in some)
 
 
-def named(records: Sequence[Record]) -> str:
+def named(records: Sequence[RankReport]) -> str:
     """Return ranks with their nodes."""
     nodes = sorted({record.node for record in records})
     return f"{ranks_words([record.rank for record in records])} (node {', '.join(nodes)})"
 
 
-def place_words(record: Record) -> str:
+def place_words(record: RankReport) -> str:
     """Return where a rank is, as the end of a sentence."""
     return f"; it is in {record.place}" if record.place else ""
 
@@ -45,12 +45,12 @@ def are(some: Sequence[object]) -> str:
     return "is" if len(some) == 1 else "are"
 
 
-def wait_words(others: Sequence[int], some: Sequence[Record]) -> str:
+def wait_words(others: Sequence[int], some: Sequence[RankReport]) -> str:
     """Return who waits for whom."""
     return f"{ranks_words(others)} wait{'s' if len(others) == 1 else ''} for {'it' if len(some) == 1 else 'them'}"
 
 
-def workers_words(record: Record) -> str:
+def workers_words(record: RankReport) -> str:
     """Return which of the processes that it started do not move."""
     bad = [child for child in record.children if child.state in {"T", "t", "Z", "D"}]
     return f", and its process {bad[0].pid} {bad[0].words}" if bad else ""

@@ -35,7 +35,7 @@ class Wrong:
 
 
 @dataclass(frozen=True)
-class Record:
+class RankReport:
     """A rank, as it saw itself."""
 
     rank: int
@@ -65,10 +65,10 @@ class Record:
         return telling_place(self.stacks)
 
 
-def record_of(world: World, pulse: Pulse, state: State, wrong: Wrong | None = None) -> Record:
+def record_of(world: World, pulse: Pulse, state: State, wrong: Wrong | None = None) -> RankReport:
     """Return this rank as it is now; what takes time to find is left out where nothing is wrong."""
     pid, told = os.getpid(), state in {"stuck", "failed"}
-    return Record(
+    return RankReport(
         world.rank, world.size, socket.gethostname(), state, time.time(), pulse.step, pulse.doing,
         round(pulse.quiet_s, 3), round(pulse.usual_s, 6), process(pid),
         tuple(children(pid)) if told else (),
@@ -86,14 +86,14 @@ def _collectives(wrong: Wrong | None) -> tuple[Collective, ...]:
     return tuple(found)
 
 
-def write(directory: RunDir, record: Record) -> None:
+def write(directory: RunDir, record: RankReport) -> None:
     """Write a record, whole; a disk that hangs is one of the things it tells of, so it is not waited for."""
     path = directory.hang_record(record.rank)
     make_private(path.parent)
     write_whole(path, f"{json.dumps(asdict(record))}\n".encode(), durable=False)
 
 
-def read(path: Path) -> Record | None:
+def read(path: Path) -> RankReport | None:
     """Return a record; nothing for what is none."""
     try:
         return parsed(json.loads(path.read_text(encoding="utf-8")))
@@ -101,7 +101,7 @@ def read(path: Path) -> Record | None:
         return None
 
 
-def read_all(directory: RunDir) -> list[Record]:
+def read_all(directory: RunDir) -> list[RankReport]:
     """Return the records of the last start of a run; those of a larger world before it say nothing."""
     paths = sorted(directory.hang_record(0).parent.glob("[0-9]*.json"))
     found = [record for record in map(read, paths) if record]
@@ -109,7 +109,7 @@ def read_all(directory: RunDir) -> list[Record]:
     return [_with_crash(directory, looked_at(record)) for record in found if record.rank < size]
 
 
-def _with_crash(directory: RunDir, record: Record) -> Record:
+def _with_crash(directory: RunDir, record: RankReport) -> RankReport:
     """Return a record with how native code ended its rank, if it did: such a rank writes no record any more."""
     alive = record.node == socket.gethostname() and record.process.state not in {GONE, "Z"}
     crash = None if alive or record.state in {"failed", "left"} else read_crash(directory.crash(record.rank))
@@ -118,14 +118,14 @@ def _with_crash(directory: RunDir, record: Record) -> Record:
     return replace(record, process=replace(record.process, state=GONE), crash=crash.what, stacks=crash.stacks)
 
 
-def looked_at(record: Record) -> Record:
+def looked_at(record: RankReport) -> RankReport:
     """Return a record with its process as it stands now, if that is on this machine."""
     if record.node != socket.gethostname() or not record.process.pid:
         return record
     return replace(record, process=again(record.process))
 
 
-def parsed(facts: Mapping[str, Any]) -> Record:
+def parsed(facts: Mapping[str, Any]) -> RankReport:
     """Return what JSON says."""
     wrong = facts.get("wrong")
     own = {
@@ -136,7 +136,7 @@ def parsed(facts: Mapping[str, Any]) -> Record:
         "wrong": Wrong(**wrong) if wrong else None,
         "links": Links(**{name: tuple(found) for name, found in facts.get("links", {}).items()}),
     }
-    return Record(**{**facts, **own})
+    return RankReport(**{**facts, **own})
 
 
 def _stack(facts: Mapping[str, Any]) -> Stack:

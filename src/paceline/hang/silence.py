@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from paceline.hang.entered import pending_of
 from paceline.hang.phrasing import named, ranks_but, ranks_words, wait_words
 from paceline.hang.process import GONE
-from paceline.hang.rank_report import Record
-from paceline.hang.verdict import Cause, Verdict
+from paceline.hang.rank_report import RankReport
+from paceline.hang.verdict import Cause, HangVerdict
 
 
-def who_is_silent(records: Sequence[Record]) -> Verdict | None:
+def who_is_silent(records: Sequence[RankReport]) -> HangVerdict | None:
     """Return those that wrote nothing though others are stuck: stopped, gone, or where Python cannot speak."""
     missing = sorted(set(range(records[0].size)) - {record.rank for record in records})
     silent = [record for record in records if record.state in {"running", "moving"}]
@@ -31,37 +31,37 @@ def who_is_silent(records: Sequence[Record]) -> Verdict | None:
     )
 
 
-def _end_words(record: Record) -> str:
+def _end_words(record: RankReport) -> str:
     if not record.crash:
         return record.process.words
     return f"was ended by a crash ({record.crash}){f' in {record.place}' if record.place else ''}"
 
 
-def _quiet(cause: Cause, silent: list[Record], records: Sequence[Record], words: str) -> Verdict:
+def _quiet(cause: Cause, silent: list[RankReport], records: Sequence[RankReport], words: str) -> HangVerdict:
     others = ranks_but(records, silent)
     plural = words if len(silent) == 1 else words.replace("is ", "are ", 1).replace("says", "say", 1)
     step = f" since step {silent[0].step}" if silent[0].step else ""
-    return Verdict(
+    return HangVerdict(
         cause, tuple(record.rank for record in silent), others,
         f"{named(silent)} {plural}{_entered_not(silent, records)}{step}; {wait_words(others, silent)}",
     )  # fmt: skip
 
 
-def _entered_not(silent: list[Record], records: Sequence[Record]) -> str:
+def _entered_not(silent: list[RankReport], records: Sequence[RankReport]) -> str:
     waits = [entry for record in records if record not in silent and (entry := pending_of(record))]
     return f" and does not answer in {max(waits, key=lambda entry: entry.number).called}" if waits else ""
 
 
-def _never_came(records: Sequence[Record], missing: list[int]) -> Verdict:
+def _never_came(records: Sequence[RankReport], missing: list[int]) -> HangVerdict:
     others = tuple(record.rank for record in records)
-    return Verdict(
+    return HangVerdict(
         "silent", tuple(missing), others,
         f"{ranks_words(missing)} has left no word in this folder: it did not begin, or writes elsewhere; "
         f"{ranks_words(others)} wait{'s' if len(others) == 1 else ''}",
     )  # fmt: skip
 
 
-def who_left(records: Sequence[Record]) -> Verdict | None:
+def who_left(records: Sequence[RankReport]) -> HangVerdict | None:
     """Return those that are done while others still wait for them."""
     left = [record for record in records if record.state == "left"]
     others = ranks_but(records, left)
@@ -69,7 +69,7 @@ def who_left(records: Sequence[Record]) -> Verdict | None:
         return None
     waiting = next(record for record in records if record.rank in others)
     entry = pending_of(waiting)
-    return Verdict(
+    return HangVerdict(
         "left", tuple(record.rank for record in left), others,
         f"{named(left)} {'has' if len(left) == 1 else 'have'} left after step {left[0].step}; "
         f"{ranks_words(others)} still wait{'s' if len(others) == 1 else ''}{f' in {entry.called}' if entry else ''}",

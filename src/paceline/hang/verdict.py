@@ -15,7 +15,7 @@ Cause = Literal[
 
 
 @dataclass(frozen=True)
-class Verdict:
+class HangVerdict:
     """What holds a run up."""
 
     cause: Cause
@@ -31,16 +31,16 @@ class Verdict:
         return self.cause != "none"
 
 
-def keep(directory: RunDir, verdict: Verdict) -> None:
+def keep(directory: RunDir, verdict: HangVerdict) -> None:
     """Write a verdict, for those who come later."""
     write_whole(directory.hang_verdict, f"{json.dumps(asdict(verdict))}\n".encode(), durable=False)
 
 
-def kept(directory: RunDir) -> Verdict | None:
+def kept(directory: RunDir) -> HangVerdict | None:
     """Return what the ranks of the last start found, if they have not moved since."""
     try:
         facts = json.loads(directory.hang_verdict.read_text(encoding="utf-8"))
         ranks, waiting = (tuple(map(int, facts[name])) for name in ("ranks", "waiting"))
-        return Verdict(facts["cause"], ranks, waiting, str(facts["sentence"]))
+        return HangVerdict(facts["cause"], ranks, waiting, str(facts["sentence"]))
     except (OSError, ValueError, TypeError, KeyError):
         return None

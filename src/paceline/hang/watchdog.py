@@ -15,8 +15,8 @@ from typing import Self
 from paceline import handover
 from paceline.hang.crash import telling_of_crashes
 from paceline.hang.judge import judge, moves, still_moving
-from paceline.hang.rank_report import Record, State, Wrong, read, read_all, record_of, write
-from paceline.hang.verdict import Verdict, keep, kept
+from paceline.hang.rank_report import RankReport, State, Wrong, read, read_all, record_of, write
+from paceline.hang.verdict import HangVerdict, keep, kept
 from paceline.rundir import RunDir, make_private
 from paceline.telemetry.pulse import REST_S, Pulse
 from paceline.world.world import World
@@ -44,7 +44,7 @@ class Watchdog:
         ours = world.launcher in {"paceline", "slurm"} or handover.INCARNATION in os.environ
         self._crashes = telling_of_crashes(directory.crash(world.rank), enabled_by_us=ours)
         self._stuck_at: int | None = None
-        self._last: Record | None = None
+        self._last: RankReport | None = None
         self._since, self._called, self._heard, self._said = 0.0, 0.0, 0.0, False
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -127,7 +127,7 @@ class Watchdog:
             return
         self._tell(judge(records))
 
-    def _tell(self, verdict: Verdict) -> None:
+    def _tell(self, verdict: HangVerdict) -> None:
         self._said = True
         with contextlib.suppress(OSError):
             keep(self._directory, verdict)
@@ -160,7 +160,7 @@ class Watchdog:
         self._last = record_of(self._world, self._pulse, state, wrong)
         self._put(self._last)
 
-    def _put(self, record: Record) -> None:
+    def _put(self, record: RankReport) -> None:
         """Write a record; a disk that does not take it fails no training."""
         with contextlib.suppress(OSError):
             write(self._directory, record)

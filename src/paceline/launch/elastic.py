@@ -28,7 +28,7 @@ from paceline.rundir import RunDir
 from paceline.world.address import listen_at
 from paceline.world.rendezvous import open_published_store, serve_store
 from paceline.world.rendezvous_file import Notice
-from paceline.world.world import PublishedMeeting, World
+from paceline.world.world import PublishedRendezvous, World
 
 _BACKEND = "paceline"
 
@@ -62,7 +62,7 @@ class _Meeting(RendezvousHandler):
     def __init__(self, world: World) -> None:
         self._world = world
         config = config_from_words(RunConfig, [], env=os.environ)
-        key = world.meeting.key if isinstance(world.meeting, PublishedMeeting) else "alone"
+        key = world.meeting.key if isinstance(world.meeting, PublishedRendezvous) else "alone"
         self.run_id = key
         self._timeout = timedelta(seconds=config.timeout.start_s)
         self._notice = Notice(RunDir.of(config).meetings, key)
@@ -74,7 +74,7 @@ class _Meeting(RendezvousHandler):
             listener = listen_at("127.0.0.1", 0)
             address, port = listener.getsockname()
             return serve_store(listener, self.run_id, self._timeout)[0], RendezvousStoreInfo(address, port)
-        if not isinstance(meeting, PublishedMeeting):
+        if not isinstance(meeting, PublishedRendezvous):
             raise EnvironmentUnfit(
                 f"{self._world.size} elastic agents, but MASTER_PORT is set, so one port would serve all jobs of a node",
                 fix="unset MASTER_PORT, and start one agent per node by `paceline submit --launcher torchrun`",

@@ -17,7 +17,7 @@ from paceline.measure.profile_shares import beat_of, shares_of
 from paceline.measure.profile_verdict import ProfileVerdict, as_dict, judge
 from paceline.measure.trace import RankTrace, merged, read_traces
 from paceline.rundir import TENSORBOARD, VERDICT_FILE, RunDir, make_private, write_whole, writing_to
-from paceline.telemetry.stragglers import slowest
+from paceline.telemetry.stragglers import find_straggler
 
 TRACE_FILE = "trace.json.gz"
 
@@ -51,7 +51,7 @@ def judged(script: str, traces: Sequence[RankTrace], home: Path) -> ProfileVerdi
     """Write the merged trace and the verdict; return it."""
     facts = traces[0].facts
     beats = [beat_of(trace) for trace in traces]
-    slow = slowest(beats, int(facts["lanes"]), len(traces))
+    slow = find_straggler(beats, int(facts["lanes"]), len(traces))
     verdict = judge(script, str(facts["device"]), int(facts["steps"]), [shares_of(trace) for trace in traces], slow)
     with writing_to(home):
         write_whole(home / TRACE_FILE, gzip.compress(json.dumps(merged(traces)).encode(), 5))

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.measure.profile_shares import KINDS, Shares
-from paceline.telemetry.stragglers import Slowest, in_words
+from paceline.telemetry.stragglers import Straggler, in_words
 from paceline.units import short_time
 
 _CAUSES = 3
@@ -63,7 +63,7 @@ class ProfileVerdict:
     waiting_s: float
     """Seconds a step that the other ranks wait for the decisive one, in the mean."""
     per_rank: tuple[Shares, ...]
-    slow: Slowest | None
+    slow: Straggler | None
 
     @property
     def causes(self) -> list[str]:
@@ -73,7 +73,7 @@ class ProfileVerdict:
         return sorted(worth, key=lambda kind: -seconds[kind])[:_CAUSES]
 
 
-def judge(script: str, device: str, steps: int, per_rank: Sequence[Shares], slow: Slowest | None) -> ProfileVerdict:
+def judge(script: str, device: str, steps: int, per_rank: Sequence[Shares], slow: Straggler | None) -> ProfileVerdict:
     """Put together what the ranks measured.
 
     >>> fast = Shares(compute=0.01, exposed_communication=0.05, data_wait=0.0, optimizer=0.0, host_gaps=0.0)

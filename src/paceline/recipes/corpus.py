@@ -15,8 +15,8 @@ from torch import Tensor
 from paceline.config import RunConfig
 from paceline.data.pack.text_tasks import Piece, tasks_of
 from paceline.data.pack.tokens import letters_of, numbers_of
-from paceline.data.reading.open_dataset import open_set
-from paceline.data.reading.sample_rng import Draws
+from paceline.data.reading.open_dataset import open_dataset
+from paceline.data.reading.sample_rng import SampleRng
 from paceline.data.reading.source import Batch, TensorSource
 from paceline.data.reading.transform import Transformed
 from paceline.data.shards.shard import Array
@@ -137,7 +137,7 @@ def text_from_shards(address: str, config: RunConfig) -> tuple[Any, Any]:
             fix="make them with `paceline data pack TEXT --as bytes --length 128 --to SETS/train`, and set data_folder=SETS",
         )
     train, test = (
-        open_set(f"{address.rstrip('/')}/{part}", config, transform=next_tokens) for part in ("train", "test")
+        open_dataset(f"{address.rstrip('/')}/{part}", config, transform=next_tokens) for part in ("train", "test")
     )
     return train, test
 
@@ -160,7 +160,7 @@ def _said(source: Any) -> Vocabulary | None:
     return Bytes() if found is None and source.columns[0].dtype == "U8" else found
 
 
-def next_tokens(batch: Batch, draws: Draws) -> Batch:
+def next_tokens(batch: Batch, draws: SampleRng) -> Batch:
     """Return what is read, and what is to be said next."""
     tokens = batch[0].long()
     return tokens[:, :-1], tokens[:, 1:]

@@ -12,8 +12,8 @@ from torch import Tensor
 from paceline.config import RunConfig
 from paceline.data.download import SETS
 from paceline.data.mnist_idx import read_idx
-from paceline.data.reading.open_dataset import open_set
-from paceline.data.reading.sample_rng import Draws
+from paceline.data.reading.open_dataset import open_dataset
+from paceline.data.reading.sample_rng import SampleRng
 from paceline.data.reading.source import Batch
 from paceline.errors import DataError
 
@@ -59,11 +59,13 @@ def packed_digits(address: str, config: RunConfig) -> tuple[Any, Any]:
             "data=shards needs the folder or address that holds the sets `train` and `test`",
             fix="make them with `paceline data pack FOLDER --part train --to SETS/train`, and set data_folder=SETS",
         )
-    train, test = (open_set(f"{address.rstrip('/')}/{part}", config, transform=_scaled) for part in ("train", "test"))
+    train, test = (
+        open_dataset(f"{address.rstrip('/')}/{part}", config, transform=_scaled) for part in ("train", "test")
+    )
     return train, test
 
 
-def _scaled(batch: Batch, draws: Draws) -> Batch:
+def _scaled(batch: Batch, draws: SampleRng) -> Batch:
     images, labels = batch
     return _pixels(images), labels.long()
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from paceline.recipes.gpt_model import GPT
 
 
-class BlockMemory:
+class BlockKVCache:
     """Keys and values of one block: [rows, heads, places, numbers]."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
@@ -25,14 +25,14 @@ class BlockMemory:
         return self.keys[:, :, : self.seen], self.values[:, :, : self.seen]
 
 
-class Memory:
+class KVCache:
     """Room for as many places as a GPT looks back, in so many texts of equal length."""
 
     def __init__(self, model: GPT, rows: int) -> None:
         shape, weight = model.design.shape, model.embedding.weight
         room = (2, rows, shape.heads, model.design.length, shape.width // shape.heads)
         made = (torch.empty(room, dtype=weight.dtype, device=weight.device) for _ in range(shape.layers))
-        self.blocks = [BlockMemory(*both.unbind(0)) for both in made]
+        self.blocks = [BlockKVCache(*both.unbind(0)) for both in made]
 
     @property
     def seen(self) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from paceline.recipes.gpt_kv_cache import BlockMemory, Memory
+from paceline.recipes.gpt_kv_cache import BlockKVCache, KVCache
 
 
 class Shape(NamedTuple):
@@ -65,7 +65,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width, bias=bias), nn.Linear(4 * width, width, bias=bias)
         self.drop = nn.Dropout(design.dropout)
 
-    def forward(self, hidden: Tensor, angles: Tensor | None = None, memory: BlockMemory | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, angles: Tensor | None = None, memory: BlockKVCache | None = None) -> Tensor:
         """Return the next layer's input."""
         hidden = hidden + self.drop(self.out(self._attend(self.norm1(hidden), angles, memory)))
         inside = self.up(self.norm2(hidden))
@@ -73,7 +73,7 @@ class Block(nn.Module):
         result: Tensor = hidden + self.drop(self.down(inside))
         return result
 
-    def _attend(self, hidden: Tensor, angles: Tensor | None, memory: BlockMemory | None) -> Tensor:
+    def _attend(self, hidden: Tensor, angles: Tensor | None, memory: BlockKVCache | None) -> Tensor:
         batch, length, width = hidden.shape
         split = self.qkv(hidden).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         query, key, value = split.unbind(0)
@@ -123,7 +123,7 @@ class GPT(nn.Module):
                 hidden = block(hidden, angles)
         return self._scores(hidden)
 
-    def read_on(self, tokens: Tensor, memory: Memory) -> Tensor:
+    def read_on(self, tokens: Tensor, memory: KVCache) -> Tensor:
         """Return scores [batch, tokens] of what comes after tokens that follow those in memory: a whole text, or one more."""
         hidden, angles = self._placed(tokens, memory.seen)
         for block, remembered in zip(self.blocks, memory.blocks, strict=True):

@@ -19,7 +19,7 @@ from paceline.checkpoint.find import find_catalog
 from paceline.data.vocabulary import Tokens, Vocabulary
 from paceline.errors import ConfigError, TrainingError
 from paceline.recipes.gpt_from_run import load_newest
-from paceline.recipes.gpt_kv_cache import Memory
+from paceline.recipes.gpt_kv_cache import KVCache
 from paceline.recipes.gpt_model import GPT
 from paceline.recipes.gpt_text import kept_vocabulary
 from paceline.rundir import RunDir
@@ -49,7 +49,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Author:
+class TextGenerator:
     """A trained GPT that can write."""
 
     model: GPT
@@ -89,7 +89,7 @@ class Author:
         return numbers
 
 
-def open_author(run: str, step: int | None = None) -> Author:
+def open_author(run: str, step: int | None = None) -> TextGenerator:
     """Return the GPT of a run's newest good checkpoint, or of the one of a step."""
     catalog = find_catalog(run)
     folder = RunDir(Path(run))
@@ -97,7 +97,7 @@ def open_author(run: str, step: int | None = None) -> Author:
         raise ConfigError(f"{run} is not the folder of a run", fix="name the folder that holds its config.toml")
     found = load_newest(catalog if step is None else catalog.narrowed(step))
     model = found.model.to("cuda" if torch.cuda.is_available() else "cpu")
-    return Author(model, kept_vocabulary(folder, found.config), found.step, found.where, found.passed_over)
+    return TextGenerator(model, kept_vocabulary(folder, found.config), found.step, found.where, found.passed_over)
 
 
 def window_begin(count: int, length: int) -> int:
@@ -114,7 +114,7 @@ def window_begin(count: int, length: int) -> int:
 def draw(model: GPT, numbers: Sequence[int], known: int, choice: Choice, count: int = 1) -> Iterator[list[int]]:
     """Yield the next token of each of several texts, without end, of those that are known; all begin with the same numbers."""
     generators = [_generator(choice.seed, row) for row in range(count)]
-    memory, device = Memory(model, count), model.embedding.weight.device
+    memory, device = KVCache(model, count), model.embedding.weight.device
     texts = [list(numbers) for _ in range(count)]
     fresh = window_begin(len(numbers), model.design.length)
     while True:

@@ -13,9 +13,9 @@ from paceline.checkpoint.local_storage import LocalStorage
 from paceline.errors import EnvironmentUnfit
 from paceline.events import CheckpointSaved, RunEnded, RunFailed, RunStarted, RunStopped, StepDone, surviving
 from paceline.hang.judge import judge
-from paceline.hang.rank_report import Record, read_all
+from paceline.hang.rank_report import RankReport, read_all
 from paceline.hang.stacks import MAIN
-from paceline.hang.verdict import Verdict, kept
+from paceline.hang.verdict import HangVerdict, kept
 from paceline.launch.failure import Failure
 from paceline.report.failure_page import Page
 from paceline.report.find_run import Target
@@ -42,19 +42,19 @@ def page_of_launch(failure: Failure, resume: str) -> Page:
     return replace(_with_history(folder, rank, how, words, records), resume=resume)
 
 
-def _is_only_hit(record: Record) -> bool:
+def _is_only_hit(record: RankReport) -> bool:
     """Return whether a rank ended as one does that another has brought down."""
     return bool(record.crash) or (record.wrong is not None and record.wrong.lost_peer)
 
 
-def _crash_lines(record: Record) -> list[str]:
+def _crash_lines(record: RankReport) -> list[str]:
     """Return where a rank was in Python when native code ended it, the innermost last."""
     main = next((stack for stack in record.stacks if stack.thread == MAIN), None) if record.crash else None
     places = [f'  File "{place.file}", line {place.line}, in {place.function}' for place in main.places] if main else []
     return [f"{record.crash} in native code, called from Python:", *places] if places else []
 
 
-def _of_rank(records: Sequence[Record], rank: int) -> Record | None:
+def _of_rank(records: Sequence[RankReport], rank: int) -> RankReport | None:
     return next((record for record in records if record.rank == rank), None)
 
 
@@ -75,7 +75,7 @@ def page_of(target: Target) -> Page | None:
     return replace(page, slurm=_slurm(target), node=page.node or node)
 
 
-def _end(folder: RunDir, records: Sequence[Record], verdict: Verdict, since_s: float) -> tuple[int, str, str]:
+def _end(folder: RunDir, records: Sequence[RankReport], verdict: HangVerdict, since_s: float) -> tuple[int, str, str]:
     """Return the first rank that failed, its node and how it ended: in its own words, in srun's, or as the others saw it."""
     rank = verdict.ranks[0] if verdict.ranks else -1
     first, task = _of_rank(records, rank), first_end(folder, since_s)
@@ -85,7 +85,7 @@ def _end(folder: RunDir, records: Sequence[Record], verdict: Verdict, since_s: f
     return task.task if its_own and its_own.node == task.node else -1, task.node, task.how
 
 
-def _how(first: Record | None, verdict: Verdict) -> str:
+def _how(first: RankReport | None, verdict: HangVerdict) -> str:
     """Return how a rank ended, from what it left."""
     if first and first.wrong and not first.wrong.lost_peer:
         return f"failed with {first.wrong.what}"
@@ -94,13 +94,13 @@ def _how(first: Record | None, verdict: Verdict) -> str:
     return "ended without a word" if verdict.cause in {"gone", "none"} else "held the run up"
 
 
-def _own_words(first: Record | None) -> str:
+def _own_words(first: RankReport | None) -> str:
     if first is None or (first.wrong and first.wrong.lost_peer):
         return ""
     return first.wrong.text if first.wrong else "\n".join(_crash_lines(first))
 
 
-def _with_history(folder: RunDir, rank: int, how: str, words: str, records: Sequence[Record]) -> Page:
+def _with_history(folder: RunDir, rank: int, how: str, words: str, records: Sequence[RankReport]) -> Page:
     events = _events(folder)
     steps = [event for event in events if event["event"] == StepDone.__name__][-_STEPS:]
     saved_step, saved = _newest_checkpoint(folder, events)
@@ -125,7 +125,7 @@ def _newest_checkpoint(folder: RunDir, events: Sequence[dict[str, Any]]) -> tupl
     return max(found, default=(-1, ""))
 
 
-def _has_failed(events: Sequence[dict[str, Any]], records: Sequence[Record]) -> bool:
+def _has_failed(events: Sequence[dict[str, Any]], records: Sequence[RankReport]) -> bool:
     """Return whether the last start neither ended nor stopped: it said that it failed, or it is gone."""
     kinds = [event["event"] for event in events]
     last = kinds[len(kinds) - 1 - kinds[::-1].index(RunStarted.__name__) :] if RunStarted.__name__ in kinds else []

@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 from paceline.errors import EnvironmentUnfit
 from paceline.events import RunEnded, RunFailed
-from paceline.hang.verdict import Verdict, kept
+from paceline.hang.verdict import HangVerdict, kept
 from paceline.report.find_run import Target
 from paceline.report.history import History
 from paceline.report.jobs import Job, jobs_of, unanswered
 from paceline.report.sanitize import tail
 from paceline.telemetry.heartbeat import Beat
-from paceline.telemetry.stragglers import Slowest, read_beats, slowest
+from paceline.telemetry.stragglers import Straggler, find_straggler, read_beats
 from paceline.world.timelimit import time_left
 
 Phase = Literal["not started", "waiting", "starting", "training", "stopped", "failed", "lost", "ended"]
@@ -70,8 +70,8 @@ class RunState:
     left_s: float
     """Seconds until all steps are done, at this speed."""
     checkpoint: Checkpoint | None
-    slowest: Slowest | None
-    hang: Verdict | None
+    find_straggler: Straggler | None
+    hang: HangVerdict | None
     """What the watchdog found to hold the run up, while it does."""
     ranks_seen: int
     """Ranks that have told where they are since the start."""
@@ -148,7 +148,7 @@ def state_of(target: Target, history: History, jobs: Sequence[Job], queue_proble
         metrics=metrics, metrics_step=metrics_step, samples_per_s=rate,
         left_s=max(0, total - step) * int(started.get("global_batch", 0)) / rate if rate > 0 else math.nan,
         checkpoint=_checkpoint(history, now), ranks_seen=len(beats),
-        slowest=slowest(beats, lanes, ranks) if phase == "training" else None,
+        find_straggler=find_straggler(beats, lanes, ranks) if phase == "training" else None,
         hang=kept(target.folder) if phase in _MAY_HANG else None,
         log=log, log_tail=tuple(tail(Path(log), _LOG_LINES)) if log else (),
         quiet_s=max(0.0, now - max([*signs, float((history.ending or {}).get("time_s", 0.0))])),

@@ -37,7 +37,7 @@ IN_WORDS = {
 
 
 @dataclass(frozen=True)
-class Slowest:
+class Straggler:
     """The rank that holds the others up."""
 
     beat: Beat
@@ -62,12 +62,12 @@ class Slowest:
         return self.beat.rank, self.phase, self.kind, self.step
 
 
-def in_words(slow: Slowest) -> str:
+def in_words(slow: Straggler) -> str:
     """Return a finding as a sentence.
 
-    >>> in_words(Slowest(Beat(3, "n1", 9, 0.0, 0.2, 0.1), 2.0, "data", "chronic", 0.1))
+    >>> in_words(Straggler(Beat(3, "n1", 9, 0.0, 0.2, 0.1), 2.0, "data", "chronic", 0.1))
     'rank 3 on n1 holds the others up: 100.0 ms more a step in waiting for its samples, 2.0 x their own time'
-    >>> in_words(Slowest(Beat(3, "n1", 9, 0.0, 0.2, 0.1), 9.0, "gc", "one-off", 1.5, step=8))
+    >>> in_words(Straggler(Beat(3, "n1", 9, 0.0, 0.2, 0.1), 9.0, "gc", "one-off", 1.5, step=8))
     'rank 3 on n1 held the others up once, in step 8: 1.50 s more in garbage collection'
     """
     rank, phase = f"rank {slow.beat.rank} on {slow.beat.node}", IN_WORDS.get(slow.phase, slow.phase)
@@ -90,19 +90,19 @@ def _read(path: Path) -> Beat | None:
         return None
 
 
-def slowest(beats: Sequence[Beat], lanes: int, world_size: int) -> Slowest | None:
+def find_straggler(beats: Sequence[Beat], lanes: int, world_size: int) -> Straggler | None:
     """Return the rank that is clearly slower than those with as many lanes, or was once; nothing if none is.
 
     >>> beats = [Beat(rank, "n1", 9, 0.0, own_s, 0.0) for rank, own_s in enumerate([0.1, 0.1, 0.15, 0.11])]
-    >>> found = slowest(beats, lanes=4, world_size=4)
+    >>> found = find_straggler(beats, lanes=4, world_size=4)
     >>> found.beat.rank, found.times, found.kind
     (2, 1.5, 'chronic')
-    >>> slowest(beats[:2], lanes=4, world_size=4) is None
+    >>> find_straggler(beats[:2], lanes=4, world_size=4) is None
     True
     >>> uneven = [Beat(rank, "n1", 9, 0.0, own_s, 0.0) for rank, own_s in enumerate([0.2, 0.1])]  # 2 lanes and 1
-    >>> slowest(uneven, lanes=3, world_size=2) is None
+    >>> find_straggler(uneven, lanes=3, world_size=2) is None
     True
-    >>> slowest([uneven[0], replace(uneven[1], own_s=10.0)], lanes=3, world_size=2).beat.rank
+    >>> find_straggler([uneven[0], replace(uneven[1], own_s=10.0)], lanes=3, world_size=2).beat.rank
     1
     """
     groups = list(_alike(beats, lanes, world_size))
@@ -139,7 +139,7 @@ def _stretched(beat: Beat, times: float) -> Beat:
     return replace(beat, own_s=beat.own_s * times, data_s=beat.data_s * times, phases=phases)
 
 
-def _chronic(group: Sequence[Beat], clearly: float) -> Iterator[Slowest]:
+def _chronic(group: Sequence[Beat], clearly: float) -> Iterator[Straggler]:
     """Yield the rank whose own work takes longest in most steps, if it is clearly longer and matters."""
     steady = {beat.rank: _steady(beat) for beat in group}
     worst = max(group, key=lambda beat: sum(steady[beat.rank].values()))
@@ -150,7 +150,7 @@ def _chronic(group: Sequence[Beat], clearly: float) -> Iterator[Slowest]:
     times = round(own / max(usual, 1e-9), 2)
     whole = own + worst.phases.get(WAIT, NOTHING).steady_s
     if times > clearly and own - usual > _WORTH * whole:
-        yield Slowest(worst, times, phase, "chronic", more[phase])
+        yield Straggler(worst, times, phase, "chronic", more[phase])
 
 
 def _steady(beat: Beat) -> Mapping[str, float]:
@@ -160,7 +160,7 @@ def _steady(beat: Beat) -> Mapping[str, float]:
     return {phase: beat.phases.get(phase, NOTHING).steady_s for phase in PHASES}
 
 
-def _once(group: Sequence[Beat]) -> Iterator[Slowest]:
+def _once(group: Sequence[Beat]) -> Iterator[Straggler]:
     """Yield each phase of each rank that took far longer in one step than it ever did on the others."""
     own = [sum(_steady(beat).values()) for beat in group]
     usual_without = _medians_without(own)
@@ -169,7 +169,7 @@ def _once(group: Sequence[Beat]) -> Iterator[Slowest]:
         for beat, mine, usual, others in zip(group, largest, usual_without, _medians_without(largest), strict=True):
             if mine - others > max(_ONCE * usual, _ONCE_S):
                 times = round((usual + mine - others) / max(usual, 1e-9), 2)
-                yield Slowest(beat, times, phase, "one-off", mine - others, beat.phases[phase].largest_step)
+                yield Straggler(beat, times, phase, "one-off", mine - others, beat.phases[phase].largest_step)
 
 
 def _medians_without(values: Sequence[float]) -> list[float]:
@@ -187,7 +187,7 @@ def _medians_without(values: Sequence[float]) -> list[float]:
     return found
 
 
-class SlowWatch:
+class StragglerWatch:
     """Looks at all beats from time to time, and has news when two looks agree: chance seldom strikes the same rank twice."""
 
     def __init__(
@@ -200,9 +200,9 @@ class SlowWatch:
     ) -> None:
         self._keep = keep
         self._folder, self._lanes, self._size, self._since_s = folder, lanes, world_size, since_s
-        self._seen: Slowest | None = None
-        self._settled: Slowest | None = None
-        self._told: Slowest | None = None
+        self._seen: Straggler | None = None
+        self._settled: Straggler | None = None
+        self._told: Straggler | None = None
 
     def look(self) -> None:
         """Read the beats and judge; from any thread."""
@@ -211,12 +211,12 @@ class SlowWatch:
         except OSError:  # a disk that fails harms no training
             return
         self._keep(beats)
-        found = slowest(beats, self._lanes, self._size)
+        found = find_straggler(beats, self._lanes, self._size)
         if _key(found) == _key(self._seen):
             self._settled = found
         self._seen = found
 
-    def news(self) -> tuple[Slowest | None, Slowest | None] | None:
+    def news(self) -> tuple[Straggler | None, Straggler | None] | None:
         """Return what is found now and what was said before, if they are not the same."""
         found, told = self._settled, self._told
         if _key(found) == _key(told):
@@ -225,5 +225,5 @@ class SlowWatch:
         return found, told
 
 
-def _key(found: Slowest | None) -> tuple[int, str, str, int] | None:
+def _key(found: Straggler | None) -> tuple[int, str, str, int] | None:
     return None if found is None else found.key

@@ -18,7 +18,7 @@ _KEPT = 64
 NotFinite = Callable[[float, int], TrainingError]
 
 
-class LateLoss:
+class AsyncLoss:
     """The sum of a step's loss over what was counted, known once its copy has arrived."""
 
     def __init__(self, copy: Tensor, counts: list[float], arrived: torch.cuda.Event, not_finite: NotFinite) -> None:
@@ -37,15 +37,15 @@ class LateLoss:
         return self._value
 
 
-class LateLosses:
+class AsyncLosses:
     """Memory of the host into which the losses of the last steps are copied."""
 
     def __init__(self, lanes: int) -> None:
         self._memory = torch.zeros(_KEPT, lanes, pin_memory=True)
-        self._under_way: deque[LateLoss] = deque()
+        self._under_way: deque[AsyncLoss] = deque()
         self._next = 0
 
-    def copy(self, losses: Tensor, counts: list[float], not_finite: NotFinite) -> LateLoss:
+    def copy(self, losses: Tensor, counts: list[float], not_finite: NotFinite) -> AsyncLoss:
         """Begin to copy the losses of all lanes of a step."""
         if len(self._under_way) == _KEPT:
             float(self._under_way.popleft())
@@ -54,7 +54,7 @@ class LateLosses:
         place.copy_(losses, non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
-        self._under_way.append(LateLoss(place, counts, arrived, not_finite))
+        self._under_way.append(AsyncLoss(place, counts, arrived, not_finite))
         return self._under_way[-1]
 
 

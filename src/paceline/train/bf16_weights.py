@@ -21,7 +21,7 @@ LONG_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 """Their statistics are fp32, and so are their weights and all they compute."""
 
 
-class ShortWeights:
+class Bf16Weights:
     """The bf16 copies of a model's weights. They are one for a model, whoever asks."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -36,7 +36,7 @@ class ShortWeights:
             norm.register_forward_hook(self._shorten)
 
     @classmethod
-    def of(cls, model: nn.Module) -> ShortWeights:
+    def of(cls, model: nn.Module) -> Bf16Weights:
         """Return a model's copies."""
         hooks = model._forward_pre_hooks.values()  # noqa: SLF001 - where they live: on the model itself
         return next((hook for hook in hooks if isinstance(hook, cls)), None) or cls(model)

@@ -65,7 +65,7 @@ class Exchange(Protocol):
         """Wait for the message under way and take the next stage; true once `total` holds the sum of all ranks."""
 
 
-class GatherExchange:
+class AllGatherExchange:
     """Everybody gets everything, notes included, in one message."""
 
     def __init__(
@@ -120,7 +120,7 @@ class GatherExchange:
         return total
 
 
-class SliceExchange:
+class AllToAllExchange:
     """Each rank adds one slice for all: an all-to-all, the sum, an all-gather."""
 
     def __init__(self, like: Tensor, shape: TreeShape, wire: torch.device, among: ProcessGroup | None = None) -> None:
@@ -170,7 +170,7 @@ def choose_exchange(
     """Return the cheapest way for a bucket of this size in this world; notes ride along where the bucket is small."""
     size = like.numel() * like.element_size()
     if note_length and size <= _CARRIES_NOTES_BYTES:
-        return GatherExchange(like, note_length, shape, wire, among)
+        return AllGatherExchange(like, note_length, shape, wire, among)
     if len(shape.rows) == 2 or size <= _SMALL_BYTES:
-        return GatherExchange(like, 0, shape, wire, among)
-    return SliceExchange(like, shape, wire, among)
+        return AllGatherExchange(like, 0, shape, wire, among)
+    return AllToAllExchange(like, shape, wire, among)

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from paceline.config import RunConfig
-from paceline.data.reading.batches import Lane, Step
+from paceline.data.reading.batches import Lane, RankBatch
 from paceline.data.reading.source import Batch
 from paceline.errors import ConfigError, TrainingError
-from paceline.train.async_loss import LateLosses
-from paceline.train.diloco import LocalStep
-from paceline.train.lane_sum import Asks, Note
+from paceline.train.async_loss import AsyncLosses
+from paceline.train.diloco import DilocoStep
+from paceline.train.lane_sum import Note, RankRequests
 from paceline.train.optimizer_step import LossFunction, OptimizerStep
 from paceline.train.parallel import captures
-from paceline.train.reduce_after_backward import Left, WholeTree
+from paceline.train.reduce_after_backward import LaneGradients, ReduceAfterBackward
 from paceline.world.randomness import mix
 from paceline.world.world import World
 
@@ -41,11 +41,11 @@ class _Recording(NamedTuple):
     inputs: list[Batch]
     generators: list[torch.Generator]
     losses: Tensor
-    left: Left | None = None
+    left: LaneGradients | None = None
     """What the lanes leave for the other ranks."""
 
 
-class CapturedStep(OptimizerStep):
+class CudaGraphStep(OptimizerStep):
     """An optimizer step with the bits of `OptimizerStep`. The first two steps of every form run as they always did; the next is recorded."""
 
     def __init__(
@@ -61,10 +61,10 @@ class CapturedStep(OptimizerStep):
         self._met: Counter[_Form] = Counter()
         self._recordings: dict[_Form, _Recording] = {}
         self._pool = torch.cuda.graph_pool_handle()
-        self._late = LateLosses(config.batch.lanes)
+        self._late = AsyncLosses(config.batch.lanes)
         self._refused = ""
 
-    def __call__(self, step: Step, asks: Callable[[], Asks] | None = None) -> Note:
+    def __call__(self, step: RankBatch, asks: Callable[[], RankRequests] | None = None) -> Note:
         """Take a step, replayed where one of its form was recorded."""
         lanes = tuple((lane.samples, tuple(tensor.shape for tensor in lane.batch)) for lane in step.lanes)
         form = step.plan.samples, lanes
@@ -101,7 +101,7 @@ class CapturedStep(OptimizerStep):
         self._refused = why
         _tell(self._world, why)
 
-    def _record(self, step: Step) -> _Recording:
+    def _record(self, step: RankBatch) -> _Recording:
         device = torch.device(self._world.device)
         inputs = [tuple(tensor.clone() for tensor in lane.batch) for lane in step.lanes]
         generators = [torch.Generator(device) for _ in step.lanes]
@@ -123,13 +123,13 @@ class CapturedStep(OptimizerStep):
         if self._world.size == 1:
             return recording
         update = torch.cuda.CUDAGraph()
-        assert isinstance(self._sum, WholeTree)
+        assert isinstance(self._sum, ReduceAfterBackward)
         left = self._sum.left()
         with self._recording(update):
             self._apply()
         return recording._replace(update=update, left=left)
 
-    def _rehearse(self, step: Step, recording: _Recording) -> None:
+    def _rehearse(self, step: RankBatch, recording: _Recording) -> None:
         """Run the lanes once on the memory of the recording: what is compiled or set up at first is none of the graph's."""
         buffers = list(self._inner.buffers())
         before = [buffer.clone() for buffer in buffers]
@@ -141,7 +141,7 @@ class CapturedStep(OptimizerStep):
         torch.cuda.synchronize()
         return torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
 
-    def _compute(self, step: Step, recording: _Recording, own: torch.Generator | None) -> None:
+    def _compute(self, step: RankBatch, recording: _Recording, own: torch.Generator | None) -> None:
         """Run all lanes of this rank as a step does, on the memory of the recording."""
         self._sum.begin()
         self.precision.begin(self._inner)
@@ -159,7 +159,7 @@ class CapturedStep(OptimizerStep):
                 self._sum.after_lane()
         self.precision.finish(self._inner)
 
-    def _replay(self, recording: _Recording, step: Step, asks: Callable[[], Asks] | None) -> Note:
+    def _replay(self, recording: _Recording, step: RankBatch, asks: Callable[[], RankRequests] | None) -> Note:
         for lane, inputs, generator in zip(step.lanes, recording.inputs, recording.generators, strict=True):
             torch._foreach_copy_(inputs, lane.batch)
             generator.manual_seed(mix(self._config.seed, step.plan.step, lane.number))
@@ -169,7 +169,7 @@ class CapturedStep(OptimizerStep):
         asked = Note(0.0, 0.0) if asks is None else Note(0.0, 0.0).asking(asks())
         if recording.update is None or recording.left is None:
             return self._later_note(recording, step)._replace(save=asked.save, stop=asked.stop)
-        assert isinstance(self._sum, WholeTree)
+        assert isinstance(self._sum, ReduceAfterBackward)
         notes = [self._note_of(step, *pair) for pair in zip(step.lanes, recording.losses.tolist(), strict=True)]
         notes[-1] = notes[-1]._replace(save=asked.save, stop=asked.stop)
         self._sum.bring_back(recording.left, notes)
@@ -177,12 +177,12 @@ class CapturedStep(OptimizerStep):
         recording.update.replay()
         return total
 
-    def _later_note(self, recording: _Recording, step: Step) -> Note:
+    def _later_note(self, recording: _Recording, step: RankBatch) -> Note:
         counts = [float(lane.samples) for lane in step.lanes]
         not_finite = partial(self._found_not_finite, step.plan.step)
         return Note(self._late.copy(recording.losses, counts, not_finite), sum(counts))
 
-    def _note_of(self, step: Step, lane: Lane, value: float) -> Note:
+    def _note_of(self, step: RankBatch, lane: Lane, value: float) -> Note:
         if not math.isfinite(value):
             raise self._not_finite(value, step.plan.step, lane.number)
         return Note(value * lane.samples, float(lane.samples)) if lane.samples else Note(0.0, 0.0)
@@ -223,5 +223,5 @@ def make_step(
     if config.capture == "auto" and world.device != "cpu" and (config.local.steps or config.parallel == "fsdp"):
         apart = "with local.steps several copies of the weights take turns"
         _tell(world, apart if config.local.steps else "with parallel=fsdp weights are gathered on the way")
-    kind = LocalStep if config.local.steps else CapturedStep if captured else OptimizerStep
+    kind = DilocoStep if config.local.steps else CudaGraphStep if captured else OptimizerStep
     return kind(world, model, optimizer, loss, config, total_samples)

@@ -16,7 +16,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.telemetry.phases import PhaseClock
-from paceline.train.bucket_exchange import Exchange, GatherExchange, TreeShape, choose_exchange
+from paceline.train.bucket_exchange import AllGatherExchange, Exchange, TreeShape, choose_exchange
 from paceline.train.lane_sum import NOTE_HEAD, Note, TreeStack, missing_gradient
 from paceline.world.collectives import wire_device
 from paceline.world.world import World
@@ -56,7 +56,7 @@ def _is_dense(value: Tensor) -> bool:
 
 
 @dataclass(eq=False)
-class _OnItsWay:
+class _PendingBucket:
     exchange: Exchange
     total: Tensor
     done: Future[Tensor]
@@ -76,8 +76,8 @@ class TreeReduction:
         self._wire = wire_device(world)
         self._device = torch.device(world.device)
         self._exchanges: dict[int, tuple[tuple[int, int, torch.dtype], Exchange]] = {}
-        self._under_way: list[_OnItsWay] = []
-        self._noted: GatherExchange | None = None
+        self._under_way: list[_PendingBucket] = []
+        self._noted: AllGatherExchange | None = None
         self.clock = PhaseClock()
         """What is told when gradients are ready, and when backward goes on."""
         self._side_stream = torch.cuda.Stream(self._device) if self._wire.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -118,7 +118,7 @@ class TreeReduction:
             total = bucket.buffer()
             sums = self._subtree_sums(bucket, total)
             done: Future[Tensor] = Future(devices=[] if total.device.type == "cpu" else [total.device])
-            self._start(_OnItsWay(self._exchange(bucket.index(), total), total, done), sums, last=bucket.is_last())
+            self._start(_PendingBucket(self._exchange(bucket.index(), total), total, done), sums, last=bucket.is_last())
             # Each bucket starts before the one before it is waited for, so that messages and backward overlap.
             # On a side stream a wait does not hold the host, and there is nothing to put off.
             self._advance(everything=bucket.is_last() or self._side_stream is not None)
@@ -144,10 +144,10 @@ class TreeReduction:
             self._exchanges[index] = layout, choose_exchange(buffer, note_length, self._shape, self._wire)
         return self._exchanges[index][1]
 
-    def _start(self, bucket: _OnItsWay, sums: list[Tensor], *, last: bool) -> None:
+    def _start(self, bucket: _PendingBucket, sums: list[Tensor], *, last: bool) -> None:
         """Send a bucket; the notes ride on the first one that is small enough, or go alone with the last."""
         notes = [note.to_tensor() for note in self._stack.notes] if self._noted is None else []
-        if notes and isinstance(bucket.exchange, GatherExchange) and bucket.exchange.carries_notes:
+        if notes and isinstance(bucket.exchange, AllGatherExchange) and bucket.exchange.carries_notes:
             self._noted = bucket.exchange
         else:
             if notes and last:
@@ -159,7 +159,7 @@ class TreeReduction:
     def _send_notes(self, notes: list[Tensor]) -> None:
         """Send the notes on their own, where every bucket is too large to carry them."""
         nothing = torch.empty(0, device=self._wire)
-        self._noted = GatherExchange(nothing, len(notes[0]), self._shape, self._wire)
+        self._noted = AllGatherExchange(nothing, len(notes[0]), self._shape, self._wire)
         self._noted.start([nothing] * len(notes), notes)
         self._noted.advance(nothing)
 

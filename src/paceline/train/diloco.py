@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from paceline.config import RunConfig
-from paceline.data.reading.batches import Step
+from paceline.data.reading.batches import RankBatch
 from paceline.errors import ConfigError
 from paceline.scale.batch import StepPlan, share
-from paceline.train.lane_sum import Asks, Note, drop_gradients
+from paceline.train.lane_sum import Note, RankRequests, drop_gradients
 from paceline.train.optimizer_step import LossFunction, OptimizerStep
-from paceline.train.outer_gradient import MeanWay
+from paceline.train.outer_gradient import OuterGradient
 from paceline.train.state import Slots, load_state, load_weight, named_state, python_numbers
 from paceline.world.collectives import sum_across
 from paceline.world.world import World
@@ -58,7 +58,7 @@ class _Place(NamedTuple):
         return self.slots.load(kind, name, value, numbers.get(full_name))
 
 
-class LocalStep(OptimizerStep):
+class DilocoStep(OptimizerStep):
     """A step of every replica, each on its lanes; after `local.steps` of them, at the end of an epoch and of the run, they meet."""
 
     _walks_apart = True
@@ -82,11 +82,11 @@ class LocalStep(OptimizerStep):
             Replica(number, [value.clone() for value in self._common.weights], _copied(optimizer.state))
             for number in share(settings.replicas, world.rank, world.size)
         ]
-        self._mean_way = MeanWay(world, config)
+        self._mean_way = OuterGradient(world, config)
         self._apart = False
         self._seat(self._common)
 
-    def __call__(self, step: Step, asks: Callable[[], Asks] | None = None) -> Note:
+    def __call__(self, step: RankBatch, asks: Callable[[], RankRequests] | None = None) -> Note:
         """Let this rank's replicas take a step, one after the other; where all meet after it, meet."""
         if self._buffers is None:
             self._buffers = self._find_buffers(step)
@@ -168,12 +168,12 @@ class LocalStep(OptimizerStep):
         with self._turn_of(replica):
             return _Place(dict(zip(self._names, replica.weights, strict=True)), Slots(self._model, self._optimizer))
 
-    def _parts(self, step: Step) -> Iterator[Step]:
+    def _parts(self, step: RankBatch) -> Iterator[RankBatch]:
         """Yield the step of each of this rank's replicas: its lanes, which are all the samples that it knows of."""
         each = self._config.batch.lanes // self._config.local.replicas
         for start in range(0, len(step.lanes), each):
             lanes = step.lanes[start : start + each]
-            yield Step(step.plan._replace(samples=sum(lane.samples for lane in lanes)), lanes)
+            yield RankBatch(step.plan._replace(samples=sum(lane.samples for lane in lanes)), lanes)
 
     def _meets_after(self, plan: StepPlan) -> bool:
         last = plan.ends_epoch or plan.seen == self._total_samples

@@ -21,7 +21,7 @@ _MATTER = (
 )  # fmt: skip
 
 
-def surroundings(device: str) -> str:
+def environment_facts(device: str) -> str:
     """Return them as JSON, without secrets."""
     found = {"versions": _versions(), "machine": _machine(device), "variables": telling(os.environ)}
     return json.dumps(without_secrets(found), indent=2) + "\n"

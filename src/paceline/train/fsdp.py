@@ -17,7 +17,7 @@ from paceline.errors import ConfigError
 from paceline.train.bf16_weights import LONG_NORMS, SHORT
 from paceline.train.fsdp_reduction import sums_along_tree
 from paceline.train.precision import casts_weights
-from paceline.train.shard_mesh import make_copies
+from paceline.train.shard_mesh import make_shard_mesh
 from paceline.world.world import World
 
 Wrap = tuple[type[nn.Module], ...]
@@ -27,7 +27,7 @@ def shard(model: nn.Module, world: World, config: RunConfig, wrap: Wrap | None) 
     """Cut a model into slices, unit by unit, in place."""
     units = list(units_of(model, wrap))
     _refuse_shared_weights(model, units)
-    mesh = make_copies(model, world, config).mesh(world.device, summed_here=sums_along_tree(world, config))
+    mesh = make_shard_mesh(model, world, config).mesh(world.device, summed_here=sums_along_tree(world, config))
     short, long = (SHORT, torch.float32) if casts_weights(config, world.size) else (None, None)
     casts = config.precision != "bf16-master"  # there, inputs are as they are in a model that is not cut
     for norm in (module for module in model.modules() if short and isinstance(module, LONG_NORMS)):

@@ -17,9 +17,9 @@ from torch.distributed.fsdp import FSDPModule
 from paceline.config import RunConfig
 from paceline.scale.batch import share
 from paceline.scale.tree import additions_by_turn, whole_subtrees
-from paceline.train.bucket_exchange import GatherExchange, TreeShape, choose_exchange
+from paceline.train.bucket_exchange import AllGatherExchange, TreeShape, choose_exchange
 from paceline.train.lane_sum import FreeSum, Note, TreeStack, drop_gradients
-from paceline.train.shard_mesh import Copies, copies_of
+from paceline.train.shard_mesh import ShardMesh, shard_mesh_of
 from paceline.world.collectives import exchange, gather, wire_device
 from paceline.world.world import World
 
@@ -39,7 +39,7 @@ class TreeScatter(_Memory):
     a step, with the last lane: as many bytes as an all-reduce of the slice where the lanes of a copy are a whole subtree.
     """
 
-    def __init__(self, turns: Turns, copies: Copies, wire: torch.device) -> None:
+    def __init__(self, turns: LaneSchedule, copies: ShardMesh, wire: torch.device) -> None:
         self._turns, self._copies, self._wire = turns, copies, wire
         self._held: dict[int, Tensor] = {}
         """Sums of whole subtrees by their first lane. At one lane a rank they do not outlive a call."""
@@ -93,13 +93,13 @@ class HostGather(_Memory):
         output_tensor.copy_(gathered)
 
 
-class Turns:
+class LaneSchedule:
     """Who of a copy runs which lane when. Every one of them runs as many, as all must take part in every gathering of weights.
 
     A rank with fewer lanes than others is idle in the first turn: it runs a lane whose gradient nobody adds.
     """
 
-    def __init__(self, lanes: int, world: World, copies: Copies) -> None:
+    def __init__(self, lanes: int, world: World, copies: ShardMesh) -> None:
         everyone = [share(lanes, rank, world.size) for rank in range(world.size)]
         self.shares = [everyone[rank] for rank in copies.mine]
         most = len(self.shares[0])
@@ -127,8 +127,8 @@ class ShardedTree:
     knows_all = True
 
     def __init__(self, model: nn.Module, parameters: list[nn.Parameter], lanes: int, world: World) -> None:
-        copies = copies_of(model)
-        self._parameters, self._turns = parameters, Turns(lanes, world, copies)
+        copies = shard_mesh_of(model)
+        self._parameters, self._turns = parameters, LaneSchedule(lanes, world, copies)
         self._stack, self._notes = TreeStack([], lanes, world.rank, world.size), list[Note]()
         self._shape, self._wire = TreeShape.of(lanes, world), wire_device(world)
         self._scatters = []
@@ -167,7 +167,7 @@ class ShardedTree:
 
     def _send_notes(self, notes: list[Tensor]) -> None:
         self._nothing = torch.empty(0, device=self._wire)
-        self._exchange = GatherExchange(self._nothing, len(notes[0]), self._shape, self._wire)
+        self._exchange = AllGatherExchange(self._nothing, len(notes[0]), self._shape, self._wire)
         self._exchange.start([self._nothing] * len(notes), notes)
 
 
@@ -178,7 +178,7 @@ class ShardedFree(FreeSum):
         super().__init__(parameters, world)
         self.scale = 1.0
         self._units = prepared_units(model, world)
-        turns = Turns(lanes, world, copies_of(model))
+        turns = LaneSchedule(lanes, world, shard_mesh_of(model))
         self.idle, self._last = turns.idle, turns.last
         self._turn = 0
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from paceline.errors import TrainingError
 from paceline.scale.batch import share
 from paceline.scale.tree import merges_after
-from paceline.train.async_loss import LateLoss
+from paceline.train.async_loss import AsyncLoss
 from paceline.world.collectives import sum_across
 from paceline.world.world import World
 
@@ -26,7 +26,7 @@ NOTE_HEAD = 4
 """Numbers of a note before the moves."""
 
 
-class Asks(NamedTuple):
+class RankRequests(NamedTuple):
     """What one rank asks of all, after the step under way."""
 
     save: bool = False
@@ -36,7 +36,7 @@ class Asks(NamedTuple):
 class Note(NamedTuple):
     """What a lane says beside its gradients; also the sum of such notes."""
 
-    loss: float | LateLoss
+    loss: float | AsyncLoss
     """The sum of the loss over what was counted."""
     counted: float
     moves: Moves = NO_MOVES
@@ -57,7 +57,7 @@ class Note(NamedTuple):
             self.stop + other.stop,
         )
 
-    def asking(self, asks: Asks) -> Note:
+    def asking(self, asks: RankRequests) -> Note:
         """Return the note with what its rank asks for."""
         return self._replace(save=float(asks.save), stop=float(asks.stop)) if any(asks) else self
 

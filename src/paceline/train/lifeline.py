@@ -28,7 +28,7 @@ from paceline.errors import ConfigError
 from paceline.events import CheckpointBad, CheckpointFailed, CheckpointSaved, Event
 from paceline.rundir import RunDir, write_whole
 from paceline.runlock import Claim
-from paceline.train.lane_sum import Asks, Note
+from paceline.train.lane_sum import Note, RankRequests
 from paceline.train.meter import Meter
 from paceline.train.optimizer_step import OptimizerStep
 from paceline.train.sharded_tensor import whole
@@ -141,11 +141,11 @@ class Lifeline:
         """Take one step, and ask with it for what this rank wants."""
         return self._take(step, self._asks)
 
-    def _asks(self) -> Asks:
+    def _asks(self) -> RankRequests:
         self._check_claim()
         self.request.saving = self._saver.busy
         due = self._world.is_main and self._cadence.due_at(time.monotonic()) and not self._saver.busy
-        return Asks(save=due, stop=self.request.asked)
+        return RankRequests(save=due, stop=self.request.asked)
 
     def _check_claim(self) -> None:
         """See about once a second that no later start of this job has taken the run over."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from paceline.train.async_loss import LateLoss
+from paceline.train.async_loss import AsyncLoss
 from paceline.train.lane_sum import Note
 from paceline.train.optimizer_step import OptimizerStep
 
@@ -23,7 +23,7 @@ class Meter:
         """Start anew, now."""
         self._begun = time.perf_counter()
         self._loss = self._counted = 0.0
-        self._late: deque[LateLoss] = deque()
+        self._late: deque[AsyncLoss] = deque()
         self._samples = 0
 
     def leave_out(self, seconds: float) -> None:
@@ -32,7 +32,7 @@ class Meter:
 
     def add(self, note: Note, samples: int) -> None:
         """Take one step's note; `samples` are those of all ranks."""
-        if isinstance(note.loss, LateLoss):
+        if isinstance(note.loss, AsyncLoss):
             self._late.append(note.loss)
         else:
             self._loss += note.loss

@@ -12,7 +12,7 @@ from paceline.events import Event, SlowRank
 from paceline.rundir import RunDir
 from paceline.telemetry.heartbeat import Heartbeat
 from paceline.telemetry.rank_times import RankTimes
-from paceline.telemetry.stragglers import SlowWatch, in_words
+from paceline.telemetry.stragglers import StragglerWatch, in_words
 from paceline.train.optimizer_step import OptimizerStep
 from paceline.train.profiling import Profiling
 from paceline.train.step_times import StepTimes
@@ -22,7 +22,7 @@ from paceline.world.world import World
 T = TypeVar("T")
 
 
-class Onlookers:
+class Observers:
     """Hear from the loop what happens when; none of them changes what is trained."""
 
     def __init__(self, world: World, config: RunConfig, take: OptimizerStep, emit: Callable[[Event], None]) -> None:
@@ -30,7 +30,7 @@ class Onlookers:
         self._directory = RunDir.of(config)
         beats = self._directory.beat(0).parent.absolute()
         kept = RankTimes(self._directory.rank_times.absolute(), world.size)
-        self._slow = SlowWatch(beats, config.batch.lanes, world.size, time.time(), kept.add)
+        self._slow = StragglerWatch(beats, config.batch.lanes, world.size, time.time(), kept.add)
         look = self._slow.look if world.is_main and world.size > 1 else lambda: None
         self._heart = Heartbeat(self._directory, world, clock=take.clock, after_beat=look)
         self._pulse = pulse_of(config)

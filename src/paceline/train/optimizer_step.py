@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from paceline.config import RunConfig
-from paceline.data.reading.batches import Lane, Step
+from paceline.data.reading.batches import Lane, RankBatch
 from paceline.errors import ConfigError, TrainingError
 from paceline.scale.lr import schedule_factor
 from paceline.telemetry.phases import WAIT, PhaseClock
 from paceline.train.buffers import MovingBuffers, find_moving_buffers
 from paceline.train.ddp_reduction import TreeReduction
-from paceline.train.lane_sum import Asks, FreeSum, Note, gradients_of
+from paceline.train.lane_sum import FreeSum, Note, RankRequests, gradients_of
 from paceline.train.parallel import inner, lane_sum, shards
 from paceline.train.precision import Precision
 from paceline.train.sharded_tensor import clip_sharded, is_sharded, mine
@@ -72,7 +72,7 @@ class OptimizerStep:
         self.ready = 0.0
         """When, by `time.perf_counter`, this rank had done its own part of the last step: from there on it also waits for others."""
 
-    def __call__(self, step: Step, asks: Callable[[], Asks] | None = None) -> Note:
+    def __call__(self, step: RankBatch, asks: Callable[[], RankRequests] | None = None) -> Note:
         """Compute this rank's lanes, sum them with those of all others, and update the weights.
 
         The note holds the sums over what this rank knows; `total` makes them sums over all ranks. `asks` is called as
@@ -120,7 +120,7 @@ class OptimizerStep:
         torch.autograd.backward(output, seed)
         self.clock.bucket_ready()
 
-    def _idle(self, step: Step, buffers: MovingBuffers) -> None:
+    def _idle(self, step: RankBatch, buffers: MovingBuffers) -> None:
         """Run a lane for the sake of the ranks that have one more: they need this rank's slices of the weights."""
         output, _ = self._forward(self._model, step, step.lanes[0])
         torch.autograd.backward(output, torch.zeros_like(output))
@@ -153,7 +153,7 @@ class OptimizerStep:
         """The learning rate of the last step."""
         return self._peak_rates[0] * self._rate_now
 
-    def _forward(self, model: nn.Module, step: Step, lane: Lane) -> tuple[Tensor, Note]:
+    def _forward(self, model: nn.Module, step: RankBatch, lane: Lane) -> tuple[Tensor, Note]:
         """Run one lane; return what to run backward from, and the lane's note."""
         assert self._buffers is not None
         seed_everything(self._config.seed, step.plan.step, lane.number)
@@ -171,7 +171,7 @@ class OptimizerStep:
             0.0, 0.0, moves
         )
 
-    def _seed_for(self, step: Step, lane: Lane) -> Tensor:
+    def _seed_for(self, step: RankBatch, lane: Lane) -> Tensor:
         """Return the gradient that backward starts with: the weight of this lane in the mean over the step's samples.
 
         Where the loss gives a count, only the sum of all lanes tells the weight: gradients are divided at the end.
@@ -185,7 +185,7 @@ class OptimizerStep:
             self._seeds[weight] = torch.tensor(weight, device=self._world.device)
         return self._seeds[weight]
 
-    def _update(self, step: Step, totals: Note) -> None:
+    def _update(self, step: RankBatch, totals: Note) -> None:
         assert self._buffers is not None
         if self._by_count or len(totals.moves):
             with self.clock.waiting():
@@ -205,7 +205,7 @@ class OptimizerStep:
             clip(self._trainable, self._config.clip_norm)
         self._update_weights.change()
 
-    def _set_rate(self, step: Step) -> None:
+    def _set_rate(self, step: RankBatch) -> None:
         factor = schedule_factor(self._config.lr, step.plan.seen, self._total_samples)
         if factor != self._rate_now:
             self._rate_now = factor
@@ -216,7 +216,7 @@ class OptimizerStep:
                 else:
                     group["lr"] = rate
 
-    def _find_buffers(self, step: Step) -> MovingBuffers:
+    def _find_buffers(self, step: RankBatch) -> MovingBuffers:
         return find_moving_buffers(self._inner, step.lanes[0].batch, self._config.batch.lanes, self._world)
 
     def _not_finite(self, value: float, step: int, lane: int, when: str = "before the update") -> TrainingError:
@@ -226,7 +226,7 @@ class OptimizerStep:
             "for inf or nan, and at log or division of 0 in the loss",
         )
 
-    def _nothing_counted(self, step: Step) -> TrainingError:
+    def _nothing_counted(self, step: RankBatch) -> TrainingError:
         return TrainingError(
             f"the loss counted nothing in step {step.plan.step + 1}: no sample of any lane has a token that counts",
             fix="look at the mask of the loss and at the samples it masks",

@@ -18,7 +18,7 @@ _BUCKET_BYTES = 32 << 20  # an exchange holds a few copies of what it sends
 _SHORT = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class MeanWay:
+class OuterGradient:
     """The mean over all replicas of start minus weights. All ranks call it together, and get the same bits in any world.
 
     With compression a way is rounded before it is sent, and so is every sum of the tree, in a world of one as well.

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.config import RunConfig
 from paceline.train.ddp_reduction import DDP_OPTIONS, TreeDDP
 from paceline.train.lane_sum import FreeSum, LaneSum, LocalTree
-from paceline.train.reduce_after_backward import WholeTree
+from paceline.train.reduce_after_backward import ReduceAfterBackward
 from paceline.world.collectives import take_from_main
 from paceline.world.world import World
 
@@ -73,7 +73,7 @@ def lane_sum(model: nn.Module, world: World, config: RunConfig) -> LaneSum:
     if config.local.steps:
         return LocalTree(trainable, config.batch.lanes // config.local.replicas)
     if world.size > 1 and captures(world, config):
-        return WholeTree(trainable, config.batch.lanes, world)
+        return ReduceAfterBackward(trainable, config.batch.lanes, world)
     return LocalTree(trainable, config.batch.lanes) if config.exact else FreeSum(trainable, world)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.config import RunConfig
-from paceline.train.bf16_weights import ShortWeights
+from paceline.train.bf16_weights import Bf16Weights
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _FIRST_SCALE = 2.0**16
@@ -48,12 +48,12 @@ class Precision:
     def begin(self, model: nn.Module) -> None:
         """Let a model compute with the weights that forward is to have, until `finish`; backward may compute again."""
         if self._shortens:
-            ShortWeights.of(model).begin()
+            Bf16Weights.of(model).begin()
 
     def finish(self, model: nn.Module) -> None:
         """Let a model have its own weights again."""
         if self._shortens:
-            ShortWeights.of(model).finish()
+            Bf16Weights.of(model).finish()
 
     def unscale(self, gradients: list[Tensor]) -> bool:
         """Bring gradients back to their size; return whether the step counts: not if one is infinite or no number.

@@ -11,7 +11,7 @@ from paceline.train.ddp_reduction import TreeReduction, filled, laid_out
 from paceline.train.lane_sum import Note, gradients_of
 
 
-class Left(NamedTuple):
+class LaneGradients(NamedTuple):
     """What the lanes of a rank leave behind: gradients, sums of whole subtrees, and how many of them are still to be added."""
 
     gradients: list[Tensor]
@@ -19,7 +19,7 @@ class Left(NamedTuple):
     owed: int
 
 
-class WholeTree(TreeReduction):
+class ReduceAfterBackward(TreeReduction):
     """The sum of all ranks, in the order of the tree, of all gradients at once."""
 
     def finish(self) -> Note:
@@ -38,11 +38,11 @@ class WholeTree(TreeReduction):
             torch._foreach_copy_(gradients_of(bucket.parameters()), bucket.gradients())
         return super().finish()
 
-    def left(self) -> Left:
+    def left(self) -> LaneGradients:
         """Return what the lanes of the step under way left behind."""
-        return Left(gradients_of(self._stack.parameters), list(self._stack.gradients), self._stack.owed)
+        return LaneGradients(gradients_of(self._stack.parameters), list(self._stack.gradients), self._stack.owed)
 
-    def bring_back(self, left: Left, notes: list[Note]) -> None:
+    def bring_back(self, left: LaneGradients, notes: list[Note]) -> None:
         """Take what lanes that were replayed have left, as if they had run."""
         self._noted = None
         for parameter, gradient in zip(self._stack.parameters, left.gradients, strict=True):

@@ -19,7 +19,7 @@ from paceline.world.world import World
 
 
 @dataclass(frozen=True, eq=False)
-class Copies:
+class ShardMesh:
     """The ranks as a table: a row shares one copy of the model, a column holds the same slice of every copy."""
 
     rows: list[range]
@@ -44,15 +44,15 @@ class Copies:
         return DeviceMesh.from_group([self.across, self.inside], kind, mesh=table, mesh_dim_names=("copies", COPY))
 
 
-_COPIES: WeakKeyDictionary[nn.Module, Copies] = WeakKeyDictionary()
+_COPIES: WeakKeyDictionary[nn.Module, ShardMesh] = WeakKeyDictionary()
 
 
-def copies_of(model: nn.Module) -> Copies:
+def shard_mesh_of(model: nn.Module) -> ShardMesh:
     """Return how the ranks share a model that was cut."""
     return _COPIES[model]
 
 
-def make_copies(model: nn.Module, world: World, config: RunConfig) -> Copies:
+def make_shard_mesh(model: nn.Module, world: World, config: RunConfig) -> ShardMesh:
     """Settle how the ranks share a model, and let them meet row by row and column by column. Every rank must call this."""
     size = ranks_of_a_copy(world.size, config.shard_over)
     if world.is_main and size != (config.shard_over or size):
@@ -68,7 +68,7 @@ def make_copies(model: nn.Module, world: World, config: RunConfig) -> Copies:
     if len(rows) > 1:
         inside = _meet([list(row) for row in rows], world, config)
         across = _meet([list(range(place, world.size, size)) for place in range(size)], world, config)
-    found = _COPIES[model] = Copies(rows, world.rank // size, inside, across)
+    found = _COPIES[model] = ShardMesh(rows, world.rank // size, inside, across)
     return found
 
 

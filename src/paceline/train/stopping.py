@@ -13,7 +13,7 @@ from types import FrameType
 from paceline import handover
 from paceline.errors import Stopped
 from paceline.launch.signals import EARLY, STOP_SIGNALS
-from paceline.train.lane_sum import Asks, Note
+from paceline.train.lane_sum import Note, RankRequests
 from paceline.train.optimizer_step import OptimizerStep
 
 AGREE_S = 0.25  # about how often ranks ask each other where the step's own reduction does not tell
@@ -95,12 +95,12 @@ class Agreement:
         self._take, self._every_s = take, every_s
         self._left = 1
 
-    def on(self, note: Note, step_s: float) -> Asks:
+    def on(self, note: Note, step_s: float) -> RankRequests:
         """Return whether to save and whether to stop, the same on all ranks. Every rank must call this after every step."""
         if not self._take.knows_all:
             self._left -= 1
             if self._left and not self._take.met:
-                return Asks()
+                return RankRequests()
             note = self._take.total(Note(step_s, 1.0, save=note.save, stop=note.stop))
             self._left = max(1, min(1000, int(self._every_s * note.counted / max(float(note.loss), 1e-9))))
-        return Asks(save=note.save > 0, stop=note.stop > 0)
+        return RankRequests(save=note.save > 0, stop=note.stop > 0)

@@ -12,7 +12,7 @@ from torch import nn
 
 from paceline.config import RunConfig
 from paceline.config.values import to_toml
-from paceline.data.reading.batches import Batches, Step
+from paceline.data.reading.batches import Batches, RankBatch
 from paceline.errors import Stopped
 from paceline.events import (
     EpochDone,
@@ -31,13 +31,13 @@ from paceline.runlock import Claim, claimed
 from paceline.scale.lr import scaled_lr
 from paceline.train.console import Console, describe_run, rank_line, say
 from paceline.train.cuda_graph import make_step
-from paceline.train.environment import surroundings
+from paceline.train.environment import environment_facts
 from paceline.train.evaluate import Evaluation, Metric, check_evaluation
 from paceline.train.lane_sum import Note
 from paceline.train.lifeline import Lifeline
 from paceline.train.loggers import Loggers, check_packages
 from paceline.train.meter import Meter
-from paceline.train.observers import Onlookers
+from paceline.train.observers import Observers
 from paceline.train.optimizer_step import LossFunction
 from paceline.train.recorder import Recorder
 from paceline.train.state import digests_of_all, state_digest
@@ -73,7 +73,7 @@ class Trainer:
         self._evaluation = None if evaluation is None else Evaluation(evaluation, loss, metrics or {}, config, world)
         self._take = make_step(world, model, optimizer, loss, config, batches.total_samples)
         self._since_report, self._in_epoch = Meter(), Meter()
-        self._onlookers = Onlookers(world, config, self._take, self._emit)
+        self._onlookers = Observers(world, config, self._take, self._emit)
         self._last = Note(0.0, 0.0)
         self._metrics: Mapping[str, float] = {}
         self._done = 0
@@ -104,7 +104,7 @@ class Trainer:
             digest = state_digest(self.model, self.optimizer, own)
             self._emit(RunEnded(self._done, self._in_epoch.run_seconds, digest))
 
-    def _train(self, step: Step, life: Lifeline) -> None:
+    def _train(self, step: RankBatch, life: Lifeline) -> None:
         note = self._last = life.take(step)
         self._onlookers.step_taken(step.plan.samples)
         self._done = done = step.plan.step + 1
@@ -133,12 +133,12 @@ class Trainer:
         for meter in meters:
             meter.leave_out(time.perf_counter() - begun)
 
-    def _report(self, step: Step) -> None:
+    def _report(self, step: RankBatch) -> None:
         loss, rate = self._since_report.close(self._take)
         mfu = rate * self._share_per_rate
         self._emit(StepDone(self._done, step.plan.epoch + 1, step.plan.seen, loss, self._take.rate, rate, mfu))
 
-    def _end_epoch(self, step: Step) -> None:
+    def _end_epoch(self, step: RankBatch) -> None:
         loss, rate = self._in_epoch.close(self._take)
         epoch = step.plan.epoch + 1
         if self._evaluation:
@@ -153,7 +153,7 @@ class Trainer:
     def _steps_in(self, epoch: int) -> int:
         return self._done - (epoch - 1) * self.batches.plan.steps_per_epoch
 
-    def _wants(self, recorder: Recorder, step: Step) -> bool:
+    def _wants(self, recorder: Recorder, step: RankBatch) -> bool:
         """Let verify record the step; true when it has seen enough."""
         if not recorder.active:
             return False
@@ -200,7 +200,7 @@ class Trainer:
             Loggers(self.config, self.world, self.directory) as loggers,
         ):
             write_whole(self.directory.config, to_toml(self.config).encode())
-            write_whole(self.directory.environment, surroundings(self.world.device).encode())
+            write_whole(self.directory.environment, environment_facts(self.world.device).encode())
             self._sinks += [log, Console(self.config), loggers]
             try:
                 yield

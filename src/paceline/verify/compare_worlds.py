@@ -16,7 +16,7 @@ from paceline.launch.supervisor import launch
 from paceline.rundir import DUMP_FILE
 from paceline.verify.records import LOSS, STEPS, Record, first_difference, is_repeat, read_record
 from paceline.verify.tensor_diff import tensor_sizes
-from paceline.verify.verdict import Difference, Verdict
+from paceline.verify.verdict import Difference, VerifyResult
 
 TOLERANCE = 1e-3
 """Largest relative difference that exact=false may show: of a tensor's largest difference to its largest value."""
@@ -58,7 +58,7 @@ class Comparison:
 
 def verify(
     target: Target, worlds: list[int], steps: int, arguments: tuple[str, ...], progress: TextIO | None = None
-) -> Verdict:
+) -> VerifyResult:
     """Run a target at each world size and compare all with the first."""
     with _scratch() as folder:
         comparison = Comparison(target, arguments, steps, folder, progress)
@@ -74,9 +74,9 @@ def verify(
 
 def _verdict(
     comparison: Comparison, records: dict[int, Record], worlds: list[int], difference: Difference | None, **more: float
-) -> Verdict:
+) -> VerifyResult:
     reference = records[worlds[0]]
-    return Verdict(
+    return VerifyResult(
         same=difference is None,
         script=comparison.target.name,
         worlds=worlds,
@@ -132,7 +132,7 @@ def _size(
     return sizes.get(tensor) or max(sizes.values(), default=(math.nan, math.nan))
 
 
-def _within_tolerance(comparison: Comparison, records: dict[int, Record], worlds: list[int]) -> Verdict:
+def _within_tolerance(comparison: Comparison, records: dict[int, Record], worlds: list[int]) -> VerifyResult:
     """Compare the last tensors of runs that need not have the same bits."""
     last = records[worlds[0]].steps[-1].step
     for world in worlds:

@@ -65,7 +65,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VerifyResult:
     """The answer of verify."""
 
     same: bool
@@ -79,7 +79,7 @@ class Verdict:
     difference: Difference | None = None
 
 
-def as_dict(verdict: Verdict) -> dict[str, Any]:
+def as_dict(verdict: VerifyResult) -> dict[str, Any]:
     """Return the verdict as plain values, the cause with its words."""
     found = asdict(verdict)
     if verdict.difference:
@@ -88,7 +88,7 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
     return found
 
 
-def describe(verdict: Verdict) -> str:
+def describe(verdict: VerifyResult) -> str:
     """Return the verdict in words."""
     rows = [f"  {world} rank{'s' if world > 1 else ' '}  {digest[:16]}" for world, digest in verdict.digests.items()]
     head = f"{verdict.script}: {verdict.steps} steps, {verdict.tensors} tensors of weights and optimizer state, and the losses"
@@ -105,7 +105,7 @@ def describe(verdict: Verdict) -> str:
     return "\n".join([head, *rows, "the same bits"])
 
 
-def _describe_difference(verdict: Verdict, difference: Difference) -> str:
+def _describe_difference(verdict: VerifyResult, difference: Difference) -> str:
     cause, fix = CAUSES[difference.cause]
     where = "before the first step" if difference.step == 0 else f"step {difference.step}"
     return (

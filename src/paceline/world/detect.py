@@ -12,7 +12,7 @@ from paceline import handover
 from paceline.errors import EnvironmentUnfit
 from paceline.world.address import split_address
 from paceline.world.hostlist import expand_hostlist
-from paceline.world.world import FileMeeting, Meeting, PublishedMeeting, TcpMeeting, World
+from paceline.world.world import FileRendezvous, Meeting, PublishedRendezvous, TcpRendezvous, World
 
 Env = Mapping[str, str]
 
@@ -91,10 +91,10 @@ def _incarnation(env: Env) -> str:
 def _from_paceline(env: Env, parent: int) -> World:
     rank, size, file = _number(env, "RANK"), _number(env, "WORLD_SIZE"), Path(env[handover.MEETING])
     if handover.ADDRESS not in env:
-        return World(rank, size, rank, size, launcher="paceline", meeting=FileMeeting(file), launcher_file=file)
+        return World(rank, size, rank, size, launcher="paceline", meeting=FileRendezvous(file), launcher_file=file)
     each = _number(env, "LOCAL_WORLD_SIZE")
     address, _, attempt = env[handover.ADDRESS].partition("/")
-    meeting = TcpMeeting(*split_address(address), serve=rank == 0, prefix=f"paceline-{attempt or 0}")
+    meeting = TcpRendezvous(*split_address(address), serve=rank == 0, prefix=f"paceline-{attempt or 0}")
     return World(rank, size, rank % each, each, rank // each, size // each, "paceline", meeting, launcher_file=file)
 
 
@@ -111,7 +111,7 @@ def _from_torch_variables(env: Env, prefix: str = "paceline", *, agent: bool = F
     local_size = _number(env, "LOCAL_WORLD_SIZE", 1)
     local_rank = _number(env, "LOCAL_RANK", rank % local_size)
     meeting = (
-        TcpMeeting(_word(env, "MASTER_ADDR"), _number(env, "MASTER_PORT"), rank == 0 and not agent, prefix)
+        TcpRendezvous(_word(env, "MASTER_ADDR"), _number(env, "MASTER_PORT"), rank == 0 and not agent, prefix)
         if size > 1
         else None
     )
@@ -133,14 +133,14 @@ def _from_slurm(env: Env, parent: int) -> World:
     return World(rank, size, _number(env, "SLURM_LOCALID"), local_size, node, nodes, "slurm", meeting)
 
 
-def _meeting_of_nodes(env: Env, key: str, node: int, *, serve: bool) -> TcpMeeting | PublishedMeeting:
+def _meeting_of_nodes(env: Env, key: str, node: int, *, serve: bool) -> TcpRendezvous | PublishedRendezvous:
     """Return where the tasks of a step meet: at the port that was chosen for them, else where rank 0 says."""
     given, suffix = env.get("MASTER_ADDR", ""), env.get(handover.HOST_SUFFIX, "")
     nodes = [] if given else [name + suffix for name in expand_hostlist(_word(env, "SLURM_STEP_NODELIST"))]
     if "MASTER_PORT" in env:
-        return TcpMeeting(given or nodes[0], _number(env, "MASTER_PORT"), serve, key)
+        return TcpRendezvous(given or nodes[0], _number(env, "MASTER_PORT"), serve, key)
     own = env["SLURMD_NODENAME"] + suffix if "SLURMD_NODENAME" in env else (nodes[node : node + 1] or [""])[0]
-    return PublishedMeeting(key, given or own, tuple(name for name in nodes if name != own), serve)
+    return PublishedRendezvous(key, given or own, tuple(name for name in nodes if name != own), serve)
 
 
 def _from_openmpi(env: Env, parent: int) -> World:
@@ -162,12 +162,12 @@ def _from_mpi(env: Env, parent: int, rank: int, size: int, local_rank: int, loca
     return World(rank, size, local_rank, local_size, rank // local_size, nodes, launcher, meeting)  # type: ignore[arg-type]
 
 
-def _meeting_of_mpi(env: Env, *, serve: bool) -> TcpMeeting | PublishedMeeting:
+def _meeting_of_mpi(env: Env, *, serve: bool) -> TcpRendezvous | PublishedRendezvous:
     job = next((env[name] for name in _MPI_JOB if env.get(name)), "")
     key = "mpi-" + re.sub(r"[^\w-]", "_", job)
     if "MASTER_ADDR" in env or "MASTER_PORT" in env or not job:
-        return TcpMeeting(_word(env, "MASTER_ADDR"), _number(env, "MASTER_PORT"), serve, key)
-    return PublishedMeeting(key, "", (), serve)
+        return TcpRendezvous(_word(env, "MASTER_ADDR"), _number(env, "MASTER_PORT"), serve, key)
+    return PublishedRendezvous(key, "", (), serve)
 
 
 # What names one job of mpirun alike on all its nodes: Open MPI's, then Hydra's.
@@ -184,14 +184,14 @@ _LAUNCHERS: list[tuple[str, Callable[[Env, int], World]]] = [
 
 
 def _meeting(
-    env: Env, key: str, size: int, nodes: int, of_nodes: Callable[[], TcpMeeting | PublishedMeeting]
+    env: Env, key: str, size: int, nodes: int, of_nodes: Callable[[], TcpRendezvous | PublishedRendezvous]
 ) -> Meeting | None:
     """Choose where to meet: nobody alone, one node in a file, several over TCP."""
     if size == 1:
         return None
     if nodes > 1:
         return of_nodes()
-    return FileMeeting(Path(env.get("TMPDIR", "/tmp")) / f"paceline-{key}" / "meeting")  # noqa: S108 - claimed as private before use
+    return FileRendezvous(Path(env.get("TMPDIR", "/tmp")) / f"paceline-{key}" / "meeting")  # noqa: S108 - claimed as private before use
 
 
 def _slurm_tasks_here(text: str, node: int) -> int:

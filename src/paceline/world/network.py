@@ -9,13 +9,13 @@ from paceline.errors import EnvironmentUnfit
 from paceline.world.address import address_on, interface_of, is_loopback, source_towards
 from paceline.world.connectivity import doorbell, ring
 from paceline.world.rendezvous_file import problem_from, problem_text
-from paceline.world.roll_call import Roll
+from paceline.world.roll_call import RollCall
 from paceline.world.world import World
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 
-def call_the_roll(world: World, roll: Roll, own: str) -> list[str]:
+def call_the_roll(world: World, roll: RollCall, own: str) -> list[str]:
     """Wait for all ranks; return the address of each on its way to the meeting. All must count the same world."""
     by_hand = world.launcher == "paceline"
     counts = f"{world.size} ranks, {world.local_size} on each host" if by_hand else f"{world.size} ranks"
@@ -44,7 +44,7 @@ def choose_interface(world: World, own: str, everyone: list[str]) -> str:
     return interface_of(source_towards(away) if is_loopback(own) and away else own)
 
 
-def prepare_network(world: World, roll: Roll, own: str, everyone: list[str], backend: str) -> None:
+def prepare_network(world: World, roll: RollCall, own: str, everyone: list[str], backend: str) -> None:
     """Tell the backend which interface to use, and see that it reaches the peers; every rank gets the same error."""
     chosen = choose_interface(world, own, everyone)
     if chosen:
@@ -55,7 +55,7 @@ def prepare_network(world: World, roll: Roll, own: str, everyone: list[str], bac
     _try_doors(world, roll, address_on(named) if named else own)
 
 
-def _try_doors(world: World, roll: Roll, address: str) -> None:
+def _try_doors(world: World, roll: RollCall, address: str) -> None:
     """Let one rank of each node try the next node, and the first."""
     stands_for_node = world.local_rank == 0
     with contextlib.ExitStack() as stack:

@@ -27,9 +27,9 @@ from paceline.world.parent_death import die_with_parent
 from paceline.world.randomness import seed_everything
 from paceline.world.rendezvous import Look, claim_folder, open_published_store, open_tcp_store
 from paceline.world.rendezvous_file import Notice
-from paceline.world.roll_call import Roll
+from paceline.world.roll_call import RollCall
 from paceline.world.timelimit import job_end
-from paceline.world.world import FileMeeting, PublishedMeeting, TcpMeeting, World
+from paceline.world.world import FileRendezvous, PublishedRendezvous, TcpRendezvous, World
 
 _PARTED: list[dist.ProcessGroup] = []
 """Groups that were left, kept for good. Whoever frees one holds Python's lock and waits for gloo's threads, of which one may
@@ -138,14 +138,14 @@ def _meet_nodes(world: World, config: RunConfig) -> World:
 
 def _key(world: World) -> str:
     """Return what names this start of a job and no other; empty where nothing does."""
-    if isinstance(world.meeting, PublishedMeeting):
+    if isinstance(world.meeting, PublishedRendezvous):
         return world.meeting.key
-    return world.meeting.prefix if isinstance(world.meeting, TcpMeeting) and world.launcher == "slurm" else ""
+    return world.meeting.prefix if isinstance(world.meeting, TcpRendezvous) and world.launcher == "slurm" else ""
 
 
-def _roll(world: World, store: Store, notice: Notice, timeout_s: float) -> Roll:
-    serve = not isinstance(world.meeting, FileMeeting) and world.meeting is not None and world.meeting.serve
-    return Roll(store, world.rank, world.size, serve=serve, timeout_s=timeout_s, look=_look(notice))
+def _roll(world: World, store: Store, notice: Notice, timeout_s: float) -> RollCall:
+    serve = not isinstance(world.meeting, FileRendezvous) and world.meeting is not None and world.meeting.serve
+    return RollCall(store, world.rank, world.size, serve=serve, timeout_s=timeout_s, look=_look(notice))
 
 
 def _look(notice: Notice | None) -> Look:
@@ -158,12 +158,12 @@ def _open_store(world: World, config: RunConfig, notice: Notice | None) -> tuple
     quiet = world.local_rank > 0  # one voice of each node is enough
     if world.launcher_file is not None:
         handover.joined_mark(world.launcher_file, world.rank).touch(mode=0o600)
-    if isinstance(world.meeting, FileMeeting):
+    if isinstance(world.meeting, FileRendezvous):
         claim_folder(world.meeting.path.parent)
         store: Store = FileStore(str(world.meeting.path), world.size)
         store.set_timeout(timeout)
         return store, ""
-    if isinstance(world.meeting, PublishedMeeting):
+    if isinstance(world.meeting, PublishedRendezvous):
         assert notice is not None
         return open_published_store(world.meeting, world.interface, notice, timeout, silence_s, quiet=quiet)
     assert world.meeting is not None
@@ -182,5 +182,5 @@ def _leave(world: World) -> None:
     if dist.is_initialized():
         _PARTED.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001 - no public way
         dist.destroy_process_group()
-    if isinstance(world.meeting, FileMeeting) and world.launcher != "paceline" and world.is_main:
+    if isinstance(world.meeting, FileRendezvous) and world.launcher != "paceline" and world.is_main:
         shutil.rmtree(world.meeting.path.parent, ignore_errors=True)

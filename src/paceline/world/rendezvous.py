@@ -21,7 +21,7 @@ from paceline.rundir import writing_to
 from paceline.world.address import choose_address, listen_at
 from paceline.world.connectivity import PATIENCE_S, reach
 from paceline.world.rendezvous_file import Notice
-from paceline.world.world import PublishedMeeting, TcpMeeting
+from paceline.world.world import PublishedRendezvous, TcpRendezvous
 
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 1.0
 _OPEN = "open"  # the word that rank 0 leaves first
@@ -47,7 +47,7 @@ def claim_folder(folder: Path) -> None:
 
 
 def open_tcp_store(
-    meeting: TcpMeeting,
+    meeting: TcpRendezvous,
     timeout: timedelta,
     silence_s: float = 60.0,
     *,
@@ -73,7 +73,7 @@ def open_tcp_store(
 
 
 def open_published_store(
-    meeting: PublishedMeeting,
+    meeting: PublishedRendezvous,
     interface: str,
     notice: Notice,
     timeout: timedelta,

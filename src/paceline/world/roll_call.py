@@ -36,7 +36,7 @@ class Board(Protocol):
         """Return whether words are there."""
 
 
-class Roll:
+class RollCall:
     """The words of all ranks. A problem of one becomes the error of all, and the rank that serves the store leaves last."""
 
     def __init__(

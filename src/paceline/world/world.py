@@ -11,14 +11,14 @@ Launcher = Literal["alone", "paceline", "torchrun", "slurm", "openmpi", "pmi"]
 
 
 @dataclass(frozen=True)
-class FileMeeting:
+class FileRendezvous:
     """Ranks of one machine meet in a file of a private folder; no port is opened."""
 
     path: Path
 
 
 @dataclass(frozen=True)
-class TcpMeeting:
+class TcpRendezvous:
     """Ranks of several machines meet at one address; `serve` says that this rank listens there."""
 
     host: str
@@ -28,7 +28,7 @@ class TcpMeeting:
 
 
 @dataclass(frozen=True)
-class PublishedMeeting:
+class PublishedRendezvous:
     """Ranks of several machines meet where rank 0 says, in a file that all see: `serve` says that this rank is it."""
 
     key: str
@@ -39,7 +39,7 @@ class PublishedMeeting:
     serve: bool
 
 
-Meeting = FileMeeting | TcpMeeting | PublishedMeeting
+Meeting = FileRendezvous | TcpRendezvous | PublishedRendezvous
 
 
 @dataclass(frozen=True)

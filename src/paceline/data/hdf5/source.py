@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from paceline.data.hdf5.chunks import BLOCK_BYTES, Blocks, check_size, plan_blocks, problems_of
 from paceline.data.hdf5.file import H5Column, check_chunks, columns_of, dataset_of, open_file, reading
 from paceline.data.order import Places
-from paceline.data.reading.batch_buffer import Room, Rows, as_rows, make_room
+from paceline.data.reading.batch_buffer import BatchBuffer, Rows, as_rows, make_room
 from paceline.data.reading.source import Batch
 from paceline.errors import ConfigError
 from paceline.world.detect import detect_world
@@ -59,12 +59,12 @@ class H5Source:
         """Return some samples, stacked."""
         return self.gather_into(samples, self.room_for(len(samples)))
 
-    def room_for(self, count: int, *, pinned: bool = False) -> Room:
+    def room_for(self, count: int, *, pinned: bool = False) -> BatchBuffer:
         """Return memory for so many samples."""
         columns = ((getattr(torch, column.dtype), column.shape) for column in self.columns)
         return make_room(count, columns, pinned=pinned)
 
-    def gather_into(self, samples: Places, room: Room) -> Batch:
+    def gather_into(self, samples: Places, room: BatchBuffer) -> Batch:
         """Copy some samples into memory that has room for at least as many; return the part that was filled."""
         if len(samples) and not 0 <= samples.min() <= samples.max() < len(self):
             raise IndexError(f"samples {samples.min()} to {samples.max()} of {len(self)}")

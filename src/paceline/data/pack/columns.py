@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy
 
-from paceline.data.shards.index import Column, SetIndex, ShardFacts
+from paceline.data.shards.index import Column, DatasetIndex, ShardFacts
 from paceline.data.shards.shard import WORDS, Rows, column_of
 from paceline.errors import ConfigError, DataError, did_you_mean
 
@@ -58,6 +58,6 @@ def storable(dtype: numpy.dtype[Any], name: str, where: str) -> numpy.dtype[Any]
 def columns_of(rows: Rows) -> tuple[Column, ...]:
     """Return the columns that some samples have, if an index can name them."""
     columns = tuple(column_of(name, values) for name, values in rows.items())
-    draft = SetIndex(columns, 1, (ShardFacts("00000.safetensors", 1, 0, 0, "", ""),))
-    SetIndex.from_json(draft.to_json(), f"a set of columns {', '.join(rows)}")
+    draft = DatasetIndex(columns, 1, (ShardFacts("00000.safetensors", 1, 0, 0, "", ""),))
+    DatasetIndex.from_json(draft.to_json(), f"a set of columns {', '.join(rows)}")
     return columns

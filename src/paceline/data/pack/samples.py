@@ -16,7 +16,7 @@ from paceline.data.pack.plan import Journal, plan_in, taken
 from paceline.data.pack.ragged import varying_of
 from paceline.data.pack.request import SHARD_BYTES
 from paceline.data.pack.shard_writer import samples_in, write_rows
-from paceline.data.shards.index import INDEX, SetIndex
+from paceline.data.shards.index import INDEX, DatasetIndex
 from paceline.data.shards.shard import Array, Rows
 from paceline.errors import ConfigError, DataError
 from paceline.rundir import write_whole
@@ -35,7 +35,7 @@ def pack_samples(
     varying: Sequence[str] = (),
     about: Mapping[str, Any] | None = None,
     force: bool = False,
-) -> SetIndex:
+) -> DatasetIndex:
     """Write samples, each a mapping from column to array, number, text or bytes, as a set; return its index.
 
     The first sample says the columns and their order. Texts and bytes may have any length; so may flat arrays of a
@@ -53,7 +53,7 @@ def pack_samples(
         journal.begin(force=force or _was_interrupted(folder))
         for number, batch in enumerate(_batches(itertools.chain(first, rest), each)):
             journal.note(write_rows(folder, number, columns, _rows(batch, cells, number * each)))
-        index = SetIndex(columns, each, tuple(journal.finished.values()), known)
+        index = DatasetIndex(columns, each, tuple(journal.finished.values()), known)
         write_whole(folder / INDEX, index.to_json())
         journal.end()
     return index

@@ -14,7 +14,7 @@ from paceline.data.pack.plan import Journal, taken
 from paceline.data.pack.pool import run_all
 from paceline.data.pack.request import Request
 from paceline.data.pack.shard_writer import cut, shard_name
-from paceline.data.shards.index import INDEX, SetIndex, ShardFacts
+from paceline.data.shards.index import INDEX, DatasetIndex, ShardFacts
 from paceline.errors import ConfigError, DataError
 from paceline.rundir import write_whole
 
@@ -23,7 +23,7 @@ _READY = "ready.json"
 
 def pack(
     request: Request, folder: Path, *, workers: int = 0, force: bool = False, progress: Progress = silent
-) -> SetIndex:
+) -> DatasetIndex:
     """Make a set, or go on where the same pack was interrupted; how many workers (0: one a core) changes no byte."""
     kind = kind_of(request)
     _refuse_inside(request, folder)
@@ -40,7 +40,7 @@ def pack(
                 )
             write_whole(folder / INDEX, index.to_json())
         journal.end()
-        return SetIndex.from_json((folder / INDEX).read_bytes(), str(folder / INDEX))
+        return DatasetIndex.from_json((folder / INDEX).read_bytes(), str(folder / INDEX))
 
 
 def _refuse_inside(request: Request, folder: Path) -> None:
@@ -74,7 +74,7 @@ def _ready(kind: Kind, request: Request, files: Sequence[Path], shop: Workshop) 
     return Prepared(found.input, about, found.beside)
 
 
-def _make(journal: Journal, prepared: Prepared, request: Request, shop: Workshop) -> SetIndex:
+def _make(journal: Journal, prepared: Prepared, request: Request, shop: Workshop) -> DatasetIndex:
     """Write every shard that is not there; return what the index is to say."""
     job = cut(prepared.input, journal.folder, request.shard_bytes)
     left = [number for number in range(job.count) if shard_name(number) not in journal.finished]
@@ -85,4 +85,4 @@ def _make(journal: Journal, prepared: Prepared, request: Request, shop: Workshop
     for name, path in prepared.beside.items():
         write_whole(journal.folder / name, Path(path).read_bytes())
     shards = tuple(journal.finished[shard_name(number)] for number in range(job.count))
-    return SetIndex(job.columns, job.samples_per_shard, shards, prepared.about)
+    return DatasetIndex(job.columns, job.samples_per_shard, shards, prepared.about)

@@ -13,7 +13,7 @@ from torch import Tensor
 Rows = NDArray[numpy.uint8]
 
 
-class Room(NamedTuple):
+class BatchBuffer(NamedTuple):
     """Memory for some samples: a tensor for every column."""
 
     tensors: tuple[Tensor, ...]
@@ -27,14 +27,16 @@ class Room(NamedTuple):
         return tuple(tensor[:count] for tensor in self.tensors)
 
 
-def make_room(count: int, columns: Iterable[tuple[torch.dtype, tuple[int, ...]]], *, pinned: bool = False) -> Room:
+def make_room(
+    count: int, columns: Iterable[tuple[torch.dtype, tuple[int, ...]]], *, pinned: bool = False
+) -> BatchBuffer:
     """Return memory for so many samples, whose columns are of these types and shapes.
 
     >>> make_room(3, [(torch.bfloat16, (5,))]).rows[0].shape
     (3, 10)
     """
     tensors = tuple(torch.empty((count, *shape), dtype=dtype, pin_memory=pinned) for dtype, shape in columns)
-    return Room(tensors, tuple(as_rows(tensor.view(-1).view(torch.uint8).numpy(), count) for tensor in tensors))
+    return BatchBuffer(tensors, tuple(as_rows(tensor.view(-1).view(torch.uint8).numpy(), count) for tensor in tensors))
 
 
 def as_rows(array: NDArray[Any], count: int) -> Rows:

@@ -13,10 +13,10 @@ import torch
 
 from paceline.config import RunConfig
 from paceline.data.order import Order, Places
-from paceline.data.reading.batch_buffer import Room
-from paceline.data.reading.prefetch import read_ahead
+from paceline.data.reading.batch_buffer import BatchBuffer
+from paceline.data.reading.prefetch import prefetched
 from paceline.data.reading.resident import brought_to, copied_on
-from paceline.data.reading.source import Batch, DatasetSource, Expects, Fills, as_source
+from paceline.data.reading.source import Batch, DatasetSource, SupportsGatherInto, SupportsPrefetch, as_source
 from paceline.data.reading.transform import Transformed
 from paceline.data.reading.workers import read_in_workers
 from paceline.scale.batch import BatchPlan, StepPlan
@@ -34,7 +34,7 @@ class Lane(NamedTuple):
     samples: int
 
 
-class Step(NamedTuple):
+class RankBatch(NamedTuple):
     """What this rank computes in one optimizer step."""
 
     plan: StepPlan
@@ -72,12 +72,12 @@ class Batches:
         self._seed, self._read, self._device = config.seed, config.read, world.device
         self._order = Order(len(self.source), block, config.read.window)
         self._reads.window = config.read.window
-        self._expects = isinstance(self._reads, Expects)
+        self._expects = isinstance(self._reads, SupportsPrefetch)
         self._most_in_a_step = len(self.plan.mine) * -(-config.batch.global_size // config.batch.lanes)
         per_step = max(1, self._reads.bytes_per_sample * config.batch.global_size // world.size)
         self._together = max(1, min(_TOGETHER_STEPS, _TOGETHER_BYTES // per_step))
 
-    def steps(self, start: int = 0) -> Generator[Step]:
+    def steps(self, start: int = 0) -> Generator[RankBatch]:
         """Yield every step from one on; nothing before it is read."""
         with contextlib.closing(self._filled(start)) as pieces:
             for piece, lanes in pieces:
@@ -114,8 +114,8 @@ class Batches:
             yield from self._by_workers(start)
         elif self._reads.block and not in_python and not isinstance(self._reads, Transformed):
             depth = -(-self._read.ahead // self._together)
-            read = partial(self._fill, []) if isinstance(self._reads, Fills) else self._gather
-            with contextlib.closing(read_ahead(pieces, read, depth)) as ready:
+            read = partial(self._fill, []) if isinstance(self._reads, SupportsGatherInto) else self._gather
+            with contextlib.closing(prefetched(pieces, read, depth)) as ready:
                 for piece, whole in ready:
                     yield piece, self._lanes(piece, whole)
                     if self._side is not None:
@@ -128,7 +128,7 @@ class Batches:
         found: Batch = self._reads.gather(piece.samples, self._key(piece))
         return found
 
-    def _fill(self, rooms: list[Room], piece: Piece, place: int) -> Batch:
+    def _fill(self, rooms: list[BatchBuffer], piece: Piece, place: int) -> Batch:
         """Read a piece into memory that is used again."""
         while len(rooms) <= place:
             rooms.append(self._reads.room_for(self._together * self._most_in_a_step, pinned=self._device != "cpu"))
@@ -155,12 +155,12 @@ class Batches:
             whole = copied_on(side, whole, self._device)
         return zip(*(tensor.split_with_sizes(piece.sizes) for tensor in whole), strict=True)
 
-    def _cut(self, piece: Piece, lanes: Iterator[Batch]) -> Iterator[Step]:
+    def _cut(self, piece: Piece, lanes: Iterator[Batch]) -> Iterator[RankBatch]:
         """Make steps of what was read."""
         if self._transform is not None:
             lanes = self._transformed(self._transform, piece, lanes)
         for plan in piece.plans:
-            yield Step(plan, [Lane(lane.lane, next(lanes), lane.samples) for lane in plan.lanes])
+            yield RankBatch(plan, [Lane(lane.lane, next(lanes), lane.samples) for lane in plan.lanes])
 
     def _transformed(self, transform: Transformed, piece: Piece, lanes: Iterator[Batch]) -> Iterator[Batch]:
         ends = numpy.cumsum(piece.sizes)[:-1]

@@ -1,4 +1,4 @@
-"""How a set of files becomes a source: `open_set`."""
+"""How a set of files becomes a source: `open_dataset`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from paceline.config import RunConfig
 from paceline.data.hdf5.file import is_hdf5
 from paceline.data.reading.transform import Each, Transform, Transformed
 from paceline.data.shards.remote_store import open_shelf
-from paceline.data.shards.source import ShardSet
+from paceline.data.shards.source import ShardSource
 from paceline.errors import ConfigError
 
 
-def open_set(
+def open_dataset(
     address: str | Path,
     config: RunConfig,
     *,
@@ -44,4 +44,4 @@ def _open(address: str, config: RunConfig, columns: Sequence[str]) -> Any:
         from paceline.data.hdf5.source import H5Source
 
         return H5Source(Path(address), columns)
-    return ShardSet(open_shelf(address, config.read.cache, int(config.read.cache_gb * 1e9)), columns)
+    return ShardSource(open_shelf(address, config.read.cache, int(config.read.cache_gb * 1e9)), columns)

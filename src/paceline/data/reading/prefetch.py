@@ -14,7 +14,7 @@ R = TypeVar("R")
 _LOOK_S = 0.1
 
 
-class _Free:
+class _FreeSlots:
     """Places that may be filled. The one that was given back last is given out first: it may still be in the cache."""
 
     def __init__(self, count: int) -> None:
@@ -37,27 +37,27 @@ class _Free:
         return None
 
 
-class _Over:
+class _End:
     """The last thing that comes out of a queue: nothing, or what went wrong."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
 
 
-def read_ahead(wanted: Iterator[T], read: Callable[[T, int], R], depth: int) -> Generator[tuple[T, R]]:
+def prefetched(wanted: Iterator[T], read: Callable[[T, int], R], depth: int) -> Generator[tuple[T, R]]:
     """Yield what was wanted, and what was read for it, in order; at most `depth` pieces wait, and one is being read.
 
     `read` is told which of `depth + 2` places in memory it may fill: one more is in the hands of the caller, who must be
     done with it when he asks for the next.
     """
-    free = _Free(depth + 2)
-    ready: SimpleQueue[tuple[T, R, int] | _Over] = SimpleQueue()
+    free = _FreeSlots(depth + 2)
+    ready: SimpleQueue[tuple[T, R, int] | _End] = SimpleQueue()
     stop = threading.Event()
     # Not a daemon: one that is stopped in the middle of a copy takes the interpreter with it.
     thread = threading.Thread(target=_work, args=(wanted, read, free, ready, stop), name="read-ahead")
     thread.start()
     try:
-        while not isinstance(piece := ready.get(), _Over):
+        while not isinstance(piece := ready.get(), _End):
             want, found, place = piece
             yield want, found
             free.put(place)
@@ -72,8 +72,8 @@ def read_ahead(wanted: Iterator[T], read: Callable[[T, int], R], depth: int) -> 
 def _work(
     wanted: Iterator[T],
     read: Callable[[T, int], R],
-    free: _Free,
-    ready: SimpleQueue[tuple[T, R, int] | _Over],
+    free: _FreeSlots,
+    ready: SimpleQueue[tuple[T, R, int] | _End],
     stop: threading.Event,
 ) -> None:
     error: BaseException | None = None
@@ -85,4 +85,4 @@ def _work(
             ready.put((want, read(want, place), place))
     except BaseException as found:  # noqa: BLE001 - raised again where the piece is asked for
         error = found
-    ready.put(_Over(error))
+    ready.put(_End(error))

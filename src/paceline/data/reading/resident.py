@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.data.order import Places
-from paceline.data.reading.source import Batch, Fills, Source, TensorSource
+from paceline.data.reading.source import Batch, Source, SupportsGatherInto, TensorSource
 
 _PIECE_BYTES = 1 << 26
 _SHARE = 0.25  # of the memory that is free on the GPU: the rest is the training's
@@ -40,7 +40,7 @@ class Resident:
 def brought_to(source: Source, device: str, most_gb: float) -> Source:
     """Return a source on the device, if it gives the same samples every time and fits; else the source as it is."""
     size = source.bytes_per_sample * len(source)
-    plain = isinstance(source, TensorSource | Fills)
+    plain = isinstance(source, TensorSource | SupportsGatherInto)
     if device == "cpu" or not plain or size > most_gb * 1e9 or not fits(size, device):
         return source
     return Resident(source, device)

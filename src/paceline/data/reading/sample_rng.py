@@ -15,7 +15,7 @@ _STRIDE = numpy.uint64(0x9E3779B97F4A7C15)
 _FLOAT_BITS = 24
 
 
-class Draws:
+class SampleRng:
     """Random numbers for the samples of a lane; every call gives new ones."""
 
     def __init__(self, samples: Places, key: tuple[int, int], device: str = "cpu") -> None:
@@ -26,7 +26,7 @@ class Draws:
         """Return `count` numbers from [0, 1) for every sample, as [samples, count].
 
         >>> samples = numpy.array([3, 7])
-        >>> both, one = Draws(samples, (1, 0)).uniform(2), Draws(samples[1:], (1, 0)).uniform(2)
+        >>> both, one = SampleRng(samples, (1, 0)).uniform(2), SampleRng(samples[1:], (1, 0)).uniform(2)
         >>> bool((both[1] == one[0]).all())
         True
         """

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset, default_collate
 
 from paceline.data.order import Places
-from paceline.data.reading.batch_buffer import Room
+from paceline.data.reading.batch_buffer import BatchBuffer
 from paceline.errors import ConfigError
 from paceline.world.randomness import seed_everything
 
@@ -35,18 +35,18 @@ class Source(Protocol):
 
 
 @runtime_checkable
-class Fills(Protocol):
+class SupportsGatherInto(Protocol):
     """A source that can fill memory which is used again."""
 
-    def room_for(self, count: int, *, pinned: bool = False) -> Room:
+    def room_for(self, count: int, *, pinned: bool = False) -> BatchBuffer:
         """Return memory for so many samples."""
 
-    def gather_into(self, samples: Places, room: Room) -> Batch:
+    def gather_into(self, samples: Places, room: BatchBuffer) -> Batch:
         """Copy some samples into memory that has room for at least as many; return the part that was filled."""
 
 
 @runtime_checkable
-class Expects(Protocol):
+class SupportsPrefetch(Protocol):
     """A source that makes use of knowing what comes next."""
 
     def expect(self, blocks: Sequence[int]) -> None:
@@ -76,7 +76,7 @@ class TensorSource:
         return tuple(tensor.index_select(0, rows.to(tensor.device)) for tensor in self._tensors)
 
 
-class Around:
+class DatasetWrapper:
     """What lies around a dataset, and has as many samples in the same blocks."""
 
     def __init__(self, dataset: Any) -> None:
@@ -97,7 +97,7 @@ class Around:
         return len(self._dataset)
 
 
-class DatasetSource(Around):
+class DatasetSource(DatasetWrapper):
     """Samples of a map-style dataset, read one by one; what it draws at random is keyed by the sample."""
 
     bytes_per_sample = 1 << 30  # unknown: read no step ahead

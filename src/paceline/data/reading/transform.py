@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from paceline.data.order import Places
-from paceline.data.reading.sample_rng import Draws
-from paceline.data.reading.source import Around, Batch, Source
+from paceline.data.reading.sample_rng import SampleRng
+from paceline.data.reading.source import Batch, DatasetWrapper, Source
 from paceline.errors import ConfigError
 from paceline.world.randomness import seed_everything
 
-Transform = Callable[[Batch, Draws], Batch]
+Transform = Callable[[Batch, SampleRng], Batch]
 """transform(batch, draws) -> batch: many samples at once; what is random comes from `draws`, which are keyed by sample."""
 
 
@@ -34,13 +34,13 @@ class Transformed:
     def apply(self, batch: Batch, samples: Places, key: tuple[int, int]) -> Batch:
         """Transform samples that were read."""
         seed_everything(*key, int(samples[0]))  # for those who draw elsewhere: the same in every world, at least
-        found = self._transform(batch, Draws(samples, key, str(batch[0].device)))
+        found = self._transform(batch, SampleRng(samples, key, str(batch[0].device)))
         if isinstance(found, Tensor):
             raise ConfigError("the transform returned a tensor, not a batch", fix="return a tuple of tensors")
         return tuple(found)
 
 
-class Each(Around):
+class Each(DatasetWrapper):
     """A dataset whose samples are transformed one by one, in the workers if there are any."""
 
     def __init__(self, dataset: Any, transform: Callable[..., Any]) -> None:

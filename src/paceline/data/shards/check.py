@@ -13,7 +13,7 @@ import xxhash
 
 from paceline.data.pack.plan import PLAN, SPOOL, plan_in, sum_of
 from paceline.data.safe_open import open_plain, read_bounded
-from paceline.data.shards.index import INDEX, LEAF_BYTES, LONGEST_INDEX, OFFSETS, SetIndex, ShardFacts
+from paceline.data.shards.index import INDEX, LEAF_BYTES, LONGEST_INDEX, OFFSETS, DatasetIndex, ShardFacts
 from paceline.data.shards.shard import Layout, read_head
 from paceline.errors import DataError
 
@@ -26,10 +26,10 @@ class Problem(NamedTuple):
 
 
 @dataclass
-class Verdict:
+class CheckReport:
     """What was found in a folder."""
 
-    index: SetIndex | None = None
+    index: DatasetIndex | None = None
     problems: list[Problem] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)
     """Files that are no part of the set; they do no harm."""
@@ -40,7 +40,7 @@ class Verdict:
         return not self.problems
 
 
-def open_index(folder: Path) -> SetIndex:
+def open_index(folder: Path) -> DatasetIndex:
     """Read the index of a set; of one that was not finished, say so."""
     path = folder / INDEX
     try:
@@ -56,12 +56,12 @@ def open_index(folder: Path) -> SetIndex:
                 "name another folder, or make one: `paceline data pack`",
             )
         raise DataError(f"{folder} {problem}", fix=fix) from error
-    return SetIndex.from_json(content, str(path))
+    return DatasetIndex.from_json(content, str(path))
 
 
-def check_set(folder: Path, progress: Callable[[str, int, int], None] | None = None) -> Verdict:
+def check_dataset(folder: Path, progress: Callable[[str, int, int], None] | None = None) -> CheckReport:
     """Read all of a set; what is wrong is told with its file, all of it."""
-    verdict = Verdict()
+    verdict = CheckReport()
     try:
         verdict.index = index = open_index(folder)
     except DataError as error:
@@ -78,7 +78,7 @@ def check_set(folder: Path, progress: Callable[[str, int, int], None] | None = N
     return verdict
 
 
-def _shard(path: Path, facts: ShardFacts, index: SetIndex) -> Iterator[str]:
+def _shard(path: Path, facts: ShardFacts, index: DatasetIndex) -> Iterator[str]:
     try:
         with os.fdopen(open_plain(path), "rb") as file:
             size = path.stat().st_size
@@ -94,7 +94,7 @@ def _shard(path: Path, facts: ShardFacts, index: SetIndex) -> Iterator[str]:
         yield error.problem
 
 
-def _content(file: IO[bytes], facts: ShardFacts, index: SetIndex) -> Iterator[str]:
+def _content(file: IO[bytes], facts: ShardFacts, index: DatasetIndex) -> Iterator[str]:
     """Read a shard to its end, and say what is wrong with its head, its leaves, its offsets and its sum."""
     head = file.read(facts.head_bytes)
     total = xxhash.xxh3_64(head)
@@ -114,7 +114,7 @@ def _content(file: IO[bytes], facts: ShardFacts, index: SetIndex) -> Iterator[st
     yield from _offsets(file, facts, index, layout)
 
 
-def _offsets(file: IO[bytes], facts: ShardFacts, index: SetIndex, layout: Layout) -> Iterator[str]:
+def _offsets(file: IO[bytes], facts: ShardFacts, index: DatasetIndex, layout: Layout) -> Iterator[str]:
     for column in index.columns:
         if column.varying:
             file.seek(layout.begins[column.name + OFFSETS])
@@ -124,7 +124,7 @@ def _offsets(file: IO[bytes], facts: ShardFacts, index: SetIndex, layout: Layout
                 yield f"the offsets of {column.name} do not rise from 0 to {there:,}"
 
 
-def _beside(folder: Path, index: SetIndex) -> Iterator[Problem]:
+def _beside(folder: Path, index: DatasetIndex) -> Iterator[Problem]:
     """Check the files that the index names besides the shards."""
     for name, total in files_beside(index).items():
         try:
@@ -134,14 +134,14 @@ def _beside(folder: Path, index: SetIndex) -> Iterator[Problem]:
             yield Problem(name, "is missing" if isinstance(error, FileNotFoundError) else f"{error.strerror}")
 
 
-def files_beside(index: SetIndex) -> dict[str, str]:
+def files_beside(index: DatasetIndex) -> dict[str, str]:
     """Return the plain names of files that belong to a set besides its shards, and their sums."""
     named = index.about.get("files")
     named = named if isinstance(named, dict) else {}
     return {name: str(total) for name, total in named.items() if Path(name).name == name}
 
 
-def _strays(folder: Path, index: SetIndex) -> list[str]:
+def _strays(folder: Path, index: DatasetIndex) -> list[str]:
     ours = {INDEX, *(shard.name for shard in index.shards), *files_beside(index)}
     left = {PLAN: " (left by a pack that was interrupted)", SPOOL: " (left by a pack that was interrupted)"}
     return [path.name + left.get(path.name, "") for path in sorted(folder.iterdir()) if path.name not in ours]

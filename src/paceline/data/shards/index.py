@@ -71,7 +71,7 @@ class ShardFacts:
 
 
 @dataclass(frozen=True)
-class SetIndex:
+class DatasetIndex:
     """All that must be known before a sample is read."""
 
     columns: tuple[Column, ...]
@@ -92,7 +92,7 @@ class SetIndex:
         return json.dumps(tree | {"xxh3": _sum_of(tree)}, indent=1).encode()
 
     @classmethod
-    def from_json(cls, content: bytes, where: str) -> SetIndex:
+    def from_json(cls, content: bytes, where: str) -> DatasetIndex:
         """Read an index; whatever is returned has been summed, and does not contradict itself."""
         try:
             tree = _summed_tree(content)
@@ -143,7 +143,7 @@ def _check_columns(columns: Sequence[Column]) -> None:
             raise ValueError(f"{column.name} varying {column.varying!r}")
 
 
-def _check_shards(index: SetIndex) -> None:
+def _check_shards(index: DatasetIndex) -> None:
     each = index.samples_per_shard
     if not _count(each) or not each:
         raise ValueError(f"{each} samples per shard")

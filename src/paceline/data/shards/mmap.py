@@ -18,9 +18,9 @@ from paceline.data.order import Places
 from paceline.data.safe_open import open_plain
 from paceline.data.shards.address_space import Region
 from paceline.data.shards.alignment import period_of, shift_of
-from paceline.data.shards.index import INDEX, LEAF_BYTES, Column, SetIndex, ShardFacts
+from paceline.data.shards.index import INDEX, LEAF_BYTES, Column, DatasetIndex, ShardFacts
 from paceline.data.shards.shard import Layout, damaged, read_head
-from paceline.data.shards.store import Fetches, Shelf
+from paceline.data.shards.store import FetchingStore, ShardStore
 from paceline.errors import DataError
 
 _MOST_OPEN = 1 << 14  # each takes two of the 65,530 mappings that Linux gives a process
@@ -38,7 +38,7 @@ class Mapped:
 class MappedShards:
     """Shards side by side in one stretch of addresses. They are mapped when they are needed, and trusted once they were summed."""
 
-    def __init__(self, shelf: Shelf, index: SetIndex, columns: Sequence[Column]) -> None:
+    def __init__(self, shelf: ShardStore, index: DatasetIndex, columns: Sequence[Column]) -> None:
         self._shelf, self._index, self._columns = shelf, index, columns
         sizes = [shard.size_bytes for shard in index.shards]
         period = period_of((column.item_bytes for column in columns if not column.varying), sizes)
@@ -79,7 +79,7 @@ class MappedShards:
         try:
             self._map(number)
         except DataError:
-            if not isinstance(self._shelf, Fetches):
+            if not isinstance(self._shelf, FetchingStore):
                 raise
             self._shelf.drop(self._index.shards[number])  # it was right when it came
             self._map(number)
@@ -136,7 +136,7 @@ class MappedShards:
             try:
                 return path, open_plain(path)
             except OSError as error:
-                if last_try or not isinstance(self._shelf, Fetches):  # another process may have needed its room
+                if last_try or not isinstance(self._shelf, FetchingStore):  # another process may have needed its room
                     raise DataError(
                         f"cannot read {path}: {error.strerror}", fix="fetch or pack the set again"
                     ) from error
@@ -174,7 +174,7 @@ class MappedShards:
         shards = numpy.searchsorted(self._first_leaf, leaves, side="right") - 1
         for leaf, shard in zip(leaves.tolist(), shards.tolist(), strict=True):
             right = self._is_right(leaf, shard)
-            if not right and isinstance(self._shelf, Fetches):
+            if not right and isinstance(self._shelf, FetchingStore):
                 self._shelf.drop(self._index.shards[shard])  # it was right when it came
                 self._close_one(shard)
                 self._open_one(shard)  # at the same place, as it is the same file, and every byte was summed

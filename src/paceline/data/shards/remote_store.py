@@ -16,8 +16,8 @@ import xxhash
 
 from paceline.config.checks import has_login
 from paceline.data.shards.cache import Cache, is_here
-from paceline.data.shards.index import INDEX, LONGEST_INDEX, SetIndex, ShardFacts
-from paceline.data.shards.store import LocalShelf, Shelf
+from paceline.data.shards.index import INDEX, LONGEST_INDEX, DatasetIndex, ShardFacts
+from paceline.data.shards.store import LocalShardStore, ShardStore
 from paceline.errors import ConfigError, DataError, EnvironmentUnfit
 from paceline.objectstore import Unreachable, open_address, reaching
 
@@ -32,17 +32,17 @@ _HOPELESS = (FileNotFoundError, PermissionError)  # what another try does not me
 T = TypeVar("T")
 
 
-def open_shelf(address: str, cache: str, cache_bytes: int) -> Shelf:
+def open_shelf(address: str, cache: str, cache_bytes: int) -> ShardStore:
     """Return the shelf of a folder, or of an address whose shards are kept in `cache`: at most so many bytes of them."""
     scheme, mark, path = address.partition("://")
     if not mark:
-        return LocalShelf(Path(address))
+        return LocalShardStore(Path(address))
     if scheme == "file":
-        return LocalShelf(Path(path))
-    return RemoteShelf(address, Path(cache or _CACHE).expanduser(), cache_bytes)
+        return LocalShardStore(Path(path))
+    return RemoteShardStore(address, Path(cache or _CACHE).expanduser(), cache_bytes)
 
 
-class RemoteShelf:
+class RemoteShardStore:
     """The folder of a set at an address. The index is read from there, once; shards are kept here for a while."""
 
     def __init__(self, address: str, cache: Path, cache_bytes: int) -> None:
@@ -54,12 +54,12 @@ class RemoteShelf:
         self.address, self.room = address.rstrip("/"), cache_bytes
         open_address(self.address)  # what cannot be opened is said before anything is read
         self._cache = Cache(cache, cache_bytes)
-        self._known: tuple[SetIndex, Path] | None = None
+        self._known: tuple[DatasetIndex, Path] | None = None
         self._wanted: list[ShardFacts] = []
         self._busy = 0  # the process whose thread brings what is wanted: a fork leaves the thread behind
         self._lock = threading.Lock()
 
-    def index(self) -> SetIndex:
+    def index(self) -> DatasetIndex:
         """Read index.json, the first time; from then on it is known."""
         return self._facts()[0]
 
@@ -106,7 +106,7 @@ class RemoteShelf:
             self._busy = 0
             return None
 
-    def _facts(self) -> tuple[SetIndex, Path]:
+    def _facts(self) -> tuple[DatasetIndex, Path]:
         """Return what the set says of itself, and the folder of this set and no other in the cache."""
         if self._known is None:
             index, digest = _persistently(self._read_index)
@@ -114,16 +114,16 @@ class RemoteShelf:
             self._known = index, self._cache.home(digest)
         return self._known
 
-    def _read_index(self) -> tuple[SetIndex, str]:
+    def _read_index(self) -> tuple[DatasetIndex, str]:
         content = b""
         for chunk in self._chunks(INDEX):
             content += chunk
             if len(content) > LONGEST_INDEX:
                 raise _wrong(f"{self.address}/{INDEX}", f"it has more than {LONGEST_INDEX:,} bytes")
-        index = SetIndex.from_json(content, f"{self.address}/{INDEX}")
+        index = DatasetIndex.from_json(content, f"{self.address}/{INDEX}")
         return index, xxhash.xxh3_128_hexdigest(self.address.encode() + b"\0" + content)
 
-    def _check_room(self, index: SetIndex) -> None:
+    def _check_room(self, index: DatasetIndex) -> None:
         largest = max(shard.size_bytes for shard in index.shards)
         if largest > self.room:
             raise ConfigError(

@@ -14,7 +14,7 @@ import xxhash
 
 from paceline.data.pack.optional_packages import need
 from paceline.data.safe_open import open_plain
-from paceline.data.shards.index import OFFSETS, Column, SetIndex
+from paceline.data.shards.index import OFFSETS, Column, DatasetIndex
 from paceline.data.shards.shard import NUMPY_TYPES, Array, damaged, read_head
 from paceline.data.shards.store import read_beside
 from paceline.data.vocabulary import vocabulary_of
@@ -36,7 +36,7 @@ class Look(NamedTuple):
     picture: Array | None = None
 
 
-def read_sample(folder: Path, index: SetIndex, number: int) -> dict[str, Array]:
+def read_sample(folder: Path, index: DatasetIndex, number: int) -> dict[str, Array]:
     """Return every column of a sample, from a shard of which every byte was summed."""
     if not 0 <= number < index.samples:
         raise ConfigError(f"there is no sample {number}", fix=f"give a number from 0 to {index.samples - 1}")
@@ -80,7 +80,7 @@ def _numbers(column: Column, content: memoryview) -> Array:
     return numpy.frombuffer(content, dtype=numpy.dtype(name).newbyteorder("<")).reshape(shape)
 
 
-def look(folder: Path, index: SetIndex, column: Column, value: Array) -> Look:
+def look(folder: Path, index: DatasetIndex, column: Column, value: Array) -> Look:
     """Return how a value is best shown."""
     if column.varying or column.name == "tokens":
         picture = _decoded(value) if value.dtype == numpy.uint8 and column.varying else None
@@ -111,7 +111,7 @@ def _number(value: Any) -> str:
     return f"{value:.4g}" if value.dtype.kind in "fc" else str(value)
 
 
-def _text(folder: Path, index: SetIndex, column: Column, value: Array) -> str | None:
+def _text(folder: Path, index: DatasetIndex, column: Column, value: Array) -> str | None:
     """Return the text that numbers stand for, if they stand for one."""
     about = index.about if column.name == "tokens" else {}
     known = vocabulary_of(about, lambda name: read_beside(folder, name), str(folder))
@@ -194,7 +194,7 @@ def _half(up: Any, low: Any, colours: Colours) -> str:
     return f"\x1b[38;5;{232 + int(up.mean() * 24 / 256)};48;5;{232 + int(low.mean() * 24 / 256)}m▀"
 
 
-def facts_of(index: SetIndex) -> Mapping[str, Any]:
+def facts_of(index: DatasetIndex) -> Mapping[str, Any]:
     """Return what the index says, without the sums."""
     return {
         "samples": index.samples,

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from paceline.data.order import Places
-from paceline.data.reading.batch_buffer import Room, Rows, make_room
+from paceline.data.reading.batch_buffer import BatchBuffer, Rows, make_room
 from paceline.data.reading.source import Batch
 from paceline.data.shards.index import OFFSETS, Column
 from paceline.data.shards.mmap import MappedShards
 from paceline.data.shards.shard import damaged
-from paceline.data.shards.store import Fetches, Shelf
+from paceline.data.shards.store import FetchingStore, ShardStore
 from paceline.data.vocabulary import Vocabulary, vocabulary_of
 from paceline.errors import ConfigError
 
@@ -28,10 +28,10 @@ _TYPES = {
 }  # fmt: skip
 
 
-class ShardSet:
+class ShardSource:
     """The samples of a set. Opening it reads the index alone; a shard is opened when a sample of it is asked for."""
 
-    def __init__(self, shelf: Shelf, columns: Sequence[str] = ()) -> None:
+    def __init__(self, shelf: ShardStore, columns: Sequence[str] = ()) -> None:
         self._shelf, self.index = shelf, shelf.index()
         self.columns = _chosen(self.index.columns, columns, shelf.address)
         self.block = self.index.samples_per_shard
@@ -59,7 +59,7 @@ class ShardSet:
         """Return some samples, stacked."""
         return self.gather_into(samples, self.room_for(len(samples)))
 
-    def room_for(self, count: int, *, pinned: bool = False) -> Room:
+    def room_for(self, count: int, *, pinned: bool = False) -> BatchBuffer:
         """Return memory for so many samples."""
         for column in self.columns:
             if column.varying:
@@ -69,7 +69,7 @@ class ShardSet:
                 )
         return make_room(count, ((_TYPES[column.dtype], column.shape) for column in self.columns), pinned=pinned)
 
-    def gather_into(self, samples: Places, room: Room) -> Batch:
+    def gather_into(self, samples: Places, room: BatchBuffer) -> Batch:
         """Copy some samples into memory that has room for at least as many; return the part that was filled."""
         if len(samples) and not 0 <= samples.min() <= samples.max() < len(self):
             raise IndexError(f"samples {samples.min()} to {samples.max()} of {len(self)}")
@@ -88,7 +88,7 @@ class ShardSet:
 
     def expect(self, shards: Sequence[int]) -> None:
         """Have shards brought here that will be asked for next, where they are not."""
-        if isinstance(self._shelf, Fetches):
+        if isinstance(self._shelf, FetchingStore):
             self._shelf.prefetch([self.index.shards[number] for number in shards if not self._shards.is_open[number]])
 
     def _here(self) -> threading.RLock:

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from paceline.data.safe_open import read_bounded
-from paceline.data.shards.index import INDEX, LONGEST_INDEX, SetIndex, ShardFacts
+from paceline.data.shards.index import INDEX, LONGEST_INDEX, DatasetIndex, ShardFacts
 from paceline.errors import DataError
 
 
-class Shelf(Protocol):
+class ShardStore(Protocol):
     """The folder of a set, here or at an address."""
 
     address: str
     room: int
     """How many bytes of shards may be here at the same time; 0: all of them."""
 
-    def index(self) -> SetIndex:
+    def index(self) -> DatasetIndex:
         """Read what the set says of itself."""
 
     def fetch(self, shard: ShardFacts) -> Path:
@@ -29,7 +29,7 @@ class Shelf(Protocol):
 
 
 @runtime_checkable
-class Fetches(Protocol):
+class FetchingStore(Protocol):
     """A shelf that brings shards from elsewhere, and may have to let others go for them."""
 
     def prefetch(self, shards: Sequence[ShardFacts]) -> None:
@@ -39,7 +39,7 @@ class Fetches(Protocol):
         """Let go of a shard that is not right any more: it is brought again when it is asked for."""
 
 
-class LocalShelf:
+class LocalShardStore:
     """A folder that this machine sees."""
 
     room = 0
@@ -48,7 +48,7 @@ class LocalShelf:
         self._folder = folder
         self.address = str(folder)
 
-    def index(self) -> SetIndex:
+    def index(self) -> DatasetIndex:
         """Read index.json."""
         path = self._folder / INDEX
         try:
@@ -59,7 +59,7 @@ class LocalShelf:
                 f"{why} in {self._folder}: {path.name} cannot be read",
                 fix="make one with `paceline data pack`, or name another folder",
             ) from error
-        return SetIndex.from_json(content, str(path))
+        return DatasetIndex.from_json(content, str(path))
 
     def fetch(self, shard: ShardFacts) -> Path:
         """Return the path of a shard."""

@@ -20,7 +20,7 @@ from paceline.report.page.rank_map import rank_times_of
 from paceline.report.page.saved_studies import environment_of, scaling_of, verdict_of
 from paceline.report.page.steptime import breakdown, pace
 from paceline.report.state import Lookout, RunState
-from paceline.telemetry.stragglers import read_beats, slowest
+from paceline.telemetry.stragglers import find_straggler, read_beats
 from paceline.version import VERSION
 
 _POINTS = 24_000  # of all curves together: more would make a page of several MB
@@ -46,7 +46,7 @@ def _run(target: Target, account: Account, columns: int) -> dict[str, Any]:
     state, folder = Lookout(target).look(), target.folder
     beats = read_beats(folder.beat(0).parent, state.world_size, number(account.started.get("time_s"), 0.0))
     ranks = [beat for beat in beats if math.isfinite(number(beat.own_s) + number(beat.data_s))]
-    times, slow = pace(account), slowest(ranks, whole(account.started.get("lanes")), state.world_size)
+    times, slow = pace(account), find_straggler(ranks, whole(account.started.get("lanes")), state.world_size)
     found = _course(state, account) | {
         "curves": _curves(account, columns),
         "metric_curves": {name: _metric(account, name, columns).facts() for name in metrics_of(account)},

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.events import EpochDone, Event, RunEnded, RunStarted, StepDone
 from paceline.train.sinks.bookmark import Bookmark
-from paceline.train.sinks.metrics import epoch_figures, finite, step_figures
+from paceline.train.sinks.metrics import epoch_metrics, finite, step_metrics
 
 _EXPERIMENT = "paceline"
 _LONGEST = 500  # letters of a parameter's value that every MLflow takes
@@ -33,9 +33,9 @@ class MlflowSink:
             self._run = self._mark.begin(self._create, anew=self._anew)
             self._client.update_run(self._run, "RUNNING")
         elif isinstance(event, StepDone) and self._mark.passes("step", event.step):
-            self._log(step_figures(event), event)
+            self._log(step_metrics(event), event)
         elif isinstance(event, EpochDone) and self._mark.passes("epoch", event.step):
-            self._log(epoch_figures(event), event)
+            self._log(epoch_metrics(event), event)
         elif isinstance(event, RunEnded):
             self._status = "FINISHED"
 

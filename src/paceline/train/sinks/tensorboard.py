@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.events import EpochDone, Event, RunStarted, StepDone
 from paceline.rundir import make_private
-from paceline.train.sinks.metrics import epoch_figures, step_figures
+from paceline.train.sinks.metrics import epoch_metrics, step_metrics
 
 
 class TensorboardSink:
@@ -22,9 +22,9 @@ class TensorboardSink:
         if isinstance(event, RunStarted):
             self._open(event.from_step)
         elif isinstance(event, StepDone):
-            self._write(step_figures(event), event)
+            self._write(step_metrics(event), event)
         elif isinstance(event, EpochDone):
-            self._write(epoch_figures(event), event)
+            self._write(epoch_metrics(event), event)
             self._flush()
 
     def _open(self, from_step: int) -> None:

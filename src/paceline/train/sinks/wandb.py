@@ -10,7 +10,7 @@ from typing import Any
 from paceline.events import EpochDone, Event, RunStarted, StepDone
 from paceline.rundir import make_private
 from paceline.train.sinks.bookmark import Bookmark
-from paceline.train.sinks.metrics import epoch_figures, step_figures
+from paceline.train.sinks.metrics import epoch_metrics, step_metrics
 
 _LOGIN_WITHIN_S = 15  # without a key nobody may answer: then the training goes on without this sink
 
@@ -29,9 +29,9 @@ class WandbSink:
         if isinstance(event, RunStarted):
             self._open()
         elif isinstance(event, StepDone) and self._mark.passes("step", event.step):
-            self._run.log(step_figures(event) | {"step": event.step})
+            self._run.log(step_metrics(event) | {"step": event.step})
         elif isinstance(event, EpochDone) and self._mark.passes("epoch", event.step):
-            self._run.log(epoch_figures(event) | {"step": event.step})
+            self._run.log(epoch_metrics(event) | {"step": event.step})
 
     def _open(self) -> None:
         import wandb  # type: ignore[import-not-found, unused-ignore]
