@@ -70,7 +70,7 @@ class RunState:
     left_s: float
     """Seconds until all steps are done, at this speed."""
     checkpoint: Checkpoint | None
-    find_straggler: Straggler | None
+    slowest: Straggler | None
     hang: HangVerdict | None
     """What the watchdog found to hold the run up, while it does."""
     ranks_seen: int
@@ -148,7 +148,7 @@ def state_of(target: Target, history: History, jobs: Sequence[Job], queue_proble
         metrics=metrics, metrics_step=metrics_step, samples_per_s=rate,
         left_s=max(0, total - step) * int(started.get("global_batch", 0)) / rate if rate > 0 else math.nan,
         checkpoint=_checkpoint(history, now), ranks_seen=len(beats),
-        find_straggler=find_straggler(beats, lanes, ranks) if phase == "training" else None,
+        slowest=find_straggler(beats, lanes, ranks) if phase == "training" else None,
         hang=kept(target.folder) if phase in _MAY_HANG else None,
         log=log, log_tail=tuple(tail(Path(log), _LOG_LINES)) if log else (),
         quiet_s=max(0.0, now - max([*signs, float((history.ending or {}).get("time_s", 0.0))])),
