@@ -33,7 +33,7 @@ class Spec(NamedTuple):
         return size
 
 
-class Place(NamedTuple):
+class TensorSpan(NamedTuple):
     """Where a tensor lies in the file, counted from the first byte of the file."""
 
     spec: Spec
@@ -45,7 +45,7 @@ class Image(NamedTuple):
     """The plan of a file."""
 
     header: bytes
-    places: list[Place]
+    places: list[TensorSpan]
     size_bytes: int
 
 
@@ -77,11 +77,11 @@ def plan_in_order(ordered: Sequence[Spec], metadata: Mapping[str, str] | None, *
     text += b" " * (-(8 + len(text) + sum(spec.size_bytes for spec in ordered[:aligned])) % align)
     header = len(text).to_bytes(8, "little") + text
     data = len(header)
-    places = [Place(spec, data + begin, data + end) for spec, (begin, end) in zip(ordered, spans, strict=True)]
+    places = [TensorSpan(spec, data + begin, data + end) for spec, (begin, end) in zip(ordered, spans, strict=True)]
     return Image(header, places, data + (ends[-1] if ends else 0))
 
 
-def read_places(start: bytes | memoryview, size_bytes: int) -> list[Place]:
+def read_places(start: bytes | memoryview, size_bytes: int) -> list[TensorSpan]:
     """Return where the tensors of a file lie, from its first bytes, which must hold the whole header.
 
     Raises ValueError, with the reason, for what is not a safetensors file.
@@ -92,7 +92,7 @@ def read_places(start: bytes | memoryview, size_bytes: int) -> list[Place]:
         raise ValueError(str(error)) from error
 
 
-def _read_places(start: bytes | memoryview, size_bytes: int) -> list[Place]:
+def _read_places(start: bytes | memoryview, size_bytes: int) -> list[TensorSpan]:
     length = int.from_bytes(start[:8], "little")
     if not 2 <= length <= min(_LONGEST_HEADER, size_bytes - 8):
         raise ValueError(f"a header of {length} bytes")
@@ -112,10 +112,10 @@ def _read_places(start: bytes | memoryview, size_bytes: int) -> list[Place]:
     return places
 
 
-def _place(name: str, dtype: str, shape: tuple[int, ...], offsets: Sequence[int], data: int) -> Place:
+def _place(name: str, dtype: str, shape: tuple[int, ...], offsets: Sequence[int], data: int) -> TensorSpan:
     spec, (begin, end) = Spec(name, dtype, shape), offsets
     if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
         raise ValueError(f"a shape or place of {name} that is no count")
     if end - begin != spec.size_bytes:
         raise ValueError(f"{end - begin} bytes for {name}")
-    return Place(spec, data + begin, data + end)
+    return TensorSpan(spec, data + begin, data + end)

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.cluster.batch import Job, batch_script, sbatch_options
+from paceline.cluster.batch import BatchJob, batch_script, sbatch_options
 from paceline.cluster.profile import READY, ClusterProfile, load_profile
 from paceline.errors import ConfigError
 
 EXPECTED = Path(__file__).with_name("expected")
-JOB = Job(
+JOB = BatchJob(
     words=("path", "/home/me/runs/digits/code/0123456789ab/code/digits.py", "epochs=3"),
     run=Path("/home/me/runs/digits"),
     folder=Path("/home/me"),

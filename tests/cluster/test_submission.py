@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from paceline.cluster.profile import ClusterProfile
-from paceline.cluster.submission import Request, prepare
+from paceline.cluster.submission import SubmitRequest, prepare
 from paceline.errors import ConfigError
 from paceline.launch.spec import module
 
 
-def request(*words: str, **more: object) -> Request:
+def request(*words: str, **more: object) -> SubmitRequest:
     plan: dict = {"nodes": 1, "gpus_per_node": 0, "ranks_per_node": 1, "time": "5"} | more
-    return Request(module("toy", "paceline.recipes.toy"), words, ClusterProfile(), **plan)
+    return SubmitRequest(module("toy", "paceline.recipes.toy"), words, ClusterProfile(), **plan)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from paceline.data.reading import batches
 from paceline.data.reading.prefetch import prefetched
 from paceline.data.reading.batches import Batches
 from paceline.data.reading.sample_rng import SampleRng
-from paceline.data.reading.transform import Each, Transformed
+from paceline.data.reading.transform import PerSample, Transformed
 from paceline.errors import ConfigError, DataError
 from paceline.world.world import World
 
@@ -124,10 +124,12 @@ def jitter(image, label):
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_workers_change_no_bit(tmp_path, workers):
     folder = make_set(tmp_path, 21, 4)
-    alone = lanes_of(Each(open_folder(folder), jitter), windowed(2))
+    alone = lanes_of(PerSample(open_folder(folder), jitter), windowed(2))
     found = {}
     for rank in range(2):
-        found |= lanes_of(Each(open_folder(folder), jitter), windowed(2, workers=workers), World(rank=rank, size=2))
+        found |= lanes_of(
+            PerSample(open_folder(folder), jitter), windowed(2, workers=workers), World(rank=rank, size=2)
+        )
     same(found, alone)
 
 
@@ -139,7 +141,7 @@ def test_what_goes_wrong_while_reading_ahead_is_raised(tmp_path):
 
 
 def test_an_error_of_ours_in_a_worker_stays_what_it_is(tmp_path):
-    data = Each(open_folder(make_set(tmp_path, 21, 4)), jitter)
+    data = PerSample(open_folder(make_set(tmp_path, 21, 4)), jitter)
     (tmp_path / "00003.safetensors").unlink()
     with pytest.raises(DataError, match=r"(?s)00003\.safetensors.*fix: "):
         lanes_of(data, windowed(2, workers=2))
@@ -168,7 +170,7 @@ def fails_at_9(image, label):
 
 
 def test_what_goes_wrong_in_a_worker_is_raised(tmp_path):
-    data = Each(open_folder(make_set(tmp_path, 21, 4)), fails_at_9)
+    data = PerSample(open_folder(make_set(tmp_path, 21, 4)), fails_at_9)
     with pytest.raises(ValueError, match="sample 9 is odd"):
         lanes_of(data, windowed(2, workers=1))
 
@@ -183,7 +185,7 @@ def test_no_thread_is_left_when_steps_are_not_all_taken(tmp_path):
 
 def test_the_window_reaches_a_file_through_whatever_is_around_it(tmp_path):
     source = open_folder(make_set(tmp_path, 21, 4))
-    Batches(Each(source, jitter), windowed(3), World())
+    Batches(PerSample(source, jitter), windowed(3), World())
     assert source.window == 3
 
 
@@ -220,6 +222,6 @@ def test_so_many_pieces_are_read_ahead_and_no_more():
 def test_samples_made_one_by_one_come_in_the_order_of_their_shards(tmp_path):
     folder = make_set(tmp_path, 37, 5)
     same(
-        lanes_of(Each(open_folder(folder), lambda *sample: sample), windowed(2)),
+        lanes_of(PerSample(open_folder(folder), lambda *sample: sample), windowed(2)),
         lanes_of(open_folder(folder), windowed(2)),
     )

@@ -36,7 +36,7 @@ from support.datasets import open_folder
 from paceline.data.shards import remote_store as remote
 from paceline.data.shards.cache import Cache
 from paceline.data.shards.index import INDEX, DatasetIndex
-from paceline.data.shards.remote_store import RemoteShardStore, open_shelf
+from paceline.data.shards.remote_store import RemoteShardStore, open_store
 from paceline.data.shards.shard import column_of, write_shard
 from paceline.data.shards.source import ShardSource
 from paceline.data.shards.store import LocalShardStore
@@ -99,14 +99,14 @@ def names_in(cache: Path) -> list[str]:
 
 @pytest.mark.parametrize("address", ["{}", "file://{}"])
 def test_a_path_is_read_where_it_is(address, packed) -> None:
-    shelf = open_shelf(address.format(packed), "", 0)
+    shelf = open_store(address.format(packed), "", 0)
     assert isinstance(shelf, LocalShardStore)
     assert shelf.fetch(shelf.index().shards[1]) == packed / "00001.safetensors"
 
 
 def test_a_set_comes_as_it_was_packed_and_every_object_once(there, server, packed, tmp_path) -> None:
     for _ in range(2):
-        shelf = open_shelf(there + "/", str(tmp_path / "cache"), LARGE)
+        shelf = open_store(there + "/", str(tmp_path / "cache"), LARGE)
         assert shelf.index() == LocalShardStore(packed).index()
         for shard in shelf.index().shards:
             assert shelf.fetch(shard).read_bytes() == (packed / shard.name).read_bytes()
@@ -117,7 +117,7 @@ def test_a_set_comes_as_it_was_packed_and_every_object_once(there, server, packe
 
 def test_the_cache_is_in_the_home_if_no_folder_is_named(there, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    shelf = open_shelf(there, "", LARGE)
+    shelf = open_store(there, "", LARGE)
     assert shelf.fetch(shelf.index().shards[0]).is_relative_to(tmp_path / "home" / ".cache" / "paceline" / "shards")
 
 
@@ -245,7 +245,7 @@ def test_processes_with_different_sets_share_one_bound_at_every_moment(shards, t
 
 
 def test_the_least_recently_used_goes_first_and_a_mapping_lives_on(there, packed, tmp_path) -> None:
-    shelf = open_shelf(there, str(tmp_path / "cache"), 3 * size_of(packed))
+    shelf = open_store(there, str(tmp_path / "cache"), 3 * size_of(packed))
     first, second, third, fourth = shelf.index().shards
     for shard in (first, second, third):
         path = shelf.fetch(shard)
@@ -261,7 +261,7 @@ def test_the_least_recently_used_goes_first_and_a_mapping_lives_on(there, packed
 
 def test_a_cache_that_cannot_hold_a_shard_says_how_large_it_must_be(there, packed, tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"set read.cache_gb=0.001 or more") as caught:
-        open_shelf(there, str(tmp_path / "cache"), size_of(packed) - 1).index()
+        open_store(there, str(tmp_path / "cache"), size_of(packed) - 1).index()
     assert f"{size_of(packed):,}" in caught.value.problem
     assert there in caught.value.problem
 
@@ -273,7 +273,7 @@ def test_what_downloads_left_is_swept_and_nothing_else_is_touched(there, packed,
     for path in [*left, *mine]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(size_of(packed)))
-    shelf = open_shelf(there, str(cache), size_of(packed))
+    shelf = open_store(there, str(cache), size_of(packed))
     shelf.fetch(shelf.index().shards[0])
     assert not any(path.exists() for path in left)
     assert all(path.exists() for path in mine)
@@ -292,18 +292,18 @@ def test_what_an_interrupted_download_left_takes_no_room(tmp_path) -> None:
 
 def test_a_set_larger_than_the_cache_is_gathered_in_turns(there, packed, tmp_path) -> None:
     size = (packed / "00000.safetensors").stat().st_size
-    source = ShardSource(open_shelf(there, str(tmp_path / "cache"), size + 10))
+    source = ShardSource(open_store(there, str(tmp_path / "cache"), size + 10))
     order = numpy.random.default_rng(0).permutation(4 * SAMPLES)
     assert source.gather(order, (0, 0))[0].equal(open_folder(packed).gather(order, (0, 0))[0])
     assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.safetensors")) <= size + 10
 
 
 def test_a_set_that_was_changed_is_not_mixed_with_the_old_one(there, client, bucket, tmp_path) -> None:
-    old = open_shelf(there, str(tmp_path / "cache"), LARGE)
+    old = open_store(there, str(tmp_path / "cache"), LARGE)
     before = old.fetch(old.index().shards[0])
     pack(tmp_path / "new", seed=1)
     upload(client, bucket, tmp_path / "new")
-    new = open_shelf(there, str(tmp_path / "cache"), LARGE)
+    new = open_store(there, str(tmp_path / "cache"), LARGE)
     after = new.fetch(new.index().shards[0])
     assert after.parent != before.parent
     assert after.read_bytes() == (tmp_path / "new" / after.name).read_bytes()
@@ -313,7 +313,7 @@ def test_a_set_that_was_changed_is_not_mixed_with_the_old_one(there, client, buc
 
 @pytest.mark.parametrize("at", [3, -1], ids=["head", "samples"])
 def test_a_file_that_was_damaged_in_the_cache_is_fetched_again(at, there, server, packed, tmp_path) -> None:
-    shelf, everything = open_shelf(there, str(tmp_path / "cache"), LARGE), numpy.arange(4 * SAMPLES)
+    shelf, everything = open_store(there, str(tmp_path / "cache"), LARGE), numpy.arange(4 * SAMPLES)
     path = shelf.fetch(shelf.index().shards[1])
     content = bytearray(path.read_bytes())
     content[at] ^= 4
@@ -324,7 +324,7 @@ def test_a_file_that_was_damaged_in_the_cache_is_fetched_again(at, there, server
 
 
 def test_a_file_of_another_size_is_fetched_again(there, packed, tmp_path) -> None:
-    shelf = open_shelf(there, str(tmp_path / "cache"), LARGE)
+    shelf = open_store(there, str(tmp_path / "cache"), LARGE)
     shard = shelf.index().shards[2]
     shelf.fetch(shard).write_bytes(b"torn")
     assert shelf.fetch(shard).read_bytes() == (packed / shard.name).read_bytes()
@@ -340,7 +340,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize(("how", "why"), DAMAGE.values(), ids=DAMAGE)
 def test_damage_in_the_store_is_told_and_never_kept(how, why, there, server, client, bucket, tmp_path) -> None:
-    shelf = open_shelf(there, str(tmp_path / "cache"), LARGE)
+    shelf = open_store(there, str(tmp_path / "cache"), LARGE)
     change(client, bucket, "set/00001.safetensors", how)
     server.requests.clear()
     with pytest.raises(DataError, match=f"{there}/00001.safetensors is not what its index says: it has .*{why}"):
@@ -354,19 +354,19 @@ def test_damage_in_the_store_is_told_and_never_kept(how, why, there, server, cli
 def test_a_damaged_index_is_told(there, client, bucket, tmp_path) -> None:
     change(client, bucket, "set/index.json", lambda content: content.replace(b'"samples": 40', b'"samples": 41'))
     with pytest.raises(DataError, match=f"{there}/index.json is not a whole index"):
-        open_shelf(there, str(tmp_path / "cache"), LARGE).index()
+        open_store(there, str(tmp_path / "cache"), LARGE).index()
 
 
 @pytest.mark.parametrize("address", ["s3://{}/set2", "s3://{}", "s3://no-such-bucket/set"])
 def test_where_there_is_no_set_it_is_told(address, there, bucket, tmp_path) -> None:
     with pytest.raises(DataError, match="there is no set in s3://") as caught:
-        open_shelf(address.format(bucket), str(tmp_path / "cache"), LARGE).index()
+        open_store(address.format(bucket), str(tmp_path / "cache"), LARGE).index()
     assert "paceline data pack" in caught.value.fix
 
 
 def test_a_missing_object_is_told_and_asked_for_once(there, server, client, bucket, tmp_path) -> None:
     client.delete_object(Bucket=bucket, Key="set/00003.safetensors")
-    shelf = open_shelf(there, str(tmp_path / "cache"), LARGE)
+    shelf = open_store(there, str(tmp_path / "cache"), LARGE)
     shard = shelf.index().shards[3]
     server.requests.clear()
     with pytest.raises(DataError, match=f"{there}/00003.safetensors is missing"):
@@ -399,14 +399,14 @@ def test_a_store_that_fails_at_first_is_asked_again(status, failures, packed, tm
         address = upload(client, "bucket", packed)
         client.close()
         store.status, store.failures = status, failures
-        shelf = open_shelf(address, str(tmp_path / "cache"), LARGE)
+        shelf = open_store(address, str(tmp_path / "cache"), LARGE)
         shard = shelf.index().shards[0]
         assert shelf.fetch(shard).read_bytes() == (packed / shard.name).read_bytes()
         assert store.failures == 0
 
 
 def test_a_store_that_goes_on_failing_is_unreachable(there, server, tmp_path) -> None:
-    shelf = open_shelf(there, str(tmp_path / "cache"), LARGE)
+    shelf = open_store(there, str(tmp_path / "cache"), LARGE)
     shard = shelf.index().shards[0]
     with server.refusing(lambda request: request[1].endswith(".safetensors")):
         with pytest.raises(Unreachable, match=f"cannot read {there}/00000.safetensors") as caught:
@@ -446,13 +446,13 @@ def test_wrong_credentials_are_an_unfit_environment(known, there, server, tmp_pa
             monkeypatch.delenv(name)
     monkeypatch.setattr(moto_settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0.0)
     with pytest.raises(Unreachable, match=f"cannot read {there}/index.json") as caught:
-        open_shelf(there, str(tmp_path / "cache"), LARGE).index()
+        open_store(there, str(tmp_path / "cache"), LARGE).index()
     assert "AWS_ACCESS_KEY_ID" in caught.value.fix
     assert SECRET not in str(caught.value)
 
 
 def test_no_secret_is_in_a_file(there, tmp_path) -> None:
-    shelf = open_shelf(there, str(tmp_path / "cache"), LARGE)
+    shelf = open_store(there, str(tmp_path / "cache"), LARGE)
     shelf.fetch(shelf.index().shards[0])
     for path in tmp_path.glob("cache/**/*"):
         assert path.is_dir() or SECRET.encode() not in path.read_bytes()
@@ -462,18 +462,18 @@ def test_without_the_package_of_a_store_it_is_told_which_one(tmp_path, monkeypat
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
     monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(EnvironmentUnfit, match=r"s3:// needs a package(.|\n)*pip install 'fsspec\[s3\]'"):
-        open_shelf("s3://bucket/set", str(tmp_path), LARGE)
+        open_store("s3://bucket/set", str(tmp_path), LARGE)
 
 
 def test_an_address_that_nothing_knows_is_refused(tmp_path) -> None:
     with pytest.raises(ConfigError, match="another address that fsspec knows"):
-        open_shelf("nosuch://place/set", str(tmp_path), LARGE)
+        open_store("nosuch://place/set", str(tmp_path), LARGE)
 
 
 @pytest.mark.parametrize("address", ["s3://user:password@bucket/set", "sftp://password@host/set"])
 def test_a_password_in_the_address_is_refused_and_not_repeated(address, tmp_path) -> None:
     with pytest.raises(ConfigError, match="name or password in its address") as caught:
-        open_shelf(address, str(tmp_path), LARGE)
+        open_store(address, str(tmp_path), LARGE)
     assert "password@" not in str(caught.value)
 
 
@@ -481,7 +481,7 @@ def test_a_password_in_the_address_is_refused_and_not_repeated(address, tmp_path
 def test_a_cache_that_cannot_be_written_is_told(in_the_way, there, tmp_path) -> None:
     (tmp_path / in_the_way).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / in_the_way).write_text("")
-    shelf = open_shelf(there, str(tmp_path / "cache"), LARGE)
+    shelf = open_store(there, str(tmp_path / "cache"), LARGE)
     with pytest.raises(EnvironmentUnfit, match=f"cannot keep shards in {tmp_path / 'cache'}(.|\n)*read.cache"):
         shelf.fetch(shelf.index().shards[0])
 
@@ -543,7 +543,7 @@ def test_a_line_that_fails_is_tried_four_times(trouble, error, failures, fickle,
     pauses = []
     monkeypatch.setattr(remote.time, "sleep", pauses.append)
     monkeypatch.setattr(remote, "_PAUSES_S", (1, 2, 4))
-    shelf = open_shelf(fickle, str(tmp_path / "cache"), LARGE)
+    shelf = open_store(fickle, str(tmp_path / "cache"), LARGE)
     shard = shelf.index().shards[0]
     setattr(Fickle, trouble, failures)
     if failures < 4:
@@ -557,7 +557,7 @@ def test_a_line_that_fails_is_tried_four_times(trouble, error, failures, fickle,
 
 
 def test_threads_that_ask_at_once_fetch_every_object_once(fickle, tmp_path) -> None:
-    shelf = open_shelf(fickle, str(tmp_path / "cache"), LARGE)
+    shelf = open_store(fickle, str(tmp_path / "cache"), LARGE)
     ask = lambda: [shelf.fetch(shard) for shard in shelf.index().shards]
     shelf.index()
     threads = [threading.Thread(target=ask) for _ in range(5)]
@@ -609,6 +609,6 @@ def test_what_comes_in_the_background_does_not_hold_the_process(there, server, t
         assert server.came.wait(60)
         child.go_on()
         assert child.end() == 0
-    shelf = open_shelf(there, str(tmp_path / "cache"), LARGE)
+    shelf = open_store(there, str(tmp_path / "cache"), LARGE)
     shelf.fetch(shelf.index().shards[3])
     assert names_in(tmp_path / "cache") == ["00003.safetensors"]

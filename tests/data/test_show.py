@@ -13,11 +13,11 @@ from paceline.data.shards.check import open_index
 from paceline.data.shards.index import Column
 from paceline.data.pack import pack, pack_samples
 from paceline.data.pack import optional_packages as extras
-from paceline.data.shards.show import Look, _numbers, draw, facts_of, in_short, look, read_sample
+from paceline.data.shards.show import Preview, _numbers, draw, facts_of, in_short, look, read_sample
 from paceline.errors import ConfigError, DataError
 
 
-def shown(folder: Path, number: int = 0) -> dict[str, Look]:
+def shown(folder: Path, number: int = 0) -> dict[str, Preview]:
     index = open_index(folder)
     sample = read_sample(folder, index, number)
     return {column.name: look(folder, index, column, sample[column.name]) for column in index.columns}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.doctor.cross_host import (
-    Request,
+    AllocationRequest,
     judge_affinity,
     judge_clocks,
     judge_coming,
@@ -227,7 +227,7 @@ def test_ranks_that_did_not_come():
     assert (told.says, told.fix) == ("rank 4 of 5 did not come; n3 says: cannot reach rank 0", "open the firewall")
 
 
-ASKED = Request("7", nodes=2, tasks=4, tasks_on=(2, 2), cpus_per_task=2, gpus_per_node=2)
+ASKED = AllocationRequest("7", nodes=2, tasks=4, tasks_on=(2, 2), cpus_per_task=2, gpus_per_node=2)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ ASKED = Request("7", nodes=2, tasks=4, tasks_on=(2, 2), cpus_per_task=2, gpus_pe
     [
         (ASKED, ranks(gpus_seen=2, gpus_given=2), "", ""),
         (ASKED, ranks(gpus_seen=1, gpus_given=2, visible="0"), "", ""),
-        (Request("7", 1), ranks(1, 1, gpus_seen=0), "", ""),
+        (AllocationRequest("7", 1), ranks(1, 1, gpus_seen=0), "", ""),
         (replace(ASKED, tasks_on=(3, 1)), ranks(gpus_seen=2), "slurm tasks", "3,1: not the same number"),
         (replace(ASKED, gpus_per_node=4), ranks(gpus_seen=4), "slurm tasks", "4 GPUs on each"),
         (replace(ASKED, cpus_per_task=8), ranks(gpus_seen=2), "slurm cpus", "8 cores a task were asked for, rank 0 on n0 has 2 (0-1)"),

@@ -14,15 +14,15 @@ from paceline.hang.judge import judge, still_moving
 from paceline.hang.links import Links
 from paceline.hang.process import GONE, Process
 from paceline.telemetry.pulse import REST_S, Pulse
-from paceline.hang.rank_report import RankReport, Wrong, parsed, read_all, write
-from paceline.hang.stacks import MAIN, Place, Stack, own_stacks
+from paceline.hang.rank_report import RankReport, WrongResult, parsed, read_all, write
+from paceline.hang.stacks import MAIN, CodeLine, Stack, own_stacks
 from paceline.hang.verdict import HangVerdict, keep, kept
 from paceline.rundir import RunDir
 
-WHERE = Place("/home/me/data.py", 88, "load_batch", "user")
-WAITS = Place("/x/paceline/train/bucket_exchange.py", 108, "advance", "paceline")
-SAVES = Place("/x/paceline/checkpoint/save.py", 160, "_hear", "paceline")
-WRITES = Place("/x/paceline/checkpoint/local_storage.py", 99, "write", "paceline")
+WHERE = CodeLine("/home/me/data.py", 88, "load_batch", "user")
+WAITS = CodeLine("/x/paceline/train/bucket_exchange.py", 108, "advance", "paceline")
+SAVES = CodeLine("/x/paceline/checkpoint/save.py", 160, "_hear", "paceline")
+WRITES = CodeLine("/x/paceline/checkpoint/local_storage.py", 99, "write", "paceline")
 
 
 def entry(number: int, name: str = "all-reduce", size: int = 3, *, done: bool = False) -> Collective:
@@ -51,8 +51,8 @@ def waiting(*numbers: int) -> list[RankReport]:
 
 DEAD = {"process": Process(9, 9, GONE)}
 STOPPED = {"process": Process(9, 9, "T")}
-RAISED = {"wrong": Wrong("ValueError", "Traceback\nValueError: a bad sample", lost_peer=False)}
-LOST = {"wrong": Wrong("RuntimeError", "Connection closed by peer", lost_peer=True)}
+RAISED = {"wrong": WrongResult("ValueError", "Traceback\nValueError: a bad sample", lost_peer=False)}
+LOST = {"wrong": WrongResult("RuntimeError", "Connection closed by peer", lost_peer=True)}
 
 STEPS = [entry(0), entry(0, "all-gather", 424)] * 3
 FIRST = [entry(0, "all-gather", 424)] * 5
@@ -61,7 +61,7 @@ CRASHED = {"process": Process(9, 9, GONE), "crash": "Aborted", "state": "running
 
 def aborted(number: int) -> RankReport:
     """Return a rank that gloo ended."""
-    inside = Place("/x/torch/distributed/distributed_c10d.py", 3252, "all_reduce", "library")
+    inside = CodeLine("/x/torch/distributed/distributed_c10d.py", 3252, "all_reduce", "library")
     return replace(rank(number, None, size=2), stacks=(Stack(MAIN, (WHERE, inside)),), **CRASHED)
 
 

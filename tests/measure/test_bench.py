@@ -16,7 +16,7 @@ from support.documented import keys_of, words_of
 from support.program import paceline, started, wait_until
 
 from paceline.cli.main import run_verb
-from paceline.measure.bench_results import Found, Measured, Mistake, as_dict, describe, figures_of
+from paceline.measure.bench_results import Measurement, Measured, Mistake, as_dict, describe, figures_of
 from paceline.measure.bench_plan import OPERATIONS
 
 SHORT = ("--sizes", "1KiB,64KiB", "--seconds", "0", "--device", "cpu")
@@ -84,10 +84,10 @@ def test_ranks_that_are_there_start_no_others(tmp_path: Path) -> None:
     assert "2 ranks are here already, and each would start 2 more\n  fix: leave -n out" in done.err
 
 
-def found_by(ranks: int, *, wrong: int = 0) -> Found:
+def found_by(ranks: int, *, wrong: int = 0) -> Measurement:
     measured = [Measured(name, size, 4, [2e-3, 1e-3, 9.0]) for name in OPERATIONS for size in (1_000_000, 4_000_000)]
     mistakes = [Mistake("all-reduce", 1_000_000, 1, 17, 5.0, float("nan"))] if wrong else []
-    return Found(ranks, 2, "cpu", "", "gloo", "2", measured, 100, wrong, mistakes)
+    return Measurement(ranks, 2, "cpu", "", "gloo", "2", measured, 100, wrong, mistakes)
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
@@ -106,4 +106,4 @@ def test_a_wrong_result_is_said_with_its_rank_and_number() -> None:
     assert "rank 1: all-reduce of 1.0 MB, number 17: nothing instead of 5" in describe(found, figures)
     told = json.loads(json.dumps(as_dict(found, figures, ""), allow_nan=False))
     assert (told["right"], told["mistakes"][0]["found"]) == (False, None)
-    assert Found.from_json(found.as_json()).mistakes[0].rank == 1
+    assert Measurement.from_json(found.as_json()).mistakes[0].rank == 1

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.processes import run_on_processes
 
-from paceline.measure.bench_plan import OPERATIONS, Plan
+from paceline.measure.bench_plan import OPERATIONS, BenchPlan
 
 ANY = {"batch.lanes": 64}
 SIZES = (4, 100, 4096, 262_144 + 4)
@@ -17,7 +17,7 @@ SIZES = (4, 100, 4096, 262_144 + 4)
 def measured(world) -> dict:
     from paceline.measure.bench import Bench
 
-    found = Bench(Plan(tuple(OPERATIONS), SIZES, 0.0), world).run()
+    found = Bench(BenchPlan(tuple(OPERATIONS), SIZES, 0.0), world).run()
     names = [(each.operation, each.size_bytes) for each in found.measured]
     rounds = {len(each.seconds) for each in found.measured}
     return {"wrong": found.wrong, "checked": found.checked, "names": names, "rounds": rounds, "ranks": found.ranks}
@@ -116,7 +116,7 @@ def seen_of(world, number: int) -> tuple[int, set[int], str]:
 
     bench.make_operation = broken
     try:
-        found = bench.Bench(Plan((name,), (4096,), 0.0), world).run()
+        found = bench.Bench(BenchPlan((name,), (4096,), 0.0), world).run()
     finally:
         bench.make_operation = make
     return found.wrong, {each.rank for each in found.mistakes}, found.mistakes[0].operation

@@ -16,7 +16,7 @@ from paceline.launch.spec import module
 from paceline.measure import scaling
 from paceline.measure.efficiency import Scaling, Trial, sizes_of
 from paceline.measure.scaling_report import describe, plot_of, to_html, to_markdown
-from paceline.measure.recorded_step_times import Moment, Pace, Ran, pace_of
+from paceline.measure.recorded_step_times import Moment, StepPace, RecordedRun, pace_of
 from paceline.measure.scaling_store import read_studies
 from paceline.report.page.saved_studies import scaling_of
 from paceline.rundir import RunDir
@@ -24,8 +24,8 @@ from paceline.rundir import RunDir
 FACTS = {"nodes": 1, "sees_waits": True, "sees_ready": True}
 
 
-def pace(seconds: float, samples: int = 64, **more) -> Pace:
-    return replace(Pace(seconds, samples, 0.1, 0.2, 0.05, seconds / 2), **more)
+def pace(seconds: float, samples: int = 64, **more) -> StepPace:
+    return replace(StepPace(seconds, samples, 0.1, 0.2, 0.05, seconds / 2), **more)
 
 
 def test_efficiency_is_p1_t1_over_pn_tn() -> None:
@@ -65,7 +65,7 @@ def test_the_shares_of_a_step_are_those_of_its_ranks() -> None:
         return quick, slow
 
     warm = (Moment(8, 0, 5, 6, 9, 0), Moment(8, 0, 5, 6, 9, 0))
-    ran = Ran(FACTS, ("cpu", "cpu"), [warm, step(10), step(20), step(30, samples=3)])
+    ran = RecordedRun(FACTS, ("cpu", "cpu"), [warm, step(10), step(20), step(30, samples=3)])
     found = pace_of(ran, warmup=1)
     assert (found.seconds, found.samples) == (pytest.approx(1.0), 8)
     assert (found.data_share, found.waited_share) == (pytest.approx(0.2), pytest.approx(0.3))
@@ -175,7 +175,7 @@ def test_a_folder_that_cannot_be_written_is_known_before_the_first_run(tmp_path:
 
 
 def test_secrets_among_the_words_do_not_reach_the_report(tmp_path: Path) -> None:
-    ran = Ran(FACTS | {"ranks": 1, "gpu": "", "cores": 1}, ("cpu",), [(Moment(8, 0, 1, 2, 3, 0),)] * 3)
+    ran = RecordedRun(FACTS | {"ranks": 1, "gpu": "", "cores": 1}, ("cpu",), [(Moment(8, 0, 1, 2, 3, 0),)] * 3)
     runs = scaling._Runs(
         scaling.Study(module("x", "y"), ("hub_token=hf_1", "lr.base=1"), (1,), False, 1, 0, 3), tmp_path
     )

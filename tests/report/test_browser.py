@@ -11,7 +11,7 @@ from support.browser import Browser, browsing
 
 from paceline.report.page.page_data import facts_of
 from paceline.report.page.document import page_of
-from paceline.report.find_run import Target
+from paceline.report.find_run import NamedRun
 
 pytestmark = pytest.mark.browser
 
@@ -32,7 +32,7 @@ def page(tmp_path_factory) -> Path:
         trainings.measure(folder, HOSTILE)
         trainings.note_rank_times(folder, 8, slow=5)
     path = root / "page.html"
-    path.write_bytes(page_of(facts_of([Target(plain, ()), Target(odd, ())])))
+    path.write_bytes(page_of(facts_of([NamedRun(plain, ()), NamedRun(odd, ())])))
     return path
 
 

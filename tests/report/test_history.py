@@ -21,7 +21,7 @@ from paceline.events import (
     surviving,
 )
 from paceline.report import history as module
-from paceline.report.history import Figures, History, parsed
+from paceline.report.history import Metrics, History, parsed
 
 
 def start(from_step: int = 0) -> RunStarted:
@@ -90,7 +90,7 @@ def test_a_line_that_is_being_written_is_left_for_later(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write(line[30:] + "\n")
     history.read()
-    assert history.latest == Figures(7, 0.5, 1000.0)
+    assert history.latest == Metrics(7, 0.5, 1000.0)
 
 
 def test_a_file_that_is_another_one_is_read_anew(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_looking_again_at_a_hundred_thousand_events_is_cheap(tmp_path: Path, mon
     monkeypatch.setattr(module, "parsed", lambda line: seen.append(1) or parsed(line))
     for _ in range(20):
         history.read()
-        assert history.latest == Figures(100_000, 1e-05, 1000.0)
+        assert history.latest == Metrics(100_000, 1e-05, 1000.0)
         losses = history.losses(400)
     assert len(seen) < 20 * 500  # a look takes apart what it shows, not the whole file
     assert len(losses) == 400

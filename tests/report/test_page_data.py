@@ -17,7 +17,7 @@ from paceline.events import CheckpointFailed, EventLog, RunFailed, StepDone, as_
 from paceline.report.page.event_columns import read_account
 from paceline.report.page.page_data import facts_of
 from paceline.report.page.document import page_of
-from paceline.report.find_run import Target
+from paceline.report.find_run import NamedRun
 from paceline.report.page.downsample import thinned
 from paceline.rundir import RunDir
 
@@ -26,7 +26,7 @@ WORDS = ("name=x", "checkpoint.keep=7", "log.every_steps=10")
 
 
 def facts(*folders: RunDir) -> list[dict]:
-    return facts_of([Target(folder, ()) for folder in folders])["runs"]
+    return facts_of([NamedRun(folder, ()) for folder in folders])["runs"]
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_steps_that_were_lost_and_done_again_count_once(training: RunDir) -> Non
 
 
 def test_every_key_is_documented(training: RunDir) -> None:
-    found = facts_of([Target(training, ())])
+    found = facts_of([NamedRun(training, ())])
     run = found["runs"][0]
     inner = [
         run["curves"]["loss"],
@@ -85,7 +85,7 @@ def test_secrets_are_removed(tmp_path: Path) -> None:
     folder.environment.write_text(
         json.dumps({"variables": {"AWS_SECRET_ACCESS_KEY": "hush", "OMP_NUM_THREADS": "hushed-not"}})
     )
-    found = facts_of([Target(folder, ())])
+    found = facts_of([NamedRun(folder, ())])
     assert not re.search(r"hush\b(?!ed)", json.dumps(found))
     assert not re.search(rb"hush\b(?!ed)", page_of(found))
     assert found["runs"][0]["config"] == {
@@ -134,7 +134,7 @@ def test_whatever_the_files_hold_there_is_a_page(tmp_path: Path) -> None:
         '[\n{"step": 3, "own_s": [1e999, 1]}\n{"step": 4, "own_s": [1, null]}\n{"step": "x"}\n'
     )
     for folder in (empty, broken):
-        assert page_of(facts_of([Target(folder, ())])).startswith(b"<!doctype html>")
+        assert page_of(facts_of([NamedRun(folder, ())])).startswith(b"<!doctype html>")
     found = facts(broken)[0]
     assert found["curves"]["loss"]["not_finite"] == 4
     assert (found["scaling"], found["profile"]["seconds"]) == (None, {"host_gaps": 0.5})
@@ -169,7 +169,7 @@ def test_a_long_history_of_several_runs_with_many_metrics_makes_a_small_page(tmp
         folders[number] = folder if number == 0 else more
     for rank in range(1100):
         runs.put_beat(folders[0], rank)
-    found = facts_of([Target(folder, ()) for folder in folders])
+    found = facts_of([NamedRun(folder, ()) for folder in folders])
     assert len(page_of(found)) < 2_000_000
     assert len(found["runs"][0]["curves"]["loss"]["steps"]) <= 400
     assert max(found["runs"][0]["curves"]["loss"]["high"]) > 1.998
@@ -177,7 +177,7 @@ def test_a_long_history_of_several_runs_with_many_metrics_makes_a_small_page(tmp
 
 def test_a_run_that_says_nothing_new_is_not_changed_by_reading(training: RunDir) -> None:
     before = {path: path.stat().st_mtime_ns for path in training.root.rglob("*")}
-    page_of(facts_of([Target(training, ())]))
+    page_of(facts_of([NamedRun(training, ())]))
     with EventLog(training.events):
         pass
     assert {path: path.stat().st_mtime_ns for path in training.root.rglob("*")} == before

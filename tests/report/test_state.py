@@ -16,26 +16,26 @@ from paceline.cluster.slurm import QueuedJob
 from paceline.events import Evaluated, RunEnded, RunFailed, RunStopped
 from paceline.hang.verdict import HangVerdict, keep
 from paceline.report.history import History
-from paceline.report.jobs import UNKNOWN, Job, joined
+from paceline.report.jobs import UNKNOWN, RunJob, joined
 from paceline.report.jobs_table import is_current, stands, table_of
 from paceline.report.dashboard import lines_of
 from paceline.report.state import Lookout, RunState, state_of
-from paceline.report.find_run import Target
+from paceline.report.find_run import NamedRun
 from paceline.rundir import make_private
 from support.run_folders import holding, make_run, put_beat, started, submission, trained
 
-RUNNING = Job("17", "RUNNING", "", "", "10:00", "1:00", 1, "n1")
-PENDING = Job("18", "PENDING", "", "Resources", "0:00", "1:00:00", 2)
-DONE = Job("16", "COMPLETED", "")
+RUNNING = RunJob("17", "RUNNING", "", "", "10:00", "1:00", 1, "n1")
+PENDING = RunJob("18", "PENDING", "", "Resources", "0:00", "1:00:00", 2)
+DONE = RunJob("16", "COMPLETED", "")
 IMPORTED = time.time()
 AN_HOUR_AGO = IMPORTED - 3600
 AHEAD = IMPORTED + 600  # a clock that is ahead
 
 
-def state(folder, *jobs: Job) -> RunState:
+def state(folder, *jobs: RunJob) -> RunState:
     history = History(folder.events)
     history.read()
-    return state_of(Target(folder, ()), history, jobs)
+    return state_of(NamedRun(folder, ()), history, jobs)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def state(folder, *jobs: Job) -> RunState:
         ([started(time_s=AN_HOUR_AGO), RunStopped(3, "x", time_s=AN_HOUR_AGO)], [DONE], "stopped", True),
         ([started(time_s=AN_HOUR_AGO), RunFailed(3, 1, "x", time_s=AN_HOUR_AGO)], [], "failed", True),
         ([started(time_s=AN_HOUR_AGO)], [], "lost", True),
-        ([started(time_s=AN_HOUR_AGO)], [Job("17", UNKNOWN, "")], "lost", False),
+        ([started(time_s=AN_HOUR_AGO)], [RunJob("17", UNKNOWN, "")], "lost", False),
         ([started(), RunEnded(9, 1.0, "d")], [RUNNING], "ended", False),
         ([started(), RunEnded(9, 1.0, "d")], [DONE], "ended", True),
         ([started(), RunFailed(3, 1, "x"), started(3)], [RUNNING], "training", False),
@@ -166,7 +166,7 @@ def test_the_state_is_json_with_null_for_what_is_no_number(tmp_path: Path) -> No
 def test_slurm_that_does_not_answer_does_not_end_the_watch(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     folder = make_run(tmp_path / "run", started(), *trained(1, 51))
-    found = Lookout(Target(folder, (submission("17", folder.root),))).look()
+    found = Lookout(NamedRun(folder, (submission("17", folder.root),))).look()
     assert "there is no Slurm on this machine" in found.queue_problem
     assert (found.jobs[0].state, found.step, found.over) == ("UNKNOWN", 51, False)
 
@@ -193,14 +193,14 @@ def test_one_row_for_a_run_across_its_jobs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ending", "job", "said"),
     [
-        (RunEnded(9, 1.0, "d"), Job("1", "GONE", ""), "completed"),
-        (RunFailed(9, 0, "x"), Job("1", "FAILED", ""), "failed"),
-        (RunStopped(9, "x"), Job("1", "CANCELLED", ""), "stopped"),
-        (None, Job("1", "TIMEOUT", ""), "timeout"),
-        (None, Job("1", "GONE", ""), "gone without a word"),
+        (RunEnded(9, 1.0, "d"), RunJob("1", "GONE", ""), "completed"),
+        (RunFailed(9, 0, "x"), RunJob("1", "FAILED", ""), "failed"),
+        (RunStopped(9, "x"), RunJob("1", "CANCELLED", ""), "stopped"),
+        (None, RunJob("1", "TIMEOUT", ""), "timeout"),
+        (None, RunJob("1", "GONE", ""), "gone without a word"),
     ],
 )
-def test_a_run_whose_jobs_are_gone_is_as_its_events_tell(tmp_path: Path, ending, job: Job, said: str) -> None:
+def test_a_run_whose_jobs_are_gone_is_as_its_events_tell(tmp_path: Path, ending, job: RunJob, said: str) -> None:
     assert (
         stands(state(make_run(tmp_path / "run", started(time_s=AN_HOUR_AGO), *([ending] if ending else [])), job))
         == said

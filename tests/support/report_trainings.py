@@ -26,7 +26,7 @@ from paceline.events import (
 from paceline.measure.efficiency import Scaling, Trial, sizes_of
 from paceline.measure.profile_shares import Shares
 from paceline.measure.profile_verdict import as_dict, judge
-from paceline.measure.recorded_step_times import Pace
+from paceline.measure.recorded_step_times import StepPace
 from paceline.measure.scaling_store import write_studies
 from paceline.rundir import VERDICT_FILE, RunDir, make_private, write_whole
 from paceline.telemetry.heartbeat import Beat
@@ -112,7 +112,7 @@ def _lr(step: int) -> float:
 
 def measure(folder: RunDir, said: str = "x.py") -> None:
     """Leave what `paceline scale` and `paceline profile` would, by their own writers."""
-    trials = [Trial(n, 8, "", [Pace(0.4 / n**0.93, 256, 0.01, 0.02 * n**0.5, 0.01, 0.1)] * 3) for n in (1, 2, 4, 8)]
+    trials = [Trial(n, 8, "", [StepPace(0.4 / n**0.93, 256, 0.01, 0.02 * n**0.5, 0.01, 0.1)] * 3) for n in (1, 2, 4, 8)]
     words = (said, said, [said], "strong", 10, 40, 3, "2026-01-01T00:00:00+00:00", {"host": said})
     write_studies(folder.scaling, {"strong": Scaling(*words, sizes_of(trials))})
     ranks = [Shares(0.03, 0.004 * rank, 0.004, 0.0035, 0.002) for rank in range(1, 9)]

@@ -15,7 +15,7 @@ from paceline.checkpoint.manifest import MANIFEST, FileFacts, unreadable
 from paceline.checkpoint.storage import Storage, manifest_of, read_verified
 from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError
 from paceline.rundir import make_durable
-from paceline.tensorfile import Place, Spec, plan_image
+from paceline.tensorfile import Spec, TensorSpan, plan_image
 
 _MODEL = "model."
 _SUFFIX = ".safetensors"
@@ -59,7 +59,7 @@ def export(storage: Storage, step: int, out: Path, *, force: bool = False) -> Ex
     return Exported(step, storage.where(step), out, len(specs), image.size_bytes)
 
 
-def _planned(storage: Storage, step: int, name: str, facts: FileFacts) -> list[Place]:
+def _planned(storage: Storage, step: int, name: str, facts: FileFacts) -> list[TensorSpan]:
     """Return what a file says it holds. It has not been summed yet, so this is a plan, to be held against the file itself."""
     start = bytearray()
     try:
@@ -72,7 +72,7 @@ def _planned(storage: Storage, step: int, name: str, facts: FileFacts) -> list[P
     return read_places(memoryview(start), facts.size_bytes, f"{storage.where(step)}/{name}")
 
 
-def _weights(places: list[Place]) -> list[Place]:
+def _weights(places: list[TensorSpan]) -> list[TensorSpan]:
     """Return the model's tensors under the model's own names."""
     return [
         place._replace(spec=place.spec._replace(name=place.spec.name.removeprefix(_MODEL)))
@@ -81,7 +81,7 @@ def _weights(places: list[Place]) -> list[Place]:
     ]
 
 
-def _copy(content: bytearray, where: str, room: dict[Spec, Place], file: BinaryIO) -> None:
+def _copy(content: bytearray, where: str, room: dict[Spec, TensorSpan], file: BinaryIO) -> None:
     """Copy the weights of one file to their places, and take those off the list."""
     with memoryview(content) as view:
         for place in _weights(read_places(view, len(view), where)):

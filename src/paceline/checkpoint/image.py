@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from paceline import tensorfile
 from paceline.errors import BadCheckpoint
-from paceline.tensorfile import Place
+from paceline.tensorfile import TensorSpan
 
 
-def read_places(start: bytes | memoryview, size_bytes: int, where: str) -> list[Place]:
+def read_places(start: bytes | memoryview, size_bytes: int, where: str) -> list[TensorSpan]:
     """Return where the tensors of a file lie, from its first bytes, which must hold the whole header."""
     try:
         return tensorfile.read_places(start, size_bytes)

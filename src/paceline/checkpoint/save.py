@@ -45,7 +45,7 @@ class Saved:
 
 
 @dataclass(frozen=True)
-class _Job:
+class _SaveTask:
     number: int
     """Which save of this process it is: the same on all ranks, whose letters bear it."""
     draft: Manifest
@@ -102,8 +102,8 @@ class Saver:
         self._threads: list[threading.Thread] = []
         self._retiring = threading.Lock()
         self._saves = 0
-        self._last: _Job | None = None
-        self._awaited: _Job | None = None
+        self._last: _SaveTask | None = None
+        self._awaited: _SaveTask | None = None
         self._finished: SimpleQueue[Saved | SaveFailed] = SimpleQueue()
         self._limit = float("inf")
 
@@ -132,7 +132,7 @@ class Saver:
         self._saves += 1
         size_bytes = sum(value.nbytes for value in (*tensors.values(), *mine.values()))
         patience_s = self._silence_s + size_bytes * (self._world.size if mine else 1) / _SLOWEST_BYTES_PER_S
-        self._last = self._awaited = _Job(
+        self._last = self._awaited = _SaveTask(
             self._saves, draft, name, image, begun, time.perf_counter() - begun, patience_s
         )
         self._start(self._run, self._awaited)
@@ -194,7 +194,7 @@ class Saver:
         mine = split_by_size([spec.size_bytes for spec in names], self._world.size)[self._world.rank]
         return {names[number]: specs[names[number]] for number in mine}
 
-    def _run(self, job: _Job) -> None:
+    def _run(self, job: _SaveTask) -> None:
         """Write this rank's file; rank 0 then makes the checkpoint exist. Nothing that goes wrong here is lost."""
         try:
             self._write(job)
@@ -216,7 +216,7 @@ class Saver:
         with contextlib.suppress(RuntimeError):
             self._mailbox.post(key, letter)
 
-    def _write(self, job: _Job) -> None:
+    def _write(self, job: _SaveTask) -> None:
         letter = {}
         if job.image is not None:
             name, facts = self._storage.write(job.draft.step, self._token, job.name, job.image)
@@ -224,7 +224,7 @@ class Saver:
         job.written.set()
         self._mailbox.post(f"{job.number}/{self._world.rank}", json.dumps(letter))
 
-    def _commit(self, job: _Job) -> None:
+    def _commit(self, job: _SaveTask) -> None:
         step, files = job.draft.step, {}
         for rank in range(self._world.size):
             if letter := self._hear(f"{job.number}/{rank}", job.patience_s):

@@ -13,8 +13,8 @@ from paceline.cli.run import add_host_arguments, place_from, start
 from paceline.cluster.allocation import allocation_from
 from paceline.errors import ConfigError
 from paceline.launch.spec import module
-from paceline.measure.bench_plan import OPERATIONS, Plan, operations_from, sizes_from
-from paceline.measure.bench_results import Found, as_dict, binary_size, describe, figures_of
+from paceline.measure.bench_plan import OPERATIONS, BenchPlan, operations_from, sizes_from
+from paceline.measure.bench_results import Measurement, as_dict, binary_size, describe, figures_of
 from paceline.measure.plot import Line, Plot, to_svg
 from paceline.rundir import make_private, write_whole, writing_to
 from paceline.world.detect import detect_world
@@ -52,7 +52,7 @@ def main(known: argparse.Namespace) -> int:
     """Measure; exit with 0 if every result was right, else with 1."""
     if known.arguments:
         raise ConfigError(f"unexpected word {known.arguments[0]!r}", fix="see `paceline bench --help`")
-    plan = Plan(operations_from(known.ops), sizes_from(known.sizes), known.seconds, known.device, known.backend)
+    plan = BenchPlan(operations_from(known.ops), sizes_from(known.sizes), known.seconds, known.device, known.backend)
     here = detect_world(os.environ, os.getppid())
     if here.size == 1:
         return _start(plan, known)
@@ -69,7 +69,7 @@ def main(known: argparse.Namespace) -> int:
     return int(found.wrong > 0)
 
 
-def _start(plan: Plan, known: argparse.Namespace) -> int:
+def _start(plan: BenchPlan, known: argparse.Namespace) -> int:
     """Start ranks as `paceline run` does; what they found comes back in a file."""
     place = place_from(known)
     allocation = allocation_from(os.environ) if place.nodes == 1 else None
@@ -83,12 +83,12 @@ def _start(plan: Plan, known: argparse.Namespace) -> int:
             code = start(module("bench", "paceline.measure.bench"), known, place, screen=nowhere)
         if code or place.node:
             return code
-        found = Found.from_json(file.read_text(encoding="utf-8"))
+        found = Measurement.from_json(file.read_text(encoding="utf-8"))
     _show(found, known)
     return int(found.wrong > 0)
 
 
-def _show(found: Found, known: argparse.Namespace) -> None:
+def _show(found: Measurement, known: argparse.Namespace) -> None:
     """Print the figures, and write them where that was asked for."""
     figures = figures_of(found)
     title = f"bus bandwidth, {found.ranks} ranks, {found.gpu or found.device}, {found.backend}"

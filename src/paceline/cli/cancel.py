@@ -12,8 +12,8 @@ from pathlib import Path
 from paceline.cli.watch import add_run_argument, named_run
 from paceline.cluster import slurm
 from paceline.errors import PacelineError
-from paceline.report.find_run import Target, find_run
-from paceline.report.jobs import Job, jobs_of
+from paceline.report.find_run import NamedRun, find_run
+from paceline.report.jobs import RunJob, jobs_of
 from paceline.report.sanitize import harmless
 from paceline.report.state import is_held
 from paceline.rundir import RunDir, make_private, writing_to
@@ -55,7 +55,7 @@ def mark_cancelled(folder: RunDir) -> None:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
 
 
-def _refuse_what_is_no_job(target: Target) -> None:
+def _refuse_what_is_no_job(target: NamedRun) -> None:
     """Say how a run that trains without Slurm is ended, rather than that there was nothing to do."""
     if not is_held(target.folder.lock):
         return
@@ -68,7 +68,7 @@ def _refuse_what_is_no_job(target: Target) -> None:
     )
 
 
-def _said(target: Target, waiting: Sequence[Job], running: Sequence[Job]) -> list[str]:
+def _said(target: NamedRun, waiting: Sequence[RunJob], running: Sequence[RunJob]) -> list[str]:
     name = harmless(target.name)
     if not waiting and not running:
         return [f"{name} has no job in the queue: there is nothing to cancel"]

@@ -20,7 +20,7 @@ from paceline.hang.stacks import MAIN
 from paceline.hang.verdict import HangVerdict, kept
 from paceline.report.failure import left_page
 from paceline.report.failure_page import Page
-from paceline.report.find_run import Target, find_run
+from paceline.report.find_run import NamedRun, find_run
 from paceline.report.screen import say
 from paceline.report.state import is_held
 from paceline.rundir import RunDir
@@ -75,7 +75,7 @@ def _verdict(records: Sequence[RankReport]) -> HangVerdict:
 
 
 def _facts(
-    target: Target, records: Sequence[RankReport], verdict: HangVerdict, page: Page | None, *, alive: bool
+    target: NamedRun, records: Sequence[RankReport], verdict: HangVerdict, page: Page | None, *, alive: bool
 ) -> dict[str, Any]:
     return {
         "run": str(target.folder.root.absolute()),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paceline.errors import ConfigError, did_you_mean
 from paceline.report.failure import left_page
-from paceline.report.find_run import Target, find_run
+from paceline.report.find_run import NamedRun, find_run
 from paceline.report.sanitize import harmless
 from paceline.units import human_size
 
@@ -52,7 +52,7 @@ def main(known: argparse.Namespace) -> int:
     return 0
 
 
-def _targets(known: argparse.Namespace) -> list[Target]:
+def _targets(known: argparse.Namespace) -> list[NamedRun]:
     for word in known.arguments:
         raise ConfigError(f"there is no option {word}", fix=did_you_mean(word, _OPTIONS))
     if not known.names:
@@ -61,7 +61,7 @@ def _targets(known: argparse.Namespace) -> list[Target]:
     return list({target.folder.root.resolve(): target for target in found}.values())
 
 
-def _place(to: str | None, targets: list[Target]) -> Path:
+def _place(to: str | None, targets: list[NamedRun]) -> Path:
     if to:
         return Path(to)
     first = targets[0].folder

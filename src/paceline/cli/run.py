@@ -20,7 +20,7 @@ from paceline.errors import STOPPED, ConfigError, EnvironmentUnfit
 from paceline.launch.failure import Failure
 from paceline.launch.oom import killed_for_memory
 from paceline.launch.restart import DEFAULT_RESTARTS, Begin, Restarts, launch_with_restarts
-from paceline.launch.spec import LaunchSpec, Target, script
+from paceline.launch.spec import LaunchSpec, Program, script
 from paceline.launch.supervisor import launch
 from paceline.report.failure import leave, page_of_launch
 from paceline.world.address import listen_at, refuse_loopback_name, split_address
@@ -28,7 +28,7 @@ from paceline.world.address import listen_at, refuse_loopback_name, split_addres
 HELP = "start N ranks of a script on this machine, supervised, and again after a failure"
 
 
-class Place(NamedTuple):
+class NodePlace(NamedTuple):
     """Which of several hosts this one is, and where they meet."""
 
     node: int = 0
@@ -36,7 +36,7 @@ class Place(NamedTuple):
     address: str = ""
 
 
-HERE = Place()
+HERE = NodePlace()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +82,9 @@ def main(known: argparse.Namespace) -> int:
     return start(target, known, place_from(known))
 
 
-def start(target: Target, known: argparse.Namespace, place: Place = HERE, screen: TextIO | None = sys.stdout) -> int:
+def start(
+    target: Program, known: argparse.Namespace, place: NodePlace = HERE, screen: TextIO | None = sys.stdout
+) -> int:
     """Launch and, if a rank failed, say which and why; return the exit code. Ranks speak on the screen, if there is one."""
     allocation = allocation_from(os.environ) if place.nodes == 1 else None
     fewest, ranks = ranks_from(known.ranks or str(allocation.ranks_per_node if allocation else 1))
@@ -118,7 +120,7 @@ def _begin_and_tell(begin: Begin, spec: LaunchSpec, **given: Any) -> Failure | N
     return replace(failure, message="\n".join([failure.message, "", *page.last_lines()]))
 
 
-def place_from(known: argparse.Namespace) -> Place:
+def place_from(known: argparse.Namespace) -> NodePlace:
     """Return which of the hosts this one is."""
     if known.meet:
         split_address(known.meet)
@@ -127,7 +129,7 @@ def place_from(known: argparse.Namespace) -> Place:
             f"--nodes {known.nodes} without --node does not say which host this is",
             fix=f"give --node 0 on the host of --meet, and --node 1 to {known.nodes - 1} on the others",
         )
-    return Place(known.node or 0, known.nodes, known.meet)
+    return NodePlace(known.node or 0, known.nodes, known.meet)
 
 
 def _see_that_it_is_free(spec: LaunchSpec) -> None:

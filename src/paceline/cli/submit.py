@@ -16,7 +16,7 @@ from paceline.cli.verify import target
 from paceline.cluster import slurm
 from paceline.cluster.profile import ClusterProfile, load_profile, profile_folder
 from paceline.cluster.registry import Submission
-from paceline.cluster.submission import Prepared, Request, prepare, submit
+from paceline.cluster.submission import Prepared, SubmitRequest, prepare, submit
 
 HELP = "write, show and submit a Slurm job: the right ranks on the right GPUs, requeued before the time limit"
 
@@ -67,11 +67,11 @@ def main(known: argparse.Namespace) -> int:
     return 0
 
 
-def _request(known: argparse.Namespace) -> Request:
+def _request(known: argparse.Namespace) -> SubmitRequest:
     profile = load_profile(known.cluster or os.environ.get("PACELINE_CLUSTER") or "generic", profile_folder(os.environ))
     given = {name: getattr(known, name) for name in _FROM_PROFILE if getattr(known, name) is not None}
     profile = replace(profile, **given, requeue=profile.requeue and known.jobs == 1)
-    return Request(
+    return SubmitRequest(
         target=target(known.script),
         arguments=tuple(known.arguments),
         profile=profile,

@@ -6,7 +6,7 @@ import argparse
 
 from paceline.cli.run import add_launch_arguments, start
 from paceline.errors import ConfigError, did_you_mean
-from paceline.launch.spec import Target, module
+from paceline.launch.spec import Program, module
 from paceline.recipes import RECIPES
 
 HELP = "train a built-in recipe right now: " + ", ".join(RECIPES)
@@ -34,7 +34,7 @@ def main(known: argparse.Namespace) -> int:
     return start(recipe(known.recipe), known)
 
 
-def recipe(name: str) -> Target:
+def recipe(name: str) -> Program:
     """Return the target for a recipe, or say which there are."""
     if name not in RECIPES:
         raise ConfigError(f"there is no recipe {name!r}" if name else "which recipe?", fix=did_you_mean(name, RECIPES))

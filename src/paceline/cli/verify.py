@@ -10,7 +10,7 @@ from typing import TextIO
 
 from paceline.cli.train import recipe
 from paceline.errors import ConfigError
-from paceline.launch.spec import Target, script
+from paceline.launch.spec import Program, script
 from paceline.recipes import RECIPES
 from paceline.verify.compare_worlds import verify
 from paceline.verify.verdict import VerifyResult, as_dict, describe
@@ -37,7 +37,7 @@ def main(known: argparse.Namespace) -> int:
     return 0 if verdict.same else 1
 
 
-def target(word: str) -> Target:
+def target(word: str) -> Program:
     """Return the script or recipe that a word names; a file wins."""
     return recipe(word) if word in RECIPES and not Path(word).is_file() else script(word)
 

@@ -27,7 +27,7 @@ _RANK_VARIABLES = (
 
 
 @dataclass(frozen=True)
-class Job:
+class BatchJob:
     """What is to run, on how much."""
 
     words: tuple[str, ...]
@@ -93,7 +93,7 @@ def check_word(word: str) -> None:
         raise ConfigError(f"the word {word[:50]!r} is not text", fix="leave out what is not UTF-8") from error
 
 
-def batch_script(job: Job, profile: ClusterProfile) -> str:
+def batch_script(job: BatchJob, profile: ClusterProfile) -> str:
     """Return the whole script. What is free text never stands in an #SBATCH line: sbatch is told it as arguments."""
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in sbatch_options(job, profile)), ""]
     lines += [f"run={shlex.quote(str(job.run))}", f"requeue={'yes' if profile.requeue else ''}"]
@@ -101,7 +101,7 @@ def batch_script(job: Job, profile: ClusterProfile) -> str:
     return "\n".join(lines) + "\n" + _TAIL.read_text(encoding="utf-8")
 
 
-def sbatch_options(job: Job, profile: ClusterProfile) -> list[str]:
+def sbatch_options(job: BatchJob, profile: ClusterProfile) -> list[str]:
     """Return the options that the script carries; each was checked to be a plain word."""
     agents = profile.launcher == "torchrun"
     tasks = 1 if agents else job.ranks_per_node
@@ -126,7 +126,7 @@ def sbatch_options(job: Job, profile: ClusterProfile) -> list[str]:
     return options
 
 
-def _gpus(job: Job, profile: ClusterProfile) -> dict[str, str]:
+def _gpus(job: BatchJob, profile: ClusterProfile) -> dict[str, str]:
     """Return the request for GPUs: of whole nodes, so that ranks of a node see each other's GPUs and talk directly."""
     if not job.gpus_per_node:
         return {}
@@ -134,7 +134,7 @@ def _gpus(job: Job, profile: ClusterProfile) -> dict[str, str]:
     return {"gres": f"gpu:{typed}"} if profile.gpu_request == "gres" else {"gpus-per-node": typed}
 
 
-def _environment(job: Job, profile: ClusterProfile) -> list[str]:
+def _environment(job: BatchJob, profile: ClusterProfile) -> list[str]:
     settings = json.dumps({"name": job.run.name, "runs": str(job.run.parent)}, ensure_ascii=False)
     variables = {handover.SETTINGS: settings}
     if profile.host_suffix:
@@ -162,7 +162,7 @@ def check(word: str) -> str:
     return word
 
 
-def _command(job: Job, profile: ClusterProfile) -> list[str]:
+def _command(job: BatchJob, profile: ClusterProfile) -> list[str]:
     """Return the command as an array of the shell, one word a line where it is long."""
     agents = profile.launcher == "torchrun"
     tasks = job.nodes if agents else job.nodes * job.ranks_per_node

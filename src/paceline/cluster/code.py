@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import ConfigError
-from paceline.launch.spec import Target
+from paceline.launch.spec import Program
 from paceline.rundir import make_private, writing_to
 
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "runs"}
@@ -37,7 +37,7 @@ class CodeCopy:
                     _copy(source, place)
 
 
-def plan_copy(target: Target, arguments: Sequence[str], below: Path) -> CodeCopy:
+def plan_copy(target: Program, arguments: Sequence[str], below: Path) -> CodeCopy:
     """Return what to copy: the script, the Python files beside and below it, and the settings files it is given.
 
     The name of the copy's folder is a digest of its contents. A recipe is part of the package, and is not copied.

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cluster import registry, slurm
-from paceline.cluster.batch import Job, batch_script
+from paceline.cluster.batch import BatchJob, batch_script
 from paceline.cluster.code import CodeCopy, plan_copy, with_joined_values
 from paceline.cluster.profile import ClusterProfile
 from paceline.config.parse import settings_from_file
 from paceline.config.schema import RunConfig
 from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError
-from paceline.launch.spec import Target
+from paceline.launch.spec import Program
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
 
 _PLACE = {"name", "runs"}
@@ -27,10 +27,10 @@ _LEFT_BY_EARLIER = ("over", "cancelled", "idle", "chain", "failed-nodes")
 
 
 @dataclass(frozen=True)
-class Request:
+class SubmitRequest:
     """What a person asks for."""
 
-    target: Target
+    target: Program
     arguments: tuple[str, ...]
     profile: ClusterProfile
     nodes: int
@@ -46,9 +46,9 @@ class Request:
 class Prepared:
     """A job that is ready to be submitted; nothing has been written yet."""
 
-    request: Request
+    request: SubmitRequest
     run: RunDir
-    job: Job
+    job: BatchJob
     code: CodeCopy
     script: str
 
@@ -58,11 +58,11 @@ class Prepared:
         return str(self.run.jobs).replace("%", "%%") + "/%j.log"
 
 
-def prepare(request: Request, folder: Path) -> Prepared:
+def prepare(request: SubmitRequest, folder: Path) -> Prepared:
     """Settle all that can be settled without Slurm."""
     run = RunDir(_run_folder(request, folder))
     code = plan_copy(request.target, request.arguments, run.code)
-    job = Job(
+    job = BatchJob(
         words=code.words,
         run=run.root,
         folder=folder,
@@ -112,7 +112,7 @@ def _refuse_a_second(run: RunDir, cluster: str) -> None:
         )
 
 
-def _run_folder(request: Request, folder: Path) -> Path:
+def _run_folder(request: SubmitRequest, folder: Path) -> Path:
     """Return the run's folder: as the script's words and settings files name it, else by the name of the script."""
     settings = _settings(with_joined_values(request.arguments))
     name = settings.get("name") or Path(request.target.name).stem

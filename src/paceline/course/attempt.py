@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.course.exercise import Exercise
-from paceline.course.run_lesson import TOGETHER, Command, command_of, worst
+from paceline.course.run_lesson import TOGETHER, LessonCommand, command_of, worst
 
 _MARK = "PACELINE_ATTEMPT"
 _GRACE_S, _LOOK_S = 10, 0.05
@@ -45,14 +45,14 @@ def attempt(exercise: Exercise, file: Path, patience_s: float) -> Outcome:
             for line in lines:
                 command = command_of(line, exercise.lesson)
                 words = tuple(str(file) if word == "FILE" else word for word in command.words)
-                found = _run(Command(words, command.variables, command.times), Path(folder), patience_s)
+                found = _run(LessonCommand(words, command.variables, command.times), Path(folder), patience_s)
                 said += found.said
                 if found.code or not found.ended:
                     return Outcome(said, found.code, found.ended)
     return Outcome(said, 0, ended=True)
 
 
-def _run(command: Command, folder: Path, patience_s: float) -> Outcome:
+def _run(command: LessonCommand, folder: Path, patience_s: float) -> Outcome:
     """Run one command, on as many nodes as it is for. It writes to a file: a pipe would stay open as long as any child."""
     mark = secrets.token_hex(8)
     env = os.environ | _SETTINGS | TOGETHER | dict(command.variables) | {_MARK: mark}

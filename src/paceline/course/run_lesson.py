@@ -25,7 +25,7 @@ _ELSEWHERE = {"salloc": "a Slurm cluster", "sbatch": "a Slurm cluster"}
 
 
 @dataclass(frozen=True)
-class Command:
+class LessonCommand:
     """One line of a lesson, ready to be run."""
 
     words: tuple[str, ...]
@@ -40,7 +40,7 @@ class Command:
         return "" if shutil.which(self.words[0]) else _ELSEWHERE.get(program, program)
 
 
-def command_of(line: str, lesson: Lesson, port: int = 0) -> Command:
+def command_of(line: str, lesson: Lesson, port: int = 0) -> LessonCommand:
     """Return a line of a lesson as it is run here: with this Python's programs, this lesson's file, and a free port."""
     words, variables = shlex.split(line), {}
     while found := _SETTING.fullmatch(words[0]):
@@ -55,10 +55,10 @@ def command_of(line: str, lesson: Lesson, port: int = 0) -> Command:
     scripts = {f"lessons/{file.name}": str(file) for file in lesson.path.parent.glob("*.sh")}
     words = [(here | scripts).get(word, word) for word in words]
     nodes = int(words[words.index("--nnodes") + 1]) if "--nnodes" in words else 1
-    return Command(tuple(words), variables, nodes)
+    return LessonCommand(tuple(words), variables, nodes)
 
 
-def play(command: Command, folder: Path) -> int:
+def play(command: LessonCommand, folder: Path) -> int:
     """Run a command in a folder, on as many nodes as it is for; return the first exit code that is not 0."""
     env = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PATH": _path()} | TOGETHER
     if command.times > 1:

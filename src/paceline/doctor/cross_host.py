@@ -140,7 +140,7 @@ def _overlap(ranks: Sequence[RankFacts]) -> bool:
 
 
 @dataclass(frozen=True)
-class Request:
+class AllocationRequest:
     """What Slurm was asked for; 0: it was left to Slurm."""
 
     job: str
@@ -152,14 +152,14 @@ class Request:
     gpus_per_node: int = 0
 
 
-def judge_request(request: Request, ranks: Sequence[RankFacts]) -> Iterator[Finding]:
+def judge_request(request: AllocationRequest, ranks: Sequence[RankFacts]) -> Iterator[Finding]:
     """Judge whether what Slurm was asked for is there."""
     yield _judge_tasks(request)
     yield from _judge_cpus(request, ranks)
     yield from _judge_gpus(request, ranks)
 
 
-def _judge_tasks(request: Request) -> Finding:
+def _judge_tasks(request: AllocationRequest) -> Finding:
     said = f"job {request.job}: {request.nodes} nodes, tasks {','.join(map(str, request.tasks_on)) or 'not said'}"
     if len(set(request.tasks_on)) > 1:
         return problem(
@@ -174,7 +174,7 @@ def _judge_tasks(request: Request) -> Finding:
     return fine("slurm tasks", said)
 
 
-def _judge_cpus(request: Request, ranks: Sequence[RankFacts]) -> Iterator[Finding]:
+def _judge_cpus(request: AllocationRequest, ranks: Sequence[RankFacts]) -> Iterator[Finding]:
     short = [one for one in ranks if len(one.cores) < request.cpus_per_task]
     if short:
         one = min(short, key=lambda rank: len(rank.cores))
@@ -187,7 +187,7 @@ def _judge_cpus(request: Request, ranks: Sequence[RankFacts]) -> Iterator[Findin
         yield fine("slurm cpus", f"{request.cpus_per_task} cores a task, as asked for")
 
 
-def _judge_gpus(request: Request, ranks: Sequence[RankFacts]) -> Iterator[Finding]:
+def _judge_gpus(request: AllocationRequest, ranks: Sequence[RankFacts]) -> Iterator[Finding]:
     asked = [one for one in ranks if one.gpus_seen >= 0]
     lost = [one for one in asked if one.gpus_seen < _given(request, one)]
     strange = [one for one in asked if one.gpus_seen and not _given(request, one)]
@@ -208,7 +208,7 @@ def _judge_gpus(request: Request, ranks: Sequence[RankFacts]) -> Iterator[Findin
         yield fine("slurm gpus", f"{request.gpus_per_node} on each node, as asked for")
 
 
-def _given(request: Request, one: RankFacts) -> int:
+def _given(request: AllocationRequest, one: RankFacts) -> int:
     """Return how many GPUs Slurm says that a rank has: of its own, where each task sees only those, else of its node."""
     own = len([word for word in one.visible.split(",") if word])
     node = one.gpus_given or request.gpus_per_node

@@ -20,7 +20,7 @@ from paceline.cluster import slurm
 from paceline.cluster.allocation import Allocation, step_environment
 from paceline.doctor.collector import Collector
 from paceline.doctor.cross_host import (
-    Request,
+    AllocationRequest,
     judge_affinity,
     judge_clocks,
     judge_coming,
@@ -51,7 +51,7 @@ class Looked:
 
 
 @dataclass(frozen=True)
-class Plan:
+class HostPlan:
     """How hosts are looked at."""
 
     ranks: int
@@ -63,7 +63,7 @@ class Plan:
     """Whether torch is left out."""
 
 
-def look_at_allocation(allocation: Allocation, plan: Plan, env: Mapping[str, str]) -> Looked:
+def look_at_allocation(allocation: Allocation, plan: HostPlan, env: Mapping[str, str]) -> Looked:
     """Start as many ranks on every node as a training would have, and put together what they say."""
     slurm.require("srun")
     nodes = len(allocation.nodes)
@@ -115,7 +115,7 @@ def _printed(output: IO[bytes]) -> list[tuple[str, str, str]]:
 
 
 def look_from(
-    node: int, hosts: Sequence[str], meet: tuple[str, int], plan: Plan, env: Mapping[str, str]
+    node: int, hosts: Sequence[str], meet: tuple[str, int], plan: HostPlan, env: Mapping[str, str]
 ) -> Looked | bool:
     """Look at this host, one of several; the first puts together what all say, the others return whether all was well."""
     nodes = len(hosts)
@@ -147,7 +147,7 @@ def look_from(
 
 
 def _judge(
-    came: Sequence[RankFacts], size: int, printed: Sequence[tuple[str, str, str]], request: Request | None
+    came: Sequence[RankFacts], size: int, printed: Sequence[tuple[str, str, str]], request: AllocationRequest | None
 ) -> list[Finding]:
     if not came:
         return [judge_coming(came, size, printed)]
@@ -181,13 +181,13 @@ def chosen_nodes(allocation: Allocation, wanted: Sequence[str]) -> Allocation:
     return replace(allocation, nodes=tuple(wanted)) if wanted else allocation
 
 
-def request_from(env: Mapping[str, str], allocation: Allocation) -> Request:
+def request_from(env: Mapping[str, str], allocation: Allocation) -> AllocationRequest:
     """Return what Slurm was asked for.
 
     >>> request_from({"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_CPUS_PER_TASK": "4"}, Allocation(("a", "b"), 2, here=False))
     Request(job='7', nodes=2, tasks=0, tasks_on=(2, 2), cpus_per_task=4, gpus_per_node=0)
     """
-    return Request(
+    return AllocationRequest(
         job=env.get("SLURM_JOB_ID", ""),
         nodes=len(allocation.nodes),
         tasks=_number(env.get("SLURM_NTASKS", "")),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.hang.stacks import MAIN, Place, Stack, kind_of
+from paceline.hang.stacks import MAIN, CodeLine, Stack, kind_of
 from paceline.rundir import make_private
 
 ABORTED = "Aborted"
@@ -82,6 +82,6 @@ def parsed_crash(text: str) -> Crash | None:
     )
 
 
-def _places(block: str) -> tuple[Place, ...]:
+def _places(block: str) -> tuple[CodeLine, ...]:
     frames = _FRAME.findall(block)
-    return tuple(Place(file, int(line), function, kind_of(file)) for file, line, function in reversed(frames))
+    return tuple(CodeLine(file, int(line), function, kind_of(file)) for file, line, function in reversed(frames))

@@ -15,7 +15,7 @@ from paceline.hang.crash import read_crash
 from paceline.hang.flight_recorder import Collective, last_collectives
 from paceline.hang.links import Links, own_links
 from paceline.hang.process import GONE, Process, again, children, process
-from paceline.hang.stacks import Place, Stack, own_stacks, telling_place
+from paceline.hang.stacks import CodeLine, Stack, own_stacks, telling_place
 from paceline.rundir import RunDir, make_private, write_whole
 from paceline.telemetry.pulse import Pulse
 from paceline.world.world import World
@@ -24,7 +24,7 @@ State = Literal["running", "moving", "stuck", "failed", "left"]
 
 
 @dataclass(frozen=True)
-class Wrong:
+class WrongResult:
     """The exception with which a rank ended."""
 
     what: str
@@ -53,19 +53,19 @@ class RankReport:
     children: tuple[Process, ...] = ()
     stacks: tuple[Stack, ...] = ()
     collectives: tuple[Collective, ...] = ()
-    wrong: Wrong | None = None
+    wrong: WrongResult | None = None
     links: Links = field(default_factory=Links)
     """With other hosts."""
     crash: str = ""
     """How native code ended it; the stacks are then those of its end."""
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> CodeLine | None:
         """Where it is."""
         return telling_place(self.stacks)
 
 
-def record_of(world: World, pulse: Pulse, state: State, wrong: Wrong | None = None) -> RankReport:
+def record_of(world: World, pulse: Pulse, state: State, wrong: WrongResult | None = None) -> RankReport:
     """Return this rank as it is now; what takes time to find is left out where nothing is wrong."""
     pid, told = os.getpid(), state in {"stuck", "failed"}
     return RankReport(
@@ -78,7 +78,7 @@ def record_of(world: World, pulse: Pulse, state: State, wrong: Wrong | None = No
     )  # fmt: skip
 
 
-def _collectives(wrong: Wrong | None) -> tuple[Collective, ...]:
+def _collectives(wrong: WrongResult | None) -> tuple[Collective, ...]:
     """Return the last ones; torch counts one that failed as done, and it is not."""
     found = last_collectives()
     if found and wrong and (wrong.lost_peer or "gloo" in wrong.text):
@@ -133,14 +133,14 @@ def parsed(facts: Mapping[str, Any]) -> RankReport:
         "children": tuple(Process(**child) for child in facts["children"]),
         "stacks": tuple(_stack(stack) for stack in facts["stacks"]),
         "collectives": tuple(_collective(entry) for entry in facts["collectives"]),
-        "wrong": Wrong(**wrong) if wrong else None,
+        "wrong": WrongResult(**wrong) if wrong else None,
         "links": Links(**{name: tuple(found) for name, found in facts.get("links", {}).items()}),
     }
     return RankReport(**{**facts, **own})
 
 
 def _stack(facts: Mapping[str, Any]) -> Stack:
-    return Stack(str(facts["thread"]), tuple(Place(**place) for place in facts["places"]))
+    return Stack(str(facts["thread"]), tuple(CodeLine(**place) for place in facts["places"]))
 
 
 def _collective(facts: Mapping[str, Any]) -> Collective:

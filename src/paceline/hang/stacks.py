@@ -16,7 +16,7 @@ MAIN = "MainThread"
 
 
 @dataclass(frozen=True)
-class Place:
+class CodeLine:
     """A line that is being run."""
 
     file: str
@@ -34,7 +34,7 @@ class Stack:
     """A thread, and where it is, the innermost place last."""
 
     thread: str
-    places: tuple[Place, ...]
+    places: tuple[CodeLine, ...]
 
 
 def own_stacks() -> list[Stack]:
@@ -49,11 +49,11 @@ def own_stacks() -> list[Stack]:
     ]
 
 
-def _places(frame: FrameType | None) -> tuple[Place, ...]:
-    found: list[Place] = []
+def _places(frame: FrameType | None) -> tuple[CodeLine, ...]:
+    found: list[CodeLine] = []
     while frame is not None and len(found) < _MOST_FRAMES:
         code = frame.f_code
-        found.append(Place(code.co_filename, frame.f_lineno or 0, code.co_name, kind_of(code.co_filename)))
+        found.append(CodeLine(code.co_filename, frame.f_lineno or 0, code.co_name, kind_of(code.co_filename)))
         frame = frame.f_back
     return tuple(reversed(found))
 
@@ -77,7 +77,7 @@ def kind_of(file: str) -> str:
 _DONE_BY = {"checkpoint/save.py": "paceline-save", "data/reading/prefetch.py": "read-ahead"}
 
 
-def telling_place(stacks: Sequence[Stack]) -> Place | None:
+def telling_place(stacks: Sequence[Stack]) -> CodeLine | None:
     """Return the place that tells most of where a process is: the innermost that is no library's.
 
     Where the main thread only waits for another one of ours, it is that one's.
@@ -90,6 +90,6 @@ def telling_place(stacks: Sequence[Stack]) -> Place | None:
     return main
 
 
-def _innermost(stack: Stack | None) -> Place | None:
+def _innermost(stack: Stack | None) -> CodeLine | None:
     places = stack.places if stack else ()
     return next((place for place in reversed(places) if place.kind != "library"), places[-1] if places else None)

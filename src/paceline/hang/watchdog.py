@@ -15,7 +15,7 @@ from typing import Self
 from paceline import handover
 from paceline.hang.crash import telling_of_crashes
 from paceline.hang.judge import judge, moves, still_moving
-from paceline.hang.rank_report import RankReport, State, Wrong, read, read_all, record_of, write
+from paceline.hang.rank_report import RankReport, State, WrongResult, read, read_all, record_of, write
 from paceline.hang.verdict import HangVerdict, keep, kept
 from paceline.rundir import RunDir, make_private
 from paceline.telemetry.pulse import REST_S, Pulse
@@ -28,7 +28,7 @@ _BUSY_S = 5.0  # the same for one of this host whose process is seen to run: a b
 _CALL_AGAIN_S = 2.0
 _HELD_S = 2.0  # so late a look means that this very process was held, or starved: that is no one's hang
 
-Explain = Callable[[BaseException], Wrong | None]
+Explain = Callable[[BaseException], WrongResult | None]
 Say = Callable[[str], None]
 
 
@@ -155,7 +155,7 @@ class Watchdog:
         except OSError:
             return 0.0
 
-    def _write(self, state: State, wrong: Wrong | None = None) -> None:
+    def _write(self, state: State, wrong: WrongResult | None = None) -> None:
         """Write this rank's record."""
         self._last = record_of(self._world, self._pulse, state, wrong)
         self._put(self._last)

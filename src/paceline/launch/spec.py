@@ -14,7 +14,7 @@ from paceline.errors import ConfigError, did_you_mean
 
 
 @dataclass(frozen=True)
-class Target:
+class Program:
     """A script, or a module of this package; `words` is how Python is told to run it."""
 
     name: str
@@ -25,7 +25,7 @@ class Target:
 class LaunchSpec:
     """N ranks of one program on this machine, which may be one of several."""
 
-    target: Target
+    target: Program
     ranks: int
     arguments: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -78,11 +78,11 @@ class LaunchSpec:
         return range(self.node * self.ranks, (self.node + 1) * self.ranks)
 
 
-def script(path: str) -> Target:
+def script(path: str) -> Program:
     """Return the target for a script, or say that it is not there."""
     file = Path(path)
     if file.is_file():
-        return Target(file.name, ("path", str(file)))
+        return Program(file.name, ("path", str(file)))
     beside = [str(found) for found in file.parent.glob("*.py")] if file.parent.is_dir() else []
     fix = (
         did_you_mean(path, beside) if beside else "check the path; a built-in recipe starts with `paceline train NAME`"
@@ -90,6 +90,6 @@ def script(path: str) -> Target:
     raise ConfigError(f"there is no script {path}", fix=fix)
 
 
-def module(name: str, dotted: str) -> Target:
+def module(name: str, dotted: str) -> Program:
     """Return the target for a module."""
-    return Target(name, ("module", dotted))
+    return Program(name, ("module", dotted))

@@ -21,8 +21,8 @@ from torch._C._distributed_c10d import HashStore
 from paceline.config import BatchConfig, RunConfig, TimeoutConfig
 from paceline.errors import EnvironmentUnfit
 from paceline.measure.bench_operations import MOST_RANKS, Operation, Run, Saw, make_operation
-from paceline.measure.bench_plan import ELEMENT_BYTES, Plan
-from paceline.measure.bench_results import Found, Measured, Mistake
+from paceline.measure.bench_plan import ELEMENT_BYTES, BenchPlan
+from paceline.measure.bench_results import Measured, Measurement, Mistake
 from paceline.rundir import write_whole
 from paceline.world.collectives import rows_of_all, sum_across, wire_device
 from paceline.world.device import choose_backend
@@ -44,7 +44,7 @@ _MEETS_WITHIN_S = 600.0
 _ANSWERS_WITHIN_S = 300.0
 
 
-def measure(plan: Plan) -> Found:
+def measure(plan: BenchPlan) -> Measurement:
     """Join the world that is there, measure, and return what all ranks found; only rank 0 writes it."""
     config = RunConfig(
         name="bench",
@@ -82,7 +82,7 @@ class Case:
     turn: int = 0
 
 
-class Room:
+class Buffers:
     """The memory of a batch, the same for all cases."""
 
     def __init__(self, largest: int, device: torch.device) -> None:
@@ -106,7 +106,7 @@ class Room:
 class Bench:
     """Measures all operations at all sizes in rounds, so that a busy moment falls on all alike."""
 
-    def __init__(self, plan: Plan, world: World) -> None:
+    def __init__(self, plan: BenchPlan, world: World) -> None:
         if world.size > MOST_RANKS:
             raise EnvironmentUnfit(
                 f"of {world.size:,} ranks no sum could be checked", fix=f"measure at most {MOST_RANKS:,} of them"
@@ -116,14 +116,14 @@ class Bench:
         self._checked, self._mistakes = 0, list[Mistake]()
         largest = max(plan.sizes_bytes) // ELEMENT_BYTES + world.size
         try:
-            self._saw, self._room = Saw(largest, world.size, self._device), Room(largest, self._device)
+            self._saw, self._room = Saw(largest, world.size, self._device), Buffers(largest, self._device)
         except (RuntimeError, MemoryError) as error:
             raise EnvironmentUnfit(
                 f"no memory for messages of {max(plan.sizes_bytes):,} bytes on rank {world.rank}",
                 fix="give smaller --sizes: each rank needs five times the largest",
             ) from error
 
-    def run(self) -> Found:
+    def run(self) -> Measurement:
         """Measure until the time is over, three rounds at least."""
         names = [name for name in self._plan.operations if name != "pair" or self._world.size > 1]
         cases = [self._prepared(name, size) for name in names for size in self._plan.sizes_bytes]
@@ -221,7 +221,7 @@ class Bench:
         """Return the numbers of all ranks, a row each."""
         return rows_of_all(self._world, torch.tensor(values, dtype=torch.float64, device=self._wire)).cpu()
 
-    def _found(self, cases: list[Case]) -> Found:
+    def _found(self, cases: list[Case]) -> Measurement:
         """Put together what all ranks know: the time of a batch is that of its slowest rank."""
         slowest = [self._of_all(case.seconds).max(0).values.tolist() for case in cases]
         measured = [
@@ -230,7 +230,7 @@ class Bench:
         ]
         checked, wrong = self._of_all([float(self._checked), float(len(self._mistakes))]).sum(0).tolist()
         gpu = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else ""
-        return Found(
+        return Measurement(
             self._world.size,
             self._world.nodes,
             self._device.type,
@@ -259,7 +259,7 @@ class Bench:
 
 def main() -> None:
     """Measure as one of the ranks that `paceline bench` has started."""
-    measure(Plan.from_json(sys.argv[1]))
+    measure(BenchPlan.from_json(sys.argv[1]))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ OPERATIONS = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """All that the ranks are told."""
 
     operations: tuple[str, ...]
@@ -53,7 +53,7 @@ class Plan:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
+    def from_json(cls, text: str) -> BenchPlan:
         """Return the plan that was handed over."""
         found = json.loads(text)
         return cls(**found | {name: tuple(found[name]) for name in ("operations", "sizes_bytes")})

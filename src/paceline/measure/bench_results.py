@@ -42,7 +42,7 @@ class Mistake:
 
 
 @dataclass(frozen=True)
-class Found:
+class Measurement:
     """All that the ranks of a world found out."""
 
     ranks: int
@@ -63,7 +63,7 @@ class Found:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Found:
+    def from_json(cls, text: str) -> Measurement:
         """Return what rank 0 wrote down."""
         found = json.loads(text)
         found["measured"] = [Measured(**each) for each in found["measured"]]
@@ -87,7 +87,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Figures:
+class BenchResults:
     """The figures of one operation."""
 
     operation: str
@@ -96,17 +96,17 @@ class Figures:
     fit: Fit | None
 
 
-def figures_of(found: Found) -> list[Figures]:
+def figures_of(found: Measurement) -> list[BenchResults]:
     """Return the figures of every operation, in the order in which they were measured."""
     names = dict.fromkeys(each.operation for each in found.measured)
     return [_figures(name, found.ranks, [each for each in found.measured if each.operation == name]) for name in names]
 
 
-def _figures(name: str, ranks: int, measured: Sequence[Measured]) -> Figures:
+def _figures(name: str, ranks: int, measured: Sequence[Measured]) -> BenchResults:
     factor = BUS_FACTORS[name](ranks)
     rows = {each.size_bytes: _row(each, factor) for each in measured}  # two sizes may have become one
     fit = fit_line([row.size_bytes for row in rows.values()], [row.seconds for row in rows.values()])
-    return Figures(name, factor, list(rows.values()), fit)
+    return BenchResults(name, factor, list(rows.values()), fit)
 
 
 def _row(each: Measured, factor: float) -> Row:
@@ -124,7 +124,7 @@ def _row(each: Measured, factor: float) -> Row:
     )
 
 
-def as_dict(found: Found, figures: Sequence[Figures], svg: str) -> dict[str, Any]:
+def as_dict(found: Measurement, figures: Sequence[BenchResults], svg: str) -> dict[str, Any]:
     """Return everything as plain values; docs/bench.md says what each is."""
     facts = ("ranks", "nodes", "device", "gpu", "backend", "torch", "checked", "wrong")
     return {
@@ -136,7 +136,7 @@ def as_dict(found: Found, figures: Sequence[Figures], svg: str) -> dict[str, Any
     }
 
 
-def _operation_as_dict(figures: Figures) -> dict[str, Any]:
+def _operation_as_dict(figures: BenchResults) -> dict[str, Any]:
     rows = [asdict(row) for row in figures.rows]
     head = {"operation": figures.operation, "bus_factor": figures.bus_factor, "sizes": rows, "fit": None}
     if figures.fit:
@@ -150,7 +150,7 @@ def _plain(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def describe(found: Found, figures: Sequence[Figures]) -> str:
+def describe(found: Measurement, figures: Sequence[BenchResults]) -> str:
     """Return the figures as a table, with a bar for each bus bandwidth."""
     where = f"{found.ranks} rank{'s' if found.ranks > 1 else ''} on {found.nodes} node{'s' if found.nodes > 1 else ''}"
     lines = [f"{where}, {found.gpu or found.device}, {found.backend}, torch {found.torch}", ""]
@@ -201,7 +201,7 @@ def bar(value: float, most: float) -> str:
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
-def _describe_fit(figures: Figures) -> str:
+def _describe_fit(figures: BenchResults) -> str:
     fit = figures.fit
     if fit is None:
         return "no fit: it takes two sizes"
@@ -211,7 +211,7 @@ def _describe_fit(figures: Figures) -> str:
     return f"fit: {_microseconds(fit.latency_s)} + size / {rate}{bus}; {away}"
 
 
-def _describe_check(found: Found) -> str:
+def _describe_check(found: Measurement) -> str:
     if not found.wrong:
         return f"all {found.checked:,} results were right"
     lines = [f"WRONG: {found.wrong:,} of {found.checked:,} results"]

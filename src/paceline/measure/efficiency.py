@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from paceline.measure.recorded_step_times import Pace
+from paceline.measure.recorded_step_times import StepPace
 
 GOOD = 0.75
 """The efficiency that computing centres ask for."""
@@ -91,7 +91,7 @@ class Trial:
     ranks: int
     lanes: int
     shares: str
-    paces: list[Pace]
+    paces: list[StepPace]
 
     @property
     def rates(self) -> list[float]:

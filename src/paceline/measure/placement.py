@@ -11,7 +11,7 @@ from paceline.cluster.allocation import Allocation, launch_on
 from paceline.errors import ConfigError
 from paceline.launch.failure import Failure
 from paceline.launch.signals import StopSignals
-from paceline.launch.spec import LaunchSpec, Target
+from paceline.launch.spec import LaunchSpec, Program
 from paceline.launch.supervisor import launch
 
 
@@ -28,7 +28,7 @@ def only_looked_at(home: Path) -> dict[str, object]:
 
 
 def run_ranks(
-    target: Target, ranks: int, words: tuple[str, ...], settings: Mapping[str, object], allocation: Allocation | None
+    target: Program, ranks: int, words: tuple[str, ...], settings: Mapping[str, object], allocation: Allocation | None
 ) -> Failure | None:
     """Run so many ranks to their end; return why they ended, if not because they were done."""
     if allocation is None or allocation.here:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.launch.failure import RunFailed
-from paceline.launch.spec import LaunchSpec, Target
+from paceline.launch.spec import LaunchSpec, Program
 from paceline.launch.supervisor import launch
 from paceline.measure.placement import only_looked_at
 from paceline.measure.profile_shares import beat_of, shares_of
@@ -23,7 +23,7 @@ TRACE_FILE = "trace.json.gz"
 
 
 def profile(
-    target: Target, ranks: int, window: tuple[int, int], arguments: Sequence[str]
+    target: Program, ranks: int, window: tuple[int, int], arguments: Sequence[str]
 ) -> tuple[ProfileVerdict, Path]:
     """Run a target for a window of (steps before, steps measured); return the verdict and the folder that holds it.
 

@@ -33,7 +33,7 @@ class Moment(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pace:
+class StepPace:
     """How one run went."""
 
     seconds: float
@@ -51,7 +51,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Ran:
+class RecordedRun:
     """One run, as its ranks wrote it down."""
 
     facts: dict[str, Any]
@@ -69,7 +69,7 @@ class Ran:
         return [step for step in self.steps[warmup:] if step[0].samples == self.most_samples]
 
 
-def read_run(folder: Path, ranks: int, name: str) -> Ran:
+def read_run(folder: Path, ranks: int, name: str) -> RecordedRun:
     """Return what all ranks of a run have written down."""
     found = []
     for rank in range(ranks):
@@ -82,15 +82,15 @@ def read_run(folder: Path, ranks: int, name: str) -> Ran:
         found.append(json.loads(file.read_text(encoding="utf-8")))
     moments = [[Moment(*step) for step in each["steps"]] for each in found]
     facts = {key: value for key, value in found[0].items() if key != "steps"}
-    return Ran(facts, tuple(each["device"] for each in found), list(zip(*moments, strict=True)))
+    return RecordedRun(facts, tuple(each["device"] for each in found), list(zip(*moments, strict=True)))
 
 
-def pace_of(ran: Ran, warmup: int) -> Pace:
+def pace_of(ran: RecordedRun, warmup: int) -> StepPace:
     """Return the medians and shares of all whole steps after the warm-up."""
     whole = ran.whole(warmup)
     total_s = sum(moment.seconds for step in whole for moment in step)
     waits, one_clock = ran.facts["sees_waits"], ran.facts["nodes"] == 1
-    return Pace(
+    return StepPace(
         statistics.median(max(moment.seconds for moment in step) for step in whole),
         ran.most_samples,
         sum(moment.got_s - moment.asked_s for step in whole for moment in step) / total_s,

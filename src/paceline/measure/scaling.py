@@ -14,10 +14,10 @@ from typing import Any, TextIO
 from paceline.cluster.allocation import Allocation
 from paceline.errors import ConfigError
 from paceline.launch.failure import RunFailed
-from paceline.launch.spec import Target
+from paceline.launch.spec import Program
 from paceline.measure.efficiency import Scaling, Trial, sizes_of
 from paceline.measure.placement import only_looked_at, run_ranks
-from paceline.measure.recorded_step_times import Pace, Ran, pace_of, read_run
+from paceline.measure.recorded_step_times import RecordedRun, StepPace, pace_of, read_run
 from paceline.redact import without_logins
 from paceline.version import VERSION
 
@@ -29,7 +29,7 @@ _OF_THE_CONFIG = ("exact", "parallel", "precision", "compile", "capture", "threa
 class Study:
     """What to run, and how often."""
 
-    target: Target
+    target: Program
     words: tuple[str, ...]
     worlds: tuple[int, ...]
     """Smallest first."""
@@ -65,8 +65,8 @@ class _Runs:
 
     def __init__(self, study: Study, folder: Path) -> None:
         self._study, self._folder = study, folder
-        self._paces: dict[int, list[Pace]] = {world: [] for world in study.worlds}
-        self._last: dict[int, Ran] = {}
+        self._paces: dict[int, list[StepPace]] = {world: [] for world in study.worlds}
+        self._last: dict[int, RecordedRun] = {}
         self._config: dict[str, Any] = {}
         self._batch: Batch | None = None
 
@@ -125,7 +125,7 @@ class _Runs:
             )
         return Batch(self._batch.global_size * world // first, self._batch.lanes * world // first)
 
-    def _check(self, world: int, ran: Ran) -> None:
+    def _check(self, world: int, ran: RecordedRun) -> None:
         wanted = self._of_world(world).global_size
         if ran.most_samples < wanted:
             raise ConfigError(
@@ -178,7 +178,7 @@ class _Runs:
             self._study.progress.write(f"{text}\n")
 
 
-def _shared_by(ran: Ran, config: Mapping[str, Any]) -> str:
+def _shared_by(ran: RecordedRun, config: Mapping[str, Any]) -> str:
     """Return what ranks of one node had to share: cores, or GPUs."""
     each = len(ran.devices) // ran.facts["nodes"]
     if ran.facts["gpu"]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.config import RunConfig
-from paceline.data.pack.text_tasks import Piece, tasks_of
+from paceline.data.pack.text_tasks import TextPart, tasks_of
 from paceline.data.pack.tokens import letters_of, numbers_of
 from paceline.data.reading.open_dataset import open_dataset
 from paceline.data.reading.sample_rng import SampleRng
@@ -51,7 +51,7 @@ def _files(path: str) -> list[Path]:
     return [file for file in sorted(root.glob("**/*" if path else "*.py")) if file.is_file()]
 
 
-def _tasks(path: str) -> list[list[Piece]]:
+def _tasks(path: str) -> list[list[TextPart]]:
     tasks = tasks_of(_files(path))
     if not any(piece.end > piece.begin for task in tasks for piece in task):
         raise DataError(f"there is no text in {_root(path)}", fix=_NAME_TEXT)
@@ -99,7 +99,7 @@ def numbers_in(path: str, vocabulary: Vocabulary) -> bytes | Array:
     if isinstance(vocabulary, Bytes):
         return read_text(path)
     dtype = numpy.uint8 if vocabulary.size <= 256 else numpy.int32  # torch selects no rows of other unsigned numbers
-    pieces: Sequence[Piece] = list(itertools.chain(*_tasks(path)))
+    pieces: Sequence[TextPart] = list(itertools.chain(*_tasks(path)))
     return numpy.concatenate([numbers_of(piece, vocabulary, vocabulary.end).astype(dtype) for piece in pieces])
 
 

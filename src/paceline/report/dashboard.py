@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from paceline.report.jobs import GONE, UNKNOWN, Job
+from paceline.report.jobs import GONE, UNKNOWN, RunJob
 from paceline.report.sanitize import fit
 from paceline.report.state import RunState
 from paceline.report.text_plot import curve, is_steep, thinned
@@ -76,12 +76,12 @@ def _state(state: RunState) -> str:
     return f"{said}{reason}{restarts}"
 
 
-def job_line(job: Job) -> str:
+def job_line(job: RunJob) -> str:
     """Return what is to be said of a job.
 
-    >>> job_line(Job("17", "PENDING", "", "Resources", "0:00", "2:00:00", 2, starts="2030-01-01T10:00:00"))
+    >>> job_line(RunJob("17", "PENDING", "", "Resources", "0:00", "2:00:00", 2, starts="2030-01-01T10:00:00"))
     '17  PENDING: Resources; expected to start 2030-01-01T10:00:00; asks for 2 nodes, 2:00:00'
-    >>> job_line(Job("18", "RUNNING", "", "", "0:12", "1:59:48", 1, "n1", requeues=2))
+    >>> job_line(RunJob("18", "RUNNING", "", "", "0:12", "1:59:48", 1, "n1", requeues=2))
     '18  RUNNING on n1; 0:12 used, 1:59:48 left; requeued 2 times'
     """
     if job.state in {GONE, UNKNOWN}:

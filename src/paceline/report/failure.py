@@ -18,7 +18,7 @@ from paceline.hang.stacks import MAIN
 from paceline.hang.verdict import HangVerdict, kept
 from paceline.launch.failure import Failure
 from paceline.report.failure_page import Page
-from paceline.report.find_run import Target
+from paceline.report.find_run import NamedRun
 from paceline.report.jobs import jobs_of
 from paceline.report.srun_errors import first_end
 from paceline.report.state import is_held
@@ -58,7 +58,7 @@ def _of_rank(records: Sequence[RankReport], rank: int) -> RankReport | None:
     return next((record for record in records if record.rank == rank), None)
 
 
-def page_of(target: Target) -> Page | None:
+def page_of(target: NamedRun) -> Page | None:
     """Return the page of a run that failed and that nobody goes on with; nothing if it did not, or is not known to have."""
     folder = target.folder
     events = _events(folder)
@@ -145,7 +145,7 @@ def _events(folder: RunDir) -> list[dict[str, Any]]:
         return []
 
 
-def _slurm(target: Target) -> str:
+def _slurm(target: NamedRun) -> str:
     """Return how the last job ended, in Slurm's words."""
     with contextlib.suppress(EnvironmentUnfit):
         jobs = [job for job in jobs_of(target.jobs[-1:]) if not job.live]
@@ -161,7 +161,7 @@ def leave(page: Page) -> None:
         write_whole(folder.failure, page.text().encode(errors="replace"))
 
 
-def left_page(target: Target) -> Page | None:
+def left_page(target: NamedRun) -> Page | None:
     """Return how a run failed, if it did, and leave the page in its folder if nobody has."""
     page = page_of(target)
     if page is not None and not page.written:

@@ -17,7 +17,7 @@ _NAMED = 10  # runs and jobs, at most, in the fix of an error
 
 
 @dataclass(frozen=True)
-class Target:
+class NamedRun:
     """A run, and the jobs that were submitted for it, the oldest first."""
 
     folder: RunDir
@@ -29,21 +29,21 @@ class Target:
         return self.folder.root.name
 
 
-def find_run(word: str, runs: Path) -> Target:
+def find_run(word: str, runs: Path) -> NamedRun:
     """Return the run that is meant; one that is not there is an error which names those that are."""
     sent = submissions(cluster_name())
     if folder := _of_job(word, sent) or _of_path(word, runs) or _of_name(word, sent):
-        return Target(RunDir(folder), tuple(job for job in sent if _same(Path(job.run), folder)))
+        return NamedRun(RunDir(folder), tuple(job for job in sent if _same(Path(job.run), folder)))
     raise _not_known(word, runs, sent)
 
 
-def by_run(sent: Iterable[Submission]) -> list[Target]:
+def by_run(sent: Iterable[Submission]) -> list[NamedRun]:
     """Return each run for which jobs were submitted, the one that was submitted last at the end."""
     found: dict[str, list[Submission]] = {}
     for job in sent:
         earlier = found.pop(job.run, [])
         found[job.run] = [*earlier, job]
-    return [Target(RunDir(Path(run)), tuple(jobs)) for run, jobs in found.items()]
+    return [NamedRun(RunDir(Path(run)), tuple(jobs)) for run, jobs in found.items()]
 
 
 def _of_job(word: str, sent: Sequence[Submission]) -> Path | None:

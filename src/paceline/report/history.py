@@ -26,7 +26,7 @@ _CHUNK_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
-class Figures:
+class Metrics:
     """How far and how well it went."""
 
     step: int
@@ -108,7 +108,7 @@ class History:
         self._saves = [event for event in self._saves if _at_most(event, step)]
 
     @property
-    def latest(self) -> Figures | None:
+    def latest(self) -> Metrics | None:
         """The newest figures of a step or an epoch."""
         step = next(filter(None, (_figures(parsed(line)) for line in reversed(self._steps))), None)
         epoch = _figures(self._epochs[-1]) if self._epochs else None
@@ -170,7 +170,7 @@ def _at_most(event: dict[str, Any] | None, step: int) -> bool:
     return event is not None and event.get("step", 0) <= step
 
 
-def _figures(event: dict[str, Any] | None) -> Figures | None:
+def _figures(event: dict[str, Any] | None) -> Metrics | None:
     if event is None:
         return None
-    return Figures(int(event["step"]), float(event["loss"]), float(event["samples_per_s"]))
+    return Metrics(int(event["step"]), float(event["loss"]), float(event["samples_per_s"]))

@@ -19,7 +19,7 @@ UNKNOWN = "UNKNOWN"
 
 
 @dataclass(frozen=True)
-class Job:
+class RunJob:
     """A job of a run, as Slurm sees it now."""
 
     job: str
@@ -51,26 +51,26 @@ class Job:
         return self.live and not self.waits and self.state != UNKNOWN
 
 
-def jobs_of(submissions: Sequence[Submission]) -> list[Job]:
+def jobs_of(submissions: Sequence[Submission]) -> list[RunJob]:
     """Ask Slurm about the jobs of a run."""
     ids = [submission.job for submission in submissions]
     return joined(submissions, queued(*ids), forecasts(ids)) if ids else []
 
 
-def all_jobs(submissions: Sequence[Submission]) -> list[Job]:
+def all_jobs(submissions: Sequence[Submission]) -> list[RunJob]:
     """Ask Slurm about all jobs of this user at once."""
     shown = queued()
     return joined(submissions, shown, forecasts([job.job for job in shown]))
 
 
-def unanswered(submissions: Sequence[Submission]) -> list[Job]:
+def unanswered(submissions: Sequence[Submission]) -> list[RunJob]:
     """Return the jobs of a run of which nothing can be known."""
-    return [Job(submission.job, UNKNOWN, submission.log) for submission in submissions]
+    return [RunJob(submission.job, UNKNOWN, submission.log) for submission in submissions]
 
 
 def joined(
     submissions: Sequence[Submission], shown: Sequence[QueuedJob], ahead: Mapping[str, tuple[str, int]]
-) -> list[Job]:
+) -> list[RunJob]:
     """Return each submitted job with what squeue shows of it.
 
     >>> sent = [Submission(job, "/r", "t.py", 1, 1, "1:00", "/r/log", 0.0) for job in ("17", "18")]
@@ -81,7 +81,7 @@ def joined(
     by_id = {base_id(job.job): job for job in shown}
     found = []
     for submission in submissions:
-        job = Job(submission.job, GONE, submission.log)
+        job = RunJob(submission.job, GONE, submission.log)
         if seen := by_id.get(base_id(submission.job)):
             reason = "" if seen.reason == "None" else seen.reason
             starts, requeues = ahead.get(base_id(seen.job), ("", 0))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.report.jobs import GONE, Job
+from paceline.report.jobs import GONE, RunJob
 from paceline.report.sanitize import harmless
 from paceline.report.state import RunState
 from paceline.units import human_loss
@@ -38,7 +38,7 @@ def _row(state: RunState) -> tuple[str, ...]:
     return (state.name, ids, stands(state), step, loss, first.used or "-", first.left or "-", starts, log)
 
 
-def _first(state: RunState) -> Job:
+def _first(state: RunState) -> RunJob:
     """Return the job that matters: the one that runs, else the first that waits, else the last."""
     live = state.live_jobs
     return next((job for job in live if job.runs), live[0] if live else state.jobs[-1])

@@ -15,9 +15,9 @@ from typing import Any, Literal
 from paceline.errors import EnvironmentUnfit
 from paceline.events import RunEnded, RunFailed
 from paceline.hang.verdict import HangVerdict, kept
-from paceline.report.find_run import Target
+from paceline.report.find_run import NamedRun
 from paceline.report.history import History
-from paceline.report.jobs import Job, jobs_of, unanswered
+from paceline.report.jobs import RunJob, jobs_of, unanswered
 from paceline.report.sanitize import tail
 from paceline.telemetry.heartbeat import Beat
 from paceline.telemetry.stragglers import Straggler, find_straggler, read_beats
@@ -52,7 +52,7 @@ class RunState:
     phase: Phase
     reason: str
     """Why it stopped or failed."""
-    jobs: tuple[Job, ...]
+    jobs: tuple[RunJob, ...]
     queue_problem: str
     """Why Slurm does not tell."""
     world_size: int
@@ -81,7 +81,7 @@ class RunState:
     """Seconds since the last sign of life."""
 
     @property
-    def live_jobs(self) -> list[Job]:
+    def live_jobs(self) -> list[RunJob]:
         """The jobs that wait or run."""
         return [job for job in self.jobs if job.live]
 
@@ -101,12 +101,12 @@ class RunState:
 class Lookout:
     """Looks at a run again and again, cheaply: of the events only what is new, at the queue only now and then."""
 
-    def __init__(self, target: Target, queue_every_s: float = 10.0) -> None:
+    def __init__(self, target: NamedRun, queue_every_s: float = 10.0) -> None:
         self._target = target
         self._history = History(target.folder.events)
         self._queue_every_s = queue_every_s
         self._asked_s = -math.inf
-        self._jobs: tuple[Job, ...] = ()
+        self._jobs: tuple[RunJob, ...] = ()
         self._queue_problem = ""
 
     def look(self) -> RunState:
@@ -128,7 +128,7 @@ class Lookout:
             self._jobs, self._queue_problem = tuple(unanswered(self._target.jobs)), error.problem
 
 
-def state_of(target: Target, history: History, jobs: Sequence[Job], queue_problem: str = "") -> RunState:
+def state_of(target: NamedRun, history: History, jobs: Sequence[RunJob], queue_problem: str = "") -> RunState:
     """Put together what the files and the queue say."""
     now, started, latest = time.time(), history.started or {}, history.latest
     started_s = float(started.get("time_s", 0.0))
@@ -155,7 +155,7 @@ def state_of(target: Target, history: History, jobs: Sequence[Job], queue_proble
     )  # fmt: skip
 
 
-def phase_of(history: History, jobs: Sequence[Job], *, alive: bool, now_s: float) -> Phase:
+def phase_of(history: History, jobs: Sequence[RunJob], *, alive: bool, now_s: float) -> Phase:
     """Return where a run stands."""
     kind = (history.ending or {}).get("event", "")
     if kind == RunEnded.__name__ and not any(job.waits for job in jobs):
@@ -171,7 +171,7 @@ def phase_of(history: History, jobs: Sequence[Job], *, alive: bool, now_s: float
     return "lost" if history.started else "not started"
 
 
-def _started_in(job: Job, history: History, now_s: float) -> bool:
+def _started_in(job: RunJob, history: History, now_s: float) -> bool:
     """Return whether the last start is of the job that runs now, not of one that was killed before."""
     used_s = time_left(job.used)  # in the words in which Slurm says any time
     started_s = float((history.started or {}).get("time_s", 0.0))
@@ -212,7 +212,7 @@ def _checkpoint(history: History, now_s: float) -> Checkpoint | None:
     return Checkpoint(saved["step"], max(0.0, now_s - saved["time_s"]), saved["size_bytes"], saved["path"])
 
 
-def _log_of(target: Target, jobs: Sequence[Job]) -> str:
+def _log_of(target: NamedRun, jobs: Sequence[RunJob]) -> str:
     """Return the log of the job that runs, else of the newest that has written any."""
     running = [job.log for job in jobs if job.runs]
     choices = [*running, *(submission.log for submission in reversed(target.jobs))]

@@ -22,7 +22,7 @@ Seconds = float | None
 
 
 @dataclass(frozen=True)
-class Look:
+class RankSample:
     """What the ranks said when they were looked at."""
 
     step: int
@@ -49,9 +49,9 @@ class RankTimes:
             if self._lines < 0:
                 make_private(self._path.parent)
                 self._lines = len(read_looks(self._path))
-            self._append(Look(step, tuple(told.get(rank) for rank in range(self._size))))
+            self._append(RankSample(step, tuple(told.get(rank) for rank in range(self._size))))
 
-    def _append(self, look: Look) -> None:
+    def _append(self, look: RankSample) -> None:
         if self._lines >= self._room:
             looks = evened(read_looks(self._path), self._room // 2)
             write_whole(self._path, b"".join(map(_line, looks)), durable=False)
@@ -64,16 +64,16 @@ class RankTimes:
         self._lines += 1
 
 
-def _line(look: Look) -> bytes:
+def _line(look: RankSample) -> bytes:
     return json.dumps({"step": look.step, "own_s": look.own_s}, separators=(",", ":")).encode() + b"\n"
 
 
-def read_looks(path: Path) -> list[Look]:
+def read_looks(path: Path) -> list[RankSample]:
     """Return the looks of the surviving line of history: those after a step that was gone back to are left out.
 
     What cannot be read is passed over.
     """
-    found: list[Look] = []
+    found: list[RankSample] = []
     try:
         with path.open("rb") as file:
             lines = file.read(_LARGEST_BYTES).splitlines()
@@ -88,27 +88,27 @@ def read_looks(path: Path) -> list[Look]:
     return found
 
 
-def _parsed(found: Any) -> Look:
+def _parsed(found: Any) -> RankSample:
     values = [None if value is None else float(value) for value in found["own_s"]]
     if not values or any(value is not None and not 0 <= value < math.inf for value in values):
         raise ValueError
-    return Look(int(found["step"]), tuple(values))
+    return RankSample(int(found["step"]), tuple(values))
 
 
-def evened(looks: Sequence[Look], most: int) -> list[Look]:
+def evened(looks: Sequence[RankSample], most: int) -> list[RankSample]:
     """Return about so many looks, evenly spread over the steps, each the mean of its neighbours; worlds of another size stay apart.
 
-    >>> evened([Look(1, (1.0, None)), Look(2, (3.0, 5.0)), Look(3, (1.0,)), Look(4, (2.0,))], 2)
+    >>> evened([RankSample(1, (1.0, None)), RankSample(2, (3.0, 5.0)), RankSample(3, (1.0,)), RankSample(4, (2.0,))], 2)
     [Look(step=2, own_s=(2.0, 5.0)), Look(step=4, own_s=(1.5,))]
     """
     if len(looks) <= most:
         return list(looks)
     first, width = looks[0].step, (looks[-1].step - looks[0].step + 1) / most
-    found: dict[tuple[int, int], list[Look]] = {}
+    found: dict[tuple[int, int], list[RankSample]] = {}
     for look in looks:
         found.setdefault((int((look.step - first) / width), len(look.own_s)), []).append(look)
     return [
-        Look(some[-1].step, tuple(mean(values) for values in zip(*(look.own_s for look in some), strict=True)))
+        RankSample(some[-1].step, tuple(mean(values) for values in zip(*(look.own_s for look in some), strict=True)))
         for some in found.values()
     ]
 

@@ -6,7 +6,7 @@ import contextlib
 
 from paceline.config import RunConfig
 from paceline.errors import Stopped
-from paceline.hang.rank_report import Wrong
+from paceline.hang.rank_report import WrongResult
 from paceline.hang.watchdog import Watchdog
 from paceline.launch.rank_local import lost_peer, words_of
 from paceline.rundir import RunDir
@@ -43,8 +43,8 @@ def watchdog_of(
     return Watchdog(directory, world, pulse, say, explain)
 
 
-def explain(error: BaseException) -> Wrong | None:
+def explain(error: BaseException) -> WrongResult | None:
     """Return what went wrong; nothing for a run that was told to stop."""
     if isinstance(error, Stopped) or not isinstance(error, Exception):
         return None
-    return Wrong(type(error).__name__, words_of(error), lost_peer(error))
+    return WrongResult(type(error).__name__, words_of(error), lost_peer(error))

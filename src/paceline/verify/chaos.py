@@ -14,7 +14,7 @@ from paceline.errors import TrainingError
 from paceline.events import RunEnded, RunStarted, StepDone, surviving
 from paceline.launch.failure import Failure, RunFailed, stopped
 from paceline.launch.signals import StopSignals
-from paceline.launch.spec import LaunchSpec, Target
+from paceline.launch.spec import LaunchSpec, Program
 from paceline.launch.supervisor import launch
 from paceline.verify.kill_plan import Striker
 
@@ -27,7 +27,7 @@ History = list[dict[str, Any]]
 
 
 @dataclass
-class Verdict:
+class ChaosResult:
     """What chaos found."""
 
     script: str
@@ -49,7 +49,7 @@ class Verdict:
 class Chaos:
     """One script, and what is done to it."""
 
-    target: Target
+    target: Program
     arguments: tuple[str, ...]
     worlds: list[int]
     kills: int
@@ -59,17 +59,17 @@ class Chaos:
     _signals: StopSignals = field(default_factory=StopSignals)
     """Those that came to this process: not the striker's, which go to the ranks. Somebody wants all of it to end."""
 
-    def run(self) -> Verdict:
+    def run(self) -> ChaosResult:
         """Run clean, then in rounds under strikes until the kills are spent; compare every round with the clean run."""
         with self._signals:
             return self._run()
 
-    def _run(self) -> Verdict:
+    def _run(self) -> ChaosResult:
         dice = random.Random(self.seed)  # noqa: S311 - a plan that can be repeated, not a secret
         clean = self._clean()
         started = next(event for event in clean if event["event"] == RunStarted.__name__)
         seconds = clean[-1]["time_s"] - started["time_s"]
-        verdict = Verdict(self.target.name, self.kills, steps=clean[-1]["step"], digest=clean[-1]["digest"])
+        verdict = ChaosResult(self.target.name, self.kills, steps=clean[-1]["step"], digest=clean[-1]["digest"])
         rhythm = _Rhythm(
             save_every=max(1, verdict.steps // (_SAVES_PER_KILL * max(4, self.kills))),
             spread_s=max(0.2, min(3.0, 2.0 * seconds / max(4, self.kills))),
@@ -88,7 +88,7 @@ class Chaos:
             raise RunFailed(self.target.name, self.worlds[0], failure)
         return self._history("clean")
 
-    def _round(self, verdict: Verdict, dice: random.Random, rhythm: _Rhythm) -> History:
+    def _round(self, verdict: ChaosResult, dice: random.Random, rhythm: _Rhythm) -> History:
         """Launch, strike, launch again, until the run is complete."""
         name, stuck, furthest = f"round-{verdict.rounds}", 0, -1
         while True:
@@ -106,7 +106,7 @@ class Chaos:
                 )
 
     def _strike(
-        self, verdict: Verdict, dice: random.Random, rhythm: _Rhythm, name: str, world: int
+        self, verdict: ChaosResult, dice: random.Random, rhythm: _Rhythm, name: str, world: int
     ) -> tuple[Failure | None, str]:
         """Launch once and strike once, unless the kills are spent; return how it ended, and what was done to it."""
         starts, steps = self._count(name, RunStarted.__name__), self._count(name, StepDone.__name__)
@@ -166,8 +166,8 @@ class _Rhythm:
 
 
 def chaos(
-    target: Target, arguments: tuple[str, ...], worlds: list[int], kills: int, seed: int, progress: TextIO | None
-) -> Verdict:
+    target: Program, arguments: tuple[str, ...], worlds: list[int], kills: int, seed: int, progress: TextIO | None
+) -> ChaosResult:
     """Run a target clean and under chaos, in a scratch folder, and compare."""
     with tempfile.TemporaryDirectory(prefix="paceline-chaos-") as folder:
         return Chaos(target, arguments, worlds, kills, seed, Path(folder), progress).run()
@@ -194,12 +194,12 @@ def first_difference(clean: History, other: History) -> str:
     )
 
 
-def as_json(verdict: Verdict) -> str:
+def as_json(verdict: ChaosResult) -> str:
     """Return a verdict as JSON."""
     return json.dumps(vars(verdict), indent=2)
 
 
-def describe(verdict: Verdict) -> str:
+def describe(verdict: ChaosResult) -> str:
     """Return a verdict for people."""
     struck = ", ".join(f"{count} x {kind}" for kind, count in sorted(verdict.strikes.items()))
     worlds = ", ".join(f"{count} x {world}" for world, count in sorted(verdict.worlds.items()))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from paceline.launch.failure import RunFailed
-from paceline.launch.spec import LaunchSpec, Target
+from paceline.launch.spec import LaunchSpec, Program
 from paceline.launch.supervisor import launch
 from paceline.rundir import DUMP_FILE
 from paceline.verify.records import LOSS, STEPS, Record, first_difference, is_repeat, read_record
@@ -29,7 +29,7 @@ _ROUNDINGS = 8  # the same in units of rounding, for coarser types
 class Comparison:
     """One script, and how to run it for a record."""
 
-    target: Target
+    target: Program
     arguments: tuple[str, ...]
     steps: int
     folder: Path
@@ -57,7 +57,7 @@ class Comparison:
 
 
 def verify(
-    target: Target, worlds: list[int], steps: int, arguments: tuple[str, ...], progress: TextIO | None = None
+    target: Program, worlds: list[int], steps: int, arguments: tuple[str, ...], progress: TextIO | None = None
 ) -> VerifyResult:
     """Run a target at each world size and compare all with the first."""
     with _scratch() as folder:

@@ -33,7 +33,7 @@ class Blocks(NamedTuple):
     """Columns with chunks that lie in two blocks, and are read for each."""
 
 
-class Problem(NamedTuple):
+class LayoutProblem(NamedTuple):
     """What is bad about a dataset."""
 
     cost: str
@@ -42,13 +42,13 @@ class Problem(NamedTuple):
     """Whether it also costs a reader that takes whole blocks, as Paceline does."""
 
 
-class Finding(NamedTuple):
+class Layout(NamedTuple):
     """What is known of one dataset."""
 
     name: str
     column: H5Column | None
     """Nothing, if it cannot be a column at all."""
-    problems: tuple[Problem, ...]
+    problems: tuple[LayoutProblem, ...]
 
     def facts(self) -> dict[str, Any]:
         """Return the same for JSON."""
@@ -60,26 +60,26 @@ class Finding(NamedTuple):
         return "\n".join([str(self.column) if self.column else f"{self.name}: cannot be read as samples", *told])
 
 
-def inspect(path: Path | str) -> list[Finding]:
+def inspect(path: Path | str) -> list[Layout]:
     """Look at every dataset of a file; nothing but its structure is read."""
     path = Path(path)
     with open_file(path) as file, reading(path):
         return [_finding(file, name, path) for name in names_of(file)]
 
 
-def _finding(file: Any, name: str, path: Path) -> Finding:
+def _finding(file: Any, name: str, path: Path) -> Layout:
     try:
         column = column_at(file, name, path)
     except DataError as error:
-        return Finding(name, None, (Problem(error.problem, error.fix),))
+        return Layout(name, None, (LayoutProblem(error.problem, error.fix),))
     problems = problems_of(column, path)
     if missing := column.chunks - int(find(file, name, path).id.get_num_chunks() if column.chunk else 0):
         text = f"{missing:,} of its chunks were never written: their samples are all the fill value"
-        problems.append(Problem(text, "write the file again, if they should be there"))
-    return Finding(name, column, tuple(problems))
+        problems.append(LayoutProblem(text, "write the file again, if they should be there"))
+    return Layout(name, column, tuple(problems))
 
 
-def problems_of(column: H5Column, path: Path) -> list[Problem]:
+def problems_of(column: H5Column, path: Path) -> list[LayoutProblem]:
     """Return what a column's chunks cost."""
     fix, rows, size = better(column, path), f"{column.chunk_rows:,}", human_size(column.chunk_bytes)
     found = []
@@ -89,14 +89,14 @@ def problems_of(column: H5Column, path: Path) -> list[Problem]:
         here += ", which is too much: the file is refused" if block > MOST_BYTES else ""
         where = f"one sample lies in {column.chunks_per_sample:,} chunks of {size}"
         text = f"{where}: read sample by sample, every chunk is decoded {rows} times in an epoch; {here}"
-        found.append(Problem(text, fix))
+        found.append(LayoutProblem(text, fix))
     if 0 < column.chunk_bytes < min(_SMALL_BYTES, column.rows * column.item_bytes):
         each = f"{BLOCK_BYTES // column.chunk_bytes:,}"
         text = f"chunks of {size} take longer to find than to read: {each} for every MB"
-        found.append(Problem(text, fix, here=column.chunks >= _MANY))
+        found.append(LayoutProblem(text, fix, here=column.chunks >= _MANY))
     if column.chunk_bytes > (cache := h5py().h5p.create(h5py().h5p.FILE_ACCESS).get_cache()[2]):
         text = f"a chunk of {size} does not fit into HDF5's cache of {human_size(cache)}: read sample by sample, it is decoded {rows} times in an epoch; here once"
-        found.append(Problem(text, fix, here=False))
+        found.append(LayoutProblem(text, fix, here=False))
     return found
 
 

@@ -1,5 +1,5 @@
 """How samples come into shards."""
 
-from paceline.data.pack.request import Request as Request
+from paceline.data.pack.request import PackRequest as PackRequest
 from paceline.data.pack.samples import pack_samples as pack_samples
 from paceline.data.pack.write import pack as pack

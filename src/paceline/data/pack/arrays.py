@@ -16,7 +16,7 @@ import numpy
 from paceline.data.mnist_idx import read_idx
 from paceline.data.pack.columns import check_lengths, chosen, storable
 from paceline.data.pack.inputs import Prepared, Workshop
-from paceline.data.pack.request import Request
+from paceline.data.pack.request import PackRequest
 from paceline.data.shards.shard import Array, Rows
 from paceline.errors import ConfigError, DataError
 
@@ -81,12 +81,12 @@ def split_word(word: str) -> tuple[str, Path]:
     return (name, Path(path)) if equals and not Path(word).exists() else (Path(word).stem, Path(word))
 
 
-def find_arrays(request: Request) -> list[Path]:
+def find_arrays(request: PackRequest) -> list[Path]:
     """Return the files that are named."""
     return [split_word(word)[1] for word in request.words]
 
 
-def prepare_arrays(request: Request, files: Sequence[Path], shop: Workshop) -> Prepared:
+def prepare_arrays(request: PackRequest, files: Sequence[Path], shop: Workshop) -> Prepared:
     """Return the arrays of some .npy files, or of one .npz."""
     if files[0].suffix.lower() == NPZ:
         if len(files) > 1:
@@ -179,7 +179,7 @@ def _idx_files(folder: Path, part: str, what: str, dimensions: int) -> list[Path
     return sorted(path for path in found if path.suffix in {"", ".gz", f".idx{dimensions}-ubyte"})
 
 
-def find_idx(request: Request) -> list[Path]:
+def find_idx(request: PackRequest) -> list[Path]:
     """Return the images and the labels of a part of MNIST."""
     folder, part = Path(request.words[0]), request.part or "train"
     found = [_idx_files(folder, part, "images", 3), _idx_files(folder, part, "labels", 1)]
@@ -193,7 +193,7 @@ def find_idx(request: Request) -> list[Path]:
     return [files[0] for files in found]
 
 
-def prepare_idx(request: Request, files: Sequence[Path], shop: Workshop) -> Prepared:
+def prepare_idx(request: PackRequest, files: Sequence[Path], shop: Workshop) -> Prepared:
     """Unpack a part of MNIST; labels become int64, as losses want them."""
     images, labels = (read_idx(path.parent, path.name.removesuffix(".gz")) for path in files)
     if labels.ndim != 1 or images.ndim != 3:

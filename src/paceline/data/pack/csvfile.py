@@ -10,7 +10,7 @@ from typing import Any
 from paceline.data.pack.columns import check_lengths, chosen
 from paceline.data.pack.inputs import Prepared, Workshop
 from paceline.data.pack.optional_packages import need
-from paceline.data.pack.request import Request
+from paceline.data.pack.request import PackRequest
 from paceline.data.pack.tables import Table
 from paceline.errors import DataError
 
@@ -19,7 +19,7 @@ _BLOCK_BYTES = 1 << 22
 _AS_WIDE = {"int64": ("int64", "double"), "double": ("double",), "": ()}
 
 
-def prepare_csv(request: Request, files: Sequence[Path], shop: Workshop) -> Prepared:
+def prepare_csv(request: PackRequest, files: Sequence[Path], shop: Workshop) -> Prepared:
     """Copy the columns that are wanted, file by file; a column is of numbers if its first cell is one."""
     there = _names(files[0])
     names = chosen(there, request.columns, str(files[0]))

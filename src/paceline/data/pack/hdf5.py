@@ -13,7 +13,7 @@ from paceline.data.pack.columns import check_lengths, chosen, storable
 from paceline.data.pack.inputs import Prepared, Workshop
 from paceline.data.pack.optional_packages import need
 from paceline.data.pack.ragged import varying_of
-from paceline.data.pack.request import Request
+from paceline.data.pack.request import PackRequest
 from paceline.data.shards.shard import Array, Rows, Varying
 from paceline.errors import ConfigError, DataError
 
@@ -57,7 +57,7 @@ class Hdf5:
         return cls(**tree)
 
 
-def prepare_hdf5(request: Request, files: Sequence[Path], shop: Workshop) -> Prepared:
+def prepare_hdf5(request: PackRequest, files: Sequence[Path], shop: Workshop) -> Prepared:
     """Find the datasets that are wanted."""
     from paceline.data.hdf5.file import stay_inside  # which needs this package's columns
 

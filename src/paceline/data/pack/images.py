@@ -13,7 +13,7 @@ import numpy
 from paceline.data.pack.inputs import Prepared, Workshop
 from paceline.data.pack.optional_packages import need
 from paceline.data.pack.ragged import varying_of
-from paceline.data.pack.request import Request
+from paceline.data.pack.request import PackRequest
 from paceline.data.shards.shard import Array, Rows
 from paceline.errors import ConfigError, DataError
 
@@ -99,7 +99,7 @@ def _pictures(folder: Path) -> Iterator[Path]:
                 yield Path(root, name)
 
 
-def find_images(request: Request) -> list[Path]:
+def find_images(request: PackRequest) -> list[Path]:
     """Return the pictures of all classes, class by class, by name."""
     found: list[Path] = []
     for folder in _folders(Path(request.words[0])):
@@ -113,7 +113,7 @@ def find_images(request: Request) -> list[Path]:
     return found
 
 
-def prepare_images(request: Request, files: Sequence[Path], shop: Workshop) -> Prepared:
+def prepare_images(request: PackRequest, files: Sequence[Path], shop: Workshop) -> Prepared:
     """Give every class a number, by its name; the names go into the index."""
     if request.grey and not request.size[0]:
         raise ConfigError("--grey is for images that are decoded", fix="add --size, as in --size 28x28")

@@ -13,7 +13,7 @@ from paceline.data.pack.arrays import Arrays, split_word
 from paceline.data.pack.hdf5 import Hdf5
 from paceline.data.pack.images import Images
 from paceline.data.pack.inputs import Input, Prepared, Workshop
-from paceline.data.pack.request import FLAGS, Request
+from paceline.data.pack.request import FLAGS, PackRequest
 from paceline.data.pack.stream import Stream
 from paceline.data.pack.tables import Table
 from paceline.errors import ConfigError, DataError
@@ -29,12 +29,12 @@ class Kind(NamedTuple):
     suffixes: tuple[str, ...]
     options: frozenset[str]
     """What may be asked of it."""
-    find: Callable[[Request], list[Path]]
+    find: Callable[[PackRequest], list[Path]]
     """Finds the files that it is made of."""
-    prepare: Callable[[Request, Sequence[Path], Workshop], Prepared]
+    prepare: Callable[[PackRequest, Sequence[Path], Workshop], Prepared]
 
 
-def _files(request: Request, suffixes: tuple[str, ...]) -> list[Path]:
+def _files(request: PackRequest, suffixes: tuple[str, ...]) -> list[Path]:
     """Return the files that are named, and those of named folders."""
     found: list[Path] = []
     for word in request.words:
@@ -88,7 +88,7 @@ def input_from(tree: dict[str, Any]) -> Input:
     return found
 
 
-def kind_of(request: Request) -> Kind:
+def kind_of(request: PackRequest) -> Kind:
     """Return the kind of an input, if it is there and heeds the options."""
     for word in request.words:
         _check_there(split_word(word)[1])
@@ -108,7 +108,7 @@ def _check_there(path: Path) -> None:
     raise DataError(f"there is no {path}", fix=f"did you mean {path.with_name(near[0])}?" if near else "check the path")
 
 
-def _name(request: Request) -> str:
+def _name(request: PackRequest) -> str:
     if _TEXT_OPTIONS.intersection(request.asked):
         return "text"
     names = {_name_of(split_word(word)[1]) for word in request.words}

@@ -20,7 +20,7 @@ from paceline.errors import EnvironmentUnfit, PacelineError
 _WORKER = "paceline.data.pack.worker"
 
 
-class Job(Protocol):
+class PackTask(Protocol):
     """Work in numbered pieces, each of which may be done anywhere."""
 
     def tree(self) -> dict[str, Any]:
@@ -30,7 +30,7 @@ class Job(Protocol):
         """Do a piece; return what JSON can say."""
 
 
-def run_all(job: Job, numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Any]]:
+def run_all(job: PackTask, numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Any]]:
     """Do pieces of a job, in any order; yield each with what came of it."""
     if min(workers, len(numbers)) <= 1:
         yield from ((number, job.run(number)) for number in numbers)

@@ -24,7 +24,7 @@ FLAGS = {
 
 
 @dataclass(frozen=True)
-class Request:
+class PackRequest:
     """An input and the options of packing it; what has its default was not asked for."""
 
     words: tuple[str, ...]

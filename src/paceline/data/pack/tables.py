@@ -15,7 +15,7 @@ import numpy
 from paceline.data.pack.columns import check_lengths, chosen
 from paceline.data.pack.inputs import Prepared, Workshop
 from paceline.data.pack.optional_packages import need
-from paceline.data.pack.request import Request
+from paceline.data.pack.request import PackRequest
 from paceline.data.shards.shard import WORDS, Array, Rows, Varying
 from paceline.errors import DataError
 
@@ -124,7 +124,7 @@ def _is_text(kind: Any) -> bool:
     )
 
 
-def prepare_parquet(request: Request, files: Sequence[Path], shop: Workshop) -> Prepared:
+def prepare_parquet(request: PackRequest, files: Sequence[Path], shop: Workshop) -> Prepared:
     """Find the row groups, and see that all files have the columns alike."""
     groups: list[list[Any]] = []
     schemas = []

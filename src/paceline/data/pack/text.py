@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.data.pack.inputs import Prepared, Workshop
-from paceline.data.pack.pool import Job, run_all
-from paceline.data.pack.request import Request, stat_of
+from paceline.data.pack.pool import PackTask, run_all
+from paceline.data.pack.request import PackRequest, stat_of
 from paceline.data.pack.stream import Stream
-from paceline.data.pack.text_tasks import Piece, tasks_of
-from paceline.data.pack.tokens import LetterJob, TokenJob, joined
+from paceline.data.pack.text_tasks import TextPart, tasks_of
+from paceline.data.pack.tokens import CharacterTask, TokenTask, joined
 from paceline.data.vocabulary import TOKENIZER, Bytes, Characters, load_tokenizer, train_tokenizer, width_for
 from paceline.errors import ConfigError, DataError
 from paceline.rundir import write_whole
@@ -20,7 +20,7 @@ from paceline.rundir import write_whole
 _Made = tuple[Stream, dict[str, Any]]
 
 
-def prepare_text(request: Request, files: Sequence[Path], shop: Workshop) -> Prepared:
+def prepare_text(request: PackRequest, files: Sequence[Path], shop: Workshop) -> Prepared:
     """Make the text numbers, and say what they mean."""
     how = _element(request)
     if not sum(stat_of(path)[0] for path in files):
@@ -40,7 +40,7 @@ def prepare_text(request: Request, files: Sequence[Path], shop: Workshop) -> Pre
     return Prepared(stream, about, {name: str(shop.spool / name) for name in about.get("files", ())})
 
 
-def _element(request: Request) -> str:
+def _element(request: PackRequest) -> str:
     """Return what one element is to be, if the options agree."""
     wants_tokens = bool(request.tokenizer or request.train_tokenizer)
     how = request.text or ("tokens" if wants_tokens else "bytes")
@@ -63,24 +63,24 @@ def _bytes(files: Sequence[Path], length: int) -> _Made:
 
 def _characters(files: Sequence[Path], length: int, shop: Workshop) -> _Made:
     tasks = tasks_of(files)
-    found = (letters for _, letters in _run(LetterJob(tasks), range(len(tasks)), shop, "reading"))
+    found = (letters for _, letters in _run(CharacterTask(tasks), range(len(tasks)), shop, "reading"))
     letters = joined(found)
-    job = TokenJob(tasks, str(shop.spool), width_for(len(letters)), letters=letters)
+    job = TokenTask(tasks, str(shop.spool), width_for(len(letters)), letters=letters)
     return _stream(job, length, shop), Characters(letters).about()
 
 
-def _tokens(files: Sequence[Path], request: Request, shop: Workshop) -> _Made:
+def _tokens(files: Sequence[Path], request: PackRequest, shop: Workshop) -> _Made:
     tasks = tasks_of(files)
     path = shop.spool / TOKENIZER
     if not path.exists():
         write_whole(path, _tokenizer(request, tasks, shop))
     tokens = load_tokenizer(path)
     end = tokens.end if request.length else -1
-    job = TokenJob(tasks, str(shop.spool), width_for(tokens.size), tokenizer=str(path), end=end)
+    job = TokenTask(tasks, str(shop.spool), width_for(tokens.size), tokenizer=str(path), end=end)
     return _stream(job, request.length, shop), tokens.about()
 
 
-def _tokenizer(request: Request, tasks: Sequence[Sequence[Piece]], shop: Workshop) -> bytes:
+def _tokenizer(request: PackRequest, tasks: Sequence[Sequence[TextPart]], shop: Workshop) -> bytes:
     """Return the file of the tokenizer that was given, or that is trained now."""
     if request.tokenizer:
         return load_tokenizer(Path(request.tokenizer)).content
@@ -89,7 +89,7 @@ def _tokenizer(request: Request, tasks: Sequence[Sequence[Piece]], shop: Worksho
     return train_tokenizer(texts, request.train_tokenizer).encode()
 
 
-def _stream(job: TokenJob, length: int, shop: Workshop) -> Stream:
+def _stream(job: TokenTask, length: int, shop: Workshop) -> Stream:
     """Make the numbers of all tasks that were not done before."""
     done = job.done()
     left = [number for number in range(len(job.tasks)) if number not in done]
@@ -103,7 +103,7 @@ def _stream(job: TokenJob, length: int, shop: Workshop) -> Stream:
     return Stream(parts, [sum(counts) for counts in ordered], job.dtype, starts, length)
 
 
-def _run(job: Job, numbers: Sequence[int], shop: Workshop, what: str) -> Any:
+def _run(job: PackTask, numbers: Sequence[int], shop: Workshop, what: str) -> Any:
     for count, found in enumerate(run_all(job, numbers, shop.workers), 1):
         shop.progress(f"{what} texts", count, len(numbers))
         yield found

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.data.pack.request import Request, stat_of
+from paceline.data.pack.request import PackRequest, stat_of
 from paceline.errors import DataError
 
 SUFFIXES = (".txt", ".text", ".md")
 _PIECE_BYTES = 1 << 22  # the tokens of one take some 40 times as much memory
 
 
-class Piece(NamedTuple):
+class TextPart(NamedTuple):
     """A stretch of a file."""
 
     document: int
@@ -38,7 +38,7 @@ class Piece(NamedTuple):
             ) from error
 
 
-def find_texts(request: Request) -> list[Path]:
+def find_texts(request: PackRequest) -> list[Path]:
     """Return the files that are named, and those in folders: all, if it was said what to make of them."""
     said = bool({"text", "tokenizer", "train_tokenizer"}.intersection(request.asked))
     return [path for word in request.words for path in sorted(_texts(Path(word), every=said))]
@@ -60,9 +60,9 @@ def has_texts(folder: Path) -> bool:
     return any(path is not None for path in _texts(folder, every=False))
 
 
-def tasks_of(files: Sequence[Path]) -> list[list[Piece]]:
+def tasks_of(files: Sequence[Path]) -> list[list[TextPart]]:
     """Return all pieces in order, as tasks of about one piece's bytes; what they are depends on the files alone."""
-    tasks: list[list[Piece]] = [[]]
+    tasks: list[list[TextPart]] = [[]]
     held = 0
     for document, path in enumerate(files):
         cuts = [0, *_cuts(path), stat_of(path)[0]]
@@ -70,7 +70,7 @@ def tasks_of(files: Sequence[Path]) -> list[list[Piece]]:
             if held and held + end - begin > _PIECE_BYTES:
                 tasks.append([])
                 held = 0
-            tasks[-1].append(Piece(document, str(path.absolute()), begin, end))
+            tasks[-1].append(TextPart(document, str(path.absolute()), begin, end))
             held += end - begin
     return tasks
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy
 
-from paceline.data.pack.text_tasks import Piece
+from paceline.data.pack.text_tasks import TextPart
 from paceline.data.shards.shard import Array
 from paceline.data.vocabulary import Characters, Vocabulary, load_tokenizer
 from paceline.rundir import write_whole
@@ -21,7 +21,7 @@ from paceline.rundir import write_whole
 class LetterJob:
     """Which characters there are."""
 
-    tasks: Sequence[Sequence[Piece]]
+    tasks: Sequence[Sequence[TextPart]]
 
     def run(self, number: int) -> str:
         """Return the characters of a task's pieces, each once."""
@@ -38,10 +38,10 @@ class LetterJob:
 
 
 @dataclass(frozen=True)
-class TokenJob:
+class TokenTask:
     """Texts as numbers, in a file for every task."""
 
-    tasks: Sequence[Sequence[Piece]]
+    tasks: Sequence[Sequence[TextPart]]
     folder: str
     dtype: str
     letters: str = ""
@@ -81,16 +81,16 @@ class TokenJob:
         return {"job": "tokens"} | asdict(self)
 
     @classmethod
-    def from_tree(cls, tree: dict[str, Any]) -> TokenJob:
+    def from_tree(cls, tree: dict[str, Any]) -> TokenTask:
         """Return what `tree` said."""
         return cls(**tree | {"tasks": _pieces(tree["tasks"])})
 
 
-def _pieces(tasks: Sequence[Sequence[Sequence[Any]]]) -> list[list[Piece]]:
-    return [[Piece(*piece) for piece in task] for task in tasks]
+def _pieces(tasks: Sequence[Sequence[Sequence[Any]]]) -> list[list[TextPart]]:
+    return [[TextPart(*piece) for piece in task] for task in tasks]
 
 
-def numbers_of(piece: Piece, vocabulary: Vocabulary, end: int) -> Array:
+def numbers_of(piece: TextPart, vocabulary: Vocabulary, end: int) -> Array:
     """Return a piece of text as numbers; where it begins a document that is not the first, after `end`, if not negative."""
     numbers = vocabulary.encode(piece.text())
     if end < 0 or not piece.document or piece.begin:
@@ -98,7 +98,7 @@ def numbers_of(piece: Piece, vocabulary: Vocabulary, end: int) -> Array:
     return numpy.concatenate([numpy.array([end]), numbers])
 
 
-def letters_of(tasks: Sequence[Sequence[Piece]]) -> str:
+def letters_of(tasks: Sequence[Sequence[TextPart]]) -> str:
     """Return the characters of all pieces, each once, in order."""
     return joined(LetterJob(tasks).run(number) for number in range(len(tasks)))
 

@@ -9,9 +9,9 @@ import sys
 from typing import Any
 
 from paceline.data.pack.plan import fault_of
-from paceline.data.pack.pool import Job
+from paceline.data.pack.pool import PackTask
 from paceline.data.pack.shard_writer import ShardJob
-from paceline.data.pack.tokens import LetterJob, TokenJob
+from paceline.data.pack.tokens import LetterJob, TokenTask
 from paceline.errors import PacelineError
 from paceline.world.parent_death import die_with_parent
 
@@ -30,14 +30,14 @@ def main() -> None:
         answers.flush()
 
 
-def job_from(tree: dict[str, Any]) -> Job:
+def job_from(tree: dict[str, Any]) -> PackTask:
     """Return the job that its `tree` speaks of."""
-    kinds: dict[str, Any] = {"shards": ShardJob, "letters": LetterJob, "tokens": TokenJob}
-    job: Job = kinds[tree.pop("job")].from_tree(tree)
+    kinds: dict[str, Any] = {"shards": ShardJob, "letters": LetterJob, "tokens": TokenTask}
+    job: PackTask = kinds[tree.pop("job")].from_tree(tree)
     return job
 
 
-def _done(job: Job, number: int) -> dict[str, Any]:
+def _done(job: PackTask, number: int) -> dict[str, Any]:
     try:
         return {"number": number, "done": job.run(number)}
     except (PacelineError, OSError) as error:

@@ -12,7 +12,7 @@ from paceline.data.pack.input_kinds import Kind, input_from, kind_of, tree_of
 from paceline.data.pack.inputs import Prepared, Progress, Workshop, silent
 from paceline.data.pack.plan import Journal, taken
 from paceline.data.pack.pool import run_all
-from paceline.data.pack.request import Request
+from paceline.data.pack.request import PackRequest
 from paceline.data.pack.shard_writer import cut, shard_name
 from paceline.data.shards.index import INDEX, DatasetIndex, ShardFacts
 from paceline.errors import ConfigError, DataError
@@ -22,7 +22,7 @@ _READY = "ready.json"
 
 
 def pack(
-    request: Request, folder: Path, *, workers: int = 0, force: bool = False, progress: Progress = silent
+    request: PackRequest, folder: Path, *, workers: int = 0, force: bool = False, progress: Progress = silent
 ) -> DatasetIndex:
     """Make a set, or go on where the same pack was interrupted; how many workers (0: one a core) changes no byte."""
     kind = kind_of(request)
@@ -43,13 +43,13 @@ def pack(
         return DatasetIndex.from_json((folder / INDEX).read_bytes(), str(folder / INDEX))
 
 
-def _refuse_inside(request: Request, folder: Path) -> None:
+def _refuse_inside(request: PackRequest, folder: Path) -> None:
     for word in request.words:
         if Path(word).is_dir() and folder.resolve().is_relative_to(Path(word).resolve()):
             raise ConfigError(f"--to {folder} lies inside the input {word}", fix="name a folder outside of it")
 
 
-def _found(kind: Kind, request: Request) -> list[Path]:
+def _found(kind: Kind, request: PackRequest) -> list[Path]:
     files = kind.find(request)
     if not files:
         raise DataError(f"{', '.join(request.words)} holds no file to pack", fix="name an input that is not empty")
@@ -60,7 +60,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _ready(kind: Kind, request: Request, files: Sequence[Path], shop: Workshop) -> Prepared:
+def _ready(kind: Kind, request: PackRequest, files: Sequence[Path], shop: Workshop) -> Prepared:
     """Return the input, made ready now or before an interruption."""
     note, here = shop.spool / _READY, str(shop.spool.absolute())
     if note.exists():
@@ -74,7 +74,7 @@ def _ready(kind: Kind, request: Request, files: Sequence[Path], shop: Workshop) 
     return Prepared(found.input, about, found.beside)
 
 
-def _make(journal: Journal, prepared: Prepared, request: Request, shop: Workshop) -> DatasetIndex:
+def _make(journal: Journal, prepared: Prepared, request: PackRequest, shop: Workshop) -> DatasetIndex:
     """Write every shard that is not there; return what the index is to say."""
     job = cut(prepared.input, journal.folder, request.shard_bytes)
     left = [number for number in range(job.count) if shard_name(number) not in journal.finished]

@@ -41,7 +41,7 @@ class RankBatch(NamedTuple):
     lanes: list[Lane]
 
 
-class Piece(NamedTuple):
+class Readahead(NamedTuple):
     """Some steps of one epoch that are read together."""
 
     plans: list[StepPlan]
@@ -83,7 +83,7 @@ class Batches:
             for piece, lanes in pieces:
                 yield from self._cut(piece, lanes)
 
-    def _pieces(self, start: int) -> Iterator[Piece]:
+    def _pieces(self, start: int) -> Iterator[Readahead]:
         """Yield what is to be read: the order is found for many steps at once, of which some are read together.
 
         The first piece is one step, so that nobody waits for more, and each next one may be twice as long.
@@ -101,12 +101,12 @@ class Batches:
             while plans:
                 sizes = [len(lane.places) for plan in plans[:together] for lane in plan.lanes]
                 count = sum(sizes)
-                yield Piece(plans[:together], sizes, samples[:count])
+                yield Readahead(plans[:together], sizes, samples[:count])
                 plans, samples = plans[together:], samples[count:]
                 together = min(2 * together, self._together)
             start = stop
 
-    def _filled(self, start: int) -> Generator[tuple[Piece, Iterator[Batch]]]:
+    def _filled(self, start: int) -> Generator[tuple[Readahead, Iterator[Batch]]]:
         """Read pieces in the way that suits the source."""
         pieces = self._pieces(start)
         in_python = isinstance(self._reads, DatasetSource)
@@ -124,18 +124,18 @@ class Batches:
             for piece in pieces:
                 yield piece, self._lanes(piece, self._gather(piece))
 
-    def _gather(self, piece: Piece, _place: int = 0) -> Batch:
+    def _gather(self, piece: Readahead, _place: int = 0) -> Batch:
         found: Batch = self._reads.gather(piece.samples, self._key(piece))
         return found
 
-    def _fill(self, rooms: list[BatchBuffer], piece: Piece, place: int) -> Batch:
+    def _fill(self, rooms: list[BatchBuffer], piece: Readahead, place: int) -> Batch:
         """Read a piece into memory that is used again."""
         while len(rooms) <= place:
             rooms.append(self._reads.room_for(self._together * self._most_in_a_step, pinned=self._device != "cpu"))
         found: Batch = self._reads.gather_into(piece.samples, rooms[place])
         return found
 
-    def _by_workers(self, start: int) -> Iterator[tuple[Piece, Iterator[Batch]]]:
+    def _by_workers(self, start: int) -> Iterator[tuple[Readahead, Iterator[Batch]]]:
         """Have other processes read lane after lane."""
         mine = len(self.plan.step(start).lanes) if start < self.total_steps else 1
         wanted = (
@@ -149,25 +149,25 @@ class Batches:
             for piece in self._pieces(start):
                 yield piece, itertools.islice(here, len(piece.sizes))
 
-    def _lanes(self, piece: Piece, whole: Batch) -> Iterator[Batch]:
+    def _lanes(self, piece: Readahead, whole: Batch) -> Iterator[Batch]:
         if self._device != "cpu":
             side = self._side if all(tensor.is_pinned() for tensor in whole) else None
             whole = copied_on(side, whole, self._device)
         return zip(*(tensor.split_with_sizes(piece.sizes) for tensor in whole), strict=True)
 
-    def _cut(self, piece: Piece, lanes: Iterator[Batch]) -> Iterator[RankBatch]:
+    def _cut(self, piece: Readahead, lanes: Iterator[Batch]) -> Iterator[RankBatch]:
         """Make steps of what was read."""
         if self._transform is not None:
             lanes = self._transformed(self._transform, piece, lanes)
         for plan in piece.plans:
             yield RankBatch(plan, [Lane(lane.lane, next(lanes), lane.samples) for lane in plan.lanes])
 
-    def _transformed(self, transform: Transformed, piece: Piece, lanes: Iterator[Batch]) -> Iterator[Batch]:
+    def _transformed(self, transform: Transformed, piece: Readahead, lanes: Iterator[Batch]) -> Iterator[Batch]:
         ends = numpy.cumsum(piece.sizes)[:-1]
         for batch, samples in zip(lanes, numpy.split(piece.samples, ends), strict=True):
             yield transform.apply(batch, samples, self._key(piece))
 
-    def _key(self, piece: Piece) -> tuple[int, int]:
+    def _key(self, piece: Readahead) -> tuple[int, int]:
         return self._seed, piece.plans[0].epoch
 
 

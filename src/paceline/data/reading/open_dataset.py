@@ -8,8 +8,8 @@ from typing import Any
 
 from paceline.config import RunConfig
 from paceline.data.hdf5.file import is_hdf5
-from paceline.data.reading.transform import Each, Transform, Transformed
-from paceline.data.shards.remote_store import open_shelf
+from paceline.data.reading.transform import PerSample, Transform, Transformed
+from paceline.data.shards.remote_store import open_store
 from paceline.data.shards.source import ShardSource
 from paceline.errors import ConfigError
 
@@ -31,7 +31,7 @@ def open_dataset(
         raise ConfigError(f"columns={columns!r} is one word", fix=f"give a list: columns=[{columns!r}]")
     source = _open(str(address), config, columns)
     if each is not None:
-        source = Each(source, each)
+        source = PerSample(source, each)
     if transform is not None:
         from paceline.data.reading.source import as_source
 
@@ -44,4 +44,4 @@ def _open(address: str, config: RunConfig, columns: Sequence[str]) -> Any:
         from paceline.data.hdf5.source import H5Source
 
         return H5Source(Path(address), columns)
-    return ShardSource(open_shelf(address, config.read.cache, int(config.read.cache_gb * 1e9)), columns)
+    return ShardSource(open_store(address, config.read.cache, int(config.read.cache_gb * 1e9)), columns)

@@ -40,7 +40,7 @@ class Transformed:
         return tuple(found)
 
 
-class Each(DatasetWrapper):
+class PerSample(DatasetWrapper):
     """A dataset whose samples are transformed one by one, in the workers if there are any."""
 
     def __init__(self, dataset: Any, transform: Callable[..., Any]) -> None:

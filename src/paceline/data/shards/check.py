@@ -18,7 +18,7 @@ from paceline.data.shards.shard import Layout, read_head
 from paceline.errors import DataError
 
 
-class Problem(NamedTuple):
+class DatasetProblem(NamedTuple):
     """Something that is not as it should be."""
 
     file: str
@@ -30,7 +30,7 @@ class CheckReport:
     """What was found in a folder."""
 
     index: DatasetIndex | None = None
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[DatasetProblem] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)
     """Files that are no part of the set; they do no harm."""
 
@@ -65,12 +65,12 @@ def check_dataset(folder: Path, progress: Callable[[str, int, int], None] | None
     try:
         verdict.index = index = open_index(folder)
     except DataError as error:
-        verdict.problems.append(Problem(INDEX, error.problem))
+        verdict.problems.append(DatasetProblem(INDEX, error.problem))
         return verdict
     if index.to_json() != read_bounded(folder / INDEX, LONGEST_INDEX):
-        verdict.problems.append(Problem(INDEX, "its bytes are not those that were written"))
+        verdict.problems.append(DatasetProblem(INDEX, "its bytes are not those that were written"))
     for number, facts in enumerate(index.shards, 1):
-        verdict.problems += [Problem(facts.name, what) for what in _shard(folder / facts.name, facts, index)]
+        verdict.problems += [DatasetProblem(facts.name, what) for what in _shard(folder / facts.name, facts, index)]
         if progress:
             progress("checking shards", number, len(index.shards))
     verdict.problems += _beside(folder, index)
@@ -124,14 +124,14 @@ def _offsets(file: IO[bytes], facts: ShardFacts, index: DatasetIndex, layout: La
                 yield f"the offsets of {column.name} do not rise from 0 to {there:,}"
 
 
-def _beside(folder: Path, index: DatasetIndex) -> Iterator[Problem]:
+def _beside(folder: Path, index: DatasetIndex) -> Iterator[DatasetProblem]:
     """Check the files that the index names besides the shards."""
     for name, total in files_beside(index).items():
         try:
             if sum_of(folder / name) != total:
-                yield Problem(name, "its bytes are not those that were written")
+                yield DatasetProblem(name, "its bytes are not those that were written")
         except OSError as error:
-            yield Problem(name, "is missing" if isinstance(error, FileNotFoundError) else f"{error.strerror}")
+            yield DatasetProblem(name, "is missing" if isinstance(error, FileNotFoundError) else f"{error.strerror}")
 
 
 def files_beside(index: DatasetIndex) -> dict[str, str]:

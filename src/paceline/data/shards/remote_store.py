@@ -32,7 +32,7 @@ _HOPELESS = (FileNotFoundError, PermissionError)  # what another try does not me
 T = TypeVar("T")
 
 
-def open_shelf(address: str, cache: str, cache_bytes: int) -> ShardStore:
+def open_store(address: str, cache: str, cache_bytes: int) -> ShardStore:
     """Return the shelf of a folder, or of an address whose shards are kept in `cache`: at most so many bytes of them."""
     scheme, mark, path = address.partition("://")
     if not mark:

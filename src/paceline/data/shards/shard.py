@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from paceline.data.shards.index import LEAF_BYTES, OFFSETS, SUMS, Column, ShardFacts
 from paceline.errors import DataError
 from paceline.rundir import write_whole, writing_to
-from paceline.tensorfile import WIDTHS, Place, Spec, plan_in_order, read_places
+from paceline.tensorfile import WIDTHS, Spec, TensorSpan, plan_in_order, read_places
 
 Array = NDArray[numpy.generic]
 
@@ -140,7 +140,7 @@ def _tensors(columns: Sequence[Column], rows: Rows) -> dict[str, Array]:
     return found
 
 
-def _check(places: Mapping[str, Place], facts: ShardFacts, columns: Sequence[Column]) -> None:
+def _check(places: Mapping[str, TensorSpan], facts: ShardFacts, columns: Sequence[Column]) -> None:
     """See that a head has the columns of the set, and no others."""
     wanted: dict[str, tuple[str, tuple[int, ...]]] = {SUMS: ("U64", (facts.leaves,))}
     for column in columns:

@@ -28,7 +28,7 @@ _LEAST_SIDE = 4  # of what is taken for a picture
 _TEXT_BYTES = 2_000
 
 
-class Look(NamedTuple):
+class Preview(NamedTuple):
     """One value of a sample: words, or a picture [height, width, 3] of bytes."""
 
     column: str
@@ -80,17 +80,17 @@ def _numbers(column: Column, content: memoryview) -> Array:
     return numpy.frombuffer(content, dtype=numpy.dtype(name).newbyteorder("<")).reshape(shape)
 
 
-def look(folder: Path, index: DatasetIndex, column: Column, value: Array) -> Look:
+def look(folder: Path, index: DatasetIndex, column: Column, value: Array) -> Preview:
     """Return how a value is best shown."""
     if column.varying or column.name == "tokens":
         picture = _decoded(value) if value.dtype == numpy.uint8 and column.varying else None
         if picture is not None:
-            return Look(column.name, f"an image of {len(value):,} bytes", picture)
+            return Preview(column.name, f"an image of {len(value):,} bytes", picture)
         text = _text(folder, index, column, value)
         if text is not None:
-            return Look(column.name, text)
+            return Preview(column.name, text)
     picture = _as_picture(value)
-    return Look(column.name, in_short(value), picture)
+    return Preview(column.name, in_short(value), picture)
 
 
 def in_short(value: Array) -> str:

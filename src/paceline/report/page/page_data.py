@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.config.values import from_toml
 from paceline.redact import without_logins, without_secrets
-from paceline.report.find_run import Target
+from paceline.report.find_run import NamedRun
 from paceline.report.history import metrics_in, number
 from paceline.report.page.downsample import Curve, thinned
 from paceline.report.page.event_columns import Account, read_account, whole
@@ -28,7 +28,7 @@ _FEWEST, _MOST = 40, 400
 _FIGURES = ("loss", "lr", "samples_per_s", "mfu")
 
 
-def facts_of(targets: Sequence[Target]) -> dict[str, Any]:
+def facts_of(targets: Sequence[NamedRun]) -> dict[str, Any]:
     """Return what is known of runs."""
     accounts = [read_account(target.folder.events) for target in targets]
     curves = sum(len(_FIGURES) + len(metrics_of(account)) for account in accounts)
@@ -42,7 +42,7 @@ def metrics_of(account: Account) -> list[str]:
     return list(dict.fromkeys(str(name) for event in account.evaluations for name in metrics_in(event)))
 
 
-def _run(target: Target, account: Account, columns: int) -> dict[str, Any]:
+def _run(target: NamedRun, account: Account, columns: int) -> dict[str, Any]:
     state, folder = Lookout(target).look(), target.folder
     beats = read_beats(folder.beat(0).parent, state.world_size, number(account.started.get("time_s"), 0.0))
     ranks = [beat for beat in beats if math.isfinite(number(beat.own_s) + number(beat.data_s))]

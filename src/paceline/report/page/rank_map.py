@@ -12,7 +12,7 @@ from paceline.report.page.plot import SIZE, Charts, axis_label
 from paceline.report.page.steptime import usual
 from paceline.report.page.ticks import label
 from paceline.telemetry.phases import PHASES, WAIT
-from paceline.telemetry.rank_times import Look, evened, read_looks
+from paceline.telemetry.rank_times import RankSample, evened, read_looks
 from paceline.units import short_time
 
 _COLUMNS, _ROWS = 96, 64  # of a map at most
@@ -37,7 +37,7 @@ def rank_times_of(path: Path) -> dict[str, Any] | None:
     }
 
 
-def _worst(look: Look, first: int, group: int) -> float | None:
+def _worst(look: RankSample, first: int, group: int) -> float | None:
     return max((value for value in look.own_s[first : first + group] if value is not None), default=None)
 
 
