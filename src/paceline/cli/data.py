@@ -142,14 +142,14 @@ def _numbers(text: str) -> list[int]:
 
 def _pack(known: argparse.Namespace) -> int:
     """Make a set of shards from files; interrupted, the same command goes on."""
-    from paceline.data.pack import Request, pack
+    from paceline.data.pack import PackRequest, pack
     from paceline.data.pack.request import FLAGS
     from paceline.data.shards.show import facts_of
 
     if known.workers < 0:
         raise ConfigError(f"--workers {known.workers} is too few", fix="give 1 or more, or leave it out")
     options = {name: getattr(known, name) for name in FLAGS}
-    request = Request(tuple(known.input), known.shard, **options)
+    request = PackRequest(tuple(known.input), known.shard, **options)
     begun, line = time.monotonic(), _Progress(quiet=known.json)
     try:
         index = pack(request, known.to, workers=known.workers, force=known.force, progress=line)

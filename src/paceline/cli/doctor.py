@@ -152,7 +152,7 @@ def _look(known: argparse.Namespace) -> int:
     allocation = _allocation()
     wanted = expand_hostlist(known.nodes) if known.nodes else []
     ranks = known.ranks or (allocation.ranks_per_node if allocation else 1)
-    plan = hosts.Plan(ranks, known.runs.absolute(), known.wait, known.quick)
+    plan = hosts.HostPlan(ranks, known.runs.absolute(), known.wait, known.quick)
     looked: hosts.Looked | bool
     if allocation and not known.meet:
         looked = hosts.look_at_allocation(hosts.chosen_nodes(allocation, wanted), plan, os.environ)
@@ -177,7 +177,7 @@ def _allocation() -> Allocation | None:
         ) from error
 
 
-def _look_by_hand(known: argparse.Namespace, wanted: Sequence[str], plan: hosts.Plan) -> hosts.Looked | bool:
+def _look_by_hand(known: argparse.Namespace, wanted: Sequence[str], plan: hosts.HostPlan) -> hosts.Looked | bool:
     if len(wanted) < 2:
         raise ConfigError(f"--nodes {known.nodes} is one host", fix="leave it out to look at this host alone")
     meet = split_address(known.meet or f"{wanted[0]}:{_PORT}")

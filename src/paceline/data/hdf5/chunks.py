@@ -42,7 +42,7 @@ class LayoutProblem(NamedTuple):
     """Whether it also costs a reader that takes whole blocks, as Paceline does."""
 
 
-class Layout(NamedTuple):
+class Hdf5Layout(NamedTuple):
     """What is known of one dataset."""
 
     name: str
@@ -60,23 +60,23 @@ class Layout(NamedTuple):
         return "\n".join([str(self.column) if self.column else f"{self.name}: cannot be read as samples", *told])
 
 
-def inspect(path: Path | str) -> list[Layout]:
+def inspect(path: Path | str) -> list[Hdf5Layout]:
     """Look at every dataset of a file; nothing but its structure is read."""
     path = Path(path)
     with open_file(path) as file, reading(path):
         return [_finding(file, name, path) for name in names_of(file)]
 
 
-def _finding(file: Any, name: str, path: Path) -> Layout:
+def _finding(file: Any, name: str, path: Path) -> Hdf5Layout:
     try:
         column = column_at(file, name, path)
     except DataError as error:
-        return Layout(name, None, (LayoutProblem(error.problem, error.fix),))
+        return Hdf5Layout(name, None, (LayoutProblem(error.problem, error.fix),))
     problems = problems_of(column, path)
     if missing := column.chunks - int(find(file, name, path).id.get_num_chunks() if column.chunk else 0):
         text = f"{missing:,} of its chunks were never written: their samples are all the fill value"
         problems.append(LayoutProblem(text, "write the file again, if they should be there"))
-    return Layout(name, column, tuple(problems))
+    return Hdf5Layout(name, column, tuple(problems))
 
 
 def problems_of(column: H5Column, path: Path) -> list[LayoutProblem]:

@@ -18,7 +18,7 @@ from paceline.rundir import write_whole
 
 
 @dataclass(frozen=True)
-class LetterJob:
+class CharacterTask:
     """Which characters there are."""
 
     tasks: Sequence[Sequence[TextPart]]
@@ -32,7 +32,7 @@ class LetterJob:
         return {"job": "letters", "tasks": self.tasks}
 
     @classmethod
-    def from_tree(cls, tree: dict[str, Any]) -> LetterJob:
+    def from_tree(cls, tree: dict[str, Any]) -> CharacterTask:
         """Return what `tree` said."""
         return cls(_pieces(tree["tasks"]))
 
@@ -100,7 +100,7 @@ def numbers_of(piece: TextPart, vocabulary: Vocabulary, end: int) -> Array:
 
 def letters_of(tasks: Sequence[Sequence[TextPart]]) -> str:
     """Return the characters of all pieces, each once, in order."""
-    return joined(LetterJob(tasks).run(number) for number in range(len(tasks)))
+    return joined(CharacterTask(tasks).run(number) for number in range(len(tasks)))
 
 
 def joined(found: Iterable[str]) -> str:

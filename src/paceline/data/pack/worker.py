@@ -11,7 +11,7 @@ from typing import Any
 from paceline.data.pack.plan import fault_of
 from paceline.data.pack.pool import PackTask
 from paceline.data.pack.shard_writer import ShardJob
-from paceline.data.pack.tokens import LetterJob, TokenTask
+from paceline.data.pack.tokens import CharacterTask, TokenTask
 from paceline.errors import PacelineError
 from paceline.world.parent_death import die_with_parent
 
@@ -32,7 +32,7 @@ def main() -> None:
 
 def job_from(tree: dict[str, Any]) -> PackTask:
     """Return the job that its `tree` speaks of."""
-    kinds: dict[str, Any] = {"shards": ShardJob, "letters": LetterJob, "tokens": TokenTask}
+    kinds: dict[str, Any] = {"shards": ShardJob, "letters": CharacterTask, "tokens": TokenTask}
     job: PackTask = kinds[tree.pop("job")].from_tree(tree)
     return job
 
