@@ -2,7 +2,7 @@
 
 `python benchmarks/fewer_bytes.py` trains two recipes on four ranks, once for every way to tell the others less and for
 every seed, and prints the loss on held-out samples and the bytes that a rank sends in a step. The ways: the exact sum of every
-step; gradients as bf16 and PowerSGD (`compression`, exact=false); replicas that walk apart for H steps (`local.steps`), with and without bf16.
+step; gradients as bf16 and PowerSGD (`compression`, exact=false); replicas that walk apart for H steps (`local_sgd.steps`), with and without bf16.
 
 Bytes are read from the counter of the loopback interface, in a network namespace that holds nothing but these ranks: what gloo really
 sends, headers and all, from the first step to the last. So it needs root, or user namespaces, and `unshare` and `ip`.
@@ -43,10 +43,10 @@ WAYS = (
     "exact=true",
     "exact=false compression=bf16",
     "exact=false compression=powersgd",
-    "local.steps=8",
-    "local.steps=8 local.outer_lr=1 local.outer_momentum=0",
-    "local.steps=32",
-    "local.steps=32 compression=bf16",
+    "local_sgd.steps=8",
+    "local_sgd.steps=8 local_sgd.outer_lr=1 local_sgd.outer_momentum=0",
+    "local_sgd.steps=32",
+    "local_sgd.steps=32 compression=bf16",
 )
 _INSIDE = "FEWER_BYTES_INSIDE"
 
@@ -134,7 +134,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="how often each way is trained")
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
-    parser.add_argument("--ways", nargs="*", default=WAYS, help='others, such as "local.steps=8 local.outer_lr=1"')
+    parser.add_argument(
+        "--ways", nargs="*", default=WAYS, help='others, such as "local_sgd.steps=8 local_sgd.outer_lr=1"'
+    )
     known = parser.parse_args()
     if "RANK" in os.environ:
         with paceline.join(RunConfig()) as world:

@@ -37,7 +37,7 @@ RANKS, WARM = 2, 100
 OFF = {"TORCH_FR_BUFFER_SIZE": "0"}
 WAYS = {
     "all": ({}, []),
-    "without the watchdog": ({}, ["timeout.stuck=0"]),
+    "without the watchdog": ({}, ["timeout.hang_steps=0"]),
     "without the recorder": (OFF, []),
 }
 PHASES_OF_A_STEP = ("forward", "backward", "forward", "backward", "wait", "optimizer", "other")

@@ -8,7 +8,7 @@ same number of steps, or one waits in a collective for ever (lesson 20): so all 
     torchrun --standalone --nproc-per-node 2 lessons/11_streaming.py
 
 Expect: nearly as in lesson 6, from files. The price: samples of one chunk stay near each other, and what
-makes no whole chunk or batch is left out. `paceline data pack` and `paceline.open_set` mix over many
+makes no whole chunk or batch is left out. `paceline data pack` and `paceline.open_dataset` mix over many
 chunks, leave nothing out, check every byte, and begin anywhere.
 Time: about 11 s on 2 cores.
 New since lesson 6: `create` and `stream` in place of `share_of`, their `CHUNK` and `FOLDER`, and their use in `main`.

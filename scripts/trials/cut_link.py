@@ -39,7 +39,7 @@ def cut_off(ranks: int, rank: int, mark: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _started(hosts: PrivateCluster, node: int, nodes: int) -> Iterator[None]:
-    where = ["-n", "1", "--nodes", str(nodes), "--node", str(node), "--meet", "n1:29400", "--max-restarts", "0"]
+    where = ["-n", "1", "--nodes", str(nodes), "--node", str(node), "--rendezvous", "n1:29400", "--max-restarts", "0"]
     what = ["batch.global_size=32", "timeout.step_s=60", "epochs=100", "log.every_steps=5"]
     command = [*TOOL, "--dir", str(hosts.place.folder), "run", "--node", f"n{node + 1}", "--"]
     with (hosts.work / f"log{node}").open("wb") as log:

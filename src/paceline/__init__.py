@@ -36,7 +36,7 @@ _HOMES = {
     "accuracy": "paceline.train.evaluate",
     "config_from_argv": "paceline.config",
     "join": "paceline.world.process_group",
-    "open_set": "paceline.data.reading.open_dataset",
+    "open_dataset": "paceline.data.reading.open_dataset",
     "parallelize": "paceline.train.parallel",
     "scaled_lr": "paceline.scale.lr",
 }

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from paceline.data.shards.check import check_dataset
 from paceline.data.shards.index import INDEX, DatasetIndex
-from paceline.data.pack import Request, pack, pack_samples
+from paceline.data.pack import PackRequest, pack, pack_samples
 from paceline.data.pack.shard_writer import shard_name
 from paceline.data.shards.shard import Varying, write_shard
 
@@ -27,7 +27,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("set")
     (folder / "source").mkdir()
     request = packable.token_files(folder / "source").request
-    pack(Request(**vars(request) | {"shard_bytes": 1}), folder / "set", workers=1)
+    pack(PackRequest(**vars(request) | {"shard_bytes": 1}), folder / "set", workers=1)
     return folder / "set"
 
 

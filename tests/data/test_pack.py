@@ -25,7 +25,7 @@ from support.program import processes_with, started, wait_for
 from PIL import Image
 
 from paceline.data.shards.check import check_dataset, open_index
-from paceline.data.pack import Request, pack, pack_samples, plan, pool
+from paceline.data.pack import PackRequest, pack, pack_samples, plan, pool
 from paceline.data.pack import optional_packages as extras
 from paceline.data.pack import text_tasks as pieces
 from paceline.data.pack.plan import PLAN, SPOOL
@@ -35,8 +35,8 @@ from paceline.errors import ConfigError, DataError, EnvironmentUnfit, PacelineEr
 SMALL = 90  # bytes of a shard: several of them, whatever is packed
 
 
-def smaller(request: Request, shard_bytes: int = SMALL) -> Request:
-    return Request(**vars(request) | {"shard_bytes": shard_bytes})
+def smaller(request: PackRequest, shard_bytes: int = SMALL) -> PackRequest:
+    return PackRequest(**vars(request) | {"shard_bytes": shard_bytes})
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ plan.Journal.note = note
 def test_a_pack_that_is_killed_goes_on_to_the_same_bytes(finished: int, tmp_path: Path) -> None:
     numpy.save(tmp_path / "x.npy", numpy.random.default_rng(3).integers(0, 255, (150, 100), dtype="uint8"))
     words = ["data", "pack", "x.npy", "--shard", "100", "--workers", "2", "--to"]
-    pack(Request((str(tmp_path / "x.npy"),), 100), tmp_path / "whole", workers=1)
+    pack(PackRequest((str(tmp_path / "x.npy"),), 100), tmp_path / "whole", workers=1)
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "sitecustomize.py").write_text(HELD.format(finished=finished))
     env = {"PYTHONPATH": str(tmp_path / "first")}
@@ -166,7 +166,7 @@ def test_a_pack_that_is_killed_goes_on_to_the_same_bytes(finished: int, tmp_path
     assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
-def interrupted(request: Request, out: Path, shards: int, monkeypatch) -> None:
+def interrupted(request: PackRequest, out: Path, shards: int, monkeypatch) -> None:
     """Pack some shards, and no more."""
     with monkeypatch.context() as patch:
         note = plan.Journal.note
@@ -202,7 +202,7 @@ def test_another_plan_in_the_folder_is_refused(source: Path, tmp_path: Path, mon
     request, out = smaller(packable.npz(source).request, 28), tmp_path / "out"
     interrupted(request, out, 3, monkeypatch)
     before = content(out)
-    for other in (smaller(request, 57), Request(**vars(request) | {"columns": ("image",)})):
+    for other in (smaller(request, 57), PackRequest(**vars(request) | {"columns": ("image",)})):
         with pytest.raises(ConfigError, match="begun with another input, other options") as error:
             pack(other, out, workers=1)
         assert "--force" in error.value.fix
@@ -217,7 +217,7 @@ def test_another_plan_in_the_folder_is_refused(source: Path, tmp_path: Path, mon
 
 def test_a_pack_that_failed_before_its_first_shard_is_in_nobodys_way(source: Path, tmp_path: Path) -> None:
     (source / "x.csv").write_text("a\n1\nx\n")
-    request = Request((str(source / "x.csv"),))
+    request = PackRequest((str(source / "x.csv"),))
     with pytest.raises(DataError, match="is numbers, but 'x'"):
         pack(request, tmp_path / "out", workers=1)
     (source / "x.csv").write_text("a\n1\n2\n")
@@ -404,7 +404,7 @@ def test_what_cannot_be_packed_is_refused_with_its_file_and_a_fix(
     make(source)
     monkeypatch.chdir(source)
     with pytest.raises(PacelineError) as error:
-        pack(Request(tuple(words), **options), tmp_path / "out", workers=1)
+        pack(PackRequest(tuple(words), **options), tmp_path / "out", workers=1)
     assert type(error.value) is kind
     assert re.search(problem, error.value.problem), error.value
     assert re.search(fix, error.value.fix, re.DOTALL), error.value
@@ -415,7 +415,7 @@ def test_what_is_wrong_is_said_by_workers_as_well(source: Path, tmp_path: Path) 
     packable.images(source)
     (source / "dogs" / "1.png").write_text("no image")
     with pytest.raises(DataError, match="dogs/1.png cannot be read as an image") as error:
-        pack(Request((str(source),), 100, size=(4, 4)), tmp_path / "out", workers=2)
+        pack(PackRequest((str(source),), 100, size=(4, 4)), tmp_path / "out", workers=2)
     assert error.value.fix == "remove that file, or make or fetch it again"
 
 
@@ -464,7 +464,7 @@ def test_neighbouring_rows_share_one_element_and_nothing_but_a_tail_is_lost(
     for number, document in enumerate(documents):
         (folder / "in" / f"{number}.txt").write_bytes(document)
     joined = b"".join(documents)
-    request = Request((str(folder / "in"),), 2 * length, length=length)
+    request = PackRequest((str(folder / "in"),), 2 * length, length=length)
     if len(joined) <= length:
         with pytest.raises(DataError, match="fewer than one row|holds no text"):
             pack(request, folder / "out", workers=1)
@@ -482,7 +482,7 @@ def test_a_long_text_is_cut_where_its_tokens_are_the_same(source: Path, tmp_path
     _, path = packable.tokenizer_file(source)
     text = "".join(f"Line {n}\n{'  indented' * (n % 3)}\n\n" for n in range(60))
     (source / "x.txt").write_text(text)
-    request = Request((str(source / "x.txt"),), tokenizer=str(path))
+    request = PackRequest((str(source / "x.txt"),), tokenizer=str(path))
     pack(request, tmp_path / "whole", workers=1)
     monkeypatch.setattr(pieces, "_PIECE_BYTES", 50)
     assert len(pieces.tasks_of([source / "x.txt"])) > 10
@@ -575,4 +575,4 @@ def test_datasets_whose_data_lie_in_other_files_are_not_followed(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("x", (4,), dtype="u1", external=[("/etc/hostname", 0, 4)])
     with pytest.raises(DataError, match="copy the data into one file"):
-        pack(Request((str(tmp_path / "a.h5"),), 1000), tmp_path / "set")
+        pack(PackRequest((str(tmp_path / "a.h5"),), 1000), tmp_path / "set")

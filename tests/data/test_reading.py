@@ -78,7 +78,7 @@ def test_any_step_can_be_the_first(tmp_path, start):
 def test_a_late_start_opens_only_the_shards_of_its_windows(tmp_path, monkeypatch):
     monkeypatch.setattr(batches, "_TOGETHER_STEPS", 1)
     source = open_folder(make_set(tmp_path, 400, 10))
-    steps = Batches(source, windowed(2, ahead=1), World()).steps(25)
+    steps = Batches(source, windowed(2, prefetch_steps=1), World()).steps(25)
     next(steps)
     steps.close()
     assert 0 < len(source._shards.open) <= 6  # at most 4 steps of 8 samples, from windows of 20
@@ -152,10 +152,10 @@ def test_a_script_that_fails_while_samples_are_read_ends_with_its_own_error(tmp_
     script = f"""
 from paceline.config import BatchConfig, RunConfig
 from paceline.data.reading.batches import Batches
-from paceline.data.reading.open_dataset import open_set
+from paceline.data.reading.open_dataset import open_dataset
 from paceline.world.world import World
 config = RunConfig(batch=BatchConfig(8, lanes=1), epochs=100)
-steps = Batches(open_set({str(folder)!r}, config), config, World()).steps()
+steps = Batches(open_dataset({str(folder)!r}, config), config, World()).steps()
 next(steps)
 raise ValueError("mine")
 """

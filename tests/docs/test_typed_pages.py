@@ -19,8 +19,8 @@ $ not typed
 $ paceline run one.py -n 2  # ends with code 75
 [0] done: abcdef0123456789
 $ paceline doctor  # ends with code 0, or 1: there is a problem
-host0$ first --meet host0:29400
-host1$ second --meet host0:29400
+host0$ first --rendezvous host0:29400
+host1$ second --rendezvous host0:29400
 what both say
 ```
 """,
@@ -33,8 +33,8 @@ def test_a_page_is_read_as_its_rules_say():
         (Command("paceline run one.py -n 2", codes=(75,), shown=("[0] done: abcdef0123456789",)),),
         (Command("paceline doctor", codes=(0, 1)),),
         (
-            Command("first --meet host0:29400", "host0"),
-            Command("second --meet host0:29400", "host1", shown=("what both say",)),
+            Command("first --rendezvous host0:29400", "host0"),
+            Command("second --rendezvous host0:29400", "host1", shown=("what both say",)),
         ),
     ]
 

@@ -110,7 +110,12 @@ def type_on(
     pipe = subprocess.PIPE
     return stack.enter_context(
         subprocess.Popen(
-            [*command, "--meet", f"127.0.0.1:{port}", *words], cwd=folder, env=env, stdout=pipe, stderr=pipe, text=True
+            [*command, "--rendezvous", f"127.0.0.1:{port}", *words],
+            cwd=folder,
+            env=env,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
         )
     )
 

@@ -48,7 +48,7 @@ def type_on_hosts(folder: Path, *commands: list[str], script: str = MEET, **env:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("[::1]", marks=pytest.mark.ipv6)])
 def test_two_hosts_are_one_world(tmp_path: Path, host: str) -> None:
-    shared = ["-n", "2", "--nodes", "2", "--meet", f"{host}:{free_port(host.strip('[]'))}"]
+    shared = ["-n", "2", "--nodes", "2", "--rendezvous", f"{host}:{free_port(host.strip('[]'))}"]
     first, second = type_on_hosts(tmp_path, [*shared, "--node", "0"], [*shared, "--node", "1"])
     assert (first.code, first.err, second.code, second.err) == (0, "", 0, "")
     said = [line for done in (first, second) for line in sorted(done.out.splitlines())]
@@ -57,7 +57,7 @@ def test_two_hosts_are_one_world(tmp_path: Path, host: str) -> None:
 
 
 def test_hosts_must_agree_how_many_they_are(tmp_path: Path) -> None:
-    shared = ["--nodes", "2", "--meet", f"127.0.0.1:{free_port('127.0.0.1')}"]
+    shared = ["--nodes", "2", "--rendezvous", f"127.0.0.1:{free_port('127.0.0.1')}"]
     first, second = type_on_hosts(tmp_path, [*shared, "-n", "1", "--node", "0"], [*shared, "-n", "2", "--node", "1"])
     for done in (first, second):
         assert done.code == 3
@@ -68,7 +68,7 @@ def test_hosts_must_agree_how_many_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lingers_s", ["0", "3"])
 def test_hosts_start_again_together_where_asked_for(tmp_path: Path, lingers_s: str) -> None:
-    shared = ["--nodes", "2", "--max-restarts", "1", "--meet", f"127.0.0.1:{free_port('127.0.0.1')}"]
+    shared = ["--nodes", "2", "--max-restarts", "1", "--rendezvous", f"127.0.0.1:{free_port('127.0.0.1')}"]
     hosts = [[*shared, "--node", str(node)] for node in range(2)]
     first, second = type_on_hosts(tmp_path, *hosts, script=FAIL_ONCE, LINGERS_S=lingers_s)
     assert (first.code, second.code) == (0, 0), first.err + second.err
@@ -78,18 +78,18 @@ def test_hosts_start_again_together_where_asked_for(tmp_path: Path, lingers_s: s
 
 
 WRONG = {
-    "no node": (["--nodes", "2", "--meet", "h:1"], 2, "--node 0 on the host of --meet, and --node 1 to 1"),
-    "no place": (["--nodes", "2", "--node", "1"], 2, "--meet HOST:PORT"),
-    "one host": (["--meet", "h:1"], 2, "--nodes N"),
-    "too far": (["--nodes", "2", "--node", "2", "--meet", "h:1"], 2, "from 0 to 1"),
+    "no node": (["--nodes", "2", "--rendezvous", "h:1"], 2, "--node 0 on the host of --rendezvous, and --node 1 to 1"),
+    "no place": (["--nodes", "2", "--node", "1"], 2, "--rendezvous HOST:PORT"),
+    "one host": (["--rendezvous", "h:1"], 2, "--nodes N"),
+    "too far": (["--nodes", "2", "--node", "2", "--rendezvous", "h:1"], 2, "from 0 to 1"),
     "none": (["--nodes", "0"], 2, "number the hosts"),
-    "no port": (["--nodes", "2", "--node", "1", "--meet", "host"], 2, "HOST:PORT"),
-    "port 0": (["--nodes", "2", "--node", "1", "--meet", "host:0"], 2, "HOST:PORT"),
-    "bad port": (["--nodes", "2", "--node", "1", "--meet", "host:99999"], 2, "HOST:PORT"),
-    "bare IPv6": (["--nodes", "2", "--node", "1", "--meet", "::1:29400"], 2, "[::1]:29400"),
-    "a range": (["-n", "1:2", "--nodes", "2", "--node", "1", "--meet", "h:1"], 2, "-n 2"),
-    "not ours": (["--nodes", "2", "--node", "0", "--meet", "203.0.113.7:29400"], 3, "an address of this host"),
-    "no such host": (["--nodes", "2", "--node", "0", "--meet", "no-such-host.invalid:29400"], 3, "--meet"),
+    "no port": (["--nodes", "2", "--node", "1", "--rendezvous", "host"], 2, "HOST:PORT"),
+    "port 0": (["--nodes", "2", "--node", "1", "--rendezvous", "host:0"], 2, "HOST:PORT"),
+    "bad port": (["--nodes", "2", "--node", "1", "--rendezvous", "host:99999"], 2, "HOST:PORT"),
+    "bare IPv6": (["--nodes", "2", "--node", "1", "--rendezvous", "::1:29400"], 2, "[::1]:29400"),
+    "a range": (["-n", "1:2", "--nodes", "2", "--node", "1", "--rendezvous", "h:1"], 2, "-n 2"),
+    "not ours": (["--nodes", "2", "--node", "0", "--rendezvous", "203.0.113.7:29400"], 3, "an address of this host"),
+    "no such host": (["--nodes", "2", "--node", "0", "--rendezvous", "no-such-host.invalid:29400"], 3, "--rendezvous"),
 }
 
 
@@ -105,7 +105,7 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "meet.py").write_text("raise SystemExit('started')")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = paceline("run", "meet.py", "--nodes", "2", "--node", "0", "--meet", place, folder=tmp_path)
+        done = paceline("run", "meet.py", "--nodes", "2", "--node", "0", "--rendezvous", place, folder=tmp_path)
     assert done.code == 3
     assert "in use" in done.err
     assert "free here" in done.err

@@ -11,7 +11,7 @@ from support.processes import run_on_processes
 from support.tiny_gpt import digest, tiny, train, write
 from tokenizers import Tokenizer
 
-from paceline.data.pack import Request, pack
+from paceline.data.pack import PackRequest, pack
 from paceline.data.vocabulary import Bytes, Characters, Tokens, train_tokenizer
 from paceline.errors import ConfigError, DataError
 from paceline.recipes.corpus import numbers_in, rows_of, text_in_memory, vocabulary_for
@@ -116,13 +116,13 @@ def test_memory_and_pack_make_the_same_numbers(words, tmp_path, monkeypatch):
     write(tmp_path, train_tokenizer([TEXT], 270), "tokenizer.json")
     config, found = settled("texts", *words)
     index = pack(
-        Request(("texts",), text=config.level, tokenizer=config.tokenizer, length=8), tmp_path / "set", workers=1
+        PackRequest(("texts",), text=config.level, tokenizer=config.tokenizer, length=8), tmp_path / "set", workers=1
     )
     assert {name: index.about[name] for name in found.vocabulary.about()} == found.vocabulary.about()
     assert index.samples == len(rows_of(numbers_in("texts", found.vocabulary), 8)) == len(found.train) + len(found.test)
     for part in ("train", "test"):
         pack(
-            Request(("texts",), text=config.level, tokenizer=config.tokenizer, length=8),
+            PackRequest(("texts",), text=config.level, tokenizer=config.tokenizer, length=8),
             tmp_path / "sets" / part,
             workers=1,
         )
@@ -138,7 +138,7 @@ def test_memory_and_pack_make_the_same_numbers(words, tmp_path, monkeypatch):
 
 def test_sets_with_different_vocabularies_are_refused(tmp_path):
     for part, text in (("train", "abcabcabc"), ("test", "abdabdabd")):
-        pack(Request((str(write(tmp_path, text)),), text="characters", length=4), tmp_path / part, workers=1)
+        pack(PackRequest((str(write(tmp_path, text)),), text="characters", length=4), tmp_path / part, workers=1)
     with pytest.raises(DataError, match="different vocabularies"):
         settled(tmp_path, "data=shards")
 
@@ -213,7 +213,7 @@ def test_the_tokenizer_beside_the_weights_is_taken(tmp_path):
 
 def test_a_tokenizer_is_read_from_an_address_too(tmp_path):
     write(tmp_path, train_tokenizer([TEXT], 270), "tokenizer.json")
-    request = Request((str(write(tmp_path, TEXT)),), tokenizer=str(tmp_path / "tokenizer.json"), length=8)
+    request = PackRequest((str(write(tmp_path, TEXT)),), tokenizer=str(tmp_path / "tokenizer.json"), length=8)
     pack(request, tmp_path / "set", workers=1)
     files = fsspec.filesystem("memory")
     for part in ("train", "test"):

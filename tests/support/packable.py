@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from paceline.data.shards.index import INDEX, OFFSETS, DatasetIndex
-from paceline.data.pack import Request
+from paceline.data.pack import PackRequest
 
 IMAGES = numpy.arange(20 * 5 * 4, dtype="uint8").reshape(20, 5, 4)
 LABELS = numpy.arange(20, dtype="int64") % 3
@@ -33,7 +33,7 @@ JOINED = "".join(TEXTS.values())
 class Example(NamedTuple):
     """An input, its columns in order, and what the index says of it."""
 
-    request: Request
+    request: PackRequest
     columns: dict[str, Any]
     """Arrays; a list of values where lengths vary."""
     about: dict[str, Any] = {}
@@ -41,32 +41,32 @@ class Example(NamedTuple):
 
 def npy(folder: Path) -> Example:
     numpy.save(folder / "x.npy", IMAGES)
-    return Example(Request((str(folder / "x.npy"),)), {"x": IMAGES}, {"from": ["x.npy"]})
+    return Example(PackRequest((str(folder / "x.npy"),)), {"x": IMAGES}, {"from": ["x.npy"]})
 
 
 def named_npy(folder: Path) -> Example:
     """Arrays of other layouts: columns first in memory, and big end first."""
     numpy.save(folder / "a.npy", numpy.asfortranarray(IMAGES))
     numpy.save(folder / "b.npy", LABELS.astype(">i8"))
-    request = Request((f"label={folder / 'b.npy'}", f"image={folder / 'a.npy'}"))
+    request = PackRequest((f"label={folder / 'b.npy'}", f"image={folder / 'a.npy'}"))
     return Example(request, {"label": LABELS, "image": IMAGES})
 
 
 def npz(folder: Path) -> Example:
     numpy.savez(folder / "x.npz", label=LABELS, image=IMAGES)
-    return Example(Request((str(folder / "x.npz"),)), {"image": IMAGES, "label": LABELS})
+    return Example(PackRequest((str(folder / "x.npz"),)), {"image": IMAGES, "label": LABELS})
 
 
 def packed_npz(folder: Path) -> Example:
     numpy.savez_compressed(folder / "x.npz", image=IMAGES, left=LABELS[:3], y=LABELS)
-    return Example(Request((str(folder / "x.npz"),), columns=("y", "image")), {"y": LABELS, "image": IMAGES})
+    return Example(PackRequest((str(folder / "x.npz"),), columns=("y", "image")), {"y": LABELS, "image": IMAGES})
 
 
 def idx(folder: Path) -> Example:
     for name, array in (("t10k-images-idx3-ubyte", IMAGES), ("t10k-labels-idx1-ubyte", LABELS.astype("uint8"))):
         head = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
         (folder / f"{name}.gz").write_bytes(gzip.compress(head + array.tobytes(), mtime=0))
-    return Example(Request((str(folder),), part="test"), {"image": IMAGES, "label": LABELS})
+    return Example(PackRequest((str(folder),), part="test"), {"image": IMAGES, "label": LABELS})
 
 
 def hdf5(folder: Path) -> Example:
@@ -80,7 +80,7 @@ def hdf5(folder: Path) -> Example:
             file["vectors"][number] = vector
         file["alone"] = 7
     columns = {"group.pixels": IMAGES.astype("float32"), "vectors": vectors, "words": encoded(WORDS), "label": LABELS}
-    return Example(Request((str(folder / "x.h5"),)), columns)
+    return Example(PackRequest((str(folder / "x.h5"),)), columns)
 
 
 def images(folder: Path, mode: str = "RGB", size: tuple[int, int] = (4, 6)) -> Example:
@@ -95,7 +95,7 @@ def images(folder: Path, mode: str = "RGB", size: tuple[int, int] = (4, 6)) -> E
             files.append(numpy.frombuffer(path.read_bytes(), dtype="uint8"))
             pixels.append(colours if mode == "RGB" else colours[:, :, 0])
             labels.append(label)
-    request = Request((str(folder),), size=size, grey=mode == "L")
+    request = PackRequest((str(folder),), size=size, grey=mode == "L")
     values = numpy.stack(pixels) if size[0] else files
     about = {"classes": ["cats", "dogs"], "images": "pixels" if size[0] else "files"}
     return Example(request, {"image": values, "label": numpy.array(labels)}, about)
@@ -109,12 +109,12 @@ def image_files(folder: Path) -> Example:
     return images(folder, size=(0, 0))
 
 
-def texts(folder: Path, **options: Any) -> Request:
+def texts(folder: Path, **options: Any) -> PackRequest:
     for name, text in TEXTS.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, newline="")
     (folder / ".hidden").write_text("never read")
-    return Request((str(folder),), **options)
+    return PackRequest((str(folder),), **options)
 
 
 def windows(flat: numpy.ndarray, length: int) -> numpy.ndarray:
@@ -180,14 +180,14 @@ def csv(folder: Path) -> Example:
         "number": numpy.arange(20),
         "label": LABELS,
     }
-    return Example(Request((str(folder / "x.csv"),)), columns)
+    return Example(PackRequest((str(folder / "x.csv"),)), columns)
 
 
 def tsv(folder: Path) -> Example:
     for part in range(2):
         (folder / f"{part}.tsv").write_text("a\tb\n" + "".join(f"{part}.{n}\t{n}\n" for n in range(6)))
     values = numpy.array([float(f"{part}.{n}") for part in range(2) for n in range(6)])
-    return Example(Request((str(folder),), columns=("a",)), {"a": values})
+    return Example(PackRequest((str(folder),), columns=("a",)), {"a": values})
 
 
 def parquet(folder: Path) -> Example:
@@ -211,7 +211,7 @@ def parquet(folder: Path) -> Example:
         "pair": numpy.array([[n, -n] for n in range(20)], dtype="int32"),
         "label": LABELS,
     }
-    return Example(Request((str(folder / "x.parquet"),)), columns)
+    return Example(PackRequest((str(folder / "x.parquet"),)), columns)
 
 
 KINDS: list[Callable[[Path], Example]] = [

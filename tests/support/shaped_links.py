@@ -37,7 +37,7 @@ def bench_between(
     """Measure all-reduce and pair between a rank on each of two hosts; at best: by the fastest rounds alone."""
 
     def on(node: int) -> str:
-        where = ["-n", "1", "--nodes", "2", "--node", str(node), "--meet", "n1:29400"]
+        where = ["-n", "1", "--nodes", "2", "--node", str(node), "--rendezvous", "n1:29400"]
         what = ["--ops", "all-reduce,pair", "--sizes", sizes, "--seconds", str(seconds), "--device", "cpu", "--json"]
         done = hosts.run([PACELINE, "bench", *where, *what], f"n{node + 1}", timeout_s=timeout_s)
         assert done.code == 0, done.out + done.err

@@ -27,15 +27,15 @@ SAMPLES = 37  # with a global batch of 16 the last step of an epoch has 5 sample
 FIXED = {
     "batch.global_size": 16,
     "batch.lanes": 8,
-    "local.steps": 4,
-    "local.replicas": 4,
+    "local_sgd.steps": 4,
+    "local_sgd.replicas": 4,
     "epochs": 3,
     "clip_norm": 0.5,
 }
 CASES = {
     "plain": {},
     "bf16 on the wire": {"compression": "bf16"},
-    "six lanes, three replicas": {"batch.lanes": 6, "local.replicas": 3, "local.outer_momentum": 0.0},
+    "six lanes, three replicas": {"batch.lanes": 6, "local_sgd.replicas": 3, "local_sgd.outer_momentum": 0.0},
 }
 
 
@@ -100,7 +100,7 @@ def every_case(world: World, folder: str, record: bool = False) -> dict[str, dic
     for name, more in CASES.items():
         to = f"{folder}/record-{name}" if record else ""
         config = config_of(f"{folder}/{name}", **more | {"record.to": to})
-        if world.size <= config.local.replicas:
+        if world.size <= config.local_sgd.replicas:
             found[name] = train(world, config)
     return found
 
@@ -125,7 +125,9 @@ def test_replicas_learn_the_same_bits_on_any_number_of_ranks(tmp_path: Path) -> 
 
 def interrupted(world: World, folder: str, stop_at: int, record_steps: int) -> dict[str, object]:
     more = {"record.to": f"{folder}/record", "record.steps": record_steps} if record_steps else {}
-    return train(world, config_of(folder, **CASES["bf16 on the wire"], epochs=4, **{"local.steps": 2}, **more), stop_at)
+    return train(
+        world, config_of(folder, **CASES["bf16 on the wire"], epochs=4, **{"local_sgd.steps": 2}, **more), stop_at
+    )
 
 
 def test_a_run_stopped_between_two_meetings_goes_on_with_the_same_bits_in_another_world(tmp_path: Path) -> None:
@@ -167,7 +169,7 @@ def count_bytes(world: World, folder: str) -> dict[str, list[int]]:
             return send(gathered, mine, among)
 
         exchange.gather = counted
-        train(world, config_of(folder, name=compression, compression=compression, **{"local.replicas": 2}))
+        train(world, config_of(folder, name=compression, compression=compression, **{"local_sgd.replicas": 2}))
     return found
 
 
@@ -181,11 +183,11 @@ def by_hand(config: RunConfig, world: World) -> nn.Module:
     """DiLoCo as its paper has it, with torch's own optimizers."""
     torch.manual_seed(0)
     common = Small().eval()
-    copies = [copy.deepcopy(common) for _ in range(config.local.replicas)]
+    copies = [copy.deepcopy(common) for _ in range(config.local_sgd.replicas)]
     inner = [torch.optim.AdamW([v for v in one.parameters() if v.requires_grad], lr=0.02) for one in copies]
     shared = [value for value in common.parameters() if value.requires_grad]
-    outer = torch.optim.SGD(shared, config.local.outer_lr, config.local.outer_momentum, nesterov=True)
-    each = config.batch.lanes // config.local.replicas
+    outer = torch.optim.SGD(shared, config.local_sgd.outer_lr, config.local_sgd.outer_momentum, nesterov=True)
+    each = config.batch.lanes // config.local_sgd.replicas
     for step in paceline.Batches(data_of(), config, world).steps():
         for number, (one, optimizer) in enumerate(zip(copies, inner, strict=True)):
             lanes = [lane for lane in step.lanes[number * each : (number + 1) * each] if lane.samples]
@@ -227,15 +229,15 @@ def test_it_is_the_algorithm_of_its_paper(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
-        (["local.replicas=3"], "local.replicas to one of 1, 2, 4, 8, or batch.lanes to a multiple of 3"),
+        (["local_sgd.replicas=3"], "local_sgd.replicas to one of 1, 2, 4, 8, or batch.lanes to a multiple of 3"),
         (["parallel=fsdp"], "set parallel=ddp"),
         (["capture=true"], "set capture=false"),
         (["compression=powersgd", "exact=false"], "set compression=bf16"),
         (["precision=fp16"], "set precision=bf16"),
-        (["local.steps=-1"], "local.steps to 0 or more"),
-        (["local.steps=0", "local.replicas=2"], "add local.steps=32"),
-        (["local.outer_lr=0"], "above 0"),
-        (["local.outer_momentum=1"], "below 1"),
+        (["local_sgd.steps=-1"], "local_sgd.steps to 0 or more"),
+        (["local_sgd.steps=0", "local_sgd.replicas=2"], "add local_sgd.steps=32"),
+        (["local_sgd.outer_lr=0"], "above 0"),
+        (["local_sgd.outer_momentum=1"], "below 1"),
     ],
 )
 def test_what_contradicts_replicas_that_walk_apart_is_refused(words: list[str], fix: str) -> None:
@@ -250,7 +252,7 @@ def test_more_ranks_than_replicas_are_refused(monkeypatch: pytest.MonkeyPatch, t
         monkeypatch.setenv(name, value)
     with (
         pytest.raises(ConfigError, match="3 ranks cannot share 2 replicas"),
-        join(config_of(str(tmp_path), **{"local.replicas": 2})),
+        join(config_of(str(tmp_path), **{"local_sgd.replicas": 2})),
     ):
         pass
 
@@ -268,7 +270,11 @@ def test_other_steps_and_other_models_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_other_replicas_is_refused(tmp_path: Path) -> None:
-    for more, problem in [({}, ""), ({"local.replicas": 2}, "holds 4 replicas"), ({"local.steps": 0}, "0 are wanted")]:
+    for more, problem in [
+        ({}, ""),
+        ({"local_sgd.replicas": 2}, "holds 4 replicas"),
+        ({"local_sgd.steps": 0}, "0 are wanted"),
+    ]:
         config = config_of(str(tmp_path), resume="changed", epochs=2, **more)
         refused = pytest.raises(ConfigError, match=problem) if problem else contextlib.nullcontext()
         with refused, join(config) as world:

@@ -86,7 +86,7 @@ def test_a_name_that_stands_for_loopback_is_no_place_to_meet(machine) -> None:
     for host in ("n1", "both", "127.0.0.1", "localhost", "nobody"):
         refuse_loopback_name(host)
     with pytest.raises(
-        EnvironmentUnfit, match="debian stands for 127.0.1.1(.|\n)*--meet or MASTER_ADDR .here: 10.0.0.1"
+        EnvironmentUnfit, match="debian stands for 127.0.1.1(.|\n)*--rendezvous or MASTER_ADDR .here: 10.0.0.1"
     ):
         refuse_loopback_name("debian")
 

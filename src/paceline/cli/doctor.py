@@ -56,7 +56,7 @@ def _add_host_arguments(parser: argparse.ArgumentParser) -> None:
         "elsewhere the same is typed on every host",
     )
     meeting = f"without Slurm: where the hosts meet (default: the first one, port {_PORT})"
-    add("--meet", default="", metavar="HOST:PORT", help=meeting)
+    add("--rendezvous", default="", metavar="HOST:PORT", help=meeting)
     add("--node", type=int, metavar="I", help="without Slurm: which of --nodes this one is, if its name does not tell")
     add("--wait", type=float, default=300.0, metavar="S", help="how long to wait for others (default: %(default)g s)")
 
@@ -85,7 +85,7 @@ def _refuse_strange_words(known: argparse.Namespace) -> None:
     options = [
         "--nodes",
         "--node",
-        "--meet",
+        "--rendezvous",
         "--ranks",
         "--runs",
         "--wait",
@@ -154,7 +154,7 @@ def _look(known: argparse.Namespace) -> int:
     ranks = known.ranks or (allocation.ranks_per_node if allocation else 1)
     plan = hosts.HostPlan(ranks, known.runs.absolute(), known.wait, known.quick)
     looked: hosts.Looked | bool
-    if allocation and not known.meet:
+    if allocation and not known.rendezvous:
         looked = hosts.look_at_allocation(hosts.chosen_nodes(allocation, wanted), plan, os.environ)
     elif wanted:
         looked = _look_by_hand(known, wanted, plan)
@@ -180,7 +180,7 @@ def _allocation() -> Allocation | None:
 def _look_by_hand(known: argparse.Namespace, wanted: Sequence[str], plan: hosts.HostPlan) -> hosts.Looked | bool:
     if len(wanted) < 2:
         raise ConfigError(f"--nodes {known.nodes} is one host", fix="leave it out to look at this host alone")
-    meet = split_address(known.meet or f"{wanted[0]}:{_PORT}")
+    meet = split_address(known.rendezvous or f"{wanted[0]}:{_PORT}")
     node = (
         known.node if known.node is not None else hosts.own_place(wanted, [address for _, address in own_addresses()])
     )

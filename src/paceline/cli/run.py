@@ -72,7 +72,7 @@ def add_host_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--node", type=int, help="with --nodes: which host this is, from 0 on")
     parser.add_argument(
-        "--meet", default="", metavar="HOST:PORT", help="with --nodes: where the hosts meet, an address of node 0"
+        "--rendezvous", default="", metavar="HOST:PORT", help="with --nodes: where the hosts meet, an address of node 0"
     )
 
 
@@ -122,14 +122,14 @@ def _begin_and_tell(begin: Begin, spec: LaunchSpec, **given: Any) -> Failure | N
 
 def place_from(known: argparse.Namespace) -> NodePlace:
     """Return which of the hosts this one is."""
-    if known.meet:
-        split_address(known.meet)
+    if known.rendezvous:
+        split_address(known.rendezvous)
     if known.nodes > 1 and known.node is None:
         raise ConfigError(
             f"--nodes {known.nodes} without --node does not say which host this is",
-            fix=f"give --node 0 on the host of --meet, and --node 1 to {known.nodes - 1} on the others",
+            fix=f"give --node 0 on the host of --rendezvous, and --node 1 to {known.nodes - 1} on the others",
         )
-    return NodePlace(known.node or 0, known.nodes, known.meet)
+    return NodePlace(known.node or 0, known.nodes, known.rendezvous)
 
 
 def _see_that_it_is_free(spec: LaunchSpec) -> None:
@@ -141,7 +141,8 @@ def _see_that_it_is_free(spec: LaunchSpec) -> None:
             listen_at(host, port).close()
         except EnvironmentUnfit as error:
             raise EnvironmentUnfit(
-                error.problem, fix="give --meet an address of this host, which is node 0, and a port that is free here"
+                error.problem,
+                fix="give --rendezvous an address of this host, which is node 0, and a port that is free here",
             ) from error
 
 

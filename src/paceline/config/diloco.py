@@ -28,49 +28,52 @@ class LocalSgdConfig:
 
     def __post_init__(self) -> None:
         """Refuse numbers that cannot be."""
-        at_least(0, "local.steps", self.steps)
-        at_least(1, "local.replicas", self.replicas)
+        at_least(0, "local_sgd.steps", self.steps)
+        at_least(1, "local_sgd.replicas", self.replicas)
         given = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
         if given and not self.steps:
             raise ConfigError(
-                f"local.{given[0]}={getattr(self, given[0])} does nothing without local.steps", fix="add local.steps=32"
+                f"local_sgd.{given[0]}={getattr(self, given[0])} does nothing without local_sgd.steps",
+                fix="add local_sgd.steps=32",
             )
         if not (math.isfinite(self.outer_lr) and self.outer_lr > 0):
             raise ConfigError(
-                f"local.outer_lr={self.outer_lr} leads nowhere",
-                fix="set local.outer_lr to a number above 0, such as 0.7",
+                f"local_sgd.outer_lr={self.outer_lr} leads nowhere",
+                fix="set local_sgd.outer_lr to a number above 0, such as 0.7",
             )
         if not 0 <= self.outer_momentum < 1:
             raise ConfigError(
-                f"local.outer_momentum={self.outer_momentum} never settles",
-                fix="set local.outer_momentum to a number from 0 to below 1, such as 0.9",
+                f"local_sgd.outer_momentum={self.outer_momentum} never settles",
+                fix="set local_sgd.outer_momentum to a number from 0 to below 1, such as 0.9",
             )
 
 
 def check_local_sgd(config: RunConfig) -> None:
     """Refuse what replicas that walk apart cannot do."""
-    lanes, replicas = config.batch.lanes, config.local.replicas
+    lanes, replicas = config.batch.lanes, config.local_sgd.replicas
     if lanes % replicas:
         raise ConfigError(
             f"{replicas} replicas cannot share {lanes} lanes evenly",
-            fix=f"set local.replicas to one of {_divisors(lanes)}, or batch.lanes to a multiple of {replicas}",
+            fix=f"set local_sgd.replicas to one of {_divisors(lanes)}, or batch.lanes to a multiple of {replicas}",
         )
     if config.parallel == "fsdp":
         raise ConfigError(
-            "local.steps keeps whole replicas, and parallel=fsdp slices", fix="set parallel=ddp, or local.steps=0"
+            "local_sgd.steps keeps whole replicas, and parallel=fsdp slices",
+            fix="set parallel=ddp, or local_sgd.steps=0",
         )
     if config.capture == "true":
         raise ConfigError(
-            "steps of replicas that take turns cannot be captured", fix="set capture=false, or local.steps=0"
+            "steps of replicas that take turns cannot be captured", fix="set capture=false, or local_sgd.steps=0"
         )
     if config.compression == "powersgd":
         raise ConfigError(
-            "compression=powersgd is for gradients, and local.steps sends differences of weights",
+            "compression=powersgd is for gradients, and local_sgd.steps sends differences of weights",
             fix="set compression=bf16 or none",
         )
     if config.precision not in {"fp32", "tf32", "bf16"}:
         raise ConfigError(
-            f"local.steps does not go with precision={config.precision}", fix="set precision=bf16, or local.steps=0"
+            f"local_sgd.steps does not go with precision={config.precision}",
+            fix="set precision=bf16, or local_sgd.steps=0",
         )
 
 

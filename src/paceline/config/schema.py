@@ -66,7 +66,7 @@ class ReadConfig:
 
     window: int = 16
     """Blocks (shards, or chunks of HDF5 of about 1 MB) whose samples are mixed; sets of no more are shuffled as a whole."""
-    ahead: int = 8
+    prefetch_steps: int = 8
     """Steps that are read ahead of the training, where samples come from files; up to 16 MB of short ones are read as one."""
     resident_gb: float = 4.0
     """Sets of no more GB are kept on the GPU as a whole, if a quarter of its free memory holds them."""
@@ -80,7 +80,7 @@ class ReadConfig:
     def __post_init__(self) -> None:
         """Refuse what cannot be read with."""
         at_least(1, "read.window", self.window)
-        at_least(1, "read.ahead", self.ahead)
+        at_least(1, "read.prefetch_steps", self.ahead)
         at_least(0, "read.workers", self.workers)
         if not 0 < self.cache_gb < math.inf:
             raise ConfigError(f"read.cache_gb={self.cache_gb} holds nothing", fix="set it to GB, such as 64")
@@ -153,7 +153,7 @@ class TimeoutConfig:
     """Seconds until all ranks must have met and finished the first step."""
     step_s: float = 60.0
     """Seconds a rank waits in a collective after the first step; longer than the longest evaluation."""
-    stuck: float = 3.0
+    hang_steps: float = 3.0
     """Steps, of the usual length, without a sign of life (and 3 s) after which all ranks say where they are; 0: never."""
 
 
@@ -178,7 +178,7 @@ class RunConfig:
     exact: bool = True
     """Same bits on any number of ranks; false lets the order of summation go free."""
     compression: Literal["none", "fp16", "bf16", "powersgd"] = "none"
-    """Fewer bytes per gradient, with exact=false only; with local.steps, fewer per difference, and exact holds."""
+    """Fewer bytes per gradient, with exact=false only; with local_sgd.steps, fewer per difference, and exact holds."""
     clip_norm: float = 0.0
     """Largest norm of the whole gradient; 0: no clipping."""
     precision: Literal["fp32", "tf32", "bf16", "bf16-master", "fp16"] = "fp32"
@@ -195,7 +195,7 @@ class RunConfig:
     """How ranks talk; auto: nccl if every rank has a GPU of its own, else gloo."""
     batch: BatchConfig = field(default_factory=BatchConfig)
     """What makes one optimizer step."""
-    local: LocalSgdConfig = field(default_factory=LocalSgdConfig)
+    local_sgd: LocalSgdConfig = field(default_factory=LocalSgdConfig)
     """Fewer messages: replicas that walk apart for some steps."""
     lr: LrConfig = field(default_factory=LrConfig)
     """The learning rate."""
@@ -243,14 +243,14 @@ class RunConfig:
             self._check_fsdp()
         elif self.shard_over:
             raise ConfigError(f"shard_over={self.shard_over} is for models in slices", fix="add parallel=fsdp")
-        if self.local.steps:
+        if self.local_sgd.steps:
             check_local_sgd(self)
-        if self.exact and self.compression != "none" and not self.local.steps:
+        if self.exact and self.compression != "none" and not self.local_sgd.steps:
             raise ConfigError(
                 f"compression={self.compression} rounds gradients, so exact=true cannot hold",
                 fix="add exact=false, or set compression=none",
             )
-        if self.capture != "false" and self.compression != "none" and not self.local.steps:
+        if self.capture != "false" and self.compression != "none" and not self.local_sgd.steps:
             raise ConfigError(
                 f"compression={self.compression} is DDP's, which captured steps do without",
                 fix="set capture=false or compression=none",

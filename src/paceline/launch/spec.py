@@ -52,7 +52,7 @@ class LaunchSpec:
         if (self.nodes > 1) != bool(self.address):
             raise ConfigError(
                 f"--nodes {self.nodes} {'needs' if self.nodes > 1 else 'takes no'} place to meet",
-                fix="give every host the same --nodes N --meet HOST:PORT, HOST being the one with --node 0",
+                fix="give every host the same --nodes N --rendezvous HOST:PORT, HOST being the one with --node 0",
             )
 
     def variables(self, env: Mapping[str, str]) -> dict[str, str]:

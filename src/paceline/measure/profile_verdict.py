@@ -21,14 +21,14 @@ IN_WORDS: Mapping[str, tuple[str, str]] = {
     "exposed_communication": (
         "communication that nothing hides",
         (
-            "more samples a step (batch.global_size), fewer bytes (exact=false compression=bf16), fewer meetings (local.steps), "
+            "more samples a step (batch.global_size), fewer bytes (exact=false compression=bf16), fewer meetings (local_sgd.steps), "
             "or a faster link: see which interface is used (PACELINE_INTERFACE)"
         ),
     ),
     "data_wait": (
         "waiting for samples",
         (
-            "pack the set into shards (`paceline data pack`), read further ahead (read.ahead), let processes help (read.workers), "
+            "pack the set into shards (`paceline data pack`), read further ahead (read.prefetch_steps), let processes help (read.workers), "
             "or keep shards on a local disk (read.cache); `paceline data bench` measures reading alone"
         ),
     ),

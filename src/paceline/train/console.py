@@ -96,9 +96,11 @@ def describe_local(config: RunConfig) -> str:
     >>> describe_local(RunConfig())
     ''
     """
-    local = config.local
+    local = config.local_sgd
     return (
-        f"; {_count(local.replicas, 'replica')}, which meet after {_count(local.steps, 'step')}" if local.steps else ""
+        f"; {_count(local_sgd.replicas, 'replica')}, which meet after {_count(local_sgd.steps, 'step')}"
+        if local_sgd.steps
+        else ""
     )
 
 

@@ -220,8 +220,8 @@ def make_step(
             raise ConfigError(f"the step cannot be captured: {why}", fix="take another optimizer, or set capture=auto")
         _tell(world, why)
         captured = False
-    if config.capture == "auto" and world.device != "cpu" and (config.local.steps or config.parallel == "fsdp"):
-        apart = "with local.steps several copies of the weights take turns"
-        _tell(world, apart if config.local.steps else "with parallel=fsdp weights are gathered on the way")
-    kind = DilocoStep if config.local.steps else CudaGraphStep if captured else OptimizerStep
+    if config.capture == "auto" and world.device != "cpu" and (config.local_sgd.steps or config.parallel == "fsdp"):
+        apart = "with local_sgd.steps several copies of the weights take turns"
+        _tell(world, apart if config.local_sgd.steps else "with parallel=fsdp weights are gathered on the way")
+    kind = DilocoStep if config.local_sgd.steps else CudaGraphStep if captured else OptimizerStep
     return kind(world, model, optimizer, loss, config, total_samples)

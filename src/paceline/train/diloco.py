@@ -59,7 +59,7 @@ class _Place(NamedTuple):
 
 
 class DilocoStep(OptimizerStep):
-    """A step of every replica, each on its lanes; after `local.steps` of them, at the end of an epoch and of the run, they meet."""
+    """A step of every replica, each on its lanes; after `local_sgd.steps` of them, at the end of an epoch and of the run, they meet."""
 
     _walks_apart = True
 
@@ -74,7 +74,7 @@ class DilocoStep(OptimizerStep):
     ) -> None:
         super().__init__(world, model, optimizer, loss, config, total_samples)
         self._names = [name for name, value in self._inner.named_parameters() if value.requires_grad]
-        settings = config.local
+        settings = config.local_sgd
         momentum = settings.outer_momentum
         self._outer = torch.optim.SGD(self._trainable, settings.outer_lr, momentum, nesterov=momentum > 0)
         self._common = Replica(-1, [value.data for value in self._trainable], self._outer.state)
@@ -170,14 +170,14 @@ class DilocoStep(OptimizerStep):
 
     def _parts(self, step: RankBatch) -> Iterator[RankBatch]:
         """Yield the step of each of this rank's replicas: its lanes, which are all the samples that it knows of."""
-        each = self._config.batch.lanes // self._config.local.replicas
+        each = self._config.batch.lanes // self._config.local_sgd.replicas
         for start in range(0, len(step.lanes), each):
             lanes = step.lanes[start : start + each]
             yield RankBatch(step.plan._replace(samples=sum(lane.samples for lane in lanes)), lanes)
 
     def _meets_after(self, plan: StepPlan) -> bool:
         last = plan.ends_epoch or plan.seen == self._total_samples
-        return last or (plan.within + 1) % self._config.local.steps == 0
+        return last or (plan.within + 1) % self._config.local_sgd.steps == 0
 
     def _meet(self) -> None:
         """Move the common weights along the mean way of all replicas, and set out from there. Every rank must call this."""
@@ -220,5 +220,5 @@ def _copied(memory: Mapping[Tensor, Mapping[str, Any]]) -> defaultdict[Tensor, d
 def _moving_buffers() -> ConfigError:
     return ConfigError(
         "forward changes buffers (such as BatchNorm's), which replicas that walk apart cannot share",
-        fix="take a norm without statistics, such as LayerNorm or GroupNorm, or set local.steps=0",
+        fix="take a norm without statistics, such as LayerNorm or GroupNorm, or set local_sgd.steps=0",
     )

@@ -42,7 +42,7 @@ from paceline.world.world import World
 # Settings that do not make it another training.
 _FREE = {
     "name", "runs", "resume", "stop_after", "evaluate_steps", "epochs", "steps", "parallel", "shard_over", "device", "backend",
-    "capture", "read.resident_gb", "read.ahead", "read.workers", "read.cache", "read.cache_gb",
+    "capture", "read.resident_gb", "read.prefetch_steps", "read.workers", "read.cache", "read.cache_gb",
 }  # fmt: skip
 _CLAIM_S = 1.0
 _FREE_TABLES = {"checkpoint", "log", "timeout", "record", "profile"}
@@ -84,7 +84,7 @@ class Lifeline:
         self._cadence = Cadence(
             Every.parse(kept.every), kept.mtbf_h * 3600.0, batches.plan.steps_per_epoch, time.monotonic()
         )
-        agree_s = AGREE_APART_S if config.local.steps else AGREE_S
+        agree_s = AGREE_APART_S if config.local_sgd.steps else AGREE_S
         self.size_bytes = sum(
             value.nbytes for value in {**dict(named_state(model, optimizer)), **take.own_state()}.values()
         )
@@ -227,7 +227,7 @@ class Lifeline:
         if replicas[0] != replicas[1]:
             raise ConfigError(
                 f"{self._storage.where(found.step)} holds {replicas[0]} replicas that walk apart, and {replicas[1]} are wanted",
-                fix="set local.steps and local.replicas as they were, or give this run another name=",
+                fix="set local_sgd.steps and local_sgd.replicas as they were, or give this run another name=",
             )
         problems = self._take.load(saved, found.values["numbers"])
         kinds = [facts["optimizer"] for facts in (found.values["optimizer"], optimizer_facts(self._optimizer))]
@@ -271,7 +271,7 @@ class Lifeline:
 
 def _replicas(config: Mapping[str, Any]) -> int:
     """Return how many replicas walk apart in a run of such settings; 0: it is not of that kind."""
-    return int(config["local.replicas"]) if int(config.get("local.steps", 0)) else 0
+    return int(config["local_sgd.replicas"]) if int(config.get("local_sgd.steps", 0)) else 0
 
 
 def _some(things: list[str], most: int = 8) -> str:

@@ -45,10 +45,10 @@ class OptimizerStep:
         config: RunConfig,
         total_samples: int = 0,
     ) -> None:
-        if bool(config.local.steps) is not self._walks_apart:
+        if bool(config.local_sgd.steps) is not self._walks_apart:
             raise ConfigError(
-                f"local.steps={config.local.steps} is not for {type(self).__name__}",
-                fix="let `paceline.Trainer` take the steps, or set local.steps=0",
+                f"local_sgd.steps={config.local_sgd.steps} is not for {type(self).__name__}",
+                fix="let `paceline.Trainer` take the steps, or set local_sgd.steps=0",
             )
         self._world, self._model, self._inner = world, model, inner(model)
         self._optimizer, self._config = optimizer, config

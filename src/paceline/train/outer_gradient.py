@@ -25,7 +25,7 @@ class OuterGradient:
     """
 
     def __init__(self, world: World, config: RunConfig) -> None:
-        self._world, self._replicas = world, config.local.replicas
+        self._world, self._replicas = world, config.local_sgd.replicas
         self._dtype = _SHORT.get(config.compression)
         self._merges = merges_after(share(self._replicas, world.rank, world.size), self._replicas)
         self._shape = TreeShape.of(self._replicas, world)

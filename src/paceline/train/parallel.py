@@ -45,7 +45,7 @@ def parallelize(
         model.compile(dynamic=False)  # in place: names of weights stay as they are
     if world.size == 1:
         return model
-    if captures(world, config) or config.local.steps:
+    if captures(world, config) or config.local_sgd.steps:
         _make_alike(model)
         return model
     if config.exact:
@@ -70,8 +70,8 @@ def lane_sum(model: nn.Module, world: World, config: RunConfig) -> LaneSum:
 
         kind = ShardedTree if sums_along_tree(world, config) else ShardedFree
         return kind(model, trainable, config.batch.lanes, world)
-    if config.local.steps:
-        return LocalTree(trainable, config.batch.lanes // config.local.replicas)
+    if config.local_sgd.steps:
+        return LocalTree(trainable, config.batch.lanes // config.local_sgd.replicas)
     if world.size > 1 and captures(world, config):
         return ReduceAfterBackward(trainable, config.batch.lanes, world)
     return LocalTree(trainable, config.batch.lanes) if config.exact else FreeSum(trainable, world)
@@ -79,7 +79,9 @@ def lane_sum(model: nn.Module, world: World, config: RunConfig) -> LaneSum:
 
 def captures(world: World, config: RunConfig) -> bool:
     """Return whether steps are to become CUDA graphs: then gradients cross the ranks after backward, not during it."""
-    return config.capture != "false" and world.device != "cpu" and config.parallel != "fsdp" and not config.local.steps
+    return (
+        config.capture != "false" and world.device != "cpu" and config.parallel != "fsdp" and not config.local_sgd.steps
+    )
 
 
 def shards(world: World, config: RunConfig) -> bool:

@@ -121,7 +121,7 @@ class Trainer:
     def _is_due(self, done: int) -> bool:
         """Return whether to evaluate after so many steps; of replicas that walk apart, the common weights are new when they met."""
         every = self.config.evaluate_steps
-        return every > 0 and done % every == 0 and (self._take.met or not self.config.local.steps)
+        return every > 0 and done % every == 0 and (self._take.met or not self.config.local_sgd.steps)
 
     def _evaluate_between(self, evaluation: Evaluation) -> None:
         meters = self._since_report, self._in_epoch

@@ -31,7 +31,7 @@ def make_update(optimizer: torch.optim.Optimizer, config: RunConfig, device: str
     if device != "cpu":
         make_capturable(optimizer, device)  # also where nothing is captured, so that the bits are the same
     fused = any(group.get("fused") for group in optimizer.param_groups)
-    takes_turns = config.local.steps > 0  # and would be compiled for each replica
+    takes_turns = config.local_sgd.steps > 0  # and would be compiled for each replica
     if device == "cpu" or not config.compile or fused or takes_turns or type(optimizer) not in _COMPILED:
         return Update(optimizer.step)
     step = optimizer.step

@@ -22,7 +22,7 @@ _SLOW_DISK_BYTES_PER_S = 50e6
 def pulse_of(config: RunConfig) -> Pulse:
     """Return what a training shows its signs of life by."""
     rest_s = _COMPILES_S if config.compile else _CAPTURES_S if config.capture != "false" else REST_S
-    return Pulse(config.timeout.stuck, rest_s)
+    return Pulse(config.timeout.hang_steps, rest_s)
 
 
 def disk_s(size_bytes: float) -> float:
@@ -38,7 +38,7 @@ def watchdog_of(
     directory: RunDir, world: World, config: RunConfig, pulse: Pulse
 ) -> contextlib.AbstractContextManager[object]:
     """Return who watches this rank; nobody, if that is not wanted."""
-    if not config.timeout.stuck:
+    if not config.timeout.hang_steps:
         return contextlib.nullcontext()
     return Watchdog(directory, world, pulse, say, explain)
 

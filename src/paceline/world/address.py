@@ -92,7 +92,7 @@ def refuse_loopback_name(host: str) -> None:
         others = [address for _, address in own_addresses() if not is_loopback(address)]
         raise EnvironmentUnfit(
             f"{host} stands for {named[0]} here, where no other host can reach it",
-            fix=f"give an address instead of the name, in --meet or MASTER_ADDR (here: {', '.join(others) or 'none'})",
+            fix=f"give an address instead of the name, in --rendezvous or MASTER_ADDR (here: {', '.join(others) or 'none'})",
         )
 
 
@@ -106,7 +106,7 @@ def split_address(text: str) -> tuple[str, int]:
     if not found or not 0 < int(found[3]) < 1 << 16:
         raise ConfigError(
             f"{text!r} is not an address to meet at",
-            fix="give it as HOST:PORT, as in --meet node1:29400 or [::1]:29400",
+            fix="give it as HOST:PORT, as in --rendezvous node1:29400 or [::1]:29400",
         )
     return found[1] or found[2], int(found[3])
 

@@ -77,10 +77,10 @@ def _check_fits(world: World, config: RunConfig) -> None:
             f"{world.size} ranks cannot share {lanes} lanes",
             fix=f"set batch.lanes={world.size}, or start at most {lanes} ranks",
         )
-    if config.local.steps and world.size > config.local.replicas:
+    if config.local_sgd.steps and world.size > config.local_sgd.replicas:
         raise ConfigError(
-            f"{world.size} ranks cannot share {config.local.replicas} replicas",
-            fix=f"start at most {config.local.replicas} ranks, or train with local.replicas={world.size}",
+            f"{world.size} ranks cannot share {config.local_sgd.replicas} replicas",
+            fix=f"start at most {config.local_sgd.replicas} ranks, or train with local_sgd.replicas={world.size}",
         )
     if world.size > 1 and config.parallel == "none":
         raise ConfigError(

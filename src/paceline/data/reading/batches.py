@@ -63,7 +63,7 @@ class Batches:
         block = reads.block or len(self.source)
         self._reads = cast("Any", brought_to(reads, world.device, config.read.resident_gb))
         self._side = torch.cuda.Stream(world.device) if world.device != "cpu" else None  # type: ignore[no-untyped-call]
-        blocks = config.local.replicas if config.local.steps else 0
+        blocks = config.local_sgd.replicas if config.local_sgd.steps else 0
         self.plan = BatchPlan(
             len(self.source), config.batch.global_size, config.batch.lanes, world.rank, world.size, blocks
         )
@@ -113,7 +113,7 @@ class Batches:
         if in_python and self._read.workers:
             yield from self._by_workers(start)
         elif self._reads.block and not in_python and not isinstance(self._reads, Transformed):
-            depth = -(-self._read.ahead // self._together)
+            depth = -(-self._read.prefetch_steps // self._together)
             read = partial(self._fill, []) if isinstance(self._reads, SupportsGatherInto) else self._gather
             with contextlib.closing(prefetched(pieces, read, depth)) as ready:
                 for piece, whole in ready:
@@ -143,7 +143,7 @@ class Batches:
             for piece in self._pieces(start)
             for samples in numpy.split(piece.samples, numpy.cumsum(piece.sizes)[:-1])
         )
-        lanes = read_in_workers(self._reads, wanted, self._read.workers, mine * self._read.ahead)
+        lanes = read_in_workers(self._reads, wanted, self._read.workers, mine * self._read.prefetch_steps)
         with contextlib.closing(lanes):
             here = (tuple(tensor.to(self._device) for tensor in lane) for lane in lanes)
             for piece in self._pieces(start):

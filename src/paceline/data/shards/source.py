@@ -65,7 +65,7 @@ class ShardSource:
             if column.varying:
                 raise ConfigError(
                     f"samples of column {column.name} differ in length, and cannot be stacked",
-                    fix="make them alike one by one (`each=` of open_set), or choose other columns",
+                    fix="make them alike one by one (`each=` of open_dataset), or choose other columns",
                 )
         return make_room(count, ((_TYPES[column.dtype], column.shape) for column in self.columns), pinned=pinned)
 
