@@ -19,6 +19,7 @@ from paceline.units import human_size
 
 HELP = "sets of samples: pack files into shards, check them, show what is inside, get known ones, measure reading"
 
+_MODULES = {"get": "download", "bench": "bench"}
 _ELSEWHERE = {
     "get": "fetch a known set: mnist, fashion-mnist, tinyshakespeare",
     "bench": "measure how fast a set is read",
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action.set_defaults(act=act, parser=action)
     for name, help_text in _ELSEWHERE.items():
         action = actions.add_parser(name, help=help_text, description=help_text, allow_abbrev=False)
-        action.module = f"paceline.data.{name}"
+        action.module = f"paceline.data.{_MODULES[name]}"
         action.set_defaults(act=_elsewhere, module=action.module, parser=action)
     parser.set_defaults(parser=parser)
 

@@ -80,7 +80,7 @@ class ReadConfig:
     def __post_init__(self) -> None:
         """Refuse what cannot be read with."""
         at_least(1, "read.window", self.window)
-        at_least(1, "read.prefetch_steps", self.ahead)
+        at_least(1, "read.prefetch_steps", self.prefetch_steps)
         at_least(0, "read.workers", self.workers)
         if not 0 < self.cache_gb < math.inf:
             raise ConfigError(f"read.cache_gb={self.cache_gb} holds nothing", fix="set it to GB, such as 64")

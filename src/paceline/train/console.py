@@ -98,9 +98,7 @@ def describe_local(config: RunConfig) -> str:
     """
     local = config.local_sgd
     return (
-        f"; {_count(local_sgd.replicas, 'replica')}, which meet after {_count(local_sgd.steps, 'step')}"
-        if local_sgd.steps
-        else ""
+        f"; {_count(local.replicas, 'replica')}, which meet after {_count(local.steps, 'step')}" if local.steps else ""
     )
 
 
