@@ -92,7 +92,10 @@ def shapes_of_gpt2() -> dict[str, tuple[int, ...]]:
         "ln_1": (WIDTH,), "attn.c_attn": (WIDTH, 3 * WIDTH), "attn.c_proj": (WIDTH, WIDTH),
         "ln_2": (WIDTH,), "mlp.c_fc": (WIDTH, 4 * WIDTH), "mlp.c_proj": (4 * WIDTH, WIDTH),
     }  # fmt: skip
-    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (WORDS, WIDTH), "wpe.weight": (CONTEXT, WIDTH)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "wte.weight": (WORDS, WIDTH),
+        "wpe.weight": (CONTEXT, WIDTH),
+    }
     for block in range(BLOCKS):
         for name, shape in layers.items():
             shapes |= {f"h.{block}.{name}.weight": shape, f"h.{block}.{name}.bias": shape[-1:]}
@@ -162,13 +165,18 @@ class SaveByDcpThread:
     def __init__(self, *, kept: bool) -> None:
         # all options off: they are for GPUs and for other processes
         options = StagingOptions(
-            use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+            use_pinned_memory=False,
+            use_shared_memory=False,
+            use_async_staging=False,
+            use_non_blocking_copy=False,
         )
         self._stager = DefaultStager(options) if kept else None
 
     def __call__(self, state: State, folder: Path) -> Finish:
         writer = dcp.FileSystemWriter(folder, sync_files=True)
-        future = dcp.async_save(state, storage_writer=writer, async_stager=self._stager, no_dist=True)
+        future = dcp.async_save(
+            state, storage_writer=writer, async_stager=self._stager, no_dist=True
+        )
 
         def finish() -> None:
             future.result()
@@ -303,7 +311,9 @@ def load(name: str, home: Path) -> Cost:
     loaded: dict[str, Tensor] = {}
     cost = measure(lambda: lambda: loaded.update(loads[name](home)))
     state = make_state()
-    if loaded.keys() != state.keys() or not all(torch.equal(loaded[key], state[key]) for key in state):
+    if loaded.keys() != state.keys() or not all(
+        torch.equal(loaded[key], state[key]) for key in state
+    ):
         raise SystemExit(f"{name} returned something else than was saved")
     return cost
 
@@ -353,9 +363,13 @@ def leave(number: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7, help="rounds that count")
-    parser.add_argument("--folder", type=Path, default=Path("runs"), help="on the disk to measure, with 3 GB free")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs"), help="on the disk to measure, with 3 GB free"
+    )
     known = parser.parse_args()
     signal.signal(signal.SIGTERM, leave)
     known.folder.mkdir(exist_ok=True)

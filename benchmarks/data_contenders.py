@@ -91,7 +91,9 @@ class Paceline:
         from paceline.world.world import World
 
         world = World(rank=task.rank, size=task.world)
-        config = RunConfig(epochs=1_000_000, batch=BatchConfig(task.batch, lanes=max(lanes, task.world)))
+        config = RunConfig(
+            epochs=1_000_000, batch=BatchConfig(task.batch, lanes=max(lanes, task.world))
+        )
         open_source = _source(task.folder / form)
         self._make = lambda: Batches(open_source(), config, world)
 
@@ -156,7 +158,12 @@ class Loader:
     def _samples(self) -> Samples:
         # Copy on write, though nobody writes: torch warns of tensors over memory that cannot be written.
         names = ("images", "labels")
-        return Samples(*(numpy.load(self._task.folder / "arrays" / f"{name}.npy", mmap_mode="c") for name in names))
+        return Samples(
+            *(
+                numpy.load(self._task.folder / "arrays" / f"{name}.npy", mmap_mode="c")
+                for name in names
+            )
+        )
 
     def epoch(self) -> Pairs:
         """Iterate the loader."""
@@ -188,7 +195,9 @@ class Hdf5Chunks:
         self._columns = file["image"], file["label"]
         rows = chunk_rows(self._columns[0])
         most = rows * WINDOW + self._task.batch
-        self._room = [numpy.empty((most, *column.shape[1:]), dtype=column.dtype) for column in self._columns]
+        self._room = [
+            numpy.empty((most, *column.shape[1:]), dtype=column.dtype) for column in self._columns
+        ]
         self._chunks = list(spans(self._task.records, rows))
 
     def epoch(self) -> Pairs:

@@ -33,7 +33,10 @@ def clocks() -> Clocks:
     """Read both clocks."""
     wall_s = time.perf_counter()
     ended = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return Clocks(sum(each.ru_utime + each.ru_stime for each in ended) + sum(map(cpu_of, children("self"))), wall_s)
+    return Clocks(
+        sum(each.ru_utime + each.ru_stime for each in ended) + sum(map(cpu_of, children("self"))),
+        wall_s,
+    )
 
 
 def children(process: str) -> Iterator[int]:
@@ -63,8 +66,16 @@ def read(reader: Reader, task: Task, folder: Path, least_s: float) -> dict[str, 
         records.append(read_epoch(reader))
     end = clocks()
     return {
-        "first": {"records": records[0], "cpu_s": first.cpu_s - begin.cpu_s, "wall_s": first.wall_s - begin.wall_s},
-        "later": {"records": sum(records[1:]), "cpu_s": end.cpu_s - first.cpu_s, "wall_s": end.wall_s - first.wall_s},
+        "first": {
+            "records": records[0],
+            "cpu_s": first.cpu_s - begin.cpu_s,
+            "wall_s": first.wall_s - begin.wall_s,
+        },
+        "later": {
+            "records": sum(records[1:]),
+            "cpu_s": end.cpu_s - first.cpu_s,
+            "wall_s": end.wall_s - first.wall_s,
+        },
         "labels": checked_labels(reader),
     }
 
@@ -82,7 +93,12 @@ def checked_labels(reader: Reader) -> list[int]:
     found: list[int] = []
     reader.open()
     for image, label in reader.epoch():
-        number = image.to(torch.uint8).reshape(len(image), -1)[:, :8].contiguous().view(torch.int64)[:, 0]
+        number = (
+            image.to(torch.uint8)
+            .reshape(len(image), -1)[:, :8]
+            .contiguous()
+            .view(torch.int64)[:, 0]
+        )
         if not torch.equal(number, label):
             raise SystemExit("an image came with the label of another")
         found += label.tolist()
@@ -117,7 +133,9 @@ def with_state(reader: Any, places: list[int], states: dict[str, Any]) -> Iterat
     place = 0
     while True:
         if place in places:
-            states[str(place)] = {"state": reader.state() if place and hasattr(reader, "state") else None}
+            states[str(place)] = {
+                "state": reader.state() if place and hasattr(reader, "state") else None
+            }
         try:
             yield next(batches)
         except StopIteration:

@@ -55,8 +55,12 @@ class LitData(_Loader):
     def open(self, skip: int = 0, state: Any = None) -> None:
         """Open the chunks where they are."""
         folder = str(self._task.folder / "litdata" / "set")
-        dataset = self._library.StreamingDataset(folder, shuffle=True, drop_last=False, seed=1, batch_decode=False)
-        self._loader = self._library.StreamingDataLoader(dataset, batch_size=self._task.batch, num_workers=0)
+        dataset = self._library.StreamingDataset(
+            folder, shuffle=True, drop_last=False, seed=1, batch_decode=False
+        )
+        self._loader = self._library.StreamingDataLoader(
+            dataset, batch_size=self._task.batch, num_workers=0
+        )
         if state is not None:
             self._loader.load_state_dict(state)
 
@@ -102,7 +106,9 @@ class HuggingFaceTables(HuggingFace):
 
 
 def _tensor(values: Any) -> Tensor:
-    return torch.frombuffer(values.buffers()[1], dtype=getattr(torch, str(values.type)), count=len(values), offset=0)
+    return torch.frombuffer(
+        values.buffers()[1], dtype=getattr(torch, str(values.type)), count=len(values), offset=0
+    )
 
 
 class Grain:
@@ -112,7 +118,9 @@ class Grain:
         import grain
 
         self._task, self._library = task, grain
-        self._options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=500 if threads else 0)
+        self._options = grain.ReadOptions(
+            num_threads=threads, prefetch_buffer_size=500 if threads else 0
+        )
 
     def open(self, skip: int = 0, state: Any = None) -> None:
         """Open the files."""
@@ -134,7 +142,9 @@ class Grain:
             yield torch.from_numpy(image), torch.from_numpy(label)
 
     def _parse(self, content: bytes) -> Any:
-        image = numpy.frombuffer(content, dtype=numpy.uint8, offset=8).reshape(self._task.side, self._task.side)
+        image = numpy.frombuffer(content, dtype=numpy.uint8, offset=8).reshape(
+            self._task.side, self._task.side
+        )
         return image, numpy.frombuffer(content, dtype=numpy.int64, count=1)[0]
 
     def state(self) -> Any:
@@ -175,7 +185,9 @@ class Streaming(_Loader):
     def open(self, skip: int = 0, state: Any = None) -> None:
         """Open the shards where they are."""
         folder, size = str(self._task.folder / "mds" / "set"), self._task.batch
-        dataset = self._library.StreamingDataset(local=folder, shuffle=True, batch_size=size, num_canonical_nodes=1)
+        dataset = self._library.StreamingDataset(
+            local=folder, shuffle=True, batch_size=size, num_canonical_nodes=1
+        )
         self._loader = self._library.StreamingDataLoader(dataset, batch_size=size, num_workers=0)
         if state is not None:
             self._loader.load_state_dict(state)
@@ -193,10 +205,14 @@ class WebDataset:
         """Build the pipeline."""
         paths = sorted(map(str, (self._task.folder / "tar").iterdir()))
         records = self._library.WebDataset(paths, shardshuffle=len(paths), seed=1)
-        self._batches = records.shuffle(1000).map(self._parse).batched(self._task.batch, partial=True)
+        self._batches = (
+            records.shuffle(1000).map(self._parse).batched(self._task.batch, partial=True)
+        )
 
     def _parse(self, record: Any) -> Any:
-        image = numpy.frombuffer(record["image.bin"], dtype=numpy.uint8).reshape(self._task.side, self._task.side)
+        image = numpy.frombuffer(record["image.bin"], dtype=numpy.uint8).reshape(
+            self._task.side, self._task.side
+        )
         return image, numpy.frombuffer(record["label.bin"], dtype=numpy.int64)[0]
 
     def epoch(self) -> Pairs:

@@ -20,7 +20,10 @@ HERE = Path(__file__).resolve().parent
 PATIENCE_S = 900.0
 PLACES = (0.0, 0.25, 0.5, 0.9)
 """Parts of an epoch that are left out when reading begins within it."""
-SCALE = {"100 shards": (100, 100), "10,000 shards, which are 100 files under several names": (10_000, 100)}
+SCALE = {
+    "100 shards": (100, 100),
+    "10,000 shards, which are 100 files under several names": (10_000, 100),
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,9 @@ CONTENDERS = {
     "memory-map-take": Contender("numpy memory-map, `take` into reused memory", "arrays", (1, 2)),
     "paceline": Contender("Paceline, one lane a rank", "shards", (1, 2), resumes=True),
     "paceline-4-lanes": Contender("Paceline, 4 lanes", "shards", (1, 2)),
-    "paceline-windows": Contender("Paceline, 64 shards, windows of 16", "many-shards", (1, 2), resumes=True),
+    "paceline-windows": Contender(
+        "Paceline, 64 shards, windows of 16", "many-shards", (1, 2), resumes=True
+    ),
     "paceline-hdf5": Contender("Paceline, chunked HDF5 as it is", "hdf5-chunked", resumes=True),
     "hdf5-chunks": Contender("HDF5 chunk by chunk, by hand", "hdf5-chunked"),
     "loader": Contender("DataLoader, per sample, memory-map", "arrays"),
@@ -86,9 +91,15 @@ class Bench:
     def run_together(self, commands: Iterable[Sequence[str]]) -> list[str]:
         """Run scripts at the same time; return what each printed."""
         home = {"HF_HOME": str(self.folder / "hub"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-        kept: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": os.environ | home}
+        kept: Any = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            "env": os.environ | home,
+        }
         started = [
-            subprocess.Popen([str(self.python), str(HERE / script), *words], **kept) for script, *words in commands
+            subprocess.Popen([str(self.python), str(HERE / script), *words], **kept)
+            for script, *words in commands
         ]
         try:
             printed = [process.communicate(timeout=PATIENCE_S) for process in started]
@@ -110,7 +121,10 @@ class Bench:
         with tempfile.TemporaryDirectory(dir=self.folder) as found:
             tasks = [json.dumps(task | {"rank": rank}) for rank in range(world)]
             self.run_together(["data_measure.py", mode, name, task, found] for task in tasks)
-            return [json.loads((Path(found) / f"{mode}-{rank}.json").read_text()) for rank in range(world)]
+            return [
+                json.loads((Path(found) / f"{mode}-{rank}.json").read_text())
+                for rank in range(world)
+            ]
 
     def attempt(self, names: Iterable[str], work: Callable[[], Any]) -> Any:
         """Do some work; if that fails, the contenders for which it was done have no figures, and are told why."""
@@ -135,7 +149,11 @@ def why(errors: str) -> str:
     """
     last = (errors.strip().splitlines() or ["it ended without a word"])[-1]
     kind, _, text = last.partition(": ")
-    return f"not installable here: {text}" if kind in {"ModuleNotFoundError", "ImportError"} else f"failed: {last}"
+    return (
+        f"not installable here: {text}"
+        if kind in {"ModuleNotFoundError", "ImportError"}
+        else f"failed: {last}"
+    )
 
 
 def warm(folder: Path) -> None:
@@ -166,7 +184,9 @@ def measure_reading(bench: Bench, kind: Kind, names: Sequence[str], rounds: int)
         for key in rotated(keys, number * len(keys) // rounds):
             world, name = key.split()
             if name not in bench.problems:
-                costs = bench.attempt([name], partial(read_once, bench, name, kind, int(world))) or {}
+                costs = (
+                    bench.attempt([name], partial(read_once, bench, name, kind, int(world))) or {}
+                )
                 for clock, value in costs.items():
                     found[key][clock].append(value)
                 told = ", ".join(f"{clock} {value:.0f}" for clock, value in costs.items())
@@ -187,7 +207,9 @@ def read_once(bench: Bench, name: str, kind: Kind, world: int) -> dict[str, floa
         parts = [rank[epochs] for rank in ranks]
         cpu_s = sum(part["cpu_s"] for part in parts) / sum(part["records"] for part in parts)
         costs |= {f"{epochs}_cpu_ns": cpu_s * 1e9}
-        costs |= {f"{epochs}_wall_ns": 1e9 / sum(part["records"] / part["wall_s"] for part in parts)}
+        costs |= {
+            f"{epochs}_wall_ns": 1e9 / sum(part["records"] / part["wall_s"] for part in parts)
+        }
     return costs
 
 
@@ -198,20 +220,32 @@ def measure_resume(bench: Bench, kind: Kind, names: Sequence[str], rounds: int) 
     noted: dict[str, Any] = {}
     names = [name for name in names if CONTENDERS[name].resumes and name not in bench.problems]
     for name in names:
-        noted[name] = bench.attempt([name], partial(bench.measure, "states", name, kind, places=places))
+        noted[name] = bench.attempt(
+            [name], partial(bench.measure, "states", name, kind, places=places)
+        )
     for number in range(rounds):
         for name in rotated(names, number):
             if name not in bench.problems:
-                firsts = bench.attempt([name], partial(begin_everywhere, bench, name, kind, noted[name][0])) or []
+                firsts = (
+                    bench.attempt(
+                        [name], partial(begin_everywhere, bench, name, kind, noted[name][0])
+                    )
+                    or []
+                )
                 found[name]["ms"].append([first["ms"] for first in firsts])
                 found[name]["right"] &= all(first["right"] for first in firsts)
-                note(f"{kind.name}, resume, round {number + 1}/{rounds}: {name} {found[name]['ms'][-1]} ms")
+                note(
+                    f"{kind.name}, resume, round {number + 1}/{rounds}: {name} {found[name]['ms'][-1]} ms"
+                )
     return dict(found)
 
 
 def begin_everywhere(bench: Bench, name: str, kind: Kind, noted: dict[str, Any]) -> list[Any]:
     """Have a contender begin at every place, each time in a fresh process."""
-    return [bench.measure("resume", name, kind, place=int(place), noted=state)[0] for place, state in noted.items()]
+    return [
+        bench.measure("resume", name, kind, place=int(place), noted=state)[0]
+        for place, state in noted.items()
+    ]
 
 
 def measure_scale(bench: Bench, records: int, rounds: int) -> dict[str, Any]:
@@ -222,8 +256,13 @@ def measure_scale(bench: Bench, records: int, rounds: int) -> dict[str, Any]:
         note(f"writing {records:,} records in {label}")
         bench.run("data_scale.py", "make", *map(str, (folder, records, shards, files)))
         for start in (0.0, 0.5):
-            runs = [json.loads(bench.run("data_scale.py", "measure", str(folder), str(start))) for _ in range(rounds)]
-            found[f"{label}, from {start:.0%} on"] = {key: [run[key] for run in runs] for key in runs[0]}
+            runs = [
+                json.loads(bench.run("data_scale.py", "measure", str(folder), str(start)))
+                for _ in range(rounds)
+            ]
+            found[f"{label}, from {start:.0%} on"] = {
+                key: [run[key] for run in runs] for key in runs[0]
+            }
     return found
 
 

@@ -52,7 +52,9 @@ def measure(folder: Path, start: float) -> dict[str, float]:
     torch.set_num_threads(1)
     torch.index_select(torch.zeros(2), 0, torch.zeros(1, dtype=torch.int64))
     before, begin = memory_mb(), time.perf_counter()
-    batches = Batches(ShardSource(LocalShardStore(folder)), RunConfig(batch=BatchConfig(BATCH, lanes=1)), World())
+    batches = Batches(
+        ShardSource(LocalShardStore(folder)), RunConfig(batch=BatchConfig(BATCH, lanes=1)), World()
+    )
     steps = batches.steps(int(start * batches.plan.steps_per_epoch))
     next(steps)
     first_ms = (time.perf_counter() - begin) * 1e3

@@ -42,7 +42,12 @@ def write_shards(folder: Path, images: Any, labels: Any, each: int = 0) -> None:
     each = each or SHARD_BYTES // (images[0].nbytes + 8)
     columns = column_of("image", images), column_of("label", labels)
     facts = [
-        write_shard(folder, f"{number:05d}.safetensors", columns, {"image": images[span], "label": labels[span]})
+        write_shard(
+            folder,
+            f"{number:05d}.safetensors",
+            columns,
+            {"image": images[span], "label": labels[span]},
+        )
         for number, span in enumerate(spans(len(labels), each))
     ]
     write_whole(folder / INDEX, DatasetIndex(columns, each, tuple(facts)).to_json())
@@ -59,7 +64,9 @@ def write_hdf5(folder: Path, images: Any, labels: Any, *, chunked: bool) -> None
 
     rows = chunk_rows(images) if chunked else 0
     with h5py.File(folder / "set.h5", "w") as file:
-        file.create_dataset("image", data=images, chunks=(rows, *images.shape[1:]) if chunked else None)
+        file.create_dataset(
+            "image", data=images, chunks=(rows, *images.shape[1:]) if chunked else None
+        )
         file.create_dataset("label", data=labels, chunks=(rows,) if chunked else None)
 
 
@@ -107,7 +114,11 @@ def write_tar(folder: Path, images: Any, labels: Any) -> None:
     for number, span in enumerate(spans(len(labels), -(-len(labels) // SHARDS))):
         with webdataset.TarWriter(str(folder / f"{number:05d}.tar"), mtime=0) as writer:
             for image, label in zip(images[span], labels[span], strict=True):
-                content = {"__key__": f"{label:09d}", "image.bin": image.tobytes(), "label.bin": label.tobytes()}
+                content = {
+                    "__key__": f"{label:09d}",
+                    "image.bin": image.tobytes(),
+                    "label.bin": label.tobytes(),
+                }
                 writer.write(content)
 
 
@@ -140,7 +151,9 @@ _LOADED: dict[str, tuple[Any, Any]] = {}
 
 def load_arrays(folder: Path) -> tuple[Any, Any]:
     """Map the two arrays; as plain arrays, which are indexed with less ado than numpy's memmap."""
-    images, labels = (numpy.load(folder / f"{name}.npy", mmap_mode="r") for name in ("images", "labels"))
+    images, labels = (
+        numpy.load(folder / f"{name}.npy", mmap_mode="r") for name in ("images", "labels")
+    )
     return numpy.asarray(images), numpy.asarray(labels)
 
 

@@ -47,7 +47,9 @@ def paceline_turn(config: MnistConfig, world: paceline.World) -> Turn:
     model = paceline.parallelize(Net(), world, config)
     batches = paceline.Batches(embedded_digits()[0], config, world)
     optimizer = build_optimizer(model, config)
-    take = paceline.OptimizerStep(world, model, optimizer, cross_entropy, config, batches.total_samples)
+    take = paceline.OptimizerStep(
+        world, model, optimizer, cross_entropy, config, batches.total_samples
+    )
     steps = batches.steps()
     return lambda: [take(step) for step in islice(steps, batches.plan.steps_per_epoch)]
 
@@ -115,14 +117,23 @@ def report(found: Readings, steps: int) -> str:
     """Return times a step, and the ratios that matter."""
     rows = []
     for clock, title in enumerate(("CPU", "wall")):
-        ms = {name: [reading[clock] * 1e3 / steps for reading in readings] for name, readings in found.items()}
+        ms = {
+            name: [reading[clock] * 1e3 / steps for reading in readings]
+            for name, readings in found.items()
+        }
         exact = ms["exact=true"]
         rows.append(
             [title, *(spread(ms[name], 1) for name in sorted(ms))]
             + [spread(ratios(exact, ms[name]), 3) for name in ("exact=false", "hand-written")]
         )
     return table(
-        ["clock", *(f"{name}, ms/step" for name in sorted(found)), "exact / free", "exact / hand-written"], rows
+        [
+            "clock",
+            *(f"{name}, ms/step" for name in sorted(found)),
+            "exact / free",
+            "exact / hand-written",
+        ],
+        rows,
     )
 
 
@@ -141,15 +152,34 @@ def be_a_rank(known: argparse.Namespace) -> None:
 
 def main() -> None:
     """Start two ranks of this file, or be one of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10, help="rounds; each contender trains one epoch a round")
-    parser.add_argument("--lanes", type=int, nargs="*", default=[2, 4], help="micro-batches a step, over both ranks")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=10, help="rounds; each contender trains one epoch a round"
+    )
+    parser.add_argument(
+        "--lanes", type=int, nargs="*", default=[2, 4], help="micro-batches a step, over both ranks"
+    )
     known = parser.parse_args()
     if "RANK" in os.environ:
         be_a_rank(known)
     else:
-        command = [sys.executable, "-m", "paceline", "run", f"-n{RANKS}", __file__, "--", *sys.argv[1:]]
-        sys.exit(subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False).returncode)
+        command = [
+            sys.executable,
+            "-m",
+            "paceline",
+            "run",
+            f"-n{RANKS}",
+            __file__,
+            "--",
+            *sys.argv[1:],
+        ]
+        sys.exit(
+            subprocess.run(
+                command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
+            ).returncode
+        )
 
 
 if __name__ == "__main__":

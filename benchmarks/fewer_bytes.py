@@ -123,19 +123,27 @@ def measure(name: str, known: argparse.Namespace, world: World) -> str:
                 )
     plain = sent[known.ways[0]]
     rows = [
-        [way, spread(losses[way], 4), f"{sent[way] / 1e3:,.1f}", f"1/{plain / sent[way]:.1f}"] for way in known.ways
+        [way, spread(losses[way], 4), f"{sent[way] / 1e3:,.1f}", f"1/{plain / sent[way]:.1f}"]
+        for way in known.ways
     ]
-    head = f"\n{name}, {steps} steps on {world.size} ranks, {known.seeds} seeds; median (min-max)\n\n"
+    head = (
+        f"\n{name}, {steps} steps on {world.size} ranks, {known.seeds} seeds; median (min-max)\n\n"
+    )
     return head + table(["way", "held-out loss", "kB a rank sends in a step", "of the first"], rows)
 
 
 def main() -> None:
     """Start the ranks in a namespace of their own, or be one of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=3, help="how often each way is trained")
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
     parser.add_argument(
-        "--ways", nargs="*", default=WAYS, help='others, such as "local_sgd.steps=8 local_sgd.outer_lr=1"'
+        "--ways",
+        nargs="*",
+        default=WAYS,
+        help='others, such as "local_sgd.steps=8 local_sgd.outer_lr=1"',
     )
     known = parser.parse_args()
     if "RANK" in os.environ:
@@ -146,8 +154,21 @@ def main() -> None:
                     print(found, flush=True)
     elif _INSIDE in os.environ:
         subprocess.run([shutil.which("ip") or "ip", "link", "set", "lo", "up"], check=True)
-        command = [sys.executable, "-m", "paceline", "run", f"-n{RANKS}", __file__, "--", *sys.argv[1:]]
-        sys.exit(subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False).returncode)
+        command = [
+            sys.executable,
+            "-m",
+            "paceline",
+            "run",
+            f"-n{RANKS}",
+            __file__,
+            "--",
+            *sys.argv[1:],
+        ]
+        sys.exit(
+            subprocess.run(
+                command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
+            ).returncode
+        )
     else:
         alone = ["unshare", "--net", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
         command = [*alone, sys.executable, __file__, *sys.argv[1:]]

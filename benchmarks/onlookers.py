@@ -50,7 +50,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=1500)
     known = parser.parse_args()
     pulse_us, onlookers_us = 1e6 * pulse_s(), 1e6 * onlookers_s()
-    print(f"calls alone: pulse {pulse_us:.2f} us a step, all onlookers {onlookers_us:.2f} us a step")
+    print(
+        f"calls alone: pulse {pulse_us:.2f} us a step, all onlookers {onlookers_us:.2f} us a step"
+    )
     print(f"their threads: {threads_share():.3%} of a core")
     recorder_us = collective_us(recorded=True) - collective_us(recorded=False)
     print(f"the recorder: {recorder_us:.2f} us a collective")
@@ -61,11 +63,21 @@ def main() -> int:
         for way in [*WAYS][:: 1 if number % 2 else -1]:
             seen[way].append(trained(way, known.steps))
             print(number, way, seen[way][-1], flush=True)
-    least = {way: {key: min(one[key] for one in found) for key in ("cpu_us", "wall_us")} for way, found in seen.items()}
+    least = {
+        way: {key: min(one[key] for one in found) for key in ("cpu_us", "wall_us")}
+        for way, found in seen.items()
+    }
     whole = least["all"]
     print(f"a step: {whole['cpu_us']:.0f} us of CPU a rank, {whole['wall_us']:.0f} us of time")
-    shares = {"pulse": pulse_us, "all onlookers": onlookers_us, "the recorder, one collective": recorder_us}
-    print("of that CPU:", ", ".join(f"{what} {us / whole['cpu_us']:.2%}" for what, us in shares.items()))
+    shares = {
+        "pulse": pulse_us,
+        "all onlookers": onlookers_us,
+        "the recorder, one collective": recorder_us,
+    }
+    print(
+        "of that CPU:",
+        ", ".join(f"{what} {us / whole['cpu_us']:.2%}" for what, us in shares.items()),
+    )
     for way, found in least.items():
         print(
             f"{way}: CPU {found['cpu_us'] / whole['cpu_us'] - 1:+.1%}, time {found['wall_us'] / whole['wall_us'] - 1:+.1%}"
@@ -123,7 +135,9 @@ def collective_us(*, recorded: bool) -> float:
     """Return the CPU time of a collective of one rank alone: the least of some processes, and of some rounds in each."""
     env = os.environ | {"COST_ALONE": "1"} | ({} if recorded else OFF)
     outs = [
-        subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, check=True)
+        subprocess.run(
+            [sys.executable, __file__], env=env, capture_output=True, text=True, check=True
+        )
         for _ in range(3)
     ]
     return min(float(done.stdout) for done in outs)
@@ -152,9 +166,24 @@ def trained(way: str, steps: int) -> dict[str, float]:
     env, words = WAYS[way]
     with tempfile.TemporaryDirectory() as name:
         out = Path(name) / "seen.json"
-        sizes = [f"epochs={steps // 64}", "batch.global_size=32", "log.every_steps=100", "checkpoint.every=end"]
+        sizes = [
+            f"epochs={steps // 64}",
+            "batch.global_size=32",
+            "log.every_steps=100",
+            "checkpoint.every=end",
+        ]
         own = {"COST_STEPS": str(steps // 64 * 64), "COST_OUT": str(out)}
-        command = [sys.executable, "-m", "paceline", "run", __file__, "-n", str(RANKS), "--max-restarts", "0"]
+        command = [
+            sys.executable,
+            "-m",
+            "paceline",
+            "run",
+            __file__,
+            "-n",
+            str(RANKS),
+            "--max-restarts",
+            "0",
+        ]
         done = subprocess.run(
             [*command, *sizes, *words],
             cwd=name,
@@ -195,13 +224,18 @@ def train(config: paceline.RunConfig) -> None:
         net = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
         model = paceline.parallelize(net, world, config)
         inputs = torch.arange(2048.0 * 16).reshape(2048, 16) / 32768
-        batches = paceline.Batches(torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True)), config, world)
+        batches = paceline.Batches(
+            torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True)), config, world
+        )
         loss = Timed(steps * lanes, WARM * lanes)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         paceline.Trainer(world, model, optimizer, batches, loss, config).run()
         if world.is_main:
             figures: dict[str, Any] = {"recorded": len(last_collectives())}
-            figures |= {"cpu_us": 1e6 * loss.cpu_s / (steps - WARM), "wall_us": 1e6 * loss.wall_s / (steps - WARM)}
+            figures |= {
+                "cpu_us": 1e6 * loss.cpu_s / (steps - WARM),
+                "wall_us": 1e6 * loss.wall_s / (steps - WARM),
+            }
             Path(os.environ["COST_OUT"]).write_text(json.dumps(figures))
 
 

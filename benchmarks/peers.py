@@ -19,7 +19,9 @@ def peers_python() -> Path:
     python = FOLDER / "bin" / "python"
     wanted = "".join(path.read_text(encoding="utf-8") for path in (REQUIREMENTS, ALONE))
     if not _STAMP.is_file() or _STAMP.read_text(encoding="utf-8") != wanted:
-        _say(f"making {FOLDER.name} (once): the packages of {REQUIREMENTS.relative_to(HOME)}, and this checkout")
+        _say(
+            f"making {FOLDER.name} (once): the packages of {REQUIREMENTS.relative_to(HOME)}, and this checkout"
+        )
         venv.create(FOLDER, with_pip=True, clear=True)
         _install_all(python)
         _install(python, "--no-deps", "-e", str(HOME))

@@ -73,8 +73,14 @@ class Gathered(Indexed):
     """The same batches, with the tensors indexed once an epoch and then cut."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        rows = torch.randperm(SAMPLES, generator=self._generator).view(-1, WORLD, MINE)[:, RANK].flatten()
-        yield from zip(self._features[rows].split(MINE), self._target[rows].split(MINE), strict=True)
+        rows = (
+            torch.randperm(SAMPLES, generator=self._generator)
+            .view(-1, WORLD, MINE)[:, RANK]
+            .flatten()
+        )
+        yield from zip(
+            self._features[rows].split(MINE), self._target[rows].split(MINE), strict=True
+        )
 
 
 def loader(*, split: bool = True) -> Iterable[Any]:
@@ -105,7 +111,11 @@ def train_with_paceline(epochs: int, loss: Loss, runs: Path, *, exact: bool) -> 
     from paceline.recipes import toy
 
     vars(toy).update(mse_loss=loss)
-    toy.main(toy.ToyConfig(epochs=epochs, exact=exact, runs=str(runs), batch=BatchConfig(BATCH, lanes=WORLD)))
+    toy.main(
+        toy.ToyConfig(
+            epochs=epochs, exact=exact, runs=str(runs), batch=BatchConfig(BATCH, lanes=WORLD)
+        )
+    )
 
 
 def train_with_fabric(batches: Iterable[Any], epochs: int, loss: Loss) -> None:
@@ -113,7 +123,11 @@ def train_with_fabric(batches: Iterable[Any], epochs: int, loss: Loss) -> None:
     from lightning.fabric import Fabric
     from lightning.fabric.strategies import DDPStrategy
 
-    strategy: Any = DDPStrategy(process_group_backend="gloo", gradient_as_bucket_view=True) if WORLD > 1 else "auto"
+    strategy: Any = (
+        DDPStrategy(process_group_backend="gloo", gradient_as_bucket_view=True)
+        if WORLD > 1
+        else "auto"
+    )
     fabric = Fabric(accelerator="cpu", devices=WORLD, strategy=strategy)
     fabric.launch()
     plain = nn.Linear(FEATURES, 1)
@@ -131,7 +145,9 @@ def train_with_accelerate(batches: Iterable[Any], epochs: int, loss: Loss) -> No
     """Train with Accelerate."""
     from accelerate import Accelerator, DistributedDataParallelKwargs
 
-    accelerator = Accelerator(cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)])
+    accelerator = Accelerator(
+        cpu=True, kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)]
+    )
     plain = nn.Linear(FEATURES, 1)
     model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=RATE))
     if not isinstance(batches, Indexed):
@@ -159,7 +175,11 @@ def train_with_lightning(batches: Iterable[Any], epochs: int, loss: Loss) -> Non
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=RATE)
 
-    strategy: Any = DDPStrategy(process_group_backend="gloo", gradient_as_bucket_view=True) if WORLD > 1 else "auto"
+    strategy: Any = (
+        DDPStrategy(process_group_backend="gloo", gradient_as_bucket_view=True)
+        if WORLD > 1
+        else "auto"
+    )
     quiet = {
         "logger": False,
         "enable_checkpointing": False,
@@ -167,7 +187,12 @@ def train_with_lightning(batches: Iterable[Any], epochs: int, loss: Loss) -> Non
         "enable_model_summary": False,
     }
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=WORLD, strategy=strategy, max_epochs=epochs, use_distributed_sampler=False, **quiet
+        accelerator="cpu",
+        devices=WORLD,
+        strategy=strategy,
+        max_epochs=epochs,
+        use_distributed_sampler=False,
+        **quiet,
     )
     trainer.fit(Module(), batches)
 
@@ -176,11 +201,15 @@ CONTENDERS: dict[str, Callable[[int, Loss, Path], None]] = {
     "hand": lambda epochs, loss, _: train_by_hand(Indexed(), epochs, loss),
     "hand-gathered": lambda epochs, loss, _: train_by_hand(Gathered(), epochs, loss),
     "paceline": lambda epochs, loss, folder: train_with_paceline(epochs, loss, folder, exact=True),
-    "paceline-free": lambda epochs, loss, folder: train_with_paceline(epochs, loss, folder, exact=False),
+    "paceline-free": lambda epochs, loss, folder: train_with_paceline(
+        epochs, loss, folder, exact=False
+    ),
     "fabric": lambda epochs, loss, _: train_with_fabric(Indexed(), epochs, loss),
     "fabric-loader": lambda epochs, loss, _: train_with_fabric(loader(), epochs, loss),
     "accelerate": lambda epochs, loss, _: train_with_accelerate(Indexed(), epochs, loss),
-    "accelerate-loader": lambda epochs, loss, _: train_with_accelerate(loader(split=False), epochs, loss),
+    "accelerate-loader": lambda epochs, loss, _: train_with_accelerate(
+        loader(split=False), epochs, loss
+    ),
     "lightning": lambda epochs, loss, _: train_with_lightning(Indexed(), epochs, loss),
     "lightning-loader": lambda epochs, loss, _: train_with_lightning(loader(), epochs, loss),
 }
@@ -190,9 +219,16 @@ def meet(folder: Path) -> None:
     """Form the process group before the library does: all accept one that is there, and a file opens no port."""
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "meeting"), WORLD), rank=RANK, world_size=WORLD)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(folder / "meeting"), WORLD), rank=RANK, world_size=WORLD
+    )
     # Fabric and Lightning tell from these that the ranks were started for them.
-    os.environ |= {"TORCHELASTIC_RUN_ID": "toy", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "GROUP_RANK": "0"}
+    os.environ |= {
+        "TORCHELASTIC_RUN_ID": "toy",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+        "GROUP_RANK": "0",
+    }
 
 
 def main(name: str, epochs: int, begin: int, end: int, folder: Path) -> None:
@@ -202,7 +238,9 @@ def main(name: str, epochs: int, begin: int, end: int, folder: Path) -> None:
         meet(folder)
     watch = Stopwatch(begin, end)
     CONTENDERS[name](epochs, watch, folder)
-    (folder / f"rank-{RANK}.json").write_text(json.dumps({"cpu_s": watch.cpu_s, "wall_s": watch.wall_s}))
+    (folder / f"rank-{RANK}.json").write_text(
+        json.dumps({"cpu_s": watch.cpu_s, "wall_s": watch.wall_s})
+    )
 
 
 if __name__ == "__main__":

@@ -53,14 +53,18 @@ class Reading:
 Readings = dict[str, list[Reading]]
 
 
-def start(python: Path, name: str, world: int, words: Sequence[int], folder: Path) -> list[dict[str, list[float]]]:
+def start(
+    python: Path, name: str, world: int, words: Sequence[int], folder: Path
+) -> list[dict[str, list[float]]]:
     """Run one contender to its end; return the clock readings of each rank."""
     launcher = ["-m", "paceline", "run", f"-n{world}"] if world > 1 else []
     rest = ["--"] if world > 1 else []
     script = str(Path(__file__).with_name("toy_contenders.py"))
     command = [str(python), *launcher, script, *rest, name, *map(str, words), str(folder)]
     env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, check=False, timeout=600
+    )
     if done.returncode:
         raise SystemExit(f"{name} at world {world} failed:\n{done.stdout}{done.stderr}")
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(world)]
@@ -73,7 +77,8 @@ def steady_state(python: Path, name: str, world: int, epochs: int) -> Reading:
     with tempfile.TemporaryDirectory() as folder:
         ranks = start(python, name, world, (WARMUP_EPOCHS + epochs + 1, begin, end), Path(folder))
     return Reading(
-        sum(rank["cpu_s"][1] - rank["cpu_s"][0] for rank in ranks), ranks[0]["wall_s"][1] - ranks[0]["wall_s"][0]
+        sum(rank["cpu_s"][1] - rank["cpu_s"][0] for rank in ranks),
+        ranks[0]["wall_s"][1] - ranks[0]["wall_s"][0],
     )
 
 
@@ -85,7 +90,9 @@ def start_up(python: Path, name: str) -> Reading:
     return Reading(rank["cpu_s"][0], rank["wall_s"][0] - begun)
 
 
-def measure_loops(python: Path, names: Sequence[str], world: int, rounds: int, epochs: int) -> Readings:
+def measure_loops(
+    python: Path, names: Sequence[str], world: int, rounds: int, epochs: int
+) -> Readings:
     """Run all contenders round by round."""
     found: Readings = defaultdict(list)
     for number in range(rounds):
@@ -112,7 +119,10 @@ def report(found: Readings, unit: str, scale: float, digits: int) -> str:
         if name in found:
             cells = [label]
             for clock in ("cpu_s", "wall_s"):
-                values, base = ([getattr(reading, clock) * scale for reading in found[key]] for key in (name, "hand"))
+                values, base = (
+                    [getattr(reading, clock) * scale for reading in found[key]]
+                    for key in (name, "hand")
+                )
                 cells += [spread(ratios(values, base)), spread(values, digits)]
             rows.append(cells)
     return table(["contender", "CPU ratio", f"CPU {unit}", "wall ratio", f"wall {unit}"], rows)
@@ -125,20 +135,28 @@ def note(text: str) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5, help="rounds of the steady state")
     parser.add_argument("--start-rounds", type=int, default=9, help="rounds of the start-up")
     parser.add_argument("--epochs", type=int, default=20, help="measured epochs, 64 steps each")
     parser.add_argument("--worlds", type=int, nargs="*", default=[1, 2], help="numbers of ranks")
     parser.add_argument(
-        "--only", nargs="*", default=list(CONTENDERS), choices=list(CONTENDERS), help="contenders beside hand"
+        "--only",
+        nargs="*",
+        default=list(CONTENDERS),
+        choices=list(CONTENDERS),
+        help="contenders beside hand",
     )
     known = parser.parse_args()
     python = peers_python()
     names = [name for name in CONTENDERS if name == "hand" or name in known.only]
     for world in known.worlds:
         found = measure_loops(python, names, world, known.rounds, known.epochs)
-        print(f"\nWorld {world}, {known.rounds} rounds of {known.epochs * STEPS_PER_EPOCH:,} steps; median (min-max)\n")
+        print(
+            f"\nWorld {world}, {known.rounds} rounds of {known.epochs * STEPS_PER_EPOCH:,} steps; median (min-max)\n"
+        )
         print(report(found, "us/sample", 1e6 / (known.epochs * SAMPLES), 1), flush=True)
     if known.start_rounds:
         print(f"\nStart-up at world 1, {known.start_rounds} rounds; median (min-max)\n")

@@ -20,7 +20,10 @@ import torch.distributed as dist
 
 def pick_device() -> torch.device:
     """Return this process's own GPU, or the CPU if there are not enough of them."""
-    local_rank, here = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_rank, here = (
+        int(os.environ.get("LOCAL_RANK", "0")),
+        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+    )
     if torch.cuda.device_count() < here:
         return torch.device("cpu")
     torch.cuda.set_device(local_rank)  # or what names no device would take GPU 0 in every process
@@ -41,7 +44,9 @@ def main() -> None:
     device = pick_device()
     rank, size = join(device)
     number = torch.tensor([float(rank)], device=device)
-    dist.all_reduce(number)  # done when all have come here; a GPU waits for that, its program goes on
+    dist.all_reduce(
+        number
+    )  # done when all have come here; a GPU waits for that, its program goes on
     print(f"rank {rank} of {size} had {rank}, and the sum is {number.item():.0f} on {device}")
     dist.destroy_process_group()
 

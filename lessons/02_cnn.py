@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from paceline.recipes.digits import embedded_digits  # 1,797 digits that come with the package: nothing to download
+from paceline.recipes.digits import (
+    embedded_digits,
+)  # 1,797 digits that come with the package: nothing to download
 
 EPOCHS, BATCH, RATE = 3, 64, 0.05
 

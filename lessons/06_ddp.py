@@ -20,14 +20,19 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.recipes.digits import embedded_digits  # 1,797 digits that come with the package: nothing to download
+from paceline.recipes.digits import (
+    embedded_digits,
+)  # 1,797 digits that come with the package: nothing to download
 
 EPOCHS, BATCH, RATE = 3, 64, 0.05
 
 
 def pick_device() -> torch.device:
     """Return this process's own GPU, or the CPU if there are not enough of them."""
-    local_rank, here = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_rank, here = (
+        int(os.environ.get("LOCAL_RANK", "0")),
+        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+    )
     if torch.cuda.device_count() < here:
         return torch.device("cpu")
     torch.cuda.set_device(local_rank)  # or what names no device would take GPU 0 in every process
@@ -60,8 +65,12 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 def share_of(rank: int, size: int, samples: int, epoch: int) -> Tensor:
     """Return which samples this rank takes in an epoch: every size-th of an order that all ranks draw alike."""
-    order = torch.randperm(samples, generator=torch.Generator().manual_seed(epoch))  # a new one in every epoch
-    return order[rank : samples - samples % BATCH : size]  # whole batches: a mean of means needs equal parts
+    order = torch.randperm(
+        samples, generator=torch.Generator().manual_seed(epoch)
+    )  # a new one in every epoch
+    return order[
+        rank : samples - samples % BATCH : size
+    ]  # whole batches: a mean of means needs equal parts
 
 
 def main() -> None:

@@ -24,14 +24,19 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.recipes.digits import embedded_digits  # 1,797 digits that come with the package: nothing to download
+from paceline.recipes.digits import (
+    embedded_digits,
+)  # 1,797 digits that come with the package: nothing to download
 
 EPOCHS, BATCH, RATE = 3, 64, 0.05
 
 
 def pick_device() -> torch.device:
     """Return this process's own GPU, or the CPU if there are not enough of them."""
-    local_rank, here = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_rank, here = (
+        int(os.environ.get("LOCAL_RANK", "0")),
+        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+    )
     if torch.cuda.device_count() < here:
         return torch.device("cpu")
     torch.cuda.set_device(local_rank)  # or what names no device would take GPU 0 in every process
@@ -58,8 +63,12 @@ def make_model() -> nn.Module:
 
 def share_of(rank: int, size: int, samples: int, epoch: int) -> Tensor:
     """Return which samples this rank takes in an epoch: every size-th of an order that all ranks draw alike."""
-    order = torch.randperm(samples, generator=torch.Generator().manual_seed(epoch))  # a new one in every epoch
-    return order[rank : samples - samples % BATCH : size]  # whole batches: a mean of means needs equal parts
+    order = torch.randperm(
+        samples, generator=torch.Generator().manual_seed(epoch)
+    )  # a new one in every epoch
+    return order[
+        rank : samples - samples % BATCH : size
+    ]  # whole batches: a mean of means needs equal parts
 
 
 def train() -> None:
@@ -90,10 +99,23 @@ def main() -> None:
     if "RANK" in os.environ:
         train()
         return
-    first, one_thread = 0.0, os.environ | {"OMP_NUM_THREADS": "1"}  # or one rank alone would take all cores
+    first, one_thread = (
+        0.0,
+        os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # or one rank alone would take all cores
     for size in sys.argv[1:] or ["1", "2"]:
-        agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", size, __file__]
-        said = subprocess.run(agent, check=True, stdout=subprocess.PIPE, text=True, env=one_thread).stdout.strip()
+        agent = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            size,
+            __file__,
+        ]
+        said = subprocess.run(
+            agent, check=True, stdout=subprocess.PIPE, text=True, env=one_thread
+        ).stdout.strip()
         seconds = float(said.split(": ")[1].split(" s")[0])
         first = first or seconds
         print(f"{said}, speed-up {first / seconds:.2f}")

@@ -22,7 +22,10 @@ import torch.distributed as dist
 
 def pick_device() -> torch.device:
     """Return this process's own GPU, or the CPU if there are not enough of them."""
-    local_rank, here = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_rank, here = (
+        int(os.environ.get("LOCAL_RANK", "0")),
+        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+    )
     if torch.cuda.device_count() < here:
         return torch.device("cpu")
     torch.cuda.set_device(local_rank)  # or what names no device would take GPU 0 in every process
@@ -44,8 +47,12 @@ def main() -> None:
     rank, size = join(device)
     node = os.environ.get("GROUP_RANK", "0")
     number = torch.tensor([float(rank)], device=device)
-    dist.all_reduce(number)  # done when all have come here; a GPU waits for that, its program goes on
-    print(f"rank {rank} of {size} had {rank}, and the sum is {number.item():.0f} on {device} of node {node}")
+    dist.all_reduce(
+        number
+    )  # done when all have come here; a GPU waits for that, its program goes on
+    print(
+        f"rank {rank} of {size} had {rank}, and the sum is {number.item():.0f} on {device} of node {node}"
+    )
     million = torch.ones(1_000_000, device=device)
     dist.all_reduce(million)
     begun = time.perf_counter()
@@ -53,7 +60,9 @@ def main() -> None:
         dist.all_reduce(million)
     million.sum().item()  # a GPU would go on working behind our back
     if rank == 0:
-        print(f"a sum of 4 MB takes {(time.perf_counter() - begun) / 5 * 1e3:.1f} ms over {size} ranks")
+        print(
+            f"a sum of 4 MB takes {(time.perf_counter() - begun) / 5 * 1e3:.1f} ms over {size} ranks"
+        )
     dist.destroy_process_group()
 
 

@@ -26,7 +26,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.recipes.digits import embedded_digits  # 1,797 digits that come with the package: nothing to download
+from paceline.recipes.digits import (
+    embedded_digits,
+)  # 1,797 digits that come with the package: nothing to download
 
 EPOCHS, BATCH, RATE = 3, 64, 0.05
 CHUNK, FOLDER = 100, Path("lesson-11")
@@ -34,7 +36,10 @@ CHUNK, FOLDER = 100, Path("lesson-11")
 
 def pick_device() -> torch.device:
     """Return this process's own GPU, or the CPU if there are not enough of them."""
-    local_rank, here = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_rank, here = (
+        int(os.environ.get("LOCAL_RANK", "0")),
+        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+    )
     if torch.cuda.device_count() < here:
         return torch.device("cpu")
     torch.cuda.set_device(local_rank)  # or what names no device would take GPU 0 in every process
@@ -71,7 +76,9 @@ def create(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for number in range(len(images) // CHUNK):
         chunk = slice(number * CHUNK, (number + 1) * CHUNK)
-        save_file({"images": images[chunk], "labels": labels[chunk]}, folder / f"{number:04d}.safetensors")
+        save_file(
+            {"images": images[chunk], "labels": labels[chunk]}, folder / f"{number:04d}.safetensors"
+        )
 
 
 def stream(folder: Path, rank: int, size: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -79,12 +86,19 @@ def stream(folder: Path, rank: int, size: int, epoch: int) -> Iterator[tuple[Ten
     draw, each = torch.Generator().manual_seed(epoch), BATCH // size
     chunks = sorted(folder.glob("*.safetensors"))
     if len(chunks) < size:
-        sys.exit(f"{len(chunks)} chunks for {size} ranks: make them with `create`, and start no more ranks than chunks")
-    order = torch.randperm(len(chunks), generator=draw)[: len(chunks) - len(chunks) % size]  # as many for each rank
+        sys.exit(
+            f"{len(chunks)} chunks for {size} ranks: make them with `create`, and start no more ranks than chunks"
+        )
+    order = torch.randperm(len(chunks), generator=draw)[
+        : len(chunks) - len(chunks) % size
+    ]  # as many for each rank
     images, labels = torch.empty(0), torch.empty(0, dtype=torch.long)  # read, and not yet given out
     for number in order[rank::size].tolist():
         chunk, mixed = load_file(chunks[number]), torch.randperm(CHUNK, generator=draw)
-        images, labels = torch.cat([images, chunk["images"][mixed]]), torch.cat([labels, chunk["labels"][mixed]])
+        images, labels = (
+            torch.cat([images, chunk["images"][mixed]]),
+            torch.cat([labels, chunk["labels"][mixed]]),
+        )
         while len(labels) >= each:
             yield images[:each], labels[:each]
             images, labels = images[each:], labels[each:]

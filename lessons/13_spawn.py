@@ -46,7 +46,9 @@ class Trainer:
         for epoch in range(epochs):
             loss = self.run_epoch(epoch)
             print(f"rank {self.rank}, epoch {epoch + 1}: loss {loss:.4f}")
-            if self.rank == 0 and (epoch + 1) % self.save_every == 0:  # all have the same weights: one writes them
+            if (
+                self.rank == 0 and (epoch + 1) % self.save_every == 0
+            ):  # all have the same weights: one writes them
                 torch.save(self.model.module.state_dict(), FILE)
                 print(f"epoch {epoch + 1}: saved {FILE}")
 
@@ -66,7 +68,9 @@ class Trainer:
 
 def work(rank: int, size: int, meeting: str, epochs: int, save_every: int) -> None:
     """Be one process of the world: meet the others in a file, train, leave."""
-    device = torch.device("cuda", rank) if torch.cuda.device_count() >= size else torch.device("cpu")
+    device = (
+        torch.device("cuda", rank) if torch.cuda.device_count() >= size else torch.device("cpu")
+    )
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.set_num_threads(1)

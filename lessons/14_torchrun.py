@@ -48,7 +48,9 @@ class Trainer:
         for epoch in range(epochs):
             loss = self.run_epoch(epoch)
             print(f"rank {self.rank}, epoch {epoch + 1}: loss {loss:.4f}")
-            if self.rank == 0 and (epoch + 1) % self.save_every == 0:  # all have the same weights: one writes them
+            if (
+                self.rank == 0 and (epoch + 1) % self.save_every == 0
+            ):  # all have the same weights: one writes them
                 torch.save(self.model.module.state_dict(), FILE)
                 print(f"epoch {epoch + 1}: saved {FILE}")
 
@@ -72,9 +74,15 @@ def main() -> None:
     parser.add_argument("epochs", type=int, nargs="?", default=6)
     parser.add_argument("save_every", type=int, nargs="?", default=2)
     words = parser.parse_args()
-    rank, size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    rank, size, local_rank = (
+        int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    )
     here = int(os.environ["LOCAL_WORLD_SIZE"])
-    device = torch.device("cuda", local_rank) if torch.cuda.device_count() >= here else torch.device("cpu")
+    device = (
+        torch.device("cuda", local_rank)
+        if torch.cuda.device_count() >= here
+        else torch.device("cpu")
+    )
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")

@@ -54,8 +54,12 @@ class Trainer:
         """Go on from the checkpoint, if there is one; return how many epochs it has seen."""
         if not FILE.exists():
             return 0
-        saved = load_file(FILE, device=str(self.device))  # numbers alone: a pickle may run code when it is loaded
-        self.model.module.load_state_dict({name: saved[name] for name in self.model.module.state_dict()})
+        saved = load_file(
+            FILE, device=str(self.device)
+        )  # numbers alone: a pickle may run code when it is loaded
+        self.model.module.load_state_dict(
+            {name: saved[name] for name in self.model.module.state_dict()}
+        )
         state = self.optimizer.state_dict()
         for name in [name for name in saved if name.startswith("optimizer.")]:
             _, number, key = name.split(".")
@@ -67,7 +71,11 @@ class Trainer:
         """Write all that a later start needs, under another name first: a half-written file must never be found."""
         tensors = self.model.module.state_dict() | {"epochs": torch.tensor(epochs)}
         for number, state in self.optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{number}.{key}": value for key, value in state.items() if value is not None}
+            tensors |= {
+                f"optimizer.{number}.{key}": value
+                for key, value in state.items()
+                if value is not None
+            }
         whole = FILE.with_suffix(".new")
         save_file(tensors, whole)
         whole.replace(FILE)
@@ -77,10 +85,17 @@ class Trainer:
         for epoch in range(self.begin_at, epochs):
             loss = self.run_epoch(epoch)
             print(f"rank {self.rank}, epoch {epoch + 1}: loss {loss:.4f}")
-            if self.rank == 0 and (epoch + 1) % self.save_every == 0:  # all have the same weights: one writes them
+            if (
+                self.rank == 0 and (epoch + 1) % self.save_every == 0
+            ):  # all have the same weights: one writes them
                 self.save(epoch + 1)
                 print(f"epoch {epoch + 1}: saved {FILE}")
-            if "die" in sys.argv and epoch == 2 and self.begin_at == 0 and self.rank == self.size - 1:
+            if (
+                "die" in sys.argv
+                and epoch == 2
+                and self.begin_at == 0
+                and self.rank == self.size - 1
+            ):
                 os.kill(os.getpid(), signal.SIGKILL)  # as if the machine had run out of memory
 
     def run_epoch(self, epoch: int) -> float:
@@ -104,9 +119,15 @@ def main() -> None:
     parser.add_argument("save_every", type=int, nargs="?", default=2)
     parser.add_argument("die", nargs="?", choices=["die"])
     words = parser.parse_args()
-    rank, size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    rank, size, local_rank = (
+        int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    )
     here = int(os.environ["LOCAL_WORLD_SIZE"])
-    device = torch.device("cuda", local_rank) if torch.cuda.device_count() >= here else torch.device("cpu")
+    device = (
+        torch.device("cuda", local_rank)
+        if torch.cuda.device_count() >= here
+        else torch.device("cpu")
+    )
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from paceline.recipes.digits import embedded_digits  # 1,797 digits that come with the package: nothing to download
+from paceline.recipes.digits import (
+    embedded_digits,
+)  # 1,797 digits that come with the package: nothing to download
 
 EPOCHS, BATCH, RATE = 3, 64, 0.05
 BUDGET_BYTES = 1_000_000  # what forward may keep for backward, as if the device were small
@@ -46,7 +48,9 @@ class Ledger:
         self.held += value.nbytes
         self.most = max(self.most, self.held)
         if self.held > self.budget:
-            raise MemoryError(f"out of memory: forward keeps more than {self.budget:,} bytes for backward")
+            raise MemoryError(
+                f"out of memory: forward keeps more than {self.budget:,} bytes for backward"
+            )
         return value
 
     def watch(self) -> torch.autograd.graph.saved_tensors_hooks:
@@ -76,10 +80,14 @@ def main() -> None:
             for part in batch.split(-(-len(batch) // parts)):
                 with ledger.watch():
                     loss = cross_entropy(model(images[part].to(device)), labels[part].to(device))
-                (loss * len(part) / len(batch)).backward()  # the gradients of all parts add up to those of the batch
+                (
+                    loss * len(part) / len(batch)
+                ).backward()  # the gradients of all parts add up to those of the batch
                 total += loss.item() * len(part)
             optimizer.step()
-        print(f"epoch {epoch + 1}: loss {total / len(images):.4f}, kept for backward {ledger.most:,} bytes")
+        print(
+            f"epoch {epoch + 1}: loss {total / len(images):.4f}, kept for backward {ledger.most:,} bytes"
+        )
     test_images, test_labels = (part.to(device) for part in held_out)
     print(f"accuracy {accuracy(model, test_images, test_labels):.3f}")
 

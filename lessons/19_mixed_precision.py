@@ -20,7 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from paceline.recipes.digits import embedded_digits  # 1,797 digits that come with the package: nothing to download
+from paceline.recipes.digits import (
+    embedded_digits,
+)  # 1,797 digits that come with the package: nothing to download
 
 EPOCHS, BATCH, RATE = 3, 64, 0.05
 
@@ -51,13 +53,19 @@ def main() -> None:
             with torch.autocast(device.type, kind, enabled=kind is not None):
                 loss = cross_entropy(model(images[batch].to(device)), labels[batch].to(device))
             optimizer.zero_grad()
-            scaler.scale(loss).backward()  # fp16 ends at 6e-8: without a factor, small gradients would become 0
-            scaler.unscale_(optimizer)  # before clipping, or the limit would be one of scaled gradients
+            scaler.scale(
+                loss
+            ).backward()  # fp16 ends at 6e-8: without a factor, small gradients would become 0
+            scaler.unscale_(
+                optimizer
+            )  # before clipping, or the limit would be one of scaled gradients
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             scaler.step(optimizer)  # leaves a step out whose gradients are not finite
             scaler.update()
             total += loss.item() * len(batch)
-        print(f"epoch {epoch + 1}: loss {total / len(images):.4f}, computed in {kind or torch.float32}")
+        print(
+            f"epoch {epoch + 1}: loss {total / len(images):.4f}, computed in {kind or torch.float32}"
+        )
     test_images, test_labels = (part.to(device) for part in held_out)
     print(f"accuracy {accuracy(model, test_images, test_labels):.3f}")
 

@@ -27,7 +27,10 @@ STEPS, BATCH, LENGTH, WIDTH, HEADS, LAYERS, RATE = 60, 16, 64, 64, 4, 3, 5e-3
 
 def pick_device() -> torch.device:
     """Return this process's own GPU, or the CPU if there are not enough of them."""
-    local_rank, here = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_rank, here = (
+        int(os.environ.get("LOCAL_RANK", "0")),
+        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+    )
     if torch.cuda.device_count() < here:
         return torch.device("cpu")
     torch.cuda.set_device(local_rank)  # or what names no device would take GPU 0 in every process
@@ -50,12 +53,22 @@ class Block(nn.Module):
         super().__init__()
         self.before_looking, self.before_thinking = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.ask, self.answer = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.think = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.think = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
 
     def forward(self, values: Tensor) -> Tensor:
         rows, length, _ = values.shape
-        asked = self.ask(self.before_looking(values)).view(rows, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
-        seen = scaled_dot_product_attention(*asked, is_causal=True).transpose(1, 2).reshape(rows, length, WIDTH)
+        asked = (
+            self.ask(self.before_looking(values))
+            .view(rows, length, 3, HEADS, -1)
+            .permute(2, 0, 3, 1, 4)
+        )
+        seen = (
+            scaled_dot_product_attention(*asked, is_causal=True)
+            .transpose(1, 2)
+            .reshape(rows, length, WIDTH)
+        )
         values = values + self.answer(seen)
         return values + self.think(self.before_thinking(values))
 
@@ -76,7 +89,9 @@ class Gpt(nn.Module):
 
 def rows_of(text: Tensor, step: int, rank: int, size: int) -> Tensor:
     """Return this rank's rows of a step; all ranks draw the same places, and each takes its own."""
-    places = torch.randint(len(text) - LENGTH - 1, (BATCH,), generator=torch.Generator().manual_seed(step))
+    places = torch.randint(
+        len(text) - LENGTH - 1, (BATCH,), generator=torch.Generator().manual_seed(step)
+    )
     return torch.stack([text[place : place + LENGTH + 1] for place in places[rank::size]])
 
 
@@ -87,7 +102,9 @@ def write(model: nn.Module, length: int) -> str:
     with torch.no_grad():
         for _ in range(length):
             chances = model(text[:, -LENGTH:])[:, -1].softmax(-1).cpu()
-            text = torch.cat([text, torch.multinomial(chances, 1, generator=draw).to(text.device)], 1)
+            text = torch.cat(
+                [text, torch.multinomial(chances, 1, generator=draw).to(text.device)], 1
+            )
     return bytes(text[0].tolist()).decode(errors="replace")
 
 

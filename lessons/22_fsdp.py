@@ -32,7 +32,10 @@ STEPS, BATCH, LENGTH, WIDTH, HEADS, LAYERS, RATE = 60, 16, 64, 64, 4, 3, 5e-3
 
 def pick_device() -> torch.device:
     """Return this process's own GPU, or the CPU if there are not enough of them."""
-    local_rank, here = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_rank, here = (
+        int(os.environ.get("LOCAL_RANK", "0")),
+        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+    )
     if torch.cuda.device_count() < here:
         return torch.device("cpu")
     torch.cuda.set_device(local_rank)  # or what names no device would take GPU 0 in every process
@@ -55,12 +58,22 @@ class Block(nn.Module):
         super().__init__()
         self.before_looking, self.before_thinking = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.ask, self.answer = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.think = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.think = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
 
     def forward(self, values: Tensor) -> Tensor:
         rows, length, _ = values.shape
-        asked = self.ask(self.before_looking(values)).view(rows, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
-        seen = scaled_dot_product_attention(*asked, is_causal=True).transpose(1, 2).reshape(rows, length, WIDTH)
+        asked = (
+            self.ask(self.before_looking(values))
+            .view(rows, length, 3, HEADS, -1)
+            .permute(2, 0, 3, 1, 4)
+        )
+        seen = (
+            scaled_dot_product_attention(*asked, is_causal=True)
+            .transpose(1, 2)
+            .reshape(rows, length, WIDTH)
+        )
         values = values + self.answer(seen)
         return values + self.think(self.before_thinking(values))
 
@@ -81,15 +94,24 @@ class Gpt(nn.Module):
 
 def rows_of(text: Tensor, step: int, rank: int, size: int) -> Tensor:
     """Return this rank's rows of a step; all ranks draw the same places, and each takes its own."""
-    places = torch.randint(len(text) - LENGTH - 1, (BATCH,), generator=torch.Generator().manual_seed(step))
+    places = torch.randint(
+        len(text) - LENGTH - 1, (BATCH,), generator=torch.Generator().manual_seed(step)
+    )
     return torch.stack([text[place : place + LENGTH + 1] for place in places[rank::size]])
 
 
 def held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Return what this rank holds of weights, gradients and optimizer state."""
     values = [value for one in model.parameters() for value in (one, one.grad) if value is not None]
-    values += [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
-    return sum((value.to_local() if isinstance(value, DTensor) else value).nbytes for value in values)
+    values += [
+        value
+        for state in optimizer.state.values()
+        for value in state.values()
+        if torch.is_tensor(value)
+    ]
+    return sum(
+        (value.to_local() if isinstance(value, DTensor) else value).nbytes for value in values
+    )
 
 
 def main() -> None:
@@ -103,9 +125,13 @@ def main() -> None:
     if "ddp" in sys.argv:
         model = DistributedDataParallel(model)
     else:
-        mesh = init_device_mesh(device.type, (size,))  # the ranks in a row, on the devices that they have
+        mesh = init_device_mesh(
+            device.type, (size,)
+        )  # the ranks in a row, on the devices that they have
         for block in model.blocks:
-            fully_shard(block, mesh=mesh)  # a unit: its weights are gathered when it is its turn, and let go after it
+            fully_shard(
+                block, mesh=mesh
+            )  # a unit: its weights are gathered when it is its turn, and let go after it
         fully_shard(model, mesh=mesh)  # what is left: embeddings and head
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     for step in range(STEPS):
@@ -117,7 +143,9 @@ def main() -> None:
         if rank == 0 and (step == 0 or (step + 1) % 20 == 0):
             print(f"step {step + 1}: loss {loss.item():.3f}")
     if rank == 0:
-        print(f"rank 0 of {size} holds {held_bytes(model, optimizer):,} bytes: weights, gradients, optimizer state")
+        print(
+            f"rank 0 of {size} holds {held_bytes(model, optimizer):,} bytes: weights, gradients, optimizer state"
+        )
     dist.destroy_process_group()
 
 

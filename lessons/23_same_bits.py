@@ -23,7 +23,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import paceline
-from paceline.recipes.digits import embedded_digits  # 1,797 digits that come with the package: nothing to download
+from paceline.recipes.digits import (
+    embedded_digits,
+)  # 1,797 digits that come with the package: nothing to download
 
 
 def make_model() -> nn.Module:
@@ -44,7 +46,14 @@ def main(config: paceline.RunConfig) -> None:
         batches = paceline.Batches(train, config, world)
         metrics = {"acc": paceline.accuracy}
         paceline.Trainer(
-            world, model, optimizer, batches, cross_entropy, config, evaluation=held_out, metrics=metrics
+            world,
+            model,
+            optimizer,
+            batches,
+            cross_entropy,
+            config,
+            evaluation=held_out,
+            metrics=metrics,
         ).run()
 
 

@@ -104,8 +104,14 @@ class Tally:
 def tensors_of(seed: int) -> dict[str, Tensor]:
     """Return a state of about 2 MB: many sizes, several types, also a lone number and an empty tensor."""
     generator = torch.Generator().manual_seed(seed)
-    found = {f"model.{number}": torch.randn(1 + 7919 * number % 60_000, generator=generator) for number in range(1, 13)}
-    found |= {f"optimizer.exp_avg.{number}": found[f"model.{number}"].bfloat16() for number in range(1, 13)}
+    found = {
+        f"model.{number}": torch.randn(1 + 7919 * number % 60_000, generator=generator)
+        for number in range(1, 13)
+    }
+    found |= {
+        f"optimizer.exp_avg.{number}": found[f"model.{number}"].bfloat16()
+        for number in range(1, 13)
+    }
     return found | {
         "model.count": torch.tensor(seed),
         "model.empty": torch.empty(0, 3),
@@ -116,7 +122,11 @@ def tensors_of(seed: int) -> dict[str, Tensor]:
 def content_of(tensors: dict[str, Tensor]) -> Content:
     """Return the bytes of tensors."""
     return {
-        name: (str(value.dtype), tuple(value.shape), value.reshape(-1).view(torch.uint8).numpy().tobytes())
+        name: (
+            str(value.dtype),
+            tuple(value.shape),
+            value.reshape(-1).view(torch.uint8).numpy().tobytes(),
+        )
         for name, value in tensors.items()
     }
 
@@ -124,7 +134,9 @@ def content_of(tensors: dict[str, Tensor]) -> Content:
 def save(root: Path, step: int, seed: int, keep: int = 3, world: World | None = None) -> list[str]:
     """Save a checkpoint as a run does; return where it is, or nothing if there was one already."""
     world = world or World()
-    saver = Saver(LocalStorage(root), world, texts_of_all(world, secrets.token_hex(4))[0], keep=keep)
+    saver = Saver(
+        LocalStorage(root), world, texts_of_all(world, secrets.token_hex(4))[0], keep=keep
+    )
     saver.save(tensors_of(seed), Manifest(step=step, samples=step, files={}))
     saver.close()
     return [done.where for done in saver.finished()]
@@ -132,7 +144,11 @@ def save(root: Path, step: int, seed: int, keep: int = 3, world: World | None = 
 
 def save_as_rank(root: Path, rank: int, size: int, meeting: Path) -> None:
     """Save both checkpoints as one of several ranks."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), handover.MEETING: str(meeting / "meeting")}
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        handover.MEETING: str(meeting / "meeting"),
+    }
     with join(RunConfig()) as world:
         for step in (OLDER, NEWER):
             save(root, step, step, world=world)
@@ -209,7 +225,10 @@ def fill_the_disk(trial: Trial) -> None:
     older = pages(trial.templates / str(world_size) / f"step-{OLDER:09d}")
     newer = pages(trial.templates / "1" / f"step-{NEWER:09d}")
     size = PAGE * (older + trial.dice.randrange(newer))
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(trial.root)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(trial.root)],
+        check=True,
+    )
     trial.start_from(world_size, OLDER)
     trial.newer = []
     try:
@@ -235,13 +254,17 @@ class Child:
         self.seed = seed
         self._pipe, theirs = FORK.Pipe()
         tensors_of(seed)  # so that they are there when it begins
-        self.process = FORK.Process(target=self._run, args=(trial.root, seed, trial.keep, wait, theirs))
+        self.process = FORK.Process(
+            target=self._run, args=(trial.root, seed, trial.keep, wait, theirs)
+        )
         self.process.start()
         theirs.close()
         self._pipe.recv()
 
     @staticmethod
-    def _run(root: Path, seed: int, keep: int, wait: Callable[[], object], pipe: Connection) -> None:
+    def _run(
+        root: Path, seed: int, keep: int, wait: Callable[[], object], pipe: Connection
+    ) -> None:
         pipe.send("ready")
         wait()
         try:
@@ -286,16 +309,25 @@ def judge(trial: Trial, tally: Tally) -> None:
             step, content = found.step, content_of(dict(read_tensors(storage, found)))
     except Exception as error:  # noqa: BLE001 - whatever comes out of here, a run could not go on
         told.append(f"{type(error).__name__}: {error}")
-    expected = {OLDER: [content_of(tensors_of(OLDER))], NEWER: [content_of(tensors_of(seed)) for seed in trial.newer]}
+    expected = {
+        OLDER: [content_of(tensors_of(OLDER))],
+        NEWER: [content_of(tensors_of(seed)) for seed in trial.newer],
+    }
     good = content in expected.get(step, [])
     told += trial.words
     tally.count += 1
     tally.newer += good and step == NEWER
     tally.older += good and step == OLDER
     tally.bad_bytes += content is not None and not good
-    tally.lost += content is None or (trial.must_be_newer and step != NEWER) or not _older_is_left(trial, storage, step)
+    tally.lost += (
+        content is None
+        or (trial.must_be_newer and step != NEWER)
+        or not _older_is_left(trial, storage, step)
+    )
     tally.silent += not any(told)
-    tally.example = tally.example or next((" ".join(words.split()) for words in told if words != "saved"), "")
+    tally.example = tally.example or next(
+        (" ".join(words.split()) for words in told if words != "saved"), ""
+    )
 
 
 def _older_is_left(trial: Trial, storage: LocalStorage, taken: int) -> bool:
@@ -342,10 +374,18 @@ def run(names: Sequence[str], count: int, seed: int) -> dict[str, Tally]:
 def table(tallies: dict[str, Tally]) -> str:
     """Return the figures of all cases."""
     row = "{:<20} {:>6} {:>11} {:>11} {:>10} {:>10} {:>16}".format
-    total = Tally(*(sum(getattr(one, name) for one in tallies.values()) for name in list(vars(Tally()))[:-1]))
-    lines = [row("case", "trials", "took newer", "took older", "bad bytes", "good lost", "without a word")]
+    total = Tally(
+        *(sum(getattr(one, name) for one in tallies.values()) for name in list(vars(Tally()))[:-1])
+    )
+    lines = [
+        row(
+            "case", "trials", "took newer", "took older", "bad bytes", "good lost", "without a word"
+        )
+    ]
     for name, one in [*tallies.items(), ("all", total)]:
-        lines.append(row(name, one.count, one.newer, one.older, one.bad_bytes, one.lost, one.silent))
+        lines.append(
+            row(name, one.count, one.newer, one.older, one.bad_bytes, one.lost, one.silent)
+        )
     return "\n".join([*lines, "", *(f"{name}: {one.example}" for name, one in tallies.items())])
 
 
@@ -353,15 +393,24 @@ def may_mount() -> bool:
     """Return whether we can have a mount namespace of our own."""
     if os.geteuid() != 0 or not shutil.which("unshare"):
         return False
-    return subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode
+        == 0
+    )
 
 
 def main() -> int:
     """Run all trials; exit with 1 if any went wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=500, help="trials over all cases (default 500)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--count", type=int, default=500, help="trials over all cases (default 500)"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", action="append", choices=list(CASES), help="only this case; may be given again")
+    parser.add_argument(
+        "--only", action="append", choices=list(CASES), help="only this case; may be given again"
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--apart", action="store_true", help=argparse.SUPPRESS)
     known = parser.parse_args()
@@ -377,7 +426,9 @@ def main() -> int:
     if known.json:
         print(json.dumps({name: vars(one) for name, one in tallies.items()}))
     else:
-        print(f"{table(tallies)}\n\n{known.count} trials, seed {known.seed}, {time.monotonic() - begun:.0f} s")
+        print(
+            f"{table(tallies)}\n\n{known.count} trials, seed {known.seed}, {time.monotonic() - begun:.0f} s"
+        )
     return 0 if all(one.fine for one in tallies.values()) else 1
 
 

@@ -35,7 +35,9 @@ Damage = Callable[[Path, random.Random], None]
 
 def main() -> None:
     """Damage, read, count."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     known = parser.parse_args()
@@ -65,7 +67,11 @@ def _one(good: Path, folder: Path, harm: Damage, chance: random.Random) -> str:
     try:
         found = _samples(folder)
     except DataError as error:
-        return "refused" if path.name in str(error) or harm is _index else f"another file named: {error}"
+        return (
+            "refused"
+            if path.name in str(error) or harm is _index
+            else f"another file named: {error}"
+        )
     except Exception as error:  # noqa: BLE001 - what is looked for
         return f"{type(error).__name__}: {error}"
     return "unharmed" if found == _samples(good) else "a wrong sample"
@@ -111,7 +117,9 @@ def _lose(path: Path, chance: random.Random) -> None:
 
 def _header(path: Path, chance: random.Random) -> None:
     """Claim a header of another length."""
-    length = chance.choice((0, 1, 7, 2**20, 2**31, 2**60, 2**63, 2**64 - 1, chance.randrange(2**64)))
+    length = chance.choice(
+        (0, 1, 7, 2**20, 2**31, 2**60, 2**63, 2**64 - 1, chance.randrange(2**64))
+    )
     path.write_bytes(length.to_bytes(8, "little") + path.read_bytes()[8:])
 
 

@@ -22,7 +22,10 @@ def main() -> int:
             code = subprocess.run(words, cwd=folder, capture_output=True, check=False).returncode
         seconds = time.perf_counter() - begun
         bad += code != 0 or seconds >= 60
-        print(f"{lesson.number:3}  {seconds:5.1f} s  (says {lesson.seconds} s)  exit code {code}", flush=True)
+        print(
+            f"{lesson.number:3}  {seconds:5.1f} s  (says {lesson.seconds} s)  exit code {code}",
+            flush=True,
+        )
     return 1 if bad else 0
 
 

@@ -26,9 +26,15 @@ SETTINGS = {"name": "trial", "lr.base": 0.1, "seed": 3}
 
 def told(first: int, last: int) -> list[Event]:
     """Return what a start of the run tells."""
-    steps: list[Event] = [StepDone(n, 1, n * 8, 1 / n, 0.1, 64.0) for n in range(first + 2, last + 1, 2)]
+    steps: list[Event] = [
+        StepDone(n, 1, n * 8, 1 / n, 0.1, 64.0) for n in range(first + 2, last + 1, 2)
+    ]
     start = RunStarted(1, "cpu", "alone", 32, 8, 4, 0.1, 12, "", first)
-    return [start, *steps, EpochDone(1, 1, last, 0.5, 64.0, {"acc": 0.75, "eval_loss": float("nan")})]
+    return [
+        start,
+        *steps,
+        EpochDone(1, 1, last, 0.5, 64.0, {"acc": 0.75, "eval_loss": float("nan")}),
+    ]
 
 
 def tell(kind: Any, path: Path) -> None:
@@ -48,7 +54,9 @@ def in_a_thread(kind: Any, path: Path) -> None:
 
 def check_mlflow(folder: Path) -> None:
     """Tell MLflow, then ask it."""
-    os.environ["MLFLOW_TRACKING_URI"] = os.environ.get("MLFLOW_TRACKING_URI") or f"file://{folder}/mlruns"
+    os.environ["MLFLOW_TRACKING_URI"] = (
+        os.environ.get("MLFLOW_TRACKING_URI") or f"file://{folder}/mlruns"
+    )
     os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # newer ones ask for a database, unless told
     in_a_thread(MlflowSink, folder / "mlflow.json")
     from mlflow.tracking import MlflowClient  # type: ignore[import-not-found, unused-ignore]
@@ -92,7 +100,10 @@ def check_wandb(folder: Path) -> None:
         for data in records_of(path.read_bytes()):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(data)
-            items = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
+            items = {
+                item.key or ".".join(item.nested_key): item.value_json
+                for item in record.history.item
+            }
             losses += [int(items["step"])] if "train/loss" in items else []
     assert losses == [2, 4, 6, 8, 10, 12], losses
     print("wandb: two offline parts of one run, every step once")
@@ -100,7 +111,9 @@ def check_wandb(folder: Path) -> None:
 
 if __name__ == "__main__":
     checks = {"mlflow": check_mlflow, "wandb": check_wandb}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("which", nargs="?", choices=checks, help="default: both")
     with tempfile.TemporaryDirectory() as place:
         which = parser.parse_args().which

@@ -36,10 +36,15 @@ def main() -> int:
     """Run the pairs; return 1 if any clashed."""
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 50
     clashes, times_s = 0, []
-    with private_cluster(wanted(nodes=2, cpus=4, gpus=0)) as slurm, tempfile.TemporaryDirectory() as folder:
+    with (
+        private_cluster(wanted(nodes=2, cpus=4, gpus=0)) as slurm,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         (Path(folder) / "rank.py").write_text(RANK)
         for pair in range(pairs):
-            said = [line for text in run_pair(slurm, Path(folder), pair) for line in text.splitlines()]
+            said = [
+                line for text in run_pair(slurm, Path(folder), pair) for line in text.splitlines()
+            ]
             met = [line.split() for line in said if line.startswith("met 3.0 2 ")]
             times_s += [float(words[3]) for words in met]
             if len(met) != 4:
@@ -47,7 +52,9 @@ def main() -> int:
                 print(f"pair {pair}:", *said, sep="\n  ", flush=True)
     times_s.sort()
     middle_s, most_s = (times_s[len(times_s) // 2], times_s[-1]) if times_s else (0.0, 0.0)
-    print(f"{pairs} pairs, {clashes} clashed; ranks met within {middle_s:.2f} s (median), {most_s:.2f} s at most")
+    print(
+        f"{pairs} pairs, {clashes} clashed; ranks met within {middle_s:.2f} s (median), {most_s:.2f} s at most"
+    )
     return 1 if clashes else 0
 
 

@@ -52,12 +52,16 @@ def main() -> None:
     """Run all kinds, and print a table."""
     known = _arguments()
     alone = _alone()
-    print(f"{'ended by':<12}{'runs':>5}{'same bits':>11}{'starts':>8}{'most steps repeated':>21}{'seconds':>9}")
+    print(
+        f"{'ended by':<12}{'runs':>5}{'same bits':>11}{'starts':>8}{'most steps repeated':>21}{'seconds':>9}"
+    )
     lost = 0
     for kind in known.kinds.split(","):
         begun = time.monotonic()
         outcomes = _play(kind, known)
-        good = [one for one in outcomes if one.digest == alone and one.repeated <= 1 and one.starts > 1]
+        good = [
+            one for one in outcomes if one.digest == alone and one.repeated <= 1 and one.starts > 1
+        ]
         lost += len(outcomes) - len(good)
         starts = sum(one.starts for one in outcomes) / len(outcomes)
         repeated = max(one.repeated for one in outcomes)
@@ -72,22 +76,35 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=20, help="runs of each kind")
     parser.add_argument("--at-once", type=int, default=4, help="runs at the same time")
     parser.add_argument("--seed", type=int, default=7, help="of the moments")
     parser.add_argument("--kinds", default=",".join(KINDS), help="which ways to end a job")
-    parser.add_argument("--no-cgroup", action="store_true", help="track processes as Slurm does without cgroups")
+    parser.add_argument(
+        "--no-cgroup", action="store_true", help="track processes as Slurm does without cgroups"
+    )
     return parser.parse_args()
 
 
 def _play(kind: str, known: argparse.Namespace) -> list[Outcome]:
     nodes = 3 * known.at_once
-    settings = wanted(nodes=nodes, cpus=2, gpus=0, grace=20, cgroup=not known.no_cgroup, settings={"SlurmdTimeout": 15})
+    settings = wanted(
+        nodes=nodes,
+        cpus=2,
+        gpus=0,
+        grace=20,
+        cgroup=not known.no_cgroup,
+        settings={"SlurmdTimeout": 15},
+    )
     quiet = contextlib.redirect_stdout(io.StringIO())  # what the daemons said
     with quiet, private_cluster(settings) as cluster, ThreadPoolExecutor(known.at_once) as pool:
         desk = Desk.on(cluster, PROFILE)
-        return list(pool.map(lambda number: _one(desk, kind, number, known.seed), range(known.runs)))
+        return list(
+            pool.map(lambda number: _one(desk, kind, number, known.seed), range(known.runs))
+        )
 
 
 def _one(desk: Desk, kind: str, number: int, seed: int) -> Outcome:
@@ -95,7 +112,9 @@ def _one(desk: Desk, kind: str, number: int, seed: int) -> Outcome:
     limit = "1" if kind == "limit" else "20"
     partition = ("--partition", "low") if kind == "preempt" else ()
     # Long enough to be ended, also on a quick machine; and Slurm needs its time to notice a daemon that is gone.
-    script, slow = {"slurmd": ("haste.py", "1.2"), "limit": ("training.py", "0.4")}.get(kind, ("training.py", "0.25"))
+    script, slow = {"slurmd": ("haste.py", "1.2"), "limit": ("training.py", "0.4")}.get(
+        kind, ("training.py", "0.25")
+    )
     words = (script, "--nodes", "2", "--ranks-per-node", "1", "--time", limit, *partition)
     try:
         job = desk.submit(*words, *TRAINING, f"name={name}", env={"SLOW_STEP": slow})
@@ -104,7 +123,11 @@ def _one(desk: Desk, kind: str, number: int, seed: int) -> Outcome:
         log = desk.log(name, job)
         if state != "COMPLETED":
             return Outcome("", 0, 0, f"{state}: {log[-2000:]}")
-        return Outcome(digest(log), len(re.findall(r"job \d+, start \d+, on ", log)), _most_repeated(desk.events(name)))
+        return Outcome(
+            digest(log),
+            len(re.findall(r"job \d+, start \d+, on ", log)),
+            _most_repeated(desk.events(name)),
+        )
     except AssertionError as error:
         return Outcome("", 0, 0, str(error)[-2000:])
 
@@ -146,7 +169,9 @@ def _kill_slurmd(desk: Desk, name: str, job: str, chance: random.Random) -> None
     """Kill the daemon of one of the job's nodes; bring it back once the job runs elsewhere."""
     desk.await_line(name, job, "epoch 1/", timeout_s=_PATIENCE_S)
     time.sleep(chance.uniform(0.0, 2.0))
-    hosts = desk.cluster.run(["scontrol", "show", "hostnames", desk.cluster.job(job)["NodeList"]]).out.split()
+    hosts = desk.cluster.run(
+        ["scontrol", "show", "hostnames", desk.cluster.job(job)["NodeList"]]
+    ).out.split()
     host = chance.choice(hosts)
     desk.cluster.slurmd(host, "kill")
     while "start 2, on " not in (log := desk.log(name, job)) and "done: " not in log:
@@ -155,7 +180,12 @@ def _kill_slurmd(desk: Desk, name: str, job: str, chance: random.Random) -> None
     desk.cluster.run(["scontrol", "update", f"NodeName={host}", "State=RESUME"])
 
 
-KINDS: dict[str, Disturb] = {"limit": _wait_for_limit, "signal": _signal, "preempt": _preempt, "slurmd": _kill_slurmd}
+KINDS: dict[str, Disturb] = {
+    "limit": _wait_for_limit,
+    "signal": _signal,
+    "preempt": _preempt,
+    "slurmd": _kill_slurmd,
+}
 
 
 def _alone() -> str:
@@ -163,7 +193,11 @@ def _alone() -> str:
 
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [sys.executable, SCRIPT, *TRAINING], cwd=folder, capture_output=True, text=True, check=True
+            [sys.executable, SCRIPT, *TRAINING],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
         )
     return digest(done.stdout)
 

@@ -76,7 +76,9 @@ class Tried:
             found = {
                 "pair, fit": self.seen.pair_bytes_per_s / truth,
                 "latency, pair": self.seen.pair_latency_s / delay_s,
-                "latency, all-reduce": self.seen.all_reduce_latency_s / MESSAGES_OF_ALL_REDUCE / delay_s,
+                "latency, all-reduce": self.seen.all_reduce_latency_s
+                / MESSAGES_OF_ALL_REDUCE
+                / delay_s,
             }
         return {name: share - 1 for name, share in found.items()}
 
@@ -93,7 +95,9 @@ class Tried:
 def main() -> int:
     """Try all links; return 1 if a figure is off by more than a tenth."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=0.0, help="how long each link is measured, at least")
+    parser.add_argument(
+        "--seconds", type=float, default=0.0, help="how long each link is measured, at least"
+    )
     parser.add_argument("--links", default=LINKS, help="RATE:DELAY_MS, with commas between")
     known = parser.parse_args()
     far, links = 0, [link.split(":") for link in known.links.split(",")]
@@ -109,9 +113,13 @@ def main() -> int:
 def try_link(rate: str, delay_ms: float, seconds: float) -> Tried:
     """Measure one link."""
     largest = int(bytes_per_second(rate) * max(_LARGEST_S, _DELAYS * delay_ms / 1e3))
-    sizes = ",".join(str(size) for size in (1024, 4096, 16384, 1 << 20, largest // 8, largest // 2, largest))
+    sizes = ",".join(
+        str(size) for size in (1024, 4096, 16384, 1 << 20, largest // 8, largest // 2, largest)
+    )
     with private_cluster(wanted(nodes=2, slurm=False, rate=rate, delay_ms=delay_ms)) as hosts:
-        return Tried(rate, delay_ms, plain_delay_s(hosts), bench_between(hosts, sizes, seconds, _PATIENCE_S))
+        return Tried(
+            rate, delay_ms, plain_delay_s(hosts), bench_between(hosts, sizes, seconds, _PATIENCE_S)
+        )
 
 
 def plain_delay_s(hosts: PrivateCluster) -> float:

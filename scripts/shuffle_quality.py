@@ -18,7 +18,10 @@ from paceline.data.order import Order, Places
 
 SAMPLES, CLASSES, BATCH = 60_000, 10, 128
 BLOCK, WINDOWS = 1_000, (1, 2, 4, 8, 16, 32, 60)
-HELD, BLOCKS = 16_000, (4_000, 1_000, 250, 50)  # a window of so many samples, in blocks of these sizes
+HELD, BLOCKS = (
+    16_000,
+    (4_000, 1_000, 250, 50),
+)  # a window of so many samples, in blocks of these sizes
 FEW = 8
 
 
@@ -46,7 +49,12 @@ def _measure(samples: Places) -> Quality:
     counts = _class_counts(samples)
     imbalance = numpy.abs(counts / BATCH - 1 / CLASSES).sum(axis=1) / 2
     poor = ((counts > 0).sum(axis=1) < FEW).mean()
-    return Quality(float(distances.mean()), float(numpy.median(distances)), float(imbalance.mean()), float(poor))
+    return Quality(
+        float(distances.mean()),
+        float(numpy.median(distances)),
+        float(imbalance.mean()),
+        float(poor),
+    )
 
 
 def _class_counts(samples: Places) -> NDArray[numpy.int64]:

@@ -22,9 +22,13 @@ PYTEST = ("-m", "pytest", "--numprocesses", "4", "--dist", "loadfile", "--no-loa
 
 def main() -> int:
     """Run pytest to its end, unfairly; exit as it does."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--loops", type=int, default=1, help="busy loops beside the tests")
-    parser.add_argument("--share", type=float, default=0.15, help="of their processes that are held back at a time")
+    parser.add_argument(
+        "--share", type=float, default=0.15, help="of their processes that are held back at a time"
+    )
     parser.add_argument("--seed", type=int, default=0)
     asked, words = parser.parse_known_args()
     dice = random.Random(asked.seed)

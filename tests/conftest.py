@@ -14,7 +14,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support.slurm_cluster.requirements import why_no_hosts
 
-collect_ignore = ["support/pcluster_schema.py"]  # runs in an environment of its own, which has that package
+collect_ignore = [
+    "support/pcluster_schema.py"
+]  # runs in an environment of its own, which has that package
 settings.register_profile("any pace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any pace")
 _LONG = ("slow", "slurm", "namespaces")
@@ -33,9 +35,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     no_hosts = why_no_hosts()
     reasons = {
-        "browser": "" if shutil.which("chromium") else "needs Chromium (Debian: apt-get install chromium)",
+        "browser": ""
+        if shutil.which("chromium")
+        else "needs Chromium (Debian: apt-get install chromium)",
         "gpu": "" if torch.cuda.is_available() else "needs a CUDA GPU, and `-m gpu`",
-        "mpi": "" if shutil.which("mpirun") else "needs mpirun (Debian: apt-get install openmpi-bin)",
+        "mpi": ""
+        if shutil.which("mpirun")
+        else "needs mpirun (Debian: apt-get install openmpi-bin)",
         "root": "" if _may_mount() else "needs root and mount namespaces (`unshare --mount`)",
         "heavy": ""
         if os.environ.get("PACELINE_HEAVY")
@@ -48,8 +54,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in reasons.items():
             if reason and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
-    slow = Counter(item.path for item in items for marker in _LONG if item.get_closest_marker(marker))
-    items.sort(key=lambda item: -slow[item.path])  # the long files first, so that workers end together
+    slow = Counter(
+        item.path for item in items for marker in _LONG if item.get_closest_marker(marker)
+    )
+    items.sort(
+        key=lambda item: -slow[item.path]
+    )  # the long files first, so that workers end together
 
 
 def _has_ipv6() -> bool:
@@ -61,7 +71,10 @@ def _has_ipv6() -> bool:
 def _may_mount() -> bool:
     if os.geteuid() != 0 or not shutil.which("unshare"):
         return False
-    return subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode
+        == 0
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -69,9 +82,17 @@ def nothing_left_behind():
     """Fail a test that leaks variables or child processes."""
     before, children = dict(os.environ), _children()
     yield
-    changed = {name for name in before.keys() ^ os.environ.keys() if not name.startswith(("PYTEST_", "TORCHINDUCTOR_"))}
+    changed = {
+        name
+        for name in before.keys() ^ os.environ.keys()
+        if not name.startswith(("PYTEST_", "TORCHINDUCTOR_"))
+    }
     assert not changed, f"the test changed the environment: {changed}"
-    left = {pid: name for pid, name in _children().items() if pid not in children and "multiprocessing" not in name}
+    left = {
+        pid: name
+        for pid, name in _children().items()
+        if pid not in children and "multiprocessing" not in name
+    }
     assert not left, f"the test left processes: {left}"
 
 

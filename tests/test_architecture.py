@@ -53,7 +53,9 @@ def imports_of(path: Path) -> set[str]:
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = (
-                {f"{node.module}.{alias.name}" for alias in node.names} if node.module == "paceline" else {node.module}
+                {f"{node.module}.{alias.name}" for alias in node.names}
+                if node.module == "paceline"
+                else {node.module}
             )
             found |= names
         elif isinstance(node, ast.Import):
@@ -82,7 +84,10 @@ def test_packages_do_not_import_each_other_in_a_circle():
 
     def reachable(name, seen=()):
         return {name} | {
-            far for near in edges.get(name, ()) if near not in seen for far in reachable(near, (*seen, name))
+            far
+            for near in edges.get(name, ())
+            if near not in seen
+            for far in reachable(near, (*seen, name))
         }
 
     for name, near in edges.items():
@@ -93,8 +98,12 @@ def test_packages_do_not_import_each_other_in_a_circle():
 
 
 def test_what_runs_outside_the_ranks_does_not_import_torch():
-    lines = [f"import {name}; assert 'torch' not in sys.modules, {name!r}" for name in WITHOUT_TORCH]
-    done = subprocess.run([sys.executable, "-c", "\n".join(["import sys", *lines])], capture_output=True, text=True)
+    lines = [
+        f"import {name}; assert 'torch' not in sys.modules, {name!r}" for name in WITHOUT_TORCH
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(["import sys", *lines])], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -114,17 +123,25 @@ def test_files_and_functions_stay_short_and_say_what_they_are(path):
     assert lines <= 5 or ast.get_docstring(tree), f"{path} does not say which question it answers"
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            assert node.end_lineno - node.lineno < 50, f"{path}:{node.lineno} {node.name} is too long"
+            assert node.end_lineno - node.lineno < 50, (
+                f"{path}:{node.lineno} {node.name} is too long"
+            )
     assert path.stem not in {"utils", "util", "helpers", "common", "misc", "core", "base"}
 
 
-RUN_BY_READERS = [file for room in ("benchmarks", "lessons", "scripts") for file in sorted((ROOT / room).rglob("*.py"))]
+RUN_BY_READERS = [
+    file
+    for room in ("benchmarks", "lessons", "scripts")
+    for file in sorted((ROOT / room).rglob("*.py"))
+]
 
 
 @pytest.mark.parametrize("path", [*MODULES, *RUN_BY_READERS], ids=str)
 def test_no_pickle_no_shell_and_no_open_door(path):
     never = r"pickle\.loads?\b|torch\.load\(|allow_pickle=True|shell=True|os\.system|0\.0\.0\.0|broadcast_object|gather_object|eval\(|exec\("
-    text = re.sub(r"\.eval\(|ast\.literal_eval\(", "", path.read_text(encoding="utf-8"))  # neither runs what it reads
+    text = re.sub(
+        r"\.eval\(|ast\.literal_eval\(", "", path.read_text(encoding="utf-8")
+    )  # neither runs what it reads
     assert not re.search(never, text), path
 
 
@@ -150,4 +167,6 @@ def test_only_the_world_reads_who_it_is():
     for path in MODULES:
         text = path.read_text(encoding="utf-8")
         if path.name != "detect.py":
-            assert not re.search(r"environ(\.get)?[\[(][\"'](RANK|WORLD_SIZE|LOCAL_RANK|SLURM_|OMPI_|PMI_)", text), path
+            assert not re.search(
+                r"environ(\.get)?[\[(][\"'](RANK|WORLD_SIZE|LOCAL_RANK|SLURM_|OMPI_|PMI_)", text
+            ), path

@@ -18,7 +18,12 @@ from support.private_cluster import cluster_or_skip, wanted
 PAGE = page_of(ROOT / "README.md")
 HERE = [turn for turn in PAGE.turns if not turn[0].on_a_cluster]
 ON_A_CLUSTER = [turn[0] for turn in PAGE.turns if turn[0].on_a_cluster]
-WARM = ("paceline train mnist", "paceline verify", "paceline chaos", "paceline run digits.py -n 3")  # many ranks, often
+WARM = (
+    "paceline train mnist",
+    "paceline verify",
+    "paceline chaos",
+    "paceline run digits.py -n 3",
+)  # many ranks, often
 
 
 def words_of(turn):
@@ -53,7 +58,11 @@ def check(command, done, bits):
 def test_a_command_of_the_readme_works(turn, folder, bits, tmp_path):
     skip_what_is_not_here(turn[0])
     where = furnish(tmp_path / "hosts", PAGE) if turn[0].host else folder
-    check(turn[-1], type_here(turn, where, cold=not (turn[0].host or turn[0].words.startswith(WARM))), bits)
+    check(
+        turn[-1],
+        type_here(turn, where, cold=not (turn[0].host or turn[0].words.startswith(WARM))),
+        bits,
+    )
 
 
 @pytest.mark.slow

@@ -21,9 +21,7 @@ from statistics import mean, stdev
 from typing import Any
 
 WANTED = 0.99
-SETTINGS = (
-    "epochs=6 batch.global_size=512 batch.lanes=1 lr.base=4e-3 lr.reference_batch=512 precision=bf16 capture=true"
-)
+SETTINGS = "epochs=6 batch.global_size=512 batch.lanes=1 lr.base=4e-3 lr.reference_batch=512 precision=bf16 capture=true"
 
 
 def timed(function: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
@@ -49,9 +47,18 @@ def train(folder: str, seed: int) -> dict[str, float]:
     for name in ("Batches", "Trainer"):  # which bring the digits to the GPU
         setattr(paceline, name, timed(getattr(paceline, name), spent))
     os.chdir(tempfile.mkdtemp(prefix="paceline-gpu-"))
-    fixed = ["device=cuda", "data=mnist", f"data_folder={folder}", f"seed={seed}", "checkpoint.every=end"]
+    fixed = [
+        "device=cuda",
+        "data=mnist",
+        f"data_folder={folder}",
+        f"seed={seed}",
+        "checkpoint.every=end",
+    ]
     mnist.main(config_from_words(mnist.MnistConfig, [*fixed, *SETTINGS.split()]))
-    events = [json.loads(line) for line in Path("runs/mnist/events.jsonl").read_text(encoding="utf-8").splitlines()]
+    events = [
+        json.loads(line)
+        for line in Path("runs/mnist/events.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     begun = next(event["time_s"] for event in events if event["event"] == "RunStarted")
     epochs = [event for event in events if event["event"] == "EpochDone"]
     reached = [event["time_s"] - begun for event in epochs if event["metrics"]["acc"] >= WANTED]
@@ -61,7 +68,9 @@ def train(folder: str, seed: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--run", type=int, default=-1)
@@ -85,7 +94,9 @@ def main() -> None:
         raise SystemExit("too few to tell a spread")
     for name in ("reading_s", "steps_s", "accuracy"):
         values = [run[name] for run in found]
-        print(f"{name}: {mean(values):.4f} ± {stdev(values):.4f} ({min(values):.4f}-{max(values):.4f})")
+        print(
+            f"{name}: {mean(values):.4f} ± {stdev(values):.4f} ({min(values):.4f}-{max(values):.4f})"
+        )
     both = [run["reading_s"] + run["steps_s"] for run in found]
     print(f"together: {mean(both):.2f} ± {stdev(both):.2f} s ({min(both):.2f}-{max(both):.2f})")
 

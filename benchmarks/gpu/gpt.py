@@ -29,7 +29,9 @@ ROWS = {
     "transformers-compiled": 32,
 }
 """How many rows a step has: what suits each."""
-FLOPS_PER_TOKEN = 6 * 123.6e6 + 12 * 12 * 768 * 1024  # without the vectors of places, which multiply nothing
+FLOPS_PER_TOKEN = (
+    6 * 123.6e6 + 12 * 12 * 768 * 1024
+)  # without the vectors of places, which multiply nothing
 PEAK = 989e12
 
 
@@ -40,13 +42,19 @@ def measure(name: str, steps: int) -> float:
     if done.returncode:
         raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
     found = json.loads(done.stdout.splitlines()[-1])
-    print(f"{name}: {found['tokens_per_s']:,.0f} tokens/s, {found['memory_gb']:.1f} GB", file=sys.stderr, flush=True)
+    print(
+        f"{name}: {found['tokens_per_s']:,.0f} tokens/s, {found['memory_gb']:.1f} GB",
+        file=sys.stderr,
+        flush=True,
+    )
     return float(found["tokens_per_s"])
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--only", nargs="*", default=list(ROWS), choices=list(ROWS))

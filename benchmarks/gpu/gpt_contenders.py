@@ -23,7 +23,9 @@ LENGTH, TOKENS, WORDS, RATE, WARM = 1024, 50_304, 50_257, 6e-4, 8
 
 def rows(count: int) -> Tensor:
     """Return random rows, the same for all."""
-    return torch.randint(0, WORDS, (count, LENGTH + 1), generator=torch.Generator().manual_seed(0)).to(torch.int32)
+    return torch.randint(
+        0, WORDS, (count, LENGTH + 1), generator=torch.Generator().manual_seed(0)
+    ).to(torch.int32)
 
 
 def timed(step: Callable[[Any], object], batches: Any, steps: int) -> float:
@@ -44,7 +46,9 @@ def with_transformers(count: int, steps: int, *, compiled: bool) -> float:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.set_float32_matmul_precision("high")
-    model: Any = GPT2LMHeadModel(GPT2Config(vocab_size=TOKENS, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)).cuda()
+    model: Any = GPT2LMHeadModel(
+        GPT2Config(vocab_size=TOKENS, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    ).cuda()
     run = torch.compile(model) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), fused=True)
     data = rows(count).cuda().long()[:, :LENGTH]
@@ -77,7 +81,9 @@ def by_hand(count: int, steps: int) -> float:
     torch.set_float32_matmul_precision("high")
     model = Plain(Design(SHAPES["124M"], TOKENS, LENGTH, bias=False)).cuda()
     run = torch.compile(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
     data = rows(8 * count)
 
     def step(number: int) -> None:
@@ -137,8 +143,13 @@ def with_trainer(count: int, steps: int, *words: str) -> float:
         model = paceline.parallelize(gpt.GPT(gpt.design_of(config)), world, config)
         data = Transformed(TensorSource(rows(8 * count)), next_tokens)
         batches = paceline.Batches(data, config, world)
-        paceline.Trainer(world, model, gpt.build_optimizer(model, config), batches, gpt.token_loss, config).run()
-    lines = [json.loads(line) for line in Path("runs/gpt/events.jsonl").read_text(encoding="utf-8").splitlines()]
+        paceline.Trainer(
+            world, model, gpt.build_optimizer(model, config), batches, gpt.token_loss, config
+        ).run()
+    lines = [
+        json.loads(line)
+        for line in Path("runs/gpt/events.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     return count / [line for line in lines if line["event"] == "StepDone"][-1]["samples_per_s"]
 
 

@@ -50,7 +50,11 @@ def largest(fits: Callable[[int], bool], first: int, most: int) -> int:
 def attempt(known: argparse.Namespace, layers: int) -> dict[str, Any]:
     """Try so many layers in a fresh process; return what it found."""
     names = ("device", "width", "heads", "length", "tokens", "precision", "limit_gb")
-    words = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(known, name)))]
+    words = [
+        word
+        for name in names
+        for word in (f"--{name.replace('_', '-')}", str(getattr(known, name)))
+    ]
     # Memory that grows in place is not torn into pieces too small for the next tensor.
     env = os.environ | {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     command = [sys.executable, str(Path(__file__).resolve()), "--layers", str(layers), *words]
@@ -59,8 +63,14 @@ def attempt(known: argparse.Namespace, layers: int) -> dict[str, Any]:
     if not lines:  # no answer: the kernel ended it, or it is broken
         last = done.stderr.strip().splitlines()[-1:] or ["without a word"]
         if done.returncode >= 0:
-            raise SystemExit(f"{layers} layers failed with code {done.returncode}:\n{done.stderr[-3000:]}")
-        return {"layers": layers, "parameters": 0, "end": f"killed by signal {-done.returncode}: {last[0]}"}
+            raise SystemExit(
+                f"{layers} layers failed with code {done.returncode}:\n{done.stderr[-3000:]}"
+            )
+        return {
+            "layers": layers,
+            "parameters": 0,
+            "end": f"killed by signal {-done.returncode}: {last[0]}",
+        }
     found: dict[str, Any] = json.loads(lines[-1])
     return found
 
@@ -83,7 +93,10 @@ def train(known: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"layers": known.layers, "parameters": 0, "end": "all steps done"}
     try:
         _steps(known, found)
-    except (RuntimeError, MemoryError) as error:  # CUDA and its libraries have several ways to say it
+    except (
+        RuntimeError,
+        MemoryError,
+    ) as error:  # CUDA and its libraries have several ways to say it
         if not any(word in str(error) for word in ("out of memory", "ALLOC_FAILED", "--limit-gb")):
             raise
         found["end"] = f"out of memory {found['end']}: {' '.join(str(error).split())[:160]}"
@@ -102,9 +115,24 @@ def _steps(known: argparse.Namespace, found: dict[str, Any]) -> None:
     from paceline.recipes.gpt import GPT, Block, GptConfig, build_optimizer, design_of, token_loss
     from paceline.train.cuda_graph import make_step
 
-    words = [f"{name}={getattr(known, name)}" for name in ("device", "layers", "heads", "width", "length", "tokens")]
-    words += ["parallel=fsdp", "recompute=true", f"precision={known.precision}", f"steps={STEPS}", "epochs=1"]
-    words += ["batch.global_size=1", "batch.lanes=1", "lr.schedule=constant", "lr.base=1e-4", "lr.reference_batch=1"]
+    words = [
+        f"{name}={getattr(known, name)}"
+        for name in ("device", "layers", "heads", "width", "length", "tokens")
+    ]
+    words += [
+        "parallel=fsdp",
+        "recompute=true",
+        f"precision={known.precision}",
+        f"steps={STEPS}",
+        "epochs=1",
+    ]
+    words += [
+        "batch.global_size=1",
+        "batch.lanes=1",
+        "lr.schedule=constant",
+        "lr.base=1e-4",
+        "lr.reference_batch=1",
+    ]
     config = config_from_words(GptConfig, words)
     with paceline.join(config) as world:
         found["end"] = "while weights were drawn"
@@ -113,8 +141,12 @@ def _steps(known: argparse.Namespace, found: dict[str, Any]) -> None:
         found["parameters"] = sum(value.numel() for value in gpt.parameters())
         model = paceline.parallelize(gpt, world, config, wrap=(Block,))
         optimizer = build_optimizer(model, config)
-        text = torch.randint(0, known.tokens, (STEPS, known.length + 1), generator=torch.Generator().manual_seed(0))
-        batches = paceline.Batches((text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world)
+        text = torch.randint(
+            0, known.tokens, (STEPS, known.length + 1), generator=torch.Generator().manual_seed(0)
+        )
+        batches = paceline.Batches(
+            (text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world
+        )
         step = make_step(world, model, optimizer, token_loss, config, batches.total_samples)
         _limit(known, found["parameters"])
         for number, batch in enumerate(batches.steps(), 1):
@@ -123,33 +155,49 @@ def _steps(known: argparse.Namespace, found: dict[str, Any]) -> None:
             step(batch)
             if known.device == "cuda":
                 torch.cuda.synchronize()
-            found["tokens_per_s"] = known.length / (time.perf_counter() - begun)  # of the last step: all is warm
+            found["tokens_per_s"] = known.length / (
+                time.perf_counter() - begun
+            )  # of the last step: all is warm
     found["end"] = "all steps done"
 
 
 def _limit(known: argparse.Namespace, parameters: int) -> None:
     """Let memory end where there is no GPU whose memory could: weights, gradients and AdamW's two means, of 4 bytes each."""
     if known.limit_gb and 16 * parameters > known.limit_gb * 1e9:
-        raise MemoryError(f"{16 * parameters / 1e9:.6f} GB are more than --limit-gb {known.limit_gb}")
+        raise MemoryError(
+            f"{16 * parameters / 1e9:.6f} GB are more than --limit-gb {known.limit_gb}"
+        )
 
 
 def parsed(words: list[str] | None = None) -> argparse.Namespace:
     """Return what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a model that any machine trains, to try the command")
+    parser.add_argument(
+        "--tiny", action="store_true", help="a model that any machine trains, to try the command"
+    )
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--tokens", type=int, default=50_304)
-    parser.add_argument("--precision", default="bf16", help="as of a run: bf16 is autocast over fp32 weights")
+    parser.add_argument(
+        "--precision", default="bf16", help="as of a run: bf16 is autocast over fp32 weights"
+    )
     parser.add_argument("--first", type=int, default=8, help="layers of the first try")
     parser.add_argument("--most", type=int, default=512, help="layers of the largest try")
     parser.add_argument(
-        "--limit-gb", type=float, default=0.0, help="call more than this out of memory; 0: see for real"
+        "--limit-gb",
+        type=float,
+        default=0.0,
+        help="call more than this out of memory; 0: see for real",
     )
     parser.add_argument(
-        "--layers", type=int, default=0, help="try this one only, in this process, and print it as JSON"
+        "--layers",
+        type=int,
+        default=0,
+        help="try this one only, in this process, and print it as JSON",
     )
     tiny = "--tiny" in (sys.argv[1:] if words is None else words)
     parser.set_defaults(**TINY if tiny else {})
@@ -166,14 +214,20 @@ def main() -> None:
 
     def fits(layers: int) -> bool:
         tries[layers] = attempt(known, layers)
-        print(" · ".join(word for word in row_of(tries[layers]) if word), file=sys.stderr, flush=True)
+        print(
+            " · ".join(word for word in row_of(tries[layers]) if word), file=sys.stderr, flush=True
+        )
         return bool(tries[layers]["end"] == "all steps done")
 
     found = largest(fits, known.first, known.most)
     print(table(HEAD, [row_of(tries[layers]) for layers in sorted(tries)]))
     if found == 0:
         raise SystemExit("not even one layer fits")
-    why = "as many as were to be tried" if found == known.most else f"{tries[found + 1]['end']} with one more"
+    why = (
+        "as many as were to be tried"
+        if found == known.most
+        else f"{tries[found + 1]['end']} with one more"
+    )
     print(
         f"\nlargest: {found} layers of width {known.width}, {_millions(tries[found]['parameters'])} parameters; {why}"
     )

@@ -37,7 +37,9 @@ def measure(name: str, epochs: int) -> dict[str, float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--only", nargs="*", default=list(NAMES), choices=NAMES)
@@ -49,13 +51,24 @@ def main() -> None:
             for what, seconds in measure(name, known.epochs).items():
                 found[name][what].append(TRAIN / seconds)
             print(
-                f"round {number + 1}: {name} {found[name]['training'][-1]:,.0f} samples/s", file=sys.stderr, flush=True
+                f"round {number + 1}: {name} {found[name]['training'][-1]:,.0f} samples/s",
+                file=sys.stderr,
+                flush=True,
             )
     rows = []
     for name in names:
-        cells = [cell for what in ("training", "all") for cell in _cells(found[name][what], found[NAMES[0]][what])]
+        cells = [
+            cell
+            for what in ("training", "all")
+            for cell in _cells(found[name][what], found[NAMES[0]][what])
+        ]
         rows.append([name, *cells])
-    print(table(["contender", "samples/s, training", "ratio", "samples/s, with evaluation", "ratio"], rows))
+    print(
+        table(
+            ["contender", "samples/s, training", "ratio", "samples/s, with evaluation", "ratio"],
+            rows,
+        )
+    )
 
 
 def _cells(values: list[float], base: list[float]) -> list[str]:

@@ -31,7 +31,9 @@ Clock = list[tuple[float, float]]
 def digits(count: int) -> tuple[Tensor, Tensor]:
     """Return random digits, the same for all."""
     generator = torch.Generator().manual_seed(count)
-    return torch.rand(count, 1, 28, 28, generator=generator), torch.randint(0, 10, (count,), generator=generator)
+    return torch.rand(count, 1, 28, 28, generator=generator), torch.randint(
+        0, 10, (count,), generator=generator
+    )
 
 
 def shuffled(data: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -46,7 +48,9 @@ def accuracy(model: nn.Module, data: tuple[Tensor, ...]) -> float:
     model.eval()
     with torch.no_grad():
         pieces = zip(data[0].split(BATCH), data[1].split(BATCH), strict=True)
-        right = torch.stack([(model(images).argmax(1) == labels).sum() for images, labels in pieces]).sum()
+        right = torch.stack(
+            [(model(images).argmax(1) == labels).sum() for images, labels in pieces]
+        ).sum()
     model.train()
     return float(right) / len(data[1])
 
@@ -74,7 +78,9 @@ def by_hand(epochs: int, batches: Callable[[], Iterable[Any]] | None = None) -> 
     def train() -> None:
         for images, labels in batches() if batches else shuffled(data):
             optimizer.zero_grad()
-            cross_entropy(model(images.cuda(non_blocking=True)), labels.cuda(non_blocking=True)).backward()
+            cross_entropy(
+                model(images.cuda(non_blocking=True)), labels.cuda(non_blocking=True)
+            ).backward()
             optimizer.step()
 
     return in_epochs(epochs, train, lambda: accuracy(model, held_out))
@@ -84,7 +90,9 @@ def captured_by_hand(epochs: int) -> Clock:
     """Train with the whole step in one CUDA graph: compiled, bf16, channels last. The short last batch is left out, 0.2 % of all."""
     data, held_out = [tuple(tensor.cuda() for tensor in digits(count)) for count in (TRAIN, TEST)]
     model = Net().cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(RATE, device="cuda"), fused=True, capturable=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=torch.tensor(RATE, device="cuda"), fused=True, capturable=True
+    )
     images, labels = (tensor[:BATCH].clone() for tensor in data)
     forward = torch.compile(model, dynamic=False)
 
@@ -122,7 +130,9 @@ def with_accelerate(epochs: int) -> Clock:
     held_out = tuple(tensor.cuda() for tensor in digits(TEST))
     plain = Net()
     data = DataLoader(TensorDataset(*digits(TRAIN)), BATCH, shuffle=True, pin_memory=True)
-    model, optimizer, loader = accelerator.prepare(plain, torch.optim.AdamW(plain.parameters(), lr=RATE), data)
+    model, optimizer, loader = accelerator.prepare(
+        plain, torch.optim.AdamW(plain.parameters(), lr=RATE), data
+    )
 
     def train() -> None:
         for images, labels in loader:
@@ -163,8 +173,12 @@ def with_lightning(epochs: int) -> Clock:
 
     names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     quiet: dict[str, Any] = dict.fromkeys(names, False)
-    trainer = lightning.Trainer(accelerator="gpu", devices=1, max_epochs=epochs, precision="bf16-mixed", **quiet)
-    trainer.fit(Module(), DataLoader(TensorDataset(*digits(TRAIN)), BATCH, shuffle=True, pin_memory=True))
+    trainer = lightning.Trainer(
+        accelerator="gpu", devices=1, max_epochs=epochs, precision="bf16-mixed", **quiet
+    )
+    trainer.fit(
+        Module(), DataLoader(TensorDataset(*digits(TRAIN)), BATCH, shuffle=True, pin_memory=True)
+    )
     return clock
 
 
@@ -175,14 +189,23 @@ def with_paceline(epochs: int, *words: str) -> Clock:
 
     os.chdir(tempfile.mkdtemp(prefix="paceline-gpu-"))
     vars(mnist).update(read_digits=lambda _: (digits(TRAIN), digits(TEST)))
-    fixed = ["device=cuda", f"epochs={epochs}", f"batch.global_size={BATCH}", "batch.lanes=1", "checkpoint.every=end"]
+    fixed = [
+        "device=cuda",
+        f"epochs={epochs}",
+        f"batch.global_size={BATCH}",
+        "batch.lanes=1",
+        "checkpoint.every=end",
+    ]
     mnist.main(config_from_words(mnist.MnistConfig, [*fixed, "lr.schedule=constant", *words]))
     events = [json.loads(line) for line in Path("runs/mnist/events.jsonl").read_text().splitlines()]
     done = [event for event in events if event["event"] == "EpochDone"]
     ends = [event["time_s"] for event in done]
     trained = [TRAIN / event["samples_per_s"] for event in done]
     whole = [0.0, *(later - earlier for earlier, later in itertools.pairwise(ends))]
-    return [(train, max(0.0, all_of_it - train)) for train, all_of_it in zip(trained, whole, strict=True)]
+    return [
+        (train, max(0.0, all_of_it - train))
+        for train, all_of_it in zip(trained, whole, strict=True)
+    ]
 
 
 FAST = ("capture=true", "compile=true", "precision=bf16")
@@ -198,4 +221,9 @@ CONTENDERS: dict[str, Callable[[int], Clock]] = {
 
 if __name__ == "__main__":
     found = CONTENDERS[sys.argv[1]](int(sys.argv[2]))[1:]
-    print("\n" + json.dumps({"training": [pair[0] for pair in found], "all": [sum(pair) for pair in found]}))
+    print(
+        "\n"
+        + json.dumps(
+            {"training": [pair[0] for pair in found], "all": [sum(pair) for pair in found]}
+        )
+    )

@@ -43,11 +43,16 @@ def by_hand(text: str) -> Curve:
     parts = numbers[: int(0.9 * len(numbers))], numbers[int(0.9 * len(numbers)) :]
     model = Plain(Design(Shape(6, 6, 384), len(letters), LENGTH, bias=False, dropout=0.2)).cuda()
     run = torch.compile(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.1, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.1, fused=True
+    )
 
     def loss_of(part: torch.Tensor) -> torch.Tensor:
         places = torch.randint(len(part) - LENGTH, (ROWS,), generator=generator)
-        both = [torch.stack([part[place + late :][:LENGTH] for place in places.tolist()]) for late in (0, 1)]
+        both = [
+            torch.stack([part[place + late :][:LENGTH] for place in places.tolist()])
+            for late in (0, 1)
+        ]
         with torch.autocast("cuda", torch.bfloat16):
             found: torch.Tensor = run(*(rows.pin_memory().cuda(non_blocking=True) for rows in both))
         return found
@@ -63,7 +68,10 @@ def by_hand(text: str) -> Curve:
         if step % EVERY == 0:
             model.eval()
             with torch.no_grad():
-                means = [torch.stack([loss_of(part) for _ in range(EVALUATED)]).mean().item() for part in parts]
+                means = [
+                    torch.stack([loss_of(part) for _ in range(EVALUATED)]).mean().item()
+                    for part in parts
+                ]
             model.train()
             curve.append((time.perf_counter() - begun, means[1]))
     return curve
@@ -87,7 +95,10 @@ def with_paceline(text: str) -> Curve:
     words += f" bias=false batch.global_size={ROWS} batch.lanes=1 steps={STEPS // 3} evaluate_steps={EVERY // 2}"
     words += f" lr.base={RATE} lr.reference_batch={ROWS} lr.warmup_samples={WARMUP * ROWS} precision=bf16 capture=true"
     gpt.main(config_from_words(gpt.GptConfig, [*words.split(), "checkpoint.every=end"]))
-    events = [json.loads(line) for line in Path("runs/gpt/events.jsonl").read_text(encoding="utf-8").splitlines()]
+    events = [
+        json.loads(line)
+        for line in Path("runs/gpt/events.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     found = [event for event in events if event["event"] in {"Evaluated", "EpochDone"}]
     return [(event["time_s"] - begun, event["metrics"]["eval_loss"]) for event in found]
 
@@ -103,13 +114,19 @@ def measure(name: str, text: str) -> Curve:
     if done.returncode:
         raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
     curve: Curve = json.loads(done.stdout.splitlines()[-1])
-    print(f"{name}: {' '.join(f'{loss:.4f}' for _, loss in curve)}; {curve[-1][0]:.1f} s", file=sys.stderr, flush=True)
+    print(
+        f"{name}: {' '.join(f'{loss:.4f}' for _, loss in curve)}; {curve[-1][0]:.1f} s",
+        file=sys.stderr,
+        flush=True,
+    )
     return curve
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("text")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--run", choices=CONTENDERS)
@@ -124,7 +141,10 @@ def main() -> None:
             curves[name].append(measure(name, known.text))
     whole = median(curve[-1][0] for curve in curves["hand-compiled"])
     for name, runs in curves.items():
-        reached = [min((second for second, loss in curve if loss <= WANTED), default=math.inf) for curve in runs]
+        reached = [
+            min((second for second, loss in curve if loss <= WANTED), default=math.inf)
+            for curve in runs
+        ]
         cells = [spread([min(loss for _, loss in curve) for curve in runs], 4), spread(reached, 1)]
         rows.append(
             [
@@ -134,7 +154,11 @@ def main() -> None:
                 f"{median(curve[-1][0] for curve in runs) / whole:.2f}",
             ]
         )
-    print(table(["contender", "least loss", f"s to {WANTED}", "s in all", "of the time by hand"], rows))
+    print(
+        table(
+            ["contender", "least loss", f"s to {WANTED}", "s in all", "of the time by hand"], rows
+        )
+    )
 
 
 if __name__ == "__main__":

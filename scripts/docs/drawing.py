@@ -67,18 +67,28 @@ def panel(ranks: int, top: float) -> Iterator[str]:
         yield f'<rect class="rank r{rank}" {shape}/>'
         yield words((left + right) / 2, top + 20, f"rank {rank}", f"name r{rank}")
         for lane in mine:
-            place = f'x="{middle(lane) - LANE / 2}" y="{top + 30}" width="{LANE}" height="30" rx="5"'
+            place = (
+                f'x="{middle(lane) - LANE / 2}" y="{top + 30}" width="{LANE}" height="30" rx="5"'
+            )
             yield f'<rect class="lane r{rank}" {place}/>'
             yield words(middle(lane), top + 50, f"lane {lane}")
     yield from tree(range(LANES), ranks, top + 60)
-    yield words(middle_of(range(LANES)) + 18, top + 60 + 3 * ROW + 26, "the gradient of the step", "left soft")
+    yield words(
+        middle_of(range(LANES)) + 18,
+        top + 60 + 3 * ROW + 26,
+        "the gradient of the step",
+        "left soft",
+    )
 
 
 def tree(node: range, ranks: int, top: float) -> Iterator[str]:
     """Yield the additions below a node, then its own: in the colour of the rank whose lanes they are."""
     if len(node) == 1:
         return
-    owner = next((f"r{rank}" for rank in range(ranks) if set(node) <= set(share(LANES, rank, ranks))), "between")
+    owner = next(
+        (f"r{rank}" for rank in range(ranks) if set(node) <= set(share(LANES, rank, ranks))),
+        "between",
+    )
     x, y = middle_of(node), top + level(node) * ROW
     for half in children(node):
         yield from tree(half, ranks, top)

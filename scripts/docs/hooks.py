@@ -19,7 +19,9 @@ from paceline.course.catalog import all_lessons
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = "project/"
 LINK = re.compile(r"""(\]\(|\b(?:href|src|srcset)=")(?![a-z]+:|//|\#|/)([^)\s"#]+)""")
-CODE = re.compile(r"^( *)(```+|~~~+).*?^\1\2 *$|(`+)[^`\n](?:.*?[^`\n])?\3(?!`)", re.MULTILINE | re.DOTALL)
+CODE = re.compile(
+    r"^( *)(```+|~~~+).*?^\1\2 *$|(`+)[^`\n](?:.*?[^`\n])?\3(?!`)", re.MULTILINE | re.DOTALL
+)
 PICTURES = (".svg", ".png", ".gif", ".webp")
 BLOCK = re.compile(r"^(?![-*] |\d+\. |\|)(\S.*)\n(?=[-*] |\d+\. |\|.*\|\n\|-)", re.MULTILINE)
 INNER_LIST = re.compile(r"^ {2,3}(?=[-*] )", re.MULTILINE)
@@ -28,7 +30,10 @@ LANGUAGES = {".py": "python", ".sh": "bash", ".toml": "toml", ".def": "singulari
 
 def on_config(config: Any) -> Any:
     """Put guides and lessons into the navigation, where it names them without pages."""
-    lists = {"Guides": _guides(Path(config.docs_dir) / "guides"), "Course": ["course.md", *_lessons()]}
+    lists = {
+        "Guides": _guides(Path(config.docs_dir) / "guides"),
+        "Course": ["course.md", *_lessons()],
+    }
     for item in config.nav:
         for name, pages in lists.items():
             if item.get(name) == []:
@@ -45,7 +50,10 @@ def _guides(folder: Path) -> list[str]:
 
 
 def _lessons() -> list[dict[str, str]]:
-    return [{f"{one.number}. {_short(one.title)}": page_of(f"lessons/{one.path.name}")} for one in all_lessons()]
+    return [
+        {f"{one.number}. {_short(one.title)}": page_of(f"lessons/{one.path.name}")}
+        for one in all_lessons()
+    ]
 
 
 def _short(title: str) -> str:
@@ -98,11 +106,15 @@ def with_links(text: str, path: str) -> str:
     >>> with_links("[a](../../README.md#b), `[a](../../README.md)`, [c](c.md)", "docs/guides/x.md")
     '[a](../project/README.md#b), `[a](../../README.md)`, [c](c.md)'
     """
-    return _outside_code(text, lambda part: LINK.sub(lambda link: link[1] + _target(link[2], path), part))
+    return _outside_code(
+        text, lambda part: LINK.sub(lambda link: link[1] + _target(link[2], path), part)
+    )
 
 
 def _target(link: str, path: str) -> str:
-    return posixpath.relpath(page_of(_resolved(link, path)), posixpath.dirname(page_of(path)) or ".")
+    return posixpath.relpath(
+        page_of(_resolved(link, path)), posixpath.dirname(page_of(path)) or "."
+    )
 
 
 def _resolved(link: str, path: str) -> str:
@@ -145,7 +157,7 @@ def _listing(path: str) -> str:
     if place.is_dir():
         names = sorted(one.name for one in place.iterdir() if not one.name.startswith((".", "_")))
         return "\n".join([f"# {path}", "", *(f"- `{path}/{name}`" for name in names)])
-    title = next((f"{one.number}. {one.title}" for one in all_lessons() if one.path.name == place.name), path)
-    return (
-        f"# {title}\n\n`{path}`\n\n````{LANGUAGES.get(place.suffix, 'text')}\n{place.read_text(encoding='utf-8')}````\n"
+    title = next(
+        (f"{one.number}. {one.title}" for one in all_lessons() if one.path.name == place.name), path
     )
+    return f"# {title}\n\n`{path}`\n\n````{LANGUAGES.get(place.suffix, 'text')}\n{place.read_text(encoding='utf-8')}````\n"

@@ -29,7 +29,9 @@ SITUATIONS = {
 
 def lessons_table() -> str:
     """Return all lessons."""
-    return table(["", "lesson", "what it teaches", "time", "exercise"], list(map(_row, all_lessons())))
+    return table(
+        ["", "lesson", "what it teaches", "time", "exercise"], list(map(_row, all_lessons()))
+    )
 
 
 def _row(lesson: Lesson) -> list[str]:
@@ -58,7 +60,10 @@ def situations_table() -> str:
     pages = {file.stem: file.read_text(encoding="utf-8") for file in sorted(GUIDES.glob("*.md"))}
     names = sorted(pages, key=lambda name: [*SITUATIONS, name].index(name))
     rows = [
-        [f"[{SITUATIONS.get(name) or _title(pages[name])}](guides/{name}.md)", text(_paragraph(pages[name]))]
+        [
+            f"[{SITUATIONS.get(name) or _title(pages[name])}](guides/{name}.md)",
+            text(_paragraph(pages[name])),
+        ]
         for name in names
     ]
     return table(["if you say", "which is"], rows) if rows else ""

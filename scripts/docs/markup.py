@@ -13,7 +13,11 @@ def code(words: str) -> str:
     >>> code("-n 2"), code("list|check")
     ('`-n 2`', '<code>list&#124;check</code>')
     """
-    return f"<code>{html.escape(words).replace('|', '&#124;')}</code>" if "|" in words else f"`{words}`"
+    return (
+        f"<code>{html.escape(words).replace('|', '&#124;')}</code>"
+        if "|" in words
+        else f"`{words}`"
+    )
 
 
 def text(words: str) -> str:
@@ -23,7 +27,10 @@ def text(words: str) -> str:
     a \* b, \[c\], all_reduce and `d_*`
     """
     parts = re.split(r"`([^`]+)`", " ".join(words.split()))
-    plain = [re.sub(r"([*<\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", part).replace("|", "&#124;") for part in parts[::2]]
+    plain = [
+        re.sub(r"([*<\[\]]|(?<!\w)_|_(?!\w))", r"\\\1", part).replace("|", "&#124;")
+        for part in parts[::2]
+    ]
     quoted = [*map(code, parts[1::2]), ""]
     return "".join(piece for pair in zip(plain, quoted, strict=True) for piece in pair)
 

@@ -40,10 +40,17 @@ def with_part(page: Path, part: str) -> str:
 
 def main() -> int:
     """Write what has changed, or only name it."""
-    stale = {page: said for page, said in pages().items() if not page.exists() or page.read_text("utf-8") != said}
+    stale = {
+        page: said
+        for page, said in pages().items()
+        if not page.exists() or page.read_text("utf-8") != said
+    }
     if "--check" in sys.argv[1:]:
         for page in stale:
-            print(f"{page.relative_to(ROOT)} is not what the code says\n  fix: make reference", file=sys.stderr)
+            print(
+                f"{page.relative_to(ROOT)} is not what the code says\n  fix: make reference",
+                file=sys.stderr,
+            )
         return 1 if stale else 0
     for page, said in stale.items():
         page.write_text(said, encoding="utf-8")

@@ -46,7 +46,10 @@ def _groups(kind: type, prefix: str = "") -> Iterator[str]:
     hints = get_type_hints(kind)
     helps = {one.name: one.help for one in _written(inspect.getsource(kind), kind.__name__)}
     own = [one for one in fields(kind) if not is_dataclass(hints[one.name])]
-    rows = [_row(prefix + one.name, _values(hints[one.name]), one.default, helps[one.name]) for one in own]
+    rows = [
+        _row(prefix + one.name, _values(hints[one.name]), one.default, helps[one.name])
+        for one in own
+    ]
     yield f"## {prefix.rstrip('.') or 'The run'}\n\n{text(kind.__doc__ or '')}\n\n{table(HEAD, rows)}"
     for one in fields(kind):
         if is_dataclass(hints[one.name]):
@@ -68,7 +71,11 @@ def _values(kind: Any) -> str:
     >>> _values(Literal["none", "ddp"]), _values(int)
     ('`none`, `ddp`', 'whole number')
     """
-    return ", ".join(map(code, get_args(kind))) if get_origin(kind) is Literal else KINDS[kind.__name__]
+    return (
+        ", ".join(map(code, get_args(kind)))
+        if get_origin(kind) is Literal
+        else KINDS[kind.__name__]
+    )
 
 
 def _recipe(name: str) -> str:
@@ -96,7 +103,11 @@ def _class_of(recipe: str) -> tuple[list[Written], str]:
 
 
 def _definition(source: str, name: str) -> ast.ClassDef:
-    return next(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef) and node.name == name)
+    return next(
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef) and node.name == name
+    )
 
 
 def _written(source: str, name: str) -> list[Written]:
@@ -106,7 +117,11 @@ def _written(source: str, name: str) -> list[Written]:
     for node, below in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             says = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-            found.append(Written(node.target.id, node.annotation, node.value, below.value.value if says else ""))  # type: ignore[union-attr]
+            found.append(
+                Written(
+                    node.target.id, node.annotation, node.value, below.value.value if says else ""
+                )
+            )  # type: ignore[union-attr]
     return found
 
 
@@ -121,5 +136,13 @@ def _defaults(name: str, node: ast.expr | None) -> Iterator[tuple[str, Any]]:
     if isinstance(node, ast.Constant):
         yield name, node.value
     elif node is not None:
-        calls = [call for call in ast.walk(node) if isinstance(call, ast.Call) and ast.unparse(call.func) != "field"]
-        yield from ((f"{name}.{word.arg}", ast.literal_eval(word.value)) for call in calls for word in call.keywords)
+        calls = [
+            call
+            for call in ast.walk(node)
+            if isinstance(call, ast.Call) and ast.unparse(call.func) != "field"
+        ]
+        yield from (
+            (f"{name}.{word.arg}", ast.literal_eval(word.value))
+            for call in calls
+            for word in call.keywords
+        )

@@ -28,7 +28,10 @@ def why_not_here() -> str:
 @contextlib.contextmanager
 def cut_off(ranks: int, rank: int, mark: Path) -> Iterator[Path]:
     """Train on as many hosts as ranks, and cut off that of one rank once steps are done; give the folder of it."""
-    with private_cluster(wanted(nodes=ranks, slurm=False)) as hosts, contextlib.ExitStack() as stack:
+    with (
+        private_cluster(wanted(nodes=ranks, slurm=False)) as hosts,
+        contextlib.ExitStack() as stack,
+    ):
         for node in range(ranks):
             stack.enter_context(_started(hosts, node, ranks))
         _await_steps(hosts.work / "runs" / "run")
@@ -39,7 +42,18 @@ def cut_off(ranks: int, rank: int, mark: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _started(hosts: PrivateCluster, node: int, nodes: int) -> Iterator[None]:
-    where = ["-n", "1", "--nodes", str(nodes), "--node", str(node), "--rendezvous", "n1:29400", "--max-restarts", "0"]
+    where = [
+        "-n",
+        "1",
+        "--nodes",
+        str(nodes),
+        "--node",
+        str(node),
+        "--rendezvous",
+        "n1:29400",
+        "--max-restarts",
+        "0",
+    ]
     what = ["batch.global_size=32", "timeout.step_s=60", "epochs=100", "log.every_steps=5"]
     command = [*TOOL, "--dir", str(hosts.place.folder), "run", "--node", f"n{node + 1}", "--"]
     with (hosts.work / f"log{node}").open("wb") as log:

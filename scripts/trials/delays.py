@@ -30,12 +30,22 @@ def trial(dice: random.Random, phase: str, *, once: bool) -> tuple[bool, str]:
     rank, steps = dice.randrange(ranks), 40
     seconds = dice.uniform(0.5, 1.0) if once else dice.uniform(0.01, 0.05)
     with tempfile.TemporaryDirectory(prefix="paceline-slow-") as folder:
-        slow = {"phase": phase, "rank": rank, "seconds": seconds, "step": dice.randrange(5, steps) if once else 0}
-        settings = {f"slow.{name}": value for name, value in slow.items()} | {"runs": folder, "steps": steps}
+        slow = {
+            "phase": phase,
+            "rank": rank,
+            "seconds": seconds,
+            "step": dice.randrange(5, steps) if once else 0,
+        }
+        settings = {f"slow.{name}": value for name, value in slow.items()} | {
+            "runs": folder,
+            "steps": steps,
+        }
         failure = launch(LaunchSpec(TRAINING, ranks, (), settings))
         if failure is not None:
             return False, failure.message
-        found = find_straggler(read_beats(Path(folder) / "slow" / "ranks", ranks, 0.0), LANES, ranks)
+        found = find_straggler(
+            read_beats(Path(folder) / "slow" / "ranks", ranks, 0.0), LANES, ranks
+        )
     wanted = (rank, phase, "one-off" if once else "chronic")
     named = found and (found.beat.rank, found.phase, found.kind)
     return named == wanted, f"{wanted} of {ranks}, {seconds:.3f} s: {named}"
@@ -45,7 +55,11 @@ def profiled(dice: random.Random, phase: str) -> tuple[bool, str]:
     """Profile a training whose largest cause is known; return whether it was found."""
     rank = dice.randrange(2) if phase == "data" else -1
     with tempfile.TemporaryDirectory(prefix="paceline-slow-") as folder:
-        words = [f"slow.phase={phase}", f"slow.rank={rank}", f"slow.seconds={dice.uniform(0.05, 0.1):.3f}"]
+        words = [
+            f"slow.phase={phase}",
+            f"slow.rank={rank}",
+            f"slow.seconds={dice.uniform(0.05, 0.1):.3f}",
+        ]
         verdict, _ = profile(TRAINING, 2, (3, 5), [*words, f"runs={folder}"])
     return verdict.causes[0] == CAUSES[phase], f"{phase}: {verdict.causes}"
 
@@ -66,7 +80,9 @@ def main() -> int:
 
     for number in range(known.trials):
         once = number // len(PHASES) % 2 == 1
-        count("one-off" if once else "chronic", trial(dice, PHASES[number % len(PHASES)], once=once))
+        count(
+            "one-off" if once else "chronic", trial(dice, PHASES[number % len(PHASES)], once=once)
+        )
     for number in range(known.profiles):
         count("profile", profiled(dice, list(CAUSES)[number % len(CAUSES)]))
     for kind, times in tried.items():

@@ -69,7 +69,9 @@ def main() -> int:
     outcomes = defaultdict[str, list[Outcome]](list)
     for number in range(known.trials):
         ranks = draw.choice([int(word) for word in known.ranks.split(",")])
-        trial = Trial(faults[number % len(faults)], ranks, draw.randrange(ranks), draw.choice([2, 5]))
+        trial = Trial(
+            faults[number % len(faults)], ranks, draw.randrange(ranks), draw.choice([2, 5])
+        )
         outcomes[trial.fault].append(outcome := run_trial(trial))
         print(
             f"{number} {trial} {'right' if outcome.right else 'WRONG'} {outcome.seconds:.1f} s: {outcome.said}",
@@ -108,7 +110,15 @@ def run_trial(trial: Trial) -> Outcome:
         folder = Path(name)
         env = {"FAULT": trial.fault, "FAULT_RANK": str(trial.rank), "FAULT_SIZE": str(trial.size)}
         env["FAULT_MARK"] = str(folder / "begun")
-        words = ["-n", str(trial.ranks), "--max-restarts", "0", "batch.global_size=32", "timeout.step_s=30", "epochs=1"]
+        words = [
+            "-n",
+            str(trial.ranks),
+            "--max-restarts",
+            "0",
+            "batch.global_size=32",
+            "timeout.step_s=30",
+            "epochs=1",
+        ]
         words += ["read.workers=1"] if trial.fault == "loader" else []
         words += ["checkpoint.every=10steps"] if trial.fault == "disk" else []
         process = start(folder, words, env)
@@ -120,7 +130,10 @@ def run_trial(trial: Trial) -> Outcome:
 
 def run_cut_off(trial: Trial) -> Outcome:
     """Train on hosts of their own, cut one off, and wait until something is said of it."""
-    with tempfile.TemporaryDirectory() as name, cut_link.cut_off(trial.ranks, trial.rank, Path(name) / "begun") as work:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        cut_link.cut_off(trial.ranks, trial.rank, Path(name) / "begun") as work,
+    ):
         return watch(trial, work, Path(name) / "begun", lambda: True)
 
 
@@ -143,13 +156,17 @@ def start(folder: Path, words: list[str], env: dict[str, str]) -> subprocess.Pop
 def watch(trial: Trial, folder: Path, begun: Path, runs: Callable[[], bool]) -> Outcome:
     """Wait for a verdict of the ranks, or for the page about the failure."""
     limit = time.monotonic() + _LONGEST_S
-    verdict, page = (folder / "runs" / "run" / name for name in ("hang/verdict.json", "failure.json"))
+    verdict, page = (
+        folder / "runs" / "run" / name for name in ("hang/verdict.json", "failure.json")
+    )
     while time.monotonic() < limit:
         time.sleep(0.05)
         if trial.fault != "raise" and verdict.exists():
             said = json.loads(verdict.read_text())
             right = said["cause"] in CAUSES[trial.fault] and _names(trial, said["ranks"])
-            return Outcome(right, _after(begun, verdict), said["sentence"], 5 + 3 * _usual_s(verdict.parent))
+            return Outcome(
+                right, _after(begun, verdict), said["sentence"], 5 + 3 * _usual_s(verdict.parent)
+            )
         if page.exists():
             return _of_page(trial, json.loads(page.read_text()), _after(begun, page))
         if not runs() and not page.exists():
@@ -185,11 +202,21 @@ def normal_runs(minutes: float) -> int:
     begun, alarms = time.monotonic(), 0
     while time.monotonic() < begun + 60 * minutes:
         with tempfile.TemporaryDirectory() as name:
-            words = ["-n", "3", "batch.global_size=32", "epochs=20", "evaluate_steps=20", "checkpoint.every=15steps"]
+            words = [
+                "-n",
+                "3",
+                "batch.global_size=32",
+                "epochs=20",
+                "evaluate_steps=20",
+                "checkpoint.every=15steps",
+            ]
             code = start(Path(name), words, {"FAULT": ""}).wait()
             alarms += (Path(name) / "log").read_text(errors="replace").count("watchdog: no step")
         so_far = (time.monotonic() - begun) / 60
-        print(f"without a fault for {so_far:.1f} minutes: {alarms} alarms; the last run ended with {code}", flush=True)
+        print(
+            f"without a fault for {so_far:.1f} minutes: {alarms} alarms; the last run ended with {code}",
+            flush=True,
+        )
     return alarms
 
 

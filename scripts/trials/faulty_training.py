@@ -149,8 +149,12 @@ def main(config: paceline.RunConfig) -> None:
         real = batches.steps
         batches.steps = lambda first=0: faulty.steps(real, first)  # type: ignore[method-assign]
         held_out = [Lines(dies=False)[place] for place in range(256)]
-        evaluation = torch.utils.data.TensorDataset(*(torch.stack(column) for column in zip(*held_out, strict=True)))
-        trainer = paceline.Trainer(world, model, optimizer, batches, faulty.loss, config, evaluation=evaluation)
+        evaluation = torch.utils.data.TensorDataset(
+            *(torch.stack(column) for column in zip(*held_out, strict=True))
+        )
+        trainer = paceline.Trainer(
+            world, model, optimizer, batches, faulty.loss, config, evaluation=evaluation
+        )
         trainer.run()
 
 

@@ -59,7 +59,9 @@ class Delay:
     def here(self, phase: str) -> None:
         """Be slow, if this is the place."""
         if self._mine and phase == self._config.phase and self._config.step in {0, self.step}:
-            {"gc": _slow_collection, "compute": _compute}.get(phase, time.sleep)(self._config.seconds)
+            {"gc": _slow_collection, "compute": _compute}.get(phase, time.sleep)(
+                self._config.seconds
+            )
 
     def steps(self, steps: Iterable[Any]) -> Iterator[Any]:
         """Pass on steps, as slow data would."""

@@ -183,7 +183,10 @@ class EventLog:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         os.close(self._file)
 
@@ -195,6 +198,8 @@ def surviving(path: Path) -> list[dict[str, Any]]:
         with contextlib.suppress(json.JSONDecodeError):  # a line torn by a power cut
             event = json.loads(line)
             if event["event"] == RunStarted.__name__:
-                found = [earlier for earlier in found if earlier.get("step", 0) <= event["from_step"]]
+                found = [
+                    earlier for earlier in found if earlier.get("step", 0) <= event["from_step"]
+                ]
             found.append(event)
     return found

@@ -24,7 +24,8 @@ def open_address(address: str) -> tuple[Any, str]:
         fs, root = fsspec.core.url_to_fs(address)
     except ImportError as error:
         raise EnvironmentUnfit(
-            f"{scheme}:// needs a package that is not here ({error})", fix=f"pip install 'fsspec[{scheme}]'"
+            f"{scheme}:// needs a package that is not here ({error})",
+            fix=f"pip install 'fsspec[{scheme}]'",
         ) from error
     except ValueError as error:
         raise ConfigError(

@@ -10,9 +10,7 @@ from paceline.config.checks import has_login
 
 REMOVED = "[removed]"
 
-_WORDS = (
-    r"[a-z0-9]*(?:secret|token|passwords?|passwd|passphrase|credentials?)|pass|auth|authorization|bearer|sig|signature"
-)
+_WORDS = r"[a-z0-9]*(?:secret|token|passwords?|passwd|passphrase|credentials?)|pass|auth|authorization|bearer|sig|signature"
 _KEYS = r"[a-z0-9]*keys?"
 _BEFORE, _AFTER = r"(?<![a-z0-9])", r"(?![a-z0-9])"
 _SECRET = re.compile(rf"{_BEFORE}(?:{_WORDS}|{_KEYS}){_AFTER}", re.IGNORECASE)
@@ -37,7 +35,9 @@ def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
     >>> without_secrets({"api_key": "abc", "seed": 3, "data": "sftp://me:pw@host/set", "more": {"password": 1}})
     {'api_key': '[removed]', 'seed': 3, 'data': '[removed]', 'more': {'password': '[removed]'}}
     """
-    return {name: REMOVED if is_secret(str(name)) else _plain(value) for name, value in settings.items()}
+    return {
+        name: REMOVED if is_secret(str(name)) else _plain(value) for name, value in settings.items()
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -172,7 +172,9 @@ def profile_facts(folder: Path, rank: int) -> Path:
 
 
 @contextlib.contextmanager
-def writing_to(path: Path, elsewhere: str = "put the run elsewhere with runs=FOLDER") -> Iterator[None]:
+def writing_to(
+    path: Path, elsewhere: str = "put the run elsewhere with runs=FOLDER"
+) -> Iterator[None]:
     """Turn a failure to write into an error that names the folder and the way out."""
     try:
         yield

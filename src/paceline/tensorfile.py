@@ -56,10 +56,14 @@ def plan_image(specs: Iterable[Spec], metadata: Mapping[str, str] | None = None)
     >>> [(place.spec.name, place.end - place.begin) for place in image.places], image.size_bytes - len(image.header)
     ([('a', 16), ('b', 3)], 19)
     """
-    return plan_in_order(sorted(specs, key=lambda spec: -WIDTHS[spec.dtype]), metadata, aligned=0, align=_ALIGN)
+    return plan_in_order(
+        sorted(specs, key=lambda spec: -WIDTHS[spec.dtype]), metadata, aligned=0, align=_ALIGN
+    )
 
 
-def plan_in_order(ordered: Sequence[Spec], metadata: Mapping[str, str] | None, *, aligned: int, align: int) -> Image:
+def plan_in_order(
+    ordered: Sequence[Spec], metadata: Mapping[str, str] | None, *, aligned: int, align: int
+) -> Image:
     """Plan a file for tensors in this order; the one numbered `aligned` begins at a multiple of `align` bytes.
 
     >>> image = plan_in_order([Spec("b", "U8", (3,)), Spec("a", "F32", (2, 2))], None, aligned=1, align=4096)
@@ -77,7 +81,10 @@ def plan_in_order(ordered: Sequence[Spec], metadata: Mapping[str, str] | None, *
     text += b" " * (-(8 + len(text) + sum(spec.size_bytes for spec in ordered[:aligned])) % align)
     header = len(text).to_bytes(8, "little") + text
     data = len(header)
-    places = [TensorSpan(spec, data + begin, data + end) for spec, (begin, end) in zip(ordered, spans, strict=True)]
+    places = [
+        TensorSpan(spec, data + begin, data + end)
+        for spec, (begin, end) in zip(ordered, spans, strict=True)
+    ]
     return Image(header, places, data + (ends[-1] if ends else 0))
 
 
@@ -112,7 +119,9 @@ def _read_places(start: bytes | memoryview, size_bytes: int) -> list[TensorSpan]
     return places
 
 
-def _place(name: str, dtype: str, shape: tuple[int, ...], offsets: Sequence[int], data: int) -> TensorSpan:
+def _place(
+    name: str, dtype: str, shape: tuple[int, ...], offsets: Sequence[int], data: int
+) -> TensorSpan:
     spec, (begin, end) = Spec(name, dtype, shape), offsets
     if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
         raise ValueError(f"a shape or place of {name} that is no count")

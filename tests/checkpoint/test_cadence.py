@@ -32,7 +32,9 @@ def test_an_interval_is_read_as_it_is_written(text: str, unit: str, amount: floa
     assert Every.parse(text) == Every(unit, amount)
 
 
-@pytest.mark.parametrize("text", ["", "often", "5 minutes", "-3steps", "1.5epochs", "0s", "steps", "10x"])
+@pytest.mark.parametrize(
+    "text", ["", "often", "5 minutes", "-3steps", "1.5epochs", "0s", "steps", "10x"]
+)
 def test_what_is_no_interval_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ConfigError, match="500steps, 30s, 10m, 2h, 1epoch, auto or end"):
         CheckpointConfig(every=text)
@@ -67,7 +69,9 @@ def cadence(every: str, now_s: float = 0.0) -> Cadence:
 def test_steps_and_epochs_are_known_to_every_rank_without_a_clock() -> None:
     assert [step for step in range(1, 31) if cadence("7steps").due_after(step)] == [7, 14, 21, 28]
     assert [step for step in range(1, 31) if cadence("2epochs").due_after(step)] == [20]
-    assert not any(cadence(every).due_after(step) for every in ("end", "auto", "5s") for step in range(1, 31))
+    assert not any(
+        cadence(every).due_after(step) for every in ("end", "auto", "5s") for step in range(1, 31)
+    )
     assert not cadence("7steps").due_at(1e9)
     assert not cadence("end").due_at(1e9)
 
@@ -88,7 +92,9 @@ def test_auto_saves_where_the_cost_of_saving_and_of_losing_is_least() -> None:
     clock.learn(held_s=0.5, total_s=2.0)
     assert clock.interval_s == pytest.approx(math.sqrt(2 * 0.5 * 86400.0))
     clock.learn(held_s=1e-6, total_s=60.0)
-    assert clock.interval_s == 120.0, "a disk that is slow is not asked for more than half of its time"
+    assert clock.interval_s == 120.0, (
+        "a disk that is slow is not asked for more than half of its time"
+    )
 
 
 def test_the_interval_is_the_one_that_loses_least() -> None:

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "damage.py"
-ANYWHERE = ["flipped bit", "truncated file", "missing file", "two writers at once", "killed while saving"]
+ANYWHERE = [
+    "flipped bit",
+    "truncated file",
+    "missing file",
+    "two writers at once",
+    "killed while saving",
+]
 
 WITHOUT_SUMS = """
 import runpy, sys
@@ -27,7 +33,9 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"TMPDIR": str(folder)}
-    done = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        [sys.executable, *words], env=env, capture_output=True, text=True, timeout=200, check=False
+    )
     assert done.stderr.startswith("full disk: left out") or not done.stderr, done.stderr
     assert list(folder.glob("damage-*")) == []
     return done
@@ -36,7 +44,9 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def figures(tmp_path_factory) -> dict[str, dict[str, int]]:
     """What became of 30 trials, by case."""
-    done = run(tmp_path_factory.mktemp("trials"), str(SCRIPT), "--count", "30", "--seed", "7", "--json")
+    done = run(
+        tmp_path_factory.mktemp("trials"), str(SCRIPT), "--count", "30", "--seed", "7", "--json"
+    )
     return json.loads(done.stdout)
 
 
@@ -61,6 +71,8 @@ def test_nothing_happens_without_a_word(case, figures) -> None:
 
 
 def test_the_trials_would_notice_if_sums_were_not_checked(tmp_path) -> None:
-    done = run(tmp_path, "-c", WITHOUT_SUMS, str(SCRIPT), "--count", "8", "--only", "flipped bit", "--json")
+    done = run(
+        tmp_path, "-c", WITHOUT_SUMS, str(SCRIPT), "--count", "8", "--only", "flipped bit", "--json"
+    )
     assert done.returncode == 1
     assert json.loads(done.stdout)["flipped bit"]["bad_bytes"] > 0

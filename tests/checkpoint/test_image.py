@@ -17,13 +17,18 @@ from paceline.errors import BadCheckpoint
 WORDS = {dtype: word for word, dtype in DTYPES.items()}
 
 specs = st.builds(
-    Spec, st.text(), st.sampled_from(sorted(WIDTHS)), st.lists(st.integers(0, 5), max_size=3).map(tuple)
+    Spec,
+    st.text(),
+    st.sampled_from(sorted(WIDTHS)),
+    st.lists(st.integers(0, 5), max_size=3).map(tuple),
 ).filter(lambda spec: spec.name != "__metadata__")
 
 
 def file_of(tensors: dict[str, torch.Tensor]) -> bytes:
     """Return the file that a plan describes."""
-    image = plan_image(Spec(name, WORDS[value.dtype], tuple(value.shape)) for name, value in tensors.items())
+    image = plan_image(
+        Spec(name, WORDS[value.dtype], tuple(value.shape)) for name, value in tensors.items()
+    )
     content = bytearray(image.size_bytes)
     content[: len(image.header)] = image.header
     for place in image.places:

@@ -20,7 +20,11 @@ SOME = Manifest(
         "part-00002-of-00002.safetensors": FileFacts(0, "ffeeddccbbaa9988"),
     },
     metrics={"acc": 0.875, "eval_loss": 1e-9},
-    values={"numbers": {"optimizer.step.weight": "int"}, "meters": {"in_epoch": [0.1, 3.0]}, "note": ',\n "xxh3": "'},
+    values={
+        "numbers": {"optimizer.step.weight": "int"},
+        "meters": {"in_epoch": [0.1, 3.0]},
+        "note": ',\n "xxh3": "',
+    },
     config={"seed": 0, "exact": True, "name": "run", "lr.base": 0.1},
     versions={"torch": "2.13.0"},
 )
@@ -38,7 +42,9 @@ manifests = st.builds(
     step=st.integers(0, 10**12),
     samples=st.integers(0, 10**15),
     files=st.dictionaries(
-        names, st.builds(FileFacts, st.integers(0, 2**50), st.from_regex(r"[0-9a-f]{16}", fullmatch=True)), max_size=3
+        names,
+        st.builds(FileFacts, st.integers(0, 2**50), st.from_regex(r"[0-9a-f]{16}", fullmatch=True)),
+        max_size=3,
     ),
     metrics=st.dictionaries(st.text(), numbers, max_size=3),
     values=st.dictionaries(st.text(), anything, max_size=3),
@@ -54,7 +60,11 @@ def sealed(body: bytes) -> bytes:
 
 def manifest_that_says(**changes) -> bytes:
     tree = {"format": module.FORMAT} | dataclasses.asdict(SOME) | changes
-    return sealed(json.dumps({name: value for name, value in tree.items() if value != "left out"}).encode()[:-1])
+    return sealed(
+        json.dumps({name: value for name, value in tree.items() if value != "left out"}).encode()[
+            :-1
+        ]
+    )
 
 
 def refused(content: bytes) -> BadCheckpoint:
@@ -74,7 +84,10 @@ def test_it_reads_back_the_same(manifest) -> None:
 def test_it_is_json_that_any_reader_takes() -> None:
     tree = json.loads(SOME.to_json())
     assert tree["format"] == 1
-    assert tree["files"]["part-00001-of-00002.safetensors"] == {"size_bytes": 4096, "xxh3": "00112233445566ff"}
+    assert tree["files"]["part-00001-of-00002.safetensors"] == {
+        "size_bytes": 4096,
+        "xxh3": "00112233445566ff",
+    }
 
 
 def test_a_figure_that_is_not_a_number_survives() -> None:
@@ -123,7 +136,21 @@ def test_bytes_that_never_were_a_manifest_are_refused(content) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", ".hidden", "../x", "a/../../x", "/etc/passwd", "a/b", "a\\b", "..\\x", "C:\\x", "/"]
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        ".hidden",
+        "../x",
+        "a/../../x",
+        "/etc/passwd",
+        "a/b",
+        "a\\b",
+        "..\\x",
+        "C:\\x",
+        "/",
+    ],
 )
 def test_a_file_name_that_would_leave_the_folder_is_refused(name) -> None:
     error = refused(manifest_that_says(files={name: {"size_bytes": 1, "xxh3": "0" * 16}}))
@@ -188,7 +215,9 @@ def test_one_whose_entries_are_of_another_type_is_refused(changes) -> None:
     refused(manifest_that_says(**changes))
 
 
-@pytest.mark.parametrize("body", [b"[1", b'"text"', b"17", b"", b"{", b'{"format": 1', b'{"format": 1, "values": \xff'])
+@pytest.mark.parametrize(
+    "body", [b"[1", b'"text"', b"17", b"", b"{", b'{"format": 1', b'{"format": 1, "values": \xff']
+)
 def test_sealed_text_that_is_no_manifest_is_refused(body) -> None:
     refused(sealed(body))
 

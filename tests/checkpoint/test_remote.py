@@ -17,7 +17,16 @@ import pytest
 import s3fs
 import torch
 from support.checkpoint_contents import bits_of, draft, new_saver, restore, save, tensors_of
-from support.checkpoint_trainings import BASE, OPTIMIZERS, Net, cut, events_of, settings, train, train_elsewhere
+from support.checkpoint_trainings import (
+    BASE,
+    OPTIMIZERS,
+    Net,
+    cut,
+    events_of,
+    settings,
+    train,
+    train_elsewhere,
+)
 from moto import settings as moto_settings
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from support.s3_server import SECRET, bucket, change, client, env, flipped, server, variables  # noqa: F401 - fixtures
@@ -40,7 +49,11 @@ def keys(client, bucket: str) -> list[str]:
 
 
 def part(client, bucket: str, step: int) -> str:
-    (found,) = [key for key in keys(client, bucket) if f"step-{step:09d}" in key and key.endswith(".safetensors")]
+    (found,) = [
+        key
+        for key in keys(client, bucket)
+        if f"step-{step:09d}" in key and key.endswith(".safetensors")
+    ]
     return found
 
 
@@ -95,7 +108,9 @@ def test_the_manifest_is_put_last(storage, server) -> None:
     assert last.endswith("/runs/run/step-000000003/manifest.json")
 
 
-def test_a_checkpoint_is_not_there_before_its_manifest(storage, client, bucket, monkeypatch) -> None:
+def test_a_checkpoint_is_not_there_before_its_manifest(
+    storage, client, bucket, monkeypatch
+) -> None:
     save(storage, 1, tensors_of(1))
 
     def ended(*words):
@@ -141,13 +156,20 @@ def test_a_process_killed_in_the_middle_of_an_upload_leaves_the_older_one(
     bucket, server, env, client, tmp_path
 ) -> None:
     width = 180_000  # 7 MB, so that there are parts of 5 MB
-    words = [*(f"{word}" for word in words_of(tmp_path / "killed")), f"checkpoint.to=s3://{bucket}/runs"]
+    words = [
+        *(f"{word}" for word in words_of(tmp_path / "killed")),
+        f"checkpoint.to=s3://{bucket}/runs",
+    ]
 
     def is_second_part(request: Request) -> bool:
-        return request[0] == "PUT" and "step-000000010" in request[1] and "partNumber=2" in request[2]
+        return (
+            request[0] == "PUT" and "step-000000010" in request[1] and "partNumber=2" in request[2]
+        )
 
     with server.holding(is_second_part):
-        process = CONTEXT.Process(target=train_elsewhere, args=(dict(env), words, 5 << 20, width), daemon=True)
+        process = CONTEXT.Process(
+            target=train_elsewhere, args=(dict(env), words, 5 << 20, width), daemon=True
+        )
         process.start()
         came = server.came.wait(60)
         process.kill()
@@ -183,7 +205,9 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize(("how", "why"), DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_object_is_noticed_and_the_older_one_is_taken(how, why, storage, client, bucket) -> None:
+def test_a_damaged_object_is_noticed_and_the_older_one_is_taken(
+    how, why, storage, client, bucket
+) -> None:
     for step in (1, 2):
         save(storage, step, tensors_of(step))
     change(client, bucket, part(client, bucket, 2), how)
@@ -217,11 +241,15 @@ def test_a_run_passes_over_a_damaged_object(bucket, client, tmp_path, straight) 
     assert [event["step"] for event in events_of(tmp_path, "CheckpointBad")] == [10]
 
 
-def test_a_store_that_cannot_be_read_for_a_moment_is_not_taken_for_damage(storage, server, bucket, client) -> None:
+def test_a_store_that_cannot_be_read_for_a_moment_is_not_taken_for_damage(
+    storage, server, bucket, client
+) -> None:
     for step in (1, 2):
         save(storage, step, tensors_of(step))
     before = keys(client, bucket)
-    with server.refusing(lambda request: request[0] == "GET" and request[1].endswith(".safetensors")):
+    with server.refusing(
+        lambda request: request[0] == "GET" and request[1].endswith(".safetensors")
+    ):
         with pytest.raises(EnvironmentUnfit, match=f"cannot read {storage.address}"):
             restore(storage)
     assert keys(client, bucket) == before
@@ -233,7 +261,16 @@ def test_a_checkpoint_set_aside_twice_is_kept_twice(storage, client, bucket) -> 
         save(storage, 3, tensors_of(seed))
         storage.set_aside(3)
     assert storage.steps() == []
-    assert len([key for key in keys(client, bucket) if "aside" in key and key.endswith("manifest.json")]) == 2
+    assert (
+        len(
+            [
+                key
+                for key in keys(client, bucket)
+                if "aside" in key and key.endswith("manifest.json")
+            ]
+        )
+        == 2
+    )
 
 
 def test_what_was_set_aside_outlives_the_step_that_is_saved_again(storage, client, bucket) -> None:
@@ -256,10 +293,15 @@ def test_the_newest_are_kept_and_nothing_of_the_others(storage, client, bucket) 
     saver.close()
     assert [done.manifest.step for done in saver.finished()] == [1, 2, 3, 4]
     assert storage.steps() == [4, 3]
-    assert {key.split("/")[2] for key in keys(client, bucket)} == {"step-000000003", "step-000000004"}
+    assert {key.split("/")[2] for key in keys(client, bucket)} == {
+        "step-000000003",
+        "step-000000004",
+    }
 
 
-def test_uploads_that_never_got_a_manifest_are_swept_once_a_newer_one_is_there(storage, client, bucket) -> None:
+def test_uploads_that_never_got_a_manifest_are_swept_once_a_newer_one_is_there(
+    storage, client, bucket
+) -> None:
     for step in (1, 2, 4):
         storage.write(step, "t", "part-00001-of-00001.safetensors", memoryview(b"1234"))
     save(storage, 3, tensors_of(3))
@@ -333,7 +375,9 @@ def test_wrong_credentials_are_an_unfit_environment(known, bucket, tmp_path, mon
     assert SECRET not in (tmp_path / "run" / "events.jsonl").read_text()
 
 
-def test_an_endpoint_that_nobody_answers_is_an_unfit_environment(env, tmp_path, monkeypatch) -> None:
+def test_an_endpoint_that_nobody_answers_is_an_unfit_environment(
+    env, tmp_path, monkeypatch
+) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{unused.getsockname()[1]}")
@@ -342,7 +386,9 @@ def test_an_endpoint_that_nobody_answers_is_an_unfit_environment(env, tmp_path, 
     check_words(caught.value, "s3://bucket/runs/run")
 
 
-def test_a_store_that_fails_during_the_training_ends_the_run_with_a_word(bucket, server, tmp_path) -> None:
+def test_a_store_that_fails_during_the_training_ends_the_run_with_a_word(
+    bucket, server, tmp_path
+) -> None:
     with server.refusing(lambda request: request[0] == "PUT" and "step-000000010" in request[1]):
         with pytest.raises(EnvironmentUnfit, match=f"cannot write s3://{bucket}/runs/run"):
             train(settings(tmp_path, f"checkpoint.to=s3://{bucket}/runs"))

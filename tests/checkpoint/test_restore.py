@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 import torch
 from support.checkpoint_contents import files_of, flip, part_of
-from support.checkpoint_trainings import OPTIMIZERS, Cut, Net, Numbered, cut, events_of, kept, settings, train
+from support.checkpoint_trainings import (
+    OPTIMIZERS,
+    Cut,
+    Net,
+    Numbered,
+    cut,
+    events_of,
+    kept,
+    settings,
+    train,
+)
 from support.program import paceline as program
 from support.processes import run_on_processes
 from torch import nn
@@ -45,10 +55,16 @@ def test_python_numbers_in_the_optimizers_state_come_back_as_they_were() -> None
     before, after = Net(), Net()
     first, second = Numbered(before.parameters(), 0.1), Numbered(after.parameters(), 0.1)
     first.state[before.last.bias].update(count=3, large=2**53 + 1, odd=True)
-    assert load_state(after, second, named_state(before, first), python_numbers(first, before)) == []
+    assert (
+        load_state(after, second, named_state(before, first), python_numbers(first, before)) == []
+    )
     found = second.state[after.last.bias]
     assert found == {"count": 3, "large": 2**53 + 1, "odd": True}
-    assert {name: type(value) for name, value in found.items()} == {"count": int, "large": int, "odd": bool}
+    assert {name: type(value) for name, value in found.items()} == {
+        "count": int,
+        "large": int,
+        "odd": bool,
+    }
 
 
 @pytest.mark.parametrize("number", [-0.0, 0.5, math.inf, 0.1, 1 / 3, 1e300, 5e-324])
@@ -63,7 +79,9 @@ def test_a_python_float_comes_back_with_all_its_bits(number) -> None:
 def test_a_run_whose_optimizer_keeps_python_numbers_goes_on_with_the_same_bits(tmp_path) -> None:
     config = settings(tmp_path / "cut")
     cut(config, 7, optimizer=Numbered)
-    assert train(config, optimizer=Numbered) == train(settings(tmp_path / "straight"), optimizer=Numbered)
+    assert train(config, optimizer=Numbered) == train(
+        settings(tmp_path / "straight"), optimizer=Numbered
+    )
 
 
 def test_a_run_that_is_cut_again_and_again_ends_with_the_same_bits(tmp_path, straight) -> None:
@@ -75,7 +93,9 @@ def test_a_run_that_is_cut_again_and_again_ends_with_the_same_bits(tmp_path, str
 
 
 def train_there(world, runs: str, cut_after: int = 0) -> str:
-    save._LAST_WORDS_S = 60  # in this process of its own: a slow disk may take long for the others' files
+    save._LAST_WORDS_S = (
+        60  # in this process of its own: a slow disk may take long for the others' files
+    )
     try:
         return train(settings(Path(runs), "batch.lanes=4"), world=world, cut_after=cut_after)
     except Cut:
@@ -101,10 +121,18 @@ def test_the_losses_that_are_shown_do_not_tell_that_it_was_interrupted(tmp_path)
     def told(runs: Path) -> list[tuple[Any, ...]]:
         events = surviving(runs / "run" / "events.jsonl")
         shown = [event for event in events if event["event"] in {"StepDone", "EpochDone"}]
-        return [(event["event"], event["step"], event["epoch"], event["loss"], event.get("metrics")) for event in shown]
+        return [
+            (event["event"], event["step"], event["epoch"], event["loss"], event.get("metrics"))
+            for event in shown
+        ]
 
     assert told(tmp_path / "cut") == told(tmp_path / "straight")
-    assert [event["from_step"] for event in events_of(tmp_path / "cut", "RunStarted")] == [0, 5, 5, 5]
+    assert [event["from_step"] for event in events_of(tmp_path / "cut", "RunStarted")] == [
+        0,
+        5,
+        5,
+        5,
+    ]
 
 
 DAMAGE = {
@@ -130,7 +158,12 @@ def test_a_damaged_newest_is_passed_over_and_kept(damage, tmp_path, straight) ->
     assert "step-000000010 is damaged: " in event["reason"]
     assert "it is kept as" in event["reason"]
     assert "aside-step-000000010" in event["reason"]
-    assert kept(tmp_path) == ["aside-step-000000010", "step-000000010", "step-000000015", "step-000000016"]
+    assert kept(tmp_path) == [
+        "aside-step-000000010",
+        "step-000000010",
+        "step-000000015",
+        "step-000000016",
+    ]
     assert [event["from_step"] for event in events_of(tmp_path, "RunStarted")] == [0, 5]
 
 
@@ -141,7 +174,9 @@ def test_a_newest_without_a_manifest_is_told_of_too(tmp_path, straight) -> None:
     assert train(config) == straight
     assert [event["step"] for event in events_of(tmp_path, "CheckpointBad")] == [10]
     saved = [event["step"] for event in events_of(tmp_path, "CheckpointSaved")]
-    assert saved[-3:] == [10, 15, 16], "before, the end may come sooner than word of a save under way"
+    assert saved[-3:] == [10, 15, 16], (
+        "before, the end may come sooner than word of a save under way"
+    )
 
 
 def test_damage_is_shown_to_the_person_who_looks_on(tmp_path, capsys) -> None:
@@ -164,9 +199,18 @@ def test_a_run_without_a_good_checkpoint_starts_over(tmp_path, straight) -> None
 
 MODELS = {
     "a wider layer": (lambda: Net(width=9), ["first.weight was float32[8, 4], is float32[9, 4]"]),
-    "an extra layer": (lambda: Net(extra=True), ["extra.weight float32[1, 1] was not saved", "extra.bias"]),
-    "another type": (lambda: Net(dtype=torch.float64), ["first.weight was float32[8, 4], is float64[8, 4]"]),
-    "no norm": (lambda: without_norm(), ["norm.running_mean float32[8] is not in this model", "norm.weight"]),
+    "an extra layer": (
+        lambda: Net(extra=True),
+        ["extra.weight float32[1, 1] was not saved", "extra.bias"],
+    ),
+    "another type": (
+        lambda: Net(dtype=torch.float64),
+        ["first.weight was float32[8, 4], is float64[8, 4]"],
+    ),
+    "no norm": (
+        lambda: without_norm(),
+        ["norm.running_mean float32[8] is not in this model", "norm.weight"],
+    ),
 }
 
 
@@ -197,7 +241,12 @@ def test_another_kind_of_optimizer_is_refused(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [("SGD", "SGD momentum"), ("SGD momentum", "SGD"), ("AdamW", "AdamW amsgrad"), ("AdamW amsgrad", "AdamW")],
+    [
+        ("SGD", "SGD momentum"),
+        ("SGD momentum", "SGD"),
+        ("AdamW", "AdamW amsgrad"),
+        ("AdamW amsgrad", "AdamW"),
+    ],
 )
 def test_an_optimizer_that_remembers_other_things_is_refused(before, after, tmp_path) -> None:
     train(settings(tmp_path, "steps=2"), optimizer=OPTIMIZERS[before])
@@ -258,7 +307,14 @@ def test_changed_settings_are_refused_unless_they_are_meant(word, told, tmp_path
 
 
 @pytest.mark.parametrize(
-    "word", ["log.every_steps=1", "checkpoint.every=3steps", "checkpoint.keep=9", "timeout.step_s=9", "device=cpu"]
+    "word",
+    [
+        "log.every_steps=1",
+        "checkpoint.every=3steps",
+        "checkpoint.keep=9",
+        "timeout.step_s=9",
+        "device=cpu",
+    ],
 )
 def test_settings_that_do_not_touch_the_bits_may_change(word, tmp_path, straight) -> None:
     cut(settings(tmp_path), 7)
@@ -273,7 +329,9 @@ def test_a_dataset_of_another_length_is_refused(tmp_path) -> None:
 
 def test_epochs_may_grow(tmp_path) -> None:
     train(settings(tmp_path / "grown", "epochs=2"))
-    assert train(settings(tmp_path / "grown", "epochs=5")) == train(settings(tmp_path / "straight", "epochs=5"))
+    assert train(settings(tmp_path / "grown", "epochs=5")) == train(
+        settings(tmp_path / "straight", "epochs=5")
+    )
     assert events_of(tmp_path / "grown", "RunStarted")[-1]["from_step"] == 8
 
 
@@ -286,7 +344,9 @@ def test_a_run_that_is_done_stays_done(tmp_path, straight) -> None:
 
 def test_resume_never_starts_over_and_keeps_the_old_ones_aside(tmp_path, straight) -> None:
     cut(settings(tmp_path), 12)
-    old = {step: files_of(tmp_path / "run" / "checkpoints" / f"step-{step:09d}") for step in (5, 10)}
+    old = {
+        step: files_of(tmp_path / "run" / "checkpoints" / f"step-{step:09d}") for step in (5, 10)
+    }
     assert train(settings(tmp_path, "resume=never")) == straight
     assert [event["from_step"] for event in events_of(tmp_path, "RunStarted")] == [0, 0]
     for step, files in old.items():
@@ -334,7 +394,16 @@ def test_the_word_of_a_failed_save_names_the_step_that_was_not_saved(tmp_path, m
 
 
 def test_the_best_and_the_newest_are_kept(tmp_path) -> None:
-    train(settings(tmp_path, "checkpoint.every=1epoch", "checkpoint.keep=1", "checkpoint.best=max:eval_loss"))
-    losses = {event["step"]: event["metrics"]["eval_loss"] for event in events_of(tmp_path, "EpochDone")}
+    train(
+        settings(
+            tmp_path,
+            "checkpoint.every=1epoch",
+            "checkpoint.keep=1",
+            "checkpoint.best=max:eval_loss",
+        )
+    )
+    losses = {
+        event["step"]: event["metrics"]["eval_loss"] for event in events_of(tmp_path, "EpochDone")
+    }
     worst = max(losses, key=losses.__getitem__)
     assert kept(tmp_path) == sorted({f"step-{worst:09d}", "step-000000016"})

@@ -87,7 +87,9 @@ def read_there(world, root: str):
 
 
 def test_what_is_read_has_the_bits_of_what_was_saved(tmp_path) -> None:
-    (done,) = save(local(tmp_path), 7, tensors_of(1), metrics={"acc": 0.5}, values={"any": [1, "x"]})
+    (done,) = save(
+        local(tmp_path), 7, tensors_of(1), metrics={"acc": 0.5}, values={"any": [1, "x"]}
+    )
     assert restore(local(tmp_path)) == (7, bits_of(tensors_of(1)), [])
     assert done.where == str(tmp_path / "step-000000007")
     assert done.manifest == local(tmp_path).manifest(7)
@@ -108,7 +110,10 @@ def test_it_has_the_same_bits_at_another_world_size(writers, readers, tmp_path) 
 def many_tensors(seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.randint(1, 20_000, (100,), generator=generator).tolist()
-    return {f"model.{number}": torch.randn(size, generator=generator) for number, size in enumerate(sizes)}
+    return {
+        f"model.{number}": torch.randn(size, generator=generator)
+        for number, size in enumerate(sizes)
+    }
 
 
 def save_many(world, root: str) -> None:
@@ -120,7 +125,9 @@ def save_many(world, root: str) -> None:
 def test_every_rank_writes_its_share(tmp_path) -> None:
     root = tmp_path / "checkpoints"
     run_on_processes(save_many, 3, tmp_path, {}, {"root": str(root)})
-    sizes = {path.name: path.stat().st_size for path in (root / "step-000000001").glob("*.safetensors")}
+    sizes = {
+        path.name: path.stat().st_size for path in (root / "step-000000001").glob("*.safetensors")
+    }
     assert sorted(sizes) == [f"part-0000{rank}-of-00003.safetensors" for rank in (1, 2, 3)]
     assert max(sizes.values()) < 2 * min(sizes.values())
     assert restore(local(root)) == (1, bits_of(many_tensors(0)), [])
@@ -154,7 +161,12 @@ def test_tensors_may_change_as_soon_as_save_returns(tmp_path) -> None:
 
 def test_tensors_that_are_views_are_saved_as_they_look(tmp_path) -> None:
     base = torch.arange(24.0).reshape(4, 6)
-    views = {"turned": base.T, "every other": base[::2, ::3], "repeated": base[:1].expand(5, 6), "tied": base}
+    views = {
+        "turned": base.T,
+        "every other": base[::2, ::3],
+        "repeated": base[:1].expand(5, 6),
+        "tied": base,
+    }
     save(local(tmp_path), 1, views)
     assert restore(local(tmp_path))[1] == bits_of(views)
 
@@ -205,9 +217,16 @@ def test_a_second_save_of_a_step_leaves_the_first_byte_by_byte(tmp_path) -> None
 
 def test_a_second_save_of_a_step_by_other_processes_leaves_the_first(tmp_path) -> None:
     root = tmp_path / "checkpoints"
-    assert run_on_processes(save_there, 2, tmp_path, {}, {"root": str(root), "seed": 1}) == [[1], []]
+    assert run_on_processes(save_there, 2, tmp_path, {}, {"root": str(root), "seed": 1}) == [
+        [1],
+        [],
+    ]
     before = files_of(root)
-    assert run_on_processes(save_there, 3, tmp_path, {}, {"root": str(root), "seed": 2}) == [[], [], []]
+    assert run_on_processes(save_there, 3, tmp_path, {}, {"root": str(root), "seed": 2}) == [
+        [],
+        [],
+        [],
+    ]
     assert files_of(root) == before
 
 
@@ -236,7 +255,9 @@ def test_a_type_that_no_file_can_hold_is_an_error_with_a_way_out(tmp_path) -> No
         new_saver(local(tmp_path)).save({"w": torch.zeros(2, dtype=torch.complex128)}, draft(1))
 
 
-def test_all_bytes_are_flushed_to_disk_before_the_checkpoint_gets_its_name(tmp_path, monkeypatch) -> None:
+def test_all_bytes_are_flushed_to_disk_before_the_checkpoint_gets_its_name(
+    tmp_path, monkeypatch
+) -> None:
     happened: list[str] = []
     rename = Path.rename
 
@@ -244,7 +265,9 @@ def test_all_bytes_are_flushed_to_disk_before_the_checkpoint_gets_its_name(tmp_p
         happened.append("named")
         return rename(path, target)
 
-    monkeypatch.setattr(os, "fsync", lambda file: happened.append(Path(os.readlink(f"/proc/self/fd/{file}")).name))
+    monkeypatch.setattr(
+        os, "fsync", lambda file: happened.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+    )
     monkeypatch.setattr(Path, "rename", named)
     save(local(tmp_path), 1, tensors_of(1))
     part, manifest, folder, name, above = happened
@@ -305,7 +328,9 @@ def save_with_one_full_disk(world, root: str, full: int) -> str:
 @pytest.mark.parametrize("full", [0, 1, 2])
 def test_a_rank_that_cannot_write_is_heard_of_by_all(full, tmp_path) -> None:
     root = tmp_path / "checkpoints"
-    said = run_on_processes(save_with_one_full_disk, 3, tmp_path, {}, {"root": str(root), "full": full})
+    said = run_on_processes(
+        save_with_one_full_disk, 3, tmp_path, {}, {"root": str(root), "full": full}
+    )
     assert all("No space left on device" in problem for problem in said), said
     assert local(root).steps() == []
 
@@ -325,7 +350,10 @@ def give_up(world, root: str) -> str:
 
 
 def test_a_save_that_lacks_a_rank_never_exists(tmp_path) -> None:
-    assert run_on_processes(give_up, 2, tmp_path, {}, {"root": str(tmp_path / "checkpoints")}) == ["", ""]
+    assert run_on_processes(give_up, 2, tmp_path, {}, {"root": str(tmp_path / "checkpoints")}) == [
+        "",
+        "",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -341,7 +369,9 @@ def test_a_save_that_lacks_a_rank_never_exists(tmp_path) -> None:
 )
 def test_the_newest_are_kept_and_the_best(keep, best, left, tmp_path) -> None:
     saver = new_saver(local(tmp_path), keep=keep, best=best)
-    for step, metrics in enumerate([{"acc": 0.1}, {"acc": 0.9}, {}, {"acc": 0.9}, {"acc": float("nan")}], start=1):
+    for step, metrics in enumerate(
+        [{"acc": 0.1}, {"acc": 0.9}, {}, {"acc": 0.9}, {"acc": float("nan")}], start=1
+    ):
         saver.save({"w": torch.full((3,), float(step))}, draft(step, metrics=metrics))
     saver.close()
     assert [done.manifest.step for done in saver.finished()] == [1, 2, 3, 4, 5]
@@ -360,7 +390,8 @@ def test_nothing_is_deleted_for_a_newest_that_does_not_verify(tmp_path) -> None:
     saver.close()
     assert [done.manifest.step for done in saver.finished()] == [3]
     with pytest.raises(
-        EnvironmentUnfit, match="cannot save step 3: .*step-000000003 is damaged: .* has other bytes than were written"
+        EnvironmentUnfit,
+        match="cannot save step 3: .*step-000000003 is damaged: .* has other bytes than were written",
     ):
         saver.finished()
     assert files_of(tmp_path / "step-000000002") == before
@@ -419,7 +450,10 @@ def test_a_checkpoint_set_aside_twice_is_kept_twice(tmp_path) -> None:
     for seed in (1, 2):
         save(storage, 3, tensors_of(seed))
         storage.set_aside(3)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["aside-step-000000003", "aside-step-000000003-1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "aside-step-000000003",
+        "aside-step-000000003-1",
+    ]
     assert storage.steps() == []
 
 
@@ -456,7 +490,9 @@ def damage_and_read(world, root: str):
 def test_damage_that_one_rank_finds_is_known_to_all(tmp_path) -> None:
     root = tmp_path / "checkpoints"
     for step in (1, 2):
-        run_on_processes(save_there, 3, tmp_path, {}, {"root": str(root), "seed": step, "step": step})
+        run_on_processes(
+            save_there, 3, tmp_path, {}, {"root": str(root), "seed": step, "step": step}
+        )
     flip(max((root / "step-000000002").glob("*.safetensors")))  # which rank 0 of two does not read
     first, second = run_on_processes(damage_and_read, 2, tmp_path, {}, {"root": str(root)})
     assert first[:2] == second[:2] == (1, bits_of(tensors_of(1)))
@@ -494,9 +530,20 @@ def test_no_module_that_touches_checkpoints_knows_pickle() -> None:
         SOURCE / "world" / "mailbox.py",
     ]:
         tree = ast.parse(path.read_text())
-        names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        names = {
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+        }
         names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        assert not {name.split(".")[0] for name in names} & {"pickle", "cloudpickle", "dill", "shelve", "marshal"}, path
+        assert not {name.split(".")[0] for name in names} & {
+            "pickle",
+            "cloudpickle",
+            "dill",
+            "shelve",
+            "marshal",
+        }, path
         called = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         assert not called & {"load_state_dict_from_url", "unpickle"}, path
         assert "torch.load(" not in path.read_text(), path
@@ -507,11 +554,15 @@ def test_memory_that_is_still_being_written_is_never_filled_again(tmp_path) -> N
     storage = SlowStorage(tmp_path)
     saver = new_saver(storage, silence_s=0.2)
     saver.save(tensors_of(1), draft(1))
-    with pytest.raises(EnvironmentUnfit, match="cannot save step 2: the save before it is still being written"):
+    with pytest.raises(
+        EnvironmentUnfit, match="cannot save step 2: the save before it is still being written"
+    ):
         saver.save(tensors_of(2), draft(2))
     storage.go.set()
     saver.close()
-    with pytest.raises(EnvironmentUnfit, match="cannot save step 1: another rank did not write its part in time"):
+    with pytest.raises(
+        EnvironmentUnfit, match="cannot save step 1: another rank did not write its part in time"
+    ):
         saver.finished()
 
 

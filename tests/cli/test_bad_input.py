@@ -48,7 +48,9 @@ def refused(done: Done, code: int, problem: str, fix: str) -> None:
         (["--config", "bytes.toml"], "bytes.toml is not TOML", "correct that line"),
     ],
 )  # fmt: skip
-def test_a_bad_setting_is_refused_once_for_all_ranks(tmp_path: Path, words: list[str], problem: str, fix: str) -> None:
+def test_a_bad_setting_is_refused_once_for_all_ranks(
+    tmp_path: Path, words: list[str], problem: str, fix: str
+) -> None:
     (tmp_path / "settings.py").write_text(SETTINGS)
     (tmp_path / "kind.toml").write_text('[batch]\nlanes = "four"\n')
     (tmp_path / "number.toml").write_text("name = 5\n")
@@ -62,7 +64,9 @@ def test_a_bad_setting_is_refused_once_for_all_ranks(tmp_path: Path, words: list
 
 def test_the_launchers_settings_win_over_a_bad_guess_but_must_be_json(tmp_path: Path) -> None:
     (tmp_path / "settings.py").write_text(SETTINGS)
-    good = paceline("run", "settings.py", "seed=3", folder=tmp_path, env={"PACELINE_SET": '{"seed": 9}'})
+    good = paceline(
+        "run", "settings.py", "seed=3", folder=tmp_path, env={"PACELINE_SET": '{"seed": 9}'}
+    )
     assert good == Done(0, "settings read 9\n", "")
     bad = paceline("run", "settings.py", folder=tmp_path, env={"PACELINE_SET": "{"})
     refused(bad, 2, "PACELINE_SET is not JSON", "unset PACELINE_SET")
@@ -115,14 +119,22 @@ def folder(tmp_path: Path) -> Path:
 def test_what_cannot_be_trained_is_refused_before_the_first_update(
     folder: Path, words: list[str], samples: str, code: int, problem: str, fix: str
 ) -> None:
-    done = paceline("run", "train.py", *words, folder=folder, env={"SAMPLES": samples, "CUDA_VISIBLE_DEVICES": ""})
+    done = paceline(
+        "run",
+        "train.py",
+        *words,
+        folder=folder,
+        env={"SAMPLES": samples, "CUDA_VISIBLE_DEVICES": ""},
+    )
     refused(done, code, problem, fix)
     assert [file.read_text() for file in folder.glob("updates-*")] in ([], [""], ["", ""])
 
 
 def test_a_loss_that_is_not_a_number_stops_every_rank_and_names_step_and_lane(folder: Path) -> None:
     poison = {"POISON": str(2 * 8 + 7)}  # the last sample of the third step: lane 3, rank 1 of 2
-    done = paceline("run", "train.py", "-n", "2", "batch.global_size=8", "epochs=5", folder=folder, env=poison)
+    done = paceline(
+        "run", "train.py", "-n", "2", "batch.global_size=8", "epochs=5", folder=folder, env=poison
+    )
     refused(done, 1, "the loss is nan at step 3, lane 3 (rank 1)", "look at the learning rate")
     assert [(folder / f"updates-{rank}").read_text().count("update") for rank in range(2)] == [2, 2]
     last = json.loads((folder / "runs/run/events.jsonl").read_text().splitlines()[-1])

@@ -56,7 +56,13 @@ def main(config):
 
 main(paceline.config_from_argv())
 """
-SETTINGS = ["batch.global_size=16", "epochs=3", "checkpoint.every=1epoch", "checkpoint.best=max:eval_loss", "name=net"]
+SETTINGS = [
+    "batch.global_size=16",
+    "epochs=3",
+    "checkpoint.every=1epoch",
+    "checkpoint.best=max:eval_loss",
+    "name=net",
+]
 PART = "part-00001-of-00002.safetensors"
 OLD, NEW = "step-000000006", "step-000000009"
 
@@ -125,7 +131,14 @@ DAMAGES = [
     (empty, "manifest.json", *["damaged: its manifest has other bytes than were written"] * 2),
     (age, "manifest.json", *["newer: checkpoint format 7; this version reads up to 1"] * 2),
 ]
-NAMES = ["flipped bit", "truncated", "missing", "flipped bit in the manifest", "empty manifest", "newer format"]
+NAMES = [
+    "flipped bit",
+    "truncated",
+    "missing",
+    "flipped bit in the manifest",
+    "empty manifest",
+    "newer format",
+]
 
 
 def test_list_shows_what_there_is(ckpt: Callable[..., Done]) -> None:
@@ -159,7 +172,10 @@ def test_a_run_can_be_named_in_several_ways(
     for action in ("list", "check"):
         done = ckpt(action, run.format(folder=folder), "--json")
         found = json.loads(done.out)["checkpoints"]
-        assert (done.code, [(each["step"], each["verdict"]) for each in found]) == (0, [(step, "ok") for step in steps])
+        assert (done.code, [(each["step"], each["verdict"]) for each in found]) == (
+            0,
+            [(step, "ok") for step in steps],
+        )
 
 
 @pytest.mark.parametrize("at", [".", "checkpoints", f"checkpoints/{OLD}"])
@@ -178,7 +194,9 @@ def test_checkpoints_are_looked_for_where_the_settings_of_the_run_say(
     (folder / "store").mkdir()
     (folder / "runs/net/checkpoints").rename(folder / "store" / "net")
     config = folder / "runs/net/config.toml"
-    config.write_text(config.read_text().replace('to = ""', f'to = "{to.format(folder=folder)}"', 1))
+    config.write_text(
+        config.read_text().replace('to = ""', f'to = "{to.format(folder=folder)}"', 1)
+    )
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / here)
     done = ckpt("check", os.path.relpath(folder / "runs/net"))
@@ -206,7 +224,10 @@ def test_what_is_damaged_is_named(
     assert listed in shown.out.splitlines()[3]
     assert checked in read.out.splitlines()[1]
     assert read.out.count("  ok\n") == 2
-    verdicts = [entry["verdict"] for entry in json.loads(ckpt("check", "runs/net", "--json").out)["checkpoints"]]
+    verdicts = [
+        entry["verdict"]
+        for entry in json.loads(ckpt("check", "runs/net", "--json").out)["checkpoints"]
+    ]
     assert verdicts == ["ok", checked.partition(":")[0], "ok"]
     assert ckpt("check", "runs/net", "--step", 9).code == 0
 
@@ -258,7 +279,9 @@ def test_a_checkpoint_that_its_run_deletes_meanwhile_is_not_called_damaged(
 ) -> None:
     read = LocalStorage.chunks
 
-    def chunks(storage: LocalStorage, step: int, name: str, **options: bool) -> Iterator[memoryview]:
+    def chunks(
+        storage: LocalStorage, step: int, name: str, **options: bool
+    ) -> Iterator[memoryview]:
         if step == 3:
             shutil.rmtree(storage.where(3), ignore_errors=True)
         return read(storage, step, name, **options)
@@ -268,7 +291,9 @@ def test_a_checkpoint_that_its_run_deletes_meanwhile_is_not_called_damaged(
     assert (done.code, done.out.count("\n"), done.out.count("  ok\n")) == (0, 2, 2)
 
 
-def test_what_may_not_be_read_or_written_is_said(ckpt: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_may_not_be_read_or_written_is_said(
+    ckpt: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(code: int) -> Callable[..., None]:
         def call(*_: object) -> None:
             raise OSError(code, os.strerror(code))
@@ -279,28 +304,38 @@ def test_what_may_not_be_read_or_written_is_said(ckpt: Callable[..., Done], monk
         patch.setattr(os, "fsync", refuse(errno.ENOSPC))
         full = ckpt("export", "runs/net", "net.safetensors")
     assert (full.code, os.listdir(".")) == (3, ["runs"])
-    assert "cannot write net.safetensors: No space left on device\n  fix: free some space" in full.err
+    assert (
+        "cannot write net.safetensors: No space left on device\n  fix: free some space" in full.err
+    )
     monkeypatch.setattr(LocalStorage, "steps", refuse(errno.EACCES))
     for action in ("list", "check"):
         done = ckpt(action, "runs/net")
         assert (done.code, done.out) == (3, "")
-        assert "cannot read runs/net/checkpoints: Permission denied\n  fix: check the path" in done.err
+        assert (
+            "cannot read runs/net/checkpoints: Permission denied\n  fix: check the path" in done.err
+        )
 
 
 def test_no_checkpoints_at_all_is_said(ckpt: Callable[..., Done]) -> None:
     shutil.rmtree("runs/net/checkpoints")
-    assert ckpt("list", "runs/net") == Done(1, "runs/net/checkpoints\nthere are no checkpoints here\n", "")
+    assert ckpt("list", "runs/net") == Done(
+        1, "runs/net/checkpoints\nthere are no checkpoints here\n", ""
+    )
     assert json.loads(ckpt("list", "runs/net", "--json").out)["checkpoints"] == []
     for words in (["check", "runs/net"], ["export", "runs/net", "net.safetensors"]):
         done = ckpt(*words)
         assert (done.code, done.out) == (1, "")
-        assert "there are no checkpoints in runs/net/checkpoints\n  fix: train until one is saved" in done.err
+        assert (
+            "there are no checkpoints in runs/net/checkpoints\n  fix: train until one is saved"
+            in done.err
+        )
     assert not Path("net.safetensors").exists()
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(
-        left[name].dtype == right[name].dtype and torch.equal(left[name], right[name]) for name in left
+        left[name].dtype == right[name].dtype and torch.equal(left[name], right[name])
+        for name in left
     )
 
 
@@ -314,7 +349,11 @@ def test_the_exported_weights_are_those_of_the_checkpoint(
     wanted = {name[6:]: value for name, value in saved.items() if name.startswith("model.")}
     assert (done.code, done.err) == (0, "")
     assert same(load_file("net.safetensors"), wanted)
-    assert {"count", "narrow", "flags", "nothing", "linear.weight", "linear.bias"} == wanted.keys() != saved.keys()
+    assert (
+        {"count", "narrow", "flags", "nothing", "linear.weight", "linear.bias"}
+        == wanted.keys()
+        != saved.keys()
+    )
     with safe_open("net.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt", "step": str(step)}
     assert Path("net.safetensors").stat().st_mode & 0o777 == 0o600
@@ -332,10 +371,14 @@ def test_the_exported_weights_are_those_that_were_trained_and_load_as_it_says(
     assert said[5] == "model.load_state_dict(weights)"
 
 
-def test_the_exported_file_is_the_same_bytes_however_many_ranks_saved_it(ckpt: Callable[..., Done]) -> None:
+def test_the_exported_file_is_the_same_bytes_however_many_ranks_saved_it(
+    ckpt: Callable[..., Done],
+) -> None:
     two, one = LocalStorage(Path("runs/net/checkpoints")), LocalStorage(Path("one"))
     whole = {
-        name: value for part in Path(two.where(9)).glob("*.safetensors") for name, value in load_file(part).items()
+        name: value
+        for part in Path(two.where(9)).glob("*.safetensors")
+        for name, value in load_file(part).items()
     }
     name, facts = one.write(9, "a1", "part-00001-of-00001.safetensors", memoryview(save(whole)))
     one.commit(9, "a1", replace(two.manifest(9), files={name: facts}))
@@ -346,7 +389,12 @@ def test_the_exported_file_is_the_same_bytes_however_many_ranks_saved_it(ckpt: C
 
 @pytest.mark.parametrize(("damage", "name", "listed", "checked"), DAMAGES, ids=NAMES)
 def test_a_damaged_checkpoint_is_never_exported(
-    ckpt: Callable[..., Done], folder: Path, damage: Callable[[Path], None], name: str, listed: str, checked: str
+    ckpt: Callable[..., Done],
+    folder: Path,
+    damage: Callable[[Path], None],
+    name: str,
+    listed: str,
+    checked: str,
 ) -> None:
     damage(Path("runs/net/checkpoints") / NEW / name)
     for run in (["runs/net", "--step", 9], [f"runs/net/checkpoints/{NEW}"]):
@@ -360,21 +408,29 @@ def test_the_newest_good_checkpoint_is_exported(ckpt: Callable[..., Done]) -> No
     flip(Path("runs/net/checkpoints") / NEW / PART)
     done = ckpt("export", "runs/net", "net.safetensors")
     assert done.code == 0
-    assert done.err.startswith(f"passed over: runs/net/checkpoints/{NEW} is damaged: {PART} has other bytes")
+    assert done.err.startswith(
+        f"passed over: runs/net/checkpoints/{NEW} is damaged: {PART} has other bytes"
+    )
     assert done.out.startswith(f"runs/net/checkpoints/{OLD}\n")
     for step in ("step-000000003", OLD):
         (Path("runs/net/checkpoints") / step / PART).unlink()
     none = ckpt("export", "runs/net", "none.safetensors")
     assert (none.code, Path("none.safetensors").exists()) == (3, False)
     assert "no checkpoint in runs/net/checkpoints is good" in none.err
-    assert "no other checkpoint here is good" in ckpt("export", "runs/net", "none.safetensors", "--step", 9).err
+    assert (
+        "no other checkpoint here is good"
+        in ckpt("export", "runs/net", "none.safetensors", "--step", 9).err
+    )
 
 
 def test_a_file_is_written_over_only_by_force(ckpt: Callable[..., Done]) -> None:
     Path("net.safetensors").write_text("mine")
     done = ckpt("export", "runs/net", "net.safetensors")
     assert (done.code, Path("net.safetensors").read_text()) == (2, "mine")
-    assert "net.safetensors exists\n  fix: give another name, or write over it with --force" in done.err
+    assert (
+        "net.safetensors exists\n  fix: give another name, or write over it with --force"
+        in done.err
+    )
     forced = ckpt("export", "runs/net", "--force", "--json", "net.safetensors")
     assert json.loads(forced.out) == {
         "step": 9, "where": f"runs/net/checkpoints/{NEW}", "path": "net.safetensors", "tensors": 6,
@@ -406,7 +462,9 @@ def test_a_file_is_written_over_only_by_force(ckpt: Callable[..., Done]) -> None
         (["export", "runs/net", f"runs/net/checkpoints/{NEW}/{PART}", "--force"], "lies inside a checkpoint", "write it elsewhere"),
     ],
 )  # fmt: skip
-def test_bad_input_is_refused_with_its_fix(ckpt: Callable[..., Done], words: list[str], problem: str, fix: str) -> None:
+def test_bad_input_is_refused_with_its_fix(
+    ckpt: Callable[..., Done], words: list[str], problem: str, fix: str
+) -> None:
     done = ckpt(*words)
     assert (done.code, done.out) == (2, "")
     assert problem in done.err
@@ -431,5 +489,7 @@ def test_none_of_it_needs_torch(folder: Path) -> None:
         "assert [run_verb(['ckpt', *words]) for words in json.loads(sys.argv[1])] == [0] * 4\n"
         "assert 'torch' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", script, json.dumps(words)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(words)], capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -53,11 +53,15 @@ def packed(data: Callable[..., Done]) -> Callable[..., Done]:
 def test_a_pack_ends_with_a_sentence(data: Callable[..., Done]) -> None:
     done = data("pack", "x.npz", "--to", "out", "--shard", "0.288kB", "--workers", 1)
     assert (done.code, done.err) == (0, "")
-    assert re.fullmatch(r"out: 12 samples of image, label in 3 shards, [\d.]+ kB, in \d+\.\d s\n", done.out)
+    assert re.fullmatch(
+        r"out: 12 samples of image, label in 3 shards, [\d.]+ kB, in \d+\.\d s\n", done.out
+    )
 
 
 def test_a_pack_says_the_same_as_json(data: Callable[..., Done]) -> None:
-    done = data("pack", "x.npz", "--to", "out", "--workers", 1, "--columns", "label,image", "--json")
+    done = data(
+        "pack", "x.npz", "--to", "out", "--workers", 1, "--columns", "label,image", "--json"
+    )
     told = json.loads(done.out)
     assert (told["where"], told["samples"], told["shards"]) == ("out", 12, 1)
     assert [column["name"] for column in told["columns"]] == ["label", "image"]
@@ -69,8 +73,15 @@ def test_every_option_reaches_the_packer(data: Callable[..., Done], folder: Path
     (folder / "in" / "cats").mkdir(parents=True)
     Image.fromarray(IMAGES[0]).save(folder / "in" / "cats" / "0.png")
     told = json.loads(data("pack", "in", "--to", "a", "--size", "5x4", "--grey", "--json").out)
-    assert told["columns"][0] == {"name": "image", "type": "uint8", "shape": [5, 4], "varying": False}
-    told = json.loads(data("pack", "x.txt", "--to", "b", "--as", "characters", "--length", "3", "--json").out)
+    assert told["columns"][0] == {
+        "name": "image",
+        "type": "uint8",
+        "shape": [5, 4],
+        "varying": False,
+    }
+    told = json.loads(
+        data("pack", "x.txt", "--to", "b", "--as", "characters", "--length", "3", "--json").out
+    )
     assert (told["columns"][0]["shape"], told["about"]["text"]) == ([4], "characters")
     told = json.loads(data("pack", "x.txt", "--to", "c", "--train-tokenizer", "260", "--json").out)
     assert told["about"]["text"] == "tokens"
@@ -89,7 +100,9 @@ def test_a_whole_set_is_ok(packed: Callable[..., Done]) -> None:
     }  # fmt: skip
 
 
-def test_damage_is_told_with_its_file_and_the_answer_is_no(packed: Callable[..., Done], folder: Path) -> None:
+def test_damage_is_told_with_its_file_and_the_answer_is_no(
+    packed: Callable[..., Done], folder: Path
+) -> None:
     os.truncate(folder / "out" / "00001.safetensors", 100)
     (folder / "out" / "00002.safetensors").unlink()
     (folder / "out" / "notes").write_text("mine")
@@ -117,12 +130,19 @@ def test_show_says_what_is_inside_with_samples(packed: Callable[..., Done]) -> N
         "sample 0", "  label: 0", "sample 11", "  label: 2",
     ]  # fmt: skip
     picture = lines.index("sample 11") + 2
-    assert lines[picture : picture + 4] == ["    ==++***#", "    ++***##%", "    ***##%%%", "    *##%%%@@"]
+    assert lines[picture : picture + 4] == [
+        "    ==++***#",
+        "    ++***##%",
+        "    ***##%%%",
+        "    *##%%%@@",
+    ]
     told = json.loads(packed("show", "out", "--sample", "5", "--json").out)
     assert (told["shown"]["5"]["label"], told["samples_per_shard"]) == ("2", 4)
 
 
-def test_show_says_how_an_hdf5_file_is_laid_out_and_what_it_costs(data: Callable[..., Done], folder: Path) -> None:
+def test_show_says_how_an_hdf5_file_is_laid_out_and_what_it_costs(
+    data: Callable[..., Done], folder: Path
+) -> None:
     with h5py.File(folder / "x.h5", "w") as file:
         file.create_dataset("image", (640, 64, 64), "uint8", chunks=(64, 8, 8))
     told = data("show", "x.h5").out
@@ -132,7 +152,11 @@ def test_show_says_how_an_hdf5_file_is_laid_out_and_what_it_costs(data: Callable
     assert "  cost: one sample lies in 64 chunks" in told
     assert "  fix: `paceline data pack x.h5 --to FOLDER`" in told
     (dataset,) = json.loads(data("show", "x.h5", "--json").out)["datasets"]
-    assert (dataset["rows"], dataset["chunk"], dataset["problems"][0]["here"]) == (640, [64, 8, 8], True)
+    assert (dataset["rows"], dataset["chunk"], dataset["problems"][0]["here"]) == (
+        640,
+        [64, 8, 8],
+        True,
+    )
 
 
 def test_a_text_that_is_shown_orders_the_terminal_nothing(data: Callable[..., Done]) -> None:
@@ -154,7 +178,9 @@ def test_a_text_that_is_shown_orders_the_terminal_nothing(data: Callable[..., Do
         (["show", "out", "extra"], "unexpected 'extra'", "take it out"),
     ],
 )  # fmt: skip
-def test_bad_usage_is_refused_with_its_fix(data: Callable[..., Done], words, problem: str, fix: str) -> None:
+def test_bad_usage_is_refused_with_its_fix(
+    data: Callable[..., Done], words, problem: str, fix: str
+) -> None:
     done = data(*words)
     assert (done.code, done.out) == (2, "")
     assert problem in done.err
@@ -179,14 +205,26 @@ assert run_verb("data pack x.npz --to out --workers 1".split()) == 0
 assert run_verb("data check out".split()) == run_verb("data show out".split()) == 0
 assert "torch" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_interrupted_pack_says_how_to_go_on_and_leaves_no_worker(folder: Path) -> None:
     numpy.save(folder / "y.npy", numpy.zeros((2_000, 50)))
     with started(
-        "data", "pack", "y.npy", "--to", "out", "--shard", "400", "--workers", "2", folder=folder, cold=True
+        "data",
+        "pack",
+        "y.npy",
+        "--to",
+        "out",
+        "--shard",
+        "400",
+        "--workers",
+        "2",
+        folder=folder,
+        cold=True,
     ) as running:
         while not (folder / "out" / "00003.safetensors").exists():
             assert running.process.poll() is None
@@ -204,7 +242,10 @@ def test_on_a_terminal_there_is_a_bar_and_pictures_have_colours(folder: Path) ->
     ) as screen:
         assert screen.wait() == 0
         assert "━━━━━━━━················ packing shards 1/3" in screen.written
-        assert screen.written.splitlines()[-1].startswith("out: 12 samples") or " \rout: 12 samples" in screen.written
+        assert (
+            screen.written.splitlines()[-1].startswith("out: 12 samples")
+            or " \rout: 12 samples" in screen.written
+        )
     for env, mark in (
         ({"COLORTERM": "truecolor"}, "\x1b[38;2;0;0;0;48;2;10;10;10m▀"),
         ({"COLORTERM": ""}, "\x1b[38;5;232;48;5;232m▀"),

@@ -65,9 +65,15 @@ def test_a_chain_is_one_line(tmp_path: Path, chain: Path, path: str) -> None:
 def test_runs_that_are_over_are_listed_for_a_day(tmp_path: Path, chain: Path, path: str) -> None:
     old = time.time() - 90_000
     for name, when in (("old", old), ("new", time.time())):
-        folder = runs.make_run(tmp_path / name, runs.started(time_s=when), RunEnded(9, 1.0, "d", time_s=when))
+        folder = runs.make_run(
+            tmp_path / name, runs.started(time_s=when), RunEnded(9, 1.0, "d", time_s=when)
+        )
         note(runs.submission(f"9{name}", folder.root, time_s=when))
-    assert [line.split()[0] for line in run(tmp_path, "jobs", path=path).out.splitlines()] == ["run", "run", "new"]
+    assert [line.split()[0] for line in run(tmp_path, "jobs", path=path).out.splitlines()] == [
+        "run",
+        "run",
+        "new",
+    ]
     out = run(tmp_path, "jobs", "--all", path=path).out
     assert [line.split()[0] for line in out.splitlines()] == ["run", "run", "old", "new"]
     assert "  9new   completed " in out
@@ -89,7 +95,9 @@ def test_without_slurm_that_is_said(tmp_path: Path, chain: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["run", "16", "chain/run"])
-def test_cancel_ends_those_that_wait_first_and_forbids_a_requeue_before(tmp_path, chain: Path, path: str, word) -> None:
+def test_cancel_ends_those_that_wait_first_and_forbids_a_requeue_before(
+    tmp_path, chain: Path, path: str, word
+) -> None:
     done = run(tmp_path, "cancel", word, path=path)
     assert (done.code, done.err) == (0, "")
     assert (tmp_path / "told").read_text().splitlines() == ["18 cancelled", "17 cancelled"]
@@ -99,15 +107,22 @@ def test_cancel_ends_those_that_wait_first_and_forbids_a_requeue_before(tmp_path
     assert facts["cancelled"] == {"waiting": ["18"], "running": ["17"]}
 
 
-def test_nothing_is_cancelled_where_nothing_is_queued(tmp_path: Path, chain: Path, path: str) -> None:
+def test_nothing_is_cancelled_where_nothing_is_queued(
+    tmp_path: Path, chain: Path, path: str
+) -> None:
     note(runs.submission("99", tmp_path / "chain" / "other"))
     done = run(tmp_path, "cancel", "other", path=path)
-    assert (done.code, done.out) == (0, "other has no job in the queue: there is nothing to cancel\n")
+    assert (done.code, done.out) == (
+        0,
+        "other has no job in the queue: there is nothing to cancel\n",
+    )
     assert not (tmp_path / "told").exists()
     assert not (tmp_path / "chain" / "other").exists()
 
 
-def test_a_run_without_a_job_is_not_cancelled_but_the_way_is_told(tmp_path: Path, monkeypatch, path: str) -> None:
+def test_a_run_without_a_job_is_not_cancelled_but_the_way_is_told(
+    tmp_path: Path, monkeypatch, path: str
+) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     folder = runs.make_run(tmp_path / "runs" / "here", runs.started())
     with runs.holding(folder.lock):
@@ -126,7 +141,9 @@ def test_a_run_without_a_job_is_not_cancelled_but_the_way_is_told(tmp_path: Path
         (["jobs", "--al"], "did you mean --all?"),
     ],
 )
-def test_bad_usage_is_refused(tmp_path: Path, chain: Path, path: str, words: list[str], fix: str) -> None:
+def test_bad_usage_is_refused(
+    tmp_path: Path, chain: Path, path: str, words: list[str], fix: str
+) -> None:
     done = run(tmp_path, *words, path=path)
     assert (done.code, done.out) == (2, "")
     assert fix in done.err

@@ -34,7 +34,9 @@ def printed(capsys, *words: str) -> Any:
 def keys_within(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         yield from value
-    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for part in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         yield from keys_within(part)
 
 
@@ -65,7 +67,11 @@ def test_lesson(tmp_path: Path, capsys) -> None:
     (tmp_path / "lesson_12.py").write_text("raise SystemExit(4)\n")
     graded = printed(capsys, "lesson", "12", "--check")
     assert set(graded) <= words_of("json.md", "Other verbs")
-    assert graded == {"lesson": 12, "passed": False, "hint": "it ended with exit code 4: it said nothing"}
+    assert graded == {
+        "lesson": 12,
+        "passed": False,
+        "hint": "it ended with exit code 4: it said nothing",
+    }
 
 
 def test_report(tmp_path: Path, capsys) -> None:
@@ -82,8 +88,12 @@ def test_report(tmp_path: Path, capsys) -> None:
 def test_hang_and_doctor(tmp_path: Path, capsys) -> None:
     runs.make_run(tmp_path / "runs" / "run", runs.started())
     assert set(printed(capsys, "hang", "run")) == keys_of("hang.md", "`paceline hang RUN`")
-    (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH -N 2\nsrun torchrun --nnodes 2 train.py\n")
-    assert {*keys_within(printed(capsys, "doctor", "job.sh"))} - words_of("doctor.md", "JSON") == set()
+    (tmp_path / "job.sh").write_text(
+        "#!/bin/bash\n#SBATCH -N 2\nsrun torchrun --nnodes 2 train.py\n"
+    )
+    assert {*keys_within(printed(capsys, "doctor", "job.sh"))} - words_of(
+        "doctor.md", "JSON"
+    ) == set()
 
 
 def test_every_verb_that_has_it_is_named() -> None:
@@ -94,6 +104,6 @@ def test_every_verb_that_has_it_is_named() -> None:
             continue
         parser = argparse.ArgumentParser(add_help=False)
         verb.add_arguments(parser)
-        assert ("--json" in parser.format_help() or path.stem in {"data", "cluster"}) == (f"`{path.stem}`" in listed), (
-            path.stem
-        )
+        assert ("--json" in parser.format_help() or path.stem in {"data", "cluster"}) == (
+            f"`{path.stem}`" in listed
+        ), path.stem

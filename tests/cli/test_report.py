@@ -37,7 +37,12 @@ def test_a_page_is_written_beside_the_run_and_json_writes_nothing(tmp_path: Path
         ([], "which run?", "paceline report runs/NAME", 2),
         (["rnu"], "there is no run and no job 'rnu'", "did you mean run?", 2),
         (["run", "--jsno"], "there is no option --jsno", "did you mean --json?", 2),
-        (["run", "--to", "run.txt/x.html"], "cannot write run.txt/x.html", "name another file with --to", 3),
+        (
+            ["run", "--to", "run.txt/x.html"],
+            "cannot write run.txt/x.html",
+            "name another file with --to",
+            3,
+        ),
     ],
 )
 def test_bad_usage_is_refused(

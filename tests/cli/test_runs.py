@@ -26,7 +26,8 @@ def digest(done: Done) -> str:
     """Return the digest in the last line of a run."""
     assert (done.code, done.err) == (0, "")
     found = re.fullmatch(
-        r"(?:\[0\] )?done: 12 steps in [\d.]+ s; weights and optimizer state ([0-9a-f]{16})", done.out.splitlines()[-1]
+        r"(?:\[0\] )?done: 12 steps in [\d.]+ s; weights and optimizer state ([0-9a-f]{16})",
+        done.out.splitlines()[-1],
     )
     assert found
     return found[1]
@@ -48,9 +49,18 @@ def test_the_settings_of_a_run_are_written_down(folder: Path, first: Done) -> No
 
 
 @pytest.mark.parametrize(("ranks", "name"), [("1", "again"), ("2", "on two ranks")])
-def test_its_config_file_starts_the_same_run_again(folder: Path, first: Done, ranks: str, name: str) -> None:
+def test_its_config_file_starts_the_same_run_again(
+    folder: Path, first: Done, ranks: str, name: str
+) -> None:
     again = paceline(
-        "train", "toy", "-n", ranks, "--config", "runs/first \u2603/config.toml", f"name={name}", folder=folder
+        "train",
+        "toy",
+        "-n",
+        ranks,
+        "--config",
+        "runs/first \u2603/config.toml",
+        f"name={name}",
+        folder=folder,
     )
     assert digest(again) == digest(first)
     assert (folder / "runs" / name / "config.toml").is_file()

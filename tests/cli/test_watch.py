@@ -37,7 +37,13 @@ def main(config):
 
 main(paceline.config_from_argv())
 """
-SETTINGS = ("name=slow", "batch.global_size=8", "batch.lanes=2", "log.every_steps=2", "checkpoint.every=10steps")
+SETTINGS = (
+    "name=slow",
+    "batch.global_size=8",
+    "batch.lanes=2",
+    "log.every_steps=2",
+    "checkpoint.every=10steps",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -59,16 +65,29 @@ def test_a_training_is_watched_while_it_goes_and_after_it_was_killed(tmp_path: P
     (tmp_path / "train.py").write_text(TRAINING)
     desk = tmp_path / "desk"
     desk.mkdir()
-    with started("run", "train.py", "-n", "2", *SETTINGS, "steps=100000", folder=tmp_path) as running:
+    with started(
+        "run", "train.py", "-n", "2", *SETTINGS, "steps=100000", folder=tmp_path
+    ) as running:
         beats = [tmp_path / "runs" / "slow" / "ranks" / f"000{rank}.beat" for rank in range(2)]
         wait_for(*beats, timeout_s=120)
         with in_terminal("watch", "slow", "--every", "0.2", folder=tmp_path) as terminal:
-            words = ("training", " of 100,000", "samples/s", "left", "saved  step ", "slowest is rank 1 on ")
-            terminal.wait_for(lambda: all(word in terminal.frame() for word in words), timeout_s=120)
+            words = (
+                "training",
+                " of 100,000",
+                "samples/s",
+                "left",
+                "saved  step ",
+                "slowest is rank 1 on ",
+            )
+            terminal.wait_for(
+                lambda: all(word in terminal.frame() for word in words), timeout_s=120
+            )
             first = json.loads(watch(desk, "../runs/slow", "--json"))
             assert first["phase"] == "training"
             assert len(first["losses"]) > 2
-            terminal.wait_for(lambda: step_in(terminal.frame()) >= first["step"] + 20, timeout_s=120)
+            terminal.wait_for(
+                lambda: step_in(terminal.frame()) >= first["step"] + 20, timeout_s=120
+            )
             assert len(terminal.frames()) > 3
             pids = list(processes_with(running.mark))
             for pid in pids:
@@ -85,7 +104,10 @@ def test_a_training_is_watched_while_it_goes_and_after_it_was_killed(tmp_path: P
 
 def test_on_a_terminal_it_redraws_in_place_and_ends_with_the_run(tmp_path: Path) -> None:
     folder = runs.make_run(tmp_path / "runs" / "run", runs.started(), *runs.trained(1, 101))
-    with runs.holding(folder.lock), in_terminal("watch", "run", "--every", "0.2", folder=tmp_path) as terminal:
+    with (
+        runs.holding(folder.lock),
+        in_terminal("watch", "run", "--every", "0.2", folder=tmp_path) as terminal,
+    ):
         terminal.wait_for(lambda: "step   101 of 1,000" in terminal.frame())
         with EventLog(folder.events) as log:
             for event in runs.trained(111, 1000, 1):
@@ -114,7 +136,9 @@ def test_ctrl_c_is_no_error(tmp_path: Path) -> None:
 
 
 def test_a_hostile_log_moves_no_cursor(tmp_path: Path) -> None:
-    folder = runs.make_run(tmp_path / "runs" / "run", runs.started(), RunFailed(3, 0, "Boom: \x1b[2Jtwo\nlines"))
+    folder = runs.make_run(
+        tmp_path / "runs" / "run", runs.started(), RunFailed(3, 0, "Boom: \x1b[2Jtwo\nlines")
+    )
     (tmp_path / "job.log").write_text(
         "good line\n\x1b[2J\x1b[1;1Hover you\x07\x1b]0;title\x07\n\x9b31mred\rend\u202e\n"
     )
@@ -134,7 +158,9 @@ def test_off_a_terminal_it_is_shown_once(tmp_path: Path) -> None:
     assert "\x1b" not in out
     assert re.search(r"saved  step 101, \d+ s ago, 2.0 MB", out)
     assert "ranks  2 on cpu, 0 of them have reported so far" in out
-    done = paceline("watch", "run", "--runs", "elsewhere", folder=tmp_path, env={"PYTHONIOENCODING": "ascii"})
+    done = paceline(
+        "watch", "run", "--runs", "elsewhere", folder=tmp_path, env={"PYTHONIOENCODING": "ascii"}
+    )
     assert (done.code, done.err) == (0, "")
 
 

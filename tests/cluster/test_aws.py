@@ -23,17 +23,29 @@ from paceline.errors import ConfigError, EnvironmentUnfit
 HERE = Path(__file__).parent
 SUBNET = "subnet-0123456789abcdef0"
 HEAD_SUBNET = "subnet-0fedcba9876543210"
-P4D = AwsCluster(2, "p4d.24xlarge", "eu-west-1", SUBNET, "me", head_subnet=HEAD_SUBNET, ssh_from="203.0.113.7/32")
+P4D = AwsCluster(
+    2, "p4d.24xlarge", "eu-west-1", SUBNET, "me", head_subnet=HEAD_SUBNET, ssh_from="203.0.113.7/32"
+)
 RESERVED = "cr-0123456789abcdef0"
 
 CLUSTERS = {
     "p4d": P4D,
     "p5, efs": replace(P4D, nodes=4, instance="p5.48xlarge", region="us-east-1", storage="efs"),
-    "p5en in a reservation": replace(P4D, instance="p5en.48xlarge", region="us-east-1", reservation=RESERVED),
-    "p5 in a block": replace(P4D, instance="p5.48xlarge", region="us-east-1", capacity="block", reservation=RESERVED),
-    "c5n, ebs": replace(P4D, instance="c5n.18xlarge", storage="ebs", size_gib=100, keep_storage=False),
-    "g5, spot, lustre": replace(P4D, instance="g5.48xlarge", capacity="spot", size_gib=4800, ssh_from=""),
-    "g6 without EFA": replace(P4D, nodes=1, instance="g6.xlarge", head_subnet="", storage="ebs", idle_min=1),
+    "p5en in a reservation": replace(
+        P4D, instance="p5en.48xlarge", region="us-east-1", reservation=RESERVED
+    ),
+    "p5 in a block": replace(
+        P4D, instance="p5.48xlarge", region="us-east-1", capacity="block", reservation=RESERVED
+    ),
+    "c5n, ebs": replace(
+        P4D, instance="c5n.18xlarge", storage="ebs", size_gib=100, keep_storage=False
+    ),
+    "g5, spot, lustre": replace(
+        P4D, instance="g5.48xlarge", capacity="spot", size_gib=4800, ssh_from=""
+    ),
+    "g6 without EFA": replace(
+        P4D, nodes=1, instance="g6.xlarge", head_subnet="", storage="ebs", idle_min=1
+    ),
     "unknown here, with EFA": replace(P4D, instance="m7i.48xlarge", efa="on"),
     "another system": replace(P4D, system="alinux2023", name="A-b-1"),
 }
@@ -74,16 +86,24 @@ def test_efa_is_on_where_it_is_known_or_asked_for(instance, asked, efa):
 
 
 def test_an_unknown_instance_is_said_to_be_unknown():
-    assert any("x9z.metal has EFA is not known" in line for line in remarks(replace(P4D, instance="x9z.metal")))
+    assert any(
+        "x9z.metal has EFA is not known" in line
+        for line in remarks(replace(P4D, instance="x9z.metal"))
+    )
     assert not any("not known" in line for line in remarks(P4D))
 
 
 def test_a_reservation_stands_where_it_stands_and_a_block_is_always_there():
     reserved = queue_of(CLUSTERS["p5en in a reservation"])
     assert reserved["Networking"]["PlacementGroup"] == {"Enabled": False}
-    assert reserved["ComputeResources"][0]["CapacityReservationTarget"] == {"CapacityReservationId": RESERVED}
+    assert reserved["ComputeResources"][0]["CapacityReservationTarget"] == {
+        "CapacityReservationId": RESERVED
+    }
     block = queue_of(CLUSTERS["p5 in a block"])
-    assert (block["CapacityType"], block["ComputeResources"][0]["MinCount"]) == ("CAPACITY_BLOCK", 2)
+    assert (block["CapacityType"], block["ComputeResources"][0]["MinCount"]) == (
+        "CAPACITY_BLOCK",
+        2,
+    )
     assert "PlacementGroup" not in block["Networking"]
 
 
@@ -145,7 +165,9 @@ TREES = st.recursive(
     st.text(st.characters(exclude_categories=["Cs"])) | st.integers() | st.booleans(),
     lambda inner: (
         st.lists(inner, min_size=1, max_size=3)
-        | st.dictionaries(st.text(string.ascii_letters, min_size=1).map(lambda key: f"K{key}"), inner, min_size=1)
+        | st.dictionaries(
+            st.text(string.ascii_letters, min_size=1).map(lambda key: f"K{key}"), inner, min_size=1
+        )
     ),
     max_leaves=8,
 )
@@ -167,9 +189,13 @@ def test_a_key_is_written_exactly_or_refused(key):
 
 
 def test_the_table_of_instances_is_what_aws_publishes():
-    moto = pytest.importorskip("moto", reason="moto carries a copy of what AWS says of its instances")
+    moto = pytest.importorskip(
+        "moto", reason="moto carries a copy of what AWS says of its instances"
+    )
     facts = json.loads(
-        gzip.decompress((Path(moto.__file__).parent / "ec2/resources/instance_types.json.gz").read_bytes())
+        gzip.decompress(
+            (Path(moto.__file__).parent / "ec2/resources/instance_types.json.gz").read_bytes()
+        )
     )
     for name, ours in KNOWN.items():
         theirs = facts[name]
@@ -221,11 +247,29 @@ GIVEN = (
 
 def test_the_verb_writes_a_private_file_and_says_how_to_go_on(tmp_path, capsys):
     out = tmp_path / "cluster.yaml"
-    assert run(tmp_path, *GIVEN, "--head-subnet", HEAD_SUBNET, "--ssh-from", "203.0.113.7/32", "--out", str(out)) == 0
+    assert (
+        run(
+            tmp_path,
+            *GIVEN,
+            "--head-subnet",
+            HEAD_SUBNET,
+            "--ssh-from",
+            "203.0.113.7/32",
+            "--out",
+            str(out),
+        )
+        == 0
+    )
     assert out.read_text() == (HERE / "aws-p4d.yaml").read_text()
     assert stat.S_IMODE(out.stat().st_mode) == 0o600
     said = capsys.readouterr().out
-    for word in ("create-cluster", "delete-cluster", "paceline submit", "private subnet", "outlives the cluster"):
+    for word in (
+        "create-cluster",
+        "delete-cluster",
+        "paceline submit",
+        "private subnet",
+        "outlives the cluster",
+    ):
         assert word in said
 
 
@@ -294,6 +338,8 @@ def test_parallelcluster_accepts_every_kind_of_cluster(parallelcluster):
 
 def test_parallelcluster_is_really_asked(parallelcluster):
     text = configuration(P4D)
-    said = parallelcluster({"key": text.replace("KeyName", "KeyNam"), "os": text.replace("ubuntu2404", "ubuntu1204")})
+    said = parallelcluster(
+        {"key": text.replace("KeyName", "KeyNam"), "os": text.replace("ubuntu2404", "ubuntu1204")}
+    )
     assert "Unknown field" in said["key"][0]
     assert "ubuntu2404" in said["os"][0]

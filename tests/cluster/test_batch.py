@@ -28,7 +28,9 @@ JOB = BatchJob(
     time="02:00:00",
     user="1000:1000",
 )
-NASTY = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), max_size=30) | st.sampled_from(
+NASTY = st.text(
+    st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), max_size=30
+) | st.sampled_from(
     [
         "$(touch pwned)",
         "`touch pwned`",
@@ -68,11 +70,15 @@ def command_of(script: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 @pytest.mark.parametrize("name", sorted(file.stem for file in READY.glob("*.toml")))
-def test_the_script_of_each_ready_profile_is_the_stored_text(name: str, launcher: str, tmp_path: Path) -> None:
+def test_the_script_of_each_ready_profile_is_the_stored_text(
+    name: str, launcher: str, tmp_path: Path
+) -> None:
     profile = replace(load_profile(name, tmp_path), account="m1234", launcher=launcher)
     text = batch_script(replace(JOB, gpus_per_node=profile.gpus_per_node or 4), profile)
     stored = EXPECTED / f"{name}-{launcher}.sh"
-    if "PACELINE_STORE" in os.environ:  # after a change that was meant: look at the difference before it is committed
+    if (
+        "PACELINE_STORE" in os.environ
+    ):  # after a change that was meant: look at the difference before it is committed
         stored.write_text(text)
     assert text == stored.read_text()
     subprocess.run(["bash", "-n", stored], check=True)
@@ -86,7 +92,9 @@ def test_every_word_reaches_the_command_exactly_and_none_is_executed(
     folder = tmp_path_factory.mktemp("shell")
     try:
         job = replace(
-            JOB, words=("path", f"/code/{name}.py", *words), run=Path("/runs") / (name.replace("/", "_") or "x")
+            JOB,
+            words=("path", f"/code/{name}.py", *words),
+            run=Path("/runs") / (name.replace("/", "_") or "x"),
         )
     except ConfigError:
         return
@@ -97,14 +105,21 @@ def test_every_word_reaches_the_command_exactly_and_none_is_executed(
 
 @settings(max_examples=60)
 @given(st.from_regex(r"[A-Z_]{1,8}", fullmatch=True), NASTY)
-def test_every_variable_reaches_the_ranks_exactly_or_is_refused(tmp_path_factory, name: str, value: str) -> None:
+def test_every_variable_reaches_the_ranks_exactly_or_is_refused(
+    tmp_path_factory, name: str, value: str
+) -> None:
     folder = tmp_path_factory.mktemp("shell")
     try:
         profile = ClusterProfile(environment=((f"X_{name}", value),))
     except ConfigError:
         return
     head = batch_script(JOB, profile).partition("# ---- the same for every job")[0]
-    done = subprocess.run(["bash", "-c", f'{head}\nprintf %s "$X_{name}"'], capture_output=True, check=True, cwd=folder)
+    done = subprocess.run(
+        ["bash", "-c", f'{head}\nprintf %s "$X_{name}"'],
+        capture_output=True,
+        check=True,
+        cwd=folder,
+    )
     assert done.stdout.decode() == value
     assert list(folder.iterdir()) == []
 
@@ -152,7 +167,9 @@ def test_one_process_per_gpu_whichever_school() -> None:
 def test_the_script_names_the_run_and_no_rank(tmp_path: Path) -> None:
     script = batch_script(JOB, ClusterProfile())
     head = script.partition("# ---- the same for every job")[0]
-    done = subprocess.run(["bash", "-c", f'{head}\nprintf %s "$PACELINE_SET"'], capture_output=True, check=True)
+    done = subprocess.run(
+        ["bash", "-c", f'{head}\nprintf %s "$PACELINE_SET"'], capture_output=True, check=True
+    )
     assert json.loads(done.stdout) == {"name": "digits", "runs": "/home/me/runs"}
     assert "export RANK" not in script
     assert "MASTER_PORT=" not in script
@@ -160,6 +177,9 @@ def test_the_script_names_the_run_and_no_rank(tmp_path: Path) -> None:
 
 def test_modules_venv_and_conda_come_before_the_command() -> None:
     script = batch_script(JOB, ClusterProfile(modules=("python/3.12", "a b"), venv="/v e"))
-    assert "surroundings() {\n  module load python/3.12 'a b'\n  source '/v e/bin/activate'\n}\ncommand=(" in script
+    assert (
+        "surroundings() {\n  module load python/3.12 'a b'\n  source '/v e/bin/activate'\n}\ncommand=("
+        in script
+    )
     assert " python -u -m paceline.launch.rank_srun" in script
     assert "conda activate env\n" in batch_script(JOB, ClusterProfile(conda="env"))

@@ -32,7 +32,9 @@ def project(folder: Path) -> Path:
 def test_the_copy_holds_the_script_and_the_python_files_below_it(tmp_path: Path) -> None:
     copy = plan_copy(script(str(project(tmp_path))), ["epochs=3"], tmp_path / "copies")
     copy.make()
-    found = sorted(str(file.relative_to(copy.folder)) for file in copy.folder.rglob("*") if file.is_file())
+    found = sorted(
+        str(file.relative_to(copy.folder)) for file in copy.folder.rglob("*") if file.is_file()
+    )
     assert found == ["code/part/__init__.py", "code/part/inner.py", "code/train.py"]
     assert copy.words == ("path", str(copy.folder / "code" / "train.py"), "epochs=3")
     modes = {os.stat(file).st_mode & 0o777 for file in copy.folder.rglob("*")}
@@ -53,11 +55,16 @@ def test_a_later_edit_makes_another_copy_and_leaves_the_first(tmp_path: Path) ->
 
 def test_the_same_code_is_copied_once(tmp_path: Path) -> None:
     main = project(tmp_path)
-    assert plan_copy(script(str(main)), ["a"], tmp_path).folder == plan_copy(script(str(main)), ["b"], tmp_path).folder
+    assert (
+        plan_copy(script(str(main)), ["a"], tmp_path).folder
+        == plan_copy(script(str(main)), ["b"], tmp_path).folder
+    )
 
 
 @pytest.mark.parametrize("words", [["--config", "run.toml"], ["--config=run.toml"]])
-def test_a_settings_file_is_copied_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+def test_a_settings_file_is_copied_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
     main = project(tmp_path)
     monkeypatch.chdir(tmp_path)
     copy = plan_copy(script(str(main)), [*words, "seed=1"], tmp_path / "copies")

@@ -29,8 +29,12 @@ def test_without_a_container_the_command_is_the_command():
 
 @pytest.mark.parametrize("kind", ["apptainer", "singularity"])
 def test_apptainer_sees_the_folders_and_the_driver(kind):
-    container = Container(kind, "/shared/p.sif", mounts=("/data:/in:ro", "/scratch"), options=("--no-home",))
-    words = wrap(container, COMMAND, gpus=True, folders=["/runs/x", "/code", "/runs/x"], workdir="/code")
+    container = Container(
+        kind, "/shared/p.sif", mounts=("/data:/in:ro", "/scratch"), options=("--no-home",)
+    )
+    words = wrap(
+        container, COMMAND, gpus=True, folders=["/runs/x", "/code", "/runs/x"], workdir="/code"
+    )
     expected = f"{kind} exec --nv --bind /runs/x:/runs/x --bind /code:/code --bind /data:/in:ro"
     expected += " --bind /scratch:/scratch --pwd /code --no-home /shared/p.sif"
     assert words == [*expected.split(), *COMMAND]
@@ -38,14 +42,20 @@ def test_apptainer_sees_the_folders_and_the_driver(kind):
 
 
 def test_shifter_mounts_only_what_the_profile_names():
-    container = Container("shifter", "docker:me/p:1", mounts=("/data:/in",), options=("--module=gpu",))
+    container = Container(
+        "shifter", "docker:me/p:1", mounts=("/data:/in",), options=("--module=gpu",)
+    )
     words = wrap(container, COMMAND, gpus=True, folders=["/global/runs"], workdir="/global/runs")
-    expected = "shifter --image=docker:me/p:1 --volume=/data:/in --workdir=/global/runs --module=gpu"
+    expected = (
+        "shifter --image=docker:me/p:1 --volume=/data:/in --workdir=/global/runs --module=gpu"
+    )
     assert words == [*expected.split(), *COMMAND]
 
 
 def test_pyxis_is_a_matter_of_srun():
-    container = Container("pyxis", "registry#me/p:1", mounts=("/data:/in:ro",), options=("--no-container-mount-home",))
+    container = Container(
+        "pyxis", "registry#me/p:1", mounts=("/data:/in:ro",), options=("--no-container-mount-home",)
+    )
     assert wrap(container, COMMAND, gpus=True, folders=["/runs"]) == COMMAND
     expected = "--container-image=registry#me/p:1 --container-mounts=/runs:/runs,/data:/in:ro"
     expected += " --container-workdir=/runs --no-container-mount-home"
@@ -59,7 +69,9 @@ def test_srun_is_told_nothing_of_the_others(kind):
 
 
 def test_docker_gets_names_of_variables_and_never_their_values():
-    container = Container("docker", "p:1", mounts=("/data:/in:ro",), options=("--device=/dev/infiniband",))
+    container = Container(
+        "docker", "p:1", mounts=("/data:/in:ro",), options=("--device=/dev/infiniband",)
+    )
     words = wrap(
         container,
         COMMAND,
@@ -73,7 +85,16 @@ def test_docker_gets_names_of_variables_and_never_their_values():
         *"docker run --rm --init --network host --ipc host --ulimit memlock=-1 --gpus all --user 1000:100".split(),
         *("--mount", "type=bind,source=/my runs,target=/my runs"),
         *("--mount", "type=bind,source=/data,target=/in,readonly"),
-        *("--workdir", "/my runs", "--env", "SLURM_PROCID", "--env", "TOKEN", "--device=/dev/infiniband", "p:1"),
+        *(
+            "--workdir",
+            "/my runs",
+            "--env",
+            "SLURM_PROCID",
+            "--env",
+            "TOKEN",
+            "--device=/dev/infiniband",
+            "p:1",
+        ),
         *COMMAND,
     ]
     bare = wrap(container, COMMAND, gpus=False)
@@ -83,7 +104,9 @@ def test_docker_gets_names_of_variables_and_never_their_values():
 def test_a_mount_of_the_profile_wins_over_a_folder_of_the_run():
     container = Container("apptainer", "x", mounts=("/fast/data:/data",))
     words = wrap(container, COMMAND, gpus=False, folders=["/data"])
-    assert [words[at + 1] for at, word in enumerate(words) if word == "--bind"] == ["/fast/data:/data"]
+    assert [words[at + 1] for at, word in enumerate(words) if word == "--bind"] == [
+        "/fast/data:/data"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +130,10 @@ def test_a_mount_of_the_profile_wins_over_a_folder_of_the_run():
         ({"kind": "shifter", "image": "x", "mounts": ("/a;/etc:/etc",)}, "rename the folder"),
         ({"kind": "pyxis", "image": "x", "mounts": ("/$(id)",)}, "rename the folder"),
         ({"kind": "pyxis", "image": "x", "mounts": ("/my data",)}, "rename the folder"),
-        ({"kind": "docker", "image": "x", "options": ("--device", "/dev/infiniband")}, "--device=/dev/infiniband"),
+        (
+            {"kind": "docker", "image": "x", "options": ("--device", "/dev/infiniband")},
+            "--device=/dev/infiniband",
+        ),
         ({"kind": "docker", "image": "x", "options": ("--",)}, "--device=/dev/infiniband"),
         ({"kind": "docker", "image": "x", "options": ("--env=A=\n",)}, "--device=/dev/infiniband"),
     ],
@@ -154,7 +180,9 @@ def test_words_of_the_command_are_passed_exactly_or_refused(kind, command):
         words = wrap(container, command, gpus=True, folders=["/runs"], environment=["A"])
         before = words[: len(words) - len(command)]
         assert words[len(before) :] == command
-        assert before == wrap(container, ["x"], gpus=True, folders=["/runs"], environment=["A"])[:-1]
+        assert (
+            before == wrap(container, ["x"], gpus=True, folders=["/runs"], environment=["A"])[:-1]
+        )
 
 
 @given(st.sampled_from(KINDS), ODD.map(lambda word: f"/{word}"))
@@ -202,7 +230,16 @@ def instructions(text):
 
 def test_the_dockerfile_is_well_formed_and_copies_what_exists():
     found = instructions((FOLDER / "Dockerfile").read_text())
-    assert {name for name, _ in found} <= {"ARG", "FROM", "RUN", "COPY", "ENV", "USER", "WORKDIR", "CMD"}
+    assert {name for name, _ in found} <= {
+        "ARG",
+        "FROM",
+        "RUN",
+        "COPY",
+        "ENV",
+        "USER",
+        "WORKDIR",
+        "CMD",
+    }
     assert [name for name, _ in found][:2] == ["ARG", "FROM"]
     for name, rest in found:
         if name == "COPY":
@@ -216,7 +253,11 @@ def test_the_dockerfile_is_well_formed_and_copies_what_exists():
 
 
 def test_only_what_is_copied_is_sent_to_docker():
-    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    lines = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
     assert lines[0] == "*"
     kept = {line[1:] for line in lines if line.startswith("!")}
     copied = {
@@ -252,19 +293,29 @@ def test_the_image_has_the_torch_that_is_tested():
 
 def readme_lines(program):
     text = (FOLDER / "README.md").read_text()
-    return [line[2:] for line in text.splitlines() if line.startswith("$ ") and f"{program} " in line]
+    return [
+        line[2:] for line in text.splitlines() if line.startswith("$ ") and f"{program} " in line
+    ]
 
 
 @pytest.mark.parametrize("kind", ["apptainer", "docker", "shifter", "pyxis"])
 def test_the_lines_of_the_readme_are_those_that_a_job_runs(kind):
     here = "/here"
-    image = {"apptainer": "paceline.sif", "docker": "paceline", "shifter": "docker:NAME/paceline:latest"}
+    image = {
+        "apptainer": "paceline.sif",
+        "docker": "paceline",
+        "shifter": "docker:NAME/paceline:latest",
+    }
     container = Container(kind, image.get(kind, f"{here}/paceline.sqsh"))
     ours = [
         *srun_options(container, folders=[here], workdir=here),
         *wrap(container, ["python"], gpus=True, folders=[here], workdir=here, user="1:2"),
     ]
-    program = {"docker": "docker run", "apptainer": "apptainer exec", "pyxis": '--container-image="$PWD/paceline.sqsh"'}
+    program = {
+        "docker": "docker run",
+        "apptainer": "apptainer exec",
+        "pyxis": '--container-image="$PWD/paceline.sqsh"',
+    }
     lines = readme_lines(program.get(kind, "shifter --image=docker:NAME/paceline:latest"))
     assert lines
     for line in lines:
@@ -277,8 +328,15 @@ def test_the_lines_of_the_readme_are_those_that_a_job_runs(kind):
 def test_the_shell_line_for_docker_under_slurm_gives_names_only():
     (line,) = [line for line in readme_lines("docker run") if line.startswith("srun")]
     inner = shlex.split(line)[-1].replace("exec docker", "exec printf '%s\\n' docker")
-    env = {"PATH": os.environ["PATH"], "SLURM_PROCID": "3", "PACELINE_SET": "a secret", "OTHER": "x"}
-    said = subprocess.run(["bash", "-c", inner], env=env, capture_output=True, text=True, check=True).stdout.split("\n")
+    env = {
+        "PATH": os.environ["PATH"],
+        "SLURM_PROCID": "3",
+        "PACELINE_SET": "a secret",
+        "OTHER": "x",
+    }
+    said = subprocess.run(
+        ["bash", "-c", inner], env=env, capture_output=True, text=True, check=True
+    ).stdout.split("\n")
     names = {said[at + 1] for at, word in enumerate(said) if word == "--env"}
     assert names == {"SLURM_PROCID", "PACELINE_SET"}
     assert "secret" not in " ".join(said)

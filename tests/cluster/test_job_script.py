@@ -30,9 +30,15 @@ def job(folder: Path, step: str, **programs: str) -> tuple[int, str]:
     (folder / "run" / "jobs").mkdir(parents=True)
     (folder / "step").write_text(step)
     head = f"run={folder}/run\nrequeue=yes\nsurroundings() {{ export SHELL_OF_JOB=$$; }}\ncommand=(sh {folder}/step)\npage=()\n"
-    env = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}
+    env = {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n1",
+    }
     pipe, both = subprocess.PIPE, subprocess.STDOUT
-    done = subprocess.run(["bash", "-c", head + TAIL.read_text()], env=env, stdout=pipe, stderr=both, text=True)
+    done = subprocess.run(
+        ["bash", "-c", head + TAIL.read_text()], env=env, stdout=pipe, stderr=both, text=True
+    )
     assert not list((folder / "run" / "jobs").glob("*.code"))
     return done.returncode, done.stdout
 
@@ -48,11 +54,15 @@ def test_the_last_words_of_srun_are_waited_for(tmp_path: Path, slow: str) -> Non
 
 def test_a_step_that_dies_of_the_word_to_stop_is_started_again(tmp_path: Path) -> None:
     code, said = job(tmp_path, TOLD_AND_DEAD)
-    assert (code, "told to stop before it had begun; back into the queue" in said) == (0, True), said
+    assert (code, "told to stop before it had begun; back into the queue" in said) == (0, True), (
+        said
+    )
     assert "scontrol requeue 7" in said
 
 
-@pytest.mark.parametrize("step", ["kill -TERM $$", SAYS_WHY + TOLD_AND_DEAD], ids=["untold", "failed before"])
+@pytest.mark.parametrize(
+    "step", ["kill -TERM $$", SAYS_WHY + TOLD_AND_DEAD], ids=["untold", "failed before"]
+)
 def test_a_step_that_dies_otherwise_has_failed(tmp_path: Path, step: str) -> None:
     code, said = job(tmp_path, step)
     assert (code, "back into the queue" in said) in [(143, False), (138, False)], said

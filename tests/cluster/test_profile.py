@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.profile import ClusterProfile, load_profile, profile_folder, profile_names, profile_text
+from paceline.cluster.profile import (
+    ClusterProfile,
+    load_profile,
+    profile_folder,
+    profile_names,
+    profile_text,
+)
 from paceline.errors import ConfigError
 
 
@@ -20,7 +26,12 @@ def test_the_ready_profiles_are_there(tmp_path: Path) -> None:
     assert profile_names(tmp_path) == ["aws-parallelcluster", "generic", "gres", "perlmutter"]
     assert load_profile("generic", tmp_path) == ClusterProfile()
     site = load_profile("perlmutter", tmp_path)
-    assert (site.gpus_per_node, site.constraint, site.qos, site.account_suffix) == (4, "gpu", "regular", "_g")
+    assert (site.gpus_per_node, site.constraint, site.qos, site.account_suffix) == (
+        4,
+        "gpu",
+        "regular",
+        "_g",
+    )
     assert load_profile("gres", tmp_path).gpu_request == "gres"
     assert load_profile("aws-parallelcluster", tmp_path).options == ("--exclusive",)
 
@@ -41,7 +52,9 @@ def test_an_own_profile_starts_from_another_and_changes_what_differs(tmp_path: P
 
 def test_an_own_profile_may_have_the_name_of_a_ready_one_and_start_from_it(tmp_path: Path) -> None:
     own(tmp_path, "perlmutter", 'like = "perlmutter"\naccount = "m2"\n')
-    assert load_profile("perlmutter", tmp_path) == replace(load_profile("perlmutter", Path("/nowhere")), account="m2")
+    assert load_profile("perlmutter", tmp_path) == replace(
+        load_profile("perlmutter", Path("/nowhere")), account="m2"
+    )
 
 
 def test_a_suffix_that_is_there_is_not_added_again() -> None:
@@ -63,7 +76,11 @@ def test_a_suffix_that_is_there_is_not_added_again() -> None:
         ('venv = "a"\nconda = "b"', "both a venv and a conda", "leave one"),
         ("lead_s = 0", "is not a lead", "10 to 65535"),
         ('gpu_request = "gpus"', "is not a choice", "gpus-per-node"),
-        ('[environment]\nWANDB_API_KEY = "x"', "looks like a secret", "export WANDB_API_KEY in the shell"),
+        (
+            '[environment]\nWANDB_API_KEY = "x"',
+            "looks like a secret",
+            "export WANDB_API_KEY in the shell",
+        ),
         ('[environment]\nAWS_SECRET_ACCESS_KEY = "x"', "looks like a secret", "export"),
         ('[environment]\nHF_TOKEN = "x"', "looks like a secret", "export"),
         ('[environment]\nRANK = "0"', "differs from rank to rank", "leave it out"),
@@ -74,7 +91,9 @@ def test_a_suffix_that_is_there_is_not_added_again() -> None:
         ("account = ", "is not TOML", "correct that line"),
     ],
 )
-def test_a_bad_profile_is_refused_with_a_fix(tmp_path: Path, text: str, problem: str, fix: str) -> None:
+def test_a_bad_profile_is_refused_with_a_fix(
+    tmp_path: Path, text: str, problem: str, fix: str
+) -> None:
     own(tmp_path, "bad", text)
     with pytest.raises(ConfigError) as caught:
         load_profile("bad", tmp_path)

@@ -47,7 +47,9 @@ def test_the_run_is_the_one_that_the_words_and_files_name(
         ([], {"jobs": 0}, "submits nothing"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path: Path, words, more, problem: str) -> None:
+def test_what_cannot_be_is_refused_before_anything_is_written(
+    tmp_path: Path, words, more, problem: str
+) -> None:
     with pytest.raises(ConfigError, match=problem):
         prepare(request(*words, **more), tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -128,7 +128,9 @@ def test_any_config_reads_back_from_its_file_the_same(runs, seed, base, exact):
 
     if not (base < float("inf")):
         return
-    config = RunConfig(runs=runs.encode("utf-8", "ignore").decode(), seed=seed, exact=exact, lr=LrConfig(base=base))
+    config = RunConfig(
+        runs=runs.encode("utf-8", "ignore").decode(), seed=seed, exact=exact, lr=LrConfig(base=base)
+    )
     assert with_settings(RunConfig(), from_toml(tomllib.loads(to_toml(config)))) == config
 
 

@@ -35,17 +35,33 @@ HINTS = {
 
 RIGHT = {
     1: ('"nccl"', '{"cpu": "gloo", "cuda": "nccl"}[device.type]'),
-    12: ("            loss.backward()\n", "            self.model.zero_grad()\n            loss.backward()\n"),
+    12: (
+        "            loss.backward()\n",
+        "            self.model.zero_grad()\n            loss.backward()\n",
+    ),
     18: ("(loss).backward()", "(loss / parts).backward()"),
-    20: ("    if rank == 0:\n        dist.all_reduce(seen)\n", "    dist.reduce(seen, 0)\n    if rank == 0:\n"),
+    20: (
+        "    if rank == 0:\n        dist.all_reduce(seen)\n",
+        "    dist.reduce(seen, 0)\n    if rank == 0:\n",
+    ),
 }
 """Other ways that are right: what the reader puts in the place of what."""
 
 WRONG = [
-    (0, "    # the sum over all", "    if rank == 0:\n        dist.all_reduce(number)\n    #", "is it within an `if`?"),
+    (
+        0,
+        "    # the sum over all",
+        "    if rank == 0:\n        dist.all_reduce(number)\n    #",
+        "is it within an `if`?",
+    ),
     (1, '"nccl"', '"infiniband"', "of lesson_01.py: AssertionError: Unknown backend"),
     (1, '"nccl"', '"gloo"', "there it must stay NCCL"),
-    (4, "        pass ", "        dist.all_reduce(parameter.grad) ", "two ranks do not learn as one process does"),
+    (
+        4,
+        "        pass ",
+        "        dist.all_reduce(parameter.grad) ",
+        "two ranks do not learn as one process does",
+    ),
     (
         6,
         "        taken =",
@@ -58,7 +74,12 @@ WRONG = [
         "        sampler.set_epoch(2 * epoch + rank)\n        total, mine",
         "their shares overlap",
     ),
-    (12, "self.optimizer.step()", "self.optimizer.zero_grad(); self.optimizer.step()", "the loss of epoch 3 is"),
+    (
+        12,
+        "self.optimizer.step()",
+        "self.optimizer.zero_grad(); self.optimizer.step()",
+        "the loss of epoch 3 is",
+    ),
     (14, "0, 1, 0", 'int(os.environ["RANK"]), 1, 0', "they think that there are 1, 1 of them"),
     (
         15,
@@ -67,10 +88,20 @@ WRONG = [
         "Which state does SGD with momentum keep",
     ),
     (18, "(loss).backward()", "(loss * 0).backward()", "it hardly learns"),
-    (19, "            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n", "", "name 'norm' is not defined"),
+    (
+        19,
+        "            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n",
+        "",
+        "name 'norm' is not defined",
+    ),
     (20, "        dist.all_reduce(seen)\n", "", "all ranks have seen 704 samples"),
     (21, " in places]", " in places[rank : rank + 8]]", "some are taken by both"),
-    (23, "torch.randn(values.shape, generator=own)", "torch.zeros(values.shape)", "there must be noise"),
+    (
+        23,
+        "torch.randn(values.shape, generator=own)",
+        "torch.zeros(values.shape)",
+        "there must be noise",
+    ),
 ]
 """Other mistakes, and what is said of them."""
 
@@ -86,7 +117,9 @@ def graded(number: int, source: str, folder: Path) -> str:
     done = paceline("lesson", str(number), "--check", "--json", folder=folder)
     found = json.loads(done.out)
     assert (found["lesson"], found["passed"]) == (number, done.code == 0)
-    assert {one.name for one in folder.iterdir()} == {task.name, "tmp"}, "a run left files beside the copy"
+    assert {one.name for one in folder.iterdir()} == {task.name, "tmp"}, (
+        "a run left files beside the copy"
+    )
     return found["hint"]
 
 
@@ -125,8 +158,12 @@ def test_another_way_that_is_right_passes(number: int, tmp_path: Path) -> None:
     assert graded(number, changed(exercise(number).source, *RIGHT[number]), tmp_path) == ""
 
 
-@pytest.mark.parametrize(("number", "find", "put", "words"), WRONG, ids=[f"{one[0]}-{one[3]}" for one in WRONG])
-def test_another_mistake_gets_another_hint(number: int, find: str, put: str, words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "find", "put", "words"), WRONG, ids=[f"{one[0]}-{one[3]}" for one in WRONG]
+)
+def test_another_mistake_gets_another_hint(
+    number: int, find: str, put: str, words: str, tmp_path: Path
+) -> None:
     assert words in graded(number, changed(exercise(number).source, find, put), tmp_path)
 
 
@@ -134,7 +171,10 @@ def test_another_mistake_gets_another_hint(number: int, find: str, put: str, wor
     ("source", "hint"),
     [
         ("def main(:\n", "it fails at line 1 of lesson_12.py: SyntaxError: invalid syntax"),
-        ("x = 1\nx.y\n", "it fails at line 2 of lesson_12.py: AttributeError: 'int' object has no attribute 'y'"),
+        (
+            "x = 1\nx.y\n",
+            "it fails at line 2 of lesson_12.py: AttributeError: 'int' object has no attribute 'y'",
+        ),
         ("import sys\nsys.exit('no')\n", "it ended with exit code 1: no"),
         ("print('hello')\n", "leave the prints of the copy as they are"),
     ],
@@ -152,9 +192,14 @@ def test_a_rank_that_leaves_early_waits_until_all_have_met(tmp_path: Path) -> No
 def test_of_an_error_in_a_spawned_rank_its_own_line_is_shown() -> None:
     said = 'Traceback (most recent call last):\n  File "/a/lesson_13.py", line 85, in <module>\n    main()\n'
     said += "torch.multiprocessing.spawn.ProcessRaisedException: \n\n-- Process 0 terminated\n"
-    said += 'Traceback (most recent call last):\n  File "/a/lesson_13.py", line 50, in train\n    x\n'
+    said += (
+        'Traceback (most recent call last):\n  File "/a/lesson_13.py", line 50, in train\n    x\n'
+    )
     said += "NameError: name 'x' is not defined\n"
-    assert crash(said, "lesson_13.py") == "it fails at line 50 of lesson_13.py: NameError: name 'x' is not defined"
+    assert (
+        crash(said, "lesson_13.py")
+        == "it fails at line 50 of lesson_13.py: NameError: name 'x' is not defined"
+    )
 
 
 def test_what_does_not_end_is_ended_with_all_its_processes(tmp_path: Path) -> None:
@@ -163,7 +208,10 @@ def test_what_does_not_end_is_ended_with_all_its_processes(tmp_path: Path) -> No
     rank = f"import os, signal, time; signal.signal(15, signal.SIG_IGN); open({str(place)!r}, 'w').write(str(os.getpid())); time.sleep(900)"
     agent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {rank!r}], start_new_session=True)\n"
     (file := folder / "lesson_12.py").write_text(agent)
-    assert "it had not ended after 10 s, and was stopped: a rank waits" in grade(exercise(12), file, 10).hint
+    assert (
+        "it had not ended after 10 s, and was stopped: a rank waits"
+        in grade(exercise(12), file, 10).hint
+    )
     wait_until_gone(int(place.read_text()))
 
 

@@ -38,7 +38,10 @@ def parts(lesson: Lesson) -> dict[str, str]:
 
 def constants(node: ast.Assign) -> dict[str, str]:
     """Return the constants of `A, B = 1, 2`, each by its name."""
-    names, values = (part.elts if isinstance(part, ast.Tuple) else [part] for part in (node.targets[0], node.value))
+    names, values = (
+        part.elts if isinstance(part, ast.Tuple) else [part]
+        for part in (node.targets[0], node.value)
+    )
     return {name.id: ast.unparse(value) for name, value in zip(names, values, strict=True)}
 
 
@@ -86,8 +89,14 @@ def test_nothing_differs_but_what_the_lesson_names(lesson: Lesson) -> None:
 @pytest.mark.parametrize("lesson", GROWN, ids=[f"{lesson.number}" for lesson in GROWN])
 def test_main_stays_what_it_was_but_for_some_lines(lesson: Lesson) -> None:
     moved = "train" if lesson.number == TIMED else "main"
-    old, new = parts(find_lesson(str(lesson.before)))["main"].splitlines(), parts(lesson)[moved].splitlines()
-    kept = sum(block.size for block in difflib.SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks())
+    old, new = (
+        parts(find_lesson(str(lesson.before)))["main"].splitlines(),
+        parts(lesson)[moved].splitlines(),
+    )
+    kept = sum(
+        block.size
+        for block in difflib.SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
+    )
     less, more = MAIN[lesson.number]
     assert len(old) - kept <= less
     assert len(new) - kept <= more

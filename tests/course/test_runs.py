@@ -20,7 +20,9 @@ NUMBERS = [lesson.number for lesson in all_lessons()]
 ON_SLURM = 16
 COLD = (0, 13, 15)
 """Lessons whose programs begin anew, and end as they do for a reader."""
-LOSS = re.compile(r"(?:rank (\d)(?: on node \d)?, )?epoch (\d): [\w\s,.]*?loss (?:of all ranks )?(\d+\.\d{4})")
+LOSS = re.compile(
+    r"(?:rank (\d)(?: on node \d)?, )?epoch (\d): [\w\s,.]*?loss (?:of all ranks )?(\d+\.\d{4})"
+)
 _PATIENCE_S = 280
 
 pytestmark = pytest.mark.slow
@@ -31,7 +33,9 @@ def said(number: int) -> str:
     """Return what `paceline lesson N` prints after it has shown the file."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        running = stack.enter_context(started("lesson", str(number), folder=folder, cold=number in COLD))
+        running = stack.enter_context(
+            started("lesson", str(number), folder=folder, cold=number in COLD)
+        )
         done = running.wait(_PATIENCE_S)
         assert done.code == 0, done.out + done.err
         assert running.left_over() == []
@@ -69,7 +73,9 @@ def test_nodes_have_two_ranks_each() -> None:
 def test_four_times_the_same_work_gives_four_times_the_same_losses() -> None:
     assert len(set(losses(said(3)).values())) == 3
     assert len(losses(said(3))) == 12
-    assert {loss for (_, epoch), loss in losses(said(3)).items() if epoch == "3"} == {losses(said(2))["0", "3"]}
+    assert {loss for (_, epoch), loss in losses(said(3)).items() if epoch == "3"} == {
+        losses(said(2))["0", "3"]
+    }
 
 
 def test_averaged_gradients_keep_all_models_the_same() -> None:
@@ -125,11 +131,15 @@ def test_a_killed_run_ends_like_one_that_nobody_disturbed() -> None:
 def test_slurm_runs_it_interactively_and_as_a_job(tmp_path: Path) -> None:
     path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     with cluster_or_skip(wanted(nodes=2, cpus=2)) as slurm:
-        done = slurm.run(["paceline", "lesson", str(ON_SLURM)], folder=tmp_path, env=path, timeout_s=_PATIENCE_S)
+        done = slurm.run(
+            ["paceline", "lesson", str(ON_SLURM)], folder=tmp_path, env=path, timeout_s=_PATIENCE_S
+        )
     assert done.code == 0, done.out + done.err
     log = (tmp_path / "lesson-16.log").read_text()
     assert len([key for key in losses(done.out) if key[1] == "6"]) == 4
-    assert {epoch for _, epoch in losses(log)} == {"7", "8"}, "the job goes on from the epochs of the first command"
+    assert {epoch for _, epoch in losses(log)} == {"7", "8"}, (
+        "the job goes on from the epochs of the first command"
+    )
 
 
 def test_lesson_16_says_what_it_needs_where_there_is_no_slurm() -> None:
@@ -166,7 +176,9 @@ def test_a_gpt_learns() -> None:
 
 
 def test_slices_hold_half_and_learn_the_same() -> None:
-    whole, half = (int(word.replace(",", "")) for word in re.findall(r"holds ([\d,]+) bytes", said(22)))
+    whole, half = (
+        int(word.replace(",", "")) for word in re.findall(r"holds ([\d,]+) bytes", said(22))
+    )
     assert half == pytest.approx(whole / 2, rel=0.02)
     before, after = (re.findall(r"step \d+: loss ([\d.]+)", text) for text in commands(22))
     assert list(map(float, after)) == pytest.approx(list(map(float, before)), abs=0.02)

@@ -16,7 +16,10 @@ def config(samples_per_step=8, lanes=4, **settings):
 
 
 def rows(batches, start=0):
-    return [[lane.batch[0].flatten().tolist() for lane in step.lanes if lane.samples] for step in batches.steps(start)]
+    return [
+        [lane.batch[0].flatten().tolist() for lane in step.lanes if lane.samples]
+        for step in batches.steps(start)
+    ]
 
 
 NUMBERS = torch.arange(37.0).unsqueeze(1)
@@ -25,7 +28,10 @@ NUMBERS = torch.arange(37.0).unsqueeze(1)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_worlds_together_read_what_one_rank_reads(size):
     alone = rows(Batches((NUMBERS, NUMBERS), config(epochs=2), World()))
-    parts = [rows(Batches((NUMBERS, NUMBERS), config(epochs=2), World(rank=rank, size=size))) for rank in range(size)]
+    parts = [
+        rows(Batches((NUMBERS, NUMBERS), config(epochs=2), World(rank=rank, size=size)))
+        for rank in range(size)
+    ]
     assert [sum((part[step] for part in parts), []) for step in range(len(alone))] == alone
 
 
@@ -46,13 +52,20 @@ class Noisy(Dataset):
 
 def test_random_transforms_are_keyed_by_the_sample():
     once, again = (rows(Batches(Noisy(), config(4, lanes=2, epochs=1), World())) for _ in range(2))
-    others = [rows(Batches(Noisy(), config(4, lanes=2, epochs=1), World(rank=rank, size=2))) for rank in range(2)]
+    others = [
+        rows(Batches(Noisy(), config(4, lanes=2, epochs=1), World(rank=rank, size=2)))
+        for rank in range(2)
+    ]
     assert once == again == [one + two for one, two in zip(*others, strict=True)]
 
 
-@pytest.mark.parametrize("data", [(NUMBERS, NUMBERS), [NUMBERS, NUMBERS], TensorDataset(NUMBERS, NUMBERS)])
+@pytest.mark.parametrize(
+    "data", [(NUMBERS, NUMBERS), [NUMBERS, NUMBERS], TensorDataset(NUMBERS, NUMBERS)]
+)
 def test_tensors_come_in_several_dresses(data):
-    assert rows(Batches(data, config(), World())) == rows(Batches((NUMBERS, NUMBERS), config(), World()))
+    assert rows(Batches(data, config(), World())) == rows(
+        Batches((NUMBERS, NUMBERS), config(), World())
+    )
 
 
 class Half:

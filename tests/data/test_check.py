@@ -73,10 +73,22 @@ def enlarge_header(shard: Path) -> None:
     [
         ("00001.safetensors", Path.unlink, "is missing"),
         ("00001.safetensors", lambda path: os.truncate(path, 99), "99 bytes instead of"),
-        ("00001.safetensors", lambda path: path.write_bytes(path.read_bytes() + b"more"), "bytes instead of"),
-        ("00001.safetensors", lambda path: shutil.copy(path.with_name("00000.safetensors"), path), "bytes instead of"),
+        (
+            "00001.safetensors",
+            lambda path: path.write_bytes(path.read_bytes() + b"more"),
+            "bytes instead of",
+        ),
+        (
+            "00001.safetensors",
+            lambda path: shutil.copy(path.with_name("00000.safetensors"), path),
+            "bytes instead of",
+        ),
         ("00001.safetensors", enlarge_header, "its head is not what the index says"),
-        ("00001.safetensors", lambda path: (path.unlink(), path.mkdir()), "bytes instead of|is not a plain file"),
+        (
+            "00001.safetensors",
+            lambda path: (path.unlink(), path.mkdir()),
+            "bytes instead of|is not a plain file",
+        ),
         ("tokenizer.json", Path.unlink, "is missing"),
         ("tokenizer.json", lambda path: path.write_text("{}"), "not those that were written"),
         (INDEX, Path.unlink, "holds no set"),
@@ -95,7 +107,10 @@ def test_damage_is_told_with_its_file(file: str, damage, said: str, folder: Path
 def test_all_problems_are_told_not_the_first_alone(folder: Path) -> None:
     (folder / "00000.safetensors").unlink()
     os.truncate(folder / "00002.safetensors", 10)
-    assert [problem.file for problem in check_dataset(folder).problems] == ["00000.safetensors", "00002.safetensors"]
+    assert [problem.file for problem in check_dataset(folder).problems] == [
+        "00000.safetensors",
+        "00002.safetensors",
+    ]
 
 
 def test_files_that_are_no_part_of_the_set_are_named_and_do_no_harm(folder: Path) -> None:
@@ -109,20 +124,26 @@ def test_an_index_cannot_have_files_outside_of_the_folder_read(folder: Path) -> 
     index = DatasetIndex.from_json((folder / INDEX).read_bytes(), INDEX)
     outside = xxhash.xxh3_64_hexdigest(b"secret")
     (folder.parent / "secret").write_bytes(b"secret")
-    about = {"files": {"../secret": outside, "tokenizer.json": index.about["files"]["tokenizer.json"]}}
+    about = {
+        "files": {"../secret": outside, "tokenizer.json": index.about["files"]["tokenizer.json"]}
+    }
     changed = DatasetIndex(index.columns, index.samples_per_shard, index.shards, about)
     (folder / INDEX).write_bytes(changed.to_json())
     assert check_dataset(folder).ok
 
 
-@pytest.mark.parametrize("offsets", [[0, 2, 1, 3], [1, 1, 2, 3], [0, 1, 2, 4], [0, -1, 2, 3], [0, 1, 2, 2]])
+@pytest.mark.parametrize(
+    "offsets", [[0, 2, 1, 3], [1, 1, 2, 3], [0, 1, 2, 4], [0, -1, 2, 3], [0, 1, 2, 2]]
+)
 def test_offsets_must_rise_from_the_first_element_to_the_last_even_if_all_sums_are_right(
     offsets: list[int], tmp_path: Path
 ) -> None:
     index = pack_samples([{"x": b"a"}, {"x": b"b"}, {"x": b"c"}], tmp_path / "set")
     wrong = {"x": Varying(numpy.frombuffer(b"abc", dtype="uint8"), numpy.array(offsets))}
     facts = write_shard(tmp_path / "set", shard_name(0), index.columns, wrong)
-    (tmp_path / "set" / INDEX).write_bytes(DatasetIndex(index.columns, index.samples_per_shard, (facts,)).to_json())
+    (tmp_path / "set" / INDEX).write_bytes(
+        DatasetIndex(index.columns, index.samples_per_shard, (facts,)).to_json()
+    )
     (problem,) = check_dataset(tmp_path / "set").problems
     assert problem == ("00000.safetensors", "the offsets of x do not rise from 0 to 3")
 

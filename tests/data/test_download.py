@@ -37,7 +37,9 @@ class Mirror:
                 name = self.path.rpartition("/")[2]
                 if self.path.startswith("/moved/"):
                     self.send_response(302)
-                    self.send_header("Location", f"/files/{name}" if name in files else "file:///etc/passwd")
+                    self.send_header(
+                        "Location", f"/files/{name}" if name in files else "file:///etc/passwd"
+                    )
                     self.end_headers()
                 elif name not in files:
                     self.send_error(404)
@@ -70,7 +72,9 @@ def small_set(monkeypatch) -> None:
     """A set of two small files, the first of which is known by its content as well."""
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in CONTENT.items()}
     plain = {"one.gz": hashlib.sha256(b"one" * 5000).hexdigest()}
-    files = tuple(File(name, len(CONTENT[name]), sums[name], plain.get(name, "")) for name in CONTENT)
+    files = tuple(
+        File(name, len(CONTENT[name]), sums[name], plain.get(name, "")) for name in CONTENT
+    )
     monkeypatch.setitem(SETS, "small", PublicDataset(files, ()))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
@@ -102,8 +106,16 @@ def test_files_are_fetched_whole_and_for_their_owner_alone(good, tmp_path) -> No
 
 
 BAD = {
-    "other bytes": ({name: content[::-1] for name, content in CONTENT.items()}, 0, "with another checksum"),
-    "a page that says no": (dict.fromkeys(CONTENT, b"<html>log in first</html>"), 0, "25 bytes with another checksum"),
+    "other bytes": (
+        {name: content[::-1] for name, content in CONTENT.items()},
+        0,
+        "with another checksum",
+    ),
+    "a page that says no": (
+        dict.fromkeys(CONTENT, b"<html>log in first</html>"),
+        0,
+        "25 bytes with another checksum",
+    ),
     "a torn file": (CONTENT, 100, "with another checksum"),
     "an endless file": (dict.fromkeys(CONTENT, bytes(5_000_000)), 0, "with another checksum"),
     "no file": ({}, 0, "404 Not Found"),
@@ -117,7 +129,9 @@ def test_a_bad_mirror_is_passed_over_and_leaves_nothing(files, cut, why, good, t
             get.fetch("small", tmp_path / "nowhere", [bad.address])
         assert bad.host in caught.value.problem
         assert not (tmp_path / "nowhere").exists()
-        check_whole(tmp_path / "got", get.fetch("small", tmp_path / "got", [bad.address, good.address]))
+        check_whole(
+            tmp_path / "got", get.fetch("small", tmp_path / "got", [bad.address, good.address])
+        )
 
 
 def test_a_dead_mirror_is_asked_once(dead, good, tmp_path, monkeypatch) -> None:
@@ -125,7 +139,10 @@ def test_a_dead_mirror_is_asked_once(dead, good, tmp_path, monkeypatch) -> None:
     opened = get._opened
     monkeypatch.setattr(get, "_opened", lambda address: asked.append(address) or opened(address))
     check_whole(tmp_path / "got", get.fetch("small", tmp_path / "got", [dead, good.address]))
-    assert asked == [dead.format(name="one.gz"), *(good.address.format(name=name) for name in CONTENT)]
+    assert asked == [
+        dead.format(name="one.gz"),
+        *(good.address.format(name=name) for name in CONTENT),
+    ]
 
 
 def test_a_mirror_that_moved_is_followed_but_only_to_the_web(good, tmp_path) -> None:
@@ -167,13 +184,18 @@ def test_without_a_network_it_is_told_which_files_go_where(dead, tmp_path) -> No
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "tinyshakespeare"])
-def test_every_set_has_mirrors_on_more_than_one_host_and_a_sum_for_every_file(name, tmp_path, dead) -> None:
+def test_every_set_has_mirrors_on_more_than_one_host_and_a_sum_for_every_file(
+    name, tmp_path, dead
+) -> None:
     assert len({address.split("/")[2] for address in SETS[name].mirrors}) >= 2
     with pytest.raises(DataError) as caught:
         get.fetch(name, tmp_path, [dead])
     for file in SETS[name].files:
         assert len(file.sha256) == 64
-        assert f"{tmp_path / file.name}  {file.size_bytes:,} bytes, SHA-256 {file.sha256}" in caught.value.fix
+        assert (
+            f"{tmp_path / file.name}  {file.size_bytes:,} bytes, SHA-256 {file.sha256}"
+            in caught.value.fix
+        )
 
 
 def test_a_good_file_is_kept_and_a_bad_one_is_fetched_again(good, tmp_path) -> None:
@@ -187,16 +209,20 @@ def test_a_good_file_is_kept_and_a_bad_one_is_fetched_again(good, tmp_path) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("one.gz", gzip.compress(b"one" * 5000, 1, mtime=7)), ("one", b"one" * 5000)]
+    ("name", "content"),
+    [("one.gz", gzip.compress(b"one" * 5000, 1, mtime=7)), ("one", b"one" * 5000)],
 )
-def test_the_same_content_packed_another_way_or_not_at_all_is_as_good(name, content, good, tmp_path) -> None:
+def test_the_same_content_packed_another_way_or_not_at_all_is_as_good(
+    name, content, good, tmp_path
+) -> None:
     (tmp_path / name).write_bytes(content)
     assert get.fetch("small", tmp_path, [good.address])[0] == tmp_path / name
     assert good.asked == ["/files/two.txt"]
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\x1f\x8b", gzip.compress(b"one" * 5000, mtime=0)[:-9], b"\x1f\x8b" + bytes(90)]
+    "content",
+    [b"", b"\x1f\x8b", gzip.compress(b"one" * 5000, mtime=0)[:-9], b"\x1f\x8b" + bytes(90)],
 )
 def test_what_is_no_archive_is_not_good(content) -> None:
     assert not get.is_good(content, SETS["small"].files[0])
@@ -225,7 +251,9 @@ def test_an_unknown_set_and_a_folder_that_cannot_be_are_told(good, tmp_path) -> 
 
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize(("to", "home"), [("there", "there"), ("", "data/small")])
-def test_the_verb_says_where_the_files_are(to, home, as_json, good, tmp_path, monkeypatch, capsys) -> None:
+def test_the_verb_says_where_the_files_are(
+    to, home, as_json, good, tmp_path, monkeypatch, capsys
+) -> None:
     monkeypatch.setitem(SETS, "small", SETS["small"]._replace(mirrors=(good.address,)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PACELINE_DATA", raising=False)

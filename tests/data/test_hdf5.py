@@ -56,9 +56,13 @@ def requests(size, block, window, rank=0, world=1, start=0, together=3, key=KEY)
     plan = BatchPlan(size, global_size=24, lanes=6, rank=rank, size=world)
     order = Order(size, block, window)
     for first in range(start, plan.steps_per_epoch, together):
-        steps = [plan.step(step) for step in range(first, min(first + together, plan.steps_per_epoch))]
+        steps = [
+            plan.step(step) for step in range(first, min(first + together, plan.steps_per_epoch))
+        ]
         spans = [lane.places for step in steps for lane in step.lanes]
-        yield order.at(numpy.concatenate([numpy.arange(span.start, span.stop) for span in spans]), *key)
+        yield order.at(
+            numpy.concatenate([numpy.arange(span.start, span.stop) for span in spans]), *key
+        )
 
 
 class Tracked(io.RawIOBase):
@@ -93,7 +97,9 @@ class Reads:
             self.chunks = {
                 (name, chunk.chunk_offset): (chunk.byte_offset, chunk.byte_offset + chunk.size)
                 for name in ("images", "labels")
-                for chunk in map(file[name].id.get_chunk_info, range(file[name].id.get_num_chunks()))
+                for chunk in map(
+                    file[name].id.get_chunk_info, range(file[name].id.get_num_chunks())
+                )
             }
 
         def tracked(path, mode, **settings):
@@ -109,19 +115,28 @@ class Reads:
             for begin, size in file.reads:
                 ends = {begin, begin + size}
                 found.update(
-                    chunk for chunk, (first, last) in self.chunks.items() if first < max(ends) and min(ends) < last
+                    chunk
+                    for chunk, (first, last) in self.chunks.items()
+                    if first < max(ends) and min(ends) < last
                 )
             file.reads.clear()
         return found
 
 
-@pytest.mark.parametrize("how", [{}, {"compression": "gzip", "shuffle": True}], ids=["plain", "gzip"])
+@pytest.mark.parametrize(
+    "how", [{}, {"compression": "gzip", "shuffle": True}], ids=["plain", "gzip"]
+)
 @pytest.mark.parametrize("window", [1, 3, 1000])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_every_chunk_is_read_once_and_every_sample_is_right(tmp_path, monkeypatch, how, window, world):
+def test_every_chunk_is_read_once_and_every_sample_is_right(
+    tmp_path, monkeypatch, how, window, world
+):
     labels = LABELS, {"chunks": (8,), **how}
     path = write(tmp_path / "a.h5", images=(IMAGES, {"chunks": (16, 3, 4), **how}), labels=labels)
-    reads, memory = Reads(path, monkeypatch), TensorSource(torch.from_numpy(IMAGES), torch.from_numpy(LABELS))
+    reads, memory = (
+        Reads(path, monkeypatch),
+        TensorSource(torch.from_numpy(IMAGES), torch.from_numpy(LABELS)),
+    )
     for rank in range(world):
         source = H5Source(path, ["images", "labels"], block_bytes=1)
         source.window = window
@@ -129,10 +144,14 @@ def test_every_chunk_is_read_once_and_every_sample_is_right(tmp_path, monkeypatc
         reads.taken()
         for samples in requests(SIZE, source.block, window, rank, world):
             found, expected = source.gather(samples, KEY), memory.gather(samples, KEY)
-            assert all(torch.equal(mine, other) for mine, other in zip(found, expected, strict=True))
+            assert all(
+                torch.equal(mine, other) for mine, other in zip(found, expected, strict=True)
+            )
         counts = reads.taken()
         assert set(counts.values()) == {1}
-        assert len(counts) == len(reads.chunks) or window < 1000, "a window of all needs every chunk"
+        assert len(counts) == len(reads.chunks) or window < 1000, (
+            "a window of all needs every chunk"
+        )
 
 
 def test_no_chunk_is_read_twice_in_any_epoch(small, monkeypatch):
@@ -175,7 +194,11 @@ def test_samples_may_be_asked_for_in_any_order(small, window):
 
 def test_memory_holds_two_windows_and_no_more(tmp_path):
     rows = numpy.random.default_rng(0).integers(0, 255, (3000, 500), dtype="uint8")
-    path = write(tmp_path / "a.h5", x=(rows, {"chunks": (100, 500)}), y=(numpy.arange(3000), {"chunks": (100,)}))
+    path = write(
+        tmp_path / "a.h5",
+        x=(rows, {"chunks": (100, 500)}),
+        y=(numpy.arange(3000), {"chunks": (100,)}),
+    )
     source = H5Source(path)
     assert source.block == 2100  # whole chunks, of about a MB
     source = H5Source(path, block_bytes=50_000)
@@ -211,10 +234,14 @@ def test_a_block_ends_where_the_chunks_of_all_columns_end(columns, plan):
     assert plan_blocks(given, block_bytes=1) == plan
 
 
-def test_columns_whose_chunks_do_not_fit_are_kept_or_read_twice_at_most(tmp_path, monkeypatch, capsys):
+def test_columns_whose_chunks_do_not_fit_are_kept_or_read_twice_at_most(
+    tmp_path, monkeypatch, capsys
+):
     images = numpy.arange(4000 * 6000, dtype="uint8").reshape(4000, 6000)
     path = write(
-        tmp_path / "a.h5", images=(images, {"chunks": (50, 6000)}), labels=(numpy.arange(4000), {"chunks": (401,)})
+        tmp_path / "a.h5",
+        images=(images, {"chunks": (50, 6000)}),
+        labels=(numpy.arange(4000), {"chunks": (401,)}),
     )
     source = H5Source(path, block_bytes=1)
     reads = Reads(path, monkeypatch)
@@ -234,7 +261,10 @@ def test_chunks_that_lie_in_two_blocks_are_told_of(tmp_path, capsys):
         file.create_dataset("images", (4000, 6000), "uint8", chunks=(50, 6000))
         file.create_dataset("others", (4000, 6000), "uint8", chunks=(401, 6000))
     assert H5Source(path).block == 401
-    assert "images: chunks that lie in two blocks of 401 samples are read twice" in capsys.readouterr().err
+    assert (
+        "images: chunks that lie in two blocks of 401 samples are read twice"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("names", [("images", "labels"), ("labels", "images"), ("images",)])
@@ -242,7 +272,9 @@ def test_columns_come_as_they_are_asked_for(small, names):
     samples = numpy.array([330, 0, 17, 17])
     expected = {"images": IMAGES, "labels": LABELS}
     found = H5Source(small, names).gather(samples, KEY)
-    assert [column.tolist() for column in found] == [expected[name][samples].tolist() for name in names]
+    assert [column.tolist() for column in found] == [
+        expected[name][samples].tolist() for name in names
+    ]
 
 
 def test_without_names_all_come_as_they_would_be_packed(tmp_path):
@@ -257,7 +289,21 @@ def test_without_names_all_come_as_they_would_be_packed(tmp_path):
 
 @pytest.mark.parametrize(
     "dtype",
-    ["bool", "uint8", "int8", ">u2", "<i2", ">i4", "uint32", ">u8", "int64", "float16", ">f4", "float64", "complex64"],
+    [
+        "bool",
+        "uint8",
+        "int8",
+        ">u2",
+        "<i2",
+        ">i4",
+        "uint32",
+        ">u8",
+        "int64",
+        "float16",
+        ">f4",
+        "float64",
+        "complex64",
+    ],
 )
 @pytest.mark.parametrize("shape", [(), (3,), (2, 0), (0, 2)])
 def test_numbers_of_every_type_come_as_they_are(tmp_path, dtype, shape):
@@ -269,7 +315,11 @@ def test_numbers_of_every_type_come_as_they_are(tmp_path, dtype, shape):
 
 
 def test_a_column_of_nothing_is_no_trouble(tmp_path):
-    path = write(tmp_path / "a.h5", none=numpy.zeros((50, 2, 0), "f4"), x=(numpy.arange(50), {"chunks": (7,)}))
+    path = write(
+        tmp_path / "a.h5",
+        none=numpy.zeros((50, 2, 0), "f4"),
+        x=(numpy.arange(50), {"chunks": (7,)}),
+    )
     source = H5Source(path, block_bytes=1)
     source.window = 1
     none, x = source.gather(numpy.arange(50), KEY)
@@ -307,7 +357,10 @@ def test_every_process_opens_the_file_for_itself(small):
     receive, send = multiprocessing.Pipe(duplex=False)
 
     def child():
-        own = [torch.equal(source.gather(piece, KEY)[0], torch.from_numpy(IMAGES[piece])) for piece in pieces]
+        own = [
+            torch.equal(source.gather(piece, KEY)[0], torch.from_numpy(IMAGES[piece]))
+            for piece in pieces
+        ]
         send.send((all(own), len(source._readers)))
 
     process = multiprocessing.get_context("fork").Process(target=child)
@@ -342,7 +395,10 @@ def test_a_training_reads_ahead_from_the_file_what_it_would_read_from_memory(sma
             for lane, planned in zip(step.lanes, step.plan.lanes, strict=True):
                 samples = order.at(numpy.array(planned.places), settings.seed, step.plan.epoch)
                 expected = memory.gather(samples, KEY)
-                assert all(torch.equal(mine, other) for mine, other in zip(lane.batch, expected, strict=True))
+                assert all(
+                    torch.equal(mine, other)
+                    for mine, other in zip(lane.batch, expected, strict=True)
+                )
             count += 1
         assert count == batches.total_steps == 28
 
@@ -356,18 +412,25 @@ def test_threads_may_read_at_the_same_time(small):
         for number in mine:
             found[number] = source.gather(pieces[number], KEY)[0]
 
-    threads = [threading.Thread(target=read, args=(range(first, len(pieces), 3),)) for first in range(3)]
+    threads = [
+        threading.Thread(target=read, args=(range(first, len(pieces), 3),)) for first in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(torch.equal(found[number], torch.from_numpy(IMAGES[piece])) for number, piece in enumerate(pieces))
+    assert all(
+        torch.equal(found[number], torch.from_numpy(IMAGES[piece]))
+        for number, piece in enumerate(pieces)
+    )
 
 
 def test_chunks_with_a_part_of_each_sample_are_read_once_and_told_of(tmp_path, monkeypatch, capsys):
     images = numpy.random.default_rng(0).integers(0, 255, (2000, 28, 28), dtype="uint8")
     path = write(
-        tmp_path / "a.h5", images=(images, {"chunks": (250, 7, 14)}), labels=(numpy.arange(2000), {"chunks": (250,)})
+        tmp_path / "a.h5",
+        images=(images, {"chunks": (250, 7, 14)}),
+        labels=(numpy.arange(2000), {"chunks": (250,)}),
     )
     source = H5Source(path, block_bytes=1)
     H5Source(path, block_bytes=1)
@@ -395,7 +458,9 @@ def test_what_cannot_be_read_in_bounded_memory_is_refused(tmp_path):
     with h5py.File(path, "w") as file:
         file.create_dataset("images", (1_281_167, 224, 224, 3), "uint8", chunks=True)
         file.create_dataset("one", (2, 1 << 30), "uint8")
-    with pytest.raises(DataError, match="bounded memory: a block of 20,019 samples(.|\n)*chunks=") as caught:
+    with pytest.raises(
+        DataError, match="bounded memory: a block of 20,019 samples(.|\n)*chunks="
+    ) as caught:
         H5Source(path, ["images"])
     assert "images" in caught.value.problem
     with pytest.raises(DataError, match=r"a block of 1 samples takes 1\.1 GB"):
@@ -417,7 +482,9 @@ def test_a_window_that_no_machine_holds_is_refused(tmp_path):
 def test_a_layout_is_told_with_its_cost_and_the_fix(tmp_path):
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
-        file.create_dataset("auto", (60000, 28, 28), "uint8", chunks=(3750, 4, 4), compression="gzip")
+        file.create_dataset(
+            "auto", (60000, 28, 28), "uint8", chunks=(3750, 4, 4), compression="gzip"
+        )
         file.create_dataset("big", data=numpy.zeros((9, 1 << 20), "uint8"), chunks=(9, 1 << 20))
         file.create_dataset("good", data=numpy.zeros((5000, 100)), chunks=(500, 100))
         file.create_dataset("plain", data=numpy.zeros(9))
@@ -433,7 +500,10 @@ def test_a_layout_is_told_with_its_cost_and_the_fix(tmp_path):
     assert "784 of its chunks were never written" in texts["auto"]
     assert "a chunk of 9.4 MB does not fit into HDF5's cache" in texts["big"]
     assert [problem.here for problem in found["big"].problems] == [False]
-    assert texts["good"] == "good: 5,000 samples of float64 (100,), chunks (500, 100) of 400.0 kB, not compressed"
+    assert (
+        texts["good"]
+        == "good: 5,000 samples of float64 (100,), chunks (500, 100) of 400.0 kB, not compressed"
+    )
     assert texts["plain"] == "plain: 9 samples of float64 (), not in chunks, not compressed"
     assert "chunks of 512 B take longer to find than to read: 2,048 for every MB" in texts["small"]
     assert "words: cannot be read as samples\n  cost: words of" in texts["words"]
@@ -449,7 +519,9 @@ def link_in_circles(file):
 
 def virtual(file):
     layout = h5py.VirtualLayout((100,), "int8", maxshape=(None,))
-    layout[: h5py.h5s.UNLIMITED] = h5py.VirtualSource("pipe", "x", (100,), maxshape=(None,))[: h5py.h5s.UNLIMITED]
+    layout[: h5py.h5s.UNLIMITED] = h5py.VirtualSource("pipe", "x", (100,), maxshape=(None,))[
+        : h5py.h5s.UNLIMITED
+    ]
     file.create_virtual_dataset("x", layout)
 
 
@@ -471,12 +543,24 @@ def unknown_filter(file):
         (lambda file: file.create_dataset("xs", (4,), "f4"), "no dataset x", "did you mean xs"),
         (lambda file: file.create_group("x"), "x of .* is not a dataset", ""),
         (lambda file: file.create_dataset("x", data=3), "single value", "leave it out"),
-        (lambda file: file.create_dataset("x", data=h5py.Empty("f")), "single value", "leave it out"),
+        (
+            lambda file: file.create_dataset("x", data=h5py.Empty("f")),
+            "single value",
+            "leave it out",
+        ),
         (lambda file: file.create_dataset("x", data=["a", "bc"]), "text", "paceline data pack"),
-        (lambda file: file.create_dataset("x", (3,), h5py.vlen_dtype("i4")), "varying length", "paceline data pack"),
+        (
+            lambda file: file.create_dataset("x", (3,), h5py.vlen_dtype("i4")),
+            "varying length",
+            "paceline data pack",
+        ),
         (lambda file: file.create_dataset("x", (3,), "S5"), "type |S5", "numbers of a fixed width"),
         (lambda file: file.create_dataset("x", (3,), [("a", "i4")]), "not a number", "columns="),
-        (lambda file: file.create_dataset("x", (3,), h5py.ref_dtype), "cannot be stacked", "columns="),
+        (
+            lambda file: file.create_dataset("x", (3,), h5py.ref_dtype),
+            "cannot be stacked",
+            "columns=",
+        ),
         (link_out, "leads out of the file", "into one file"),
         (link_in_circles, "leads out of the file, or nowhere", "into one file"),
         (virtual, "made of other files", "into one file"),
@@ -506,7 +590,9 @@ def test_a_link_within_the_file_is_followed(tmp_path):
 
 def test_datasets_of_different_lengths_are_no_set(tmp_path):
     path = write(tmp_path / "a.h5", x_train=LABELS, y_train=LABELS, x_test=LABELS[:9])
-    with pytest.raises(DataError, match=r"(?s)x_test: 9, x_train: 331, y_train: 331.*columns=\[") as caught:
+    with pytest.raises(
+        DataError, match=r"(?s)x_test: 9, x_train: 331, y_train: 331.*columns=\["
+    ) as caught:
         H5Source(path)
     assert len(H5Source(path, ["x_train", "y_train"])) == SIZE
     with pytest.raises(DataError, match="(none)"):
@@ -520,8 +606,15 @@ def test_what_is_not_a_whole_file_is_refused(small, tmp_path):
     (tmp_path / "cut.h5").write_bytes(content[:-1000])
     (tmp_path / "empty.h5").touch()
     os.mkfifo(tmp_path / "pipe")
-    cases = {"none.h5": "there is no file", ".": "no file", "pipe": "no file", "cut.h5": "it is truncated"}
-    for name, problem in (cases | dict.fromkeys(["text.h5", "empty.h5"], "is not an HDF5 file")).items():
+    cases = {
+        "none.h5": "there is no file",
+        ".": "no file",
+        "pipe": "no file",
+        "cut.h5": "it is truncated",
+    }
+    for name, problem in (
+        cases | dict.fromkeys(["text.h5", "empty.h5"], "is not an HDF5 file")
+    ).items():
         for look in (H5Source, inspect):
             with pytest.raises(DataError, match=problem):
                 look(tmp_path / name)
@@ -559,7 +652,9 @@ def test_a_file_system_without_locks_will_do(small, monkeypatch):
 
     def without_locks(path, mode, *, locking=None, **settings):
         if locking is None:
-            raise OSError("Unable to open file (unable to lock file, errno = 37, error message = 'No locks available')")
+            raise OSError(
+                "Unable to open file (unable to lock file, errno = 37, error message = 'No locks available')"
+            )
         return real(path, mode, locking=locking, **settings)
 
     monkeypatch.setattr(h5py, "File", without_locks)
@@ -578,7 +673,9 @@ def damage(content, seed):
         return bad[: chance.randrange(len(bad))]
     for _ in range(chance.choice([1, 1, 2, 16])):
         at = chance.randrange(len(bad) if chance.random() < 0.5 else 4096)
-        bad[at] = chance.choice([0, 255, chance.randrange(256), bad[at] ^ (1 << chance.randrange(8))])
+        bad[at] = chance.choice(
+            [0, 255, chance.randrange(256), bad[at] ^ (1 << chance.randrange(8))]
+        )
     return bad
 
 
@@ -607,7 +704,9 @@ def test_damaged_files_never_end_the_process(tmp_path):
 
 def test_an_encoded_chunk_of_no_bytes_is_refused(tmp_path):
     """HDF5 would take the checksum of less than nothing, and end the process."""
-    path = write(tmp_path / "a.h5", x=(LABELS, {"chunks": (50,), "compression": "gzip", "fletcher32": True}))
+    path = write(
+        tmp_path / "a.h5", x=(LABELS, {"chunks": (50,), "compression": "gzip", "fletcher32": True})
+    )
     with h5py.File(path) as file:
         chunk = file["x"].id.get_chunk_info_by_coord((100,))
     content = path.read_bytes()

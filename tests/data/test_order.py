@@ -20,7 +20,10 @@ def test_every_place_has_its_own_sample(size):
 
 def test_any_part_of_the_order_is_found_without_the_rest():
     whole = samples_at(numpy.arange(1000), 1000, seed=1, epoch=0)
-    assert samples_at(numpy.arange(700, 710), 1000, seed=1, epoch=0).tolist() == whole[700:710].tolist()
+    assert (
+        samples_at(numpy.arange(700, 710), 1000, seed=1, epoch=0).tolist()
+        == whole[700:710].tolist()
+    )
 
 
 def test_a_set_of_a_trillion_samples_needs_no_memory():
@@ -33,7 +36,11 @@ def test_a_set_of_a_trillion_samples_needs_no_memory():
 
 
 def test_epochs_and_seeds_differ():
-    orders = {tuple(samples_at(numpy.arange(50), 50, seed, epoch)) for seed in range(4) for epoch in range(4)}
+    orders = {
+        tuple(samples_at(numpy.arange(50), 50, seed, epoch))
+        for seed in range(4)
+        for epoch in range(4)
+    }
     assert len(orders) == 16
 
 
@@ -58,16 +65,33 @@ def test_neighbours_are_as_good_as_random():
 
 
 def test_the_order_is_the_one_of_the_first_release():
-    assert samples_at(numpy.arange(8), 1000, seed=42, epoch=1).tolist() == [921, 960, 327, 861, 86, 378, 38, 313]
+    assert samples_at(numpy.arange(8), 1000, seed=42, epoch=1).tolist() == [
+        921,
+        960,
+        327,
+        861,
+        86,
+        378,
+        38,
+        313,
+    ]
 
 
 @given(st.integers(1, 2**40), st.integers(0, 2**64), st.integers(0, 9), st.data())
 def test_places_of_samples_are_where_they_stand(size, seed, epoch, data):
-    places = numpy.array(data.draw(st.lists(st.integers(0, size - 1), max_size=20)), dtype=numpy.int64)
+    places = numpy.array(
+        data.draw(st.lists(st.integers(0, size - 1), max_size=20)), dtype=numpy.int64
+    )
     assert (places_of(samples_at(places, size, seed, epoch), size, seed, epoch) == places).all()
 
 
-@given(st.integers(1, 300), st.integers(1, 40), st.integers(1, 9), st.integers(0, 2**64), st.integers(0, 9))
+@given(
+    st.integers(1, 300),
+    st.integers(1, 40),
+    st.integers(1, 9),
+    st.integers(0, 2**64),
+    st.integers(0, 9),
+)
 def test_blocks_come_in_windows_and_every_sample_once(size, block, window, seed, epoch):
     order = Order(size, block, window)
     samples = order.at(numpy.arange(size), seed, epoch)
@@ -83,7 +107,9 @@ def test_blocks_come_in_windows_and_every_sample_once(size, block, window, seed,
 
 @given(st.integers(2, 300), st.integers(1, 40), st.integers(1, 9), st.data())
 def test_any_places_can_be_asked_for(size, block, window, data):
-    places = numpy.array(data.draw(st.lists(st.integers(0, size - 1), max_size=30)), dtype=numpy.int64)
+    places = numpy.array(
+        data.draw(st.lists(st.integers(0, size - 1), max_size=30)), dtype=numpy.int64
+    )
     order = Order(size, block, window)
     assert (order.at(places, 3, 1) == order.at(numpy.arange(size), 3, 1)[places]).all()
 

@@ -46,7 +46,9 @@ def source(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_what_is_packed_is_read_back_with_plain_safetensors(kind, source: Path, tmp_path: Path) -> None:
+def test_what_is_packed_is_read_back_with_plain_safetensors(
+    kind, source: Path, tmp_path: Path
+) -> None:
     example = kind(source)
     out = tmp_path / "out"
     index = pack(smaller(example.request), out, workers=1)
@@ -61,7 +63,9 @@ def test_what_is_packed_is_read_back_with_plain_safetensors(kind, source: Path, 
 
 
 @pytest.mark.parametrize("name", ["npz", "hdf5", "images", "characters", "tokens", "parquet"])
-def test_the_number_of_workers_changes_no_byte(name: str, source: Path, tmp_path: Path, monkeypatch) -> None:
+def test_the_number_of_workers_changes_no_byte(
+    name: str, source: Path, tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.setattr(pieces, "_PIECE_BYTES", 40)  # so that texts are shared, too
     request = smaller(getattr(packable, name)(source).request)
     pack(request, tmp_path / "alone", workers=1)
@@ -81,7 +85,9 @@ def test_a_shard_has_about_the_bytes_that_were_asked_for_and_at_least_one_sample
 ) -> None:
     index = pack(smaller(packable.npz(source).request, shard_bytes), tmp_path / "out", workers=1)
     assert index.samples_per_shard == max(1, shard_bytes // 28)
-    assert [shard.samples for shard in index.shards[:-1]] == [index.samples_per_shard] * (len(index.shards) - 1)
+    assert [shard.samples for shard in index.shards[:-1]] == [index.samples_per_shard] * (
+        len(index.shards) - 1
+    )
 
 
 class Killed(BaseException):
@@ -140,7 +146,9 @@ plan.Journal.note = note
 
 @pytest.mark.parametrize("finished", [1, 40])
 def test_a_pack_that_is_killed_goes_on_to_the_same_bytes(finished: int, tmp_path: Path) -> None:
-    numpy.save(tmp_path / "x.npy", numpy.random.default_rng(3).integers(0, 255, (150, 100), dtype="uint8"))
+    numpy.save(
+        tmp_path / "x.npy", numpy.random.default_rng(3).integers(0, 255, (150, 100), dtype="uint8")
+    )
     words = ["data", "pack", "x.npy", "--shard", "100", "--workers", "2", "--to"]
     pack(PackRequest((str(tmp_path / "x.npy"),), 100), tmp_path / "whole", workers=1)
     (tmp_path / "first").mkdir()
@@ -157,10 +165,17 @@ def test_a_pack_that_is_killed_goes_on_to_the_same_bytes(finished: int, tmp_path
     for path in (tmp_path / "out").glob("*.safetensors"):
         os.utime(path, (1, 1))
     done = subprocess.run(
-        [sys.executable, "-m", "paceline", *words, "out"], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "paceline", *words, "out"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done
-    assert len([path for path in (tmp_path / "out").iterdir() if path.stat().st_mtime == 1]) >= finished
+    assert (
+        len([path for path in (tmp_path / "out").iterdir() if path.stat().st_mtime == 1])
+        >= finished
+    )
     about = [open_index(tmp_path / name).about for name in ("whole", "out")]
     assert about[0] == about[1]
     assert content(tmp_path / "out") == content(tmp_path / "whole")
@@ -215,7 +230,9 @@ def test_another_plan_in_the_folder_is_refused(source: Path, tmp_path: Path, mon
     assert content(out) == content(tmp_path / "whole")
 
 
-def test_a_pack_that_failed_before_its_first_shard_is_in_nobodys_way(source: Path, tmp_path: Path) -> None:
+def test_a_pack_that_failed_before_its_first_shard_is_in_nobodys_way(
+    source: Path, tmp_path: Path
+) -> None:
     (source / "x.csv").write_text("a\n1\nx\n")
     request = PackRequest((str(source / "x.csv"),))
     with pytest.raises(DataError, match="is numbers, but 'x'"):
@@ -238,7 +255,9 @@ def test_a_whole_set_is_written_over_with_force_only(source: Path, tmp_path: Pat
     assert check_dataset(out).strays == ["README"]
 
 
-def test_a_pack_that_was_killed_when_only_tidying_was_left_is_tidied(source: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_pack_that_was_killed_when_only_tidying_was_left_is_tidied(
+    source: Path, tmp_path: Path, monkeypatch
+) -> None:
     request, out = smaller(packable.npz(source).request), tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr(plan.Journal, "end", lambda self: None)
@@ -256,14 +275,22 @@ def test_shards_of_unknown_origin_are_not_written_over(source: Path, tmp_path: P
 
 
 def test_two_packs_do_not_write_into_one_folder(source: Path, tmp_path: Path) -> None:
-    with plan.taken(tmp_path / "out"), pytest.raises(ConfigError, match="another process is packing into"):
+    with (
+        plan.taken(tmp_path / "out"),
+        pytest.raises(ConfigError, match="another process is packing into"),
+    ):
         pack(packable.npz(source).request, tmp_path / "out")
 
 
 def test_an_input_that_changes_meanwhile_is_noticed(source: Path, tmp_path: Path) -> None:
     request = packable.npz(source).request
     with pytest.raises(DataError, match="has changed while it was packed"):
-        pack(request, tmp_path / "out", workers=1, progress=lambda *_: os.utime(source / "x.npz", (1, 1)))
+        pack(
+            request,
+            tmp_path / "out",
+            workers=1,
+            progress=lambda *_: os.utime(source / "x.npz", (1, 1)),
+        )
     assert not (tmp_path / "out" / "index.json").exists()
 
 
@@ -274,7 +301,9 @@ def test_the_set_cannot_lie_inside_its_input(source: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_named(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(EnvironmentUnfit, match="cannot read or write .*file.*: a file is in the way"):
+    with pytest.raises(
+        EnvironmentUnfit, match="cannot read or write .*file.*: a file is in the way"
+    ):
         pack(packable.npz(source).request, tmp_path / "file")
 
 
@@ -442,7 +471,9 @@ def test_a_package_that_is_missing_is_named_as_it_is_installed(
     assert error.value.fix == f"pip install {name}"
 
 
-def test_a_tokenizer_is_trained_on_the_spot_and_kept_in_the_set(source: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_is_trained_on_the_spot_and_kept_in_the_set(
+    source: Path, tmp_path: Path
+) -> None:
     from tokenizers import Tokenizer
 
     index = pack(packable.texts(source, train_tokenizer=280, length=4), tmp_path / "out", workers=1)
@@ -478,7 +509,9 @@ def test_neighbouring_rows_share_one_element_and_nothing_but_a_tail_is_lost(
     shutil.rmtree(folder)
 
 
-def test_a_long_text_is_cut_where_its_tokens_are_the_same(source: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_long_text_is_cut_where_its_tokens_are_the_same(
+    source: Path, tmp_path: Path, monkeypatch
+) -> None:
     _, path = packable.tokenizer_file(source)
     text = "".join(f"Line {n}\n{'  indented' * (n % 3)}\n\n" for n in range(60))
     (source / "x.txt").write_text(text)
@@ -492,7 +525,13 @@ def test_a_long_text_is_cut_where_its_tokens_are_the_same(source: Path, tmp_path
 
 def test_samples_of_a_program_are_packed(tmp_path: Path) -> None:
     samples = [
-        {"pixels": IMAGES[n], "name": f"n{'é' * n}", "steps": list(range(n)), "raw": b"\0" * (n % 3), "label": n % 3}
+        {
+            "pixels": IMAGES[n],
+            "name": f"n{'é' * n}",
+            "steps": list(range(n)),
+            "raw": b"\0" * (n % 3),
+            "label": n % 3,
+        }
         for n in range(20)
     ]
     index = pack_samples(iter(samples), tmp_path / "out", shard_bytes=300, about={"by": "a test"})
@@ -541,14 +580,28 @@ def test_samples_of_a_program_that_was_interrupted_are_packed_anew(tmp_path: Pat
             r"sample 70: column x is int64 \(1,\), .* of shape \(2,\)",
             "varying=\\['x'\\]",
         ),
-        ([{"x": [[1]]}, {"x": [[1, 2]]}], r"sample 1: column x is int64 \(1, 2\)", "like the first ones"),
-        ([{"x": 1, "y": 2}, {"x": 1}], "sample 1 has no column y|sample 0 has no column y", "same columns"),
-        ([{"x": 1}, {"x": 1, "y": 2}], "sample 1 has columns x, y, and the first x", "same columns"),
+        (
+            [{"x": [[1]]}, {"x": [[1, 2]]}],
+            r"sample 1: column x is int64 \(1, 2\)",
+            "like the first ones",
+        ),
+        (
+            [{"x": 1, "y": 2}, {"x": 1}],
+            "sample 1 has no column y|sample 0 has no column y",
+            "same columns",
+        ),
+        (
+            [{"x": 1}, {"x": 1, "y": 2}],
+            "sample 1 has columns x, y, and the first x",
+            "same columns",
+        ),
         ([{"x": None}], "x holds Python objects", "array of numbers"),
         ([{"__x": 1}], "a column named '__x'", "pack"),
     ],
 )
-def test_samples_that_are_not_alike_are_refused(samples, problem: str, fix: str, tmp_path: Path) -> None:
+def test_samples_that_are_not_alike_are_refused(
+    samples, problem: str, fix: str, tmp_path: Path
+) -> None:
     with pytest.raises(PacelineError) as error:
         pack_samples(samples, tmp_path / "out", shard_bytes=100)
     assert re.search(problem, error.value.problem), error.value
@@ -560,7 +613,9 @@ def test_what_is_known_besides_must_be_json_before_anything_is_written(tmp_path:
     with pytest.raises(ConfigError, match="about= cannot be written as JSON"):
         pack_samples([{"x": 1}], tmp_path / "out", about={"by": object()})
     assert not (tmp_path / "out").exists()
-    assert pack_samples([{"x": 1}], tmp_path / "out", about={1: (2,)}) == open_index(tmp_path / "out")
+    assert pack_samples([{"x": 1}], tmp_path / "out", about={1: (2,)}) == open_index(
+        tmp_path / "out"
+    )
 
 
 def test_lengths_may_vary_where_that_is_said(tmp_path: Path) -> None:

@@ -36,7 +36,9 @@ def lanes_of(data, config=CONFIG, world=None, start=0):
 def same(one, other):
     assert one.keys() == other.keys()
     for key in one:
-        assert all(torch.equal(mine, yours) for mine, yours in zip(one[key], other[key], strict=True)), key
+        assert all(
+            torch.equal(mine, yours) for mine, yours in zip(one[key], other[key], strict=True)
+        ), key
 
 
 def windowed(window, **settings):
@@ -64,7 +66,9 @@ def test_every_sample_comes_once_in_every_world(tmp_path, window, size, samples,
     same(together, alone)
     steps = -(-samples // 8)
     for epoch in range(2):
-        labels = [int(n) for (step, _), batch in alone.items() if step // steps == epoch for n in batch[1]]
+        labels = [
+            int(n) for (step, _), batch in alone.items() if step // steps == epoch for n in batch[1]
+        ]
         assert Counter(labels) == Counter(range(samples))
 
 
@@ -86,7 +90,9 @@ def test_a_late_start_opens_only_the_shards_of_its_windows(tmp_path, monkeypatch
 
 def noisy(batch, draws):
     image, label = batch
-    return image.float() + draws.uniform(12).reshape(image.shape), label + draws.integers(0, 1000)[:, 0] * 1000
+    return image.float() + draws.uniform(12).reshape(image.shape), label + draws.integers(0, 1000)[
+        :, 0
+    ] * 1000
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -94,7 +100,9 @@ def test_random_transforms_of_lanes_are_keyed_by_sample(tmp_path, size):
     folder, config = make_set(tmp_path, 37, 5), windowed(2)
     together = {}
     for rank in range(size):
-        together |= lanes_of(Transformed(open_folder(folder), noisy), config, World(rank=rank, size=size))
+        together |= lanes_of(
+            Transformed(open_folder(folder), noisy), config, World(rank=rank, size=size)
+        )
     same(together, lanes_of(Transformed(open_folder(folder), noisy), config))
     fewer = replace(config, batch=BatchConfig(global_size=5, lanes=1))
     seen, again = (
@@ -128,7 +136,9 @@ def test_workers_change_no_bit(tmp_path, workers):
     found = {}
     for rank in range(2):
         found |= lanes_of(
-            PerSample(open_folder(folder), jitter), windowed(2, workers=workers), World(rank=rank, size=2)
+            PerSample(open_folder(folder), jitter),
+            windowed(2, workers=workers),
+            World(rank=rank, size=2),
         )
     same(found, alone)
 
@@ -148,7 +158,12 @@ def test_an_error_of_ours_in_a_worker_stays_what_it_is(tmp_path):
 
 
 def test_a_script_that_fails_while_samples_are_read_ends_with_its_own_error(tmp_path):
-    folder = make_set(tmp_path, 64, 8, lambda first, last: {"x": numpy.zeros((last - first, 1 << 20), dtype="uint8")})
+    folder = make_set(
+        tmp_path,
+        64,
+        8,
+        lambda first, last: {"x": numpy.zeros((last - first, 1 << 20), dtype="uint8")},
+    )
     script = f"""
 from paceline.config import BatchConfig, RunConfig
 from paceline.data.reading.batches import Batches
@@ -159,7 +174,9 @@ steps = Batches(open_dataset({str(folder)!r}, config), config, World()).steps()
 next(steps)
 raise ValueError("mine")
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=200)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=200
+    )
     assert (done.returncode, "ValueError: mine" in done.stderr) == (1, True)
 
 

@@ -53,7 +53,10 @@ def pack(folder: Path, shards: int = 4, seed: int = 0) -> DatasetIndex:
     draw = numpy.random.default_rng(seed)
     rows = [{"x": draw.integers(0, 256, (SAMPLES, 100), dtype=numpy.uint8)} for _ in range(shards)]
     columns = [column_of("x", rows[0]["x"])]
-    facts = [write_shard(folder, f"{number:05d}.safetensors", columns, row) for number, row in enumerate(rows)]
+    facts = [
+        write_shard(folder, f"{number:05d}.safetensors", columns, row)
+        for number, row in enumerate(rows)
+    ]
     index = DatasetIndex(tuple(columns), SAMPLES, tuple(facts))
     (folder / INDEX).write_bytes(index.to_json())
     return index
@@ -86,7 +89,9 @@ def there(client, bucket, packed, server) -> str:
 
 def gets(server) -> Counter[str]:
     """Return how often each object was read."""
-    return Counter(path.rpartition("/")[2] for method, path, _ in list(server.requests) if method == "GET")
+    return Counter(
+        path.rpartition("/")[2] for method, path, _ in list(server.requests) if method == "GET"
+    )
 
 
 def size_of(folder: Path) -> int:
@@ -104,7 +109,9 @@ def test_a_path_is_read_where_it_is(address, packed) -> None:
     assert shelf.fetch(shelf.index().shards[1]) == packed / "00001.safetensors"
 
 
-def test_a_set_comes_as_it_was_packed_and_every_object_once(there, server, packed, tmp_path) -> None:
+def test_a_set_comes_as_it_was_packed_and_every_object_once(
+    there, server, packed, tmp_path
+) -> None:
     for _ in range(2):
         shelf = open_store(there + "/", str(tmp_path / "cache"), LARGE)
         assert shelf.index() == LocalShardStore(packed).index()
@@ -118,7 +125,9 @@ def test_a_set_comes_as_it_was_packed_and_every_object_once(there, server, packe
 def test_the_cache_is_in_the_home_if_no_folder_is_named(there, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     shelf = open_store(there, "", LARGE)
-    assert shelf.fetch(shelf.index().shards[0]).is_relative_to(tmp_path / "home" / ".cache" / "paceline" / "shards")
+    assert shelf.fetch(shelf.index().shards[0]).is_relative_to(
+        tmp_path / "home" / ".cache" / "paceline" / "shards"
+    )
 
 
 CHILD = """
@@ -155,7 +164,9 @@ for round in range(given["rounds"]):
 class Child:
     """A process that reads a set, with words for what it does."""
 
-    def __init__(self, then: str, addresses: list[str], cache: Path, room: int = LARGE, **given: object) -> None:
+    def __init__(
+        self, then: str, addresses: list[str], cache: Path, room: int = LARGE, **given: object
+    ) -> None:
         words = {"addresses": addresses, "cache": str(cache), "room": room, **given}
         self._process = subprocess.Popen(
             [sys.executable, "-W", "error", "-c", CHILD + then + NO_TORCH, json.dumps(words)],
@@ -193,8 +204,15 @@ def run_together(children: list[Child]) -> None:
 
 
 @pytest.mark.parametrize("turned", [False, True], ids=["in one order", "in different orders"])
-def test_processes_that_ask_at_once_fetch_every_object_once(turned, there, server, tmp_path) -> None:
-    run_together([Child(ASK_FOR_ALL, [there], tmp_path / "cache", rounds=1, turned=turned, number=n) for n in range(3)])
+def test_processes_that_ask_at_once_fetch_every_object_once(
+    turned, there, server, tmp_path
+) -> None:
+    run_together(
+        [
+            Child(ASK_FOR_ALL, [there], tmp_path / "cache", rounds=1, turned=turned, number=n)
+            for n in range(3)
+        ]
+    )
     assert gets(server) == {INDEX: 3} | {f"{number:05d}.safetensors": 1 for number in range(4)}
     assert names_in(tmp_path / "cache") == [f"{number:05d}.safetensors" for number in range(4)]
 
@@ -228,14 +246,24 @@ def watched(cache: Path) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
-def test_processes_with_different_sets_share_one_bound_at_every_moment(shards, there, client, bucket, tmp_path) -> None:
+def test_processes_with_different_sets_share_one_bound_at_every_moment(
+    shards, there, client, bucket, tmp_path
+) -> None:
     pack(tmp_path / "other", seed=1)
     addresses = [there, upload(client, bucket, tmp_path / "other", "other")]
     room = shards * size_of(tmp_path / "other") + 7
     with watched(tmp_path / "cache") as sizes:
         run_together(
             [
-                Child(ASK_FOR_ALL, [addresses[n % 2]], tmp_path / "cache", room, rounds=3, turned=True, number=n)
+                Child(
+                    ASK_FOR_ALL,
+                    [addresses[n % 2]],
+                    tmp_path / "cache",
+                    room,
+                    rounds=3,
+                    turned=True,
+                    number=n,
+                )
                 for n in range(3)
             ]
         )
@@ -259,7 +287,9 @@ def test_the_least_recently_used_goes_first_and_a_mapping_lives_on(there, packed
     mapped.close()
 
 
-def test_a_cache_that_cannot_hold_a_shard_says_how_large_it_must_be(there, packed, tmp_path) -> None:
+def test_a_cache_that_cannot_hold_a_shard_says_how_large_it_must_be(
+    there, packed, tmp_path
+) -> None:
     with pytest.raises(ConfigError, match=r"set read.cache_gb=0.001 or more") as caught:
         open_store(there, str(tmp_path / "cache"), size_of(packed) - 1).index()
     assert f"{size_of(packed):,}" in caught.value.problem
@@ -268,8 +298,15 @@ def test_a_cache_that_cannot_hold_a_shard_says_how_large_it_must_be(there, packe
 
 def test_what_downloads_left_is_swept_and_nothing_else_is_touched(there, packed, tmp_path) -> None:
     cache = tmp_path / "cache"
-    left = [cache / f"set-{'0' * 32}" / ".00007.safetensors.part", cache / f"set-{'1' * 32}" / "00003.safetensors"]
-    mine = [cache / "mine" / "00000.safetensors", cache / "note.txt", cache / "set-of-mine" / ".x.part"]
+    left = [
+        cache / f"set-{'0' * 32}" / ".00007.safetensors.part",
+        cache / f"set-{'1' * 32}" / "00003.safetensors",
+    ]
+    mine = [
+        cache / "mine" / "00000.safetensors",
+        cache / "note.txt",
+        cache / "set-of-mine" / ".x.part",
+    ]
     for path in [*left, *mine]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(size_of(packed)))
@@ -295,10 +332,15 @@ def test_a_set_larger_than_the_cache_is_gathered_in_turns(there, packed, tmp_pat
     source = ShardSource(open_store(there, str(tmp_path / "cache"), size + 10))
     order = numpy.random.default_rng(0).permutation(4 * SAMPLES)
     assert source.gather(order, (0, 0))[0].equal(open_folder(packed).gather(order, (0, 0))[0])
-    assert sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.safetensors")) <= size + 10
+    assert (
+        sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.safetensors"))
+        <= size + 10
+    )
 
 
-def test_a_set_that_was_changed_is_not_mixed_with_the_old_one(there, client, bucket, tmp_path) -> None:
+def test_a_set_that_was_changed_is_not_mixed_with_the_old_one(
+    there, client, bucket, tmp_path
+) -> None:
     old = open_store(there, str(tmp_path / "cache"), LARGE)
     before = old.fetch(old.index().shards[0])
     pack(tmp_path / "new", seed=1)
@@ -312,13 +354,19 @@ def test_a_set_that_was_changed_is_not_mixed_with_the_old_one(there, client, buc
 
 
 @pytest.mark.parametrize("at", [3, -1], ids=["head", "samples"])
-def test_a_file_that_was_damaged_in_the_cache_is_fetched_again(at, there, server, packed, tmp_path) -> None:
+def test_a_file_that_was_damaged_in_the_cache_is_fetched_again(
+    at, there, server, packed, tmp_path
+) -> None:
     shelf, everything = open_store(there, str(tmp_path / "cache"), LARGE), numpy.arange(4 * SAMPLES)
     path = shelf.fetch(shelf.index().shards[1])
     content = bytearray(path.read_bytes())
     content[at] ^= 4
     path.write_bytes(content)
-    assert ShardSource(shelf).gather(everything, (0, 0))[0].equal(open_folder(packed).gather(everything, (0, 0))[0])
+    assert (
+        ShardSource(shelf)
+        .gather(everything, (0, 0))[0]
+        .equal(open_folder(packed).gather(everything, (0, 0))[0])
+    )
     assert gets(server)["00001.safetensors"] == 2
     assert path.read_bytes() == (packed / path.name).read_bytes()
 
@@ -339,11 +387,15 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize(("how", "why"), DAMAGE.values(), ids=DAMAGE)
-def test_damage_in_the_store_is_told_and_never_kept(how, why, there, server, client, bucket, tmp_path) -> None:
+def test_damage_in_the_store_is_told_and_never_kept(
+    how, why, there, server, client, bucket, tmp_path
+) -> None:
     shelf = open_store(there, str(tmp_path / "cache"), LARGE)
     change(client, bucket, "set/00001.safetensors", how)
     server.requests.clear()
-    with pytest.raises(DataError, match=f"{there}/00001.safetensors is not what its index says: it has .*{why}"):
+    with pytest.raises(
+        DataError, match=f"{there}/00001.safetensors is not what its index says: it has .*{why}"
+    ):
         shelf.fetch(shelf.index().shards[1])
     heads = [path for method, path, _ in server.requests if method == "HEAD"]
     assert heads.count(f"/{bucket}/set/00001.safetensors") == 4
@@ -352,7 +404,12 @@ def test_damage_in_the_store_is_told_and_never_kept(how, why, there, server, cli
 
 
 def test_a_damaged_index_is_told(there, client, bucket, tmp_path) -> None:
-    change(client, bucket, "set/index.json", lambda content: content.replace(b'"samples": 40', b'"samples": 41'))
+    change(
+        client,
+        bucket,
+        "set/index.json",
+        lambda content: content.replace(b'"samples": 40', b'"samples": 41'),
+    )
     with pytest.raises(DataError, match=f"{there}/index.json is not a whole index"):
         open_store(there, str(tmp_path / "cache"), LARGE).index()
 
@@ -364,14 +421,18 @@ def test_where_there_is_no_set_it_is_told(address, there, bucket, tmp_path) -> N
     assert "paceline data pack" in caught.value.fix
 
 
-def test_a_missing_object_is_told_and_asked_for_once(there, server, client, bucket, tmp_path) -> None:
+def test_a_missing_object_is_told_and_asked_for_once(
+    there, server, client, bucket, tmp_path
+) -> None:
     client.delete_object(Bucket=bucket, Key="set/00003.safetensors")
     shelf = open_store(there, str(tmp_path / "cache"), LARGE)
     shard = shelf.index().shards[3]
     server.requests.clear()
     with pytest.raises(DataError, match=f"{there}/00003.safetensors is missing"):
         shelf.fetch(shard)
-    assert [method for method, path, _ in server.requests if path.endswith("00003.safetensors")] == ["HEAD"]
+    assert [
+        method for method, path, _ in server.requests if path.endswith("00003.safetensors")
+    ] == ["HEAD"]
 
 
 class Overworked(ObjectStore):
@@ -381,15 +442,23 @@ class Overworked(ObjectStore):
     status = "503 Slow Down"
 
     def _answer(self, environ, start):
-        if self.failures and environ["REQUEST_METHOD"] == "GET" and environ["PATH_INFO"].endswith(".safetensors"):
+        if (
+            self.failures
+            and environ["REQUEST_METHOD"] == "GET"
+            and environ["PATH_INFO"].endswith(".safetensors")
+        ):
             self.failures -= 1
             start(self.status, [])
             return [b""]
         return super()._answer(environ, start)
 
 
-@pytest.mark.parametrize(("status", "failures"), [("500 Internal Server Error", 3), ("503 Slow Down", 2)])
-def test_a_store_that_fails_at_first_is_asked_again(status, failures, packed, tmp_path, env, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("status", "failures"), [("500 Internal Server Error", 3), ("503 Slow Down", 2)]
+)
+def test_a_store_that_fails_at_first_is_asked_again(
+    status, failures, packed, tmp_path, env, monkeypatch
+) -> None:
     with Overworked() as store:
         monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
         import boto3
@@ -440,7 +509,9 @@ def test_a_killed_downloader_leaves_nothing_that_others_would_trust_or_wait_for(
 
 
 @pytest.mark.parametrize("known", ["wrong keys", "no keys"])
-def test_wrong_credentials_are_an_unfit_environment(known, there, server, tmp_path, monkeypatch) -> None:
+def test_wrong_credentials_are_an_unfit_environment(
+    known, there, server, tmp_path, monkeypatch
+) -> None:
     if known == "no keys":
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.delenv(name)
@@ -461,7 +532,9 @@ def test_no_secret_is_in_a_file(there, tmp_path) -> None:
 def test_without_the_package_of_a_store_it_is_told_which_one(tmp_path, monkeypatch) -> None:
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(EnvironmentUnfit, match=r"s3:// needs a package(.|\n)*pip install 'fsspec\[s3\]'"):
+    with pytest.raises(
+        EnvironmentUnfit, match=r"s3:// needs a package(.|\n)*pip install 'fsspec\[s3\]'"
+    ):
         open_store("s3://bucket/set", str(tmp_path), LARGE)
 
 
@@ -482,7 +555,9 @@ def test_a_cache_that_cannot_be_written_is_told(in_the_way, there, tmp_path) -> 
     (tmp_path / in_the_way).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / in_the_way).write_text("")
     shelf = open_store(there, str(tmp_path / "cache"), LARGE)
-    with pytest.raises(EnvironmentUnfit, match=f"cannot keep shards in {tmp_path / 'cache'}(.|\n)*read.cache"):
+    with pytest.raises(
+        EnvironmentUnfit, match=f"cannot keep shards in {tmp_path / 'cache'}(.|\n)*read.cache"
+    ):
         shelf.fetch(shelf.index().shards[0])
 
 
@@ -539,7 +614,9 @@ def fickle(packed, tmp_path, monkeypatch) -> Iterator[str]:
 
 @pytest.mark.parametrize("failures", range(6))
 @pytest.mark.parametrize(("trouble", "error"), [("failures", Unreachable), ("flips", DataError)])
-def test_a_line_that_fails_is_tried_four_times(trouble, error, failures, fickle, packed, tmp_path, monkeypatch) -> None:
+def test_a_line_that_fails_is_tried_four_times(
+    trouble, error, failures, fickle, packed, tmp_path, monkeypatch
+) -> None:
     pauses = []
     monkeypatch.setattr(remote.time, "sleep", pauses.append)
     monkeypatch.setattr(remote, "_PAUSES_S", (1, 2, 4))
@@ -575,7 +652,9 @@ def wait_for_the_background() -> None:
 
 
 @pytest.mark.parametrize(("shards", "brought"), [(1, 0), (2, 1), (3, 2), (9, 2)])
-def test_the_next_few_are_brought_in_the_background(shards, brought, fickle, packed, tmp_path) -> None:
+def test_the_next_few_are_brought_in_the_background(
+    shards, brought, fickle, packed, tmp_path
+) -> None:
     shelf = RemoteShardStore(fickle, tmp_path / "cache", shards * size_of(packed))
     facts = shelf.index().shards
     shelf.prefetch(facts[1:])
@@ -604,7 +683,9 @@ def test_what_fails_in_the_background_is_told_when_it_is_fetched(fickle, tmp_pat
 def test_what_comes_in_the_background_does_not_hold_the_process(there, server, tmp_path) -> None:
     begin = "shelves[0].prefetch(shelves[0].index().shards); print(sys.stdin.readline())"
     child = Child(begin, [there], tmp_path / "cache")
-    with server.holding(lambda request: request[0] == "GET" and request[1].endswith(".safetensors")):
+    with server.holding(
+        lambda request: request[0] == "GET" and request[1].endswith(".safetensors")
+    ):
         child.begin()
         assert server.came.wait(60)
         child.go_on()

@@ -16,7 +16,9 @@ def test_all_samples_are_there(piece, tmp_path, monkeypatch):
     order = numpy.random.default_rng(0).permutation(23)
     there = Resident(source, "cpu")
     assert len(there) == 23
-    for found, wanted in zip(there.gather(order, (0, 0)), source.gather(order, (0, 0)), strict=True):
+    for found, wanted in zip(
+        there.gather(order, (0, 0)), source.gather(order, (0, 0)), strict=True
+    ):
         assert torch.equal(found, wanted)
 
 

@@ -41,7 +41,9 @@ def test_samples_come_out_as_they_went_in(tmp_path, samples, per_shard):
 def test_columns_of_any_sizes_come_out_whole(tmp_path, sizes):
     random = numpy.random.default_rng(2)
     rows = {str(size): random.integers(0, 256, (25, size), dtype=numpy.uint8) for size in sizes}
-    source = open_folder(make_set(tmp_path, 25, 7, lambda first, last: {k: v[first:last] for k, v in rows.items()}))
+    source = open_folder(
+        make_set(tmp_path, 25, 7, lambda first, last: {k: v[first:last] for k, v in rows.items()})
+    )
     order = random.permutation(25)
     for found, wanted in zip(gathered(source, order), rows.values(), strict=True):
         assert found.tolist() == wanted[order].tolist()
@@ -51,8 +53,15 @@ def test_columns_of_any_sizes_come_out_whole(tmp_path, sizes):
 
 def test_columns_whose_sizes_have_no_common_period_come_out_whole(tmp_path):
     random = numpy.random.default_rng(2)
-    rows = {str(size): random.integers(0, 256, (436, size), dtype=numpy.uint8) for size in (8, 207, 399, 267)}
-    source = open_folder(make_set(tmp_path, 436, 109, lambda first, last: {k: v[first:last] for k, v in rows.items()}))
+    rows = {
+        str(size): random.integers(0, 256, (436, size), dtype=numpy.uint8)
+        for size in (8, 207, 399, 267)
+    }
+    source = open_folder(
+        make_set(
+            tmp_path, 436, 109, lambda first, last: {k: v[first:last] for k, v in rows.items()}
+        )
+    )
     for found, wanted in zip(gathered(source, range(436)), rows.values(), strict=True):
         assert (found.numpy() == wanted).all()
 
@@ -89,14 +98,20 @@ def test_samples_before_the_sums_are_refused(tmp_path):
     folder = make_set(tmp_path, 6, 6)
     path = folder / "00000.safetensors"
     tensors = load_file(path)
-    specs = [Spec("label", "I64", (6,)), Spec("__xxh3__", "U64", (1,)), Spec("image", "U8", (6, 3, 4))]
+    specs = [
+        Spec("label", "I64", (6,)),
+        Spec("__xxh3__", "U64", (1,)),
+        Spec("image", "U8", (6, 3, 4)),
+    ]
     image = plan_in_order(specs, None, aligned=0, align=64)
     content = bytearray(image.size_bytes)
     content[: len(image.header)] = image.header
     for place in image.places:
         content[place.begin : place.end] = tensors[place.spec.name].tobytes()
     head = image.places[1].end
-    content[image.places[1].begin : head] = xxhash.xxh3_64_intdigest(content[head:]).to_bytes(8, "little")
+    content[image.places[1].begin : head] = xxhash.xxh3_64_intdigest(content[head:]).to_bytes(
+        8, "little"
+    )
     path.write_bytes(content)
     sums = xxhash.xxh3_64_hexdigest(content[:head]), xxhash.xxh3_64_hexdigest(content)
     facts = index.ShardFacts("00000.safetensors", 6, len(content), head, *sums)
@@ -139,7 +154,9 @@ def test_columns_can_be_chosen(tmp_path):
 
 def test_samples_of_varying_length(tmp_path):
     source = open_folder(make_set(tmp_path, 23, 4, text_of))
-    assert [source[number][0].tolist() for number in range(23)] == [[number] * (number % 5) for number in range(23)]
+    assert [source[number][0].tolist() for number in range(23)] == [
+        [number] * (number % 5) for number in range(23)
+    ]
     assert source[-1][0].tolist() == [22, 22]
     with pytest.raises(IndexError):
         source[23]
@@ -174,9 +191,18 @@ def damage(path, at):
     ("harm", "words"),
     [
         (lambda folder: (folder / "00001.safetensors").unlink(), r"00001\.safetensors"),
-        (lambda folder: os.truncate(folder / "00001.safetensors", 100), r"00001\.safetensors is damaged"),
-        (lambda folder: (folder / "00001.safetensors").write_bytes(b""), r"00001\.safetensors is damaged"),
-        (lambda folder: shutil.copy(folder / "00000.safetensors", folder / "00001.safetensors"), "head"),
+        (
+            lambda folder: os.truncate(folder / "00001.safetensors", 100),
+            r"00001\.safetensors is damaged",
+        ),
+        (
+            lambda folder: (folder / "00001.safetensors").write_bytes(b""),
+            r"00001\.safetensors is damaged",
+        ),
+        (
+            lambda folder: shutil.copy(folder / "00000.safetensors", folder / "00001.safetensors"),
+            "head",
+        ),
         (lambda folder: damage(folder / "00001.safetensors", 7), "head"),
         (lambda folder: damage(folder / "00001.safetensors", 40), "head"),
         (lambda folder: (folder / INDEX).unlink(), "data pack"),
@@ -191,7 +217,9 @@ def test_damaged_sets_are_refused_by_name(tmp_path, harm, words):
 
 
 def resummed(tree):
-    return tree | {"xxh3": index._sum_of({key: value for key, value in tree.items() if key != "xxh3"})}
+    return tree | {
+        "xxh3": index._sum_of({key: value for key, value in tree.items() if key != "xxh3"})
+    }
 
 
 @pytest.mark.parametrize(
@@ -246,7 +274,9 @@ def test_shards_that_cannot_be_are_refused(tmp_path, change):
 @settings(max_examples=150)
 @given(st.data())
 def test_no_flipped_bit_ever_becomes_a_sample(tmp_path_factory, data):
-    folder = make_set(tmp_path_factory.mktemp("set"), 11, 4, data.draw(st.sampled_from([rows_of, text_of])))
+    folder = make_set(
+        tmp_path_factory.mktemp("set"), 11, 4, data.draw(st.sampled_from([rows_of, text_of]))
+    )
     files = sorted(folder.iterdir())
     path = data.draw(st.sampled_from(files))
     content = bytearray(path.read_bytes())
@@ -293,4 +323,6 @@ def test_no_more_shards_are_open_than_there_is_room_for(tmp_path):
         assert gathered(source, [number])[1].tolist() == [number]
         assert len(source._shards.open) <= 2
     assert len(shelf.fetched) == 7
-    assert gathered(source, range(40))[1].tolist() == list(range(40))  # what is asked for at once is open at once
+    assert gathered(source, range(40))[1].tolist() == list(
+        range(40)
+    )  # what is asked for at once is open at once

@@ -20,7 +20,9 @@ from paceline.errors import ConfigError, DataError
 def shown(folder: Path, number: int = 0) -> dict[str, Preview]:
     index = open_index(folder)
     sample = read_sample(folder, index, number)
-    return {column.name: look(folder, index, column, sample[column.name]) for column in index.columns}
+    return {
+        column.name: look(folder, index, column, sample[column.name]) for column in index.columns
+    }
 
 
 @pytest.fixture
@@ -43,7 +45,9 @@ def test_a_text_is_decoded(kind, text: str, source: Path, tmp_path: Path) -> Non
     assert shown(tmp_path / "out")["tokens"] == ("tokens", text, None)
 
 
-def test_tokens_are_numbers_where_the_package_is_missing(source: Path, tmp_path: Path, monkeypatch) -> None:
+def test_tokens_are_numbers_where_the_package_is_missing(
+    source: Path, tmp_path: Path, monkeypatch
+) -> None:
     pack(packable.token_files(source).request, tmp_path / "out", workers=1)
 
     def find_nothing(name: str) -> None:
@@ -82,13 +86,18 @@ def test_what_is_taken_for_a_picture(value, picture, tmp_path: Path) -> None:
 
 def test_bytes_that_are_neither_text_nor_image_are_numbers(tmp_path: Path) -> None:
     pack_samples([{"x": b"\xff\0\x80"}, {"x": b""}], tmp_path / "out")
-    assert (shown(tmp_path / "out")["x"].words, shown(tmp_path / "out", 1)["x"].words) == ("255 0 128", "")
+    assert (shown(tmp_path / "out")["x"].words, shown(tmp_path / "out", 1)["x"].words) == (
+        "255 0 128",
+        "",
+    )
 
 
 def test_samples_of_every_shard_are_found(tmp_path: Path) -> None:
     pack_samples([{"x": n, "word": "a" * n} for n in range(10)], tmp_path / "out", shard_bytes=60)
     assert [shown(tmp_path / "out", n)["x"].words for n in range(10)] == [str(n) for n in range(10)]
-    assert [shown(tmp_path / "out", n)["word"].words for n in range(10)] == ["a" * n for n in range(10)]
+    assert [shown(tmp_path / "out", n)["word"].words for n in range(10)] == [
+        "a" * n for n in range(10)
+    ]
     with pytest.raises(ConfigError, match="there is no sample 10") as error:
         shown(tmp_path / "out", 10)
     assert error.value.fix == "give a number from 0 to 9"
@@ -112,7 +121,10 @@ def test_a_damaged_shard_is_not_shown(tmp_path: Path) -> None:
         (numpy.array([True, False]), "True False"),
         (numpy.array([], dtype="int8"), "nothing"),
         (numpy.array([1 + 2j] * 13), "1+2j " * 5 + "1+2j … " + "1+2j " * 5 + "1+2j  ([13])"),
-        (numpy.array([float("nan")] * 13), "nan " * 5 + "nan … " + "nan " * 5 + "nan  ([13], nan to nan)"),
+        (
+            numpy.array([float("nan")] * 13),
+            "nan " * 5 + "nan … " + "nan " * 5 + "nan  ([13], nan to nan)",
+        ),
     ],
 )
 def test_numbers_are_said_in_short(value, words: str) -> None:
@@ -120,7 +132,10 @@ def test_numbers_are_said_in_short(value, words: str) -> None:
 
 
 def test_types_that_numpy_does_not_have_are_shown_as_something_near() -> None:
-    assert _numbers(Column("x", "BF16", (2,)), memoryview(b"\x80\x3f\x00\xc0")).tolist() == [1.0, -2.0]
+    assert _numbers(Column("x", "BF16", (2,)), memoryview(b"\x80\x3f\x00\xc0")).tolist() == [
+        1.0,
+        -2.0,
+    ]
     assert _numbers(Column("x", "F8_E4M3", (2,)), memoryview(b"\x01\xff")).tolist() == [1, 255]
 
 
@@ -132,7 +147,11 @@ STEPS = numpy.repeat(numpy.array([[0, 64, 128, 255]] * 4, dtype="uint8")[:, :, N
     [
         ("none", " :+@"),
         ("grey", "".join(f"\x1b[38;5;{n};48;5;{n}m▀" for n in (232, 238, 244, 255)) + "\x1b[0m"),
-        ("24-bit", "".join(f"\x1b[38;2;{n};{n};{n};48;2;{n};{n};{n}m▀" for n in (0, 64, 128, 255)) + "\x1b[0m"),
+        (
+            "24-bit",
+            "".join(f"\x1b[38;2;{n};{n};{n};48;2;{n};{n};{n}m▀" for n in (0, 64, 128, 255))
+            + "\x1b[0m",
+        ),
     ],
 )
 def test_a_picture_is_drawn_two_rows_a_line(colours, line: str) -> None:
@@ -143,7 +162,9 @@ def test_a_picture_is_drawn_two_rows_a_line(colours, line: str) -> None:
     ("height", "width", "room", "lines", "columns"),
     [(100, 100, 30, 13, 25), (5, 7, 80, 3, 7), (4, 400, 80, 1, 80), (400, 4, 80, 40, 1)],
 )
-def test_a_picture_is_made_as_small_as_it_must(height: int, width: int, room: int, lines: int, columns: int) -> None:
+def test_a_picture_is_made_as_small_as_it_must(
+    height: int, width: int, room: int, lines: int, columns: int
+) -> None:
     drawn = draw(numpy.full((height, width, 3), 255, dtype="uint8"), room, "none")
     assert (len(drawn), max(map(len, drawn))) == (lines, columns)
 

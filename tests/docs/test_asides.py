@@ -15,7 +15,11 @@ from support.typed_pages import NOT_HERE, ROOT, is_whole, page_of
 
 RECORD = "notes.md"
 """What was tried, as it was typed then."""
-PAGES = [page_of(path) for path in sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]) if path.name != RECORD]
+PAGES = [
+    page_of(path)
+    for path in sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+    if path.name != RECORD
+]
 TYPED = {command.words for page in PAGES for turn in page.turns for command in turn}
 ASIDES = sorted({words for page in PAGES for words in page.asides})
 LONG = r"python ((?:benchmarks|scripts)/\S+\.py)(?: FILE)?"
@@ -36,14 +40,18 @@ NOT_TYPED = {
 def test_every_whole_command_is_typed_on_some_page():
     others = tuple(NOT_HERE) + tuple(NOT_TYPED)
     left = [words for words in ASIDES if is_whole(words) and words not in TYPED]
-    assert [words for words in left if not words.startswith(others) and not re.fullmatch(LONG, words)] == []
+    assert [
+        words for words in left if not words.startswith(others) and not re.fullmatch(LONG, words)
+    ] == []
 
 
 def test_what_is_not_typed_is_still_on_a_page():
     assert set(NOT_TYPED) <= set(ASIDES)
 
 
-@pytest.mark.parametrize("path", sorted({found[1] for words in ASIDES if (found := re.fullmatch(LONG, words))}))
+@pytest.mark.parametrize(
+    "path", sorted({found[1] for words in ASIDES if (found := re.fullmatch(LONG, words))})
+)
 def test_what_takes_long_says_how_it_is_used(path, tmp_path):
     (said,) = run_on_processes(help_of, 1, tmp_path, {}, {"script": str(ROOT / path)})
     assert said.startswith(f"usage: {Path(path).name}")
@@ -64,4 +72,8 @@ def test_verbs_and_options_in_sentences_are_real(words):
     verb, *rest = words.split()[1:]
     section = re.search(rf"^## .*\b{verb}\b.*?(?=^## |\Z)", known, re.DOTALL | re.MULTILINE)
     assert section, f"there is no verb {verb}"
-    assert [word for word in rest if word.startswith("--") and not re.search(rf"`{word}[` ]", section[0])] == []
+    assert [
+        word
+        for word in rest
+        if word.startswith("--") and not re.search(rf"`{word}[` ]", section[0])
+    ] == []

@@ -1,10 +1,22 @@
 """Every command of the guides does what the page says: see `reader` for the rules."""
 
 import pytest
-from support.typed_pages import ROOT, Page, environment, furnish, look_at, page_of, skip_what_is_not_here, type_here
+from support.typed_pages import (
+    ROOT,
+    Page,
+    environment,
+    furnish,
+    look_at,
+    page_of,
+    skip_what_is_not_here,
+    type_here,
+)
 from support.private_cluster import cluster_or_skip, wanted
 
-PAGES = [page_of(path) for path in sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md")])]
+PAGES = [
+    page_of(path)
+    for path in sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md")])
+]
 ONCE = (
     "srun",
     "torchrun",
@@ -13,7 +25,9 @@ ONCE = (
     "paceline chaos",
     "paceline train mnist",
 )  # nothing needs what they leave
-TYPED = {command.words for turn in page_of(ROOT / "README.md").turns for command in turn}  # by test_readme
+TYPED = {
+    command.words for turn in page_of(ROOT / "README.md").turns for command in turn
+}  # by test_readme
 GUIDES = (
     "one-script-four-gpus", "slurm", "time-limit", "it-hangs", "slower-on-four-gpus", "loss-differs", "from-torchrun",
     "from-accelerate", "from-lightning", "checkpoints", "data", "gpu",
@@ -23,7 +37,12 @@ GUIDES = (
 def turns(*, on_a_cluster: bool):
     """Return every turn of every page that is, or is not, for a cluster; what is dear and leaves nothing, once."""
     found, typed = [], set(TYPED)
-    for page, turn in ((page, turn) for page in PAGES for turn in page.turns if turn[0].on_a_cluster == on_a_cluster):
+    for page, turn in (
+        (page, turn)
+        for page in PAGES
+        for turn in page.turns
+        if turn[0].on_a_cluster == on_a_cluster
+    ):
         if not (turn[0].words.startswith(ONCE) and turn[0].words in typed):
             found.append(pytest.param(page, turn, id=f"{page.name}:{turn[0].words}"))
         typed.add(turn[0].words)

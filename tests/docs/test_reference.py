@@ -23,7 +23,9 @@ SETTINGS = ROOT / "docs" / "reference" / "settings.md"
 
 def python(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=90)
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=90
+    )
 
 
 def test_pages_made_from_the_code_are_not_stale_and_need_no_torch() -> None:
@@ -61,9 +63,13 @@ def test_the_examples_in_the_makers_are_right() -> None:
 
 def test_every_verb_is_described() -> None:
     text = (ROOT / "docs" / "reference" / "verbs.md").read_text(encoding="utf-8")
-    (verbs,) = [action.choices for action in build_parser()._actions if isinstance(action.choices, dict)]
+    (verbs,) = [
+        action.choices for action in build_parser()._actions if isinstance(action.choices, dict)
+    ]
     for name, parser in verbs.items():
-        section = re.search(rf"^## paceline {name}\n.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)[0]
+        section = re.search(
+            rf"^## paceline {name}\n.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL
+        )[0]
         for action in parser._actions:
             for option in action.option_strings if "--help" not in action.option_strings else ():
                 assert re.search(rf"`{option}[` ]", section), f"{name} {option}"
@@ -72,9 +78,13 @@ def test_every_verb_is_described() -> None:
 def rows_of(heading: str) -> dict[str, list[str]]:
     """Return the table below a heading: help, values and default by setting."""
     section = re.search(
-        rf"^## {heading}\n.*?(?=^## |\Z)", SETTINGS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        rf"^## {heading}\n.*?(?=^## |\Z)",
+        SETTINGS.read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
     )[0]
-    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")]
+    rows = [
+        line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| `")
+    ]
     return {name.strip("`"): rest for name, *rest in rows} | {
         "": re.findall(r"`([^`]+)`", section.partition("\n\n|")[0])
     }
@@ -85,15 +95,23 @@ def test_settings_of_a_recipe_are_those_of_its_class(recipe: str) -> None:
     """They are read from its source; here the class is asked."""
     module = __import__(f"paceline.recipes.{recipe}", fromlist=["x"])
     kind = getattr(module, f"{recipe.capitalize()}Config")
-    rows, usual, here = rows_of(f"Recipe {recipe}"), dict(flatten(RunConfig())), dict(flatten(kind()))
+    rows, usual, here = (
+        rows_of(f"Recipe {recipe}"),
+        dict(flatten(RunConfig())),
+        dict(flatten(kind())),
+    )
     others = rows.pop("")
     assert list(rows) == [name for name in field_types(kind) if name not in usual]
     shown = {name: default.strip("`") for name, (*_, default) in rows.items()}
     assert shown == {
-        name: str(here[name]).lower() if here[name] is True or here[name] is False else str(here[name]) or "empty"
+        name: str(here[name]).lower()
+        if here[name] is True or here[name] is False
+        else str(here[name]) or "empty"
         for name in rows
     }
-    assert others == [f"{name}={here[name]}" for name in here if name in usual and here[name] != usual[name]]
+    assert others == [
+        f"{name}={here[name]}" for name in here if name in usual and here[name] != usual[name]
+    ]
 
 
 def test_every_setting_of_a_run_is_described() -> None:
@@ -103,4 +121,6 @@ def test_every_setting_of_a_run_is_described() -> None:
 
 def test_every_lesson_is_in_the_table() -> None:
     text = (ROOT / "docs" / "course.md").read_text(encoding="utf-8")
-    assert re.findall(r"\(\.\./lessons/(\d\d_\w+\.py)\) \|", text) == [one.path.name for one in all_lessons()]
+    assert re.findall(r"\(\.\./lessons/(\d\d_\w+\.py)\) \|", text) == [
+        one.path.name for one in all_lessons()
+    ]

@@ -31,10 +31,15 @@ LOADS = {
 }
 
 
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a git checkout, which says which documents there are")
+@pytest.mark.skipif(
+    not (ROOT / ".git").exists(),
+    reason="needs a git checkout, which says which documents there are",
+)
 def test_every_link_of_every_document_leads_somewhere() -> None:
     found = documents(ROOT)
-    assert {"README.md", "ARCHITECTURE.md", "docs/index.md"} <= {str(one.relative_to(ROOT)) for one in found}
+    assert {"README.md", "ARCHITECTURE.md", "docs/index.md"} <= {
+        str(one.relative_to(ROOT)) for one in found
+    }
     assert [problem for one in found for problem in problems(one, ROOT)] == []
 
 
@@ -63,7 +68,9 @@ def test_every_link_of_every_document_leads_somewhere() -> None:
 )  # fmt: skip
 def test_a_broken_link_is_found(tmp_path: Path, text: str, wrong: list[str]) -> None:
     (tmp_path / "folder").mkdir()
-    (tmp_path / "b.md").write_text("# One & two\n## With `code`\n## Again\n## Again\n```\n# In a block\n```\n")
+    (tmp_path / "b.md").write_text(
+        "# One & two\n## With `code`\n## Again\n## Again\n```\n# In a block\n```\n"
+    )
     (tmp_path / "a.md").write_text(f"# Here\n\n{text}\n")
     assert problems(tmp_path / "a.md", tmp_path) == [f"a.md: {one}" for one in wrong]
 
@@ -96,7 +103,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_guides_come_in_the_order_of_the_home_page_and_unknown_ones_last(site: Path, tmp_path: Path) -> None:
+def test_guides_come_in_the_order_of_the_home_page_and_unknown_ones_last(
+    site: Path, tmp_path: Path
+) -> None:
     spec = spec_from_file_location("hooks", ROOT / "scripts" / "docs" / "hooks.py")
     hooks = module_from_spec(spec)
     spec.loader.exec_module(hooks)
@@ -104,7 +113,9 @@ def test_guides_come_in_the_order_of_the_home_page_and_unknown_ones_last(site: P
     for name in ("a", "b", "c", "d"):
         (tmp_path / "guides" / f"{name}.md").touch()
     (tmp_path / "index.md").write_text("| x | [Y](guides/d.md) |\n| z | [W](guides/b.md) |\n")
-    assert hooks._guides(tmp_path / "guides") == [f"guides/{name}.md" for name in ("d", "b", "a", "c")]
+    assert hooks._guides(tmp_path / "guides") == [
+        f"guides/{name}.md" for name in ("d", "b", "a", "c")
+    ]
 
 
 def pages(site: Path) -> dict[str, Page]:
@@ -113,12 +124,20 @@ def pages(site: Path) -> dict[str, Page]:
 
 def test_no_page_loads_anything_from_another_host(site: Path) -> None:
     for name, page in pages(site).items():
-        foreign = [load for load in page.loads if re.match(r"[a-z]+:|//", load) and not load.startswith("data:")]
+        foreign = [
+            load
+            for load in page.loads
+            if re.match(r"[a-z]+:|//", load) and not load.startswith("data:")
+        ]
         assert foreign == [], name
         assert not re.search(r"url\(\s*[\"']?(https?:)?//|@import|class=\"mermaid", page.text), name
     for sheet in site.rglob("*.css"):
-        assert not re.search(r"url\(\s*[\"']?(https?:)?//|@import", sheet.read_text(encoding="utf-8")), sheet
-    assert not re.search(r"https?://(?!www\.w3\.org)", (site / "images" / "contract.svg").read_text(encoding="utf-8"))
+        assert not re.search(
+            r"url\(\s*[\"']?(https?:)?//|@import", sheet.read_text(encoding="utf-8")
+        ), sheet
+    assert not re.search(
+        r"https?://(?!www\.w3\.org)", (site / "images" / "contract.svg").read_text(encoding="utf-8")
+    )
 
 
 def test_the_site_has_every_page_and_leads_to_it(site: Path) -> None:
@@ -147,7 +166,9 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def address(site: Path) -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))) as server:
+    with ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(site))
+    ) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/"
@@ -167,7 +188,9 @@ FIRST_FOUND = "document.querySelector('.md-search-result__link')?.getAttribute('
 
 
 @pytest.mark.browser
-def test_pages_fit_a_phone_in_the_dark_and_a_desk_in_the_light(browser: Browser, address: str) -> None:
+def test_pages_fit_a_phone_in_the_dark_and_a_desk_in_the_light(
+    browser: Browser, address: str
+) -> None:
     papers = {}
     for width, dark in ((390, True), (1300, False)):
         for name in ("contract", "reference/settings", "project/lessons/23_same_bits.py"):

@@ -111,7 +111,10 @@ def test_python_and_variables():
     assert judge_python((3, 11, 0), "p").ok
     assert "too old" in judge_python((3, 10, 9), "p").says
     assert list(judge_settings({"NCCL_P2P_DISABLE": "0"})) == []
-    assert "NCCL_P2P_DISABLE=1" in problems(list(judge_settings({"NCCL_P2P_DISABLE": "1"})))["variables"]
+    assert (
+        "NCCL_P2P_DISABLE=1"
+        in problems(list(judge_settings({"NCCL_P2P_DISABLE": "1"})))["variables"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -224,7 +227,10 @@ def test_ranks_that_did_not_come():
     missing = judge_coming(ranks(), 7, [])
     assert "ranks 4-6 of 7 did not come" in missing.says
     told = judge_coming(ranks(), 5, [("n3", "cannot reach rank 0", "open the firewall")])
-    assert (told.says, told.fix) == ("rank 4 of 5 did not come; n3 says: cannot reach rank 0", "open the firewall")
+    assert (told.says, told.fix) == (
+        "rank 4 of 5 did not come; n3 says: cannot reach rank 0",
+        "open the firewall",
+    )
 
 
 ASKED = AllocationRequest("7", nodes=2, tasks=4, tasks_on=(2, 2), cpus_per_task=2, gpus_per_node=2)
@@ -251,7 +257,13 @@ def test_what_slurm_was_asked_for(request_, facts, check, says):
 
 def test_what_hosts_say_alike_is_one_line():
     same, slow = fine("python", "3.12"), problem("disk", "slow", "scratch")
-    found = merged([("a", [same, fine("disk", "1 ms")]), ("b", [same, fine("disk", "2 ms")]), ("c", [same, slow])])
+    found = merged(
+        [
+            ("a", [same, fine("disk", "1 ms")]),
+            ("b", [same, fine("disk", "2 ms")]),
+            ("c", [same, slow]),
+        ]
+    )
     assert lines(found, 3) == [
         "ok       python  3.12",
         "ok       disk    1 ms (a)",
@@ -278,7 +290,9 @@ def test_a_start_is_summed_up_by_package():
     assert summarise("x.py", seen, IMPORTS, None, roots).calls == -1
 
 
-START = Startup("x.py", 5.0, True, [Package("torch", 3.0), Package("(Python itself)", 1.0)], 2000, kind="ext4")
+START = Startup(
+    "x.py", 5.0, True, [Package("torch", 3.0), Package("(Python itself)", 1.0)], 2000, kind="ext4"
+)
 
 
 @pytest.mark.parametrize(

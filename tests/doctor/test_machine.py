@@ -25,11 +25,17 @@ CHECKS = [
 def test_this_machine_is_looked_at_and_nothing_is_left(tmp_path: Path):
     done = paceline("doctor", "--json", folder=tmp_path)
     said = json.loads(done.out)
-    assert (list(said), said["hosts"], said["ranks"]) == (["ok", "hosts", "ranks", "findings"], 1, 1)
+    assert (list(said), said["hosts"], said["ranks"]) == (
+        ["ok", "hosts", "ranks", "findings"],
+        1,
+        1,
+    )
     assert done.code == (0 if said["ok"] else 1)
     found = {one["check"]: one for one in said["findings"]}
     assert [name for name in CHECKS if name not in found] == []
-    assert all(set(one) == {"check", "ok", "says", "fix", "line", "hosts"} for one in said["findings"])
+    assert all(
+        set(one) == {"check", "ok", "says", "fix", "line", "hosts"} for one in said["findings"]
+    )
     assert all(bool(one["fix"]) != one["ok"] for one in said["findings"])
     assert "gloo" in found["backends"]["says"]
     assert [file.name for file in tmp_path.rglob("*")] == ["tmp"]  # which the test made
@@ -56,7 +62,9 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("text", "says"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_torch_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str):
+def test_a_broken_torch_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
+):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
@@ -93,7 +101,9 @@ GROUPS = {
 
 
 @pytest.mark.parametrize(("told", "files"), GROUPS.values(), ids=GROUPS)
-def test_the_least_limit_of_the_groups_above_counts(tmp_path: Path, told: str, files: dict[str, str]):
+def test_the_least_limit_of_the_groups_above_counts(
+    tmp_path: Path, told: str, files: dict[str, str]
+):
     for name, text in files.items():
         path = tmp_path / "sys/fs/cgroup" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +115,9 @@ def test_the_least_limit_of_the_groups_above_counts(tmp_path: Path, told: str, f
     assert (host.memory, host.quota, host.shared_memory_all) == (4096000, 1.5, 0)
 
 
-def test_a_machine_without_groups_and_affinity_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_machine_without_groups_and_affinity_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.delattr(os, "sched_getaffinity")
     host = look_at_host(tmp_path)
     assert (len(host.cores), host.quota) == (os.cpu_count(), 0.0)
@@ -136,7 +148,9 @@ def test_a_port_that_is_taken_and_an_interface_that_is_not_there_are_found():
     found = {
         one.check: one
         for one in judge_network(
-            look_at_network({"PACELINE_INTERFACE": "nope0"}), {"PACELINE_INTERFACE": "nope0"}, alone=False
+            look_at_network({"PACELINE_INTERFACE": "nope0"}),
+            {"PACELINE_INTERFACE": "nope0"},
+            alone=False,
         )
     }
     assert "nope0" in found["interface"].says
@@ -160,7 +174,9 @@ WRONG = {
 }  # fmt: skip
 
 
-def test_bad_usage_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_bad_usage_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
     from paceline.cli.main import run_verb
 
     monkeypatch.chdir(tmp_path)
@@ -182,7 +198,9 @@ def test_a_batch_script_is_read_and_not_run(
     bad = "#!/bin/bash\n#SBATCH -N 2\ntouch ran\nsrun torchrun --nnodes 2 \x1b[31mtrain.py\nRANK=\x1b[31m$SLURM_PROCID srun -n4 python x\n"
     (tmp_path / "bad.sh").write_text(bad)
     (tmp_path / "good.sh").write_text("#!/bin/bash\npaceline run train.py\n")
-    (tmp_path / "long.sh").write_text(f"#!/bin/bash\n#{'x' * 100_000}\n#SBATCH -N 2\nsrun torchrun --nnodes 2 x.py\n")
+    (tmp_path / "long.sh").write_text(
+        f"#!/bin/bash\n#{'x' * 100_000}\n#SBATCH -N 2\nsrun torchrun --nnodes 2 x.py\n"
+    )
     assert run_verb(["doctor", "bad.sh"]) == 1
     said = capsys.readouterr().out
     assert "problem  no-rendezvous" in said and "line 4: 2 nodes" in said and "\x1b" not in said

@@ -108,7 +108,9 @@ def test_a_good_script_is_left_in_peace(text: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), BAD.values(), ids=BAD)
-def test_a_mistake_is_named_with_its_line_and_its_fix(text: str, expected: dict[str, list[int]]) -> None:
+def test_a_mistake_is_named_with_its_line_and_its_fix(
+    text: str, expected: dict[str, list[int]]
+) -> None:
     found: dict[str, list[int]] = {}
     for one in find_mistakes(text):
         assert one.fix and not one.ok
@@ -118,7 +120,10 @@ def test_a_mistake_is_named_with_its_line_and_its_fix(text: str, expected: dict[
 
 def test_a_text_without_an_end_does_not_hide_the_rest() -> None:
     text = f"{HEAD}\n{ADDRESS}\ncat <<EOF\nexport RANK=$SLURM_PROCID\nsrun {TORCHRUN}"
-    assert [(one.check, one.line) for one in find_mistakes(text)] == [("open-text", 6), ("rank-in-batch-shell", 7)]
+    assert [(one.check, one.line) for one in find_mistakes(text)] == [
+        ("open-text", 6),
+        ("rank-in-batch-shell", 7),
+    ]
 
 
 ENDLESS = {
@@ -140,7 +145,9 @@ def test_a_number_without_an_end_is_one(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "script", sorted((Path(__file__).parents[1] / "cluster" / "expected").glob("*.sh")), ids=lambda file: file.stem
+    "script",
+    sorted((Path(__file__).parents[1] / "cluster" / "expected").glob("*.sh")),
+    ids=lambda file: file.stem,
 )
 def test_what_paceline_submits_has_no_mistake(script: Path) -> None:
     assert find_mistakes(script.read_text()) == []

@@ -44,7 +44,9 @@ def test_a_training_is_ended_at_its_first_step(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
 def test_a_program_without_steps_is_counted_to_its_end_with_all_its_calls(tmp_path: Path):
-    (tmp_path / "tool.py").write_text("import json, sys\nopen(__file__)\nassert sys.argv[1:] == ['-x']\nsys.exit(0)\n")
+    (tmp_path / "tool.py").write_text(
+        "import json, sys\nopen(__file__)\nassert sys.argv[1:] == ['-x']\nsys.exit(0)\n"
+    )
     done = paceline("doctor", "--startup", "tool.py", "--json", "--", "-x", folder=tmp_path)
     said = json.loads(done.out)
     assert (done.code, said["ok"], said["stepped"]) == (0, True, False)
@@ -112,21 +114,32 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def unpack(packed, root: Path, **how) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        [sys.executable, str(packed.unpacker), str(root)], stdout=pipe, stderr=pipe, text=True, **how
+        [sys.executable, str(packed.unpacker), str(root)],
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        **how,
     )
 
 
 def test_many_unpack_once_and_the_original_is_no_longer_needed(environment: Path, tmp_path: Path):
     packed = pack(environment, tmp_path / "packed")
     root = tmp_path / "node"
-    ended = [process.communicate(timeout=90) for process in [unpack(packed, root) for _ in range(4)]]
+    ended = [
+        process.communicate(timeout=90) for process in [unpack(packed, root) for _ in range(4)]
+    ]
     assert ended == [(f"{root / packed.name}\n", "")] * 4
     place = root / packed.name
-    assert sorted(file.name for file in root.iterdir()) == sorted([packed.name, f"{packed.name}.lock"])
+    assert sorted(file.name for file in root.iterdir()) == sorted(
+        [packed.name, f"{packed.name}.lock"]
+    )
     assert root.stat().st_mode & 0o777 == 0o700
     hidden = environment.rename(environment.with_name("hidden"))
     try:
-        for words in ([place / "bin" / "python", "-c", "import tool; tool.main()"], [place / "bin" / "tool"]):
+        for words in (
+            [place / "bin" / "python", "-c", "import tool; tool.main()"],
+            [place / "bin" / "tool"],
+        ):
             said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
             assert said.startswith(f"{place} {place}/lib/")
         activated = subprocess.run(
@@ -147,9 +160,18 @@ def test_many_unpack_once_and_the_original_is_no_longer_needed(environment: Path
 
 
 def test_what_a_batch_script_is_told_is_quoted(environment: Path, tmp_path: Path):
-    packed = replace(pack(environment, tmp_path / "pack me"), name="a\nb; touch PWNED", python="/opt/$(x)/python3")
+    packed = replace(
+        pack(environment, tmp_path / "pack me"),
+        name="a\nb; touch PWNED",
+        python="/opt/$(x)/python3",
+    )
     words = shlex.split(snippet(packed), comments=True)
-    assert words[-4:] == [packed.python, str(packed.unpacker), "source", f"{packed.place}/bin/activate"]
+    assert words[-4:] == [
+        packed.python,
+        str(packed.unpacker),
+        "source",
+        f"{packed.place}/bin/activate",
+    ]
     assert words[:2] == ["srun", "--nodes=$SLURM_JOB_NUM_NODES"]
 
 

@@ -50,11 +50,20 @@ def test_ranks_are_received_their_clocks_compared_and_strangers_sent_away():
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     heard: dict[str, list] = {}
-    guests = {"first": (port, 0), "ahead": (port, 1, SECRET, 20.0), "stranger": (port, 0, "another word")}
-    with Collector(listener, SECRET, 2) as reception, socket.create_connection(("127.0.0.1", port)) as noise:
+    guests = {
+        "first": (port, 0),
+        "ahead": (port, 1, SECRET, 20.0),
+        "stranger": (port, 0, "another word"),
+    }
+    with (
+        Collector(listener, SECRET, 2) as reception,
+        socket.create_connection(("127.0.0.1", port)) as noise,
+    ):
         noise.sendall(b"GET / HTTP/1.0\r\n\r\n")
         threads = [
-            threading.Thread(target=lambda name=name, words=words: heard.update({name: guest(*words)}))
+            threading.Thread(
+                target=lambda name=name, words=words: heard.update({name: guest(*words)})
+            )
             for name, words in guests.items()
         ]
         for thread in reversed(threads):
@@ -105,7 +114,18 @@ def test_what_is_no_line_of_ours_is_refused(line: bytes):
 def type_on(
     stack: ExitStack, folder: Path, node: int, port: int, *words: str, secret: str = SECRET
 ) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "paceline", "doctor", "--quick", "--json", "--nodes", "a,b,c", "--node", str(node)]
+    command = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "doctor",
+        "--quick",
+        "--json",
+        "--nodes",
+        "a,b,c",
+        "--node",
+        str(node),
+    ]
     env = {**os.environ, "PACELINE_DOCTOR_SECRET": secret}
     pipe = subprocess.PIPE
     return stack.enter_context(
@@ -139,7 +159,9 @@ def test_three_hosts_that_type_the_same_are_looked_at_together(tmp_path: Path):
     assert found["versions"]["ok"] and found["clocks"]["ok"]
     assert second == {"ok": first["ok"], "shown_on": "a"}
     assert [process.returncode for process in typed] == [0 if first["ok"] else 1] * 3
-    assert listeners and all(address.startswith("0100007F:") for address in listeners)  # 127.0.0.1, in the kernel's way
+    assert listeners and all(
+        address.startswith("0100007F:") for address in listeners
+    )  # 127.0.0.1, in the kernel's way
 
 
 def listening_of(pid: int) -> set[str]:

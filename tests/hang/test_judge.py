@@ -25,11 +25,15 @@ SAVES = CodeLine("/x/paceline/checkpoint/save.py", 160, "_hear", "paceline")
 WRITES = CodeLine("/x/paceline/checkpoint/local_storage.py", 99, "write", "paceline")
 
 
-def entry(number: int, name: str = "all-reduce", size: int = 3, *, done: bool = False) -> Collective:
+def entry(
+    number: int, name: str = "all-reduce", size: int = 3, *, done: bool = False
+) -> Collective:
     return Collective("0", number, name, ((size,),), ("Float",), done)
 
 
-def rank(number: int, last: Collective | None, state: str = "stuck", size: int = 4, **more: object) -> RankReport:
+def rank(
+    number: int, last: Collective | None, state: str = "stuck", size: int = 4, **more: object
+) -> RankReport:
     stack = Stack(MAIN, (WHERE if last is None or last.done else WAITS,))
     return replace(
         RankReport(number, size, "ab"[number // 3], state, 10.0 + number, 51, "step", 6.0, 0.1),  # type: ignore[arg-type]
@@ -41,7 +45,10 @@ def rank(number: int, last: Collective | None, state: str = "stuck", size: int =
 
 def after(history: list[Collective], last: Collective, number: int, **more: object) -> RankReport:
     """Return a rank of two that has done all this before."""
-    done = [replace(entry, number=place, done=True) for place, entry in enumerate(history, last.number - len(history))]
+    done = [
+        replace(entry, number=place, done=True)
+        for place, entry in enumerate(history, last.number - len(history))
+    ]
     return replace(rank(number, last, size=2, **more), collectives=(*done, last))
 
 
@@ -51,7 +58,9 @@ def waiting(*numbers: int) -> list[RankReport]:
 
 DEAD = {"process": Process(9, 9, GONE)}
 STOPPED = {"process": Process(9, 9, "T")}
-RAISED = {"wrong": WrongResult("ValueError", "Traceback\nValueError: a bad sample", lost_peer=False)}
+RAISED = {
+    "wrong": WrongResult("ValueError", "Traceback\nValueError: a bad sample", lost_peer=False)
+}
 LOST = {"wrong": WrongResult("RuntimeError", "Connection closed by peer", lost_peer=True)}
 
 STEPS = [entry(0), entry(0, "all-gather", 424)] * 3
@@ -194,7 +203,10 @@ def test_what_is_written_is_read_again_and_what_is_damaged_says_nothing(tmp_path
     folder.crash(1).write_text(
         "Fatal Python error: Aborted\n"
     )  # of a process that rank 1 has started: it failed in words
-    assert [found.rank for found in read_all(folder)] == [0, 1]  # rank 3 is of a larger world, before
+    assert [found.rank for found in read_all(folder)] == [
+        0,
+        1,
+    ]  # rank 3 is of a larger world, before
     assert read_all(folder)[1] == record == parsed(asdict(record))
     assert folder.hang_record(1).stat().st_mode & 0o777 == 0o600
     assert folder.hang_record(1).parent.stat().st_mode & 0o777 == 0o700
@@ -222,7 +234,9 @@ with telling_of_crashes(Path(sys.argv[1]), enabled_by_us=True):
         fall()
 """
     folder.crash(1).parent.mkdir(parents=True)
-    subprocess.run([sys.executable, "-c", script, str(folder.crash(1))], stderr=subprocess.DEVNULL, check=False)
+    subprocess.run(
+        [sys.executable, "-c", script, str(folder.crash(1))], stderr=subprocess.DEVNULL, check=False
+    )
     write(folder, rank(1, None, "running", size=2, **DEAD))
     assert (found := read_all(folder)[0]).crash == "Aborted"
     assert [stack.places[-1].function for stack in found.stacks if stack.thread == MAIN] == ["fall"]

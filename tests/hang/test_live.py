@@ -12,7 +12,14 @@ from pathlib import Path
 from support.program import Done, Running, paceline, started
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "trials" / "faulty_training.py"
-WORDS = ("--max-restarts", "0", "batch.global_size=32", "epochs=1", "checkpoint.every=5steps", "timeout.step_s=60")
+WORDS = (
+    "--max-restarts",
+    "0",
+    "batch.global_size=32",
+    "epochs=1",
+    "checkpoint.every=5steps",
+    "timeout.step_s=60",
+)
 
 
 SAVED = "runs/run/checkpoints/step-000000010"
@@ -44,7 +51,9 @@ def test_a_stuck_rank_is_named_while_the_run_goes_on_and_afterwards(tmp_path: Pa
         assert "rank 1 (node " in found["sentence"]
         assert "it is in spin at faulty_training.py:" in found["sentence"]
         assert {record["state"] for record in found["records"]} == {"stuck"}
-        while running.process.poll() is None:  # the first signal asks to save, which rank 1 does not hear
+        while (
+            running.process.poll() is None
+        ):  # the first signal asks to save, which rank 1 does not hear
             running.process.terminate()
             time.sleep(0.5)
         assert found["sentence"].partition(";")[0] in running.wait().out
@@ -58,7 +67,12 @@ def test_a_failure_leaves_a_page_with_the_way_on(tmp_path: Path):
     done = paceline("run", str(SCRIPT), "-n", "2", *WORDS, folder=tmp_path, env=env)
     page = json.loads((tmp_path / "runs" / "run" / "failure.json").read_text())
     text = (tmp_path / "runs" / "run" / "failure.md").read_text()
-    assert (page["rank"], page["how"], page["step"], page["checkpoint_step"]) == (1, "failed with ValueError", 12, 10)
+    assert (page["rank"], page["how"], page["step"], page["checkpoint_step"]) == (
+        1,
+        "failed with ValueError",
+        12,
+        10,
+    )
     assert "ValueError: a bad sample" in page["words"]
     assert page["resume"] in done.err
     assert page["resume"] in text
@@ -70,9 +84,19 @@ def test_a_failure_leaves_a_page_with_the_way_on(tmp_path: Path):
 
 
 def test_under_torchrun_the_page_about_a_killed_rank_is_left_afterwards(tmp_path: Path):
-    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", str(SCRIPT)]
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--standalone",
+        str(SCRIPT),
+    ]
     env = {"FAULT": "kill", "FAULT_RANK": "1", "FAULT_STEP": "12", "FAULT_AFTER": SAVED}
-    done = subprocess.run([*words, *WORDS[2:]], cwd=tmp_path, env=os.environ | env, capture_output=True, timeout=120)
+    done = subprocess.run(
+        [*words, *WORDS[2:]], cwd=tmp_path, env=os.environ | env, capture_output=True, timeout=120
+    )
     assert done.returncode == 1
     folder = tmp_path / "runs" / "run"
     assert not (folder / "failure.json").exists()

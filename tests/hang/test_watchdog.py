@@ -17,7 +17,9 @@ from paceline.rundir import RunDir
 from paceline.world.world import World
 
 
-@pytest.mark.parametrize(("wait_s", "look_s", "signs"), [(0.5, 0.0, 0), (10.0, 0.0, 3), (0.5, 10.0, 0)])
+@pytest.mark.parametrize(
+    ("wait_s", "look_s", "signs"), [(0.5, 0.0, 0), (10.0, 0.0, 3), (0.5, 10.0, 0)]
+)
 def test_only_a_wait_that_took_too_long_says_that_the_process_was_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_s: float, look_s: float, signs: int
 ) -> None:
@@ -52,14 +54,20 @@ def test_only_a_wait_that_took_too_long_says_that_the_process_was_held(
     ids=["busy", "silent", "elsewhere", "has spoken"],
 )
 def test_a_rank_of_this_host_that_runs_is_given_longer_to_say_where_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, since_s: float, changed: dict[str, str], said: list[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    since_s: float,
+    changed: dict[str, str],
+    said: list[str],
 ) -> None:
     folder, pulse, found = RunDir(tmp_path), Pulse(3.0), []
     write(folder, record_of(World(rank=0, size=2), pulse, "stuck"))
     write(folder, replace(record_of(World(rank=1, size=2), pulse, "running"), **changed))
     dog = Watchdog(folder, World(rank=0, size=2), pulse, print, lambda _: None)
     dog._since = 0.0
-    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: since_s, time=time.time))
+    monkeypatch.setattr(
+        watchdog, "time", SimpleNamespace(monotonic=lambda: since_s, time=time.time)
+    )
     monkeypatch.setattr(dog, "_tell", lambda verdict: found.append(verdict.cause))
     dog._speak()
     assert found == said

@@ -21,18 +21,29 @@ UGLY = ["two words", "it's", 'a "quote"', "$(touch hacked)", "`touch hacked`", "
     [
         (["-n", "2", *UGLY], UGLY),
         (["-n", "2", "--", *UGLY, "-n", "5"], [*UGLY, "-n", "5"]),
-        (["seed=3", "--lr.base", "0.1", "-n", "1", "name=x"], ["seed=3", "--lr.base", "0.1", "name=x"]),
+        (
+            ["seed=3", "--lr.base", "0.1", "-n", "1", "name=x"],
+            ["seed=3", "--lr.base", "0.1", "name=x"],
+        ),
         (["--", "a", "--", "b"], ["a", "--", "b"]),
-        (["a", "a", "--", "a", "--ranks", "7", "--help"], ["a", "a", "a", "--ranks", "7", "--help"]),
+        (
+            ["a", "a", "--", "a", "--ranks", "7", "--help"],
+            ["a", "a", "a", "--ranks", "7", "--help"],
+        ),
         ([], []),
     ],
 )
-def test_words_after_the_script_arrive_exactly(tmp_path: Path, words: list[str], arrive: list[str]) -> None:
+def test_words_after_the_script_arrive_exactly(
+    tmp_path: Path, words: list[str], arrive: list[str]
+) -> None:
     (tmp_path / "words.py").write_text(RECORD_ARGUMENTS)
     done = paceline("run", "words.py", *words, folder=tmp_path, cold=True)
     found = {file.name: json.loads(file.read_text()) for file in tmp_path.glob("words-*.json")}
     assert (done.code, done.err) == (0, "")
-    assert found == {f"words-{rank}.json": arrive for rank in range(2 if "-n" in words and words[1] == "2" else 1)}
+    assert found == {
+        f"words-{rank}.json": arrive
+        for rank in range(2 if "-n" in words and words[1] == "2" else 1)
+    }
     assert not (tmp_path / "hacked").exists()
 
 
@@ -62,5 +73,7 @@ def test_a_script_finds_the_modules_beside_it_and_runs_as_main(tmp_path: Path) -
     home = tmp_path / "a folder"
     home.mkdir()
     (home / "beside.py").write_text("WORD = 'found'\n")
-    (home / "main.py").write_text("import beside\nif __name__ == '__main__':\n    print(beside.WORD)\n")
+    (home / "main.py").write_text(
+        "import beside\nif __name__ == '__main__':\n    print(beside.WORD)\n"
+    )
     assert paceline("run", "a folder/main.py", folder=tmp_path, cold=True) == Done(0, "found\n", "")

@@ -37,7 +37,9 @@ def pids(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("manner", [{"WITH_CHILD": "1"}, {"STUBBORN": "1"}], ids=["with a child", "deaf to SIGTERM"])
+@pytest.mark.parametrize(
+    "manner", [{"WITH_CHILD": "1"}, {"STUBBORN": "1"}], ids=["with a child", "deaf to SIGTERM"]
+)
 def test_a_signal_to_the_launcher_ends_everything(
     tmp_path: Path, number: signal.Signals, manner: dict[str, str]
 ) -> None:
@@ -50,7 +52,10 @@ def test_a_signal_to_the_launcher_ends_everything(
         elif "STUBBORN" in manner:
             assert (done.code, "rank 0 and 1 did not leave in time" in done.err) == (143, True)
         else:
-            assert (done.code, "goes on from where it was: this launch has saved nothing" in done.err) == (
+            assert (
+                done.code,
+                "goes on from where it was: this launch has saved nothing" in done.err,
+            ) == (
                 STOPPED,
                 True,
             )

@@ -38,10 +38,25 @@ LOOK_FOR_EXIT = "fix: look for sys.exit or os._exit in the script"
 @pytest.mark.parametrize(
     ("how", "code", "first_words", "last_words"),
     [
-        ("raise", 1, "rank 1 failed with IndexError; all ranks were ended", "IndexError: list index out of range"),
-        ("_exit 0", 1, "rank 1 left with exit code 0 while others were still training", LOOK_FOR_EXIT),
+        (
+            "raise",
+            1,
+            "rank 1 failed with IndexError; all ranks were ended",
+            "IndexError: list index out of range",
+        ),
+        (
+            "_exit 0",
+            1,
+            "rank 1 left with exit code 0 while others were still training",
+            LOOK_FOR_EXIT,
+        ),
         ("_exit 3", 3, "rank 1 exited with code 3 without an exception", LOOK_FOR_EXIT),
-        ("SIGKILL", 137, "rank 1 was killed by SIGKILL", "fix: see whether the machine ran out of memory"),
+        (
+            "SIGKILL",
+            137,
+            "rank 1 was killed by SIGKILL",
+            "fix: see whether the machine ran out of memory",
+        ),
         ("sys.exit", 1, "rank 1 exited with code 1 without an exception", LOOK_FOR_EXIT),
     ],
 )
@@ -104,7 +119,11 @@ def test_the_traceback_is_the_last_thing_said_and_begins_with_the_script(failed:
 
 
 def test_what_ranks_said_before_stays_on_stdout(failed: Done) -> None:
-    assert sorted(failed.out.splitlines()) == ["[0] noise of rank 0", "[1] about to fail", "[2] noise of rank 0"]
+    assert sorted(failed.out.splitlines()) == [
+        "[0] noise of rank 0",
+        "[1] about to fail",
+        "[2] noise of rank 0",
+    ]
 
 
 def test_a_crash_in_native_code_shows_where_the_script_was(tmp_path: Path) -> None:
@@ -120,10 +139,15 @@ def test_a_crash_in_native_code_shows_where_the_script_was(tmp_path: Path) -> No
     ("text", "last_words"),
     [
         ("def f(:\n", "SyntaxError: "),
-        ("import no_such_module_anywhere\n", "ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
+        (
+            "import no_such_module_anywhere\n",
+            "ModuleNotFoundError: No module named 'no_such_module_anywhere'",
+        ),
     ],
 )
-def test_a_script_that_cannot_begin_says_why_once(tmp_path: Path, text: str, last_words: str) -> None:
+def test_a_script_that_cannot_begin_says_why_once(
+    tmp_path: Path, text: str, last_words: str
+) -> None:
     (tmp_path / "bad.py").write_text(text)
     done = paceline("run", "bad.py", "-n", "2", folder=tmp_path, cold=True)
     assert (done.code, done.out) == (1, "")
@@ -131,8 +155,12 @@ def test_a_script_that_cannot_begin_says_why_once(tmp_path: Path, text: str, las
     assert done.err.splitlines()[-1].startswith(last_words)
 
 
-def spoke(rank: int, time_s: float, code: int | None = 1, *, known: bool = False, lost_peer: bool = False) -> Ended:
-    return Ended(rank, code, time_s, f"words of {rank}", "ValueError", known, lost_peer, (f"line of {rank}",))
+def spoke(
+    rank: int, time_s: float, code: int | None = 1, *, known: bool = False, lost_peer: bool = False
+) -> Ended:
+    return Ended(
+        rank, code, time_s, f"words of {rank}", "ValueError", known, lost_peer, (f"line of {rank}",)
+    )
 
 
 def silent(rank: int, time_s: float, code: int | None) -> Ended:

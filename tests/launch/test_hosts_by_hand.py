@@ -39,7 +39,10 @@ def type_on_hosts(folder: Path, *commands: list[str], script: str = MEET, **env:
     """Type a command on each of some hosts, all of which are this machine; nothing may be left of them."""
     (folder / "meet.py").write_text(script)
     with contextlib.ExitStack() as stack:
-        typed = [stack.enter_context(started("run", "meet.py", *words, folder=folder, env=env)) for words in commands]
+        typed = [
+            stack.enter_context(started("run", "meet.py", *words, folder=folder, env=env))
+            for words in commands
+        ]
         ended = [running.wait() for running in typed]
         assert [running.left_over() for running in typed] == [[]] * len(typed)
         assert list(typed[0].temporary.glob("paceline-*")) == []
@@ -53,32 +56,53 @@ def test_two_hosts_are_one_world(tmp_path: Path, host: str) -> None:
     assert (first.code, first.err, second.code, second.err) == (0, "", 0, "")
     said = [line for done in (first, second) for line in sorted(done.out.splitlines())]
     lines = [line for line in said if "[c10d]" not in line]  # torch may find no name for an address
-    assert lines == [f"[{rank}] {rank} 4 {rank % 2} {rank // 2} 2 paceline 10.0" for rank in range(4)]
+    assert lines == [
+        f"[{rank}] {rank} 4 {rank % 2} {rank // 2} 2 paceline 10.0" for rank in range(4)
+    ]
 
 
 def test_hosts_must_agree_how_many_they_are(tmp_path: Path) -> None:
     shared = ["--nodes", "2", "--rendezvous", f"127.0.0.1:{free_port('127.0.0.1')}"]
-    first, second = type_on_hosts(tmp_path, [*shared, "-n", "1", "--node", "0"], [*shared, "-n", "2", "--node", "1"])
+    first, second = type_on_hosts(
+        tmp_path, [*shared, "-n", "1", "--node", "0"], [*shared, "-n", "2", "--node", "1"]
+    )
     for done in (first, second):
         assert done.code == 3
         assert re.search(
-            r"rank 0 counts 2 ranks, 1 on each host, but rank \d counts 4 ranks, 2 on each host\n  fix: .* -n", done.err
+            r"rank 0 counts 2 ranks, 1 on each host, but rank \d counts 4 ranks, 2 on each host\n  fix: .* -n",
+            done.err,
         )
 
 
 @pytest.mark.parametrize("lingers_s", ["0", "3"])
 def test_hosts_start_again_together_where_asked_for(tmp_path: Path, lingers_s: str) -> None:
-    shared = ["--nodes", "2", "--max-restarts", "1", "--rendezvous", f"127.0.0.1:{free_port('127.0.0.1')}"]
+    shared = [
+        "--nodes",
+        "2",
+        "--max-restarts",
+        "1",
+        "--rendezvous",
+        f"127.0.0.1:{free_port('127.0.0.1')}",
+    ]
     hosts = [[*shared, "--node", str(node)] for node in range(2)]
     first, second = type_on_hosts(tmp_path, *hosts, script=FAIL_ONCE, LINGERS_S=lingers_s)
     assert (first.code, second.code) == (0, 0), first.err + second.err
-    said = [[line for line in done.out.splitlines() if "] paceline-" in line] for done in (first, second)]
-    assert said == [[f"[{rank}] paceline-{start}" for start in range(2)] for rank in range(2)]  # torch may say more
+    said = [
+        [line for line in done.out.splitlines() if "] paceline-" in line]
+        for done in (first, second)
+    ]
+    assert said == [
+        [f"[{rank}] paceline-{start}" for start in range(2)] for rank in range(2)
+    ]  # torch may say more
     assert "ValueError: once" in second.err
 
 
 WRONG = {
-    "no node": (["--nodes", "2", "--rendezvous", "h:1"], 2, "--node 0 on the host of --rendezvous, and --node 1 to 1"),
+    "no node": (
+        ["--nodes", "2", "--rendezvous", "h:1"],
+        2,
+        "--node 0 on the host of --rendezvous, and --node 1 to 1",
+    ),
     "no place": (["--nodes", "2", "--node", "1"], 2, "--rendezvous HOST:PORT"),
     "one host": (["--rendezvous", "h:1"], 2, "--nodes N"),
     "too far": (["--nodes", "2", "--node", "2", "--rendezvous", "h:1"], 2, "from 0 to 1"),
@@ -88,13 +112,23 @@ WRONG = {
     "bad port": (["--nodes", "2", "--node", "1", "--rendezvous", "host:99999"], 2, "HOST:PORT"),
     "bare IPv6": (["--nodes", "2", "--node", "1", "--rendezvous", "::1:29400"], 2, "[::1]:29400"),
     "a range": (["-n", "1:2", "--nodes", "2", "--node", "1", "--rendezvous", "h:1"], 2, "-n 2"),
-    "not ours": (["--nodes", "2", "--node", "0", "--rendezvous", "203.0.113.7:29400"], 3, "an address of this host"),
-    "no such host": (["--nodes", "2", "--node", "0", "--rendezvous", "no-such-host.invalid:29400"], 3, "--rendezvous"),
+    "not ours": (
+        ["--nodes", "2", "--node", "0", "--rendezvous", "203.0.113.7:29400"],
+        3,
+        "an address of this host",
+    ),
+    "no such host": (
+        ["--nodes", "2", "--node", "0", "--rendezvous", "no-such-host.invalid:29400"],
+        3,
+        "--rendezvous",
+    ),
 }
 
 
 @pytest.mark.parametrize(("words", "code", "fix"), WRONG.values(), ids=WRONG)
-def test_a_wrong_command_says_what_is_wrong(tmp_path: Path, words: list[str], code: int, fix: str) -> None:
+def test_a_wrong_command_says_what_is_wrong(
+    tmp_path: Path, words: list[str], code: int, fix: str
+) -> None:
     (tmp_path / "meet.py").write_text("raise SystemExit('started')")
     done = paceline("run", "meet.py", *words, folder=tmp_path)
     assert (done.code, done.out) == (code, "")
@@ -105,7 +139,9 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "meet.py").write_text("raise SystemExit('started')")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = paceline("run", "meet.py", "--nodes", "2", "--node", "0", "--rendezvous", place, folder=tmp_path)
+        done = paceline(
+            "run", "meet.py", "--nodes", "2", "--node", "0", "--rendezvous", place, folder=tmp_path
+        )
     assert done.code == 3
     assert "in use" in done.err
     assert "free here" in done.err

@@ -36,14 +36,20 @@ def chatter(tmp_path_factory: pytest.TempPathFactory) -> Done:
 def test_long_lines_written_in_pieces_stay_whole_and_carry_their_rank(chatter: Done) -> None:
     assert (chatter.code, chatter.err) == (0, "")
     for line in chatter.out.splitlines():
-        found = re.fullmatch(r"\[(\d)\] (?:no newline at the end of rank |\1:\d+:(\1+))(?:\1)?", line)
+        found = re.fullmatch(
+            r"\[(\d)\] (?:no newline at the end of rank |\1:\d+:(\1+))(?:\1)?", line
+        )
         assert found, f"glued: {line[:80]}"
         assert found[2] is None or len(found[2]) in {LENGTH - 1, LENGTH}
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_no_line_of_a_rank_is_lost_or_out_of_order(chatter: Done, rank: int) -> None:
-    said = [line.removeprefix(f"[{rank}] ") for line in chatter.out.splitlines() if line.startswith(f"[{rank}] ")]
+    said = [
+        line.removeprefix(f"[{rank}] ")
+        for line in chatter.out.splitlines()
+        if line.startswith(f"[{rank}] ")
+    ]
     assert said[:-1] == [f"{rank}:{number}:{str(rank) * LENGTH}" for number in range(LINES)]
     assert said[-1] == f"no newline at the end of rank {rank}"
 
@@ -54,8 +60,12 @@ def test_a_single_rank_needs_no_prefix(tmp_path: Path) -> None:
 
 
 def test_a_screen_that_cannot_show_a_letter_does_not_end_the_run(tmp_path: Path) -> None:
-    (tmp_path / "letters.py").write_text("import os\nos.write(1, 'gr\\u00fc\\u00dfe\\n'.encode())\nprint('goes on')\n")
-    done = paceline("run", "letters.py", folder=tmp_path, env={"PYTHONIOENCODING": "ascii"}, cold=True)
+    (tmp_path / "letters.py").write_text(
+        "import os\nos.write(1, 'gr\\u00fc\\u00dfe\\n'.encode())\nprint('goes on')\n"
+    )
+    done = paceline(
+        "run", "letters.py", folder=tmp_path, env={"PYTHONIOENCODING": "ascii"}, cold=True
+    )
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines()[-1] == "goes on"
 
@@ -89,9 +99,10 @@ def test_bytes_become_these_lines(pieces: list[bytes], lines: list[str]) -> None
 
 
 @given(
-    st.lists(st.sampled_from([b"a", b"word ", b"\n", b"\r", b"\r\n", b"\xc3\xbc", b"\xff", b"\0"]), max_size=40).map(
-        b"".join
-    ),
+    st.lists(
+        st.sampled_from([b"a", b"word ", b"\n", b"\r", b"\r\n", b"\xc3\xbc", b"\xff", b"\0"]),
+        max_size=40,
+    ).map(b"".join),
     st.data(),
 )
 def test_any_chopping_of_the_bytes_gives_the_same_lines(data: bytes, choice: st.DataObject) -> None:
@@ -101,4 +112,6 @@ def test_any_chopping_of_the_bytes_gives_the_same_lines(data: bytes, choice: st.
 
 
 def test_the_tail_keeps_the_last_twenty_lines() -> None:
-    assert shown([b"".join(b"%d\n" % number for number in range(50))])[1] == [str(number) for number in range(30, 50)]
+    assert shown([b"".join(b"%d\n" % number for number in range(50))])[1] == [
+        str(number) for number in range(30, 50)
+    ]

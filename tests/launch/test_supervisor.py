@@ -55,7 +55,10 @@ def test_ranks_that_left_while_the_launcher_was_held_have_left_in_time(
     signals = StopSignals()
     signals.count, signals.first = 1, signal.SIGTERM
     failure = local.launch(spec_of(tmp_path, "import time; time.sleep(600)"), signals=signals)
-    assert (failure.exit_code, "this launch has saved nothing" in failure.message) == (STOPPED, True)
+    assert (failure.exit_code, "this launch has saved nothing" in failure.message) == (
+        STOPPED,
+        True,
+    )
 
 
 def test_a_rank_that_ended_while_the_launcher_was_held_did_not_end_first(
@@ -89,7 +92,9 @@ def test_a_checkpoint_that_is_completed_while_ranks_are_ended_counts(
     assert "no more data" in failure.message
 
 
-def test_a_report_is_there_only_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_is_there_only_when_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, write, seen = tmp_path / "failure.json", Path.write_text, []
 
     def write_and_look(self: Path, text: str, **how: str) -> int:

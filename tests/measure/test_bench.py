@@ -16,7 +16,14 @@ from support.documented import keys_of, words_of
 from support.program import paceline, started, wait_until
 
 from paceline.cli.main import run_verb
-from paceline.measure.bench_results import Measurement, Measured, Mistake, as_dict, describe, figures_of
+from paceline.measure.bench_results import (
+    Measurement,
+    Measured,
+    Mistake,
+    as_dict,
+    describe,
+    figures_of,
+)
 from paceline.measure.bench_plan import OPERATIONS
 
 SHORT = ("--sizes", "1KiB,64KiB", "--seconds", "0", "--device", "cpu")
@@ -26,16 +33,25 @@ def test_ranks_are_started_and_the_figures_come_as_json_and_as_a_plot(tmp_path: 
     done = paceline("bench", "-n", "2", *SHORT, "--json", "--to", "out", folder=tmp_path)
     assert (done.code, done.err) == (0, ""), done
     found = json.loads(done.out)
-    assert (found["right"], found["ranks"], found["nodes"], found["backend"]) == (True, 2, 1, "gloo")
+    assert (found["right"], found["ranks"], found["nodes"], found["backend"]) == (
+        True,
+        2,
+        1,
+        "gloo",
+    )
     assert [each["operation"] for each in found["operations"]] == list(OPERATIONS)
     for each in found["operations"]:
         assert [row["size_bytes"] for row in each["sizes"]] == [1024, 65536]
         for row in each["sizes"]:
             assert row["fastest_s"] <= row["seconds"] <= row["slowest_s"]
-            assert row["busbw_gb_per_s"] == pytest.approx(each["bus_factor"] * row["algbw_gb_per_s"])
+            assert row["busbw_gb_per_s"] == pytest.approx(
+                each["bus_factor"] * row["algbw_gb_per_s"]
+            )
         assert each["fit"]["latency_s"] >= 0
     assert {*found, "sizes", "fit"} == keys_of("bench.md", "JSON")
-    assert {*found["operations"][0], *found["operations"][0]["fit"]} - words_of("bench.md", "JSON") == set()
+    assert {*found["operations"][0], *found["operations"][0]["fit"]} - words_of(
+        "bench.md", "JSON"
+    ) == set()
     assert json.loads((tmp_path / "out" / "bench.json").read_text()) == found
     assert (tmp_path / "out" / "bench.svg").read_text() == found["svg"]
     assert {path.stat().st_mode & 0o077 for path in (tmp_path / "out").rglob("*")} == {0}
@@ -44,9 +60,21 @@ def test_ranks_are_started_and_the_figures_come_as_json_and_as_a_plot(tmp_path: 
 
 @pytest.mark.heavy
 def test_under_torchrun_it_measures_the_ranks_that_are_there(tmp_path: Path) -> None:
-    words = ["--standalone", "--nproc-per-node", "2", "-m", "paceline", "bench", "--ops", "pair,tree", *SHORT]
+    words = [
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "paceline",
+        "bench",
+        "--ops",
+        "pair,tree",
+        *SHORT,
+    ]
     torchrun = [str(Path(sys.executable).with_name("torchrun")), *words]
-    done = subprocess.run(torchrun, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        torchrun, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=200
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("2 ranks on 1 node, cpu, gloo") == 1
     assert done.stdout.count("results were right") == 1
@@ -54,7 +82,9 @@ def test_under_torchrun_it_measures_the_ranks_that_are_there(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 def test_a_bench_that_is_told_to_go_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
-    with started("bench", "-n", "2", "--seconds", "1000", "--sizes", "1KiB:64MiB", folder=tmp_path) as running:
+    with started(
+        "bench", "-n", "2", "--seconds", "1000", "--sizes", "1KiB:64MiB", folder=tmp_path
+    ) as running:
         wait_until(lambda: any(running.temporary.glob(".paceline-bench-*")))
         time.sleep(0.5)
         running.process.send_signal(number)
@@ -69,7 +99,10 @@ def test_a_bench_that_is_told_to_go_leaves_nothing(tmp_path: Path, number: signa
         (["--sizes", "4000GiB"], "4000GiB is more than any message\n  fix: give at most 64GiB"),
         (["--sizes", "1"], "less than one number"),
         (["--sizes", "2MB:1MB"], "goes from large to small"),
-        (["--ops", "all-reduced"], "there is no operation 'all-reduced'\n  fix: did you mean all-reduce?"),
+        (
+            ["--ops", "all-reduced"],
+            "there is no operation 'all-reduced'\n  fix: did you mean all-reduce?",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused(words: list[str], said: str, capsys) -> None:
@@ -78,14 +111,24 @@ def test_what_cannot_be_measured_is_refused(words: list[str], said: str, capsys)
 
 
 def test_ranks_that_are_there_start_no_others(tmp_path: Path) -> None:
-    env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    env = {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "1",
+    }
     done = paceline("bench", "-n", "2", folder=tmp_path, env=env)
     assert done.code == 2
     assert "2 ranks are here already, and each would start 2 more\n  fix: leave -n out" in done.err
 
 
 def found_by(ranks: int, *, wrong: int = 0) -> Measurement:
-    measured = [Measured(name, size, 4, [2e-3, 1e-3, 9.0]) for name in OPERATIONS for size in (1_000_000, 4_000_000)]
+    measured = [
+        Measured(name, size, 4, [2e-3, 1e-3, 9.0])
+        for name in OPERATIONS
+        for size in (1_000_000, 4_000_000)
+    ]
     mistakes = [Mistake("all-reduce", 1_000_000, 1, 17, 5.0, float("nan"))] if wrong else []
     return Measurement(ranks, 2, "cpu", "", "gloo", "2", measured, 100, wrong, mistakes)
 
@@ -103,7 +146,9 @@ def test_a_wrong_result_is_said_with_its_rank_and_number() -> None:
     found = found_by(4, wrong=3)
     figures = figures_of(found)
     assert "WRONG: 3 of 100 results" in describe(found, figures)
-    assert "rank 1: all-reduce of 1.0 MB, number 17: nothing instead of 5" in describe(found, figures)
+    assert "rank 1: all-reduce of 1.0 MB, number 17: nothing instead of 5" in describe(
+        found, figures
+    )
     told = json.loads(json.dumps(as_dict(found, figures, ""), allow_nan=False))
     assert (told["right"], told["mistakes"][0]["found"]) == (False, None)
     assert Measurement.from_json(found.as_json()).mistakes[0].rank == 1

@@ -32,7 +32,10 @@ def test_a_line_is_found_again_although_a_third_of_its_times_are_late(latency_s,
 )
 def test_neither_a_latency_nor_a_slope_is_below_0(sizes, times, latency_s, bytes_per_s):
     fit = fit_line(sizes, times)
-    assert (fit.latency_s, fit.bytes_per_s) == (pytest.approx(latency_s), pytest.approx(bytes_per_s))
+    assert (fit.latency_s, fit.bytes_per_s) == (
+        pytest.approx(latency_s),
+        pytest.approx(bytes_per_s),
+    )
 
 
 def test_one_size_makes_no_line():

@@ -24,8 +24,22 @@ def test_every_result_is_right(tmp_path: Path, ranks: str, backend: str) -> None
 
 
 def test_scaling_says_that_ranks_share_the_card(tmp_path: Path) -> None:
-    words = ("--worlds", "1,2", "--rounds", "1", "--steps", "4", "--warmup", "2", "--json", "device=cuda")
+    words = (
+        "--worlds",
+        "1,2",
+        "--rounds",
+        "1",
+        "--steps",
+        "4",
+        "--warmup",
+        "2",
+        "--json",
+        "device=cuda",
+    )
     done = paceline("scale", "toy", *words, folder=tmp_path)
     assert done.code == 0, done
     sizes = json.loads(done.out)["sizes"]
-    assert [size["shares"] for size in sizes] == ["", "2 ranks share 1 GPU" * (torch.cuda.device_count() == 1)]
+    assert [size["shares"] for size in sizes] == [
+        "",
+        "2 ranks share 1 GPU" * (torch.cuda.device_count() == 1),
+    ]

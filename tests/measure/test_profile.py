@@ -33,7 +33,13 @@ def trainings(world, folder: str) -> None:
     import slow_training
 
     for phase, rank in DELAYS.items():
-        slow = {"slow.phase": phase, "slow.rank": rank, "slow.seconds": 0.5, "steps": 6, "name": phase}
+        slow = {
+            "slow.phase": phase,
+            "slow.rank": rank,
+            "slow.seconds": 0.5,
+            "steps": 6,
+            "name": phase,
+        }
         window = {"profile.to": f"{folder}/{phase}", "profile.skip": 2, "profile.steps": 3}
         for _ in range(1 + (phase == "compute")):  # one folder is filled twice
             slow_training.train(world, with_settings(slow_training.TrainingConfig(), slow | window))
@@ -56,7 +62,11 @@ def test_what_is_made_slow_is_the_largest_cause(measured: Path, phase: str) -> N
     assert found["causes"][0]["try"] in found["words"]
     assert sum(found["shares"].values()) == pytest.approx(1.0)
     if phase == "data":
-        assert (found["decisive_rank"], found["slow_rank"]["rank"], found["slow_rank"]["phase"]) == (1, 1, "data")
+        assert (
+            found["decisive_rank"],
+            found["slow_rank"]["rank"],
+            found["slow_rank"]["phase"],
+        ) == (1, 1, "data")
 
 
 def test_the_ranks_lie_side_by_side_on_one_clock(measured: Path) -> None:
@@ -72,16 +82,26 @@ def test_the_ranks_lie_side_by_side_on_one_clock(measured: Path) -> None:
     assert ready[0] < ready[1]
     # What torch traced lies within the phases that we took by our own clock.
     for trace in traces:
-        updates = [event for event in trace.events if str(event.get("name", "")).startswith("Optimizer.step")]
+        updates = [
+            event
+            for event in trace.events
+            if str(event.get("name", "")).startswith("Optimizer.step")
+        ]
         spans = [span for span in trace.phases if span[0] == "optimizer"]
-        inside = [any(begin - 500 <= event["ts"] <= end for _, begin, end in spans) for event in updates]
+        inside = [
+            any(begin - 500 <= event["ts"] <= end for _, begin, end in spans) for event in updates
+        ]
         assert sum(inside) >= 3
 
 
 def test_a_folder_that_ranks_have_filled_is_only_read(measured: Path, capsys) -> None:
     assert run_verb(["profile", str(measured / "compute"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["script"], found["ranks"], found["causes"][0]["cause"]) == ("compute", 2, "compute")
+    assert (found["script"], found["ranks"], found["causes"][0]["cause"]) == (
+        "compute",
+        2,
+        "compute",
+    )
 
 
 def test_what_is_written_is_private(measured: Path) -> None:
@@ -107,22 +127,46 @@ def test_on_a_gpu_kernels_tell_what_is_exposed() -> None:
         kernel("adam", 60, 70),
         kernel("Optimizer.step#Adam.step", 60, 70, "gpu_user_annotation"),
     ]
-    phases = [("forward", 0.0, 10.0), ("other", 10.0, 75.0), ("data", 75.0, 90.0), ("other", 90.0, 100.0)]
+    phases = [
+        ("forward", 0.0, 10.0),
+        ("other", 10.0, 75.0),
+        ("data", 75.0, 90.0),
+        ("other", 90.0, 100.0),
+    ]
     found = shares_of(RankTrace(0, {"steps": 1}, events, phases, 0.0, 100.0))
-    seconds = [found.compute, found.exposed_communication, found.optimizer, found.data_wait, found.host_gaps]
+    seconds = [
+        found.compute,
+        found.exposed_communication,
+        found.optimizer,
+        found.data_wait,
+        found.host_gaps,
+    ]
     assert [round(value * 1e6) for value in seconds] == [40, 20, 10, 15, 15]
 
 
 def test_slices_of_a_model_that_are_sent_within_forward_are_told_from_it() -> None:
-    events = [kernel("aten::mm", 10, 40, "cpu_op"), kernel("gloo:all_gather", 35, 70, "user_annotation")]
+    events = [
+        kernel("aten::mm", 10, 40, "cpu_op"),
+        kernel("gloo:all_gather", 35, 70, "user_annotation"),
+    ]
     phases = [("data", 0.0, 5.0), ("wait", 5.0, 80.0), ("optimizer", 80.0, 100.0)]
     found = shares_of(RankTrace(0, {"steps": 1}, events, phases, 0.0, 100.0))
-    seconds = [found.compute, found.exposed_communication, found.optimizer, found.data_wait, found.host_gaps]
+    seconds = [
+        found.compute,
+        found.exposed_communication,
+        found.optimizer,
+        found.data_wait,
+        found.host_gaps,
+    ]
     assert [round(value * 1e6) for value in seconds] == [30, 30, 20, 5, 15]
 
 
-@pytest.mark.parametrize("damage", ["no gzip", '{"ranks": 1, "trace": "x"}', '{"ranks": [], "trace": "x"}'])
-def test_a_damaged_profile_is_an_error_with_a_way_out(measured: Path, tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    "damage", ["no gzip", '{"ranks": 1, "trace": "x"}', '{"ranks": [], "trace": "x"}']
+)
+def test_a_damaged_profile_is_an_error_with_a_way_out(
+    measured: Path, tmp_path: Path, damage: str
+) -> None:
     home = shutil.copytree(measured / "data", tmp_path / "copy")
     for file in home.glob("tensorboard/*" if damage == "no gzip" else "rank-*.json"):
         file.write_text(damage)
@@ -136,16 +180,35 @@ def test_a_run_that_was_too_short_is_an_error_with_a_way_out(tmp_path: Path) -> 
 
 
 def test_the_verb_runs_a_recipe_and_leaves_its_run_alone(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "paceline", "profile", "toy", "--skip", "2", "--steps", "2", "--json", "name=mine"]
+    words = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "profile",
+        "toy",
+        "--skip",
+        "2",
+        "--steps",
+        "2",
+        "--json",
+        "name=mine",
+    ]
     words += [f"checkpoint.to={tmp_path}/store", "log.to=csv"]
     done = subprocess.run(words, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert (found["script"], found["ranks"], found["steps"], found["device"]) == ("toy", 1, 2, "cpu")
+    assert (found["script"], found["ranks"], found["steps"], found["device"]) == (
+        "toy",
+        1,
+        2,
+        "cpu",
+    )
     assert sorted(path.name for path in (tmp_path / "runs" / "mine").iterdir()) == ["profile"]
     assert not (tmp_path / "store").exists()
     assert set(found) == keys_of("profile.md", "Keys of verdict.json")
-    assert verdict_of(RunDir(tmp_path / "runs" / "mine").verdict) == found  # what `paceline report` draws
+    assert (
+        verdict_of(RunDir(tmp_path / "runs" / "mine").verdict) == found
+    )  # what `paceline report` draws
 
 
 def test_a_report_reads_what_a_profile_of_several_ranks_wrote(measured: Path) -> None:

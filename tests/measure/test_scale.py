@@ -42,7 +42,9 @@ def test_efficiency_is_p1_t1_over_pn_tn() -> None:
 
 
 def test_weak_scaling_compares_the_work_of_a_rank() -> None:
-    one, four = sizes_of([Trial(1, 4, "", [pace(1.0)]), Trial(4, 16, "", [pace(1.25, samples=256)])])
+    one, four = sizes_of(
+        [Trial(1, 4, "", [pace(1.0)]), Trial(4, 16, "", [pace(1.25, samples=256)])]
+    )
     assert (four.speedup, four.efficiency) == (pytest.approx(3.2), pytest.approx(0.8))
 
 
@@ -95,21 +97,44 @@ with paceline.join(config) as world:
 @pytest.mark.slow
 def test_a_study_is_printed_and_written_with_its_report(tmp_path: Path) -> None:
     (tmp_path / "slow_rank.py").write_text(SLOW_RANK)
-    words = ("--worlds", "2,1", "--rounds", "1", "--steps", "4", "--warmup", "2", "--weak", "--json")
+    words = (
+        "--worlds",
+        "2,1",
+        "--rounds",
+        "1",
+        "--steps",
+        "4",
+        "--warmup",
+        "2",
+        "--weak",
+        "--json",
+    )
     home = tmp_path / "runs" / "study"
     home.mkdir(parents=True)
     (home / "scaling.json").write_text('{"studies": {"strong": []}}')
     done = paceline(
-        "scale", "slow_rank.py", *words, "name=study", "batch.global_size=16", "device=cpu", folder=tmp_path
+        "scale",
+        "slow_rank.py",
+        *words,
+        "name=study",
+        "batch.global_size=16",
+        "device=cpu",
+        folder=tmp_path,
     )
     assert (done.code, done.err) == (0, ""), done
     found = json.loads(done.out)
-    assert [(size["ranks"], size["global_batch"], size["lanes"]) for size in found["sizes"]] == [(1, 16, 4), (2, 32, 8)]
+    assert [(size["ranks"], size["global_batch"], size["lanes"]) for size in found["sizes"]] == [
+        (1, 16, 4),
+        (2, 32, 8),
+    ]
     two = found["sizes"][1]
     assert two["uneven_share"] > 0.2  # rank 0 waits while rank 1 sleeps in every forward
     assert two["exposed_share"] >= two["uneven_share"]
     assert (found["kind"], found["good_efficiency"]) == ("weak", 0.75)
-    assert json.loads((home / "scaling.json").read_text()) == {"format": 1, "studies": {"weak": found}}
+    assert json.loads((home / "scaling.json").read_text()) == {
+        "format": 1,
+        "studies": {"weak": found},
+    }
     assert {*found, *found["sizes"][0]} == keys_of("scale.md", "JSON")
     assert set(found["facts"]) - words_of("scale.md", "JSON") == set()
     assert scaling_of(home / "scaling.json") == {"weak": found}  # what `paceline report` draws
@@ -129,7 +154,9 @@ def test_a_study_is_printed_and_written_with_its_report(tmp_path: Path) -> None:
         ("print('no training')", ["--worlds", "1,2"], 2, ["fails.py wrote no times of its steps down", "fix: train with `paceline.Trainer`"]),
     ],
 )  # fmt: skip
-def test_a_script_that_cannot_be_compared_is_an_error_with_a_fix(tmp_path: Path, script, words, code, said) -> None:
+def test_a_script_that_cannot_be_compared_is_an_error_with_a_fix(
+    tmp_path: Path, script, words, code, said
+) -> None:
     (tmp_path / "fails.py").write_text(script)
     done = paceline("scale", "fails.py", *words, folder=tmp_path)
     assert (done.code, done.out) == (code, "")
@@ -158,7 +185,9 @@ steps = [[SAMPLES, 0, 1, 2, 3, 0] for n in range(STEPS)]
         ("64 - 32 * (n > 9)", 20, ["--worlds", "1,2"], "none of the steps that were timed has 64 samples: they are all at the end of an epoch", "give more --steps"),
     ],
 )  # fmt: skip
-def test_a_study_that_leads_nowhere_ends_after_its_first_run(tmp_path, samples, steps, words, problem, fix) -> None:
+def test_a_study_that_leads_nowhere_ends_after_its_first_run(
+    tmp_path, samples, steps, words, problem, fix
+) -> None:
     script = PRETENDED.replace("SAMPLES", str(samples)).replace("STEPS", str(steps))
     (tmp_path / "pretends.py").write_text(script)
     done = paceline("scale", "pretends.py", *words, folder=tmp_path)
@@ -175,9 +204,12 @@ def test_a_folder_that_cannot_be_written_is_known_before_the_first_run(tmp_path:
 
 
 def test_secrets_among_the_words_do_not_reach_the_report(tmp_path: Path) -> None:
-    ran = RecordedRun(FACTS | {"ranks": 1, "gpu": "", "cores": 1}, ("cpu",), [(Moment(8, 0, 1, 2, 3, 0),)] * 3)
+    ran = RecordedRun(
+        FACTS | {"ranks": 1, "gpu": "", "cores": 1}, ("cpu",), [(Moment(8, 0, 1, 2, 3, 0),)] * 3
+    )
     runs = scaling._Runs(
-        scaling.Study(module("x", "y"), ("hub_token=hf_1", "lr.base=1"), (1,), False, 1, 0, 3), tmp_path
+        scaling.Study(module("x", "y"), ("hub_token=hf_1", "lr.base=1"), (1,), False, 1, 0, 3),
+        tmp_path,
     )
     runs._config = {
         "name": "x",
@@ -190,7 +222,9 @@ def test_secrets_among_the_words_do_not_reach_the_report(tmp_path: Path) -> None
             1: replace(
                 ran,
                 facts=ran.facts
-                | dict.fromkeys(("host", "cpu", "memory_bytes", "system", "python", "backend", "torch"), ""),
+                | dict.fromkeys(
+                    ("host", "cpu", "memory_bytes", "system", "python", "backend", "torch"), ""
+                ),
             )
         },
         scaling.Batch(8, 1),
@@ -201,12 +235,16 @@ def test_secrets_among_the_words_do_not_reach_the_report(tmp_path: Path) -> None
 
 
 def study(name: str, kind: str, *ranks: int) -> Scaling:
-    trials = [Trial(count, 4, "", [pace(1 / count**0.9), pace(1.1 / count**0.9)]) for count in ranks]
+    trials = [
+        Trial(count, 4, "", [pace(1 / count**0.9), pace(1.1 / count**0.9)]) for count in ranks
+    ]
     facts = dict.fromkeys(
         ("host", "cpu", "system", "python", "paceline", "gpu", "backend", "torch", "exact", "parallel", "precision", "compile", "threads"), name
     )  # fmt: skip
     facts |= {"cores": 8, "nodes": 1, "memory_bytes": 1}
-    return Scaling(name, name, [name], kind, 5, 20, 2, "2026-01-01T00:00:00+00:00", facts, sizes_of(trials))
+    return Scaling(
+        name, name, [name], kind, 5, 20, 2, "2026-01-01T00:00:00+00:00", facts, sizes_of(trials)
+    )
 
 
 def test_a_report_reads_what_the_verb_writes_whatever_else_is_there(tmp_path: Path) -> None:
@@ -224,7 +262,14 @@ def test_a_report_reads_what_the_verb_writes_whatever_else_is_there(tmp_path: Pa
     file.write_text(json.dumps(content))
     [found] = read_studies(file).values()
     assert (found.kind, [size.ranks for size in found.sizes]) == ("strong", [2, 4])
-    for text in ("", "[]", "3", '{"studies": 3}', '{"studies": {"weak": {"sizes": [{}]}}}', "[" * 100_000):
+    for text in (
+        "",
+        "[]",
+        "3",
+        '{"studies": 3}',
+        '{"studies": {"weak": {"sizes": [{}]}}}',
+        "[" * 100_000,
+    ):
         file.write_text(text)
         assert scaling_of(file) is None
 
@@ -235,7 +280,15 @@ HOSTILE = "<script>alert(1)</script>|`*[x](javascript:y)"
 def test_the_report_has_what_computing_centres_ask_for_and_runs_nothing() -> None:
     studies = [study(HOSTILE, "strong", 1, 2, 4, 32), study(HOSTILE, "weak", 1, 2)]
     page, text = to_html(studies), to_markdown(studies)
-    for word in ("Code", "Machine", "Strong scaling", "Weak scaling", "efficiency", "75%", "largest size at 75%"):
+    for word in (
+        "Code",
+        "Machine",
+        "Strong scaling",
+        "Weak scaling",
+        "efficiency",
+        "75%",
+        "largest size at 75%",
+    ):
         assert word in page
         assert word in text
     assert "4 ranks (87%)" in page

@@ -39,7 +39,9 @@ def theirs(tmp_path_factory):
 def transformers_gpt2(**sizes):
     transformers = pytest.importorskip("transformers")
     transformers.utils.logging.disable_progress_bar()
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=None, eos_token_id=None))
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
+    )
     scatter(model, 2)
     return model.eval()
 
@@ -61,8 +63,13 @@ def ours(place):
 def old_style(model, folder):
     """Write what older versions did: no prefix, masks as buffers, and the head a second time."""
     tensors = {f"{name}": value.clone() for name, value in model.transformer.state_dict().items()}
-    tensors |= {f"h.{layer}.attn.bias": torch.ones(1, 1, 8, 8, dtype=torch.bool) for layer in range(2)}
-    tensors |= {"h.0.attn.masked_bias": torch.tensor(-1e4), "lm_head.weight": tensors["wte.weight"].clone()}
+    tensors |= {
+        f"h.{layer}.attn.bias": torch.ones(1, 1, 8, 8, dtype=torch.bool) for layer in range(2)
+    }
+    tensors |= {
+        "h.0.attn.masked_bias": torch.tensor(-1e4),
+        "lm_head.weight": tensors["wte.weight"].clone(),
+    }
     save_file(tensors, folder / "model.safetensors")
     return folder
 
@@ -108,7 +115,9 @@ def test_what_is_written_is_read_with_the_same_bits(tmp_path):
 
 def test_half_weights_become_whole(theirs, tmp_path):
     folder = shutil.copytree(theirs[1], tmp_path / "hub")
-    tensors = {name: value.bfloat16() for name, value in load_file(folder / "model.safetensors").items()}
+    tensors = {
+        name: value.bfloat16() for name, value in load_file(folder / "model.safetensors").items()
+    }
     save_file(tensors, folder / "model.safetensors")
     found = read_hub(folder)[1]
     assert {value.dtype for value in found.values()} == {torch.float32}
@@ -120,7 +129,9 @@ def said(**changes):
 
     def change(folder):
         tree = json.loads((folder / "config.json").read_bytes()) | changes
-        (folder / "config.json").write_text(json.dumps({name: value for name, value in tree.items() if value != ...}))
+        (folder / "config.json").write_text(
+            json.dumps({name: value for name, value in tree.items() if value != ...})
+        )
 
     return change
 
@@ -199,7 +210,9 @@ def test_what_is_no_folder_of_weights_is_named(tmp_path):
     with pytest.raises(DataError, match="there is no folder .*nowhere of weights"):
         read_hub(tmp_path / "nowhere")
     torch.save({"weight": torch.ones(2)}, tmp_path / "weights.bin")
-    with pytest.raises(DataError, match="weights.bin is not a safetensors file\n.*a pickle is never read"):
+    with pytest.raises(
+        DataError, match="weights.bin is not a safetensors file\n.*a pickle is never read"
+    ):
         read_hub(tmp_path / "weights.bin")
 
 
@@ -230,7 +243,11 @@ def test_nothing_is_written_over_and_weights_of_another_model_are_not_written(wr
 def runs(theirs, tmp_path_factory):
     """Runs that were saved: of tokens, from the weights of transformers without a change, and of a design that GPT-2 has not."""
     folder = tmp_path_factory.mktemp("trained")
-    words = [f"data_folder={write(folder, 'words and words again ' * 40)}", f"runs={folder}/runs", "steps=2"]
+    words = [
+        f"data_folder={write(folder, 'words and words again ' * 40)}",
+        f"runs={folder}/runs",
+        "steps=2",
+    ]
     train(*words, "name=tokens", "level=tokens", "vocabulary=270", "checkpoint.every=1steps")
     train(*words, "name=rotary", "positions=rotary", "bias=false")
     wide = transformers_gpt2(n_layer=1, n_head=2, n_embd=16, vocab_size=256, n_positions=12)
@@ -248,7 +265,10 @@ def export(runs, tmp_path, monkeypatch, capsys):
 
     def run(name, *words):
         capsys.readouterr()
-        return Done(run_verb(["ckpt", "export", name, "--as", "gpt2", *map(str, words)]), *capsys.readouterr())
+        return Done(
+            run_verb(["ckpt", "export", name, "--as", "gpt2", *map(str, words)]),
+            *capsys.readouterr(),
+        )
 
     return run
 
@@ -277,13 +297,17 @@ def test_a_run_is_exported_with_its_tokenizer(export, theirs):
     with torch.no_grad():
         prompt = torch.tensor([numbers[:8]])
         torch.testing.assert_close(model(prompt).logits, author.model(prompt), rtol=0, atol=1e-5)
-    assert Path("runs/tokens/tokenizer.json").read_bytes() == Path("hub/tokenizer.json").read_bytes()
+    assert (
+        Path("runs/tokens/tokenizer.json").read_bytes() == Path("hub/tokenizer.json").read_bytes()
+    )
 
 
 def test_their_weights_come_back_out_of_a_run_as_they_were(export, theirs, runs):
     assert export("runs/started", "hub", "--json").code == 0
     again, wide = loaded(theirs, "hub"), runs[1]
-    assert all(torch.equal(value, wide.state_dict()[name]) for name, value in again.state_dict().items())
+    assert all(
+        torch.equal(value, wide.state_dict()[name]) for name, value in again.state_dict().items()
+    )
     assert not Path("hub/tokenizer.json").exists()
     kept = config_from_words(GptConfig, ["--config", "runs/started/config.toml"])
     assert (kept.layers, kept.heads, kept.width, kept.length, kept.tokens) == (1, 2, 16, 12, 256)
@@ -292,7 +316,10 @@ def test_their_weights_come_back_out_of_a_run_as_they_were(export, theirs, runs)
 def test_the_checkpoint_that_is_exported_is_good_or_the_one_asked_for(export):
     assert json.loads(export("runs/tokens", "one", "--json", "--step", 1).out)["step"] == 1
     assert export("runs/tokens/checkpoints/step-000000001", "two").code == 0
-    assert all((Path("two") / path.name).read_bytes() == path.read_bytes() for path in Path("one").iterdir())
+    assert all(
+        (Path("two") / path.name).read_bytes() == path.read_bytes()
+        for path in Path("one").iterdir()
+    )
     part = next(Path("runs/tokens/checkpoints/step-000000002").glob("*.safetensors"))
     part.write_bytes(part.read_bytes()[:-1] + b"?")
     done = export("runs/tokens", "three", "--json")
@@ -304,15 +331,27 @@ def test_the_checkpoint_that_is_exported_is_good_or_the_one_asked_for(export):
 @pytest.mark.parametrize(
     ("words", "problem", "fix"),
     [
-        (["runs/rotary", "hub"], "GPT-2 has no positions=rotary, bias=false", "train with positions=learned"),
+        (
+            ["runs/rotary", "hub"],
+            "GPT-2 has no positions=rotary, bias=false",
+            "train with positions=learned",
+        ),
         (["runs/tokens", "full"], "full exists", "name another folder"),
         (["runs/tokens", "full/file"], "full/file exists", "name another folder"),
         (["runs/tokens", "."], ". exists", "name another folder"),
         (["runs/tokens", "hub", "--force"], "--force", "leave --force out"),
         (["runs/tokens", "no/where"], "there is no folder no", "create it first"),
         (["runs/tokens", "s3://bucket/hub"], "there is no folder", "a path on this machine"),
-        (["runs/tokens", "runs/tokens/checkpoints/step-000000002"], "inside a checkpoint", "stays as it was saved"),
-        (["runs/tokens", "runs/tokens/checkpoints/step-000000002/hub"], "inside a checkpoint", "stays as it was saved"),
+        (
+            ["runs/tokens", "runs/tokens/checkpoints/step-000000002"],
+            "inside a checkpoint",
+            "stays as it was saved",
+        ),
+        (
+            ["runs/tokens", "runs/tokens/checkpoints/step-000000002/hub"],
+            "inside a checkpoint",
+            "stays as it was saved",
+        ),
         (["runs/tokens"], "FOLDER is missing", "paceline ckpt export RUN --as gpt2 FOLDER"),
         (["runs/tokens", "hub", "--as", "gpt3"], "there is no layout 'gpt3'", "did you mean gpt2?"),
     ],
@@ -351,7 +390,12 @@ def test_nothing_is_left_of_a_folder_that_cannot_be_written(export, monkeypatch)
 def test_settings_that_contradict_the_weights_are_refused(words, problem, tmp_path):
     design = Design(Shape(1, 2, 16), tokens=256, length=12)
     write_hub(design, GPT(design).state_dict(), tmp_path / "hub")
-    settled = ["layers=1", "heads=2", "width=16", "length=12"]  # as the run's own config.toml says them
+    settled = [
+        "layers=1",
+        "heads=2",
+        "width=16",
+        "length=12",
+    ]  # as the run's own config.toml says them
     assert design_of(from_start(tiny(*settled, f"start={tmp_path}/hub"))[0]) == design
     with pytest.raises(ConfigError, match=problem) as error:
         from_start(tiny(*settled, f"start={tmp_path}/hub", *words))

@@ -15,7 +15,15 @@ from paceline.cli.main import run_verb
 from paceline.data.vocabulary import Bytes, Characters
 from paceline.errors import TrainingError
 from paceline.recipes.gpt_model import GPT, Design, Shape
-from paceline.recipes.gpt_sample import Choice, _chosen, _generator, draw, open_author, spelled, window_begin
+from paceline.recipes.gpt_sample import (
+    Choice,
+    _chosen,
+    _generator,
+    draw,
+    open_author,
+    spelled,
+    window_begin,
+)
 
 ROUND = "abcdefg"  # no divisor of the length: places say nothing of letters
 
@@ -136,7 +144,12 @@ def test_what_cannot_be_written_is_refused(sample, tmp_path, words, code, proble
 
 def first(model, prompt, choice, count=1, tokens=30):
     """Return so many tokens of every text that is drawn."""
-    return [list(text) for text in zip(*itertools.islice(draw(model, prompt, 20, choice, count), tokens), strict=True)]
+    return [
+        list(text)
+        for text in zip(
+            *itertools.islice(draw(model, prompt, 20, choice, count), tokens), strict=True
+        )
+    ]
 
 
 @torch.no_grad()
@@ -169,7 +182,10 @@ def test_the_window_moves_by_a_quarter_and_never_looks_back_further_than_the_mod
     assert begins == sorted(begins)
     assert all(shown == count for count, shown in enumerate(seen[:length], start=1))
     assert all(length * 3 / 4 <= shown <= length for shown in seen[length:])
-    assert {after - before for before, after in itertools.pairwise(begins)} <= {0, max(1, length // 4)}
+    assert {after - before for before, after in itertools.pairwise(begins)} <= {
+        0,
+        max(1, length // 4),
+    }
 
 
 def test_texts_written_side_by_side_differ_and_are_those_of_the_seed():
@@ -184,9 +200,13 @@ def test_texts_written_side_by_side_differ_and_are_those_of_the_seed():
 
 
 def test_several_texts_are_shown_one_below_the_other(sample):
-    done = sample("runs/characters", "--prompt", "abc", "--temperature", 0, "--length", 4, "--count", 2)
+    done = sample(
+        "runs/characters", "--prompt", "abc", "--temperature", 0, "--length", 4, "--count", 2
+    )
     assert (done.code, done.out) == (0, "--- 1 of 2\nabcdefg\n--- 2 of 2\nabcdefg\n")
-    facts = json.loads(sample("runs/characters", "--prompt", "ab", "--length", 5, "--count", 3, "--json").out)
+    facts = json.loads(
+        sample("runs/characters", "--prompt", "ab", "--length", 5, "--count", 3, "--json").out
+    )
     assert list(map(len, facts["texts"])) == [5, 5, 5]
 
 
@@ -220,6 +240,8 @@ def test_characters_are_shown_when_they_are_whole(vocabulary, prompt, drawn, pie
 
 
 def test_what_it_writes_orders_a_terminal_nothing(sample, monkeypatch):
-    monkeypatch.setattr("paceline.recipes.gpt_sample.draw", lambda *_: ([byte] for byte in b"a\tb\n\x1b[2Jc" * 100))
+    monkeypatch.setattr(
+        "paceline.recipes.gpt_sample.draw", lambda *_: ([byte] for byte in b"a\tb\n\x1b[2Jc" * 100)
+    )
     done = sample("runs/wide", "--prompt", "x", "--length", 9)
     assert done.out == "xa\tb\n\ufffd[2Jc\n"

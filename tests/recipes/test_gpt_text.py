@@ -47,9 +47,9 @@ def test_every_level_reads_the_same_text(level, tmp_path):
     rows = len(rows_of(numbers, 8))
     assert (len(found.train), len(found.test)) == (rows - rows // 20, rows // 20)
     inputs, targets = found.train.gather(numpy.array([0, 1]), (0, 0))
-    assert found.vocabulary.decode([*inputs[0].tolist(), *targets[1].tolist()]) == found.vocabulary.decode(
-        list(numbers[:8]) + list(numbers[9:17])
-    )
+    assert found.vocabulary.decode(
+        [*inputs[0].tolist(), *targets[1].tolist()]
+    ) == found.vocabulary.decode(list(numbers[:8]) + list(numbers[9:17]))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -107,7 +107,9 @@ def test_a_run_does_not_go_on_with_another_vocabulary(tmp_path, monkeypatch):
     assert "H" in json.loads(run.vocabulary.read_text())["characters"]
 
 
-@pytest.mark.parametrize("words", [["level=characters"], ["level=tokens", "tokenizer=tokenizer.json"]])
+@pytest.mark.parametrize(
+    "words", [["level=characters"], ["level=tokens", "tokenizer=tokenizer.json"]]
+)
 def test_memory_and_pack_make_the_same_numbers(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").mkdir()
@@ -116,10 +118,18 @@ def test_memory_and_pack_make_the_same_numbers(words, tmp_path, monkeypatch):
     write(tmp_path, train_tokenizer([TEXT], 270), "tokenizer.json")
     config, found = settled("texts", *words)
     index = pack(
-        PackRequest(("texts",), text=config.level, tokenizer=config.tokenizer, length=8), tmp_path / "set", workers=1
+        PackRequest(("texts",), text=config.level, tokenizer=config.tokenizer, length=8),
+        tmp_path / "set",
+        workers=1,
     )
-    assert {name: index.about[name] for name in found.vocabulary.about()} == found.vocabulary.about()
-    assert index.samples == len(rows_of(numbers_in("texts", found.vocabulary), 8)) == len(found.train) + len(found.test)
+    assert {
+        name: index.about[name] for name in found.vocabulary.about()
+    } == found.vocabulary.about()
+    assert (
+        index.samples
+        == len(rows_of(numbers_in("texts", found.vocabulary), 8))
+        == len(found.train) + len(found.test)
+    )
     for part in ("train", "test"):
         pack(
             PackRequest(("texts",), text=config.level, tokenizer=config.tokenizer, length=8),
@@ -127,18 +137,30 @@ def test_memory_and_pack_make_the_same_numbers(words, tmp_path, monkeypatch):
             workers=1,
         )
     streamed, sets = settled("sets", "data=shards")
-    assert (streamed.level, streamed.tokens, sets.vocabulary) == (config.level, config.tokens, found.vocabulary)
+    assert (streamed.level, streamed.tokens, sets.vocabulary) == (
+        config.level,
+        config.tokens,
+        found.vocabulary,
+    )
     rows = rows_of(numbers_in("texts", found.vocabulary), 8).long()
     assert sets.train.gather(numpy.array([2]), (0, 0))[0].tolist() == [rows[2, :-1].tolist()]
     with pytest.raises(ConfigError, match="rows of 8 tokens are longer than length=4"):
         settled("sets", "data=shards", "length=4")
     with pytest.raises(ConfigError, match="level="):
-        settled("sets", "data=shards", "level=characters" if config.level == "tokens" else "level=tokens")
+        settled(
+            "sets",
+            "data=shards",
+            "level=characters" if config.level == "tokens" else "level=tokens",
+        )
 
 
 def test_sets_with_different_vocabularies_are_refused(tmp_path):
     for part, text in (("train", "abcabcabc"), ("test", "abdabdabd")):
-        pack(PackRequest((str(write(tmp_path, text)),), text="characters", length=4), tmp_path / part, workers=1)
+        pack(
+            PackRequest((str(write(tmp_path, text)),), text="characters", length=4),
+            tmp_path / part,
+            workers=1,
+        )
     with pytest.raises(DataError, match="different vocabularies"):
         settled(tmp_path, "data=shards")
 
@@ -213,7 +235,9 @@ def test_the_tokenizer_beside_the_weights_is_taken(tmp_path):
 
 def test_a_tokenizer_is_read_from_an_address_too(tmp_path):
     write(tmp_path, train_tokenizer([TEXT], 270), "tokenizer.json")
-    request = PackRequest((str(write(tmp_path, TEXT)),), tokenizer=str(tmp_path / "tokenizer.json"), length=8)
+    request = PackRequest(
+        (str(write(tmp_path, TEXT)),), tokenizer=str(tmp_path / "tokenizer.json"), length=8
+    )
     pack(request, tmp_path / "set", workers=1)
     files = fsspec.filesystem("memory")
     for part in ("train", "test"):
@@ -234,7 +258,12 @@ def test_a_vocabulary_says_what_it_lacks():
     words = Tokenizer(models.WordLevel({"ein": 0, "Satz": 1, "?": 2}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     known = Tokens.of(words.to_str().encode())
-    assert (known.size, known.end, known.lost("ein Satz"), known.lost("ein Wort")) == (3, -1, "", "W")
+    assert (known.size, known.end, known.lost("ein Satz"), known.lost("ein Wort")) == (
+        3,
+        -1,
+        "",
+        "W",
+    )
     assert isinstance(vocabulary_for("", "bytes", "", 0), Bytes)
 
 
@@ -247,7 +276,10 @@ def test_rows_may_begin_anywhere_and_the_last_tenth_is_held_out(tmp_path):
         [*range(85, 90)],
         [*range(7, 12)],
     ]
-    assert test.source.gather(numpy.array([0, 1]), (0, 0))[0].tolist() == [[*range(90, 95)], [*range(94, 99)]]
+    assert test.source.gather(numpy.array([0, 1]), (0, 0))[0].tolist() == [
+        [*range(90, 95)],
+        [*range(94, 99)],
+    ]
     with pytest.raises(DataError, match="less than one row of 95"):
         text_in_memory(str(tmp_path / "text"), 95, rows="any")
 

@@ -62,7 +62,10 @@ def test_matrices_move_as_by_torchs_own_muon(shape):
 def test_the_rest_moves_as_by_torchs_own_adamw():
     ours, theirs = twins(12, 20)
     mine = Muon([{"params": [ours], "weight_decay": 0.1}], 0.02)
-    push((mine, torch.optim.AdamW([theirs], lr=0.02, betas=(0.9, 0.95), weight_decay=0.1)), (ours, theirs))
+    push(
+        (mine, torch.optim.AdamW([theirs], lr=0.02, betas=(0.9, 0.95), weight_decay=0.1)),
+        (ours, theirs),
+    )
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
 
 
@@ -76,7 +79,9 @@ def test_pieces_of_a_matrix_are_matrices():
         part.grad = gradient.clone()
     mine.step()
     apart.step()
-    torch.testing.assert_close(whole.detach(), torch.cat([part.detach() for part in parts]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        whole.detach(), torch.cat([part.detach() for part in parts]), rtol=0, atol=1e-6
+    )
 
 
 class NothingComesToTheHost(TorchDispatchMode):
@@ -90,7 +95,10 @@ class NothingComesToTheHost(TorchDispatchMode):
 @pytest.mark.parametrize("rule", ["muon", "adamw"])
 def test_a_rate_may_be_a_tensor_and_gives_the_same_bits(rule):
     ours, theirs = twins(12, 20)
-    optimizers = [Muon([{"params": [value], "rule": rule, "weight_decay": 0.1}], 0.02) for value in (ours, theirs)]
+    optimizers = [
+        Muon([{"params": [value], "rule": rule, "weight_decay": 0.1}], 0.02)
+        for value in (ours, theirs)
+    ]
     for group in optimizers[1].param_groups:
         assert group["capturable"] is False
         group |= {"capturable": True, "lr": torch.tensor(0.02)}
@@ -98,7 +106,11 @@ def test_a_rate_may_be_a_tensor_and_gives_the_same_bits(rule):
     with NothingComesToTheHost():
         push(optimizers[1:], [theirs])
     assert torch.equal(ours, theirs)
-    assert all(isinstance(value, torch.Tensor) for state in optimizers[1].state.values() for value in state.values())
+    assert all(
+        isinstance(value, torch.Tensor)
+        for state in optimizers[1].state.values()
+        for value in state.values()
+    )
 
 
 def test_only_the_matrices_of_the_blocks_move_by_muon():
@@ -107,7 +119,12 @@ def test_only_the_matrices_of_the_blocks_move_by_muon():
     optimizer = build_optimizer(model, config)
     names = {value: name for name, value in model.named_parameters()}
     groups = [
-        (group["rule"], group["pieces"], group["weight_decay"], {names[value] for value in group["params"]})
+        (
+            group["rule"],
+            group["pieces"],
+            group["weight_decay"],
+            {names[value] for value in group["params"]},
+        )
         for group in optimizer.param_groups
     ]
     matrices = {"blocks.0.out.weight", "blocks.0.up.weight", "blocks.0.down.weight"}
@@ -126,7 +143,9 @@ def trained(words):
     return digest(run) if run.events.exists() else ""
 
 
-def test_a_resumed_run_and_one_on_two_ranks_have_the_bits_of_the_straight_one(tmp_path, monkeypatch):
+def test_a_resumed_run_and_one_on_two_ranks_have_the_bits_of_the_straight_one(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     text = f"data_folder={write(tmp_path, TEXT)}"
     straight = trained([text, "steps=6", "name=straight"])
@@ -138,7 +157,11 @@ def test_a_resumed_run_and_one_on_two_ranks_have_the_bits_of_the_straight_one(tm
 def test_it_learns(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = train(
-        "optimizer=muon", f"data_folder={write(tmp_path, TEXT)}", "steps=25", "log.every_steps=1", "lr.base=0.01"
+        "optimizer=muon",
+        f"data_folder={write(tmp_path, TEXT)}",
+        "steps=25",
+        "log.every_steps=1",
+        "lr.base=0.01",
     )
     losses = [event["loss"] for event in surviving(run.events) if event["event"] == "StepDone"]
     assert len(losses) == 25

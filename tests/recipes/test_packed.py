@@ -21,7 +21,9 @@ def text_sets(folder, text):
     rows = corpus.rows_of(text, LENGTH).numpy()
     held_out = numpy.arange(len(rows)) % 20 == 19
     for part, mine in (("train", rows[~held_out]), ("test", rows[held_out])):
-        make_set(folder / part, len(mine), 30, lambda begin, end, mine=mine: {"tokens": mine[begin:end]})
+        make_set(
+            folder / part, len(mine), 30, lambda begin, end, mine=mine: {"tokens": mine[begin:end]}
+        )
 
 
 def gpt_digest(words):
@@ -42,22 +44,36 @@ def test_a_gpt_is_the_same_from_shards(tmp_path, monkeypatch):
 
 def test_digits_are_the_same_from_shards(tmp_path):
     generator = numpy.random.default_rng(3)
-    images, labels = generator.integers(0, 256, (50, 28, 28), dtype=numpy.uint8), generator.integers(0, 10, 50)
+    images, labels = (
+        generator.integers(0, 256, (50, 28, 28), dtype=numpy.uint8),
+        generator.integers(0, 10, 50),
+    )
     for part in ("train", "test"):
-        make_set(tmp_path / part, 50, 7, lambda begin, end: {"image": images[begin:end], "label": labels[begin:end]})
+        make_set(
+            tmp_path / part,
+            50,
+            7,
+            lambda begin, end: {"image": images[begin:end], "label": labels[begin:end]},
+        )
     config = RunConfig()
     train, test = digits.packed_digits(str(tmp_path), config)
     memory = digits._pixels(torch.from_numpy(images)), torch.from_numpy(labels)
     for data in (train, test):
         for mine, yours in zip(
-            Batches(data, config, World()).steps(), Batches(memory, config, World()).steps(), strict=True
+            Batches(data, config, World()).steps(),
+            Batches(memory, config, World()).steps(),
+            strict=True,
         ):
             for one, other in zip(mine.lanes, yours.lanes, strict=True):
                 assert all(torch.equal(a, b) for a, b in zip(one.batch, other.batch, strict=True))
 
 
 @pytest.mark.parametrize(
-    "read", [lambda: digits.packed_digits("", RunConfig()), lambda: corpus.text_from_shards("", RunConfig())]
+    "read",
+    [
+        lambda: digits.packed_digits("", RunConfig()),
+        lambda: corpus.text_from_shards("", RunConfig()),
+    ],
 )
 def test_a_recipe_says_how_sets_are_made(read):
     with pytest.raises(DataError, match="paceline data pack"):

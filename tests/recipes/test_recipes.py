@@ -38,15 +38,23 @@ def mnist_digests() -> dict[str, str]:
     )  # two steps, the second short
     meeting = os.environ[handover.MEETING]
     for name, words in WAYS.items():
-        os.environ[handover.MEETING] = f"{meeting}-{name}"  # a process group meets in a file of its own
+        os.environ[handover.MEETING] = (
+            f"{meeting}-{name}"  # a process group meets in a file of its own
+        )
         recipe.main(config_from_words(MnistConfig, [*SMALL, *words, f"name={name}"]))
     ends = {name: Path(f"runs/{name}/events.jsonl").read_text().splitlines()[-1] for name in WAYS}
-    return {name: json.loads(line)["digest"] for name, line in ends.items()} if os.environ["RANK"] == "0" else {}
+    return (
+        {name: json.loads(line)["digest"] for name, line in ends.items()}
+        if os.environ["RANK"] == "0"
+        else {}
+    )
 
 
 def test_mnist_has_the_same_bits_on_one_to_four_ranks(tmp_path):
     found = {size: run_on_processes(mnist_digests, size, tmp_path, {})[0] for size in (1, 2, 3, 4)}
-    assert {name for name in WAYS if len({digests[name] for digests in found.values()}) > 1} == set(), found
+    assert {
+        name for name in WAYS if len({digests[name] for digests in found.values()}) > 1
+    } == set(), found
     assert {len(digest) for digest in found[1].values()} == {64}
     assert len(set(found[1].values())) == len(WAYS), "and each way has bits of its own"
 
@@ -58,7 +66,11 @@ def test_toy_learns(tmp_path, monkeypatch):
     events = [json.loads(line) for line in Path("runs/toy/events.jsonl").read_text().splitlines()]
     losses = [event["loss"] for event in events if event["event"] == "EpochDone"]
     assert losses[-1] < losses[0] / 100
-    assert [event["step"] for event in events if event["event"] == "CheckpointSaved"] == [128, 256, 320]
+    assert [event["step"] for event in events if event["event"] == "CheckpointSaved"] == [
+        128,
+        256,
+        320,
+    ]
 
 
 def test_toy_is_what_it_says():
@@ -68,14 +80,21 @@ def test_toy_is_what_it_says():
 
 
 def test_the_network_has_the_layers_of_the_issue():
-    shapes = {name: tuple(value.shape) for name, value in Net().named_parameters() if name.endswith("weight")}
+    shapes = {
+        name: tuple(value.shape)
+        for name, value in Net().named_parameters()
+        if name.endswith("weight")
+    }
     assert shapes == {
         "conv1.weight": (32, 1, 3, 3),
         "conv2.weight": (64, 32, 3, 3),
         "fc1.weight": (128, 9216),
         "fc2.weight": (10, 128),
     }
-    assert [module.p for module in Net().modules() if isinstance(module, torch.nn.Dropout)] == [0.25, 0.5]
+    assert [module.p for module in Net().modules() if isinstance(module, torch.nn.Dropout)] == [
+        0.25,
+        0.5,
+    ]
 
 
 def test_embedded_digits_are_complete_and_never_shared_by_training_and_test():

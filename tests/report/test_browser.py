@@ -25,7 +25,11 @@ def page(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("page")
     plain = trainings.make_training(root / "plain", "name=plain")
     odd = trainings.make_training(
-        root / HOSTILE.replace("/", "_"), f"clip_norm=2", metrics=("eval_loss", METRIC), seed=2, ranks=3
+        root / HOSTILE.replace("/", "_"),
+        f"clip_norm=2",
+        metrics=("eval_loss", METRIC),
+        seed=2,
+        ranks=3,
     )
     odd.config.write_text(f"note = {json.dumps(HOSTILE)}\n{json.dumps(METRIC)} = 1\n")
     for folder in (plain, odd):
@@ -57,10 +61,14 @@ def brightness(color: str) -> int:
 
 
 @pytest.mark.parametrize("script", [True, False])
-def test_the_curves_are_drawn_with_and_without_the_script(browser: Browser, page: Path, script: bool) -> None:
+def test_the_curves_are_drawn_with_and_without_the_script(
+    browser: Browser, page: Path, script: bool
+) -> None:
     browser.show(page, script=script)
     lines = browser.value(LINES)
-    assert len(lines) >= 12  # loss, evaluation, speed, learning rate of both, a metric each, step times, speed-up
+    assert (
+        len(lines) >= 12
+    )  # loss, evaluation, speed, learning rate of both, a metric each, step times, speed-up
     assert all(line["inside"] and line["long"] and line["width"] > 0.5 for line in lines)
     assert sum(line["points"] > 100 for line in lines) >= 6
     assert len({line["color"] for line in lines}) >= 2
@@ -73,7 +81,9 @@ def test_the_curves_are_drawn_with_and_without_the_script(browser: Browser, page
 
 def test_values_are_shown_under_the_pointer(browser: Browser, page: Path) -> None:
     browser.show(page)
-    box = browser.value("JSON.parse(JSON.stringify(document.querySelector('.plot.log .area').getBoundingClientRect()))")
+    box = browser.value(
+        "JSON.parse(JSON.stringify(document.querySelector('.plot.log .area').getBoundingClientRect()))"
+    )
     browser.move_to(box["left"] + box["width"] / 2, box["top"] + 20)
     said = browser.value("document.querySelector('.tip').innerText")
     assert said.startswith("step 3,0")
@@ -86,7 +96,9 @@ def test_values_are_shown_under_the_pointer(browser: Browser, page: Path) -> Non
 def test_the_slow_rank_stands_out_in_the_map_of_ranks(browser: Browser, page: Path) -> None:
     browser.show(page)
     browser.value("document.querySelector('.map').scrollIntoView()")
-    box = browser.value("JSON.parse(JSON.stringify(document.querySelector('.map').getBoundingClientRect()))")
+    box = browser.value(
+        "JSON.parse(JSON.stringify(document.querySelector('.map').getBoundingClientRect()))"
+    )
     strongest = "[...document.querySelectorAll('.map')[0].querySelectorAll('.shade')].at(-1).getBoundingClientRect()"
     cells = browser.value(f"JSON.parse(JSON.stringify({strongest}))")
     assert box["left"] + box["width"] * 0.45 < cells["left"]  # from the middle on
@@ -118,21 +130,37 @@ def test_nothing_is_wider_than_the_screen(browser: Browser, page: Path, width: i
     wide = f"""[...document.querySelectorAll('body *')].filter((part) => part.getBoundingClientRect().right > {width} + 1
       && !part.closest('.scroll')).map((part) => part.outerHTML.slice(0, 80))"""
     assert browser.value(wide) == []
-    assert browser.value("parseFloat(getComputedStyle(document.querySelector('.area .y')).fontSize)") >= 12
+    assert (
+        browser.value("parseFloat(getComputedStyle(document.querySelector('.area .y')).fontSize)")
+        >= 12
+    )
 
 
 def test_hostile_names_are_text(browser: Browser, page: Path) -> None:
     browser.show(page)
     shown = HOSTILE.replace("/", "_").replace("\u202e", "\ufffd")
-    names = browser.value("[...document.querySelectorAll('.card h2')].map((part) => part.textContent)")
+    names = browser.value(
+        "[...document.querySelectorAll('.card h2')].map((part) => part.textContent)"
+    )
     assert names == ["plain", shown]
-    assert METRIC in browser.value("[...document.querySelectorAll('h3')].map((part) => part.textContent)")
-    assert browser.value("document.querySelectorAll('img, iframe, object, link, a, script[src]').length") == 0
+    assert METRIC in browser.value(
+        "[...document.querySelectorAll('h3')].map((part) => part.textContent)"
+    )
+    assert (
+        browser.value(
+            "document.querySelectorAll('img, iframe, object, link, a, script[src]').length"
+        )
+        == 0
+    )
     assert browser.value("document.scripts.length") == 2
-    assert METRIC in browser.value("[...document.querySelectorAll('.settings th')].map((part) => part.textContent)")
+    assert METRIC in browser.value(
+        "[...document.querySelectorAll('.settings th')].map((part) => part.textContent)"
+    )
 
 
-def test_nobody_was_asked_for_anything_and_nothing_was_complained_of(browser: Browser, page: Path) -> None:
+def test_nobody_was_asked_for_anything_and_nothing_was_complained_of(
+    browser: Browser, page: Path
+) -> None:
     browser.show(page)
     assert set(browser.asked_for) == {page.absolute().as_uri()}
     assert browser.complaints == []

@@ -29,7 +29,10 @@ def test_by_name_folder_job_and_name_from_elsewhere(tmp_path: Path) -> None:
         assert (found.name, [job.job for job in found.jobs]) == ("here", ["19"])
     for word in ("away", "17", "18", "far/away"):
         found = find_run(word, Path("runs"))
-        assert (found.folder.root.resolve(), [job.job for job in found.jobs]) == (tmp_path / "far/away", ["17", "18"])
+        assert (found.folder.root.resolve(), [job.job for job in found.jobs]) == (
+            tmp_path / "far/away",
+            ["17", "18"],
+        )
     assert find_run("away", Path("far")).name == "away"
 
 

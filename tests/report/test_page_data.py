@@ -40,19 +40,39 @@ def training(tmp_path_factory) -> RunDir:
 def test_steps_that_were_lost_and_done_again_count_once(training: RunDir) -> None:
     account = read_account(training.events)
     kept = [event for event in surviving(training.events) if event["event"] == "StepDone"]
-    assert list(account.steps["step"]) == [event["step"] for event in kept] == list(range(10, 6001, 10))
+    assert (
+        list(account.steps["step"])
+        == [event["step"] for event in kept]
+        == list(range(10, 6001, 10))
+    )
     assert list(account.steps["loss"]) == [event["loss"] for event in kept]
     run = facts(training)[0]
-    starts = [(start["from_step"], start["step"], start["lost_steps"], start["ending"]) for start in run["starts"]]
-    assert starts == [(0, 2300, 300, "failed"), (2000, 4000, 0, "stopped"), (4000, 6000, 0, "ended")]
-    assert (run["phase"], run["restarts"], run["lost_steps"], run["step"]) == ("ended", 2, 300, 6000)
+    starts = [
+        (start["from_step"], start["step"], start["lost_steps"], start["ending"])
+        for start in run["starts"]
+    ]
+    assert starts == [
+        (0, 2300, 300, "failed"),
+        (2000, 4000, 0, "stopped"),
+        (4000, 6000, 0, "ended"),
+    ]
+    assert (run["phase"], run["restarts"], run["lost_steps"], run["step"]) == (
+        "ended",
+        2,
+        300,
+        6000,
+    )
     assert run["slowest"]["beat"]["rank"] == 5
     assert [event["kind"] for event in run["slow_ranks"]] == ["chronic"]
     assert run["troubles"] == []
-    assert run["metric_curves"]["acc"]["steps"] == list(range(250, 6001, 250))  # within epochs and at their ends
+    assert run["metric_curves"]["acc"]["steps"] == list(
+        range(250, 6001, 250)
+    )  # within epochs and at their ends
     assert run["metrics_step"] == 6000
     parts = run["breakdown"]
-    assert parts["step_s"] == pytest.approx(parts["data_s"] + parts["own_s"] + parts["rest_s"], rel=1e-4)
+    assert parts["step_s"] == pytest.approx(
+        parts["data_s"] + parts["own_s"] + parts["rest_s"], rel=1e-4
+    )
 
 
 def test_every_key_is_documented(training: RunDir) -> None:
@@ -81,9 +101,13 @@ def test_secrets_are_removed(tmp_path: Path) -> None:
         tmp_path / "runs" / "run", runs.started(), CheckpointFailed(3, "cannot write s3://me:hush@bucket/x, token=hush"),
         RunFailed(3, 0, "OSError: https://user:hush@host/path"),
     )  # fmt: skip
-    folder.config.write_text('name = "x"\napi_key = "hush"\nfrom = "sftp://me:hush@host/x"\n[hub]\nToken = "hush"\n')
+    folder.config.write_text(
+        'name = "x"\napi_key = "hush"\nfrom = "sftp://me:hush@host/x"\n[hub]\nToken = "hush"\n'
+    )
     folder.environment.write_text(
-        json.dumps({"variables": {"AWS_SECRET_ACCESS_KEY": "hush", "OMP_NUM_THREADS": "hushed-not"}})
+        json.dumps(
+            {"variables": {"AWS_SECRET_ACCESS_KEY": "hush", "OMP_NUM_THREADS": "hushed-not"}}
+        )
     )
     found = facts_of([NamedRun(folder, ())])
     assert not re.search(r"hush\b(?!ed)", json.dumps(found))
@@ -142,7 +166,9 @@ def test_whatever_the_files_hold_there_is_a_page(tmp_path: Path) -> None:
 
 
 @settings(max_examples=50)
-@given(st.lists(st.integers(-9, 9) | st.just(math.nan), min_size=1, max_size=90), st.integers(1, 20))
+@given(
+    st.lists(st.integers(-9, 9) | st.just(math.nan), min_size=1, max_size=90), st.integers(1, 20)
+)
 def test_thinning_keeps_the_extremes_and_the_width(values: list[float], columns: int) -> None:
     curve = thinned(range(len(values)), values, columns)
     good = [value for value in values if math.isfinite(value)]
@@ -157,15 +183,22 @@ def test_thinning_keeps_the_extremes_and_the_width(values: list[float], columns:
     )
 
 
-def test_a_long_history_of_several_runs_with_many_metrics_makes_a_small_page(tmp_path: Path) -> None:
-    folders = [runs.make_run(tmp_path / f"run{number}", runs.started(ranks=1100)) for number in range(3)]
+def test_a_long_history_of_several_runs_with_many_metrics_makes_a_small_page(
+    tmp_path: Path,
+) -> None:
+    folders = [
+        runs.make_run(tmp_path / f"run{number}", runs.started(ranks=1100)) for number in range(3)
+    ]
     with folders[0].events.open("a") as file:
         line = as_json(StepDone(123456789, 1, 1, 0.625, 0.1, 640.0)) + "\n"
         file.writelines(
-            line.replace("123456789", str(step)).replace("0.625", f"{1 + step % 977 / 977}") for step in range(30_000)
+            line.replace("123456789", str(step)).replace("0.625", f"{1 + step % 977 / 977}")
+            for step in range(30_000)
         )
     for number, folder in enumerate(folders):
-        more = trainings.make_training(tmp_path / f"more{number}", metrics=tuple(f"metric {n}" for n in range(100)))
+        more = trainings.make_training(
+            tmp_path / f"more{number}", metrics=tuple(f"metric {n}" for n in range(100))
+        )
         folders[number] = folder if number == 0 else more
     for rank in range(1100):
         runs.put_beat(folders[0], rank)

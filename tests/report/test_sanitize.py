@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from paceline.report.text_plot import curve
 from paceline.report.sanitize import fit, harmless, tail
 
-HOSTILE = st.text(st.characters() | st.sampled_from("\x1b[]()0123;mHJK?\x07\x08\r\n\x9b\x9d\x9c\u202e\u2028\\"))
+HOSTILE = st.text(
+    st.characters() | st.sampled_from("\x1b[]()0123;mHJK?\x07\x08\r\n\x9b\x9d\x9c\u202e\u2028\\")
+)
 
 
 @given(HOSTILE)
@@ -55,7 +57,9 @@ def test_the_tail_of_a_large_log_without_any_line_end_and_of_none(tmp_path: Path
 
 
 @given(st.lists(st.floats()), st.integers(1, 30), st.integers(1, 4))
-def test_a_curve_has_its_size_whatever_the_losses(values: list[float], width: int, height: int) -> None:
+def test_a_curve_has_its_size_whatever_the_losses(
+    values: list[float], width: int, height: int
+) -> None:
     rows = curve(values, width, height)
     assert len(rows) == height
     assert len({len(row) for row in rows}) == 1

@@ -45,7 +45,12 @@ def state(folder, *jobs: RunJob) -> RunState:
         ([], [PENDING], "waiting", False),
         ([], [RUNNING], "starting", False),
         ([started()], [RUNNING, PENDING], "training", False),
-        ([started(time_s=AN_HOUR_AGO)], [RUNNING], "starting", False),  # it was killed, and is requeued
+        (
+            [started(time_s=AN_HOUR_AGO)],
+            [RUNNING],
+            "starting",
+            False,
+        ),  # it was killed, and is requeued
         ([started(), RunStopped(3, "SIGTERM")], [RUNNING], "starting", False),
         ([started(), RunStopped(3, "SIGTERM")], [PENDING], "waiting", False),
         (
@@ -54,8 +59,18 @@ def state(folder, *jobs: RunJob) -> RunState:
             "stopped",
             False,
         ),  # it may be taken up again at once
-        ([started(time_s=AN_HOUR_AGO), RunStopped(3, "x", time_s=AN_HOUR_AGO)], [DONE], "stopped", True),
-        ([started(time_s=AN_HOUR_AGO), RunFailed(3, 1, "x", time_s=AN_HOUR_AGO)], [], "failed", True),
+        (
+            [started(time_s=AN_HOUR_AGO), RunStopped(3, "x", time_s=AN_HOUR_AGO)],
+            [DONE],
+            "stopped",
+            True,
+        ),
+        (
+            [started(time_s=AN_HOUR_AGO), RunFailed(3, 1, "x", time_s=AN_HOUR_AGO)],
+            [],
+            "failed",
+            True,
+        ),
         ([started(time_s=AN_HOUR_AGO)], [], "lost", True),
         ([started(time_s=AN_HOUR_AGO)], [RunJob("17", UNKNOWN, "")], "lost", False),
         ([started(), RunEnded(9, 1.0, "d")], [RUNNING], "ended", False),
@@ -70,7 +85,9 @@ def test_where_a_run_stands(tmp_path: Path, events, jobs, phase: str, over: bool
     assert (found.phase, found.over) == (phase, over)
 
 
-def test_a_run_without_a_job_lives_while_its_lock_is_held_or_its_beats_are_fresh(tmp_path: Path) -> None:
+def test_a_run_without_a_job_lives_while_its_lock_is_held_or_its_beats_are_fresh(
+    tmp_path: Path,
+) -> None:
     folder = make_run(tmp_path / "run", started(time_s=AN_HOUR_AGO))
     with holding(folder.lock):
         assert state(folder).phase == "training"
@@ -80,7 +97,9 @@ def test_a_run_without_a_job_lives_while_its_lock_is_held_or_its_beats_are_fresh
 
 
 def test_step_loss_speed_and_time_left(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", started(), *trained(1, 201), started(101), *trained(111, 401))
+    folder = make_run(
+        tmp_path / "run", started(), *trained(1, 201), started(101), *trained(111, 401)
+    )
     put_beat(folder, 0, step=409)
     put_beat(folder, 7, step=900)  # of an earlier, larger world
     found = state(folder, RUNNING)
@@ -99,7 +118,9 @@ def test_step_loss_speed_and_time_left(tmp_path: Path) -> None:
         ([0.3, 0.1, 0.11, 0.2], 0),
     ],
 )
-def test_the_slowest_rank_is_named_if_it_is_clearly_slower(tmp_path: Path, own_s: list[float], rank) -> None:
+def test_the_slowest_rank_is_named_if_it_is_clearly_slower(
+    tmp_path: Path, own_s: list[float], rank
+) -> None:
     folder = make_run(tmp_path / "run", started(ranks=4, time_s=time.time() - 9))
     for number, seconds in enumerate(own_s):
         put_beat(folder, number, own_s=seconds)
@@ -110,7 +131,9 @@ def test_the_slowest_rank_is_named_if_it_is_clearly_slower(tmp_path: Path, own_s
 
 
 def test_a_rank_with_more_lanes_is_not_slow_for_that(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", started(ranks=3, time_s=time.time() - 9))  # 4 lanes: 2 + 1 + 1
+    folder = make_run(
+        tmp_path / "run", started(ranks=3, time_s=time.time() - 9)
+    )  # 4 lanes: 2 + 1 + 1
     for rank, own_s in enumerate([0.25, 0.1, 0.1]):
         put_beat(folder, rank, own_s=own_s)
     assert state(folder, RUNNING).slowest is None
@@ -129,14 +152,23 @@ def test_a_damaged_beat_and_one_from_before_the_start_say_nothing(tmp_path: Path
 def test_what_holds_a_run_up_is_shown_while_it_does(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", started(time_s=AN_HOUR_AGO), Evaluated(4, {"acc": 0.25}))
     make_private(folder.hang_verdict.parent)
-    keep(folder, HangVerdict("own code", (1,), (0,), "rank 1 is in f at x.py:3; rank 0 waits for it"))
+    keep(
+        folder, HangVerdict("own code", (1,), (0,), "rank 1 is in f at x.py:3; rank 0 waits for it")
+    )
     with holding(folder.lock):
         found = state(folder)
-    assert found.facts()["hang"] == {"cause": "own code", "ranks": [1], "waiting": [0], "sentence": found.hang.sentence}
+    assert found.facts()["hang"] == {
+        "cause": "own code",
+        "ranks": [1],
+        "waiting": [0],
+        "sentence": found.hang.sentence,
+    }
     lines = lines_of(found, 200, 50)
     assert "stuck  rank 1 is in f at x.py:3; rank 0 waits for it" in lines
     assert "eval   acc 0.2500 (step 4)" in lines
-    assert "before rank 1 is in f at x.py:3; rank 0 waits for it" in lines_of(state(folder), 200, 50)
+    assert "before rank 1 is in f at x.py:3; rank 0 waits for it" in lines_of(
+        state(folder), 200, 50
+    )
     folder.hang_verdict.unlink()
     assert state(folder).hang is None
 
@@ -148,7 +180,9 @@ def columns(line: str) -> int:
 
 @settings(max_examples=60)
 @given(st.integers(1, 200), st.integers(1, 60), st.text(), st.lists(st.text(), max_size=12))
-def test_a_frame_fits_its_terminal_whatever_a_log_says(width: int, height: int, name: str, log: list[str]) -> None:
+def test_a_frame_fits_its_terminal_whatever_a_log_says(
+    width: int, height: int, name: str, log: list[str]
+) -> None:
     found = RunState(
         name, f"/{name}", "failed", name, (RUNNING, PENDING), name, 2, "cuda:0", 3, 5, 10, 0.5, (3.0, 0.5),
         {name: 0.5}, 5, 9.0, 8.0, None, None, HangVerdict("stuck", (1,), (0,), name), 2, "/log", tuple(log), 4.0,
@@ -159,7 +193,9 @@ def test_a_frame_fits_its_terminal_whatever_a_log_says(width: int, height: int, 
 
 
 def test_the_state_is_json_with_null_for_what_is_no_number(tmp_path: Path) -> None:
-    facts = json.loads(json.dumps(state(make_run(tmp_path / "run"), PENDING).facts(), allow_nan=False))
+    facts = json.loads(
+        json.dumps(state(make_run(tmp_path / "run"), PENDING).facts(), allow_nan=False)
+    )
     assert (facts["phase"], facts["loss"], facts["left_s"], facts["jobs"][0]["reason"]) == ("waiting", None, None, "Resources")  # fmt: skip
 
 
@@ -185,7 +221,9 @@ def test_one_row_for_a_run_across_its_jobs(tmp_path: Path) -> None:
     found = state(folder, *joined(sent, shown, {}))
     head, row = table_of([found])
     assert head.split() == ["run", "jobs", "state", "step", "loss", "used", "left", "starts", "log"]
-    assert row.startswith("my run  17,18,19  RUNNING, 2 more waiting  101/1,000  0.9901  0:10  1:00  2  ")
+    assert row.startswith(
+        "my run  17,18,19  RUNNING, 2 more waiting  101/1,000  0.9901  0:10  1:00  2  "
+    )
     assert row.endswith("jobs/17.log")
     assert is_current(found)
 
@@ -200,8 +238,17 @@ def test_one_row_for_a_run_across_its_jobs(tmp_path: Path) -> None:
         (None, RunJob("1", "GONE", ""), "gone without a word"),
     ],
 )
-def test_a_run_whose_jobs_are_gone_is_as_its_events_tell(tmp_path: Path, ending, job: RunJob, said: str) -> None:
+def test_a_run_whose_jobs_are_gone_is_as_its_events_tell(
+    tmp_path: Path, ending, job: RunJob, said: str
+) -> None:
     assert (
-        stands(state(make_run(tmp_path / "run", started(time_s=AN_HOUR_AGO), *([ending] if ending else [])), job))
+        stands(
+            state(
+                make_run(
+                    tmp_path / "run", started(time_s=AN_HOUR_AGO), *([ending] if ending else [])
+                ),
+                job,
+            )
+        )
         == said
     )

@@ -20,5 +20,7 @@ def slurm(request: pytest.FixtureRequest) -> Iterator[PrivateCluster]:
 @pytest.fixture
 def hosts(request: pytest.FixtureRequest) -> Iterator[PrivateCluster]:
     """Hosts and a network without Slurm, as the marker `namespaces(nodes=2, delay_ms=1)` says."""
-    with cluster_or_skip(wanted(slurm=False, **request.node.get_closest_marker("namespaces").kwargs)) as cluster:
+    with cluster_or_skip(
+        wanted(slurm=False, **request.node.get_closest_marker("namespaces").kwargs)
+    ) as cluster:
         yield cluster

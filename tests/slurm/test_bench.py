@@ -32,4 +32,6 @@ def test_the_delay_of_a_link_is_found(hosts):
     seen = bench_between(hosts, "1KiB,4KiB", SECONDS, at_best=True)
     assert seen.right
     assert seen.pair_latency_s == pytest.approx(DELAY_MS / 1e3, rel=WITHIN)
-    assert seen.all_reduce_latency_s == pytest.approx(MESSAGES_OF_ALL_REDUCE * DELAY_MS / 1e3, rel=WITHIN)
+    assert seen.all_reduce_latency_s == pytest.approx(
+        MESSAGES_OF_ALL_REDUCE * DELAY_MS / 1e3, rel=WITHIN
+    )

@@ -15,7 +15,9 @@ from support.leak_check import cgroups_of, devices, namespaces_of, processes_in,
 from support.private_cluster import cluster_or_skip, wanted
 
 TRACKING = {"linuxproc": {}, "cgroup": {"cgroup": True}}
-both_ways_of_tracking = pytest.mark.parametrize("slurm", TRACKING.values(), ids=TRACKING, indirect=True)
+both_ways_of_tracking = pytest.mark.parametrize(
+    "slurm", TRACKING.values(), ids=TRACKING, indirect=True
+)
 WHO = "echo $SLURM_PROCID $(hostname) $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES"
 
 
@@ -90,7 +92,10 @@ def test_another_user_may_run_jobs(slurm):
 
 @pytest.mark.slurm
 def test_a_cluster_that_cannot_start_says_why():
-    with pytest.raises(ClusterError, match="NoSuchKey"), cluster_or_skip(wanted(nodes=1, settings={"NoSuchKey": 1})):
+    with (
+        pytest.raises(ClusterError, match="NoSuchKey"),
+        cluster_or_skip(wanted(nodes=1, settings={"NoSuchKey": 1})),
+    ):
         pass
 
 

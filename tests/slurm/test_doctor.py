@@ -27,7 +27,9 @@ def test_a_way_that_is_closed_and_a_name_that_stands_for_loopback_are_named(host
     assert hosts.run(["ip", "route", "add", "blackhole", "10.77.0.13/32"], "n2").code == 0
     text = hosts.run(["cat", "/etc/hosts"], "n3").out
     (tmp_path / "hosts").write_text(
-        "".join(f"{'127.0.1.1 n3' if line.endswith(' n3') else line}\n" for line in text.splitlines())
+        "".join(
+            f"{'127.0.1.1 n3' if line.endswith(' n3') else line}\n" for line in text.splitlines()
+        )
     )
     assert hosts.run(["mount", "--bind", str(tmp_path / "hosts"), "/etc/hosts"], "n3").code == 0
 
@@ -44,7 +46,9 @@ def test_a_way_that_is_closed_and_a_name_that_stands_for_loopback_are_named(host
         (False, "n3 does not reach n2:"),
     ], ways
     assert "eth0 (10.77.0.11" in found["interface"][0]["says"]
-    assert all(one["ok"] for one in found["interface"]), found["interface"]  # n3 knows its way by its peers alone
+    assert all(one["ok"] for one in found["interface"]), found[
+        "interface"
+    ]  # n3 knows its way by its peers alone
     (named,) = [one for one in found["host name"] if not one["ok"]]
     assert (named["hosts"], "n3 stands for 127.0.1.1" in named["says"]) == (["n3"], True)
     assert found["clocks"][0]["ok"]
@@ -60,13 +64,16 @@ def test_a_request_that_does_not_match_what_is_there_is_named(slurm, tmp_path: P
     found = by_check(done.out)
     assert found["ranks"][0]["says"] == "all 2 came, from 2 hosts"
     assert (
-        "Slurm gave 2 GPUs on n1, n2, and 0 are seen there (CUDA_VISIBLE_DEVICES=0,1)" in found["slurm gpus"][0]["says"]
+        "Slurm gave 2 GPUs on n1, n2, and 0 are seen there (CUDA_VISIBLE_DEVICES=0,1)"
+        in found["slurm gpus"][0]["says"]
     )
     import os
 
     if len(os.sched_getaffinity(0)) < 4:
         assert "4 cores a task were asked for, rank 0 on n1 has" in found["slurm cpus"][0]["says"]
-    uneven = by_check(slurm.run(["salloc", "-N2", "-n3", *DOCTOR, "-n", "1"], folder=tmp_path, timeout_s=120).out)
+    uneven = by_check(
+        slurm.run(["salloc", "-N2", "-n3", *DOCTOR, "-n", "1"], folder=tmp_path, timeout_s=120).out
+    )
     assert "not the same number on each node" in uneven["slurm tasks"][0]["says"]
     assert uneven["ways"][0]["ok"]
     twice = slurm.run(["srun", "-N2", *DOCTOR], folder=tmp_path, timeout_s=120)

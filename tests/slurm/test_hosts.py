@@ -114,16 +114,26 @@ def test_folders_are_local_or_shared(tmp_path):
 @pytest.mark.namespaces(nodes=1)
 def test_a_command_that_takes_too_long_is_ended(hosts):
     with pytest.raises(AssertionError, match="took more than 10 s: begun"):
-        hosts.run(["sh", "-c", "trap '' TERM; echo begun; while sleep 0.1; do :; done"], "n1", timeout_s=10)
+        hosts.run(
+            ["sh", "-c", "trap '' TERM; echo begun; while sleep 0.1; do :; done"],
+            "n1",
+            timeout_s=10,
+        )
     namespaces = namespaces_of(hosts.place)
-    wait_for(lambda: [process.split()[1] for process in processes_in(namespaces)] == ["init-head", "init-n1"])
+    wait_for(
+        lambda: (
+            [process.split()[1] for process in processes_in(namespaces)] == ["init-head", "init-n1"]
+        )
+    )
 
 
 @pytest.mark.namespaces
 def test_a_cluster_ends_with_its_owner():
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     words = [sys.executable, "-c", OWNER]
-    with subprocess.Popen(words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+    with subprocess.Popen(
+        words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
         place = Place(Path(owner.stdout.readline().strip()))
         namespaces = namespaces_of(place)
         assert len(processes_in(namespaces)) == 2
@@ -135,7 +145,9 @@ def test_a_cluster_ends_with_its_owner():
 @pytest.mark.namespaces
 def test_the_command_line(tmp_path):
     def cluster(*words: str) -> tuple[int, str]:
-        done = subprocess.run([*TOOL, "--dir", str(tmp_path), *words], capture_output=True, text=True)
+        done = subprocess.run(
+            [*TOOL, "--dir", str(tmp_path), *words], capture_output=True, text=True
+        )
         return done.returncode, done.stdout + done.stderr
 
     start = ("start", "--no-slurm", "--nodes", "2")
@@ -143,9 +155,15 @@ def test_the_command_line(tmp_path):
         assert cluster("status") == (3, "stopped\n")
         assert cluster(*start)[1].startswith("2 nodes up in ")
         assert cluster(*start) == (0, "already running\n")
-        assert "stop it first" in cluster("start", "--no-slurm")[1] + cluster(*start, "--gpus", "1")[1]
+        assert (
+            "stop it first" in cluster("start", "--no-slurm")[1] + cluster(*start, "--gpus", "1")[1]
+        )
         assert cluster("power-off", "n2") == (0, "")
-        assert [line.split()[:3] for line in cluster("status")[1].splitlines()][2] == ["n2", "10.77.0.12", "off"]
+        assert [line.split()[:3] for line in cluster("status")[1].splitlines()][2] == [
+            "n2",
+            "10.77.0.12",
+            "off",
+        ]
         assert cluster("power-on", "n2") == (0, "")
         assert cluster("run", "--node", "n2", "--", "hostname") == (0, "n2\n")
         assert cluster("hold")[0] == 1

@@ -18,7 +18,9 @@ from support.program import MARK, Done, processes_with, wait_for
 from support.private_cluster import PrivateCluster
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = re.search(r"```python\n(\"\"\".*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[1]
+SCRIPT = re.search(
+    r"```python\n(\"\"\".*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
+)[1]
 GUIDE = (ROOT / "docs" / "guides" / "slurm.md").read_text(encoding="utf-8")
 TRAINING = Path(__file__).resolve().parents[1] / "support" / "survive_training.py"
 PROGRAMS = Path(sys.executable).parent
@@ -29,14 +31,24 @@ CUT_OFF = f"Timed out waiting {STEP_S}000ms|No route to host|Connection timed ou
 
 def line_of_the_guide(program: str) -> str:
     """Return what is typed on every host, without the script; {node} is the number of the host."""
-    words = re.search(rf"^host0\$ ({program} .*)$", GUIDE, re.MULTILINE)[1].replace("host0", "n1").split()
+    words = (
+        re.search(rf"^host0\$ ({program} .*)$", GUIDE, re.MULTILINE)[1]
+        .replace("host0", "n1")
+        .split()
+    )
     return " ".join(word for word in words if word not in {"digits.py", "epochs=3"}).replace(
         "--node 0", "--node {node}"
     )
 
 
-STATIC = "torchrun --nnodes 2 --nproc-per-node 2 --node-rank {node} --master-addr n1 --master-port 29500"
-WAYS = {"c10d": line_of_the_guide("torchrun"), "static": STATIC, "ours": line_of_the_guide("paceline run")}
+STATIC = (
+    "torchrun --nnodes 2 --nproc-per-node 2 --node-rank {node} --master-addr n1 --master-port 29500"
+)
+WAYS = {
+    "c10d": line_of_the_guide("torchrun"),
+    "static": STATIC,
+    "ours": line_of_the_guide("paceline run"),
+}
 
 
 def one_a_host(line: str) -> str:
@@ -56,16 +68,22 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("digits")
     (folder / "digits.py").write_text(SCRIPT)
     words = [sys.executable, "digits.py", "epochs=1", "name=alone"]
-    return folder, digest(subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True).stdout)
+    return folder, digest(
+        subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True).stdout
+    )
 
 
-def type_on(hosts: PrivateCluster, node: int, words: list[str], folder: Path, **how: object) -> Done:
+def type_on(
+    hosts: PrivateCluster, node: int, words: list[str], folder: Path, **how: object
+) -> Done:
     """Type a line on one host; return how it ended."""
     said = [word.format(node=node) for word in words]
     return hosts.run([str(PROGRAMS / said[0]), *said[1:]], f"n{node + 1}", folder=folder, **how)
 
 
-def type_on_both(hosts: PrivateCluster, words: list[str], folder: Path, **how: object) -> list[Done]:
+def type_on_both(
+    hosts: PrivateCluster, words: list[str], folder: Path, **how: object
+) -> list[Done]:
     """Type one line on both hosts at once; return how each ended."""
     with ThreadPoolExecutor(2) as both:
         return list(both.map(lambda node: type_on(hosts, node, words, folder, **how), range(2)))
@@ -130,12 +148,19 @@ def test_a_cut_is_an_error_on_every_rank_within_the_time_of_a_step(
     hosts, way: str, ranks: int, slow: dict, tmp_path: Path
 ):
     mark = f"cut-{way}-{os.getpid()}"
-    settings = [f"timeout.step_s={STEP_S}", "batch.global_size=8", "checkpoint.every=5steps", "steps=1000000"]
+    settings = [
+        f"timeout.step_s={STEP_S}",
+        "batch.global_size=8",
+        "checkpoint.every=5steps",
+        "steps=1000000",
+    ]
     line = WAYS[way] if ranks == 4 else one_a_host(WAYS[way])
     words = [*line.split(), str(TRAINING), *settings]
     how = {"env": {MARK: mark} | slow, "timeout_s": 200}
     with ThreadPoolExecutor(2) as pool:
-        first, second = (pool.submit(type_on, hosts, node, words, tmp_path, **how) for node in range(2))
+        first, second = (
+            pool.submit(type_on, hosts, node, words, tmp_path, **how) for node in range(2)
+        )
         wait_for(*(tmp_path / "marks" / f"save-{rank}" for rank in range(ranks)), timeout_s=100)
         time.sleep(1.5 * ("SLOW_SAVE" in slow))  # the steps until the next save are quick
         hosts.link("n2", "down")

@@ -67,12 +67,21 @@ def refusals(out: str) -> tuple[float, set[str]]:
 @pytest.mark.slurm(nodes=2, cpus=4, gpus=0)
 def test_jobs_at_the_same_moment_do_not_clash(slurm, meet, tmp_path: Path):
     """Three jobs of one run on the same nodes, two of them of an array, the third with a port of its own."""
-    shared = ("-N2", "-n2", "--output", str(tmp_path / "%j.out"), "--wrap", f"srun {' '.join(meet)}")
+    shared = (
+        "-N2",
+        "-n2",
+        "--output",
+        str(tmp_path / "%j.out"),
+        "--wrap",
+        f"srun {' '.join(meet)}",
+    )
     env = {"STAY_S": "3"}
     slurm.sbatch("--array=0-1", *shared, folder=tmp_path, env=env)
     slurm.sbatch(*shared, folder=tmp_path, env=env | {"MASTER_PORT": "29499"})
     limit = time.monotonic() + 240
-    while (asked := slurm.run(["squeue", "--noheader"])).code or asked.out:  # one that fails says nothing, either
+    while (
+        asked := slurm.run(["squeue", "--noheader"])
+    ).code or asked.out:  # one that fails says nothing, either
         assert time.monotonic() < limit, asked
         time.sleep(0.5)
     outputs = [sorted(file.read_text().splitlines()) for file in tmp_path.glob("*.out")]
@@ -92,10 +101,14 @@ def test_what_cannot_work_is_one_error_on_all_ranks_in_seconds(slurm, tmp_path):
     ]
     (tmp_path / "each.py").write_text(f"MEET = {MEET!r}\n{EACH}")
     cases = json.dumps([case[:2] for case in table])
-    done = slurm.run(["srun", "-N2", "-n2", sys.executable, "each.py", cases], folder=tmp_path, timeout_s=240)
+    done = slurm.run(
+        ["srun", "-N2", "-n2", sys.executable, "each.py", cases], folder=tmp_path, timeout_s=240
+    )
     assert (done.code, done.out.splitlines()) == (0, ["3 3 3 3"] * 2), done
     for number, (_, _, words) in enumerate(table):
-        waited_s, said = refusals("".join((tmp_path / f"case-{number}-{rank}").read_text() for rank in range(2)))
+        waited_s, said = refusals(
+            "".join((tmp_path / f"case-{number}-{rank}").read_text() for rank in range(2))
+        )
         assert (waited_s < 60, len(said)) == (True, 1), said
         text = said.pop()
         assert all(word in text for word in words), text
@@ -106,7 +119,9 @@ def test_names_that_stand_for_loopback_do_no_harm(slurm, meet, tmp_path: Path):
     """As Debian's installer writes /etc/hosts: a machine's own name is 127.0.1.1."""
     for node in ("n1", "n2"):
         text = slurm.run(["cat", "/etc/hosts"], node).out
-        own = "\n".join(f"127.0.1.1 {node}" if line.endswith(f" {node}") else line for line in text.splitlines())
+        own = "\n".join(
+            f"127.0.1.1 {node}" if line.endswith(f" {node}") else line for line in text.splitlines()
+        )
         (tmp_path / node).write_text(own + "\n")
         assert slurm.run(["mount", "--bind", str(tmp_path / node), "/etc/hosts"], node).code == 0
     assert slurm.run(["getent", "hosts", "n1"], "n1").out.startswith("127.0.1.1")
@@ -115,7 +130,9 @@ def test_names_that_stand_for_loopback_do_no_harm(slurm, meet, tmp_path: Path):
 
 
 @pytest.mark.slurm(nodes=2, cpus=4, gpus=0)
-def test_a_node_that_cannot_reach_rank_0_says_so_and_rank_0_hears_of_it(slurm, meet, tmp_path: Path):
+def test_a_node_that_cannot_reach_rank_0_says_so_and_rank_0_hears_of_it(
+    slurm, meet, tmp_path: Path
+):
     assert slurm.run(["ip", "route", "add", "unreachable", "10.77.0.11"], "n2").code == 0
     done = slurm.run(["srun", "-N2", "-n2", *meet], folder=tmp_path, timeout_s=240)
     waited_s, said = refusals(done.out)

@@ -38,7 +38,9 @@ _PATIENCE_S = 480
 def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of one process that nobody disturbs."""
     folder = tmp_path_factory.mktemp("alone")
-    done = subprocess.run([sys.executable, SCRIPT, *LONG], cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *LONG], cwd=folder, capture_output=True, text=True, check=True
+    )
     return digest(done.stdout)
 
 
@@ -64,12 +66,19 @@ def plays(alone: str) -> Iterator[dict[tuple[str, str], Future[str]]]:
         for way in ("linuxproc", "cgroup"):
             count = 2 * sum(each == way for each, _ in SCENARIOS) + 2
             settings = wanted(
-                nodes=count, cpus=2, gpus=0, grace=20, cgroup=way == "cgroup", settings={"SlurmdTimeout": 15}
+                nodes=count,
+                cpus=2,
+                gpus=0,
+                grace=20,
+                cgroup=way == "cgroup",
+                settings={"SlurmdTimeout": 15},
             )
             desks[way] = Desk.on(stack.enter_context(cluster_or_skip(settings)), PROFILE)
         pool = stack.enter_context(ThreadPoolExecutor(len(SCENARIOS)))
         played = {(way, play.__name__): pool.submit(play, desks[way]) for way, play in SCENARIOS}
-        wait(played.values())  # a test that looks for what it has left must not find what these have started
+        wait(
+            played.values()
+        )  # a test that looks for what it has left must not find what these have started
         yield played
 
 
@@ -124,7 +133,16 @@ def stuck(desk: Desk) -> str:
 @scenario("linuxproc", "cgroup")
 def told_early(desk: Desk) -> str:
     """Ranks that have not met yet leave at once, all of them, and the job starts again."""
-    job = desk.submit("haste.py", *LONG, "name=early", "--ranks-per-node", "2", "--time", "10", env={"HESITANT": "1"})
+    job = desk.submit(
+        "haste.py",
+        *LONG,
+        "name=early",
+        "--ranks-per-node",
+        "2",
+        "--time",
+        "10",
+        env={"HESITANT": "1"},
+    )
     desk.await_line("early", job, "not met yet", timeout_s=_PATIENCE_S, times=2)
     desk.cluster.run(["scancel", "--signal=TERM", job])
     return _started_again(desk, "early", job, "saved and stopped")
@@ -136,7 +154,9 @@ def told_before_it_listens(desk: Desk) -> str:
     (desk.folder / "slow").mkdir()
     (desk.folder / "slow" / "sitecustomize.py").write_text(SLOW_PYTHON)
     env = {"PYTHONPATH": str(desk.folder / "slow")}
-    job = desk.submit("haste.py", *LONG, "name=unheard", "--ranks-per-node", "2", "--time", "10", env=env)
+    job = desk.submit(
+        "haste.py", *LONG, "name=unheard", "--ranks-per-node", "2", "--time", "10", env=env
+    )
     desk.await_line("unheard", job, "not listening yet", timeout_s=_PATIENCE_S, times=2)
     desk.cluster.run(["scancel", "--batch", "--signal=USR1", job])
     return _started_again(desk, "unheard", job, "told to stop before it had begun")
@@ -162,7 +182,13 @@ def told_under_agents(desk: Desk) -> str:
 
 
 def _told(desk: Desk, name: str, launcher: str) -> str:
-    words = ("--time", "10", "--launcher", launcher, "resume=never")  # which only the first start may do
+    words = (
+        "--time",
+        "10",
+        "--launcher",
+        launcher,
+        "resume=never",
+    )  # which only the first start may do
     job = submitted(desk, name, *TWO_NODES, *words)
     desk.cluster.run(["scancel", "--signal=TERM", job])
     log = finished(desk, name, job)
@@ -203,7 +229,9 @@ def out_of_sight(desk: Desk) -> str:
 
 @scenario("cgroup")
 def daemon_died(desk: Desk) -> str:
-    job = submitted(desk, "daemon", *TWO_NODES, "--time", "10", "checkpoint.every=5steps", until="saved ")
+    job = submitted(
+        desk, "daemon", *TWO_NODES, "--time", "10", "checkpoint.every=5steps", until="saved "
+    )
     desk.cluster.slurmd(desk.cluster.job(job)["BatchHost"], "kill")
     return finished(desk, "daemon", job)
 
@@ -211,8 +239,12 @@ def daemon_died(desk: Desk) -> str:
 @scenario("cgroup")
 def rank_killed(desk: Desk) -> str:
     """A node whose rank was killed is left out from then on."""
-    job = submitted(desk, "killed", *TWO_NODES, "--time", "10", "checkpoint.every=5steps", until="saved ")
-    host = expand_hostlist(desk.cluster.job(job)["NodeList"])[1]  # on the first, srun bears the name as well
+    job = submitted(
+        desk, "killed", *TWO_NODES, "--time", "10", "checkpoint.every=5steps", until="saved "
+    )
+    host = expand_hostlist(desk.cluster.job(job)["NodeList"])[
+        1
+    ]  # on the first, srun bears the name as well
     killed = desk.cluster.run(["sh", "-c", "kill -9 $(pgrep -f [p]aceline.launch.task)"], node=host)
     assert killed.code == 0, killed.err
     log = finished(desk, "killed", job)
@@ -239,16 +271,28 @@ def chain(desk: Desk) -> str:
 
 
 @pytest.mark.parametrize(("way", "name"), [(way, play.__name__) for way, play in SCENARIOS])
-def test_the_run_ends_with_the_bits_of_one_that_was_left_alone(plays, alone: str, way: str, name: str) -> None:
+def test_the_run_ends_with_the_bits_of_one_that_was_left_alone(
+    plays, alone: str, way: str, name: str
+) -> None:
     assert digest(plays[way, name].result()) == alone
 
 
 @pytest.mark.slurm(nodes=1, cpus=2, gpus=0)
 def test_a_run_that_cannot_begin_is_not_tried_again(slurm) -> None:
     desk = Desk.on(slurm)
-    job = desk.submit("training.py", "--ranks-per-node", "2", "--time", "10", "batch.lanes=1", "batch.global_size=8")
+    job = desk.submit(
+        "training.py",
+        "--ranks-per-node",
+        "2",
+        "--time",
+        "10",
+        "batch.lanes=1",
+        "batch.global_size=8",
+    )
     assert slurm.wait(job, timeout_s=240)["JobState"] == "FAILED"
     log = desk.log("training", job)
-    assert log.count("2 ranks cannot share 1 lanes") == 1, log  # not once for each rank, nor for each start
+    assert log.count("2 ranks cannot share 1 lanes") == 1, (
+        log
+    )  # not once for each rank, nor for each start
     assert "fix: set batch.lanes=2" in log
     assert "back into the queue" not in log

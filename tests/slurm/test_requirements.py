@@ -55,7 +55,9 @@ def test_no_apt(programs, tmp_path):
 def test_apt_finds_nothing(programs, tmp_path):
     put_program(programs, "dpkg", "")
     put_program(programs, "apt-get", "E: Unable to locate package slurmctld")
-    with pytest.raises(NotAvailable, match=r"`apt-get update` may help.*Unable to locate package slurmctld"):
+    with pytest.raises(
+        NotAvailable, match=r"`apt-get update` may help.*Unable to locate package slurmctld"
+    ):
         packages.provide(Settings(pkg=str(tmp_path / "packages")))
 
 

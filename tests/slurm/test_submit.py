@@ -26,7 +26,9 @@ Path(f"who-{os.environ['SLURM_PROCID']}").write_text(json.dumps({name: os.enviro
 def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of one process alone."""
     folder = tmp_path_factory.mktemp("alone")
-    done = subprocess.run([sys.executable, SCRIPT, *SHORT], cwd=folder, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *SHORT], cwd=folder, capture_output=True, text=True, check=True
+    )
     return digest(done.stdout)
 
 
@@ -35,9 +37,20 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_both_schools_give_the_bits_of_one_process(slurm, launcher: str, alone: str) -> None:
     desk = Desk.on(slurm)
     job = desk.submit(
-        "training.py", "--nodes", "2", "--gpus-per-node", "2", "--time", "5", "--launcher", launcher, *SHORT
+        "training.py",
+        "--nodes",
+        "2",
+        "--gpus-per-node",
+        "2",
+        "--time",
+        "5",
+        "--launcher",
+        launcher,
+        *SHORT,
     )
-    (desk.folder / "training.py").write_text("raise SystemExit('an edit after the job was submitted')")
+    (desk.folder / "training.py").write_text(
+        "raise SystemExit('an edit after the job was submitted')"
+    )
     facts = slurm.wait(job, timeout_s=240)
     log = desk.log("training", job)
     assert facts["JobState"] == "COMPLETED", log
@@ -55,15 +68,35 @@ def private(folder: Path) -> None:
 
 
 @pytest.mark.slurm(nodes=2, cpus=4, gpus=2)
-@pytest.mark.parametrize("slurm", [{}, {"cgroup": True}], ids=["linuxproc", "cgroup"], indirect=True)
+@pytest.mark.parametrize(
+    "slurm", [{}, {"cgroup": True}], ids=["linuxproc", "cgroup"], indirect=True
+)
 def test_every_word_arrives_and_no_rank_is_told_who_it_is_by_the_shell(slurm) -> None:
     desk = Desk.on(slurm, "cpus_per_rank = 2")
     name = 'it\'s $(touch pwned); ünï "q" %j & more'
     (desk.folder / "who am i.py").write_text(WHO)
-    words = ["a b", "$(touch pwned)", "`touch pwned`", "; touch pwned", "line\nbreak", "quo'te\"s", "漢字", "-x", "*"]
+    words = [
+        "a b",
+        "$(touch pwned)",
+        "`touch pwned`",
+        "; touch pwned",
+        "line\nbreak",
+        "quo'te\"s",
+        "漢字",
+        "-x",
+        "*",
+    ]
     environment = {"RANK": "7", "SECRET_TOKEN": "not-in-a-file"}
     job = desk.submit(
-        "who am i.py", "--nodes", "2", "--gpus-per-node", "2", "--", f"name={name}", *words, env=environment
+        "who am i.py",
+        "--nodes",
+        "2",
+        "--gpus-per-node",
+        "2",
+        "--",
+        f"name={name}",
+        *words,
+        env=environment,
     )
     assert slurm.wait(job, timeout_s=240)["JobState"] == "COMPLETED", desk.log(name, job)
     found = {rank: json.loads((desk.folder / f"who-{rank}").read_text()) for rank in range(4)}
@@ -73,7 +106,9 @@ def test_every_word_arrives_and_no_rank_is_told_who_it_is_by_the_shell(slurm) ->
         assert facts["RANK"] is None
         assert facts["SRUN_CPUS_PER_TASK"] == "2"
         assert facts["OMP_NUM_THREADS"] == "1"
-        assert facts["CUDA_VISIBLE_DEVICES"] == "0,1"  # all of the node's: a rank takes the one of its local number
+        assert (
+            facts["CUDA_VISIBLE_DEVICES"] == "0,1"
+        )  # all of the node's: a rank takes the one of its local number
         assert facts["SECRET_TOKEN"] == "not-in-a-file"
     assert not (desk.folder / "pwned").exists()
     assert slurm.job(job)["JobName"] == name.split()[0] or name in str(slurm.job(job))
@@ -92,7 +127,9 @@ def test_a_run_that_is_in_the_queue_is_not_submitted_twice(slurm) -> None:
     assert f"`paceline cancel {first}` first" in second.err
     assert desk.paceline("cancel", first).code == 0
     other = desk.paceline("submit", "--json", "training.py", *SHORT, "name=other")
-    assert [job["run"] for job in json.loads(other.out)["jobs"]] == [str(desk.folder / "runs" / "other")]
+    assert [job["run"] for job in json.loads(other.out)["jobs"]] == [
+        str(desk.folder / "runs" / "other")
+    ]
     desk.submit("training.py", *SHORT)
 
 
@@ -113,10 +150,14 @@ def test_what_slurm_refuses_is_said_with_a_fix(slurm) -> None:
     assert not list((desk.folder / "state").rglob("*"))
 
 
-@pytest.mark.slurm(nodes=1, cpus=2, gpus=0, accounting=True, settings={"AccountingStorageEnforce": "associations"})
+@pytest.mark.slurm(
+    nodes=1, cpus=2, gpus=0, accounting=True, settings={"AccountingStorageEnforce": "associations"}
+)
 def test_an_account_that_one_may_not_use_is_refused(slurm) -> None:
     desk = Desk.on(slurm)
-    done = desk.paceline("submit", "training.py", "--cluster", "here", "--account", "somebody-elses")
+    done = desk.paceline(
+        "submit", "training.py", "--cluster", "here", "--account", "somebody-elses"
+    )
     assert done.code == 3
     assert "sbatch refused: Batch job submission failed: Invalid account" in done.err
     assert "fix: name an account that you may use" in done.err
@@ -126,12 +167,16 @@ def test_an_account_that_one_may_not_use_is_refused(slurm) -> None:
 def test_inside_an_allocation_run_uses_all_its_nodes(slurm, alone: str) -> None:
     desk = Desk.on(slurm)
     run = shlex.join([sys.executable, "-m", "paceline", "run", "training.py", *SHORT])
-    done = slurm.run(["salloc", "-N2", "--gpus-per-node=2", "sh", "-c", run], folder=desk.folder, timeout_s=240)
+    done = slurm.run(
+        ["salloc", "-N2", "--gpus-per-node=2", "sh", "-c", run], folder=desk.folder, timeout_s=240
+    )
     assert done.code == 0, done.err
     assert "4 ranks, 1 lane each" in done.out
     assert digest(done.out) == alone
     inner = f"{run} name=inner"
-    done = slurm.run(["srun", "-N2", "-n2", "-c1", "sh", "-c", inner], folder=desk.folder, timeout_s=240)
+    done = slurm.run(
+        ["srun", "-N2", "-n2", "-c1", "sh", "-c", inner], folder=desk.folder, timeout_s=240
+    )
     assert done.code == 2
     assert "start it once, without srun" in done.err
     assert not list(desk.folder.glob(".paceline-*"))

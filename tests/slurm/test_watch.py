@@ -45,7 +45,13 @@ class Person:
     def submit(self, *options: str, script: str = SAVES_AND_LEAVES) -> str:
         (self.folder / "job.sh").write_text(script)
         log = self.run / "jobs" / "%j.log"
-        words = ["--requeue", "--open-mode=append", f"--output={log}", f"--export=ALL,RUN={self.run}", *options]
+        words = [
+            "--requeue",
+            "--open-mode=append",
+            f"--output={log}",
+            f"--export=ALL,RUN={self.run}",
+            *options,
+        ]
         job = self.slurm.sbatch(*words, str(self.folder / "job.sh"), folder=self.folder)
         note(runs.submission(job, self.run))
         return job
@@ -119,8 +125,13 @@ def test_a_chain_that_is_requeued_is_one_run_and_ends_as_one(person: Person) -> 
     assert f"digits  {first},{second}   RUNNING, 1 more waiting  151/1,000" in line
     (person.run / "saved").unlink()
     out = person.paceline("cancel", first).out
-    assert out.startswith(f"job {second} was waiting, and will not start\njob {first} was told to save and leave")
-    assert [person.slurm.wait(job)["JobState"] for job in (second, first)] == ["CANCELLED", "CANCELLED"]
+    assert out.startswith(
+        f"job {second} was waiting, and will not start\njob {first} was told to save and leave"
+    )
+    assert [person.slurm.wait(job)["JobState"] for job in (second, first)] == [
+        "CANCELLED",
+        "CANCELLED",
+    ]
     assert (person.run / "saved").exists()  # it had its time
     assert "start 2" not in log.read_text()
     assert "nothing to cancel" in person.paceline("cancel", first).out
@@ -132,6 +143,10 @@ def test_a_job_that_slurm_has_forgotten_is_as_its_events_tell(person: Person) ->
     person.events(runs.started(), *runs.trained(1, 101), RunStopped(101, "SIGTERM"))
     wait_for(lambda: person.is_forgotten(job))
     found = person.state(job)
-    assert (found["jobs"][0]["state"], found["phase"], found["log_tail"]) == ("GONE", "stopped", ["done"])
+    assert (found["jobs"][0]["state"], found["phase"], found["log_tail"]) == (
+        "GONE",
+        "stopped",
+        ["done"],
+    )
     assert f"job    {job}  has left the queue" in person.paceline("watch", job).out
     assert "  stopped  101/1,000" in person.paceline("jobs").out

@@ -37,7 +37,9 @@ class Browser:
         self._count += 1
         message = {"id": self._count, "method": method, "params": params}
         os.write(
-            self._to, json.dumps(message | ({"sessionId": self._session} if self._session else {})).encode() + b"\0"
+            self._to,
+            json.dumps(message | ({"sessionId": self._session} if self._session else {})).encode()
+            + b"\0",
         )
         while True:
             said = self._next()
@@ -61,21 +63,33 @@ class Browser:
     def _note(self, method: str, params: dict[str, Any]) -> None:
         if method in {"Runtime.exceptionThrown", "Log.entryAdded", "Page.javascriptDialogOpening"}:
             self.complaints.append(json.dumps(params))
-        if method == "Runtime.consoleAPICalled" and params["type"] in {"error", "warning", "assert"}:
+        if method == "Runtime.consoleAPICalled" and params["type"] in {
+            "error",
+            "warning",
+            "assert",
+        }:
             self.complaints.append(json.dumps(params["args"]))
         if method == "Network.requestWillBeSent":
             self.asked_for.append(params["request"]["url"])
         self._last = method
 
-    def show(self, place: Path | str, *, width: int = 1200, dark: bool = False, script: bool = True) -> None:
+    def show(
+        self, place: Path | str, *, width: int = 1200, dark: bool = False, script: bool = True
+    ) -> None:
         """Open a file, or an address, at a width, in a colour scheme, with or without its script, and wait until it is there."""
         self.tell(
-            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=900,
+            deviceScaleFactor=1,
+            mobile=width < 600,
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.tell("Emulation.setEmulatedMedia", features=[scheme])
         self.tell("Emulation.setScriptExecutionDisabled", value=not script)
-        self.tell("Page.navigate", url=place if isinstance(place, str) else place.absolute().as_uri())
+        self.tell(
+            "Page.navigate", url=place if isinstance(place, str) else place.absolute().as_uri()
+        )
         while self._last != "Page.loadEventFired":
             self._next()
 

@@ -26,7 +26,13 @@ def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.G
     """Return random bits, whatever number they stand for."""
     width = torch.empty((), dtype=dtype).element_size()
     count = torch.Size(shape).numel()
-    raw = torch.randint(0, 2 if dtype is torch.bool else 256, (count * width,), dtype=torch.uint8, generator=generator)
+    raw = torch.randint(
+        0,
+        2 if dtype is torch.bool else 256,
+        (count * width,),
+        dtype=torch.uint8,
+        generator=generator,
+    )
     return raw.view(dtype).reshape(shape)
 
 
@@ -47,7 +53,9 @@ def bits_of(tensors: dict[str, Tensor]) -> dict[str, str]:
 
 
 def digest(value: Tensor) -> str:
-    raw = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+    raw = (
+        value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+    )
     return f"{value.dtype} {tuple(value.shape)} {hashlib.sha256(raw).hexdigest()}"
 
 
@@ -68,18 +76,28 @@ def save(storage: Storage, step: int, tensors: dict[str, Tensor], **more: Any) -
     return saver.finished()
 
 
-def restore(storage: Storage, world: World = World()) -> tuple[int, dict[str, str], list[tuple[int, str]]]:
+def restore(
+    storage: Storage, world: World = World()
+) -> tuple[int, dict[str, str], list[tuple[int, str]]]:
     """Return the step that is gone on from, the bits of its tensors, and what was told of others."""
     told: list[tuple[int, str]] = []
     found = newest_good(storage, world, lambda step, why: told.append((step, why)))
     if found is None:
         return 0, {}, told
-    return found.step, bits_of({name: value.clone() for name, value in read_tensors(storage, found)}), told
+    return (
+        found.step,
+        bits_of({name: value.clone() for name, value in read_tensors(storage, found)}),
+        told,
+    )
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
     """Return every file below a folder, byte by byte."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def flip(path: Path, byte: int = -1, bit: int = 0) -> None:

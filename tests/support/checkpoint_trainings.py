@@ -55,7 +55,9 @@ OPTIMIZERS = {
     "AdamW amsgrad": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, amsgrad=True),
     "AdamW fused": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, fused=True),
     "SGD": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr),
-    "SGD momentum": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9, nesterov=True),
+    "SGD momentum": lambda parameters, lr: torch.optim.SGD(
+        parameters, lr=lr, momentum=0.9, nesterov=True
+    ),
     "Adadelta": lambda parameters, lr: torch.optim.Adadelta(parameters, lr=lr * 100),
     "Adagrad": lambda parameters, lr: torch.optim.Adagrad(parameters, lr=lr),
     "Adamax": lambda parameters, lr: torch.optim.Adamax(parameters, lr=lr),
@@ -63,7 +65,9 @@ OPTIMIZERS = {
     "ASGD": lambda parameters, lr: torch.optim.ASGD(parameters, lr=lr, t0=3),
     "NAdam": lambda parameters, lr: torch.optim.NAdam(parameters, lr=lr),
     "RAdam": lambda parameters, lr: torch.optim.RAdam(parameters, lr=lr),
-    "RMSprop": lambda parameters, lr: torch.optim.RMSprop(parameters, lr=lr, momentum=0.5, centered=True),
+    "RMSprop": lambda parameters, lr: torch.optim.RMSprop(
+        parameters, lr=lr, momentum=0.5, centered=True
+    ),
     "Rprop": lambda parameters, lr: torch.optim.Rprop(parameters, lr=lr),
 }
 
@@ -75,7 +79,9 @@ class Cut(Exception):
 class Net(nn.Module):
     """A small network with dropout, and with buffers that move."""
 
-    def __init__(self, width: int = 8, extra: bool = False, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, width: int = 8, extra: bool = False, dtype: torch.dtype = torch.float32
+    ) -> None:
         super().__init__()
         self.first = nn.Linear(4, width, dtype=dtype)
         self.norm = nn.BatchNorm1d(width, dtype=dtype)
@@ -84,7 +90,9 @@ class Net(nn.Module):
             self.extra = nn.Linear(1, 1, dtype=dtype)
 
     def forward(self, values):
-        hidden = nn.functional.dropout(torch.relu(self.norm(self.first(values))), 0.2, self.training)
+        hidden = nn.functional.dropout(
+            torch.relu(self.norm(self.first(values))), 0.2, self.training
+        )
         found = self.last(hidden)
         return self.extra(found) if hasattr(self, "extra") else found
 
@@ -129,7 +137,9 @@ def train(
             digests.append(event.digest)
 
     chosen = optimizer(model.parameters(), paceline.scaled_lr(config))
-    trainer = paceline.Trainer(world, model, chosen, batches, loss, config, evaluation=data, sinks=[note])
+    trainer = paceline.Trainer(
+        world, model, chosen, batches, loss, config, evaluation=data, sinks=[note]
+    )
     try:
         trainer.run()
     finally:

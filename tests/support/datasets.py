@@ -32,10 +32,18 @@ def make_set(folder: Path, samples: int, per_shard: int, rows=rows_of) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     columns = tuple(column_of(name, values) for name, values in rows(0, 1).items())
     shards = [
-        write_shard(folder, f"{number:05d}.safetensors", columns, rows(begin, min(begin + per_shard, samples)))
+        write_shard(
+            folder,
+            f"{number:05d}.safetensors",
+            columns,
+            rows(begin, min(begin + per_shard, samples)),
+        )
         for number, begin in enumerate(range(0, samples, per_shard))
     ]
-    write_whole(folder / INDEX, DatasetIndex(columns, per_shard, tuple(shards), {"made": "for tests"}).to_json())
+    write_whole(
+        folder / INDEX,
+        DatasetIndex(columns, per_shard, tuple(shards), {"made": "for tests"}).to_json(),
+    )
     return folder
 
 

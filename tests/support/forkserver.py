@@ -52,7 +52,9 @@ class Command(Forked):
         words = told["args"][told["args"].index("paceline") + 1 :]
         streams = [_Stream(told[name]) for name in ("p2cread", "c2pwrite", "errwrite")]
         given = (words, Path(told["cwd"]), dict(told["env"]), streams)
-        self._server = CONTEXT.Process(target=_command, args=given)  # no daemon: that could have no workers
+        self._server = CONTEXT.Process(
+            target=_command, args=given
+        )  # no daemon: that could have no workers
         self._server.start()
         self.pid = self._server.pid
 
@@ -91,7 +93,9 @@ def _command(words: list[str], folder: Path, env: dict[str, str], streams: list[
     from paceline.cli.main import main
 
     become_fresh(env, [stream.number for stream in streams])
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, env[MARK][:COMM_BYTES].encode())  # ranks that are forked bear it as well
+    ctypes.CDLL(None).prctl(
+        _PR_SET_NAME, env[MARK][:COMM_BYTES].encode()
+    )  # ranks that are forked bear it as well
     os.chdir(folder)
     sys.argv = ["paceline", *words]
     warm_ranks()
@@ -103,7 +107,9 @@ def warm_ranks() -> None:
     """Let the launcher of this process fork its ranks."""
     from paceline.launch import local
 
-    local.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": Rank})  # for this module alone
+    local.subprocess = SimpleNamespace(
+        **vars(subprocess) | {"Popen": Rank}
+    )  # for this module alone
 
 
 class Rank(Forked):

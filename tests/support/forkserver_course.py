@@ -52,7 +52,9 @@ def _program(told: Mapping[str, Any]) -> None:
         os.setsid()
     streams = [told[name] for name in ("p2cread", "c2pwrite", "errwrite")]
     os.chdir(told["cwd"] or ".")
-    become_fresh(told["env"], [number if stream == -1 else stream for number, stream in enumerate(streams)])
+    become_fresh(
+        told["env"], [number if stream == -1 else stream for number, stream in enumerate(streams)]
+    )
     for number in _AGENTS_OWN:
         signal.signal(number, signal.SIG_DFL)
     tracker = resource_tracker._resource_tracker
@@ -114,7 +116,9 @@ class Nursery:
     """A process that was forked when the agent had no threads yet, and forks ranks. They become the agent's children."""
 
     def __init__(self) -> None:
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # the agent inherits those whose parent is gone
+        ctypes.CDLL(None).prctl(
+            _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0
+        )  # the agent inherits those whose parent is gone
         self.agent, mine = socket.socketpair()
         if not os.fork():
             self.agent.close()
@@ -137,7 +141,9 @@ class Nursery:
             born, tell = os.pipe()
             if parent := os.fork():
                 os.close(tell)
-                os.waitpid(parent, 0)  # only now is the rank the agent's child: before, its wait would find none
+                os.waitpid(
+                    parent, 0
+                )  # only now is the rank the agent's child: before, its wait would find none
                 agent.sendall(os.read(born, 4))
                 os.close(born)
                 continue
@@ -147,9 +153,17 @@ class Nursery:
                 os._exit(0)
             os.close(born)
             os.close(tell)
-            while os.getppid() == between:  # a rank that ends with its parent must not take this one for it
+            while (
+                os.getppid() == between
+            ):  # a rank that ends with its parent must not take this one for it
                 time.sleep(0.001)
-            inherit = {"p2cread": -1, "c2pwrite": -1, "errwrite": -1, "cwd": None, "start_new_session": True}
+            inherit = {
+                "p2cread": -1,
+                "c2pwrite": -1,
+                "errwrite": -1,
+                "cwd": None,
+                "start_new_session": True,
+            }
             _end_with(_program, inherit | told)
 
 
@@ -161,7 +175,10 @@ def _paceline(words: list[str]) -> None:
     main()
 
 
-_MODULES: dict[str, Callable[[list[str]], None]] = {"torch.distributed.run": _torchrun, "paceline": _paceline}
+_MODULES: dict[str, Callable[[list[str]], None]] = {
+    "torch.distributed.run": _torchrun,
+    "paceline": _paceline,
+}
 
 
 def _end_with(work: Callable[[Any], None], given: Any) -> NoReturn:

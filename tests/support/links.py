@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-CODE = re.compile(r"^( *)(```+|~~~+).*?^\1\2 *$|(`+)[^`\n](?:.*?[^`\n])?\3(?!`)", re.MULTILINE | re.DOTALL)
+CODE = re.compile(
+    r"^( *)(```+|~~~+).*?^\1\2 *$|(`+)[^`\n](?:.*?[^`\n])?\3(?!`)", re.MULTILINE | re.DOTALL
+)
 LINKS = [
     re.compile(r"\]\(\s*<?([^)\s>]*)>?(?:\s+\"[^\"]*\")?\s*\)"),
     re.compile(r"^ {0,3}\[[^\]]+\]:\s*<?(\S+?)>?\s*$", re.MULTILINE),
@@ -22,13 +24,18 @@ HOST = re.compile(r"([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z]{2,}")
 def documents(root: Path) -> list[Path]:
     """Return all Markdown of a project that git keeps, or would keep."""
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
-    names = subprocess.run(listed, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
+    names = subprocess.run(
+        listed, cwd=root, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     return [root / name for name in names if (root / name).exists()]
 
 
 def problems(document: Path, root: Path) -> list[str]:
     """Return what is wrong with the links of a document."""
-    found = [(link, problem(link, document, root)) for link in links_of(document.read_text(encoding="utf-8"))]
+    found = [
+        (link, problem(link, document, root))
+        for link in links_of(document.read_text(encoding="utf-8"))
+    ]
     return [f"{document.relative_to(root)}: {link}: {wrong}" for link, wrong in found if wrong]
 
 

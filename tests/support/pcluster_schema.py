@@ -65,9 +65,13 @@ def simulated(text: str) -> list[str]:
 
     reservation = CapacityReservationInfo(
         {
-            "InstanceType": given["Scheduling"]["SlurmQueues"][0]["ComputeResources"][0]["InstanceType"],
+            "InstanceType": given["Scheduling"]["SlurmQueues"][0]["ComputeResources"][0][
+                "InstanceType"
+            ],
             "InstancePlatform": "Linux/UNIX",
-            "AvailabilityZone": ec2.describe_subnets(SubnetIds=[subnet])["Subnets"][0]["AvailabilityZone"],
+            "AvailabilityZone": ec2.describe_subnets(SubnetIds=[subnet])["Subnets"][0][
+                "AvailabilityZone"
+            ],
             "TotalInstanceCount": 2,
             "ReservationType": "capacity-block",
         }
@@ -77,11 +81,14 @@ def simulated(text: str) -> list[str]:
         mock.patch.object(Ec2Client, "get_official_image_id", return_value=image),
         mock.patch.object(Validator, "execute", where_moto_can),
     ):
-        found = ClusterSchema(cluster_name="paceline").load(given).validate(context=ValidatorContext())
+        found = (
+            ClusterSchema(cluster_name="paceline").load(given).validate(context=ValidatorContext())
+        )
     return [
         f"{failure.validator_type}: {failure.message}"
         for failure in found
-        if failure.level is FailureLevel.ERROR and failure.validator_type not in BEYOND_THE_SIMULATION
+        if failure.level is FailureLevel.ERROR
+        and failure.validator_type not in BEYOND_THE_SIMULATION
     ]
 
 

@@ -33,7 +33,9 @@ def wanted(settings: Mapping[str, object] | None = None, **options: Any) -> Sett
     >>> wanted(nodes=3, settings={"KillWait": 5}).words()
     ['--nodes', '3', '--set', 'KillWait=5']
     """
-    return Settings(**options, set=tuple(f"{key}={value}" for key, value in (settings or {}).items()))
+    return Settings(
+        **options, set=tuple(f"{key}={value}" for key, value in (settings or {}).items())
+    )
 
 
 @contextlib.contextmanager
@@ -117,7 +119,9 @@ class PrivateCluster:
             try:
                 out, err = process.communicate(timeout=timeout_s)
             except subprocess.TimeoutExpired:
-                raise AssertionError(f"{words} took more than {timeout_s} s: {_end(process)}") from None
+                raise AssertionError(
+                    f"{words} took more than {timeout_s} s: {_end(process)}"
+                ) from None
         return Done(process.returncode, out, err)
 
     def sbatch(self, *words: str, **how: Any) -> str:
@@ -176,7 +180,13 @@ class PrivateCluster:
 def _started(command: list[str], folder: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        command, cwd=folder, env=os.environ | env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, encoding="utf-8"
+        command,
+        cwd=folder,
+        env=os.environ | env,
+        stdin=subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
+        encoding="utf-8",
     )
 
 

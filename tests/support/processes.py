@@ -23,7 +23,9 @@ CONTEXT.set_forkserver_preload(
 _TIMEOUT_S = 120
 
 
-def on_processes(count: int, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def on_processes(
+    count: int, **settings: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run the test on `count` ranks, each with its `world` (and `config`, if it asks); settings go into the config."""
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
@@ -31,8 +33,15 @@ def on_processes(count: int, **settings: Any) -> Callable[[Callable[..., None]],
         def run(tmp_path: Path, **given: Any) -> None:
             run_on_processes(test, count, tmp_path, settings, given)
 
-        names = [name for name in inspect.signature(test).parameters if name not in {"world", "config", "tmp_path"}]
-        keep = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ["tmp_path", *names]]
+        names = [
+            name
+            for name in inspect.signature(test).parameters
+            if name not in {"world", "config", "tmp_path"}
+        ]
+        keep = [
+            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            for name in ["tmp_path", *names]
+        ]
         run.__signature__ = inspect.Signature(keep)  # type: ignore[attr-defined]
         return run
 
@@ -66,7 +75,11 @@ def run_on_processes(
 
 def _answer(rank: int, process: Any, pipe: Connection) -> tuple[bool, Any]:
     try:
-        answer = pipe.recv() if pipe.poll(_TIMEOUT_S) else (False, f"rank {rank} did not answer in {_TIMEOUT_S} s")
+        answer = (
+            pipe.recv()
+            if pipe.poll(_TIMEOUT_S)
+            else (False, f"rank {rank} did not answer in {_TIMEOUT_S} s")
+        )
     except EOFError:
         answer = (False, f"rank {rank} ended without an answer")
     process.join(5)

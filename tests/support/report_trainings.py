@@ -38,7 +38,11 @@ BEGUN_S = 1_790_000_000.0
 
 
 def make_training(
-    root: Path, *words: str, ranks: int = 8, seed: int = 1, metrics: tuple[str, ...] = ("eval_loss", "acc")
+    root: Path,
+    *words: str,
+    ranks: int = 8,
+    seed: int = 1,
+    metrics: tuple[str, ...] = ("eval_loss", "acc"),
 ) -> RunDir:
     """Write the files of a run of 6,000 steps that failed once, was stopped once, and ended."""
     folder, dice = RunDir(make_private(root)), random.Random(seed)
@@ -52,36 +56,65 @@ def make_training(
         own_s = 0.031 * (1.9 if rank == 5 else 1 + dice.random() / 20)
         data_s = own_s * (0.5 if rank == 5 else 0.08)
         parts = dict(
-            zip(PHASES, (data_s, *((own_s - data_s) * part for part in (0.3, 0.55, 0.1, 0.01, 0.04))), strict=True)
+            zip(
+                PHASES,
+                (data_s, *((own_s - data_s) * part for part in (0.3, 0.55, 0.1, 0.01, 0.04))),
+                strict=True,
+            )
         )
         phases = {
-            phase: Spent(seconds, seconds, seconds, 9) for phase, seconds in (parts | {"wait": 0.06 - own_s}).items()
+            phase: Spent(seconds, seconds, seconds, 9)
+            for phase, seconds in (parts | {"wait": 0.06 - own_s}).items()
         }
         beat = Beat(rank, f"node{rank // 4}", 6000, BEGUN_S + 1e6, own_s, data_s, 0.02, 20, phases)
         folder.beat(rank).write_text(json.dumps(asdict(beat)))
     versions = {"paceline": "0.1", "python": "3.11.7", "torch": "2.13.0"}
     variables = {"OMP_NUM_THREADS": "1", "NCCL_API_KEY": "hush-hush"}
-    folder.environment.write_text(json.dumps({"versions": versions, "machine": {"cores": 64}, "variables": variables}))
+    folder.environment.write_text(
+        json.dumps({"versions": versions, "machine": {"cores": 64}, "variables": variables})
+    )
     return folder
 
 
 def _course(dice: random.Random, ranks: int, metrics: tuple[str, ...]) -> list[Event]:
     found: list[Event] = []
     when = BEGUN_S
-    for first, last, ending in ((0, 2300, "failed"), (2000, 4000, "stopped"), (4000, 6000, "ended")):
+    for first, last, ending in (
+        (0, 2300, "failed"),
+        (2000, 4000, "stopped"),
+        (4000, 6000, "ended"),
+    ):
         found.append(
-            RunStarted(ranks, "cuda", "slurm", 60000, 256, max(8, ranks), 0.1, 6000, "a\nb", first, time_s=when)
+            RunStarted(
+                ranks,
+                "cuda",
+                "slurm",
+                60000,
+                256,
+                max(8, ranks),
+                0.1,
+                6000,
+                "a\nb",
+                first,
+                time_s=when,
+            )
         )
         for step in range(first + 10, last + 1, 10):
             rate = 256 / (0.055 * (1 + dice.gammavariate(1.2, 0.06)))
             when += 10 * 256 / rate
-            loss = 2.3 * math.exp(-step / 1500) + 0.08 + dice.gauss(0, 0.03) * math.exp(-step / 4000)
-            found.append(StepDone(step, 1 + step // 500, step * 256, loss, _lr(step), rate, time_s=when))
+            loss = (
+                2.3 * math.exp(-step / 1500) + 0.08 + dice.gauss(0, 0.03) * math.exp(-step / 4000)
+            )
+            found.append(
+                StepDone(step, 1 + step // 500, step * 256, loss, _lr(step), rate, time_s=when)
+            )
             if step % 500 == 250:
                 found.append(Evaluated(step, _quality(step, loss, dice, metrics), time_s=when))
             if step == 5000:
                 words = "rank 5 on node1 holds the others up: 12.4 ms more a step in waiting for its samples, 1.9 x their own time"
-                found.append(SlowRank(step, 5, "node1", "data", "chronic", 0.0124, 1.9, words, time_s=when))
+                found.append(
+                    SlowRank(step, 5, "node1", "data", "chronic", 0.0124, 1.9, words, time_s=when)
+                )
             if step % 500 == 0:
                 found.append(_epoch(step, loss, rate, dice, metrics, when))
                 found.append(CheckpointSaved(step, "there", 14_401_560, 0.021, 0.4, time_s=when))
@@ -96,10 +129,14 @@ def _course(dice: random.Random, ranks: int, metrics: tuple[str, ...]) -> list[E
 def _epoch(
     step: int, loss: float, rate: float, dice: random.Random, metrics: tuple[str, ...], when: float
 ) -> EpochDone:
-    return EpochDone(step // 500, 12, step, loss, rate, _quality(step, loss, dice, metrics), time_s=when)
+    return EpochDone(
+        step // 500, 12, step, loss, rate, _quality(step, loss, dice, metrics), time_s=when
+    )
 
 
-def _quality(step: int, loss: float, dice: random.Random, metrics: tuple[str, ...]) -> dict[str, float]:
+def _quality(
+    step: int, loss: float, dice: random.Random, metrics: tuple[str, ...]
+) -> dict[str, float]:
     quality = {name: 0.99 - 0.6 * math.exp(-step / 900) + dice.gauss(0, 0.004) for name in metrics}
     if "eval_loss" in quality:
         quality["eval_loss"] = loss + 0.06
@@ -112,7 +149,10 @@ def _lr(step: int) -> float:
 
 def measure(folder: RunDir, said: str = "x.py") -> None:
     """Leave what `paceline scale` and `paceline profile` would, by their own writers."""
-    trials = [Trial(n, 8, "", [StepPace(0.4 / n**0.93, 256, 0.01, 0.02 * n**0.5, 0.01, 0.1)] * 3) for n in (1, 2, 4, 8)]
+    trials = [
+        Trial(n, 8, "", [StepPace(0.4 / n**0.93, 256, 0.01, 0.02 * n**0.5, 0.01, 0.1)] * 3)
+        for n in (1, 2, 4, 8)
+    ]
     words = (said, said, [said], "strong", 10, 40, 3, "2026-01-01T00:00:00+00:00", {"host": said})
     write_studies(folder.scaling, {"strong": Scaling(*words, sizes_of(trials))})
     ranks = [Shares(0.03, 0.004 * rank, 0.004, 0.0035, 0.002) for rank in range(1, 9)]
@@ -125,5 +165,10 @@ def note_rank_times(folder: RunDir, ranks: int, slow: int, looks: int = 120) -> 
     """Leave what rank 0 keeps of all ranks; one is slow in the second half."""
     kept, dice = RankTimes(folder.rank_times, ranks), random.Random(3)
     for look in range(1, looks + 1):
-        times = [0.03 * (1 + dice.random() / 10) * (1.8 if n == slow and 2 * look > looks else 1) for n in range(ranks)]
-        kept.add([Beat(n, "n", 50 * look, 0.0, own_s, 0.0, steps=9) for n, own_s in enumerate(times)])
+        times = [
+            0.03 * (1 + dice.random() / 10) * (1.8 if n == slow and 2 * look > looks else 1)
+            for n in range(ranks)
+        ]
+        kept.add(
+            [Beat(n, "n", 50 * look, 0.0, own_s, 0.0, steps=9) for n, own_s in enumerate(times)]
+        )

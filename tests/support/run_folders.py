@@ -19,11 +19,15 @@ from paceline.telemetry.heartbeat import Beat
 
 def started(from_step: int = 0, *, ranks: int = 2, time_s: float | None = None) -> RunStarted:
     when = time.time() if time_s is None else time_s
-    return RunStarted(ranks, "cpu", "slurm", 3200, 32, 4, 0.1, 1000, "two\nlines", from_step, time_s=when)
+    return RunStarted(
+        ranks, "cpu", "slurm", 3200, 32, 4, 0.1, 1000, "two\nlines", from_step, time_s=when
+    )
 
 
 def trained(first: int, last: int, every: int = 10) -> list[Event]:
-    steps: list[Event] = [StepDone(n, 1, n * 32, 100 / n, 0.1, 640.0) for n in range(first, last + 1, every)]
+    steps: list[Event] = [
+        StepDone(n, 1, n * 32, 100 / n, 0.1, 640.0) for n in range(first, last + 1, every)
+    ]
     return [*steps, CheckpointSaved(last, "there", 2_000_000)]
 
 
@@ -36,7 +40,9 @@ def make_run(root: Path, *events: Event) -> RunDir:
     return folder
 
 
-def put_beat(folder: RunDir, rank: int, step: int = 5, own_s: float = 0.1, time_s: float | None = None) -> None:
+def put_beat(
+    folder: RunDir, rank: int, step: int = 5, own_s: float = 0.1, time_s: float | None = None
+) -> None:
     make_private(folder.beat(rank).parent)
     when = time.time() if time_s is None else time_s
     folder.beat(rank).write_text(json.dumps(asdict(Beat(rank, f"n{rank}", step, when, own_s, 0.0))))
@@ -44,7 +50,9 @@ def put_beat(folder: RunDir, rank: int, step: int = 5, own_s: float = 0.1, time_
 
 def submission(job: str, run: Path, log: str = "", time_s: float | None = None) -> Submission:
     when = time.time() if time_s is None else time_s
-    return Submission(job, str(run), "train.py", 1, 2, "1:00:00", log or str(run / "jobs" / f"{job}.log"), when)
+    return Submission(
+        job, str(run), "train.py", 1, 2, "1:00:00", log or str(run / "jobs" / f"{job}.log"), when
+    )
 
 
 @contextlib.contextmanager

@@ -32,7 +32,9 @@ class ObjectStore:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self.requests: list[Request] = []
         self.held: Callable[[Request], bool] = lambda request: False
-        self._deciding = threading.Lock()  # S3 looks and writes in one go; this server would look, then write
+        self._deciding = (
+            threading.Lock()
+        )  # S3 looks and writes in one go; this server would look, then write
         self.came, self.release = threading.Event(), threading.Event()
 
     def __enter__(self) -> ObjectStore:

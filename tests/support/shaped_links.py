@@ -32,13 +32,28 @@ class Seen:
 
 
 def bench_between(
-    hosts: PrivateCluster, sizes: str, seconds: float, timeout_s: float = 240, *, at_best: bool = False
+    hosts: PrivateCluster,
+    sizes: str,
+    seconds: float,
+    timeout_s: float = 240,
+    *,
+    at_best: bool = False,
 ) -> Seen:
     """Measure all-reduce and pair between a rank on each of two hosts; at best: by the fastest rounds alone."""
 
     def on(node: int) -> str:
         where = ["-n", "1", "--nodes", "2", "--node", str(node), "--rendezvous", "n1:29400"]
-        what = ["--ops", "all-reduce,pair", "--sizes", sizes, "--seconds", str(seconds), "--device", "cpu", "--json"]
+        what = [
+            "--ops",
+            "all-reduce,pair",
+            "--sizes",
+            sizes,
+            "--seconds",
+            str(seconds),
+            "--device",
+            "cpu",
+            "--json",
+        ]
         done = hosts.run([PACELINE, "bench", *where, *what], f"n{node + 1}", timeout_s=timeout_s)
         assert done.code == 0, done.out + done.err
         return done.out
@@ -60,7 +75,10 @@ def _fastest(operation: dict[str, Any]) -> dict[str, Any]:
     fit = fit_line([row["size_bytes"] for row in rows], [row["fastest_s"] for row in rows])
     assert fit
     rates = {"bytes_per_s": fit.bytes_per_s, "bus_bytes_per_s": fit.bytes_per_s * factor}
-    sizes = [row | {"busbw_gb_per_s": factor * row["size_bytes"] / row["fastest_s"] / 1e9} for row in rows]
+    sizes = [
+        row | {"busbw_gb_per_s": factor * row["size_bytes"] / row["fastest_s"] / 1e9}
+        for row in rows
+    ]
     return operation | {"sizes": sizes, "fit": {"latency_s": fit.latency_s} | rates}
 
 

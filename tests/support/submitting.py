@@ -42,10 +42,17 @@ class Desk:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.toml").write_text(text)
 
-    def paceline(self, *words: str, env: dict[str, str] | None = None, timeout_s: float = 240) -> Done:
+    def paceline(
+        self, *words: str, env: dict[str, str] | None = None, timeout_s: float = 240
+    ) -> Done:
         """Run `paceline WORDS` on the head."""
-        own = {"XDG_CONFIG_HOME": str(self.folder / "config"), "XDG_STATE_HOME": str(self.folder / "state")}
-        return self.cluster.run([*PACELINE, *words], folder=self.folder, env=own | (env or {}), timeout_s=timeout_s)
+        own = {
+            "XDG_CONFIG_HOME": str(self.folder / "config"),
+            "XDG_STATE_HOME": str(self.folder / "state"),
+        }
+        return self.cluster.run(
+            [*PACELINE, *words], folder=self.folder, env=own | (env or {}), timeout_s=timeout_s
+        )
 
     def submit(self, *words: str, env: dict[str, str] | None = None) -> str:
         """Submit, and return the number of the (first) job."""
@@ -60,7 +67,9 @@ class Desk:
         file = self.folder / "runs" / name / "jobs" / f"{job}.log"
         return file.read_text() if file.exists() else ""
 
-    def await_line(self, name: str, job: str, text: str, timeout_s: float = 240, times: int = 1) -> str:
+    def await_line(
+        self, name: str, job: str, text: str, timeout_s: float = 240, times: int = 1
+    ) -> str:
         """Wait until a job's log holds a text so many times; return the log."""
         limit = time.monotonic() + timeout_s
         while (log := self.log(name, job)).count(text) < times:
@@ -70,7 +79,10 @@ class Desk:
 
     def events(self, name: str) -> list[dict]:
         """Return all that happened in a run."""
-        return [json.loads(line) for line in (self.folder / "runs" / name / "events.jsonl").read_text().splitlines()]
+        return [
+            json.loads(line)
+            for line in (self.folder / "runs" / name / "events.jsonl").read_text().splitlines()
+        ]
 
 
 def digest(text: str) -> str:

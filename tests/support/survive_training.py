@@ -53,7 +53,12 @@ class Watched(paceline.Batches):
     def steps(self, start=0):
         seen = os.open(f"seen-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for step in super().steps(start):
-            ids = [int(row[-1]) for lane in step.lanes if lane.samples for row in lane.batch[0].tolist()]
+            ids = [
+                int(row[-1])
+                for lane in step.lanes
+                if lane.samples
+                for row in lane.batch[0].tolist()
+            ]
             yield step
             os.write(seen, f"{time.time()} {step.plan.step} {ids}\n".encode())
 
@@ -64,7 +69,10 @@ def main(config: paceline.RunConfig) -> None:
     with paceline.join(config) as world:
         dawdle("join")
         generator = torch.Generator().manual_seed(1)
-        features, targets = torch.randn(96, 20, generator=generator), torch.randn(96, 1, generator=generator)
+        features, targets = (
+            torch.randn(96, 20, generator=generator),
+            torch.randn(96, 1, generator=generator),
+        )
         features[:, -1] = torch.arange(96)  # the number of the sample, for Watched
         model = paceline.parallelize(Net(), world, config)
         optimizer = torch.optim.AdamW(model.parameters(), lr=paceline.scaled_lr(config))

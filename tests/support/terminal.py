@@ -30,7 +30,9 @@ class Terminal:
         """Take what comes in a moment; return all that came so far."""
         if select.select([self._side], [], [], seconds)[0]:
             with contextlib.suppress(OSError):  # the command has ended
-                self.written += self._decoder.decode(os.read(self._side, 1 << 16))  # a letter may come in two parts
+                self.written += self._decoder.decode(
+                    os.read(self._side, 1 << 16)
+                )  # a letter may come in two parts
         return self.written
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float = 120) -> None:
@@ -63,7 +65,9 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def in_terminal(*words: str, folder: Path, env: Mapping[str, str] | None = None) -> Iterator[Terminal]:
+def in_terminal(
+    *words: str, folder: Path, env: Mapping[str, str] | None = None
+) -> Iterator[Terminal]:
     """Run `paceline WORDS` in a terminal of 100 columns and 30 rows."""
     person, program = pty.openpty()
     fcntl.ioctl(person, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))

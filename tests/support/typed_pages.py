@@ -30,7 +30,15 @@ from support.program import Done, started
 from paceline.world.address import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-ON_A_CLUSTER = ("srun", "salloc", "sbatch", "paceline submit", "paceline watch", "paceline jobs", "paceline cancel")
+ON_A_CLUSTER = (
+    "srun",
+    "salloc",
+    "sbatch",
+    "paceline submit",
+    "paceline watch",
+    "paceline jobs",
+    "paceline cancel",
+)
 NOT_HERE = {
     "git": "fetches, and tests fetch nothing",
     "make": "is how these tests were started",
@@ -84,7 +92,9 @@ class Page:
     @property
     def scripts(self) -> dict[str, str]:
         """The files that the page gives, by name."""
-        return dict(re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```$', self.text, re.DOTALL | re.MULTILINE))
+        return dict(
+            re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```$', self.text, re.DOTALL | re.MULTILINE)
+        )
 
     @property
     def turns(self) -> list[tuple[Command, ...]]:
@@ -104,7 +114,9 @@ class Page:
         lines = [line for kind, block in blocks if kind == "sh" for line in block.splitlines()]
         prose = re.sub(r"^```.*?^```$", "", self.text, flags=re.DOTALL | re.MULTILINE)
         found = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
-        found += [re.split(r"\s+#\s+", re.sub(r"^host\d+\$ ", "", line))[0].strip() for line in lines]
+        found += [
+            re.split(r"\s+#\s+", re.sub(r"^host\d+\$ ", "", line))[0].strip() for line in lines
+        ]
         return [words for words in found if re.match(rf"(?:{_PROGRAMS})\b(?!\.)", words)]
 
 
@@ -115,7 +127,9 @@ def is_whole(words: str) -> bool:
     (False, False, True)
     """
     each = words.split()[1:]
-    return any(map(_OBJECT.fullmatch, each)) and not any(re.fullmatch(r"[A-Z][A-Z|]+|\[.*", word) for word in each)
+    return any(map(_OBJECT.fullmatch, each)) and not any(
+        re.fullmatch(r"[A-Z][A-Z|]+|\[.*", word) for word in each
+    )
 
 
 def page_of(path: Path) -> Page:
@@ -148,9 +162,16 @@ def _read(line: str, begun: list[tuple[Command, ...]]) -> None:
     words, _, remark = re.sub(r"\s+#\s+", "\0", typed[2], count=1).partition("\0")
     codes = re.search(r"ends with code (\d+)(?:, or (\d+))?", remark)
     command = Command(
-        words.strip(), typed[1] or "", tuple(int(code) for code in codes.groups() if code) if codes else (0,)
+        words.strip(),
+        typed[1] or "",
+        tuple(int(code) for code in codes.groups() if code) if codes else (0,),
     )
-    follows = begun and command.host and begun[-1][0].host and command.host not in {one.host for one in begun[-1]}
+    follows = (
+        begun
+        and command.host
+        and begun[-1][0].host
+        and command.host not in {one.host for one in begun[-1]}
+    )
     begun.append((*begun.pop(), command) if follows else (command,))
 
 
@@ -168,7 +189,11 @@ def environment(folder: Path) -> dict[str, str]:
     """Return the environment of a reader, with this environment's programs first."""
     path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return path | root | {"XDG_STATE_HOME": str(folder / "state"), "XDG_CONFIG_HOME": str(folder / "config")}
+    return (
+        path
+        | root
+        | {"XDG_STATE_HOME": str(folder / "state"), "XDG_CONFIG_HOME": str(folder / "config")}
+    )
 
 
 def type_here(turn: tuple[Command, ...], folder: Path, *, cold: bool = False) -> Done:
@@ -180,7 +205,9 @@ def type_here(turn: tuple[Command, ...], folder: Path, *, cold: bool = False) ->
         ended = [wait() for wait in waits]
     for command, done in zip(turn, ended, strict=True):
         command.check_end(done)
-    return Done(ended[0].code, "".join(done.out for done in ended), "".join(done.err for done in ended))
+    return Done(
+        ended[0].code, "".join(done.out for done in ended), "".join(done.err for done in ended)
+    )
 
 
 @contextlib.contextmanager
@@ -193,7 +220,9 @@ def _typed(words: str, folder: Path, *, cold: bool) -> Iterator[Callable[[], Don
             assert list(running.temporary.glob("paceline-*")) == []
         return
     pipe, env = subprocess.PIPE, os.environ | environment(folder)
-    with subprocess.Popen([program, *rest], cwd=folder, env=env, stdout=pipe, stderr=pipe, encoding="utf-8") as process:
+    with subprocess.Popen(
+        [program, *rest], cwd=folder, env=env, stdout=pipe, stderr=pipe, encoding="utf-8"
+    ) as process:
         try:
             yield lambda: _end_of(process)
         finally:
@@ -212,10 +241,16 @@ def look_at(done: Done, shown: tuple[str, ...], known: MutableMapping[str, str])
         if line.strip() in {"...", "…"}:
             continue
         found = next((match for real in said if (match := re.search(pattern_of(line), real))), None)
-        assert found, f"the page shows\n  {line}\nand there came\n" + "\n".join(f"  {real}" for real in said)
+        assert found, f"the page shows\n  {line}\nand there came\n" + "\n".join(
+            f"  {real}" for real in said
+        )
         for name, real in zip(re.findall(rf"\b{_BITS}\b", line), found.groups(), strict=True):
-            assert known.setdefault(name, real) == real, f"{name} was {known[name]}, and is {real}: {line}"
-            assert [*known.values()].count(real) == 1, f"the page has several names for {real}: {line}"
+            assert known.setdefault(name, real) == real, (
+                f"{name} was {known[name]}, and is {real}: {line}"
+            )
+            assert [*known.values()].count(real) == 1, (
+                f"the page has several names for {real}: {line}"
+            )
 
 
 def pattern_of(line: str) -> str:
@@ -226,5 +261,6 @@ def pattern_of(line: str) -> str:
     """
     wanted = "|".join(f"({part})" for part in _PARTS)
     return "".join(
-        [*_PARTS.values()][found.lastindex - 1] or re.escape(found[0]) for found in re.finditer(wanted, line.strip())
+        [*_PARTS.values()][found.lastindex - 1] or re.escape(found[0])
+        for found in re.finditer(wanted, line.strip())
     )

@@ -20,8 +20,20 @@ KILLS = 3
 
 
 def test_chaos_ends_with_the_same_bits_and_every_sample_is_seen_once(tmp_path: Path) -> None:
-    words = ["--kills", str(KILLS), "--seed", "3", "--worlds", "1,2,3", "--json", "batch.global_size=16", "epochs=12"]
-    done = paceline("chaos", SCRIPT, *words, folder=tmp_path, env={"WATCHED": "1", "SLOW_STEP": "0.01"})
+    words = [
+        "--kills",
+        str(KILLS),
+        "--seed",
+        "3",
+        "--worlds",
+        "1,2,3",
+        "--json",
+        "batch.global_size=16",
+        "epochs=12",
+    ]
+    done = paceline(
+        "chaos", SCRIPT, *words, folder=tmp_path, env={"WATCHED": "1", "SLOW_STEP": "0.01"}
+    )
     assert done.code == 0, done
     verdict = json.loads(done.out)
     assert verdict["same"]
@@ -31,7 +43,9 @@ def test_chaos_ends_with_the_same_bits_and_every_sample_is_seen_once(tmp_path: P
     every_sample_once_an_epoch(tmp_path, samples=96, steps_per_epoch=6, epochs=12)
 
 
-def every_sample_once_an_epoch(folder: Path, samples: int, steps_per_epoch: int, epochs: int) -> None:
+def every_sample_once_an_epoch(
+    folder: Path, samples: int, steps_per_epoch: int, epochs: int
+) -> None:
     """See that whoever did a step used the same samples, and that the steps of an epoch use each sample once."""
     done = defaultdict(lambda: defaultdict(set))
     for file in folder.glob("seen-*"):
@@ -42,24 +56,36 @@ def every_sample_once_an_epoch(folder: Path, samples: int, steps_per_epoch: int,
     for epoch in range(epochs):
         seen: list[int] = []
         for step in range(epoch * steps_per_epoch, (epoch + 1) * steps_per_epoch):
-            seen += set.union(*done[step].values())  # ranks of one launch share a step; launches that repeat it agree
+            seen += set.union(
+                *done[step].values()
+            )  # ranks of one launch share a step; launches that repeat it agree
         assert sorted(seen) == list(range(samples)), f"epoch {epoch}"
 
 
 def test_chaos_says_so_when_a_script_does_not_survive(tmp_path: Path) -> None:
     script = tmp_path / "forgetful.py"
     text = (
-        Path(SCRIPT).read_text().replace("with paceline.join", "torch.manual_seed(os.getpid())\n    with paceline.join")
+        Path(SCRIPT)
+        .read_text()
+        .replace("with paceline.join", "torch.manual_seed(os.getpid())\n    with paceline.join")
     )
-    script.write_text(text.replace("torch.Generator().manual_seed(1)", "torch.Generator().manual_seed(os.getpid())"))
-    done = paceline("chaos", str(script), "--kills", "1", "--worlds", "1,2", "epochs=2", folder=tmp_path)
+    script.write_text(
+        text.replace(
+            "torch.Generator().manual_seed(1)", "torch.Generator().manual_seed(os.getpid())"
+        )
+    )
+    done = paceline(
+        "chaos", str(script), "--kills", "1", "--worlds", "1,2", "epochs=2", folder=tmp_path
+    )
     assert done.code == 1
     assert "NOT the same: StepDone of step 1: loss was" in done.out
 
 
 def test_who_stops_chaos_stops_all_of_it(tmp_path: Path) -> None:
     words = ["--kills", "50", "--worlds", "1,2", "batch.global_size=16", "epochs=40"]
-    with started("chaos", SCRIPT, *words, folder=tmp_path, env={"WATCHED": "1", "SLOW_STEP": "0.005"}) as running:
+    with started(
+        "chaos", SCRIPT, *words, folder=tmp_path, env={"WATCHED": "1", "SLOW_STEP": "0.005"}
+    ) as running:
         wait_until(lambda: len(list(tmp_path.glob("seen-*"))) > 1, "a launch under chaos")
         running.process.send_signal(signal.SIGTERM)
         done = running.wait()
@@ -95,10 +121,26 @@ END = {"event": "RunEnded", "digest": "a" * 64}
     ("one", "other", "words"),
     [
         ([step(1), END], [step(1), END], ""),
-        ([step(1), step(2), END], [step(1), step(2, 0.25), END], "StepDone of step 2: loss was 0.5, is 0.25"),
-        ([step(1), END], [step(1), step(2), END], "1 figures of steps and epochs were written, now 2"),
-        ([step(1), END], [step(1), END | {"digest": "b" * 64}], "the last weights and optimizer state"),
-        ([step(1, samples=8), END], [step(1, samples=9), END], "StepDone of step 1: samples was 8, is 9"),
+        (
+            [step(1), step(2), END],
+            [step(1), step(2, 0.25), END],
+            "StepDone of step 2: loss was 0.5, is 0.25",
+        ),
+        (
+            [step(1), END],
+            [step(1), step(2), END],
+            "1 figures of steps and epochs were written, now 2",
+        ),
+        (
+            [step(1), END],
+            [step(1), END | {"digest": "b" * 64}],
+            "the last weights and optimizer state",
+        ),
+        (
+            [step(1, samples=8), END],
+            [step(1, samples=9), END],
+            "StepDone of step 1: samples was 8, is 9",
+        ),
     ],
 )
 def test_where_two_histories_part(one, other, words) -> None:
@@ -119,7 +161,9 @@ def test_steps_that_were_lost_are_not_part_of_the_surviving_history(tmp_path: Pa
     ]
     file = tmp_path / "events.jsonl"
     file.write_text(
-        "\n".join(map(json.dumps, lines[:5])) + '\n{"event": "Step\n' + "\n".join(map(json.dumps, lines[5:]))
+        "\n".join(map(json.dumps, lines[:5]))
+        + '\n{"event": "Step\n'
+        + "\n".join(map(json.dumps, lines[5:]))
     )
     assert [(event.get("step"), event.get("loss")) for event in surviving(file) if event["event"] == "StepDone"] == [
         (1, 0.5), (2, 0.1),

@@ -16,7 +16,9 @@ from paceline.runlock import claimed
 
 def test_a_run_that_is_being_written_is_refused_with_the_name_of_its_writer(tmp_path: Path) -> None:
     with claimed(tmp_path / "lock"):
-        with pytest.raises(EnvironmentUnfit, match=f"is being written by process {os.getpid()} on ") as caught:
+        with pytest.raises(
+            EnvironmentUnfit, match=f"is being written by process {os.getpid()} on "
+        ) as caught:
             with claimed(tmp_path / "lock", patience_s=0.2):
                 raise AssertionError("two at once")
         assert "another name=" in caught.value.fix
@@ -40,7 +42,9 @@ def paceline_beside(*words: str, folder: Path):
 
 
 def test_a_killed_writer_leaves_no_lock_behind(tmp_path: Path) -> None:
-    with started("run", SCRIPT, *SHORT, "epochs=100000", "checkpoint.every=1steps", folder=tmp_path) as first:
+    with started(
+        "run", SCRIPT, *SHORT, "epochs=100000", "checkpoint.every=1steps", folder=tmp_path
+    ) as first:
         os.kill(pid(tmp_path, "evaluate"), signal.SIGKILL)
         first.process.kill()
     again = paceline_beside("run", SCRIPT, *SHORT, "checkpoint.every=5steps", folder=tmp_path)

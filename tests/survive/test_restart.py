@@ -41,7 +41,9 @@ runpy.run_path(os.environ["SCRIPT"], run_name="__main__")
 
 def run(folder: Path, *words: str, **env: str):
     (folder / "crash.py").write_text(CRASH_ONCE)
-    return paceline("run", "crash.py", *words, *SAVING, folder=folder, env={"SCRIPT": SCRIPT, **env})
+    return paceline(
+        "run", "crash.py", *words, *SAVING, folder=folder, env={"SCRIPT": SCRIPT, **env}
+    )
 
 
 @pytest.mark.parametrize("how", ["kill", "raise"])
@@ -56,13 +58,17 @@ def test_each_failure_after_progress_is_forgiven_however_many_there_are(
 
 
 def test_failures_without_progress_are_counted(tmp_path: Path) -> None:
-    done = run(tmp_path, "-n", "2", "--max-restarts", "2", CRASH_AT="7", TIMES="99", SLOW_STEP="0.05")
+    done = run(
+        tmp_path, "-n", "2", "--max-restarts", "2", CRASH_AT="7", TIMES="99", SLOW_STEP="0.05"
+    )
     assert done.code == 137
     assert len((tmp_path / "crashes-7").read_bytes()) == 3
     assert done.err.count("starting again") == 2
 
 
-def test_without_a_checkpoint_nothing_is_started_again_unless_asked_for(tmp_path: Path, untouched: str) -> None:
+def test_without_a_checkpoint_nothing_is_started_again_unless_asked_for(
+    tmp_path: Path, untouched: str
+) -> None:
     done = run(tmp_path, "-n", "2", CRASH_AT="3")
     assert (done.code, done.err.count("starting again")) == (137, 0)
     (tmp_path / "crashes-3").unlink()
@@ -98,7 +104,10 @@ def test_a_known_error_is_not_tried_again(tmp_path: Path) -> None:
     ],
 )
 def test_when_to_start_again(most, progress, spent, known, code, again) -> None:
-    assert Restarts(most).allow(Failure(0, code, "", hopeless=known, progress=progress), spent) is again
+    assert (
+        Restarts(most).allow(Failure(0, code, "", hopeless=known, progress=progress), spent)
+        is again
+    )
 
 
 @pytest.mark.parametrize("words", ["0:4", "5:4", "a:4", "2:", "x"])
@@ -113,13 +122,25 @@ def test_a_crashed_rank_is_noticed_by_the_others_within_seconds(tmp_path: Path) 
     with started("run", SCRIPT, *words, folder=tmp_path, env={"SLOW_STEP": "0.1"}) as running:
         struck = pid(tmp_path, "step", 2)
         os.kill(struck, signal.SIGKILL)
-        done = running.wait(timeout_s=120)  # half the time after which a frozen one would be noticed
+        done = running.wait(
+            timeout_s=120
+        )  # half the time after which a frozen one would be noticed
         assert "rank 2 was killed by SIGKILL" in done.err
 
 
 def test_a_frozen_rank_is_noticed_after_the_step_timeout(tmp_path: Path, untouched: str) -> None:
-    words = ("-n", "2", "--max-restarts", "1", *SHORT, "timeout.step_s=2", "checkpoint.every=1steps")
-    with started("run", SCRIPT, *words, folder=tmp_path, env={"EVALUATE_UNTIL": "struck"}) as running:
+    words = (
+        "-n",
+        "2",
+        "--max-restarts",
+        "1",
+        *SHORT,
+        "timeout.step_s=2",
+        "checkpoint.every=1steps",
+    )
+    with started(
+        "run", SCRIPT, *words, folder=tmp_path, env={"EVALUATE_UNTIL": "struck"}
+    ) as running:
         struck = pid(tmp_path, "evaluate", 1)
         os.kill(struck, signal.SIGSTOP)
         (tmp_path / "struck").touch()  # the others go on
@@ -129,7 +150,9 @@ def test_a_frozen_rank_is_noticed_after_the_step_timeout(tmp_path: Path, untouch
         assert "rank 1 did not answer" in done.err
 
 
-def torchrun(folder: Path, *options: str, script: str = SCRIPT, **settings: str) -> subprocess.Popen[str]:
+def torchrun(
+    folder: Path, *options: str, script: str = SCRIPT, **settings: str
+) -> subprocess.Popen[str]:
     words = [
         sys.executable,
         "-m",
@@ -143,7 +166,9 @@ def torchrun(folder: Path, *options: str, script: str = SCRIPT, **settings: str)
     ]
     env = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE"}}
     env |= {MARK: str(folder), "OMP_NUM_THREADS": "1", "SLOW_STEP": "0.05", **settings}
-    return subprocess.Popen(words, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return subprocess.Popen(
+        words, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
 
 
 def nothing_left(folder: Path) -> bool:
@@ -153,9 +178,13 @@ def nothing_left(folder: Path) -> bool:
     return not left
 
 
-def test_torchrun_as_the_outer_launcher_restarts_and_the_run_resumes(tmp_path: Path, untouched: str) -> None:
+def test_torchrun_as_the_outer_launcher_restarts_and_the_run_resumes(
+    tmp_path: Path, untouched: str
+) -> None:
     (tmp_path / "crash.py").write_text(CRASH_ONCE)
-    with torchrun(tmp_path, "--max-restarts", "1", script="crash.py", SCRIPT=SCRIPT, CRASH_AT="7") as outer:
+    with torchrun(
+        tmp_path, "--max-restarts", "1", script="crash.py", SCRIPT=SCRIPT, CRASH_AT="7"
+    ) as outer:
         out, _ = outer.communicate(timeout=120)
     assert outer.returncode == 0, out
     assert (tmp_path / "crashes-7").exists()
@@ -172,11 +201,15 @@ def test_a_killed_torchrun_leaves_no_orphan_training(tmp_path: Path) -> None:
     assert nothing_left(tmp_path)
 
 
-def test_a_run_that_starts_over_does_so_once_however_often_it_is_started_again(tmp_path: Path) -> None:
+def test_a_run_that_starts_over_does_so_once_however_often_it_is_started_again(
+    tmp_path: Path,
+) -> None:
     first = run(tmp_path)
     assert first.code == 0
     again = run(tmp_path, "-n", "2", "resume=never", CRASH_AT="13", HOW="kill")
     assert again.code == 0, again
     assert "starting again on 2 ranks, from the checkpoint of step " in again.err
-    assert "resumed after step " in again.out  # that of the second start, not of the first run: it is not complete
+    assert (
+        "resumed after step " in again.out
+    )  # that of the second start, not of the first run: it is not complete
     assert "this run is complete" not in again.out

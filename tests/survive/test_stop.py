@@ -46,7 +46,9 @@ def resumes(folder: Path, ranks: str, untouched: str) -> None:
 
 
 def start(folder: Path, *words: str, **env: str):
-    return started("run", SCRIPT, "-n", "2", *LONG, *words, folder=folder, env={"SLOW_STEP": "0.05", **env})
+    return started(
+        "run", SCRIPT, "-n", "2", *LONG, *words, folder=folder, env={"SLOW_STEP": "0.05", **env}
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,12 +85,16 @@ def test_a_signal_to_the_launcher_does_the_same_and_the_run_goes_on_later(
         pid(tmp_path, "step", 1)
         running.process.send_signal(number)
         stopped_well(tmp_path, running)
-    resumes(tmp_path, {signal.SIGTERM: "3", signal.SIGUSR1: "1", signal.SIGINT: "2"}[number], untouched)
+    resumes(
+        tmp_path, {signal.SIGTERM: "3", signal.SIGUSR1: "1", signal.SIGINT: "2"}[number], untouched
+    )
 
 
 @pytest.mark.parametrize("where", ["save", "evaluate"])
 @pytest.mark.parametrize("exact", ["true", "false"])
-def test_a_signal_during_a_save_or_an_evaluation_waits_for_it(tmp_path: Path, where: str, exact: str) -> None:
+def test_a_signal_during_a_save_or_an_evaluation_waits_for_it(
+    tmp_path: Path, where: str, exact: str
+) -> None:
     slow = {f"SLOW_{where.upper()}": "0.5"}
     with start(tmp_path, "checkpoint.every=3steps", f"exact={exact}", **slow) as running:
         os.kill(pid(tmp_path, where, 1), signal.SIGTERM)
@@ -133,7 +139,9 @@ def test_a_deadline_stops_the_run_with_a_checkpoint(tmp_path: Path, untouched: s
 
 
 @pytest.mark.parametrize("whom", ["launcher", "rank 0"])
-def test_the_last_step_is_the_end_of_the_run_also_when_told_to_stop(tmp_path: Path, whom: str) -> None:
+def test_the_last_step_is_the_end_of_the_run_also_when_told_to_stop(
+    tmp_path: Path, whom: str
+) -> None:
     heard = "marks/heard-0" if whom == "rank 0" else "marks/heard-0 marks/heard-1"
     with start(tmp_path, "steps=1", STEP_UNTIL=heard) as running:
         rank = pid(tmp_path, "step", 0)
@@ -148,7 +156,9 @@ def test_a_launch_that_was_told_to_stop_is_not_started_again(tmp_path: Path) -> 
     text = (
         Path(SCRIPT)
         .read_text()
-        .replace("        paceline.Trainer(", "        raise_when_told()\n        paceline.Trainer(")
+        .replace(
+            "        paceline.Trainer(", "        raise_when_told()\n        paceline.Trainer("
+        )
     )
     script.write_text(
         "import signal, sys, time\n"
@@ -179,7 +189,9 @@ except ValueError:
 """
 
 
-def test_a_signal_to_a_training_that_fails_does_not_make_it_one_that_stopped(tmp_path: Path) -> None:
+def test_a_signal_to_a_training_that_fails_does_not_make_it_one_that_stopped(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "fails.py").write_text(FAILS)
     mark = tmp_path / "stopped"
     done = subprocess.run(
@@ -206,7 +218,9 @@ except Stopped:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "end"), [("ours", (0, "left in order\n")), ("none", (-signal.SIGTERM, ""))], ids=["ours", "none"]
+    ("launcher", "end"),
+    [("ours", (0, "left in order\n")), ("none", (-signal.SIGTERM, ""))],
+    ids=["ours", "none"],
 )
 def test_a_signal_to_a_rank_that_has_saved_and_leaves_does_not_end_it_under_our_launcher(
     launcher: str, end: tuple[int, str]

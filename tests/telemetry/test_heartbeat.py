@@ -73,7 +73,9 @@ def test_a_reader_never_sees_half_a_beat(tmp_path: Path) -> None:
     assert len(seen) > 1
 
 
-def test_beats_come_at_their_interval_and_more_seldom_in_a_large_world(tmp_path, monkeypatch) -> None:
+def test_beats_come_at_their_interval_and_more_seldom_in_a_large_world(
+    tmp_path, monkeypatch
+) -> None:
     beats = []
     monkeypatch.setattr(Heartbeat, "_beat", lambda self: beats.append(self._step))
     with Heartbeat(RunDir(tmp_path), World(), every_s=0.1) as heart:
@@ -99,7 +101,9 @@ def test_a_file_in_the_way_harms_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_a_disk_that_fails_harms_nothing_and_is_tried_again(tmp_path, monkeypatch, error: int) -> None:
+def test_a_disk_that_fails_harms_nothing_and_is_tried_again(
+    tmp_path, monkeypatch, error: int
+) -> None:
     replace, failures = Path.replace, [error] * 3
 
     def failing(self: Path, target: Path) -> Path:

@@ -88,7 +88,9 @@ def test_there_is_news_when_two_looks_agree_and_when_it_is_over(tmp_path: Path) 
     assert look(beat(0), beat(1)) == (None, found)
 
 
-@pytest.mark.parametrize("text", ["{", "3", '{"rank": 0}', '{"rank": "x", "node": 1, "step": 1, "time_s": 1}'])
+@pytest.mark.parametrize(
+    "text", ["{", "3", '{"rank": 0}', '{"rank": "x", "node": 1, "step": 1, "time_s": 1}']
+)
 def test_a_damaged_beat_says_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "0000.beat").write_text(text)
     assert read_beats(tmp_path, 4, 0.0) == []
@@ -127,11 +129,27 @@ def trainings(world, exact: bool, phases: tuple[str, ...]) -> None:
 
     count_no_pauses(slow_training)
     for number, phase in enumerate(phases):
-        words = {"slow.phase": phase, "slow.rank": number % 3, "slow.seconds": 0.02, "name": phase, "exact": exact}
-        config = with_settings(slow_training.TrainingConfig(), {**words, "steps": 16, "log.progress": "lines"})
+        words = {
+            "slow.phase": phase,
+            "slow.rank": number % 3,
+            "slow.seconds": 0.02,
+            "name": phase,
+            "exact": exact,
+        }
+        config = with_settings(
+            slow_training.TrainingConfig(), {**words, "steps": 16, "log.progress": "lines"}
+        )
         slow_training.train(world, config)
-    once = {"slow.phase": "backward", "slow.rank": 2, "slow.seconds": 1.0, "slow.step": 9, "name": "once"}
-    slow_training.train(world, with_settings(slow_training.TrainingConfig(), {**once, "steps": 16, "exact": exact}))
+    once = {
+        "slow.phase": "backward",
+        "slow.rank": 2,
+        "slow.seconds": 1.0,
+        "slow.step": 9,
+        "name": "once",
+    }
+    slow_training.train(
+        world, with_settings(slow_training.TrainingConfig(), {**once, "steps": 16, "exact": exact})
+    )
 
 
 def until_it_is_told(world) -> None:
@@ -146,7 +164,13 @@ def until_it_is_told(world) -> None:
 
     if world.rank == 0:
         threading.Thread(target=stop_when_told, daemon=True).start()
-    words = {"slow.phase": "optimizer", "slow.rank": 1, "slow.seconds": 0.1, "steps": 900, "log.progress": "lines"}
+    words = {
+        "slow.phase": "optimizer",
+        "slow.rank": 1,
+        "slow.seconds": 0.1,
+        "steps": 900,
+        "log.progress": "lines",
+    }
     with contextlib.suppress(Stopped):
         slow_training.train(world, with_settings(slow_training.TrainingConfig(), words))
 
@@ -163,7 +187,9 @@ def test_a_run_says_which_rank_holds_it_up(tmp_path: Path) -> None:
     assert all(look.own_s[1] > look.own_s[0] for look in looks if None not in look.own_s)
 
 
-@pytest.mark.parametrize(("exact", "phases"), [(True, DELAYED), (False, ("backward",))], ids=["exact", "free"])
+@pytest.mark.parametrize(
+    ("exact", "phases"), [(True, DELAYED), (False, ("backward",))], ids=["exact", "free"]
+)
 def test_ranks_that_are_made_slow_are_named_with_the_phase(tmp_path: Path, exact, phases) -> None:
     run_on_processes(trainings, 3, tmp_path, {}, {"exact": exact, "phases": phases})
     [runs] = tmp_path.glob("meeting-*/runs")

@@ -65,7 +65,11 @@ def lanes_added(config, world) -> list[float]:
         if world.size > 1:
             add.bring_back(add.left(), notes)
         total = add.finish()
-        found += [total.loss, total.counted, *(float(value.double().sum()) for value in gradients_of(parameters))]
+        found += [
+            total.loss,
+            total.counted,
+            *(float(value.double().sum()) for value in gradients_of(parameters)),
+        ]
         found += gradients_of(parameters)[0].flatten().tolist()
     return found
 
@@ -81,4 +85,6 @@ def test_a_replayed_loss_that_is_not_finite_stops_before_the_update():
     step, plan = step_of("auto"), SimpleNamespace(step=7)
     with pytest.raises(TrainingError, match="nan at step 8, lane 3"):
         CudaGraphStep._note_of(step, SimpleNamespace(plan=plan), Lane(3, (), 2), float("nan"))
-    assert CudaGraphStep._note_of(step, SimpleNamespace(plan=plan), Lane(3, (), 2), 0.5) == Note(1.0, 2.0)
+    assert CudaGraphStep._note_of(step, SimpleNamespace(plan=plan), Lane(3, (), 2), 0.5) == Note(
+        1.0, 2.0
+    )

@@ -35,7 +35,11 @@ FIXED = {
 CASES = {
     "plain": {},
     "bf16 on the wire": {"compression": "bf16"},
-    "six lanes, three replicas": {"batch.lanes": 6, "local_sgd.replicas": 3, "local_sgd.outer_momentum": 0.0},
+    "six lanes, three replicas": {
+        "batch.lanes": 6,
+        "local_sgd.replicas": 3,
+        "local_sgd.outer_momentum": 0.0,
+    },
 }
 
 
@@ -57,7 +61,9 @@ class Small(nn.Module):
 
 def data_of(samples: int = SAMPLES) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
-    return torch.randn(samples, 5, generator=generator), torch.randn(samples, 1, generator=generator)
+    return torch.randn(samples, 5, generator=generator), torch.randn(
+        samples, 1, generator=generator
+    )
 
 
 def train(world: World, config: RunConfig, stop_at: int = -1) -> dict[str, object]:
@@ -108,7 +114,9 @@ def every_case(world: World, folder: str, record: bool = False) -> dict[str, dic
 def test_replicas_learn_the_same_bits_on_any_number_of_ranks(tmp_path: Path) -> None:
     folders = {size: tmp_path / f"world-{size}" for size in (1, 2, 3, 4)}
     found = {
-        size: run_on_processes(every_case, size, tmp_path, {}, {"folder": str(folder), "record": size < 4})[0]
+        size: run_on_processes(
+            every_case, size, tmp_path, {}, {"folder": str(folder), "record": size < 4}
+        )[0]
         for size, folder in folders.items()
     }
     for size in (2, 3, 4):
@@ -126,11 +134,15 @@ def test_replicas_learn_the_same_bits_on_any_number_of_ranks(tmp_path: Path) -> 
 def interrupted(world: World, folder: str, stop_at: int, record_steps: int) -> dict[str, object]:
     more = {"record.to": f"{folder}/record", "record.steps": record_steps} if record_steps else {}
     return train(
-        world, config_of(folder, **CASES["bf16 on the wire"], epochs=4, **{"local_sgd.steps": 2}, **more), stop_at
+        world,
+        config_of(folder, **CASES["bf16 on the wire"], epochs=4, **{"local_sgd.steps": 2}, **more),
+        stop_at,
     )
 
 
-def test_a_run_stopped_between_two_meetings_goes_on_with_the_same_bits_in_another_world(tmp_path: Path) -> None:
+def test_a_run_stopped_between_two_meetings_goes_on_with_the_same_bits_in_another_world(
+    tmp_path: Path,
+) -> None:
     def run(place: str, size: int, stop_at: int = -1, record_steps: int = 0) -> dict[str, object]:
         given = {"folder": str(tmp_path / place), "stop_at": stop_at, "record_steps": record_steps}
         return run_on_processes(interrupted, size, tmp_path, {}, given)[0]
@@ -140,9 +152,14 @@ def test_a_run_stopped_between_two_meetings_goes_on_with_the_same_bits_in_anothe
     assert part["losses"] == straight["losses"][: len(part["losses"])]
     names = names_saved(tmp_path / "broken", 4)
     assert "replica.0003.model.last.bias" in names, "it was saved one step after a meeting"
-    assert {"optimizer.momentum_buffer.last.bias", "replica.0003.optimizer.exp_avg.last.bias"} <= names
+    assert {
+        "optimizer.momentum_buffer.last.bias",
+        "replica.0003.optimizer.exp_avg.last.bias",
+    } <= names
     assert run("broken", 2, stop_at=6)["digest"] == ""
-    assert "replica.0003.model.last.bias" not in names_saved(tmp_path / "broken", 8), "it was saved at a meeting"
+    assert "replica.0003.model.last.bias" not in names_saved(tmp_path / "broken", 8), (
+        "it was saved at a meeting"
+    )
     last = run("broken", 4)
     assert last == straight
 
@@ -164,19 +181,28 @@ def count_bytes(world: World, folder: str) -> dict[str, list[int]]:
     for compression in ("none", "bf16"):
         sent = found[compression] = []
 
-        def counted(gathered: Tensor, mine: Tensor, among: object = None, *, sent: list[int] = sent) -> object:
+        def counted(
+            gathered: Tensor, mine: Tensor, among: object = None, *, sent: list[int] = sent
+        ) -> object:
             sent.append(mine.nbytes)
             return send(gathered, mine, among)
 
         exchange.gather = counted
-        train(world, config_of(folder, name=compression, compression=compression, **{"local_sgd.replicas": 2}))
+        train(
+            world,
+            config_of(
+                folder, name=compression, compression=compression, **{"local_sgd.replicas": 2}
+            ),
+        )
     return found
 
 
 def test_only_differences_cross_the_ranks_and_only_when_replicas_meet(tmp_path: Path) -> None:
     weights = sum(value.numel() for value in Small().parameters() if value.requires_grad)
     found = run_on_processes(count_bytes, 2, tmp_path, {}, {"folder": str(tmp_path)})
-    assert found == [{"none": [4 * weights] * 3, "bf16": [2 * weights] * 3}] * 2  # 3 epochs of 3 steps, and H is 4
+    assert (
+        found == [{"none": [4 * weights] * 3, "bf16": [2 * weights] * 3}] * 2
+    )  # 3 epochs of 3 steps, and H is 4
 
 
 def by_hand(config: RunConfig, world: World) -> nn.Module:
@@ -184,15 +210,25 @@ def by_hand(config: RunConfig, world: World) -> nn.Module:
     torch.manual_seed(0)
     common = Small().eval()
     copies = [copy.deepcopy(common) for _ in range(config.local_sgd.replicas)]
-    inner = [torch.optim.AdamW([v for v in one.parameters() if v.requires_grad], lr=0.02) for one in copies]
+    inner = [
+        torch.optim.AdamW([v for v in one.parameters() if v.requires_grad], lr=0.02)
+        for one in copies
+    ]
     shared = [value for value in common.parameters() if value.requires_grad]
-    outer = torch.optim.SGD(shared, config.local_sgd.outer_lr, config.local_sgd.outer_momentum, nesterov=True)
+    outer = torch.optim.SGD(
+        shared, config.local_sgd.outer_lr, config.local_sgd.outer_momentum, nesterov=True
+    )
     each = config.batch.lanes // config.local_sgd.replicas
     for step in paceline.Batches(data_of(), config, world).steps():
         for number, (one, optimizer) in enumerate(zip(copies, inner, strict=True)):
-            lanes = [lane for lane in step.lanes[number * each : (number + 1) * each] if lane.samples]
+            lanes = [
+                lane for lane in step.lanes[number * each : (number + 1) * each] if lane.samples
+            ]
             if lanes:
-                inputs, targets = (torch.cat(column) for column in zip(*(lane.batch for lane in lanes), strict=True))
+                inputs, targets = (
+                    torch.cat(column)
+                    for column in zip(*(lane.batch for lane in lanes), strict=True)
+                )
                 optimizer.zero_grad()
                 nn.functional.mse_loss(one(inputs), targets).backward()
                 optimizer.step()
@@ -212,9 +248,13 @@ def check_against_hand_written(folder: str) -> None:
     with join(config) as world:
         torch.manual_seed(0)
         model = paceline.parallelize(Small().eval(), world, config)
-        optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=0.02)
+        optimizer = torch.optim.AdamW(
+            [value for value in model.parameters() if value.requires_grad], lr=0.02
+        )
         batches = paceline.Batches(data_of(), config, world)
-        step = DilocoStep(world, model, optimizer, nn.functional.mse_loss, config, batches.total_samples)
+        step = DilocoStep(
+            world, model, optimizer, nn.functional.mse_loss, config, batches.total_samples
+        )
         for batch in batches.steps():
             step(batch)
         expected = by_hand(config, world)
@@ -229,7 +269,10 @@ def test_it_is_the_algorithm_of_its_paper(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
-        (["local_sgd.replicas=3"], "local_sgd.replicas to one of 1, 2, 4, 8, or batch.lanes to a multiple of 3"),
+        (
+            ["local_sgd.replicas=3"],
+            "local_sgd.replicas to one of 1, 2, 4, 8, or batch.lanes to a multiple of 3",
+        ),
         (["parallel=fsdp"], "set parallel=ddp"),
         (["capture=true"], "set capture=false"),
         (["compression=powersgd", "exact=false"], "set compression=bf16"),
@@ -247,8 +290,14 @@ def test_what_contradicts_replicas_that_walk_apart_is_refused(words: list[str], 
     assert fix in caught.value.fix
 
 
-def test_more_ranks_than_replicas_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "PACELINE_MEETING": str(tmp_path / "meeting")}.items():
+def test_more_ranks_than_replicas_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "3",
+        "PACELINE_MEETING": str(tmp_path / "meeting"),
+    }.items():
         monkeypatch.setenv(name, value)
     with (
         pytest.raises(ConfigError, match="3 ranks cannot share 2 replicas"),
@@ -262,7 +311,13 @@ def test_other_steps_and_other_models_are_refused(tmp_path: Path) -> None:
     with join(config) as world:
         batches = paceline.Batches(data_of(), config, world)
         model = nn.Sequential(nn.Linear(5, 1), nn.BatchNorm1d(1))
-        given = world, model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.mse_loss, config
+        given = (
+            world,
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            nn.functional.mse_loss,
+            config,
+        )
         with pytest.raises(ConfigError, match=r"paceline\.Trainer"):
             paceline.OptimizerStep(*given)
         with pytest.raises(ConfigError, match="LayerNorm"):

@@ -29,7 +29,8 @@ class Layers(nn.Module):
         super().__init__()
         self.table = nn.Linear(9, 5, bias=False)
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(9, 9), nn.Tanh(), nn.Dropout(0.2), nn.Linear(9, 9)) for _ in range(2)
+            nn.Sequential(nn.Linear(9, 9), nn.Tanh(), nn.Dropout(0.2), nn.Linear(9, 9))
+            for _ in range(2)
         )
         self.norm, self.head = nn.BatchNorm1d(9), nn.Linear(9, 1)
 
@@ -43,7 +44,12 @@ class Layers(nn.Module):
 def batches_of(config: RunConfig, world: World, samples: int) -> paceline.Batches:
     generator = torch.Generator().manual_seed(3)
     return paceline.Batches(
-        (torch.randn(samples, 5, generator=generator), torch.randn(samples, 1, generator=generator)), config, world
+        (
+            torch.randn(samples, 5, generator=generator),
+            torch.randn(samples, 1, generator=generator),
+        ),
+        config,
+        world,
     )
 
 
@@ -55,9 +61,15 @@ CASES = {
     "four lanes, clipped": (["batch.lanes=4", "clip_norm=0.05"], nn.functional.mse_loss),
     "five lanes, counted": (["batch.lanes=5", "clip_norm=0.5"], token_like),
     "eight lanes, bf16": (["batch.lanes=8", "precision=bf16"], nn.functional.mse_loss),
-    "five lanes, bf16 weights": (["batch.lanes=5", "precision=bf16-master", "clip_norm=0.5"], nn.functional.mse_loss),
+    "five lanes, bf16 weights": (
+        ["batch.lanes=5", "precision=bf16-master", "clip_norm=0.5"],
+        nn.functional.mse_loss,
+    ),
     "free order": (["batch.lanes=5", "exact=false", "clip_norm=0.5"], nn.functional.mse_loss),
-    "free order, bf16 messages": (["batch.lanes=4", "exact=false", "precision=bf16"], nn.functional.mse_loss),
+    "free order, bf16 messages": (
+        ["batch.lanes=4", "exact=false", "precision=bf16"],
+        nn.functional.mse_loss,
+    ),
 }
 CLOSE = {"free order": 1e-5, "free order, bf16 messages": 0.05}
 
@@ -66,7 +78,12 @@ def learned(world: World, parallel: str, shard_over: int = 0) -> dict[str, tuple
     """What each case learns on this rank's world: a digest of all state, and the losses."""
     found = {}
     for name, (words, loss) in CASES.items():
-        fixed = [f"parallel={parallel}", f"shard_over={shard_over}", "batch.global_size=20", "steps=3"]
+        fixed = [
+            f"parallel={parallel}",
+            f"shard_over={shard_over}",
+            "batch.global_size=20",
+            "steps=3",
+        ]
         config = config_from_words(RunConfig, [*fixed, *words])
         torch.manual_seed(0)
         model = paceline.parallelize(Layers(), world, config)
@@ -80,13 +97,24 @@ def learned(world: World, parallel: str, shard_over: int = 0) -> dict[str, tuple
 
 def test_a_model_in_slices_learns_the_bits_of_one_rank_alone_and_of_ddp(tmp_path: Path) -> None:
     alone = run_on_processes(learned, 1, tmp_path, {}, {"parallel": "none"})[0]
-    worlds = [(1, "fsdp", 0), (2, "fsdp", 0), (3, "fsdp", 0), (4, "fsdp", 0), (4, "fsdp", 2), (2, "ddp", 0)]
+    worlds = [
+        (1, "fsdp", 0),
+        (2, "fsdp", 0),
+        (3, "fsdp", 0),
+        (4, "fsdp", 0),
+        (4, "fsdp", 2),
+        (2, "ddp", 0),
+    ]
     for size, parallel, shard_over in worlds:
         given = {"parallel": parallel, "shard_over": shard_over}
         for found in run_on_processes(learned, size, tmp_path, {}, given):
             for name, expected in alone.items():
                 if name in CLOSE:
-                    assert found[name][1] == pytest.approx(expected[1], rel=CLOSE[name]), (size, given, name)
+                    assert found[name][1] == pytest.approx(expected[1], rel=CLOSE[name]), (
+                        size,
+                        given,
+                        name,
+                    )
                 else:
                     assert found[name] == expected, (size, given, name)
 
@@ -100,18 +128,38 @@ def trained(config: RunConfig, world: World) -> dict[str, object]:
     batches = batches_of(config, world, 40)
     held_out = torch.linspace(-1, 1, 85).view(17, 5), torch.ones(17, 1)
     paceline.Trainer(
-        world, model, optimizer, batches, nn.functional.mse_loss, config, evaluation=held_out, sinks=[seen.append]
+        world,
+        model,
+        optimizer,
+        batches,
+        nn.functional.mse_loss,
+        config,
+        evaluation=held_out,
+        sinks=[seen.append],
     ).run()
-    rows = [getattr(value, "to_local", lambda value=value: value)().shape[0] for value in model.parameters()]
+    rows = [
+        getattr(value, "to_local", lambda value=value: value)().shape[0]
+        for value in model.parameters()
+    ]
     metrics = [event.metrics for event in seen if hasattr(event, "metrics")]
     return {"rows": rows, "digest": state_digest(model, optimizer), "metrics": metrics}
 
 
 def test_a_checkpoint_of_slices_resumes_on_any_world_in_slices_or_whole(tmp_path: Path) -> None:
-    fixed = {"batch.global_size": 8, "clip_norm": 0.1, "checkpoint.every": "end", "precision": "bf16-master"}
+    fixed = {
+        "batch.global_size": 8,
+        "clip_norm": 0.1,
+        "checkpoint.every": "end",
+        "precision": "bf16-master",
+    }
 
     def run(place: str, size: int, parallel: str, steps: int, shard_over: int = 0) -> list[dict]:
-        given = fixed | {"runs": str(tmp_path / place), "parallel": parallel, "steps": steps, "shard_over": shard_over}
+        given = fixed | {
+            "runs": str(tmp_path / place),
+            "parallel": parallel,
+            "steps": steps,
+            "shard_over": shard_over,
+        }
         return run_on_processes(trained, size, tmp_path, given)
 
     straight = run("straight", 1, "none", 12)[0]
@@ -130,13 +178,22 @@ def gpt_learned(world: World, words: list[str]) -> list[str]:
     """What a small GPT learns, by precision."""
     found = []
     for precision in ("fp32", "bf16", "bf16-master"):
-        fixed = ["size=nano", "length=16", "tokens=40", "batch.global_size=8", "steps=2", "dropout=0.1"]
+        fixed = [
+            "size=nano",
+            "length=16",
+            "tokens=40",
+            "batch.global_size=8",
+            "steps=2",
+            "dropout=0.1",
+        ]
         config = config_from_words(GptConfig, [*fixed, f"precision={precision}", *words])
         torch.manual_seed(0)
         model = paceline.parallelize(GPT(design_of(config)), world, config, wrap=(Block,))
         optimizer = build_optimizer(model, config)
         text = torch.randint(0, 40, (16, 17), generator=torch.Generator().manual_seed(3))
-        batches = paceline.Batches((text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world)
+        batches = paceline.Batches(
+            (text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world
+        )
         step = make_step(world, model, optimizer, token_loss, config, batches.total_samples)
         for batch in batches.steps():
             step(batch)
@@ -144,7 +201,9 @@ def gpt_learned(world: World, words: list[str]) -> list[str]:
     return found
 
 
-def test_a_gpt_that_computes_its_blocks_again_learns_the_same_bits_alone_and_in_slices(tmp_path: Path) -> None:
+def test_a_gpt_that_computes_its_blocks_again_learns_the_same_bits_alone_and_in_slices(
+    tmp_path: Path,
+) -> None:
     whole = run_on_processes(gpt_learned, 1, tmp_path, {}, {"words": ["parallel=ddp"]})
     assert len(set(whole[0])) == 3
     for size in (1, 2):
@@ -206,4 +265,8 @@ def test_turns_make_the_additions_of_the_tree_once_their_lanes_are_there(lanes: 
         turns = [len(shares[0]) - mine.stop + lane for mine in shares for lane in mine]
         found = additions_by_turn(turns)
         assert sorted(pair for pairs in found for pair in pairs) == sorted(tree_of(lanes))
-        assert all(max(turns[to], turns[source]) <= turn for turn, pairs in enumerate(found) for to, source in pairs)
+        assert all(
+            max(turns[to], turns[source]) <= turn
+            for turn, pairs in enumerate(found)
+            for to, source in pairs
+        )

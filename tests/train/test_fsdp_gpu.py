@@ -16,7 +16,15 @@ from paceline.train.state import state_digest
 
 pytestmark = pytest.mark.gpu
 
-FIXED = ["device=cuda", "size=nano", "length=32", "tokens=64", "batch.global_size=12", "steps=5", "dropout=0.1"]
+FIXED = [
+    "device=cuda",
+    "size=nano",
+    "length=32",
+    "tokens=64",
+    "batch.global_size=12",
+    "steps=5",
+    "dropout=0.1",
+]
 
 
 def learned(world, config) -> str:
@@ -51,11 +59,15 @@ def test_slices_on_a_shared_gpu_have_the_bits_of_a_whole_model(tmp_path: Path) -
     alone = run_on_processes(on_gpu, 1, tmp_path, {}, {"cases": whole})[0]
     assert len(set(alone)) == len(PRECISIONS)
     for size in (1, 2):
-        assert run_on_processes(on_gpu, size, tmp_path, {}, {"cases": cases}) == [alone] * size, size
+        assert run_on_processes(on_gpu, size, tmp_path, {}, {"cases": cases}) == [alone] * size, (
+            size
+        )
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_compiled_slices_on_a_shared_gpu_have_the_bits_of_one_rank_alone(precision: str, tmp_path: Path) -> None:
+def test_compiled_slices_on_a_shared_gpu_have_the_bits_of_one_rank_alone(
+    precision: str, tmp_path: Path
+) -> None:
     # Units are compiled one by one. A whole model is compiled as a whole, so its bits are others.
     cases = [["parallel=fsdp", "compile=true", f"precision={precision}"]]
     alone = run_on_processes(on_gpu, 1, tmp_path, {}, {"cases": cases})
@@ -63,12 +75,17 @@ def test_compiled_slices_on_a_shared_gpu_have_the_bits_of_one_rank_alone(precisi
 
 
 def test_copies_of_slices_on_a_shared_gpu_have_the_bits_of_one_rank_alone(tmp_path: Path) -> None:
-    cases = [["parallel=fsdp", "shard_over=2", f"precision={precision}"] for precision in ("fp32", "bf16-master")]
+    cases = [
+        ["parallel=fsdp", "shard_over=2", f"precision={precision}"]
+        for precision in ("fp32", "bf16-master")
+    ]
     alone = run_on_processes(on_gpu, 1, tmp_path, {}, {"cases": cases})[0]
     assert run_on_processes(on_gpu, 4, tmp_path, {}, {"cases": cases}) == [alone] * 4
 
 
-def test_blocks_that_are_computed_again_have_the_bits_of_those_that_are_kept(tmp_path: Path) -> None:
+def test_blocks_that_are_computed_again_have_the_bits_of_those_that_are_kept(
+    tmp_path: Path,
+) -> None:
     cases = [
         [f"parallel={parallel}", f"recompute={again}", f"precision={precision}"]
         for precision in PRECISIONS
@@ -80,16 +97,30 @@ def test_blocks_that_are_computed_again_have_the_bits_of_those_that_are_kept(tmp
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("compile", ["false", "true"])
-def test_captured_steps_with_masters_have_the_bits_of_eager_ones(optimizer: str, compile: str, tmp_path: Path) -> None:
-    words = ["precision=bf16-master", f"optimizer={optimizer}", f"compile={compile}", "clip_norm=0.5", "dropout=0"]
+def test_captured_steps_with_masters_have_the_bits_of_eager_ones(
+    optimizer: str, compile: str, tmp_path: Path
+) -> None:
+    words = [
+        "precision=bf16-master",
+        f"optimizer={optimizer}",
+        f"compile={compile}",
+        "clip_norm=0.5",
+        "dropout=0",
+    ]
     cases = [[*words, "capture=false"], [*words, "capture=true"]]
     eager, captured = run_on_processes(on_gpu, 1, tmp_path, {}, {"cases": cases})[0]
     assert eager == captured
-    assert run_on_processes(on_gpu, 2, tmp_path, {}, {"cases": [[*words, "capture=true"]]}) == [[eager]] * 2
+    assert (
+        run_on_processes(on_gpu, 2, tmp_path, {}, {"cases": [[*words, "capture=true"]]})
+        == [[eager]] * 2
+    )
 
 
 def test_losses_with_masters_are_near_those_of_autocast(tmp_path: Path) -> None:
-    cases = [[f"precision={precision}", "lr.base=0.01", "dropout=0"] for precision in ("bf16", "bf16-master")]
+    cases = [
+        [f"precision={precision}", "lr.base=0.01", "dropout=0"]
+        for precision in ("bf16", "bf16-master")
+    ]
     plain, masters = run_on_processes(losses_on_gpu, 1, tmp_path, {}, {"cases": cases})[0]
     assert masters == pytest.approx(plain, rel=0.02)
     assert masters != plain
@@ -104,7 +135,9 @@ def losses_on_gpu(cases: list[list[str]]) -> list[list[float]]:
             torch.manual_seed(0)
             model = paceline.parallelize(GPT(design_of(config)), world, config)
             text = torch.arange(33).repeat(12, 1)
-            batches = paceline.Batches((text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world)
+            batches = paceline.Batches(
+                (text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world
+            )
             optimizer = build_optimizer(model, config)
             step = make_step(world, model, optimizer, token_loss, config, batches.total_samples)
             found.append([float(step(batch).loss) / 12 for batch in batches.steps()])

@@ -20,18 +20,29 @@ pytestmark = pytest.mark.gpu
 def digest_on_gpu(words: list[str]) -> str:
     import paceline.recipes.mnist as recipe
 
-    recipe.main(config_from_words(MnistConfig, ["device=cuda", "steps=4", "batch.global_size=64", *words]))
+    recipe.main(
+        config_from_words(MnistConfig, ["device=cuda", "steps=4", "batch.global_size=64", *words])
+    )
     assert torch.cuda.memory_allocated() > 0
     if os.environ["RANK"] != "0":
         return ""
     events = [json.loads(line) for line in Path("runs/mnist/events.jsonl").read_text().splitlines()]
-    assert all(math.isfinite(event["metrics"]["eval_loss"]) for event in events if event["event"] == "EpochDone")
+    assert all(
+        math.isfinite(event["metrics"]["eval_loss"])
+        for event in events
+        if event["event"] == "EpochDone"
+    )
     return events[-1]["digest"]
 
 
-@pytest.mark.parametrize("words", [[], ["norm=batch", "optimizer=sgd", "batch.lanes=8"]], ids=["plain", "batchnorm"])
+@pytest.mark.parametrize(
+    "words", [[], ["norm=batch", "optimizer=sgd", "batch.lanes=8"]], ids=["plain", "batchnorm"]
+)
 def test_ranks_that_share_a_gpu_train_the_same_bits_as_one(words, tmp_path):
-    found = {size: run_on_processes(digest_on_gpu, size, tmp_path, {}, {"words": words})[0] for size in (1, 2, 3, 4)}
+    found = {
+        size: run_on_processes(digest_on_gpu, size, tmp_path, {}, {"words": words})[0]
+        for size in (1, 2, 3, 4)
+    }
     assert len(set(found.values())) == 1, found
 
 
@@ -57,13 +68,17 @@ def clipped(config, world) -> str:
     from paceline.train.state import state_digest
     from torch import nn
 
-    model = nn.Sequential(nn.Linear(8, 700), nn.Tanh(), nn.Linear(700, 701), nn.Tanh(), nn.Linear(701, 1))
+    model = nn.Sequential(
+        nn.Linear(8, 700), nn.Tanh(), nn.Linear(700, 701), nn.Tanh(), nn.Linear(701, 1)
+    )
     model = paceline.parallelize(model, world, config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(3)
     data = torch.randn(37, 8, generator=generator), torch.randn(37, 1, generator=generator)
     batches = paceline.Batches(data, config, world)
-    step = paceline.OptimizerStep(world, model, optimizer, nn.functional.mse_loss, config, batches.total_samples)
+    step = paceline.OptimizerStep(
+        world, model, optimizer, nn.functional.mse_loss, config, batches.total_samples
+    )
     for batch in batches.steps():
         step(batch)
     return state_digest(model, optimizer)
@@ -71,14 +86,28 @@ def clipped(config, world) -> str:
 
 @pytest.mark.parametrize("clip_norm", [0.0, 0.5])
 def test_several_buckets_and_clipping_keep_the_bits_on_a_shared_gpu(clip_norm, tmp_path):
-    given = {"batch.lanes": 5, "batch.global_size": 20, "epochs": 2, "clip_norm": clip_norm, "device": "cuda"}
-    found = {digest for size in (1, 2, 3, 4) for digest in run_on_processes(clipped, size, tmp_path, given)}
+    given = {
+        "batch.lanes": 5,
+        "batch.global_size": 20,
+        "epochs": 2,
+        "clip_norm": clip_norm,
+        "device": "cuda",
+    }
+    found = {
+        digest
+        for size in (1, 2, 3, 4)
+        for digest in run_on_processes(clipped, size, tmp_path, given)
+    }
     assert len(found) == 1
 
 
 def test_a_run_on_a_gpu_is_resumed_on_another_number_of_ranks_with_the_same_bits(tmp_path):
     straight = run_on_processes(
-        train_on_gpu, 1, tmp_path, {}, {"words": [f"runs={tmp_path}/straight", "steps=9", "checkpoint.every=end"]}
+        train_on_gpu,
+        1,
+        tmp_path,
+        {},
+        {"words": [f"runs={tmp_path}/straight", "steps=9", "checkpoint.every=end"]},
     )[0]
     words = [f"runs={tmp_path}/broken", "checkpoint.every=1steps", "lr.schedule=constant"]
     run_on_processes(train_on_gpu, 2, tmp_path, {}, {"words": [*words, "steps=4"]})
@@ -94,7 +123,11 @@ def train_on_gpu(words: list[str]) -> str:
     base = ["device=cuda", "batch.global_size=64", "lr.schedule=constant"]
     config = config_from_words(MnistConfig, [*base, *words])
     recipe.main(config)
-    return surviving(Path(config.runs) / "mnist/events.jsonl")[-1]["digest"] if os.environ["RANK"] == "0" else ""
+    return (
+        surviving(Path(config.runs) / "mnist/events.jsonl")[-1]["digest"]
+        if os.environ["RANK"] == "0"
+        else ""
+    )
 
 
 MODES = {
@@ -103,7 +136,11 @@ MODES = {
     "clipped": ["clip_norm=0.5", "lr.schedule=cosine"],
     "two forms": ["steps=15", "batch.global_size=700"],
     "compiled": ["compile=true"],
-    "compiled bf16, and a rate that ends at 0": ["compile=true", "precision=bf16", "lr.schedule=cosine"],
+    "compiled bf16, and a rate that ends at 0": [
+        "compile=true",
+        "precision=bf16",
+        "lr.schedule=cosine",
+    ],
 }
 
 
@@ -111,7 +148,14 @@ MODES = {
 def test_captured_steps_have_the_bits_of_eager_ones_on_any_number_of_ranks(words, tmp_path):
     words = ["steps=9", "batch.global_size=60", *words]
     found = {}
-    for capture, size in [("false", 1), ("true", 1), ("true", 2), ("true", 3), ("true", 4), ("false", 4)]:
+    for capture, size in [
+        ("false", 1),
+        ("true", 1),
+        ("true", 2),
+        ("true", 3),
+        ("true", 4),
+        ("false", 4),
+    ]:
         (folder := tmp_path / f"{capture}{size}").mkdir()
         given = {"words": [*words, f"capture={capture}"]}
         found[capture, size] = run_on_processes(digest_on_gpu, size, folder, {}, given)[0]
@@ -122,7 +166,14 @@ def gpt_digest(words: list[str]) -> str:
     import paceline.recipes.gpt as recipe
     from paceline.recipes.gpt_config import GptConfig
 
-    given = ["device=cuda", "steps=6", "length=32", "batch.global_size=12", "checkpoint.every=end", *words]
+    given = [
+        "device=cuda",
+        "steps=6",
+        "length=32",
+        "batch.global_size=12",
+        "checkpoint.every=end",
+        *words,
+    ]
     recipe.main(config_from_words(GptConfig, given))
     return (
         json.loads(Path("runs/gpt/events.jsonl").read_text().splitlines()[-1])["digest"]
@@ -143,7 +194,14 @@ GPTS = {
 def test_a_small_gpt_has_the_same_bits_captured_or_not_on_any_number_of_ranks(words, tmp_path):
     (text := tmp_path / "text.txt").write_text("To be, or not to be, that is the question. " * 400)
     found = {}
-    for capture, size in [("false", 1), ("true", 1), ("true", 2), ("true", 3), ("true", 4), ("false", 3)]:
+    for capture, size in [
+        ("false", 1),
+        ("true", 1),
+        ("true", 2),
+        ("true", 3),
+        ("true", 4),
+        ("false", 3),
+    ]:
         (folder := tmp_path / f"{capture}{size}").mkdir()
         given = {"words": [*words, f"capture={capture}", f"data_folder={text}"]}
         found[capture, size] = run_on_processes(gpt_digest, size, folder, {}, given)[0]
@@ -154,7 +212,9 @@ def test_a_step_that_cannot_be_captured_says_why_or_goes_on_without(tmp_path):
     words = ["norm=batch", "batch.lanes=4"]
     with pytest.raises(AssertionError, match="forward changes buffers"):
         run_on_processes(digest_on_gpu, 1, tmp_path, {}, {"words": [*words, "capture=true"]})
-    run_on_processes(digest_on_gpu, 1, tmp_path, {}, {"words": [*words, "capture=auto", "resume=never"]})
+    run_on_processes(
+        digest_on_gpu, 1, tmp_path, {}, {"words": [*words, "capture=auto", "resume=never"]}
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -162,7 +222,9 @@ def test_the_loss_kernel_finds_torchs_loss_and_gradient(dtype):
     from paceline.recipes.loss_kernel import mean_loss
 
     generator = torch.Generator("cuda").manual_seed(1)
-    scores = torch.randn(37, 5003, device="cuda", generator=generator).mul(4).to(dtype).requires_grad_()
+    scores = (
+        torch.randn(37, 5003, device="cuda", generator=generator).mul(4).to(dtype).requires_grad_()
+    )
     target = torch.randint(0, 5003, (37,), device="cuda", generator=generator)
     plain = torch.nn.functional.cross_entropy(scores.float(), target)
     (wanted,) = torch.autograd.grad(2 * plain, scores)
@@ -189,9 +251,17 @@ def test_what_lies_on_the_host_is_sent_by_nccl_too(tmp_path):
 
 def test_the_bits_do_not_depend_on_the_way_that_data_take(tmp_path):
     generator = numpy.random.default_rng(3)
-    images, labels = generator.integers(0, 256, (50, 28, 28), dtype=numpy.uint8), generator.integers(0, 10, 50)
+    images, labels = (
+        generator.integers(0, 256, (50, 28, 28), dtype=numpy.uint8),
+        generator.integers(0, 10, 50),
+    )
     for part in ("train", "test"):
-        make_set(tmp_path / part, 50, 7, lambda begin, end: {"image": images[begin:end], "label": labels[begin:end]})
+        make_set(
+            tmp_path / part,
+            50,
+            7,
+            lambda begin, end: {"image": images[begin:end], "label": labels[begin:end]},
+        )
     found = set()
     for resident_gb, capture in [(4, "false"), (0, "false"), (4, "true"), (0, "true")]:
         (folder := tmp_path / f"{resident_gb}{capture}").mkdir()

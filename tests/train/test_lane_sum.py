@@ -9,7 +9,12 @@ from paceline.scale.batch import share
 from paceline.scale.tree import children
 from paceline.train import bucket_exchange as exchange
 from paceline.train.lane_sum import Note, TreeStack
-from paceline.train.bucket_exchange import AllGatherExchange, AllToAllExchange, TreeShape, choose_exchange
+from paceline.train.bucket_exchange import (
+    AllGatherExchange,
+    AllToAllExchange,
+    TreeShape,
+    choose_exchange,
+)
 from paceline.world.world import World
 
 
@@ -23,7 +28,9 @@ def tree_sum(values: list[torch.Tensor], node: range) -> torch.Tensor:
 
 def lane_values(lanes: int, size: int, dtype: torch.dtype) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(7)
-    return [(torch.randn(size, generator=generator) * 10.0**lane).to(dtype) for lane in range(lanes)]
+    return [
+        (torch.randn(size, generator=generator) * 10.0**lane).to(dtype) for lane in range(lanes)
+    ]
 
 
 def exchanged(world: World, lanes: int, size: int, dtype: torch.dtype, way: str) -> torch.Tensor:
@@ -31,7 +38,10 @@ def exchanged(world: World, lanes: int, size: int, dtype: torch.dtype, way: str)
     from paceline.scale.tree import whole_subtrees
 
     values = lane_values(lanes, size, dtype)
-    sums = [tree_sum(values, node) for node in whole_subtrees(share(lanes, world.rank, world.size), lanes)]
+    sums = [
+        tree_sum(values, node)
+        for node in whole_subtrees(share(lanes, world.rank, world.size), lanes)
+    ]
     shape, total = TreeShape.of(lanes, world), torch.empty(size, dtype=dtype)
     if way == "gather":
         notes = [torch.full((3,), float(row)) for row in range(len(sums))]
@@ -52,7 +62,12 @@ def test_gather_and_slices_give_the_bits_of_the_tree_on_three_ranks(world: World
             for dtype in (torch.float32, torch.bfloat16, torch.float64):
                 expected = tree_sum(lane_values(lanes, size, dtype), range(lanes))
                 for way in ("gather", "slices"):
-                    assert torch.equal(exchanged(world, lanes, size, dtype, way), expected), (lanes, size, dtype, way)
+                    assert torch.equal(exchanged(world, lanes, size, dtype, way), expected), (
+                        lanes,
+                        size,
+                        dtype,
+                        way,
+                    )
 
 
 def test_two_ranks_and_small_buckets_gather_and_large_ones_go_in_slices() -> None:
@@ -70,21 +85,29 @@ def gradients(config, world, *, wide: int, tiny_buckets: bool) -> str:
     from paceline.train.state import state_digest
 
     if tiny_buckets:
-        exchange._SMALL_BYTES = exchange._CARRIES_NOTES_BYTES = 64  # every bucket goes in slices, notes on their own
-    model = nn.Sequential(nn.Linear(8, wide), nn.Tanh(), nn.Linear(wide, wide), nn.Tanh(), nn.Linear(wide, 1))
+        exchange._SMALL_BYTES = exchange._CARRIES_NOTES_BYTES = (
+            64  # every bucket goes in slices, notes on their own
+        )
+    model = nn.Sequential(
+        nn.Linear(8, wide), nn.Tanh(), nn.Linear(wide, wide), nn.Tanh(), nn.Linear(wide, 1)
+    )
     model = paceline.parallelize(model, world, config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(3)
     data = torch.randn(37, 8, generator=generator), torch.randn(37, 1, generator=generator)
     batches = paceline.Batches(data, config, world)
-    step = paceline.OptimizerStep(world, model, optimizer, nn.functional.mse_loss, config, batches.total_samples)
+    step = paceline.OptimizerStep(
+        world, model, optimizer, nn.functional.mse_loss, config, batches.total_samples
+    )
     for batch in batches.steps():
         step(batch)
     return state_digest(model, optimizer)
 
 
 @pytest.mark.parametrize("lanes", [4, 5, 8])
-def test_a_model_of_several_buckets_learns_the_same_bits_on_one_to_four_ranks(lanes: int, tmp_path) -> None:
+def test_a_model_of_several_buckets_learns_the_same_bits_on_one_to_four_ranks(
+    lanes: int, tmp_path
+) -> None:
     settings = {"batch.lanes": lanes, "batch.global_size": 20, "epochs": 2, "clip_norm": 0.5}
     found = {}
     for size in (1, 2, 3, 4):
@@ -101,7 +124,9 @@ def test_notes_and_gradients_are_added_along_the_tree() -> None:
     values = [torch.tensor([10.0**lane / 3]) for lane in range(6)]
     for value in values:
         stack.before_lane(Note(float(value), 1.0))
-        weight.grad = value.clone() if weight.grad is None else weight.grad.add_(value)  # what backward does
+        weight.grad = (
+            value.clone() if weight.grad is None else weight.grad.add_(value)
+        )  # what backward does
         stack.after_lane()
     assert [sums[0] for sums in stack.gradients] == [tree_sum(values, range(6))]
     assert [note.counted for note in stack.notes] == [6.0]

@@ -25,7 +25,13 @@ from paceline.world.world import World
 
 
 def train(folder: Path, *words: str, crash_at: int = 0) -> None:
-    base = ["batch.global_size=8", f"runs={folder}", "log.every_steps=2", "checkpoint.every=4steps", "lr.base=1e-3"]
+    base = [
+        "batch.global_size=8",
+        f"runs={folder}",
+        "log.every_steps=2",
+        "checkpoint.every=4steps",
+        "lr.base=1e-3",
+    ]
     config, world = config_from_words(RunConfig, [*base, *words]), World()
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
@@ -33,7 +39,14 @@ def train(folder: Path, *words: str, crash_at: int = 0) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=paceline.scaled_lr(config))
     batches = paceline.Batches(data, config, world)
     trainer = paceline.Trainer(
-        world, model, optimizer, batches, nn.functional.mse_loss, config, evaluation=data, sinks=[crash(crash_at)]
+        world,
+        model,
+        optimizer,
+        batches,
+        nn.functional.mse_loss,
+        config,
+        evaluation=data,
+        sinks=[crash(crash_at)],
     )
     trainer.run()
 
@@ -65,17 +78,26 @@ def scalars_of(folder: Path) -> dict[str, list[int]]:
 def test_a_run_that_is_resumed_has_every_step_once_in_tables_and_tensorboard(
     tmp_path: Path, capsys, monkeypatch
 ) -> None:
-    monkeypatch.setattr(loggers, "_LEAVES_WITHIN_S", 90)  # the first use of tensorboard imports much
+    monkeypatch.setattr(
+        loggers, "_LEAVES_WITHIN_S", 90
+    )  # the first use of tensorboard imports much
     words = "log.to=csv,tensorboard", "epochs=2"
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, *words, crash_at=10)  # saved after 4 and 8
     with (tmp_path / "run" / "csv" / "steps.csv").open("a") as file:
         file.write("10,2,80,0.1")  # cut off within a row
     train(tmp_path, *words)
-    steps, epochs = (rows_of(tmp_path / "run" / "csv" / f"{name}.csv") for name in ("steps", "epochs"))
+    steps, epochs = (
+        rows_of(tmp_path / "run" / "csv" / f"{name}.csv") for name in ("steps", "epochs")
+    )
     assert [int(row["step"]) for row in steps] == [2, 4, 6, 8, 10]
-    assert [(int(row["step"]), float(row["eval_loss"]) > 0) for row in epochs] == [(5, True), (10, True)]
-    told = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [(int(row["step"]), float(row["eval_loss"]) > 0) for row in epochs] == [
+        (5, True),
+        (10, True),
+    ]
+    told = [
+        json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    ]
     losses = {event["step"]: event["loss"] for event in told if event["event"] == "StepDone"}
     assert {int(row["step"]): float(row["loss"]) for row in steps} == losses
     shown = scalars_of(tmp_path / "run" / "tensorboard")
@@ -86,7 +108,13 @@ def test_a_run_that_is_resumed_has_every_step_once_in_tables_and_tensorboard(
     assert "logger" not in capsys.readouterr().err
 
     train(tmp_path, *words, "resume=never")
-    assert [int(row["step"]) for row in rows_of(tmp_path / "run" / "csv" / "steps.csv")] == [2, 4, 6, 8, 10]
+    assert [int(row["step"]) for row in rows_of(tmp_path / "run" / "csv" / "steps.csv")] == [
+        2,
+        4,
+        6,
+        8,
+        10,
+    ]
     assert scalars_of(tmp_path / "run" / "tensorboard")["train/loss"] == [2, 4, 6, 8, 10]
 
 
@@ -127,7 +155,9 @@ def test_a_logger_that_hangs_holds_nothing_up(tmp_path: Path, capsys, monkeypatc
     hanging._thread.join(90)
 
 
-def test_a_missing_package_or_an_unknown_logger_is_refused_with_its_fix(tmp_path: Path, monkeypatch) -> None:
+def test_a_missing_package_or_an_unknown_logger_is_refused_with_its_fix(
+    tmp_path: Path, monkeypatch
+) -> None:
     with pytest.raises(ConfigError, match="pip install wandb,"):
         train(tmp_path, "log.to=csv,wandb")
     (tmp_path / "mlflow").mkdir()
@@ -159,7 +189,11 @@ def test_a_bookmark_remembers_what_was_told_and_survives_damage(tmp_path: Path) 
     assert [first.passes("step", step) for step in (2, 4, 4, 3)] == [True, True, False, False]
     again = Bookmark(path)
     assert again.begin(lambda: "b", anew=False) == "a" * 32
-    assert [again.passes("step", 4), again.passes("epoch", 4), again.passes("step", 6)] == [False, True, True]
+    assert [again.passes("step", 4), again.passes("epoch", 4), again.passes("step", 6)] == [
+        False,
+        True,
+        True,
+    ]
     anew = Bookmark(path)
     assert anew.begin(lambda: "c", anew=True) == "c"
     assert anew.passes("step", 1)

@@ -22,22 +22,32 @@ ALONE = World()
 
 def data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(5)
-    return torch.randn(samples, 6, generator=generator), torch.randn(samples, 1, generator=generator)
+    return torch.randn(samples, 6, generator=generator), torch.randn(
+        samples, 1, generator=generator
+    )
 
 
-def one_step(samples: int, lanes: int, loss=mse_loss, model=None, **settings) -> tuple[nn.Module, float]:
+def one_step(
+    samples: int, lanes: int, loss=mse_loss, model=None, **settings
+) -> tuple[nn.Module, float]:
     torch.manual_seed(0)
-    config = RunConfig(batch=BatchConfig(global_size=max(samples, lanes), lanes=lanes), epochs=1, **settings)
+    config = RunConfig(
+        batch=BatchConfig(global_size=max(samples, lanes), lanes=lanes), epochs=1, **settings
+    )
     model = model or nn.Linear(6, 1)
     batches = paceline.Batches(data(samples), config, ALONE)
-    step = paceline.OptimizerStep(ALONE, model, torch.optim.SGD(model.parameters(), lr=1.0), loss, config)
+    step = paceline.OptimizerStep(
+        ALONE, model, torch.optim.SGD(model.parameters(), lr=1.0), loss, config
+    )
     result = step(next(batches.steps()))
     return model, result.loss / result.counted
 
 
 @pytest.mark.parametrize("samples", [1, 3, 5, 8, 13])
 @pytest.mark.parametrize("exact", [True, False])
-def test_loss_and_gradient_are_the_mean_over_the_samples_however_few(samples: int, exact: bool) -> None:
+def test_loss_and_gradient_are_the_mean_over_the_samples_however_few(
+    samples: int, exact: bool
+) -> None:
     torch.manual_seed(0)
     plain = nn.Linear(6, 1)
     inputs, targets = data(samples)
@@ -110,7 +120,9 @@ def test_a_parameter_that_the_loss_does_not_reach_is_an_error_on_two_ranks(world
     model = Partly()
     model = paceline.parallelize(model, world, config)
     batches = paceline.Batches(data(8), config, world)
-    step = paceline.OptimizerStep(world, model, torch.optim.SGD(model.parameters(), lr=1.0), mse_loss, config)
+    step = paceline.OptimizerStep(
+        world, model, torch.optim.SGD(model.parameters(), lr=1.0), mse_loss, config
+    )
     with pytest.raises(TrainingError, match="requires_grad_"):
         step(next(batches.steps()))
 
@@ -135,7 +147,9 @@ def ragged_training(config, world) -> list[str]:
     class Noisy(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body = nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.Dropout(0.2), nn.Linear(16, 1))
+            self.body = nn.Sequential(
+                nn.Linear(6, 16), nn.LayerNorm(16), nn.Dropout(0.2), nn.Linear(16, 1)
+            )
             self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
             self.register_buffer("mean", torch.zeros(6))
             self.register_buffer("mask", torch.full((3,), float("-inf")))
@@ -149,7 +163,9 @@ def ragged_training(config, world) -> list[str]:
     model = paceline.parallelize(Noisy(), world, config)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     batches = paceline.Batches(data(21), config, world)
-    step = paceline.OptimizerStep(world, model, optimizer, token_loss, config, batches.total_samples)
+    step = paceline.OptimizerStep(
+        world, model, optimizer, token_loss, config, batches.total_samples
+    )
     digests = []
     for batch in batches.steps():
         result = step(batch)
@@ -158,10 +174,14 @@ def ragged_training(config, world) -> list[str]:
 
 
 @pytest.mark.parametrize("lanes", [4, 7])
-def test_ragged_tokens_empty_lanes_buffers_and_all_generators_keep_the_bits(lanes: int, tmp_path) -> None:
+def test_ragged_tokens_empty_lanes_buffers_and_all_generators_keep_the_bits(
+    lanes: int, tmp_path
+) -> None:
     settings = {"batch.lanes": lanes, "batch.global_size": 9, "epochs": 2, "lr.schedule": "cosine"}
     found = [
-        tuple(answer) for size in (1, 2, 3, 4) for answer in run_on_processes(ragged_training, size, tmp_path, settings)
+        tuple(answer)
+        for size in (1, 2, 3, 4)
+        for answer in run_on_processes(ragged_training, size, tmp_path, settings)
     ]
     assert len(set(found)) == 1
 
@@ -179,7 +199,9 @@ def test_buffers_move_by_the_mean_of_what_the_lanes_did() -> None:
 def compressed(config, world) -> float:
     model = paceline.parallelize(nn.Linear(6, 1), world, config)
     batches = paceline.Batches(data(64), config, world)
-    step = paceline.OptimizerStep(world, model, torch.optim.SGD(model.parameters(), lr=0.1), mse_loss, config)
+    step = paceline.OptimizerStep(
+        world, model, torch.optim.SGD(model.parameters(), lr=0.1), mse_loss, config
+    )
     for batch in batches.steps():
         step(batch)
     return float(model.module.weight.sum())
@@ -195,14 +217,20 @@ def test_compressed_gradients_train_to_nearly_the_same_weights(compression: str,
 
 
 def wide(config, world) -> tuple[int, float]:
-    model = paceline.parallelize(nn.Sequential(nn.Linear(6, 50_000), nn.Linear(50_000, 1)), world, config)
-    step = paceline.OptimizerStep(world, model, torch.optim.SGD(model.parameters(), lr=1e-5), mse_loss, config)
+    model = paceline.parallelize(
+        nn.Sequential(nn.Linear(6, 50_000), nn.Linear(50_000, 1)), world, config
+    )
+    step = paceline.OptimizerStep(
+        world, model, torch.optim.SGD(model.parameters(), lr=1e-5), mse_loss, config
+    )
     for batch in paceline.Batches(data(64), config, world).steps():
         step(batch)
     return len(model.reducer._get_zeros_like_grad_buckets()), float(model.module[0].weight.sum())
 
 
-def test_the_messages_of_powersgd_come_in_one_order_on_all_ranks_as_there_is_one_bucket(tmp_path) -> None:
+def test_the_messages_of_powersgd_come_in_one_order_on_all_ranks_as_there_is_one_bucket(
+    tmp_path,
+) -> None:
     settings = {"exact": False, "compression": "powersgd", "batch.global_size": 16, "epochs": 4}
     one, other = run_on_processes(wide, 2, tmp_path, settings)
     assert one == other
@@ -213,21 +241,30 @@ def test_classes_and_cross_entropy_work_too() -> None:
     model = nn.Linear(6, 3)
     config = RunConfig(batch=BatchConfig(global_size=8, lanes=4))
     batches = paceline.Batches((data(8)[0], torch.arange(8) % 3), config, ALONE)
-    step = paceline.OptimizerStep(ALONE, model, torch.optim.SGD(model.parameters(), lr=0.1), cross_entropy, config)
+    step = paceline.OptimizerStep(
+        ALONE, model, torch.optim.SGD(model.parameters(), lr=0.1), cross_entropy, config
+    )
     assert step(next(batches.steps())).counted == 8
 
 
 def channels_last(config, world) -> list[str]:
     """Convolutions whose weights lie channels last, with and without statistics."""
     generator = torch.Generator().manual_seed(3)
-    data = torch.randn(24, 3, 6, 6, generator=generator), torch.randint(0, 3, (24,), generator=generator)
+    data = (
+        torch.randn(24, 3, 6, 6, generator=generator),
+        torch.randint(0, 3, (24,), generator=generator),
+    )
     batches, found = paceline.Batches(data, config, world), []
     for norm in (nn.Identity(), nn.BatchNorm2d(8)):
         torch.manual_seed(0)
         layers = nn.Conv2d(3, 8, 3), norm, nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(16, 3)
-        model = paceline.parallelize(nn.Sequential(*layers).to(memory_format=torch.channels_last), world, config)
+        model = paceline.parallelize(
+            nn.Sequential(*layers).to(memory_format=torch.channels_last), world, config
+        )
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        step = OptimizerStep(world, model, optimizer, nn.functional.cross_entropy, config, batches.total_samples)
+        step = OptimizerStep(
+            world, model, optimizer, nn.functional.cross_entropy, config, batches.total_samples
+        )
         for batch in batches.steps():
             step(batch)
         found.append(state_digest(model, optimizer))
@@ -236,14 +273,20 @@ def channels_last(config, world) -> list[str]:
 
 def test_weights_that_lie_channels_last_keep_the_bits(tmp_path) -> None:
     settings = {"batch.lanes": 8, "batch.global_size": 16}
-    found = {tuple(run_on_processes(channels_last, size, tmp_path, settings)[0]) for size in (1, 2, 3)}
+    found = {
+        tuple(run_on_processes(channels_last, size, tmp_path, settings)[0]) for size in (1, 2, 3)
+    }
     assert len(found) == 1, found
 
 
 def drawn_apart(config, world) -> list[str]:
     """What is trained when ranks have drawn different weights."""
     data, found = (torch.arange(24.0).view(12, 2) / 24, torch.arange(12.0).view(12, 1) / 12), []
-    for settings in ({"parallel": "ddp"}, {"parallel": "fsdp"}, {"local": LocalSgdConfig(steps=2, replicas=2)}):
+    for settings in (
+        {"parallel": "ddp"},
+        {"parallel": "fsdp"},
+        {"local": LocalSgdConfig(steps=2, replicas=2)},
+    ):
         torch.manual_seed(7 + world.rank)
         run = replace(config, **settings)
         model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).double()
@@ -259,7 +302,11 @@ def drawn_apart(config, world) -> list[str]:
 
 def test_ranks_that_have_drawn_different_weights_begin_with_those_of_rank_0(tmp_path) -> None:
     settings = {"batch.lanes": 4, "batch.global_size": 8}
-    alone, *both = [found for size in (1, 2) for found in run_on_processes(drawn_apart, size, tmp_path, settings)]
+    alone, *both = [
+        found
+        for size in (1, 2)
+        for found in run_on_processes(drawn_apart, size, tmp_path, settings)
+    ]
     assert both == [alone, alone]
 
 

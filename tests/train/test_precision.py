@@ -22,7 +22,9 @@ from paceline.world.world import World
 
 def trained(config, world) -> str:
     torch.manual_seed(1)
-    model = paceline.parallelize(nn.Sequential(nn.Linear(6, 33), nn.Tanh(), nn.Linear(33, 1)), world, config)
+    model = paceline.parallelize(
+        nn.Sequential(nn.Linear(6, 33), nn.Tanh(), nn.Linear(33, 1)), world, config
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(2)
     data = torch.randn(40, 6, generator=generator), torch.randn(40, 1, generator=generator)
@@ -35,8 +37,16 @@ def trained(config, world) -> str:
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16-master", "fp16"])
 def test_any_number_of_ranks_trains_the_same_bits(precision, tmp_path):
-    given = {"precision": precision, "batch.lanes": 4, "batch.global_size": 16, "epochs": 2, "clip_norm": 0.5}
-    found = {digest for size in (1, 2, 3) for digest in run_on_processes(trained, size, tmp_path, given)}
+    given = {
+        "precision": precision,
+        "batch.lanes": 4,
+        "batch.global_size": 16,
+        "epochs": 2,
+        "clip_norm": 0.5,
+    }
+    found = {
+        digest for size in (1, 2, 3) for digest in run_on_processes(trained, size, tmp_path, given)
+    }
     assert len(found) == 1
     assert found != set(run_on_processes(trained, 1, tmp_path, given | {"precision": "fp32"}))
 
@@ -52,7 +62,9 @@ def test_forward_runs_in_the_numbers_that_were_asked_for():
 
     config = RunConfig(batch=BatchConfig(4, lanes=1), epochs=1, precision="bf16")
     model = Model(6, 1)
-    step = paceline.OptimizerStep(World(), model, torch.optim.SGD(model.parameters(), lr=0.1), mse_loss, config)
+    step = paceline.OptimizerStep(
+        World(), model, torch.optim.SGD(model.parameters(), lr=0.1), mse_loss, config
+    )
     step(next(paceline.Batches((torch.ones(4, 6), torch.ones(4, 1)), config, World()).steps()))
     assert seen == [torch.bfloat16]
     assert model.weight.dtype == model.weight.grad.dtype == torch.float32
@@ -71,7 +83,9 @@ def test_forward_sees_rounded_masters_and_the_optimizer_the_masters():
     model = Model(nn.Linear(3, 3), nn.BatchNorm1d(3))
     master = model[0].weight
     before = master.detach().clone()
-    step = paceline.OptimizerStep(World(), model, torch.optim.SGD(model.parameters(), lr=1e-3), mse_loss, config)
+    step = paceline.OptimizerStep(
+        World(), model, torch.optim.SGD(model.parameters(), lr=1e-3), mse_loss, config
+    )
     step(next(paceline.Batches((torch.randn(4, 3), torch.ones(4, 3)), config, World()).steps()))
     assert len(seen) == 3  # the first one looks for buffers that move
     for weight, *others in seen:
@@ -79,7 +93,9 @@ def test_forward_sees_rounded_masters_and_the_optimizer_the_masters():
         assert [value.dtype for value in others] == [torch.bfloat16] * 2
     assert model[0].weight is master
     assert not torch.equal(master, master.bfloat16().float())
-    assert {value.dtype for value in (master, master.grad, model[1].weight.grad, *model[1].buffers())} == {
+    assert {
+        value.dtype for value in (master, master.grad, model[1].weight.grad, *model[1].buffers())
+    } == {
         torch.float32,
         torch.int64,
     }
@@ -89,11 +105,21 @@ def test_forward_sees_rounded_masters_and_the_optimizer_the_masters():
 def gpt_losses(world) -> dict[str, list[float]]:
     """The losses of a small GPT, by optimizer and precision."""
     found = {}
-    for optimizer, precision in itertools.product(("adamw", "fused", "muon"), ("bf16", "bf16-master")):
+    for optimizer, precision in itertools.product(
+        ("adamw", "fused", "muon"), ("bf16", "bf16-master")
+    ):
         kind = "muon" if optimizer == "muon" else "adamw"
-        words = ["size=nano", "layers=1", "length=8", "tokens=40", "batch.global_size=4", "batch.lanes=2"]
+        words = [
+            "size=nano",
+            "layers=1",
+            "length=8",
+            "tokens=40",
+            "batch.global_size=4",
+            "batch.lanes=2",
+        ]
         config = config_from_words(
-            GptConfig, [*words, f"precision={precision}", f"optimizer={kind}", "lr.base=0.01", "steps=4"]
+            GptConfig,
+            [*words, f"precision={precision}", f"optimizer={kind}", "lr.base=0.01", "steps=4"],
         )
         torch.manual_seed(0)
         model = paceline.parallelize(GPT(design_of(config)), world, config)
@@ -101,8 +127,12 @@ def gpt_losses(world) -> dict[str, list[float]]:
         for group in chosen.param_groups if optimizer == "fused" else ():
             group["fused"], group["foreach"] = True, False
         text = torch.arange(9).repeat(16, 1)
-        batches = paceline.Batches((text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world)
-        step = paceline.OptimizerStep(world, model, chosen, token_loss, config, batches.total_samples)
+        batches = paceline.Batches(
+            (text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world
+        )
+        step = paceline.OptimizerStep(
+            world, model, chosen, token_loss, config, batches.total_samples
+        )
         found[optimizer, precision] = [float(step(batch).loss) / 4 for batch in batches.steps()]
     return found
 
@@ -147,7 +177,9 @@ def test_weights_stay_as_they_are_where_a_step_does_not_count():
     config = RunConfig(batch=BatchConfig(4, lanes=2), epochs=1, precision="fp16")
     model = nn.Linear(6, 1)
     before = model.weight.clone()
-    step = paceline.OptimizerStep(World(), model, torch.optim.SGD(model.parameters(), lr=0.1), mse_loss, config)
+    step = paceline.OptimizerStep(
+        World(), model, torch.optim.SGD(model.parameters(), lr=0.1), mse_loss, config
+    )
     step.precision.scale = 2.0**100  # more than fp16 holds
     batches = paceline.Batches((torch.full((8, 6), 3.0), torch.ones(8, 1)), config, World())
     first, second = batches.steps()

@@ -35,7 +35,14 @@ class Counted(torch.utils.data.Dataset):
 
 def train(folder: Path, steps: int) -> list[int]:
     config = config_from_words(
-        RunConfig, [f"runs={folder}", f"steps={steps}", "batch.global_size=8", "checkpoint.every=end", "lr.base=1e-5"]
+        RunConfig,
+        [
+            f"runs={folder}",
+            f"steps={steps}",
+            "batch.global_size=8",
+            "checkpoint.every=end",
+            "lr.base=1e-5",
+        ],
     )
     data = Counted()
     with paceline.join(config) as world:
@@ -81,8 +88,16 @@ def train_here(config, world, stop_at: int) -> list[tuple[int, float]]:
 
 
 @pytest.mark.parametrize(("exact", "worlds"), [(True, (2, 3)), (False, (2, 2))])
-def test_losses_that_span_a_checkpoint_are_those_of_the_straight_run(tmp_path, exact, worlds) -> None:
-    given = {"batch.global_size": 8, "log.every_steps": 3, "exact": exact, "steps": 12, "checkpoint.every": "end"}
+def test_losses_that_span_a_checkpoint_are_those_of_the_straight_run(
+    tmp_path, exact, worlds
+) -> None:
+    given = {
+        "batch.global_size": 8,
+        "log.every_steps": 3,
+        "exact": exact,
+        "steps": 12,
+        "checkpoint.every": "end",
+    }
     straight, broken = (given | {"runs": str(tmp_path / name)} for name in ("straight", "broken"))
     whole = run_on_processes(train_here, worlds[1], tmp_path, straight, {"stop_at": -1})[0]
     part = run_on_processes(train_here, worlds[0], tmp_path, broken, {"stop_at": 6})[0]
@@ -102,9 +117,14 @@ class Extra(nn.Linear):
 
 @pytest.mark.parametrize(
     ("model", "foreign", "fix"),
-    [(Extra(4, 1), [], "register_buffer"), (nn.Linear(4, 1), [nn.Parameter(torch.zeros(3))], "part of the model")],
+    [
+        (Extra(4, 1), [], "register_buffer"),
+        (nn.Linear(4, 1), [nn.Parameter(torch.zeros(3))], "part of the model"),
+    ],
 )
-def test_state_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path, model, foreign, fix) -> None:
+def test_state_that_cannot_be_saved_is_refused_before_the_first_step(
+    tmp_path, model, foreign, fix
+) -> None:
     config = config_from_words(RunConfig, [f"runs={tmp_path}", "steps=2", "batch.global_size=8"])
     with paceline.join(config) as world:
         batches = paceline.Batches((torch.zeros(8, 4), torch.zeros(8, 1)), config, world)

@@ -21,24 +21,39 @@ def train(config, loss=nn.functional.mse_loss, sinks=(), world=World()):
     data = torch.randn(40, 4), torch.randn(40, 1)
     batches = paceline.Batches(data, config, world)
     optimizer = torch.optim.SGD(model.parameters(), lr=paceline.scaled_lr(config))
-    paceline.Trainer(world, model, optimizer, batches, loss, config, evaluation=data, sinks=sinks).run()
+    paceline.Trainer(
+        world, model, optimizer, batches, loss, config, evaluation=data, sinks=sinks
+    ).run()
     return model
 
 
 def settings(tmp_path: Path, *words: str) -> RunConfig:
-    base = ["batch.global_size=16", "epochs=3", f"runs={tmp_path}", "log.every_steps=2", "lr.base=0.1"]
+    base = [
+        "batch.global_size=16",
+        "epochs=3",
+        f"runs={tmp_path}",
+        "log.every_steps=2",
+        "lr.base=0.1",
+    ]
     return config_from_words(RunConfig, [*base, *words])
 
 
 def events_of(tmp_path: Path) -> list[dict]:
-    return [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    ]
 
 
 def test_a_run_says_its_derived_numbers_once_and_a_line_per_epoch(tmp_path, capsys) -> None:
     train(settings(tmp_path, "lr.rule=linear", "lr.reference_batch=4", "lr.warmup_samples=2000"))
     said = capsys.readouterr().out
-    assert "global batch 16 = 4 lanes x 4; 1 rank; lr 0.4000 = 0.1000 x 4 (linear), warm-up 2,000 samples" in said
-    assert re.findall(r"epoch (\d)/3  loss \d\.\d{4}  eval_loss \d\.\d{4}  [\d,]+ samples/s", said) == ["1", "2", "3"]
+    assert (
+        "global batch 16 = 4 lanes x 4; 1 rank; lr 0.4000 = 0.1000 x 4 (linear), warm-up 2,000 samples"
+        in said
+    )
+    assert re.findall(
+        r"epoch (\d)/3  loss \d\.\d{4}  eval_loss \d\.\d{4}  [\d,]+ samples/s", said
+    ) == ["1", "2", "3"]
     assert said.count("global batch") == 1
 
 
@@ -58,7 +73,9 @@ def test_files_and_folders_are_private_and_the_config_starts_the_run_again(tmp_p
     train(config)
     for path in (tmp_path / "run").rglob("*"):
         assert path.stat().st_mode & 0o077 == 0, path
-    assert config_from_words(RunConfig, ["--config", str(tmp_path / "run" / "config.toml")]) == config
+    assert (
+        config_from_words(RunConfig, ["--config", str(tmp_path / "run" / "config.toml")]) == config
+    )
 
 
 def test_a_checkpoint_is_plain_safetensors_under_a_manifest(tmp_path) -> None:
@@ -71,7 +88,10 @@ def test_a_checkpoint_is_plain_safetensors_under_a_manifest(tmp_path) -> None:
     file = folders[-1] / "part-00001-of-00001.safetensors"
     assert torch.equal(load_file(file)["model.weight"], model.weight)
     said = json.loads((folders[-1] / "manifest.json").read_text())["files"][file.name]
-    assert said == {"size_bytes": file.stat().st_size, "xxh3": xxhash.xxh3_64_hexdigest(file.read_bytes())}
+    assert said == {
+        "size_bytes": file.stat().st_size,
+        "xxh3": xxhash.xxh3_64_hexdigest(file.read_bytes()),
+    }
 
 
 def test_a_run_that_breaks_off_leaves_a_word(tmp_path) -> None:
@@ -111,21 +131,36 @@ def loss_and_lines(config, world) -> tuple[list[float], str]:
         model = paceline.parallelize(nn.Linear(4, 1), world, config)
         batches = paceline.Batches(data, config, world)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        paceline.Trainer(world, model, optimizer, batches, nn.functional.mse_loss, config, sinks=[note]).run()
+        paceline.Trainer(
+            world, model, optimizer, batches, nn.functional.mse_loss, config, sinks=[note]
+        ).run()
     return losses, said.getvalue()
 
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_the_loss_that_is_shown_is_the_mean_over_all_ranks(exact, tmp_path) -> None:
-    given = {"batch.global_size": 16, "epochs": 2, "log.every_steps": 2, "exact": exact, "log.ranks": "all"}
+    given = {
+        "batch.global_size": 16,
+        "epochs": 2,
+        "log.every_steps": 2,
+        "exact": exact,
+        "log.ranks": "all",
+    }
     given |= {"log.to": "csv"}
     alone = run_on_processes(loss_and_lines, 1, tmp_path, given)[0][0]
     (main, main_said), (_, other_said) = run_on_processes(loss_and_lines, 2, tmp_path, given)
     assert main == alone if exact else main == pytest.approx(alone, rel=1e-5)
     assert "rank 0  device cpu  epoch 2  micro-batch 2  steps 3" in main_said
-    assert other_said.splitlines() == [f"rank 1  device cpu  epoch {epoch}  micro-batch 2  steps 3" for epoch in (1, 2)]
+    assert other_said.splitlines() == [
+        f"rank 1  device cpu  epoch {epoch}  micro-batch 2  steps 3" for epoch in (1, 2)
+    ]
     for table in tmp_path.rglob("csv/steps.csv"):  # rank 0 alone writes it
-        assert [line.partition(",")[0] for line in table.read_text().splitlines()] == ["step", "2", "4", "6"]
+        assert [line.partition(",")[0] for line in table.read_text().splitlines()] == [
+            "step",
+            "2",
+            "4",
+            "6",
+        ]
 
 
 def test_a_progress_bar_is_drawn_where_it_is_asked_for(tmp_path, capsys) -> None:
@@ -145,6 +180,8 @@ def test_evaluating_without_a_set_is_refused_before_anything_is_trained(tmp_path
     config, world, model = settings(tmp_path, "evaluate_steps=2"), World(), nn.Linear(4, 1)
     batches = paceline.Batches((torch.randn(40, 4), torch.randn(40, 1)), config, world)
     optimizer = torch.optim.SGD(model.parameters())
-    with pytest.raises(ConfigError, match=r"evaluate_steps=2, but .* no evaluation set\n.*set evaluate_steps=0"):
+    with pytest.raises(
+        ConfigError, match=r"evaluate_steps=2, but .* no evaluation set\n.*set evaluate_steps=0"
+    ):
         paceline.Trainer(world, model, optimizer, batches, nn.functional.mse_loss, config)
     assert not list(tmp_path.iterdir())

@@ -19,7 +19,9 @@ START = RecordedStep(0, math.nan, 0, ranks_agree=True, generators=[1], tensors={
 
 
 def after(step: int = 1, loss: float = 0.5, samples: int = 7, *, agree: bool = True, drew: bool = False, rank_draws: bool = False, a: str = "2", b: str = "2") -> RecordedStep:  # fmt: skip
-    return RecordedStep(step, loss, samples, agree, [2] if drew else [3, 4] if rank_draws else [1], {"a": a, "b": b})
+    return RecordedStep(
+        step, loss, samples, agree, [2] if drew else [3, 4] if rank_draws else [1], {"a": a, "b": b}
+    )
 
 
 def record(*steps: RecordedStep, world: int = 1, norms: tuple[str, ...] = ()) -> Record:
@@ -62,10 +64,18 @@ NORMS = ("BatchNorm1d",)
         (record(after(), norms=NORMS), record(after(loss=0.6), norms=NORMS), 1, FAR, "batchnorm"),
         (record(after()), record(after(a="9")), 1, NEAR, "summation"),
         (record(after()), record(after(loss=0.5 + 1e-8)), 1, NEAR, "summation"),
-        (record(after(drew=True), norms=NORMS), record(after(a="9", drew=True), norms=NORMS), 1, NEAR, "summation"),
+        (
+            record(after(drew=True), norms=NORMS),
+            record(after(a="9", drew=True), norms=NORMS),
+            1,
+            NEAR,
+            "summation",
+        ),
     ],
 )
-def test_a_difference_has_this_cause(one: Record, other: Record, step: int, relative: float, cause: str) -> None:
+def test_a_difference_has_this_cause(
+    one: Record, other: Record, step: int, relative: float, cause: str
+) -> None:
     assert find_cause(one, other, step, relative) == cause
     assert cause in CAUSES
 
@@ -73,30 +83,45 @@ def test_a_difference_has_this_cause(one: Record, other: Record, step: int, rela
 def test_a_verdict_of_yes_is_said_in_words() -> None:
     verdict = VerifyResult(True, "x.py", [1, 2], 3, 4, {1: "ab" * 32, 2: "ab" * 32})
     assert (
-        describe(verdict).splitlines()[0] == "x.py: 3 steps, 4 tensors of weights and optimizer state, and the losses"
+        describe(verdict).splitlines()[0]
+        == "x.py: 3 steps, 4 tensors of weights and optimizer state, and the losses"
     )
     assert describe(verdict).endswith("  2 ranks  abababababababab\nthe same bits")
 
 
 @pytest.mark.parametrize(
-    ("step", "where"), [(0, "first difference: before the first step, a"), (2, "first difference: step 2, a")]
+    ("step", "where"),
+    [(0, "first difference: before the first step, a"), (2, "first difference: step 2, a")],
 )
 def test_a_verdict_of_no_names_step_tensor_size_cause_and_fix(step: int, where: str) -> None:
     difference = Difference(2, step, "a", 0.25, 0.5, "summation")
-    text = describe(VerifyResult(False, "x.py", [1, 2], 3, 4, {1: "a" * 64, 2: "b" * 64}, difference=difference))
-    for words in ("world 2 differs from world 1", where, "up to 0.25, relative 0.5", *CAUSES["summation"]):
+    text = describe(
+        VerifyResult(False, "x.py", [1, 2], 3, 4, {1: "a" * 64, 2: "b" * 64}, difference=difference)
+    )
+    for words in (
+        "world 2 differs from world 1",
+        where,
+        "up to 0.25, relative 0.5",
+        *CAUSES["summation"],
+    ):
         assert words in text
 
 
 def test_a_verdict_within_tolerance_states_both_numbers() -> None:
-    verdict = VerifyResult(True, "x.py", [1, 2], 3, 4, {1: "a", 2: "b"}, tolerance=1e-3, largest_relative=2.5e-5)
+    verdict = VerifyResult(
+        True, "x.py", [1, 2], 3, 4, {1: "a", 2: "b"}, tolerance=1e-3, largest_relative=2.5e-5
+    )
     assert describe(verdict).endswith("largest relative difference 2.5e-05 (allowed 1e-03)")
 
 
 def test_a_verdict_is_plain_json() -> None:
     difference = Difference(2, 1, "a", 0.25, 0.5, "batchnorm")
     found = json.loads(
-        json.dumps(as_dict(VerifyResult(False, "x.py", [1, 2], 3, 4, {1: "a", 2: "b"}, difference=difference)))
+        json.dumps(
+            as_dict(
+                VerifyResult(False, "x.py", [1, 2], 3, 4, {1: "a", 2: "b"}, difference=difference)
+            )
+        )
     )
     assert found["digests"] == {"1": "a", "2": "b"}
     assert found["difference"]["fix"] == CAUSES["batchnorm"][1]

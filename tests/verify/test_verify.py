@@ -63,9 +63,14 @@ def test_every_broken_script_says_which_mistake_it_is() -> None:
 
 @pytest.mark.parametrize(
     ("script", "words"),
-    [("trained.py", ["batch.global_size=30", "batch.lanes=3"]), ("own_loop.py", ["batch.global_size=16"])],
+    [
+        ("trained.py", ["batch.global_size=30", "batch.lanes=3"]),
+        ("own_loop.py", ["batch.global_size=16"]),
+    ],
 )
-def test_a_right_script_has_the_same_bits_in_every_world(tmp_path: Path, script: str, words: list[str]) -> None:
+def test_a_right_script_has_the_same_bits_in_every_world(
+    tmp_path: Path, script: str, words: list[str]
+) -> None:
     found = verdict_on(GOOD / script, "--worlds", "1,2,3", *words, folder=tmp_path, code=0)
     assert found["worlds"] == [1, 2, 3]
     assert len(set(found["digests"].values())) == 1

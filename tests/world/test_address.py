@@ -86,7 +86,8 @@ def test_a_name_that_stands_for_loopback_is_no_place_to_meet(machine) -> None:
     for host in ("n1", "both", "127.0.0.1", "localhost", "nobody"):
         refuse_loopback_name(host)
     with pytest.raises(
-        EnvironmentUnfit, match="debian stands for 127.0.1.1(.|\n)*--rendezvous or MASTER_ADDR .here: 10.0.0.1"
+        EnvironmentUnfit,
+        match="debian stands for 127.0.1.1(.|\n)*--rendezvous or MASTER_ADDR .here: 10.0.0.1",
     ):
         refuse_loopback_name("debian")
 
@@ -102,7 +103,9 @@ def test_a_name_that_stands_for_loopback_is_no_place_to_meet(machine) -> None:
         ("ib0", "10.0.0.1", ["10.0.0.1", "10.0.0.2"], "ib0"),
     ],
 )
-def test_the_interface_is_the_one_that_leads_to_the_peers(machine, given, own, everyone, chosen) -> None:
+def test_the_interface_is_the_one_that_leads_to_the_peers(
+    machine, given, own, everyone, chosen
+) -> None:
     assert choose_interface(World(interface=given), own, everyone) == chosen
 
 
@@ -116,7 +119,9 @@ def test_this_machine_has_a_loopback() -> None:
     assert source_towards("no-such-host.invalid") == ""
 
 
-def test_a_free_port_is_none_that_somebody_has_or_that_the_system_gives_to_whoever_connects(monkeypatch) -> None:
+def test_a_free_port_is_none_that_somebody_has_or_that_the_system_gives_to_whoever_connects(
+    monkeypatch,
+) -> None:
     first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     taken = free_port("127.0.0.1")
     assert 1024 <= taken < first_given

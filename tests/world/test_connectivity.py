@@ -25,7 +25,11 @@ from paceline.world.roll_call import RollCall
 def test_rank_0_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     with listen_at("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        assert reach.reach(lambda: ("127.0.0.1", port), 30, may_come_late=False) == ("127.0.0.1", port, "127.0.0.1")
+        assert reach.reach(lambda: ("127.0.0.1", port), 30, may_come_late=False) == (
+            "127.0.0.1",
+            port,
+            "127.0.0.1",
+        )
 
 
 def test_rank_0_that_comes_late_is_waited_for() -> None:
@@ -56,11 +60,14 @@ def test_a_connection_that_meets_itself_has_reached_nobody(monkeypatch: pytest.M
     assert len(tries) == 2
 
 
-def test_rank_0_that_does_not_answer_is_named_with_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_0_that_does_not_answer_is_named_with_both_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(reach, "PATIENCE_S", 0.3)
     port, begun = free_port("127.0.0.1"), time.monotonic()
     with pytest.raises(
-        EnvironmentUnfit, match=rf"127.0.0.1 on lo\) cannot reach rank 0 at 127.0.0.1:{port}: .*refused\n.*firewall"
+        EnvironmentUnfit,
+        match=rf"127.0.0.1 on lo\) cannot reach rank 0 at 127.0.0.1:{port}: .*refused\n.*firewall",
     ):
         reach.reach(lambda: ("127.0.0.1", port), 60, may_come_late=False)
     assert time.monotonic() - begun < 30
@@ -94,7 +101,10 @@ def ranks_say(size: int, act, timeout_s: float = 30) -> list[object]:
 
 
 def test_all_hear_all() -> None:
-    assert ranks_say(3, lambda rank, roll: roll.exchange("name", f"r{rank}")) == [["r0", "r1", "r2"]] * 3
+    assert (
+        ranks_say(3, lambda rank, roll: roll.exchange("name", f"r{rank}"))
+        == [["r0", "r1", "r2"]] * 3
+    )
 
 
 @pytest.mark.parametrize("failing", [0, 2])
@@ -131,10 +141,15 @@ def test_ranks_must_count_the_same_world() -> None:
     def act(rank: int, roll: RollCall) -> object:
         return call_the_roll(World(rank, 2 + rank, 0, 1, rank, 2, "torchrun"), roll, "10.0.0.1")
 
-    assert ranks_say(2, act) == [(EnvironmentUnfit, "rank 0 counts 2 ranks, but rank 1 counts 3 ranks")] * 2
+    assert (
+        ranks_say(2, act)
+        == [(EnvironmentUnfit, "rank 0 counts 2 ranks, but rank 1 counts 3 ranks")] * 2
+    )
 
 
-def test_one_interface_that_reaches_nobody_is_the_error_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_interface_that_reaches_nobody_is_the_error_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Two nodes whose gloo would listen on loopback: each finds nobody, or somebody else, at the other's address."""
     closed = f"127.0.0.1 {free_port('127.0.0.1')} word n2"
     rung = network.ring

@@ -75,10 +75,17 @@ BY_HAND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "9
         (SRUN | PACELINE, "paceline", 2, 3, 2, 3, 0, 1),
     ],
 )
-def test_each_launcher_is_known_by_its_variables(env, launcher, rank, size, local_rank, local_size, node, nodes):
+def test_each_launcher_is_known_by_its_variables(
+    env, launcher, rank, size, local_rank, local_size, node, nodes
+):
     world = detect_world(env)
     assert (world.launcher, world.rank, world.size) == (launcher, rank, size)
-    assert (world.local_rank, world.local_size, world.node, world.nodes) == (local_rank, local_size, node, nodes)
+    assert (world.local_rank, world.local_size, world.node, world.nodes) == (
+        local_rank,
+        local_size,
+        node,
+        nodes,
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,7 +93,10 @@ def test_each_launcher_is_known_by_its_variables(env, launcher, rank, size, loca
     [
         ({}, None),
         (PACELINE, FileRendezvous(Path("/x/meeting"))),
-        (SRUN_ONE_NODE | {"TMPDIR": "/t"}, FileRendezvous(Path("/t/paceline-slurm-77-0-0/meeting"))),
+        (
+            SRUN_ONE_NODE | {"TMPDIR": "/t"},
+            FileRendezvous(Path("/t/paceline-slurm-77-0-0/meeting")),
+        ),
         (
             SRUN_ONE_NODE | {"TMPDIR": "/t", "SLURM_STEP_LAUNCHER_PORT": "40123"},
             FileRendezvous(Path("/t/paceline-slurm-77-0-0-40123/meeting")),
@@ -119,7 +129,10 @@ def test_each_launcher_is_known_by_its_variables(env, launcher, rank, size, loca
             SRUN | {"MASTER_ADDR": "m", "MASTER_PORT": "7", "SLURM_STEP_NODELIST": "n["},
             TcpRendezvous("m", 7, serve=False, prefix="slurm-77-0-0"),
         ),
-        (SRUN | {"MASTER_ADDR": "m", "MASTER_PORT": "7"}, TcpRendezvous("m", 7, serve=False, prefix="slurm-77-0-0")),
+        (
+            SRUN | {"MASTER_ADDR": "m", "MASTER_PORT": "7"},
+            TcpRendezvous("m", 7, serve=False, prefix="slurm-77-0-0"),
+        ),
         (TORCHRUN, TcpRendezvous("a", 5, serve=False, prefix="paceline-2")),
         (TORCHRUN | {"RANK": "0"}, TcpRendezvous("a", 5, serve=False, prefix="paceline-2")),
         (BY_HAND | {"RANK": "0"}, TcpRendezvous("h", 9, serve=True, prefix="paceline")),
@@ -127,7 +140,10 @@ def test_each_launcher_is_known_by_its_variables(env, launcher, rank, size, loca
             MPI_NODES | {"PMIX_NAMESPACE": "prterun-a-7@1"},
             PublishedRendezvous("mpi-prterun-a-7_1", "", (), serve=False),
         ),
-        (MPI_NODES | {"MASTER_ADDR": "h", "MASTER_PORT": "9"}, TcpRendezvous("h", 9, serve=False, prefix="mpi-")),
+        (
+            MPI_NODES | {"MASTER_ADDR": "h", "MASTER_PORT": "9"},
+            TcpRendezvous("h", 9, serve=False, prefix="mpi-"),
+        ),
         (PACELINE_HOSTS, TcpRendezvous("::1", 9, serve=False, prefix="paceline-2")),
         (PACELINE_HOSTS | {"RANK": "0"}, TcpRendezvous("::1", 9, serve=True, prefix="paceline-2")),
     ],
@@ -147,7 +163,10 @@ def test_what_else_is_handed_over():
     [
         ({"RANK": "0"}, "paceline run"),
         ({"RANK": "x", "WORLD_SIZE": "2"}, "unset RANK"),
-        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "9"}, "do not export RANK"),
+        (
+            {"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "9"},
+            "do not export RANK",
+        ),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
         (OPENMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "export MASTER_ADDR"),
         (SRUN | {"SLURM_STEP_NODELIST": "n[1-"}, "MASTER_ADDR"),
@@ -174,7 +193,9 @@ def test_node_lists_are_expanded(text, hosts):
     assert expand_hostlist(text) == hosts
 
 
-@pytest.mark.parametrize("text", ["", ",", "n[", "n[]", "n[2-1]", "n[a-b]", "n[1-999999999]", "n]1", "a,,b"])
+@pytest.mark.parametrize(
+    "text", ["", ",", "n[", "n[]", "n[2-1]", "n[a-b]", "n[1-999999999]", "n]1", "a,,b"]
+)
 def test_what_is_no_node_list_is_refused(text):
     with pytest.raises(EnvironmentUnfit, match="MASTER_ADDR"):
         expand_hostlist(text)

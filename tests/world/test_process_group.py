@@ -78,7 +78,9 @@ def wait_for_a_late_rank(config: RunConfig) -> float:
 
 
 def test_a_rank_that_does_not_come_is_noticed_after_the_step_timeout(tmp_path) -> None:
-    waited = run_on_processes(wait_for_a_late_rank, 2, tmp_path, {"timeout.step_s": 1.0, "timeout.start_s": 100.0})
+    waited = run_on_processes(
+        wait_for_a_late_rank, 2, tmp_path, {"timeout.step_s": 1.0, "timeout.start_s": 100.0}
+    )
     assert 0.9 < waited[0] < 90  # the step's time-out, not the start's
 
 
@@ -93,7 +95,9 @@ def test_more_ranks_than_lanes_is_an_error_with_both_ways_out(monkeypatch) -> No
     for name, value in {"PACELINE_MEETING": "/nowhere/x", "RANK": "0", "WORLD_SIZE": "5"}.items():
         monkeypatch.setenv(name, value)
     with (
-        pytest.raises(ConfigError, match="5 ranks cannot share 4 lanes\n.*batch.lanes=5, or start at most 4"),
+        pytest.raises(
+            ConfigError, match="5 ranks cannot share 4 lanes\n.*batch.lanes=5, or start at most 4"
+        ),
         join(RunConfig()),
     ):
         pass
@@ -114,7 +118,10 @@ def test_a_meeting_folder_that_others_can_enter_is_refused(tmp_path) -> None:
 
 
 def test_a_port_that_is_taken_says_so() -> None:
-    with listen_at("127.0.0.1", 0) as listener, pytest.raises(EnvironmentUnfit, match="MASTER_PORT to a free port"):
+    with (
+        listen_at("127.0.0.1", 0) as listener,
+        pytest.raises(EnvironmentUnfit, match="MASTER_PORT to a free port"),
+    ):
         listen_at("127.0.0.1", listener.getsockname()[1])
 
 
@@ -141,9 +148,9 @@ def meet(tmp_path, *envs: dict[str, str]) -> list[str]:
         for env in envs
     ]  # fmt: skip
     answers = [process.communicate(timeout=120) for process in started]
-    assert [(process.returncode, answer[1]) for process, answer in zip(started, answers, strict=True)] == [
-        (0, "")
-    ] * len(envs)
+    assert [
+        (process.returncode, answer[1]) for process, answer in zip(started, answers, strict=True)
+    ] == [(0, "")] * len(envs)
     return [answer[0].strip() for answer in answers]
 
 
@@ -158,7 +165,9 @@ def test_two_nodes_meet_at_one_address_and_nothing_listens_on_all_interfaces(tmp
     assert said == [f"torchrun {rank} 2 2 3.0 ['{LOOPBACK}']" for rank in range(2)]
 
 
-def test_tasks_of_srun_on_one_node_meet_in_a_private_folder_that_is_gone_afterwards(tmp_path) -> None:
+def test_tasks_of_srun_on_one_node_meet_in_a_private_folder_that_is_gone_afterwards(
+    tmp_path,
+) -> None:
     task = {
         "SLURM_STEP_NUM_TASKS": "2",
         "SLURM_STEP_NUM_NODES": "1",
@@ -167,13 +176,20 @@ def test_tasks_of_srun_on_one_node_meet_in_a_private_folder_that_is_gone_afterwa
         "SLURM_JOB_ID": "5",
         "SLURM_STEP_ID": "1",
     }
-    said = meet(tmp_path, *(task | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)))
+    said = meet(
+        tmp_path,
+        *(task | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)),
+    )
     assert said == [f"slurm {rank} 2 1 3.0 ['{LOOPBACK}']" for rank in range(2)]
     assert list(tmp_path.glob("paceline-*")) == []
 
 
 def test_ranks_of_several_nodes_meet_where_rank_0_says_in_the_run_folder(tmp_path) -> None:
-    shared = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    shared = {
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    }
     shared |= {"PMIX_NAMESPACE": "prterun-a-7@1", "PACELINE_INTERFACE": "lo"}
     said = meet(tmp_path, *(shared | {"OMPI_COMM_WORLD_RANK": str(rank)} for rank in range(2)))
     assert said == [f"openmpi {rank} 2 2 3.0 ['{LOOPBACK}']" for rank in range(2)]
@@ -184,15 +200,31 @@ def test_ranks_of_several_nodes_meet_where_rank_0_says_in_the_run_folder(tmp_pat
 def test_mpirun_starts_ranks_that_meet(tmp_path) -> None:
     script = tmp_path / "meet.py"
     script.write_text(MEET.format(tests=str(Path(__file__).parents[1])))
-    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, str(script)]
+    command = [
+        "mpirun",
+        "--allow-run-as-root",
+        "--oversubscribe",
+        "-n",
+        "2",
+        sys.executable,
+        str(script),
+    ]
     done = subprocess.run(
-        command, env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=120
+        command,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.strip().splitlines()) == [f"openmpi {rank} 2 1 3.0 ['{LOOPBACK}']" for rank in range(2)]
+    assert sorted(done.stdout.strip().splitlines()) == [
+        f"openmpi {rank} 2 1 3.0 ['{LOOPBACK}']" for rank in range(2)
+    ]
 
 
-@pytest.mark.parametrize(("local_rank", "visible", "index"), [(0, 1, 0), (3, 1, 0), (0, 4, 0), (3, 4, 3)])
+@pytest.mark.parametrize(
+    ("local_rank", "visible", "index"), [(0, 1, 0), (3, 1, 0), (0, 4, 0), (3, 4, 3)]
+)
 def test_the_gpu_is_the_local_rank_or_the_only_one_shown(local_rank, visible, index) -> None:
     assert gpu_index(World(local_rank=local_rank, local_size=4), visible) == index
 

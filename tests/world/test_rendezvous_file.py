@@ -66,7 +66,8 @@ def test_who_waits_in_vain_is_told_where_and_what_to_do(tmp_path: Path) -> None:
     notice = Notice(tmp_path / "meetings", "slurm-7-0-0")
     notice.prepare()
     with pytest.raises(
-        EnvironmentUnfit, match="within 0.1 s(.|\n)*meetings\n.*file system that all nodes share.*MASTER_ADDR"
+        EnvironmentUnfit,
+        match="within 0.1 s(.|\n)*meetings\n.*file system that all nodes share.*MASTER_ADDR",
     ):
         await_notice(notice, 0.1)
 

@@ -26,7 +26,15 @@ def test_the_time_left_makes_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "body", ["echo UNLIMITED", "echo NOT_SET", "echo INVALID", "echo", "echo 1:00; exit 1", "exec sleep 20"]
+    "body",
+    [
+        "echo UNLIMITED",
+        "echo NOT_SET",
+        "echo INVALID",
+        "echo",
+        "echo 1:00; exit 1",
+        "exec sleep 20",
+    ],
 )
 def test_no_answer_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     put_squeue(tmp_path, body, monkeypatch)
@@ -36,4 +44,9 @@ def test_no_answer_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bo
 
 def test_nobody_to_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert job_end({"SLURM_JOB_ID": "7"}) == job_end({}) == job_end({"SLURM_JOB_ID": "7; x"}) == math.inf
+    assert (
+        job_end({"SLURM_JOB_ID": "7"})
+        == job_end({})
+        == job_end({"SLURM_JOB_ID": "7; x"})
+        == math.inf
+    )

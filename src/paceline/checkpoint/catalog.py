@@ -66,7 +66,9 @@ def glance(storage: Storage) -> tuple[list[Entry], list[Remnant]]:
     """Look at names, sizes and manifests only; return the checkpoints, the oldest first, and what lies beside them."""
     with reading(storage.address):
         steps, sizes = sorted(storage.steps()), storage.sizes()
-        found = [_look(storage, step, lambda manifest: _wrong_sizes(manifest, sizes)) for step in steps]
+        found = [
+            _look(storage, step, lambda manifest: _wrong_sizes(manifest, sizes)) for step in steps
+        ]
     return [entry for entry in found if entry], _remnants(sizes, steps)
 
 
@@ -82,14 +84,17 @@ def from_newest(catalog: Catalog, take: Callable[[int], T]) -> tuple[T, tuple[st
         try:
             return take(step), tuple(problems)
         except NewerFormat as error:
-            raise BadCheckpoint(error.problem, fix=f"update paceline, or {_instead(catalog, step)}") from error
+            raise BadCheckpoint(
+                error.problem, fix=f"update paceline, or {_instead(catalog, step)}"
+            ) from error
         except BadCheckpoint as error:
             problems.append(error.problem)
             if catalog.only is not None:
                 raise BadCheckpoint(error.problem, fix=_instead(catalog, step)) from error
     if problems:
         raise BadCheckpoint(
-            f"no checkpoint in {catalog.where} is good: {problems[0]}", fix="look for a copy of it, or train again"
+            f"no checkpoint in {catalog.where} is good: {problems[0]}",
+            fix="look for a copy of it, or train again",
         )
     raise PacelineError(f"there are no checkpoints in {catalog.where}", fix=SAVE_FIRST)
 
@@ -119,7 +124,9 @@ def _look(storage: Storage, step: int, see: Callable[[Manifest], list[str]]) -> 
 def _wrong_sizes(manifest: Manifest, sizes: Mapping[str, Mapping[str, int]]) -> list[str]:
     there = sizes.get(folder_name(manifest.step), {})
     return [
-        f"{name} has {there[name]:,} bytes instead of {facts.size_bytes:,}" if name in there else f"{name} is missing"
+        f"{name} has {there[name]:,} bytes instead of {facts.size_bytes:,}"
+        if name in there
+        else f"{name} is missing"
         for name, facts in manifest.files.items()
         if there.get(name) != facts.size_bytes
     ]
@@ -158,5 +165,6 @@ def reading(where: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise EnvironmentUnfit(
-            f"cannot read {where}: {error.strerror or error}", fix="check the path, and that you may read it"
+            f"cannot read {where}: {error.strerror or error}",
+            fix="check the path, and that you may read it",
         ) from error

@@ -36,7 +36,9 @@ class Exported(NamedTuple):
 def export_newest(catalog: Catalog, out: Path, *, force: bool = False) -> Exported:
     """Write the weights of the newest good checkpoint; one that was asked for is never replaced by another."""
     refuse_path(out, force=force)
-    done, passed_over = from_newest(catalog, lambda step: export(catalog.storage, step, out, force=force))
+    done, passed_over = from_newest(
+        catalog, lambda step: export(catalog.storage, step, out, force=force)
+    )
     return done._replace(passed_over=passed_over)
 
 
@@ -44,16 +46,28 @@ def export(storage: Storage, step: int, out: Path, *, force: bool = False) -> Ex
     """Write the weights of one checkpoint, file by file; nothing is left if any byte of it is wrong."""
     manifest = manifest_of(storage, step)
     files = sorted(manifest.files.items())
-    specs = [place.spec for name, facts in files for place in _weights(_planned(storage, step, name, facts))]
+    specs = [
+        place.spec
+        for name, facts in files
+        for place in _weights(_planned(storage, step, name, facts))
+    ]
     if not specs:
-        raise PacelineError(f"{storage.where(step)} holds no weights of a model", fix="export another step with --step")
+        raise PacelineError(
+            f"{storage.where(step)} holds no weights of a model",
+            fix="export another step with --step",
+        )
     image = plan_image(sorted(specs), metadata={"format": "pt", "step": str(step)})
     room = {place.spec: place for place in image.places}
     with _becoming(out, force=force) as file:
         file.write(image.header)
         file.truncate(image.size_bytes)
         for name, facts in files:
-            _copy(read_verified(storage, step, name, facts), f"{storage.where(step)}/{name}", room, file)
+            _copy(
+                read_verified(storage, step, name, facts),
+                f"{storage.where(step)}/{name}",
+                room,
+                file,
+            )
         if room:
             raise unreadable(storage.where(step), "its files changed while they were read")
     return Exported(step, storage.where(step), out, len(specs), image.size_bytes)
@@ -68,7 +82,9 @@ def _planned(storage: Storage, step: int, name: str, facts: FileFacts) -> list[T
             if len(start) >= 8 + int.from_bytes(start[:8], "little"):
                 break
     except OSError as error:
-        raise unreadable(storage.where(step), f"{name} cannot be read ({error.strerror or error})") from error
+        raise unreadable(
+            storage.where(step), f"{name} cannot be read ({error.strerror or error})"
+        ) from error
     return read_places(memoryview(start), facts.size_bytes, f"{storage.where(step)}/{name}")
 
 
@@ -93,14 +109,22 @@ def _copy(content: bytearray, where: str, room: dict[Spec, TensorSpan], file: Bi
 def refuse_path(out: Path, *, force: bool) -> None:
     """Refuse to write where no file can be, or where something would be lost."""
     if "://" in str(out) or not out.parent.is_dir():
-        raise ConfigError(f"there is no folder {out.parent}", fix="create it first, or give a path on this machine")
+        raise ConfigError(
+            f"there is no folder {out.parent}",
+            fix="create it first, or give a path on this machine",
+        )
     if out.is_dir():
-        raise ConfigError(f"{out} is a folder", fix=f"name a file in it: {out / 'model.safetensors'}")
+        raise ConfigError(
+            f"{out} is a folder", fix=f"name a file in it: {out / 'model.safetensors'}"
+        )
     if out.suffix != _SUFFIX:
-        raise ConfigError(f"{out} would be a safetensors file", fix=f"name it {out.with_suffix(_SUFFIX)}")
+        raise ConfigError(
+            f"{out} would be a safetensors file", fix=f"name it {out.with_suffix(_SUFFIX)}"
+        )
     if (out.parent / MANIFEST).exists():
         raise ConfigError(
-            f"{out} lies inside a checkpoint", fix="write it elsewhere: a checkpoint stays as it was saved"
+            f"{out} lies inside a checkpoint",
+            fix="write it elsewhere: a checkpoint stays as it was saved",
         )
     if os.path.lexists(out) and not force:
         raise ConfigError(f"{out} exists", fix="give another name, or write over it with --force")

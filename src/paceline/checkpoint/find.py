@@ -51,9 +51,18 @@ def _of_run(folder: RunDir) -> Catalog:
     try:
         settings = from_toml(tomllib.loads(folder.config.read_text(encoding="utf-8")))
     except ValueError as error:
-        raise ConfigError(f"{folder.config} is not TOML: {error}", fix=f"name {folder.checkpoints} itself") from error
-    known = {"name", "runs", "checkpoint.to", "checkpoint.best"}  # the rest may be a script's own, or a later version's
-    config = with_settings(RunConfig(), {name: value for name, value in settings.items() if name in known})
+        raise ConfigError(
+            f"{folder.config} is not TOML: {error}", fix=f"name {folder.checkpoints} itself"
+        ) from error
+    known = {
+        "name",
+        "runs",
+        "checkpoint.to",
+        "checkpoint.best",
+    }  # the rest may be a script's own, or a later version's
+    config = with_settings(
+        RunConfig(), {name: value for name, value in settings.items() if name in known}
+    )
     to = config.checkpoint.to
     if to and "://" not in to:
         to = str(_started_in(folder, config) / to)
@@ -76,7 +85,9 @@ def _not_there(path: Path) -> ConfigError:
     if (Path("runs") / path).is_dir():
         return ConfigError(problem, fix=f"did you mean {Path('runs') / path}?")
     near = {*runs_in(path.parent), *runs_in(Path("runs"))}
-    return ConfigError(problem, fix=did_you_mean(str(path), near) if near else "check the path, or give an address")
+    return ConfigError(
+        problem, fix=did_you_mean(str(path), near) if near else "check the path, or give an address"
+    )
 
 
 def runs_in(folder: Path) -> list[str]:
@@ -85,5 +96,7 @@ def runs_in(folder: Path) -> list[str]:
     return [
         str(path)
         for path in inside
-        if RunDir(path).config.is_file() or RunDir(path).checkpoints.is_dir() or step_of(path.name) is not None
+        if RunDir(path).config.is_file()
+        or RunDir(path).checkpoints.is_dir()
+        or step_of(path.name) is not None
     ]

@@ -15,7 +15,8 @@ def read_places(start: bytes | memoryview, size_bytes: int, where: str) -> list[
         return tensorfile.read_places(start, size_bytes)
     except ValueError as error:
         raise BadCheckpoint(
-            f"{where} is not a safetensors file ({error})", fix="take another checkpoint: `paceline ckpt list`"
+            f"{where} is not a safetensors file ({error})",
+            fix="take another checkpoint: `paceline ckpt list`",
         ) from error
 
 

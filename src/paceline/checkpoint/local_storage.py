@@ -64,7 +64,9 @@ class LocalStorage:
             if folder.exists() and not (folder / MANIFEST).exists():
                 self.set_aside(step)  # somebody took its manifest away
             try:
-                partial.rename(folder)  # onto a folder with files in it this fails, so nothing is written over
+                partial.rename(
+                    folder
+                )  # onto a folder with files in it this fails, so nothing is written over
             except OSError as error:
                 if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
                     raise
@@ -81,7 +83,9 @@ class LocalStorage:
         """Return the bytes of every file, by folder."""
         found = {}
         for folder in self.root.iterdir() if self.root.is_dir() else []:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a run may be deleting it
+            with contextlib.suppress(
+                FileNotFoundError, NotADirectoryError
+            ):  # a run may be deleting it
                 found[folder.name] = {file.name: file.stat().st_size for file in folder.iterdir()}
         return found
 
@@ -117,7 +121,9 @@ class LocalStorage:
         doomed = self.root / f".deleted-{folder_name(step)}.{secrets.token_hex(4)}"
         with writing_to(self.root):
             self._folder(step).rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)  # what another machine still reads goes with the next sweep
+        shutil.rmtree(
+            doomed, ignore_errors=True
+        )  # what another machine still reads goes with the next sweep
 
     def sweep(self) -> None:
         """Remove what interrupted saves and deletions left."""
@@ -142,7 +148,9 @@ def _write_durably(path: Path, image: memoryview) -> str:
             whole = len(image) - len(image) % _BLOCK
             direct = _set_direct(file, on=True)
             for begin in range(0, whole, CHUNK_BYTES):
-                direct = _write_all(file, image[begin : min(begin + CHUNK_BYTES, whole)], direct=direct)
+                direct = _write_all(
+                    file, image[begin : min(begin + CHUNK_BYTES, whole)], direct=direct
+                )
             if direct:
                 _set_direct(file, on=False)
             _write_all(file, image[whole:], direct=False)

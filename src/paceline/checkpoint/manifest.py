@@ -60,7 +60,9 @@ class Manifest:
             tree = json.loads(body + b"}")
             known = int(tree.pop("format"))
         except _NO_MANIFEST as error:
-            raise unreadable(where, f"its manifest is not whole ({type(error).__name__})") from error
+            raise unreadable(
+                where, f"its manifest is not whole ({type(error).__name__})"
+            ) from error
         if known > FORMAT:
             raise NewerFormat(where, known)
         try:
@@ -72,7 +74,11 @@ class Manifest:
 
 def _checked(manifest: Manifest) -> Manifest:
     """Refuse entries of another kind than their names promise."""
-    for number in (manifest.step, manifest.samples, *(facts.size_bytes for facts in manifest.files.values())):
+    for number in (
+        manifest.step,
+        manifest.samples,
+        *(facts.size_bytes for facts in manifest.files.values()),
+    ):
         if type(number) is not int or number < 0:
             raise ValueError(f"{number!r} is not a count")
     for table in (manifest.metrics, manifest.values, manifest.config, manifest.versions):

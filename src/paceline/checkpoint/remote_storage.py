@@ -24,7 +24,9 @@ class RemoteStorage:
 
     def steps(self) -> list[int]:
         """Return the steps that have a manifest, the newest first."""
-        return sorted((step for step, names in self._found().items() if MANIFEST in names), reverse=True)
+        return sorted(
+            (step for step, names in self._found().items() if MANIFEST in names), reverse=True
+        )
 
     def where(self, step: int) -> str:
         """Return the address of a checkpoint."""
@@ -34,7 +36,10 @@ class RemoteStorage:
         """Upload one file in pieces; the store shows it only when the last has come."""
         total = xxhash.xxh3_64()
         own = f"{token}-{name}"
-        with self._reaching("write"), self._fs.open(self._path(step, own), "wb", block_size=CHUNK_BYTES) as file:
+        with (
+            self._reaching("write"),
+            self._fs.open(self._path(step, own), "wb", block_size=CHUNK_BYTES) as file,
+        ):
             for begin in range(0, len(image), CHUNK_BYTES):
                 chunk = image[begin : begin + CHUNK_BYTES]
                 file.write(chunk)
@@ -54,7 +59,9 @@ class RemoteStorage:
         """Put the manifest, unless there is one."""
         with self._reaching("write"):
             self._fs.invalidate_cache()
-            if not self._fs.exists(self._path(step, MANIFEST)) and self._put_first(step, manifest.to_json()):
+            if not self._fs.exists(self._path(step, MANIFEST)) and self._put_first(
+                step, manifest.to_json()
+            ):
                 return True
             for name in manifest.files:
                 self._fs.rm_file(self._path(step, name))
@@ -71,17 +78,24 @@ class RemoteStorage:
     def manifest(self, step: int) -> Manifest:
         """Read what a checkpoint says of itself."""
         with self._reaching("read"):
-            return Manifest.from_json(self._fs.cat_file(self._path(step, MANIFEST)), self.where(step))
+            return Manifest.from_json(
+                self._fs.cat_file(self._path(step, MANIFEST)), self.where(step)
+            )
 
     def chunks(self, step: int, name: str, *, cached: bool = True) -> Iterator[memoryview]:
         """Read one file piece by piece."""
-        with self._reaching("read"), self._fs.open(self._path(step, name), "rb", block_size=CHUNK_BYTES) as file:
+        with (
+            self._reaching("read"),
+            self._fs.open(self._path(step, name), "rb", block_size=CHUNK_BYTES) as file,
+        ):
             while chunk := file.read(CHUNK_BYTES):
                 yield memoryview(chunk)
 
     def set_aside(self, step: int) -> str:
         """Copy a checkpoint to a name that no reader takes, then delete it."""
-        names = {f"aside-{folder_name(step)}{f'-{number}' if number else ''}" for number in range(1000)}
+        names = {
+            f"aside-{folder_name(step)}{f'-{number}' if number else ''}" for number in range(1000)
+        }
         aside = min(names - set(self.sizes()), key=lambda name: (len(name), name))
         with self._reaching("write"):
             for path in self._fs.find(f"{self._root}/{folder_name(step)}"):
@@ -124,7 +138,8 @@ class RemoteStorage:
         with self._reaching("read"):
             if not self._fs.exists(bucket):
                 raise EnvironmentUnfit(
-                    f"{self.address}: there is no bucket {bucket!r}", fix="create the bucket, or check the address"
+                    f"{self.address}: there is no bucket {bucket!r}",
+                    fix="create the bucket, or check the address",
                 )
 
     def _found(self) -> dict[int, set[str]]:

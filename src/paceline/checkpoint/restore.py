@@ -19,7 +19,9 @@ from paceline.world.world import World
 _AGAIN_S = 0.2
 
 
-def newest_good(storage: Storage, world: World, tell: Callable[[int, str], None]) -> Manifest | None:
+def newest_good(
+    storage: Storage, world: World, tell: Callable[[int, str], None]
+) -> Manifest | None:
     """Return the newest checkpoint of which every byte is right; bad ones are told of and set aside. Every rank must call this."""
     steps = texts_of_all(world, " ".join(map(str, storage.steps())) if world.is_main else "")[0]
     for step in map(int, steps.split()):

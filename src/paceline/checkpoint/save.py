@@ -66,8 +66,14 @@ class SaveFailed(EnvironmentUnfit):
 
     def __init__(self, step: int, cause: Exception) -> None:
         start = f"cannot save step {step}: "
-        said = cause.problem if isinstance(cause, PacelineError) else f"{type(cause).__name__}: {cause}"
-        fix = cause.fix if isinstance(cause, PacelineError) else "look at the storage, and run again"
+        said = (
+            cause.problem
+            if isinstance(cause, PacelineError)
+            else f"{type(cause).__name__}: {cause}"
+        )
+        fix = (
+            cause.fix if isinstance(cause, PacelineError) else "look at the storage, and run again"
+        )
         super().__init__(start + said.removeprefix(start), fix=fix)
         self.step = step
 
@@ -112,11 +118,18 @@ class Saver:
         """Whether a save is under way, as far as this rank knows."""
         return any(thread.is_alive() for thread in self._threads)
 
-    def prepare(self, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor] | None = None) -> None:
+    def prepare(
+        self, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor] | None = None
+    ) -> None:
         """Get the memory for the first save ready, from a thread: touching it first costs more than the copy."""
         self._start(self._staging.prepare, self._share(_specs(tensors)) | _specs(own or {}))
 
-    def save(self, tensors: Mapping[str, Tensor], draft: Manifest, own: Mapping[str, Tensor] | None = None) -> None:
+    def save(
+        self,
+        tensors: Mapping[str, Tensor],
+        draft: Manifest,
+        own: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """Copy this rank's share of the tensors, and `own`, which it alone has, and write all that from a thread.
 
         A save under way is waited for first.
@@ -124,14 +137,18 @@ class Saver:
         begun = time.perf_counter()
         self.wait()
         if self._last is not None and not self._last.written.is_set():
-            raise SaveFailed(draft.step, EnvironmentUnfit("the save before it is still being written", fix=_SLOW))
+            raise SaveFailed(
+                draft.step, EnvironmentUnfit("the save before it is still being written", fix=_SLOW)
+            )
         specs, mine = _specs(tensors), _specs(own or {})
         wholes = ((spec, self._whole(value)) for spec, value in specs.items())
         image = self._staging.fill(self._share(specs) | mine, chain(wholes, mine.items()))
         name = f"part-{self._world.rank + 1:05d}-of-{self._world.size:05d}.safetensors"
         self._saves += 1
         size_bytes = sum(value.nbytes for value in (*tensors.values(), *mine.values()))
-        patience_s = self._silence_s + size_bytes * (self._world.size if mine else 1) / _SLOWEST_BYTES_PER_S
+        patience_s = (
+            self._silence_s + size_bytes * (self._world.size if mine else 1) / _SLOWEST_BYTES_PER_S
+        )
         self._last = self._awaited = _SaveTask(
             self._saves, draft, name, image, begun, time.perf_counter() - begun, patience_s
         )
@@ -180,7 +197,9 @@ class Saver:
         """Wait until nothing is left to do, on any rank."""
         self.wait()
         if self._last is not None and not self._world.is_main:
-            with contextlib.suppress(PacelineError):  # the checkpoint is there, whatever becomes of the old ones
+            with contextlib.suppress(
+                PacelineError
+            ):  # the checkpoint is there, whatever becomes of the old ones
                 self._hear(f"{self._last.number}/{_RETIRED}", self._last.patience_s)
         for thread in self._threads:
             thread.join()
@@ -191,7 +210,9 @@ class Saver:
 
     def _share(self, specs: Mapping[Spec, Tensor]) -> dict[Spec, Tensor]:
         names = list(specs)
-        mine = split_by_size([spec.size_bytes for spec in names], self._world.size)[self._world.rank]
+        mine = split_by_size([spec.size_bytes for spec in names], self._world.size)[
+            self._world.rank
+        ]
         return {names[number]: specs[names[number]] for number in mine}
 
     def _run(self, job: _SaveTask) -> None:
@@ -205,7 +226,9 @@ class Saver:
             if self._world.is_main:
                 self._finished.put(failure)
             letter = json.dumps({"problem": failure.problem, "fix": failure.fix})
-            self._tell(f"{job.number}/{_COMMITTED if self._world.is_main else self._world.rank}", letter)
+            self._tell(
+                f"{job.number}/{_COMMITTED if self._world.is_main else self._world.rank}", letter
+            )
         finally:
             job.written.set()
             if self._world.is_main:
@@ -235,7 +258,11 @@ class Saver:
         if self._storage.commit(step, self._token, manifest):
             if self._on_commit is not None:
                 self._on_commit(step)
-            self._finished.put(Saved(manifest, self._storage.where(step), job.held_s, time.perf_counter() - job.begun))
+            self._finished.put(
+                Saved(
+                    manifest, self._storage.where(step), job.held_s, time.perf_counter() - job.begun
+                )
+            )
         self._mailbox.post(f"{job.number}/{_COMMITTED}", "{}")
         self._retire(step)
 
@@ -268,9 +295,13 @@ class Saver:
         with self._retiring:
             metrics = {}
             for step in self._storage.steps():
-                with contextlib.suppress(BadCheckpoint):  # what cannot be judged is not ours to delete
+                with contextlib.suppress(
+                    BadCheckpoint
+                ):  # what cannot be judged is not ours to delete
                     metrics[step] = manifest_of(self._storage, step).metrics
-            doomed = [step for step in no_longer_needed(metrics, self._keep, self._best) if step < newest]
+            doomed = [
+                step for step in no_longer_needed(metrics, self._keep, self._best) if step < newest
+            ]
             if doomed:
                 check(self._storage, newest, cached=False)
                 self._before_commit()

@@ -34,7 +34,9 @@ class Staging:
         if mine:
             self._room(plan_image(mine).size_bytes, pinned=_on_gpu(mine), touched=True)
 
-    def fill(self, mine: Mapping[Spec, Tensor], all_of_them: Iterable[tuple[Spec, Tensor]]) -> memoryview | None:
+    def fill(
+        self, mine: Mapping[Spec, Tensor], all_of_them: Iterable[tuple[Spec, Tensor]]
+    ) -> memoryview | None:
         """Copy my tensors to where they will lie in the file, each as it comes, and return the file."""
         image = plan_image(mine)
         places = {place.spec: place for place in image.places}
@@ -43,7 +45,14 @@ class Staging:
         for spec, value in all_of_them:
             place = places.get(spec)
             if place is not None and place.end > place.begin:
-                flat = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+                flat = (
+                    value.detach()
+                    .resolve_conj()
+                    .resolve_neg()
+                    .contiguous()
+                    .reshape(-1)
+                    .view(torch.uint8)
+                )
                 memory[place.begin : place.end].copy_(flat, non_blocking=True)
         if _on_gpu(mine):
             torch.cuda.current_stream().synchronize()
@@ -66,4 +75,6 @@ def _page_aligned(size: int, *, pinned: bool) -> Tensor:
     """Return memory that can be written to disk past the page cache."""
     if pinned:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    return torch.frombuffer(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
+    return torch.frombuffer(
+        mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8
+    )

@@ -78,7 +78,11 @@ def manifest_of(storage: Storage, step: int) -> Manifest:
     try:
         manifest = storage.manifest(step)
     except OSError as error:
-        why = NO_MANIFEST if isinstance(error, FileNotFoundError) else f"its manifest cannot be read ({error})"
+        why = (
+            NO_MANIFEST
+            if isinstance(error, FileNotFoundError)
+            else f"its manifest cannot be read ({error})"
+        )
         raise unreadable(storage.where(step), why) from error
     if manifest.step != step:
         raise unreadable(storage.where(step), f"its manifest is of step {manifest.step}")
@@ -94,7 +98,9 @@ def read_verified(storage: Storage, step: int, name: str, facts: FileFacts) -> b
     return content
 
 
-def check_file(storage: Storage, step: int, name: str, facts: FileFacts, *, cached: bool = True) -> None:
+def check_file(
+    storage: Storage, step: int, name: str, facts: FileFacts, *, cached: bool = True
+) -> None:
     """Read one file and see that every byte is what was written."""
     for _ in _verified(storage, step, name, facts, cached=cached):
         pass
@@ -108,7 +114,9 @@ def check(storage: Storage, step: int, *, cached: bool = True) -> Manifest:
     return manifest
 
 
-def _verified(storage: Storage, step: int, name: str, facts: FileFacts, *, cached: bool = True) -> Iterator[memoryview]:
+def _verified(
+    storage: Storage, step: int, name: str, facts: FileFacts, *, cached: bool = True
+) -> Iterator[memoryview]:
     """Yield a file's bytes; the end is reached only if they were right."""
     total, seen = xxhash.xxh3_64(), 0
     try:
@@ -121,7 +129,9 @@ def _verified(storage: Storage, step: int, name: str, facts: FileFacts, *, cache
     except FileNotFoundError as error:
         raise unreadable(storage.where(step), f"{name} is missing") from error
     except OSError as error:
-        raise unreadable(storage.where(step), f"{name} cannot be read ({error.strerror or error})") from error
+        raise unreadable(
+            storage.where(step), f"{name} cannot be read ({error.strerror or error})"
+        ) from error
     if seen != facts.size_bytes:
         most = "more than " if seen > facts.size_bytes else ""
         raise unreadable(

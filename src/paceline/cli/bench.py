@@ -31,9 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ranks to start on this machine (default 2); in a Slurm allocation: on each node; not under srun, torchrun or mpirun",
     )
     words = "; ".join(f"{name}: {what}" for name, what in OPERATIONS.items())
-    parser.add_argument("--ops", default="", help=f"operations, with commas between (default: all). {words}")
     parser.add_argument(
-        "--sizes", default="", help="sizes with commas between, or FIRST:LAST in steps of 4 (default: 1KiB:16MiB)"
+        "--ops", default="", help=f"operations, with commas between (default: all). {words}"
+    )
+    parser.add_argument(
+        "--sizes",
+        default="",
+        help="sizes with commas between, or FIRST:LAST in steps of 4 (default: 1KiB:16MiB)",
     )
     parser.add_argument(
         "--seconds",
@@ -41,9 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=20.0,
         help="go on so long, for 3 rounds at least and 50 at most (default: %(default)s)",
     )
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where messages lie")
-    parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto", help="what carries them")
-    parser.add_argument("--to", default="", metavar="FOLDER", help="write bench.json and bench.svg there, too")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where messages lie"
+    )
+    parser.add_argument(
+        "--backend", choices=("auto", "gloo", "nccl"), default="auto", help="what carries them"
+    )
+    parser.add_argument(
+        "--to", default="", metavar="FOLDER", help="write bench.json and bench.svg there, too"
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     add_host_arguments(parser)
 
@@ -51,8 +61,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(known: argparse.Namespace) -> int:
     """Measure; exit with 0 if every result was right, else with 1."""
     if known.arguments:
-        raise ConfigError(f"unexpected word {known.arguments[0]!r}", fix="see `paceline bench --help`")
-    plan = BenchPlan(operations_from(known.ops), sizes_from(known.sizes), known.seconds, known.device, known.backend)
+        raise ConfigError(
+            f"unexpected word {known.arguments[0]!r}", fix="see `paceline bench --help`"
+        )
+    plan = BenchPlan(
+        operations_from(known.ops),
+        sizes_from(known.sizes),
+        known.seconds,
+        known.device,
+        known.backend,
+    )
     here = detect_world(os.environ, os.getppid())
     if here.size == 1:
         return _start(plan, known)
@@ -79,7 +97,9 @@ def _start(plan: BenchPlan, known: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix=".paceline-bench-", dir=shared) as folder:
         file = Path(folder) / "found.json"
         known.arguments = [replace(plan, to=str(file)).as_json()]
-        with Path(os.devnull).open("w", encoding="utf-8") as nowhere:  # what ranks say is not for our own output
+        with Path(os.devnull).open(
+            "w", encoding="utf-8"
+        ) as nowhere:  # what ranks say is not for our own output
             code = start(module("bench", "paceline.measure.bench"), known, place, screen=nowhere)
         if code or place.node:
             return code
@@ -92,8 +112,13 @@ def _show(found: Measurement, known: argparse.Namespace) -> None:
     """Print the figures, and write them where that was asked for."""
     figures = figures_of(found)
     title = f"bus bandwidth, {found.ranks} ranks, {found.gpu or found.device}, {found.backend}"
-    lines = [Line(each.operation, [(row.size_bytes, row.busbw_gb_per_s) for row in each.rows]) for each in figures]
-    svg = to_svg(Plot(title, "message", "GB/s", lines, lambda size: binary_size(int(size)), log_y=True))
+    lines = [
+        Line(each.operation, [(row.size_bytes, row.busbw_gb_per_s) for row in each.rows])
+        for each in figures
+    ]
+    svg = to_svg(
+        Plot(title, "message", "GB/s", lines, lambda size: binary_size(int(size)), log_y=True)
+    )
     text = json.dumps(as_dict(found, figures, svg), indent=2)
     print(text if known.json else describe(found, figures))
     if known.to:

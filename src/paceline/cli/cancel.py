@@ -41,7 +41,15 @@ def main(known: argparse.Namespace) -> int:
             slurm.cancel([job.job for job in jobs])
     if known.json:
         facts = {"waiting": [job.job for job in waiting], "running": [job.job for job in running]}
-        print(json.dumps({"run": target.name, "folder": str(target.folder.root.absolute()), "cancelled": facts}))
+        print(
+            json.dumps(
+                {
+                    "run": target.name,
+                    "folder": str(target.folder.root.absolute()),
+                    "cancelled": facts,
+                }
+            )
+        )
     else:
         print("\n".join(_said(target, waiting, running)))
     return 0

@@ -25,18 +25,30 @@ _LAYOUTS = {
     "safetensors": "from safetensors.torch import load_file\nweights = load_file({path})\nmodel.load_state_dict(weights)",
     "gpt2": "from transformers import GPT2LMHeadModel\nmodel = GPT2LMHeadModel.from_pretrained({path})",
 }
-_TOKENIZER = "from transformers import AutoTokenizer\ntokenizer = AutoTokenizer.from_pretrained({path})"
+_TOKENIZER = (
+    "from transformers import AutoTokenizer\ntokenizer = AutoTokenizer.from_pretrained({path})"
+)
 _OPTIONS = ("--as", "--step", "--json", "--force")
 _SHOWN = 3  # problems of one checkpoint
-_BESIDE = {"aside": "set aside", "leftover": "left by a save or a deletion that was interrupted, or is under way"}
+_BESIDE = {
+    "aside": "set aside",
+    "leftover": "left by a save or a deletion that was interrupted, or is under way",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's own arguments."""
     where = "a run's folder, a folder of checkpoints, one checkpoint, or an address such as s3://bucket/folder/NAME"
-    parser.add_argument("action", nargs="?", metavar="list|check|export", help="; ".join([*_FORMS.values(), _GPT2]))
+    parser.add_argument(
+        "action", nargs="?", metavar="list|check|export", help="; ".join([*_FORMS.values(), _GPT2])
+    )
     parser.add_argument("run", nargs="?", metavar="RUN", help=where)
-    parser.add_argument("out", nargs="?", metavar="OUT", help="export: the file to write, or the folder with --as gpt2")
+    parser.add_argument(
+        "out",
+        nargs="?",
+        metavar="OUT",
+        help="export: the file to write, or the folder with --as gpt2",
+    )
     parser.add_argument(
         "--as",
         dest="layout",
@@ -46,22 +58,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "load, of a run of the gpt recipe",
     )
     parser.add_argument(
-        "--step", type=_step, metavar="N", help="only this step; without it, export takes the newest good one"
+        "--step",
+        type=_step,
+        metavar="N",
+        help="only this step; without it, export takes the newest good one",
     )
     parser.add_argument("--json", action="store_true", help="print what is found as JSON")
-    parser.add_argument("--force", action="store_true", help="export: write over a file that exists")
+    parser.add_argument(
+        "--force", action="store_true", help="export: write over a file that exists"
+    )
 
 
 def main(known: argparse.Namespace) -> int:
     """List, check or export."""
-    words = [word for word in (known.action, known.run, known.out) if word is not None] + known.arguments
+    words = [
+        word for word in (known.action, known.run, known.out) if word is not None
+    ] + known.arguments
     action = _action(words, _FORMS | ({"export": _GPT2} if known.layout == "gpt2" else {}))
     catalog = find_catalog(words[1])
     if known.step is not None:
         catalog = catalog.narrowed(known.step)
     if action == "export":
         return _export(catalog, words[1], Path(words[2]), known)
-    return _list(catalog, as_json=known.json) if action == "list" else _check(catalog, as_json=known.json)
+    return (
+        _list(catalog, as_json=known.json)
+        if action == "list"
+        else _check(catalog, as_json=known.json)
+    )
 
 
 def _step(text: str) -> int:
@@ -82,9 +105,13 @@ def _action(words: Sequence[str], forms: Mapping[str, str]) -> str:
     if len(words) < len(form):
         runs = ", ".join(runs_in(Path("runs"))) if len(words) == 1 else ""
         found = f"; here are: {runs}" if runs else ""
-        raise ConfigError(f"{form[len(words)]} is missing", fix=f"paceline ckpt {forms[words[0]]}{found}")
+        raise ConfigError(
+            f"{form[len(words)]} is missing", fix=f"paceline ckpt {forms[words[0]]}{found}"
+        )
     if len(words) > len(form):
-        raise ConfigError(f"unexpected word {words[len(form)]!r}", fix=f"paceline ckpt {forms[words[0]]}")
+        raise ConfigError(
+            f"unexpected word {words[len(form)]!r}", fix=f"paceline ckpt {forms[words[0]]}"
+        )
     return words[0]
 
 
@@ -95,10 +122,18 @@ def _list(catalog: Catalog, *, as_json: bool) -> int:
     beside = [] if entries and catalog.only is not None else beside
     if as_json:
         found = [_facts(entry) | {"marks": marks[entry.step]} for entry in entries]
-        _print_json({"where": catalog.where, "checkpoints": found, "beside": [item._asdict() for item in beside]})
+        _print_json(
+            {
+                "where": catalog.where,
+                "checkpoints": found,
+                "beside": [item._asdict() for item in beside],
+            }
+        )
     else:
         table = _table(entries, marks) if entries else ["there are no checkpoints here"]
-        below = [f"{_BESIDE[item.kind]}: {item.name} ({human_size(item.size_bytes)})" for item in beside]
+        below = [
+            f"{_BESIDE[item.kind]}: {item.name} ({human_size(item.size_bytes)})" for item in beside
+        ]
         print("\n".join([catalog.where, *table, *below]))
     return 0 if entries else 1
 
@@ -136,11 +171,15 @@ def _export(catalog: Catalog, run: str, out: Path, known: argparse.Namespace) ->
 
 def _exported(catalog: Catalog, run: str, out: Path, known: argparse.Namespace) -> Exported:
     if known.layout not in _LAYOUTS:
-        raise ConfigError(f"there is no layout {known.layout!r}", fix=did_you_mean(known.layout, _LAYOUTS))
+        raise ConfigError(
+            f"there is no layout {known.layout!r}", fix=did_you_mean(known.layout, _LAYOUTS)
+        )
     if known.layout == "safetensors":
         return export_newest(catalog, out, force=known.force)
     if known.force:
-        raise ConfigError("--as gpt2 writes a new folder, with or without --force", fix="leave --force out")
+        raise ConfigError(
+            "--as gpt2 writes a new folder, with or without --force", fix="leave --force out"
+        )
     from paceline.recipes.gpt_export import export_gpt2
 
     return export_gpt2(catalog, run, out)
@@ -151,15 +190,24 @@ def _marks(catalog: Catalog, entries: Sequence[Entry]) -> dict[int, list[str]]:
     manifests = {entry.step: entry.manifest for entry in entries if entry.manifest}
     last = manifests[max(manifests)].config if manifests else {}
     rule = catalog.best or str(last.get("checkpoint.best", ""))
-    best = best_step({step: manifest.metrics for step, manifest in manifests.items()}, rule) if rule else None
+    best = (
+        best_step({step: manifest.metrics for step, manifest in manifests.items()}, rule)
+        if rule
+        else None
+    )
     marked = {"newest": max((entry.step for entry in entries), default=None), "best": best}
-    return {entry.step: [mark for mark, step in marked.items() if step == entry.step] for entry in entries}
+    return {
+        entry.step: [mark for mark, step in marked.items() if step == entry.step]
+        for entry in entries
+    }
 
 
 def _table(entries: Sequence[Entry], marks: Mapping[int, Sequence[str]]) -> list[str]:
     head = ["step", "samples", "size", "ranks", "metrics", "verdict"]
     rows = [head, *(_row(entry, marks[entry.step]) for entry in entries)]
-    step, samples, size, ranks, metrics, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+    step, samples, size, ranks, metrics, _ = (
+        max(map(len, column)) for column in zip(*rows, strict=True)
+    )
     return [
         f"{row[0]:>{step}}  {row[1]:>{samples}}  {row[2]:>{size}}  {row[3]:>{ranks}}  {row[4]:<{metrics}}  {row[5]}"
         for row in rows
@@ -173,7 +221,14 @@ def _row(entry: Entry, marks: Sequence[str]) -> list[str]:
     facts = entry.manifest
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in sorted(facts.metrics.items()))
     ranks = facts.values.get("world_size", "?")
-    return [str(entry.step), f"{facts.samples:,}", human_size(facts.size_bytes), str(ranks), metrics, verdict]
+    return [
+        str(entry.step),
+        f"{facts.samples:,}",
+        human_size(facts.size_bytes),
+        str(ranks),
+        metrics,
+        verdict,
+    ]
 
 
 def _facts(entry: Entry) -> dict[str, Any]:

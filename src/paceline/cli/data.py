@@ -24,7 +24,16 @@ _ELSEWHERE = {
     "get": "fetch a known set: mnist, fashion-mnist, tinyshakespeare",
     "bench": "measure how fast a set is read",
 }
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+}
 _BAR_WIDTH = 24
 _SAY_EVERY_S = 5.0
 _PICTURE_WIDTH = 64
@@ -45,9 +54,15 @@ class _Later(argparse.ArgumentParser):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what can be done, each with its own arguments."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", parser_class=_Later)
-    own = {"pack": (_pack, _add_pack_arguments), "check": (_check, _add_folder), "show": (_show, _add_show_arguments)}
+    own = {
+        "pack": (_pack, _add_pack_arguments),
+        "check": (_check, _add_folder),
+        "show": (_show, _add_show_arguments),
+    }
     for name, (act, add) in own.items():
-        action = actions.add_parser(name, help=act.__doc__, description=act.__doc__, allow_abbrev=False)
+        action = actions.add_parser(
+            name, help=act.__doc__, description=act.__doc__, allow_abbrev=False
+        )
         add(action)
         action.set_defaults(act=act, parser=action)
     for name, help_text in _ELSEWHERE.items():
@@ -60,7 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(known: argparse.Namespace) -> int:
     """Do what was asked."""
     if not hasattr(known, "act"):
-        raise ConfigError("data: what is to be done?", fix="use one of: pack, check, show, get, bench")
+        raise ConfigError(
+            "data: what is to be done?", fix="use one of: pack, check, show, get, bench"
+        )
     if known.arguments:
         word = known.arguments[0]
         options = [one for action in known.parser._actions for one in action.option_strings]  # noqa: SLF001 - no public way
@@ -81,19 +98,39 @@ def _add_folder(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_show_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="SET", help="the folder of a set, or an HDF5 file")
+    parser.add_argument(
+        "folder", type=Path, metavar="SET", help="the folder of a set, or an HDF5 file"
+    )
     parser.add_argument("--json", action="store_true", help="print what is found as JSON")
     parser.add_argument(
-        "--sample", type=_numbers, default=[0], metavar="N,N", help="show these samples (default: 0, the first)"
+        "--sample",
+        type=_numbers,
+        default=[0],
+        metavar="N,N",
+        help="show these samples (default: 0, the first)",
     )
 
 
 def _add_pack_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("input", nargs="+", metavar="INPUT", help="files or a folder: arrays (x.npy, x.npz, image=a.npy label=b.npy), MNIST's IDX files, HDF5, CLASS/x.png, texts, CSV, Parquet")  # fmt: skip
-    add("--to", type=Path, required=True, metavar="FOLDER", help="the folder of the set; it is made")
-    add("--shard", type=_size, default="32MB", metavar="SIZE", help="about how large a shard is (default: %(default)s)")
-    add("--workers", type=int, default=0, metavar="N", help="processes (default: one a core); they change no byte")
+    add(
+        "--to", type=Path, required=True, metavar="FOLDER", help="the folder of the set; it is made"
+    )
+    add(
+        "--shard",
+        type=_size,
+        default="32MB",
+        metavar="SIZE",
+        help="about how large a shard is (default: %(default)s)",
+    )
+    add(
+        "--workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="processes (default: one a core); they change no byte",
+    )
     add("--columns", type=_names, default=(), metavar="A,B", help="only these columns, in this order; else all, a label last")  # fmt: skip
     add("--part", default="", metavar="train|test", help="of MNIST (default: train)")
     add("--size", type=_height_and_width, default=(0, 0), metavar="HxW", help="decode images and bring them to this height and width; else their files are packed as they are")  # fmt: skip
@@ -102,7 +139,9 @@ def _add_pack_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer", default="", metavar="FILE", help="make tokens with this tokenizer.json")
     add("--train-tokenizer", type=int, default=0, metavar="VOCAB", help="train a byte-level BPE tokenizer of so many tokens on the input")  # fmt: skip
     add("--length", type=int, default=0, metavar="T", help="join the texts and cut rows of T+1 elements, the last of which begins the next row; else a row per file")  # fmt: skip
-    add("--force", action="store_true", help="write over a set, or over what another pack has begun")
+    add(
+        "--force", action="store_true", help="write over a set, or over what another pack has begun"
+    )
     add("--json", action="store_true", help="print the result as JSON")
 
 
@@ -126,7 +165,9 @@ def _size(text: str) -> int:
 def _height_and_width(text: str) -> tuple[int, int]:
     sides = text.lower().split("x")
     if len(sides) != 2 or not all(side.isdecimal() and int(side) for side in sides):
-        raise ConfigError(f"--size {text!r} is not a height and a width", fix="give both, as in --size 28x28")
+        raise ConfigError(
+            f"--size {text!r} is not a height and a width", fix="give both, as in --size 28x28"
+        )
     return int(sides[0]), int(sides[1])
 
 
@@ -137,7 +178,10 @@ def _names(text: str) -> tuple[str, ...]:
 def _numbers(text: str) -> list[int]:
     words = text.split(",")
     if not all(word.strip().isdecimal() for word in words):
-        raise ConfigError(f"--sample {text!r} is not a list of samples", fix="give their numbers, as in --sample 0,5")
+        raise ConfigError(
+            f"--sample {text!r} is not a list of samples",
+            fix="give their numbers, as in --sample 0,5",
+        )
     return [int(word) for word in words]
 
 
@@ -148,7 +192,9 @@ def _pack(known: argparse.Namespace) -> int:
     from paceline.data.shards.show import facts_of
 
     if known.workers < 0:
-        raise ConfigError(f"--workers {known.workers} is too few", fix="give 1 or more, or leave it out")
+        raise ConfigError(
+            f"--workers {known.workers} is too few", fix="give 1 or more, or leave it out"
+        )
     options = {name: getattr(known, name) for name in FLAGS}
     request = PackRequest(tuple(known.input), known.shard, **options)
     begun, line = time.monotonic(), _Progress(quiet=known.json)
@@ -162,7 +208,9 @@ def _pack(known: argparse.Namespace) -> int:
         line.clear()
     seconds = time.monotonic() - begun
     if known.json:
-        _print_json({"where": str(known.to)} | dict(facts_of(index)) | {"seconds": round(seconds, 3)})
+        _print_json(
+            {"where": str(known.to)} | dict(facts_of(index)) | {"seconds": round(seconds, 3)}
+        )
     else:
         print(f"{known.to}: {_sentence(facts_of(index))}, in {seconds:.1f} s")
     return 0
@@ -188,7 +236,14 @@ def _check(known: argparse.Namespace) -> int:
     line.clear()
     if known.json:
         problems = [problem._asdict() for problem in verdict.problems]
-        _print_json({"where": str(known.folder), "ok": verdict.ok, "problems": problems, "strays": verdict.strays})
+        _print_json(
+            {
+                "where": str(known.folder),
+                "ok": verdict.ok,
+                "problems": problems,
+                "strays": verdict.strays,
+            }
+        )
         return 0 if verdict.ok else 1
     for problem in verdict.problems:
         print(harmless(f"{known.folder / problem.file}: {problem.what}"))
@@ -213,9 +268,13 @@ def _show_file(known: argparse.Namespace) -> int:
 
     findings = inspect(known.folder)
     if known.json:
-        _print_json({"where": str(known.folder), "datasets": [finding.facts() for finding in findings]})
+        _print_json(
+            {"where": str(known.folder), "datasets": [finding.facts() for finding in findings]}
+        )
     else:
-        print("\n".join(harmless(line) for finding in findings for line in str(finding).splitlines()))
+        print(
+            "\n".join(harmless(line) for finding in findings for line in str(finding).splitlines())
+        )
     return 0
 
 
@@ -232,7 +291,9 @@ def _show_set(known: argparse.Namespace) -> int:
         for number, sample in samples.items()
     }
     if known.json:
-        told = {str(number): {one.column: one.words for one in found} for number, found in looks.items()}
+        told = {
+            str(number): {one.column: one.words for one in found} for number, found in looks.items()
+        }
         _print_json({"where": str(known.folder)} | dict(facts) | {"shown": told})
         return 0
     width = shutil.get_terminal_size().columns
@@ -250,7 +311,10 @@ def _summary(folder: Path, facts: Mapping[str, Any], width: int) -> list[str]:
     for column in facts["columns"]:
         shape = "of varying length" if column["varying"] else str(column["shape"] or "")
         lines.append(f"  {harmless(column['name']):<{longest}}  {column['type']} {shape}".rstrip())
-    about = (f"  {name}: {json.dumps(value, ensure_ascii=False)}" for name, value in facts["about"].items())
+    about = (
+        f"  {name}: {json.dumps(value, ensure_ascii=False)}"
+        for name, value in facts["about"].items()
+    )
     return lines + [fit(line, width) for line in about]
 
 
@@ -261,7 +325,11 @@ def _lines(look: Any, width: int) -> list[str]:
     from paceline.data.shards.show import draw
 
     colours = "none"
-    if sys.stdout.isatty() and os.environ.get("TERM", "") != "dumb" and "NO_COLOR" not in os.environ:
+    if (
+        sys.stdout.isatty()
+        and os.environ.get("TERM", "") != "dumb"
+        and "NO_COLOR" not in os.environ
+    ):
         colours = "24-bit" if os.environ.get("COLORTERM", "") in {"truecolor", "24bit"} else "grey"
     drawn = draw(look.picture, min(_PICTURE_WIDTH, width - 4), colours)  # type: ignore[arg-type]
     return [fit(f"  {look.column}: {look.words}", width), *(f"    {line}" for line in drawn)]

@@ -33,16 +33,49 @@ _MOST_BYTES = 1 << 20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's own arguments."""
     add = parser.add_argument
-    add("script", nargs="?", metavar="JOB.sh", help="a batch script to read for mistakes; with --startup: a script")
-    _add_host_arguments(parser)
-    add("-n", "--ranks", type=int, default=0, help="of each host (default: as many as GPUs or tasks were asked for)")
-    add("--runs", type=Path, default=Path("runs"), metavar="FOLDER", help="where runs will be (default: %(default)s)")
-    add("--quick", action="store_true", help="leave out torch, whose import may take minutes on a cold file system")
-    add("--startup", action="store_true", help="what a start costs: of the script to its first step, or of torch")
     add(
-        "--pack", type=Path, metavar="DIR", help="pack the Python environment into one file, to be unpacked once a node"
+        "script",
+        nargs="?",
+        metavar="JOB.sh",
+        help="a batch script to read for mistakes; with --startup: a script",
     )
-    add("--env", type=Path, metavar="VENV", help="with --pack: the environment (default: the one that runs this)")
+    _add_host_arguments(parser)
+    add(
+        "-n",
+        "--ranks",
+        type=int,
+        default=0,
+        help="of each host (default: as many as GPUs or tasks were asked for)",
+    )
+    add(
+        "--runs",
+        type=Path,
+        default=Path("runs"),
+        metavar="FOLDER",
+        help="where runs will be (default: %(default)s)",
+    )
+    add(
+        "--quick",
+        action="store_true",
+        help="leave out torch, whose import may take minutes on a cold file system",
+    )
+    add(
+        "--startup",
+        action="store_true",
+        help="what a start costs: of the script to its first step, or of torch",
+    )
+    add(
+        "--pack",
+        type=Path,
+        metavar="DIR",
+        help="pack the Python environment into one file, to be unpacked once a node",
+    )
+    add(
+        "--env",
+        type=Path,
+        metavar="VENV",
+        help="with --pack: the environment (default: the one that runs this)",
+    )
     add("--json", action="store_true", help="print what is found as JSON")
 
 
@@ -57,8 +90,19 @@ def _add_host_arguments(parser: argparse.ArgumentParser) -> None:
     )
     meeting = f"without Slurm: where the hosts meet (default: the first one, port {_PORT})"
     add("--rendezvous", default="", metavar="HOST:PORT", help=meeting)
-    add("--node", type=int, metavar="I", help="without Slurm: which of --nodes this one is, if its name does not tell")
-    add("--wait", type=float, default=300.0, metavar="S", help="how long to wait for others (default: %(default)g s)")
+    add(
+        "--node",
+        type=int,
+        metavar="I",
+        help="without Slurm: which of --nodes this one is, if its name does not tell",
+    )
+    add(
+        "--wait",
+        type=float,
+        default=300.0,
+        metavar="S",
+        help="how long to wait for others (default: %(default)g s)",
+    )
 
 
 def main(known: argparse.Namespace) -> int:
@@ -76,7 +120,8 @@ def main(known: argparse.Namespace) -> int:
         return _read_script(Path(known.script), as_json=known.json)
     if known.ranks < 0 or known.wait <= 0:
         raise ConfigError(
-            "-n and --wait must be more than nothing", fix="leave them out, or give them as in -n 4 --wait 60"
+            "-n and --wait must be more than nothing",
+            fix="leave them out, or give them as in -n 4 --wait 60",
         )
     return _look(known)
 
@@ -116,7 +161,9 @@ def _refuse_strange_words(known: argparse.Namespace) -> None:
             fix="do one thing at a time",
         )
     if known.env is not None and known.pack is None:
-        raise ConfigError("--env names what is to be packed, and nothing is", fix="say where to: --pack DIR")
+        raise ConfigError(
+            "--env names what is to be packed, and nothing is", fix="say where to: --pack DIR"
+        )
 
 
 def _read_script(path: Path, *, as_json: bool) -> int:
@@ -133,7 +180,8 @@ def _read_script(path: Path, *, as_json: bool) -> int:
         )
     if len(content) > _MOST_BYTES:
         raise ConfigError(
-            f"{path} is larger than 1 MiB, and no batch script", fix="name the script that sbatch is given"
+            f"{path} is larger than 1 MiB, and no batch script",
+            fix="name the script that sbatch is given",
         )
     text = content.decode(errors="replace")
     found = find_mistakes(text)
@@ -162,7 +210,9 @@ def _look(known: argparse.Namespace) -> int:
         torch = None if known.quick else ask_torch()
         looked = hosts.Looked(examine_here(os.environ, plan.runs, ranks, torch=torch), 1, ranks)
     if isinstance(looked, bool):
-        said = f"{'all is well' if looked else 'there are problems'}: {wanted[0]} shows what was found"
+        said = (
+            f"{'all is well' if looked else 'there are problems'}: {wanted[0]} shows what was found"
+        )
         print(json.dumps({"ok": looked, "shown_on": wanted[0]}) if known.json else said)
         return 0 if looked else 1
     return _show(looked, as_json=known.json)
@@ -173,16 +223,23 @@ def _allocation() -> Allocation | None:
         return allocation_from(os.environ)
     except ConfigError as error:
         raise ConfigError(
-            error.problem, fix="start the doctor once, without srun: it starts its own ranks on all nodes"
+            error.problem,
+            fix="start the doctor once, without srun: it starts its own ranks on all nodes",
         ) from error
 
 
-def _look_by_hand(known: argparse.Namespace, wanted: Sequence[str], plan: hosts.HostPlan) -> hosts.Looked | bool:
+def _look_by_hand(
+    known: argparse.Namespace, wanted: Sequence[str], plan: hosts.HostPlan
+) -> hosts.Looked | bool:
     if len(wanted) < 2:
-        raise ConfigError(f"--nodes {known.nodes} is one host", fix="leave it out to look at this host alone")
+        raise ConfigError(
+            f"--nodes {known.nodes} is one host", fix="leave it out to look at this host alone"
+        )
     meet = split_address(known.rendezvous or f"{wanted[0]}:{_PORT}")
     node = (
-        known.node if known.node is not None else hosts.own_place(wanted, [address for _, address in own_addresses()])
+        known.node
+        if known.node is not None
+        else hosts.own_place(wanted, [address for _, address in own_addresses()])
     )
     if node is None or not 0 <= node < len(wanted):
         raise ConfigError(
@@ -191,7 +248,9 @@ def _look_by_hand(known: argparse.Namespace, wanted: Sequence[str], plan: hosts.
         )
     if node == 0:
         print(
-            f"waiting for {len(wanted) - 1} more: type the same on {', '.join(wanted[1:])}", file=sys.stderr, flush=True
+            f"waiting for {len(wanted) - 1} more: type the same on {', '.join(wanted[1:])}",
+            file=sys.stderr,
+            flush=True,
         )
     return hosts.look_from(node, wanted, meet, plan, os.environ)
 
@@ -208,4 +267,8 @@ def _show(looked: hosts.Looked, *, as_json: bool) -> int:
 
 
 def _print_json(head: dict[str, Any], found: Sequence[Finding]) -> None:
-    print(json.dumps({"ok": all_well(found), **head, "findings": [as_dict(one) for one in found]}, indent=2))
+    print(
+        json.dumps(
+            {"ok": all_well(found), **head, "findings": [as_dict(one) for one in found]}, indent=2
+        )
+    )

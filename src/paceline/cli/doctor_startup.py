@@ -20,7 +20,11 @@ _TOP = 10
 
 def startup(known: argparse.Namespace) -> int:
     """Measure a start, show its ten dearest packages, and judge it."""
-    target = [*script(known.script).words, *known.arguments] if known.script else ["import", "torch", "paceline"]
+    target = (
+        [*script(known.script).words, *known.arguments]
+        if known.script
+        else ["import", "torch", "paceline"]
+    )
     start = measure(target, known.wait)
     found = judge_startup(start)
     if known.json:
@@ -51,7 +55,9 @@ def _table(start: Startup) -> list[str]:
             )
         )
     width = max(len(row[0]) for row in rows)
-    return [f"{name:<{width}}  {took:>8}  {opened:>7}  {calls:>7}" for name, took, opened, calls in rows]
+    return [
+        f"{name:<{width}}  {took:>8}  {opened:>7}  {calls:>7}" for name, took, opened, calls in rows
+    ]
 
 
 def pack(known: argparse.Namespace) -> int:
@@ -72,7 +78,9 @@ def pack(known: argparse.Namespace) -> int:
         }
         print(json.dumps(kept, indent=2))
         return 0
-    print(f"{packed.archive}: {packed.files:,} files, {human_size(packed.size_bytes)}, in one\n\n{snippet(packed)}")
+    print(
+        f"{packed.archive}: {packed.files:,} files, {human_size(packed.size_bytes)}, in one\n\n{snippet(packed)}"
+    )
     for path in packed.outside:
         print(f"note: {path} is only pointed to, and stays where it is")
     print(f"note: Python itself stays where it is: {packed.python}")

@@ -35,8 +35,12 @@ _INNERMOST = 6
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's own arguments."""
     add_run_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print all that is known, as JSON (docs/hang.md)")
-    parser.add_argument("--stacks", action="store_true", help="show every thread of every rank, whole")
+    parser.add_argument(
+        "--json", action="store_true", help="print all that is known, as JSON (docs/hang.md)"
+    )
+    parser.add_argument(
+        "--stacks", action="store_true", help="show every thread of every rank, whole"
+    )
 
 
 def main(known: argparse.Namespace) -> int:
@@ -49,7 +53,12 @@ def main(known: argparse.Namespace) -> int:
     if known.json:
         print(json.dumps(_facts(target, records, verdict, page, alive=alive), indent=2))
     else:
-        say([verdict.sentence, *(line for record in records for line in _lines(record, whole=known.stacks))])
+        say(
+            [
+                verdict.sentence,
+                *(line for record in records for line in _lines(record, whole=known.stacks)),
+            ]
+        )
         say(["", *page.text().splitlines()] if page else [])
     return 1 if verdict.found or page else 0
 
@@ -60,7 +69,9 @@ def _ask(folder: RunDir) -> list[RankReport]:
     with contextlib.suppress(OSError):  # the folder of another user: what is there must do
         os.close(os.open(folder.alarm, os.O_WRONLY | os.O_CREAT, 0o600))
         os.utime(folder.alarm)
-        while any(record.time_s < asked for record in read_all(folder)) and time.monotonic() < limit:
+        while (
+            any(record.time_s < asked for record in read_all(folder)) and time.monotonic() < limit
+        ):
             time.sleep(_LOOK_S)
     return read_all(folder)
 
@@ -75,7 +86,12 @@ def _verdict(records: Sequence[RankReport]) -> HangVerdict:
 
 
 def _facts(
-    target: NamedRun, records: Sequence[RankReport], verdict: HangVerdict, page: Page | None, *, alive: bool
+    target: NamedRun,
+    records: Sequence[RankReport],
+    verdict: HangVerdict,
+    page: Page | None,
+    *,
+    alive: bool,
 ) -> dict[str, Any]:
     return {
         "run": str(target.folder.root.absolute()),
@@ -94,7 +110,9 @@ def _lines(record: RankReport, *, whole: bool) -> list[str]:
     if record.collectives:
         last = record.collectives[-1]
         lines.append(f"  last collective: {last.called}, {'done' if last.done else 'not done'}")
-    for stack in record.stacks if whole else [stack for stack in record.stacks if stack.thread == MAIN]:
+    for stack in (
+        record.stacks if whole else [stack for stack in record.stacks if stack.thread == MAIN]
+    ):
         lines.append(f"  {stack.thread}")
         shown = stack.places if whole else stack.places[-_INNERMOST:]
         lines += [f"    {place.function} at {place.file}:{place.line}" for place in shown]

@@ -20,7 +20,9 @@ HELP = "my submitted runs, one line each across requeues: state, step, loss, tim
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's own arguments."""
-    parser.add_argument("--all", action="store_true", help="also those that were over more than a day ago")
+    parser.add_argument(
+        "--all", action="store_true", help="also those that were over more than a day ago"
+    )
     parser.add_argument("--json", action="store_true", help="print what is known as JSON")
 
 

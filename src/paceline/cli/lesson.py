@@ -19,27 +19,39 @@ HELP = "the course: every lesson of distributed training, on this machine"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's own arguments."""
-    parser.add_argument("number", nargs="?", default="", metavar="N", help="which lesson (default: list them)")
+    parser.add_argument(
+        "number", nargs="?", default="", metavar="N", help="which lesson (default: list them)"
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--show", action="store_true", help="show it, and do not run it")
-    what.add_argument("--try", dest="attempt", action="store_true", help="write its exercise into this folder")
-    what.add_argument("--check", action="store_true", help="run and grade the exercise in this folder")
+    what.add_argument(
+        "--try", dest="attempt", action="store_true", help="write its exercise into this folder"
+    )
+    what.add_argument(
+        "--check", action="store_true", help="run and grade the exercise in this folder"
+    )
     parser.add_argument("--json", action="store_true", help="the list, or the grade, as JSON")
 
 
 def main(known: argparse.Namespace) -> int:
     """List, or show and run; exit with the code of the first command that failed."""
     if known.arguments:
-        raise ConfigError(f"unexpected word {known.arguments[0]!r}", fix="see `paceline lesson --help`")
+        raise ConfigError(
+            f"unexpected word {known.arguments[0]!r}", fix="see `paceline lesson --help`"
+        )
     if not known.number:
         if known.attempt or known.check or known.show:
-            raise ConfigError("which lesson?", fix="give its number; `paceline lesson` marks those with an exercise")
+            raise ConfigError(
+                "which lesson?",
+                fix="give its number; `paceline lesson` marks those with an exercise",
+            )
         _list(as_json=known.json)
         return 0
     lesson = find_lesson(known.number)
     if known.json and not known.check:
         raise ConfigError(
-            "what of a lesson is to be JSON?", fix="give --check, or --json without a number for the list"
+            "what of a lesson is to be JSON?",
+            fix="give --check, or --json without a number for the list",
         )
     if known.attempt:
         return _try(exercise_of(lesson))
@@ -66,8 +78,12 @@ def _list(*, as_json: bool) -> None:
         print(json.dumps({"lessons": facts}, indent=2))
         return
     for one in lessons:
-        print(f"{one.number:3}  {one.seconds:3} s  {one.title}{'  *' if one.number in tried else ''}")
-    print("\n`paceline lesson 4` shows and runs one, in this folder; `--show` only shows it. Times are of 2 cores.")
+        print(
+            f"{one.number:3}  {one.seconds:3} s  {one.title}{'  *' if one.number in tried else ''}"
+        )
+    print(
+        "\n`paceline lesson 4` shows and runs one, in this folder; `--show` only shows it. Times are of 2 cores."
+    )
     print(
         "* has an exercise: `paceline lesson 4 --try` writes it into this folder, `--check` grades what you made of it"
     )
@@ -79,7 +95,9 @@ def _try(exercise: Exercise) -> int:
     try:
         file.touch(mode=0o600, exist_ok=False)
     except FileExistsError:
-        print(f"{file} is here already, and stays as it is. To start over, remove it and say --try again.\n")
+        print(
+            f"{file} is here already, and stays as it is. To start over, remove it and say --try again.\n"
+        )
     else:
         write_whole(file, exercise.source.encode())
     print(f"Lesson {number}: {exercise.lesson.title}\n\n{exercise.task}\n")
@@ -91,7 +109,9 @@ def _check(exercise: Exercise, *, as_json: bool) -> int:
     """Grade the copy; exit with 1 if it is not right yet."""
     file, number = Path(exercise.name), exercise.lesson.number
     if not file.is_file():
-        raise ConfigError(f"there is no {file} here", fix=f"begin with `paceline lesson {number} --try`")
+        raise ConfigError(
+            f"there is no {file} here", fix=f"begin with `paceline lesson {number} --try`"
+        )
     found = grade(exercise, file.absolute())
     if as_json:
         print(json.dumps({"lesson": number, "passed": found.passed, "hint": found.hint}))
@@ -111,7 +131,10 @@ def _run(lesson: Lesson) -> int:
         code = play(command, Path.cwd())
         if line in lesson.failing:
             code = 0 if code else 1
-            print("it was meant to fail" if code == 0 else "it was meant to fail, and did not", flush=True)
+            print(
+                "it was meant to fail" if code == 0 else "it was meant to fail, and did not",
+                flush=True,
+            )
         if code:
             print(f"it ended with exit code {code}", file=sys.stderr)
             return code

@@ -82,7 +82,9 @@ def run_verb(words: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains again when it flushes
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # else Python complains again when it flushes
         return 1
     except KeyboardInterrupt:
         print("interrupted; all ranks were ended", file=sys.stderr)
@@ -99,7 +101,9 @@ def _dispatch(words: Sequence[str]) -> int:
     ours, theirs = split_words(words)
     known, rest = parser.parse_known_args(ours)
     if not hasattr(known, "verb"):
-        parser.error(f"there is no option {rest[0]!r}\n  fix: {did_you_mean(rest[0], ['--help', '--version'])}")
+        parser.error(
+            f"there is no option {rest[0]!r}\n  fix: {did_you_mean(rest[0], ['--help', '--version'])}"
+        )
     known.arguments = [*rest, *theirs]
     verb: Verb = known.verb
     return verb(known)
@@ -118,7 +122,9 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all verbs."""
     parser = argparse.ArgumentParser(
-        prog="paceline", description="One training, any number of processes, the same bits.", epilog=_EPILOG
+        prog="paceline",
+        description="One training, any number of processes, the same bits.",
+        epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"paceline {VERSION}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB")

@@ -23,8 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a script, or the name of a recipe; words after it are its own. Or a folder that ranks of several nodes have "
         "filled, started in any way with profile.to=FOLDER: then it is only read",
     )
-    parser.add_argument("-n", "--ranks", type=int, default=1, help="number of ranks on this machine (default 1)")
-    parser.add_argument("--skip", type=int, default=5, help="steps before, which warm up (default 5)")
+    parser.add_argument(
+        "-n", "--ranks", type=int, default=1, help="number of ranks on this machine (default 1)"
+    )
+    parser.add_argument(
+        "--skip", type=int, default=5, help="steps before, which warm up (default 5)"
+    )
     parser.add_argument("--steps", type=int, default=5, help="steps that are measured (default 5)")
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
 
@@ -33,7 +37,8 @@ def main(known: argparse.Namespace) -> int:
     """Profile, and say what was found."""
     if min(known.skip, known.steps) < 1:
         raise ConfigError(
-            "a profile needs a step before it and one of its own", fix="give --skip and --steps 1 or more"
+            "a profile needs a step before it and one of its own",
+            fix="give --skip and --steps 1 or more",
         )
     folder = Path(known.script)
     if folder.is_dir():

@@ -19,20 +19,28 @@ _OPTIONS = ("--to", "--runs", "--json")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's own arguments."""
-    parser.add_argument("names", nargs="*", metavar="RUN", help="names or folders of runs, or ids of jobs")
-    parser.add_argument("--runs", default="runs", metavar="FOLDER", help="where runs are (default: runs)")
+    parser.add_argument(
+        "names", nargs="*", metavar="RUN", help="names or folders of runs, or ids of jobs"
+    )
+    parser.add_argument(
+        "--runs", default="runs", metavar="FOLDER", help="where runs are (default: runs)"
+    )
     parser.add_argument(
         "--to",
         metavar="FILE",
         help="the file to write (default: report.html in the run's folder; of several, beside the first)",
     )
-    parser.add_argument("--json", action="store_true", help="print the same facts as JSON, and write no file")
+    parser.add_argument(
+        "--json", action="store_true", help="print the same facts as JSON, and write no file"
+    )
 
 
 def main(known: argparse.Namespace) -> int:
     """Write the page, or print the facts."""
     targets = _targets(known)
-    from paceline.report.page.page_data import facts_of  # with NumPy, which other verbs need not wait for
+    from paceline.report.page.page_data import (
+        facts_of,
+    )  # with NumPy, which other verbs need not wait for
 
     facts = facts_of(targets)
     if known.json:

@@ -41,7 +41,9 @@ HERE = NodePlace()
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's own arguments."""
-    parser.add_argument("script", help="the script; words after it are its own, and so is everything after --")
+    parser.add_argument(
+        "script", help="the script; words after it are its own, and so is everything after --"
+    )
     add_launch_arguments(parser)
     add_host_arguments(parser)
 
@@ -61,18 +63,27 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"start again after so many failures without progress in between (default: {DEFAULT_RESTARTS} once a checkpoint is saved)",
     )
     parser.add_argument(
-        "--stop-after", default="", metavar="TIME", help="save and leave in time with exit code 75: 30m, 2h, HH:MM:SS"
+        "--stop-after",
+        default="",
+        metavar="TIME",
+        help="save and leave in time with exit code 75: 30m, 2h, HH:MM:SS",
     )
 
 
 def add_host_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments for several hosts without a scheduler."""
     parser.add_argument(
-        "--nodes", type=int, default=1, help="hosts on which this same command is typed, each with -n ranks"
+        "--nodes",
+        type=int,
+        default=1,
+        help="hosts on which this same command is typed, each with -n ranks",
     )
     parser.add_argument("--node", type=int, help="with --nodes: which host this is, from 0 on")
     parser.add_argument(
-        "--rendezvous", default="", metavar="HOST:PORT", help="with --nodes: where the hosts meet, an address of node 0"
+        "--rendezvous",
+        default="",
+        metavar="HOST:PORT",
+        help="with --nodes: where the hosts meet, an address of node 0",
     )
 
 
@@ -83,20 +94,34 @@ def main(known: argparse.Namespace) -> int:
 
 
 def start(
-    target: Program, known: argparse.Namespace, place: NodePlace = HERE, screen: TextIO | None = sys.stdout
+    target: Program,
+    known: argparse.Namespace,
+    place: NodePlace = HERE,
+    screen: TextIO | None = sys.stdout,
 ) -> int:
     """Launch and, if a rank failed, say which and why; return the exit code. Ranks speak on the screen, if there is one."""
     allocation = allocation_from(os.environ) if place.nodes == 1 else None
     fewest, ranks = ranks_from(known.ranks or str(allocation.ranks_per_node if allocation else 1))
     if known.max_restarts is not None and known.max_restarts < 0:
-        raise ConfigError(f"--max-restarts {known.max_restarts} is negative", fix="give 0 for no restart")
+        raise ConfigError(
+            f"--max-restarts {known.max_restarts} is negative", fix="give 0 for no restart"
+        )
     if fewest and place.nodes > 1:
         raise ConfigError(
             f"-n {known.ranks} may go on with fewer ranks, which several hosts cannot agree on",
             fix=f"give one number, the same on every host: -n {ranks}",
         )
     deadline_s = time.time() + seconds_from(known.stop_after) if known.stop_after else math.inf
-    spec = LaunchSpec(target, ranks, tuple(known.arguments), {}, deadline_s, place.node, place.nodes, place.address)
+    spec = LaunchSpec(
+        target,
+        ranks,
+        tuple(known.arguments),
+        {},
+        deadline_s,
+        place.node,
+        place.nodes,
+        place.address,
+    )
     _see_that_it_is_free(spec)
     begin = launch if allocation is None or allocation.here else partial(launch_on, allocation)
     restarts = Restarts(_most_restarts(known, spec), fewest)
@@ -111,10 +136,16 @@ def _begin_and_tell(begin: Begin, spec: LaunchSpec, **given: Any) -> Failure | N
     """Run the ranks to their end; a failure leaves a page in the run's folder, and its last lines with the message."""
     killed = killed_for_memory()
     failure = begin(spec, **given)
-    if failure is None or failure.exit_code == STOPPED or not Path(failure.run or "/nowhere").is_dir():
+    if (
+        failure is None
+        or failure.exit_code == STOPPED
+        or not Path(failure.run or "/nowhere").is_dir()
+    ):
         return failure
     if killed_for_memory() > killed:
-        failure = replace(failure, how=f"{failure.how}: the machine, or its share of it, ran out of memory")
+        failure = replace(
+            failure, how=f"{failure.how}: the machine, or its share of it, ran out of memory"
+        )
     page = page_of_launch(failure, shlex.join(["paceline", *sys.argv[1:]]))
     leave(page)
     return replace(failure, message="\n".join([failure.message, "", *page.last_lines()]))
@@ -160,7 +191,10 @@ def ranks_from(text: str) -> tuple[int, int]:
     """
     found = re.fullmatch(r"(?:(\d+):)?(-?\d+)", text)
     if not found or (found[1] and not 1 <= int(found[1]) <= int(found[2])):
-        raise ConfigError(f"-n {text!r} is not a number of ranks", fix="give one, as in -n 4, or a range, as in -n 2:4")
+        raise ConfigError(
+            f"-n {text!r} is not a number of ranks",
+            fix="give one, as in -n 4, or a range, as in -n 2:4",
+        )
     return int(found[1] or 0), int(found[2])
 
 

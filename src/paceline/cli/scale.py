@@ -16,7 +16,9 @@ from paceline.measure.scaling_report import describe, plot_of, to_html, to_markd
 from paceline.measure.scaling_store import read_studies, write_studies
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
 
-HELP = "speed-up and efficiency at several world sizes, and the report that computing centres ask for"
+HELP = (
+    "speed-up and efficiency at several world sizes, and the report that computing centres ask for"
+)
 
 _ELSEWHERE = "give another folder with --to"
 
@@ -24,14 +26,26 @@ _ELSEWHERE = "give another folder with --to"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's own arguments."""
     parser.add_argument("script", help="a script, or the name of a recipe")
-    parser.add_argument("--worlds", default="1,2,4", help="numbers of ranks; all are compared with the smallest")
     parser.add_argument(
-        "--weak", action="store_true", help="let batch.global_size and batch.lanes grow with the ranks (weak scaling)"
+        "--worlds", default="1,2,4", help="numbers of ranks; all are compared with the smallest"
     )
-    parser.add_argument("--rounds", type=int, default=3, help="how often each size is run (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=40, help="steps that are timed in a run (default: %(default)s)")
-    parser.add_argument("--warmup", type=int, default=10, help="steps before them (default: %(default)s)")
-    parser.add_argument("--to", default="", metavar="FOLDER", help="where the results go (default: runs/NAME)")
+    parser.add_argument(
+        "--weak",
+        action="store_true",
+        help="let batch.global_size and batch.lanes grow with the ranks (weak scaling)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="how often each size is run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=40, help="steps that are timed in a run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--warmup", type=int, default=10, help="steps before them (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--to", default="", metavar="FOLDER", help="where the results go (default: runs/NAME)"
+    )
     parser.add_argument("--json", action="store_true", help="print the study as JSON")
 
 
@@ -39,7 +53,10 @@ def main(known: argparse.Namespace) -> int:
     """Run the study, show it, and write it down."""
     for name, least in (("rounds", 1), ("steps", 1), ("warmup", 0)):
         if getattr(known, name) < least:
-            raise ConfigError(f"--{name} {getattr(known, name)} is too small", fix=f"give --{name} {least} or more")
+            raise ConfigError(
+                f"--{name} {getattr(known, name)} is too small",
+                fix=f"give --{name} {least} or more",
+            )
     study = Study(
         target(known.script),
         tuple(known.arguments),

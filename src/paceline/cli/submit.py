@@ -25,7 +25,9 @@ _FROM_PROFILE = ("account", "partition", "qos", "constraint", "launcher")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's own arguments."""
-    parser.add_argument("script", help="a script, or the name of a recipe; words after it are its own")
+    parser.add_argument(
+        "script", help="a script, or the name of a recipe; words after it are its own"
+    )
     parser.add_argument(
         "--cluster",
         default="",
@@ -34,22 +36,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--nodes", type=int, default=1, help="how many nodes")
     parser.add_argument(
-        "--gpus-per-node", type=int, help="GPUs of each node, one rank for each; default: the profile's"
-    )
-    parser.add_argument("--ranks-per-node", type=int, default=0, help="ranks of each node, where there are no GPUs")
-    parser.add_argument(
-        "--time", default="01:00:00", help="time limit of a job: HH:MM:SS; a longer training is requeued"
+        "--gpus-per-node",
+        type=int,
+        help="GPUs of each node, one rank for each; default: the profile's",
     )
     parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="a chain of N jobs, for sites that forbid requeueing"
+        "--ranks-per-node", type=int, default=0, help="ranks of each node, where there are no GPUs"
     )
     parser.add_argument(
-        "--launcher", choices=["srun", "torchrun"], help="one task per rank by srun, or one elastic agent per node"
+        "--time",
+        default="01:00:00",
+        help="time limit of a job: HH:MM:SS; a longer training is requeued",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="a chain of N jobs, for sites that forbid requeueing",
+    )
+    parser.add_argument(
+        "--launcher",
+        choices=["srun", "torchrun"],
+        help="one task per rank by srun, or one elastic agent per node",
     )
     for name in _FROM_PROFILE[:4]:
         parser.add_argument(f"--{name}", help=f"{name}, instead of the profile's")
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--print", action="store_true", dest="only_print", help="show the batch script, and do nothing")
+    shown.add_argument(
+        "--print",
+        action="store_true",
+        dest="only_print",
+        help="show the batch script, and do nothing",
+    )
     shown.add_argument("--json", action="store_true", help="print what was submitted as JSON")
 
 
@@ -63,13 +82,21 @@ def main(known: argparse.Namespace) -> int:
     if known.only_print:
         return 0
     found = submit(prepared)
-    print(json.dumps({"jobs": [asdict(one) for one in found]}, indent=2) if known.json else _told(prepared, found))
+    print(
+        json.dumps({"jobs": [asdict(one) for one in found]}, indent=2)
+        if known.json
+        else _told(prepared, found)
+    )
     return 0
 
 
 def _request(known: argparse.Namespace) -> SubmitRequest:
-    profile = load_profile(known.cluster or os.environ.get("PACELINE_CLUSTER") or "generic", profile_folder(os.environ))
-    given = {name: getattr(known, name) for name in _FROM_PROFILE if getattr(known, name) is not None}
+    profile = load_profile(
+        known.cluster or os.environ.get("PACELINE_CLUSTER") or "generic", profile_folder(os.environ)
+    )
+    given = {
+        name: getattr(known, name) for name in _FROM_PROFILE if getattr(known, name) is not None
+    }
     profile = replace(profile, **given, requeue=profile.requeue and known.jobs == 1)
     return SubmitRequest(
         target=target(known.script),

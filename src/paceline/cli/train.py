@@ -15,11 +15,17 @@ HELP = "train a built-in recipe right now: " + ", ".join(RECIPES)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's own arguments."""
     parser.add_argument(
-        "recipe", nargs="?", default="", help="; ".join(f"{name}: {what}" for name, what in RECIPES.items())
+        "recipe",
+        nargs="?",
+        default="",
+        help="; ".join(f"{name}: {what}" for name, what in RECIPES.items()),
     )
     add_launch_arguments(parser)
     parser.add_argument(
-        "-h", "--help", action="store_true", help="show the recipe's settings, or this text without a recipe"
+        "-h",
+        "--help",
+        action="store_true",
+        help="show the recipe's settings, or this text without a recipe",
     )
     parser.set_defaults(show_help=parser.print_help)
 
@@ -37,5 +43,8 @@ def main(known: argparse.Namespace) -> int:
 def recipe(name: str) -> Program:
     """Return the target for a recipe, or say which there are."""
     if name not in RECIPES:
-        raise ConfigError(f"there is no recipe {name!r}" if name else "which recipe?", fix=did_you_mean(name, RECIPES))
+        raise ConfigError(
+            f"there is no recipe {name!r}" if name else "which recipe?",
+            fix=did_you_mean(name, RECIPES),
+        )
     return module(name, f"paceline.recipes.{name}")

@@ -21,7 +21,11 @@ HELP = "the same bits at every world size? else the first step and tensor that d
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's own arguments."""
     parser.add_argument("script", help="a script, or the name of a recipe")
-    parser.add_argument("--worlds", default="1,2,3,4", help="numbers of ranks to compare; the first is the reference")
+    parser.add_argument(
+        "--worlds",
+        default="1,2,3,4",
+        help="numbers of ranks to compare; the first is the reference",
+    )
     parser.add_argument("--steps", type=int, default=8, help="steps to compare")
     parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
 
@@ -29,9 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(known: argparse.Namespace) -> int:
     """Compare, and exit with 0 for the same bits, 1 for a difference."""
     if known.steps < 1:
-        raise ConfigError(f"--steps {known.steps} compares nothing", fix="compare at least one step: --steps 1")
+        raise ConfigError(
+            f"--steps {known.steps} compares nothing", fix="compare at least one step: --steps 1"
+        )
     verdict: VerifyResult = verify(
-        target(known.script), worlds_from(known.worlds), known.steps, tuple(known.arguments), progress(quiet=known.json)
+        target(known.script),
+        worlds_from(known.worlds),
+        known.steps,
+        tuple(known.arguments),
+        progress(quiet=known.json),
     )
     print(json.dumps(as_dict(verdict), indent=2) if known.json else describe(verdict))
     return 0 if verdict.same else 1
@@ -49,9 +59,14 @@ def worlds_from(text: str) -> list[int]:
     [1, 2, 4]
     """
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) > 0 for word in words) or len(words) < 2 or len(set(words)) < len(words):
+    if (
+        not all(word.isdecimal() and int(word) > 0 for word in words)
+        or len(words) < 2
+        or len(set(words)) < len(words)
+    ):
         raise ConfigError(
-            f"--worlds {text!r} is not a list of world sizes", fix="give at least two, such as --worlds 1,2,4"
+            f"--worlds {text!r} is not a list of world sizes",
+            fix="give at least two, such as --worlds 1,2,4",
         )
     return [int(word) for word in words]
 

@@ -24,17 +24,26 @@ _ALL_LINES = 1000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's own arguments."""
     add_run_argument(parser)
-    parser.add_argument("--once", action="store_true", help="show it once, as is done where there is no terminal")
+    parser.add_argument(
+        "--once", action="store_true", help="show it once, as is done where there is no terminal"
+    )
     parser.add_argument("--json", action="store_true", help="print what is known once, as JSON")
     parser.add_argument(
-        "--every", default="2", metavar="SECONDS", help="how often to look (default: 2; at the queue every 10 at most)"
+        "--every",
+        default="2",
+        metavar="SECONDS",
+        help="how often to look (default: 2; at the queue every 10 at most)",
     )
 
 
 def add_run_argument(parser: argparse.ArgumentParser) -> None:
     """Declare how a run is named, for every verb that takes one."""
-    parser.add_argument("run", nargs="?", metavar="RUN|JOBID", help="a run's name or folder, or the id of a job")
-    parser.add_argument("--runs", default="runs", metavar="FOLDER", help="where runs are (default: runs)")
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN|JOBID", help="a run's name or folder, or the id of a job"
+    )
+    parser.add_argument(
+        "--runs", default="runs", metavar="FOLDER", help="where runs are (default: runs)"
+    )
 
 
 def named_run(known: argparse.Namespace, options: tuple[str, ...]) -> str:
@@ -44,13 +53,19 @@ def named_run(known: argparse.Namespace, options: tuple[str, ...]) -> str:
             raise ConfigError(f"there is no option {word}", fix=did_you_mean(word, options))
         raise ConfigError(f"unexpected word {word!r}", fix="name one run, or one job")
     if not known.run:
-        raise ConfigError("which run?", fix="name a run, its folder or a job; `paceline jobs` lists those submitted")
+        raise ConfigError(
+            "which run?",
+            fix="name a run, its folder or a job; `paceline jobs` lists those submitted",
+        )
     return str(known.run)
 
 
 def main(known: argparse.Namespace) -> int:
     """Show the run, once or until it is over."""
-    word, every_s = named_run(known, ("--once", "--json", "--every", "--runs")), _seconds(known.every)
+    word, every_s = (
+        named_run(known, ("--once", "--json", "--every", "--runs")),
+        _seconds(known.every),
+    )
     lookout = Lookout(find_run(word, Path(known.runs)))
     if known.json:
         print(json.dumps(lookout.look().facts(), indent=2))
@@ -67,7 +82,9 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not _SHORTEST_S <= seconds <= 3600:
-        raise ConfigError(f"--every {text} is no interval", fix=f"give seconds, {_SHORTEST_S} to 3600")
+        raise ConfigError(
+            f"--every {text} is no interval", fix=f"give seconds, {_SHORTEST_S} to 3600"
+        )
     return seconds
 
 

@@ -27,7 +27,9 @@ from paceline.world.hostlist import expand_hostlist
 _LOOK_S = 0.2
 _HOPELESS = {2, 3}  # exit codes of mistakes that would only come again
 # What a shell inside a step, or sbatch, has been told of its own tasks would be taken for ours.
-_NOT_OURS = re.compile(r"SLURM_(NTASKS|NPROCS|TASKS_PER_NODE|NTASKS_PER_NODE|CPU_BIND|DISTRIBUTION|STEP_|STEPID)")
+_NOT_OURS = re.compile(
+    r"SLURM_(NTASKS|NPROCS|TASKS_PER_NODE|NTASKS_PER_NODE|CPU_BIND|DISTRIBUTION|STEP_|STEPID)"
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,12 @@ def allocation_from(env: Mapping[str, str]) -> Allocation | None:
             fix="start it once, without srun: `paceline run SCRIPT`; or let srun start the ranks: `srun python SCRIPT`",
         )
     hosts = tuple(expand_hostlist(nodes))
-    wanted = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+    wanted = (
+        "SLURM_GPUS_ON_NODE",
+        "SLURM_GPUS_PER_NODE",
+        "SLURM_NTASKS_PER_NODE",
+        "SLURM_TASKS_PER_NODE",
+    )
     ranks = next((number for name in wanted if (number := _first_number(env.get(name, "")))), 1)
     here = len(hosts) == 1 and env.get("SLURMD_NODENAME") == hosts[0]
     return Allocation(hosts, ranks, here, _first_number(env.get("SLURM_JOB_CPUS_PER_NODE", "")))
@@ -85,13 +92,23 @@ def _first_number(text: str) -> int:
     return int(found[1]) if found else 0
 
 
-def launch_on(allocation: Allocation, spec: LaunchSpec, screen: TextIO | None, signals: StopSignals) -> Failure | None:
+def launch_on(
+    allocation: Allocation, spec: LaunchSpec, screen: TextIO | None, signals: StopSignals
+) -> Failure | None:
     """Run the ranks on all nodes to their end; return why they ended, if not because they were done."""
     slurm.require("srun")
     with _shared_folder() as folder, signals:
         words = allocation.srun_words(spec.ranks)
         process = subprocess.Popen(
-            [*words, sys.executable, "-u", "-m", "paceline.launch.rank_srun", *spec.target.words, *spec.arguments],
+            [
+                *words,
+                sys.executable,
+                "-u",
+                "-m",
+                "paceline.launch.rank_srun",
+                *spec.target.words,
+                *spec.arguments,
+            ],
             env=_environment(spec, folder),
             stdin=subprocess.DEVNULL,
             stdout=screen,
@@ -121,7 +138,13 @@ def _outcome(code: int, folder: Path, signals: StopSignals) -> Failure | None:
     if signals.first == signal.SIGINT:
         raise KeyboardInterrupt
     code = 128 - code if code < 0 else code
-    return Failure(-1, code, f"the ranks failed with exit code {code}; why is said above", code in _HOPELESS, progress)
+    return Failure(
+        -1,
+        code,
+        f"the ranks failed with exit code {code}; why is said above",
+        code in _HOPELESS,
+        progress,
+    )
 
 
 def _environment(spec: LaunchSpec, folder: Path) -> dict[str, str]:

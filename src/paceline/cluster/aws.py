@@ -22,7 +22,11 @@ QUEUE = "train"
 """Where every node sees the same files; runs go there."""
 
 _USUAL_GIB: dict[Storage, int] = {"fsx-lustre": 1200, "efs": 0, "ebs": 500}
-_CAPACITY_TYPE: dict[Capacity, str] = {"ondemand": "ONDEMAND", "spot": "SPOT", "block": "CAPACITY_BLOCK"}
+_CAPACITY_TYPE: dict[Capacity, str] = {
+    "ondemand": "ONDEMAND",
+    "spot": "SPOT",
+    "block": "CAPACITY_BLOCK",
+}
 
 
 class Instance(NamedTuple):
@@ -44,12 +48,21 @@ KNOWN = {
     **dict.fromkeys(("p5.48xlarge", "p5e.48xlarge", "p5en.48xlarge"), Instance(8, efa=True)),
     **dict.fromkeys(("p6-b200.48xlarge", "p6-b300.48xlarge"), Instance(8, efa=True)),
     "p5.4xlarge": Instance(1, efa=True),
-    **{f"{family}.{size}": facts for family in ("g5", "g6", "g6e") for size, facts in _SIZES.items()},
+    **{
+        f"{family}.{size}": facts
+        for family in ("g5", "g6", "g6e")
+        for size, facts in _SIZES.items()
+    },
     **dict.fromkeys(("g4dn.xlarge", "g4dn.2xlarge", "g4dn.4xlarge"), Instance(1, efa=False)),
     "g4dn.12xlarge": Instance(4, efa=True),
     "g4dn.metal": Instance(8, efa=True),
-    **dict.fromkeys(("c5n.9xlarge", "c5n.18xlarge", "c6in.32xlarge", "c7i.48xlarge"), Instance(0, efa=True)),
-    **dict.fromkeys(("hpc6a.48xlarge", "hpc6id.32xlarge", "hpc7a.96xlarge", "hpc8a.96xlarge"), Instance(0, efa=True)),
+    **dict.fromkeys(
+        ("c5n.9xlarge", "c5n.18xlarge", "c6in.32xlarge", "c7i.48xlarge"), Instance(0, efa=True)
+    ),
+    **dict.fromkeys(
+        ("hpc6a.48xlarge", "hpc6id.32xlarge", "hpc7a.96xlarge", "hpc8a.96xlarge"),
+        Instance(0, efa=True),
+    ),
 }
 """Machines of which we know the number of GPUs, and whether they have EFA, AWS's fast network."""
 
@@ -102,22 +115,49 @@ class AwsCluster:
 
     def _check_choices(self) -> None:
         choices = {"--storage": Storage, "--capacity": Capacity, "--efa": Efa, "--os": System}
-        given = {"--storage": self.storage, "--capacity": self.capacity, "--efa": self.efa, "--os": self.system}
+        given = {
+            "--storage": self.storage,
+            "--capacity": self.capacity,
+            "--efa": self.efa,
+            "--os": self.system,
+        }
         for flag, word in given.items():
             if word not in get_args(choices[flag]):
-                raise ConfigError(f"{flag} {word!r} is not known", fix=did_you_mean(word, get_args(choices[flag])))
+                raise ConfigError(
+                    f"{flag} {word!r} is not known", fix=did_you_mean(word, get_args(choices[flag]))
+                )
 
     def _check_names(self) -> None:
         _match("--region", self.region, r"[a-z]{2}(-[a-z]+){1,2}-[0-9]", "as in --region eu-west-1")
         of = f"describe-subnets --region {self.region}"
         _match("--subnet", self.subnet, _id("subnet"), f"`aws ec2 {of}` lists yours")
-        _match("--head-subnet", self.head_subnet or self.subnet, _id("subnet"), f"`aws ec2 {of}` lists yours")
-        _match("--key", self.key, r"[ -~]{1,255}", f"`aws ec2 describe-key-pairs --region {self.region}` lists yours")
+        _match(
+            "--head-subnet",
+            self.head_subnet or self.subnet,
+            _id("subnet"),
+            f"`aws ec2 {of}` lists yours",
+        )
+        _match(
+            "--key",
+            self.key,
+            r"[ -~]{1,255}",
+            f"`aws ec2 describe-key-pairs --region {self.region}` lists yours",
+        )
         for flag, kind in (("--instance", self.instance), ("--head-instance", self.head_instance)):
             _match(flag, kind, r"[a-z][a-z0-9-]*\.[a-z0-9-]+", f"as in {flag} p4d.24xlarge")
-        _match("--name", self.name, r"[A-Za-z][A-Za-z0-9-]{0,59}", "letters, digits and -, a letter first, at most 60")
+        _match(
+            "--name",
+            self.name,
+            r"[A-Za-z][A-Za-z0-9-]{0,59}",
+            "letters, digits and -, a letter first, at most 60",
+        )
         if self.reservation:
-            _match("--reservation", self.reservation, _id("cr"), "`aws ec2 describe-capacity-reservations` lists yours")
+            _match(
+                "--reservation",
+                self.reservation,
+                _id("cr"),
+                "`aws ec2 describe-capacity-reservations` lists yours",
+            )
         if self.ssh_from:
             _check_network(self.ssh_from)
 
@@ -125,26 +165,40 @@ class AwsCluster:
         if not 1 <= self.nodes <= 1000:
             raise ConfigError(f"--nodes {self.nodes} cannot be", fix="ask for 1 to 1000 nodes")
         if self.idle_min < 1:
-            raise ConfigError(f"--idle {self.idle_min} min is too short", fix="give 1 minute or more")
+            raise ConfigError(
+                f"--idle {self.idle_min} min is too short", fix="give 1 minute or more"
+            )
         size = self.size_gib or _USUAL_GIB[self.storage]
         if self.storage == "fsx-lustre" and size != 1200 and (size % 2400 or size < 2400):
             raise ConfigError(
-                f"FSx for Lustre has no size of {size} GiB", fix="--size 1200, 2400, 4800, 7200 and so on"
+                f"FSx for Lustre has no size of {size} GiB",
+                fix="--size 1200, 2400, 4800, 7200 and so on",
             )
         if self.storage == "ebs" and not 1 <= size <= 16384:
             raise ConfigError(f"an EBS volume cannot have {size} GiB", fix="--size 1 to 16384")
         if self.storage == "efs" and size:
-            raise ConfigError("EFS grows by itself and has no size", fix="leave --size out, or choose --storage ebs")
+            raise ConfigError(
+                "EFS grows by itself and has no size",
+                fix="leave --size out, or choose --storage ebs",
+            )
 
     def _check_together(self) -> None:
         if self.capacity == "block" and not self.reservation:
-            raise ConfigError("a capacity block is taken from its reservation", fix="name it: --reservation cr-...")
+            raise ConfigError(
+                "a capacity block is taken from its reservation",
+                fix="name it: --reservation cr-...",
+            )
         if self.capacity == "spot" and self.reservation:
-            raise ConfigError("spot machines are in no reservation", fix="--capacity ondemand, or no --reservation")
+            raise ConfigError(
+                "spot machines are in no reservation",
+                fix="--capacity ondemand, or no --reservation",
+            )
         if self.capacity == "spot" and self.instance.startswith("hpc"):
             raise ConfigError(f"{self.instance} is not sold as spot", fix="--capacity ondemand")
         if self.efa == "on" and self.instance in KNOWN and not KNOWN[self.instance].efa:
-            raise ConfigError(f"{self.instance} has no EFA", fix="take a larger size, or leave --efa out")
+            raise ConfigError(
+                f"{self.instance} has no EFA", fix="take a larger size, or leave --efa out"
+            )
         if is_arm(self.instance) != is_arm(self.head_instance):
             fitting = "m7g.xlarge" if is_arm(self.instance) else "m6i.xlarge"
             raise ConfigError(
@@ -184,7 +238,10 @@ def configuration(cluster: AwsCluster) -> str:
             "Scheduling": {
                 "Scheduler": "slurm",
                 "ScalingStrategy": "all-or-nothing",  # half of a job's nodes would only cost
-                "SlurmSettings": {"ScaledownIdletime": cluster.idle_min, "QueueUpdateStrategy": "DRAIN"},
+                "SlurmSettings": {
+                    "ScaledownIdletime": cluster.idle_min,
+                    "QueueUpdateStrategy": "DRAIN",
+                },
                 "SlurmQueues": [_queue(cluster)],
             },
             "SharedStorage": [_storage(cluster)],
@@ -200,15 +257,24 @@ def _queue(cluster: AwsCluster) -> dict[str, Value]:
         "MinCount": always,
         "MaxCount": cluster.nodes,
     }
-    networking: dict[str, Value] = {"SubnetIds": [cluster.subnet]}  # one: EFA and Lustre stay in one zone
+    networking: dict[str, Value] = {
+        "SubnetIds": [cluster.subnet]
+    }  # one: EFA and Lustre stay in one zone
     if cluster.has_efa:
         resource["Efa"] = {"Enabled": True}
         if cluster.capacity != "block":
-            networking["PlacementGroup"] = {"Enabled": not cluster.reservation}  # a reservation stands where it stands
+            networking["PlacementGroup"] = {
+                "Enabled": not cluster.reservation
+            }  # a reservation stands where it stands
     if cluster.reservation:
         resource["CapacityReservationTarget"] = {"CapacityReservationId": cluster.reservation}
     kind = _CAPACITY_TYPE[cluster.capacity]
-    return {"Name": QUEUE, "CapacityType": kind, "Networking": networking, "ComputeResources": [resource]}
+    return {
+        "Name": QUEUE,
+        "CapacityType": kind,
+        "Networking": networking,
+        "ComputeResources": [resource],
+    }
 
 
 def _storage(cluster: AwsCluster) -> dict[str, Value]:
@@ -238,7 +304,9 @@ def commands(cluster: AwsCluster, file: str) -> dict[str, str]:
     create = f"pcluster create-cluster {this} --cluster-configuration {shlex.quote(file)}"
     known = KNOWN.get(cluster.instance)
     per_node = f" --gpus-per-node {known.gpus if known else 'GPUS'}"
-    submit = f"paceline submit SCRIPT --cluster aws-parallelcluster --nodes {cluster.nodes}{per_node}"
+    submit = (
+        f"paceline submit SCRIPT --cluster aws-parallelcluster --nodes {cluster.nodes}{per_node}"
+    )
     return {
         "install": "pip install aws-parallelcluster",
         "check": f"{create} --dryrun true",
@@ -254,17 +322,25 @@ def remarks(cluster: AwsCluster) -> list[str]:
     """Return what a person should know before AWS builds this."""
     found = []
     if cluster.efa == "auto" and cluster.instance not in KNOWN:
-        found.append(f"whether {cluster.instance} has EFA is not known here, so it is off; --efa on turns it on")
+        found.append(
+            f"whether {cluster.instance} has EFA is not known here, so it is off; --efa on turns it on"
+        )
     if cluster.has_efa:
         found.append(
             f"with EFA a node has several network interfaces and no public address: {cluster.subnet} must be a private subnet with a way out (a NAT gateway)"
         )
         if cluster.head_subnet in {"", cluster.subnet}:
-            found.append("the head node is in that subnet, too; --head-subnet puts it where your ssh can reach it")
+            found.append(
+                "the head node is in that subnet, too; --head-subnet puts it where your ssh can reach it"
+            )
     if not cluster.ssh_from:
-        found.append("any address may try ssh on the head node; --ssh-from 203.0.113.7/32 lets only yours")
+        found.append(
+            "any address may try ssh on the head node; --ssh-from 203.0.113.7/32 lets only yours"
+        )
     if cluster.keep_storage:
-        found.append(f"{SHARED} outlives the cluster, and costs until you delete it; --delete-storage deletes it, too")
+        found.append(
+            f"{SHARED} outlives the cluster, and costs until you delete it; --delete-storage deletes it, too"
+        )
     else:
         found.append(f"deleting the cluster deletes {SHARED} and every run in it")
     return found
@@ -286,6 +362,8 @@ def _check_network(text: str) -> None:
     try:
         ipaddress.IPv4Network(text)
     except ValueError as error:
-        raise ConfigError(f"--ssh-from {text!r} is not a network: {error}", fix="as in 203.0.113.7/32") from error
+        raise ConfigError(
+            f"--ssh-from {text!r} is not a network: {error}", fix="as in 203.0.113.7/32"
+        ) from error
     if "/" not in text:
         raise ConfigError(f"--ssh-from {text!r} has no size", fix=f"{text}/32 is that one address")

@@ -48,12 +48,20 @@ class BatchJob:
     def __post_init__(self) -> None:
         """Refuse what Slurm would not take, or a shell would take for something else."""
         if not _TIME.fullmatch(self.time):
-            raise ConfigError(f"--time {self.time!r} is not a time limit", fix="give it as HH:MM:SS, D-HH or minutes")
+            raise ConfigError(
+                f"--time {self.time!r} is not a time limit",
+                fix="give it as HH:MM:SS, D-HH or minutes",
+            )
         for name, number in (("nodes", self.nodes), ("ranks-per-node", self.ranks_per_node)):
             if number < 1:
-                raise ConfigError(f"--{name} {number} is too small", fix=f"ask for at least one: --{name} 1")
+                raise ConfigError(
+                    f"--{name} {number} is too small", fix=f"ask for at least one: --{name} 1"
+                )
         if self.gpus_per_node < 0:
-            raise ConfigError(f"--gpus-per-node {self.gpus_per_node} is negative", fix="give 0 for a job without GPUs")
+            raise ConfigError(
+                f"--gpus-per-node {self.gpus_per_node} is negative",
+                fix="give 0 for a job without GPUs",
+            )
         for word in (*self.words, self.python, str(self.run), str(self.folder)):
             check_word(word)
         for path in (self.run, self.folder):
@@ -90,7 +98,9 @@ def check_word(word: str) -> None:
     try:
         word.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"the word {word[:50]!r} is not text", fix="leave out what is not UTF-8") from error
+        raise ConfigError(
+            f"the word {word[:50]!r} is not text", fix="leave out what is not UTF-8"
+        ) from error
 
 
 def batch_script(job: BatchJob, profile: ClusterProfile) -> str:
@@ -130,7 +140,9 @@ def _gpus(job: BatchJob, profile: ClusterProfile) -> dict[str, str]:
     """Return the request for GPUs: of whole nodes, so that ranks of a node see each other's GPUs and talk directly."""
     if not job.gpus_per_node:
         return {}
-    typed = f"{profile.gpu_type}:{job.gpus_per_node}" if profile.gpu_type else str(job.gpus_per_node)
+    typed = (
+        f"{profile.gpu_type}:{job.gpus_per_node}" if profile.gpu_type else str(job.gpus_per_node)
+    )
     return {"gres": f"gpu:{typed}"} if profile.gpu_request == "gres" else {"gpus-per-node": typed}
 
 
@@ -141,18 +153,27 @@ def _environment(job: BatchJob, profile: ClusterProfile) -> list[str]:
         variables[handover.HOST_SUFFIX] = profile.host_suffix
     if profile.interface:
         variables[handover.INTERFACE] = profile.interface
-    return [f"export {name}={shlex.quote(value)}" for name, value in (variables | dict(profile.environment)).items()]
+    return [
+        f"export {name}={shlex.quote(value)}"
+        for name, value in (variables | dict(profile.environment)).items()
+    ]
 
 
 def _surroundings(profile: ClusterProfile) -> list[str]:
     """Return the function that brings the modules and the Python environment; signals are heeded before it runs."""
     lines = (
-        [f"module load {' '.join(shlex.quote(check(module)) for module in profile.modules)}"] if profile.modules else []
+        [f"module load {' '.join(shlex.quote(check(module)) for module in profile.modules)}"]
+        if profile.modules
+        else []
     )
     if profile.venv:
-        lines.append(f"source {shlex.quote(str(Path(check(profile.venv)).expanduser() / 'bin' / 'activate'))}")
+        lines.append(
+            f"source {shlex.quote(str(Path(check(profile.venv)).expanduser() / 'bin' / 'activate'))}"
+        )
     if profile.conda:
-        lines.append(f'eval "$(conda shell.bash hook)" && conda activate {shlex.quote(check(profile.conda))}')
+        lines.append(
+            f'eval "$(conda shell.bash hook)" && conda activate {shlex.quote(check(profile.conda))}'
+        )
     return ["surroundings() {", *(f"  {line}" for line in lines or [":"]), "}"]
 
 
@@ -166,12 +187,22 @@ def _command(job: BatchJob, profile: ClusterProfile) -> list[str]:
     """Return the command as an array of the shell, one word a line where it is long."""
     agents = profile.launcher == "torchrun"
     tasks = job.nodes if agents else job.nodes * job.ranks_per_node
-    entry = ["paceline.launch.agent_main", str(job.ranks_per_node)] if agents else ["paceline.launch.rank_srun"]
+    entry = (
+        ["paceline.launch.agent_main", str(job.ranks_per_node)]
+        if agents
+        else ["paceline.launch.rank_srun"]
+    )
     box, folder = profile.container, str(job.folder)
     folders = [folder, str(job.run.parent), "/tmp"]  # noqa: S108 - where the ranks of one node meet
     python = "python" if profile.venv or profile.conda or box.kind != "none" else job.python
     workdir = folder if box.kind != "none" else ""
-    srun = ["srun", f"--nodes={job.nodes}", f"--ntasks={tasks}", "--kill-on-bad-exit=1", "--export=ALL"]
+    srun = [
+        "srun",
+        f"--nodes={job.nodes}",
+        f"--ntasks={tasks}",
+        "--kill-on-bad-exit=1",
+        "--export=ALL",
+    ]
     inside = wrap(
         box,
         [python, "-u", "-m", *entry, *job.words],
@@ -184,4 +215,10 @@ def _command(job: BatchJob, profile: ClusterProfile) -> list[str]:
     words = [*srun, *srun_options(box, folders=folders, workdir=workdir)]
     # Outside a container there may be no Python of ours; the page is then left to whoever looks at the run next.
     page = [python, "-m", "paceline", "hang", str(job.run)] if box.kind == "none" else []
-    return ["command=(", f"  {shlex.join(words)}", f"  {shlex.join(inside)}", ")", f"page=({shlex.join(page)})"]
+    return [
+        "command=(",
+        f"  {shlex.join(words)}",
+        f"  {shlex.join(inside)}",
+        ")",
+        f"page=({shlex.join(page)})",
+    ]

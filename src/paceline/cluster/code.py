@@ -46,7 +46,10 @@ def plan_copy(target: Program, arguments: Sequence[str], below: Path) -> CodeCop
     files: dict[Path, Path] = {}
     if kind == "path":
         home = Path(what).resolve().parent
-        files = {Path("code") / file.relative_to(home): file for file in _python_files(home, Path(what).resolve())}
+        files = {
+            Path("code") / file.relative_to(home): file
+            for file in _python_files(home, Path(what).resolve())
+        }
     words: list[tuple[str, Path | None]] = []
     for word in with_joined_values(arguments):
         option, equals, value = word.partition("=")

@@ -36,7 +36,8 @@ class Container:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise ConfigError(
-                f"there is no container of kind {self.kind!r}", fix=did_you_mean(self.kind, get_args(Kind))
+                f"there is no container of kind {self.kind!r}",
+                fix=did_you_mean(self.kind, get_args(Kind)),
             )
         if self.kind == "none":
             self._check_nothing_is_lost()
@@ -66,13 +67,17 @@ class _Mount(NamedTuple):
         source, *more = text.split(":")
         if more[1:] not in ([], ["ro"]):
             raise ConfigError(f"the mount {text!r} cannot be read", fix=_MOUNT_FORMS)
-        return cls(_mountable(source, kind), _mountable(more[0] if more else source, kind), bool(more[1:]))
+        return cls(
+            _mountable(source, kind), _mountable(more[0] if more else source, kind), bool(more[1:])
+        )
 
     def __str__(self) -> str:
         return f"{self.source}:{self.target}{':ro' if self.read_only else ''}"
 
 
-def srun_options(container: Container, *, folders: Sequence[str] = (), workdir: str = "") -> list[str]:
+def srun_options(
+    container: Container, *, folders: Sequence[str] = (), workdir: str = ""
+) -> list[str]:
     """Return what srun must be told; only pyxis is a part of srun.
 
     >>> image = Container("pyxis", "/shared/train.sqsh", mounts=("/data:/data:ro",))
@@ -117,7 +122,9 @@ def wrap(
     """
     assert command, "there is something to run"
     if any("\0" in word for word in command):
-        raise ConfigError("a word of the command contains a NUL", fix="take it out: no program can be given one")
+        raise ConfigError(
+            "a word of the command contains a NUL", fix="take it out: no program can be given one"
+        )
     match container.kind:
         case "none" | "pyxis":
             return list(command)
@@ -126,11 +133,20 @@ def wrap(
         case "shifter":
             inside = _shifter(container, workdir=workdir)
         case "docker":
-            inside = _docker(container, gpus=gpus, environment=environment, folders=folders, workdir=workdir, user=user)
+            inside = _docker(
+                container,
+                gpus=gpus,
+                environment=environment,
+                folders=folders,
+                workdir=workdir,
+                user=user,
+            )
     return [*inside, *command]
 
 
-def _apptainer(container: Container, *, gpus: bool, folders: Sequence[str], workdir: str) -> list[str]:
+def _apptainer(
+    container: Container, *, gpus: bool, folders: Sequence[str], workdir: str
+) -> list[str]:
     """Network, process ids, shared memory and environment are the host's without a word; signals are passed on."""
     binds = [word for mount in _mounts(container, folders) for word in ("--bind", str(mount))]
     nvidia = ["--nv"] if gpus else []
@@ -163,10 +179,23 @@ def _docker(
     --env NAME without a value: the value comes from the environment of docker itself, and is in no list of processes.
     --gpus all: a rank must see its peers' cards, or NCCL cannot use NVLink between containers.
     """
-    mounts = [word for mount in _mounts(container, folders) for word in ("--mount", _docker_mount(mount))]
+    mounts = [
+        word for mount in _mounts(container, folders) for word in ("--mount", _docker_mount(mount))
+    ]
     names = [word for name in _checked_names(environment) for word in ("--env", name)]
     return [
-        *("docker", "run", "--rm", "--init", "--network", "host", "--ipc", "host", "--ulimit", "memlock=-1"),
+        *(
+            "docker",
+            "run",
+            "--rm",
+            "--init",
+            "--network",
+            "host",
+            "--ipc",
+            "host",
+            "--ulimit",
+            "memlock=-1",
+        ),
         *(["--gpus", "all"] if gpus else []),
         *(["--user", _checked_user(user)] if user else []),
         *mounts,
@@ -192,7 +221,9 @@ def _mounts(container: Container, folders: Sequence[str]) -> list[_Mount]:
 def _mountable(path: str, kind: Kind) -> str:
     """Return a path that the kind's own syntax can carry."""
     if not path.startswith("/"):
-        raise ConfigError(f"{path!r} is not the full path of a folder", fix=f"begin it with /; {_MOUNT_FORMS}")
+        raise ConfigError(
+            f"{path!r} is not the full path of a folder", fix=f"begin it with /; {_MOUNT_FORMS}"
+        )
     refused = _NOT_IN_A_MOUNT + (_NOT_IN_PYXIS if kind == "pyxis" else "")
     bad = sorted({char for char in path if char in refused or not char.isprintable()})
     if bad:
@@ -205,7 +236,9 @@ def _mountable(path: str, kind: Kind) -> str:
 
 def _check_image(kind: str, image: str) -> None:
     if not image:
-        raise ConfigError(f"container.kind is {kind}, but there is no image", fix="name it: image = ...")
+        raise ConfigError(
+            f"container.kind is {kind}, but there is no image", fix="name it: image = ..."
+        )
     if image.startswith("-") or any(char.isspace() or not char.isprintable() for char in image):
         raise ConfigError(
             f"{image!r} cannot be the name of an image",
@@ -233,5 +266,7 @@ def _checked_names(names: Sequence[str]) -> Sequence[str]:
 
 def _checked_user(user: str) -> str:
     if not re.fullmatch(r"[0-9]+:[0-9]+", user, re.ASCII):
-        raise ConfigError(f"{user!r} is not a user as docker is told it", fix="give UID:GID, as in 1000:1000")
+        raise ConfigError(
+            f"{user!r} is not a user as docker is told it", fix="give UID:GID, as in 1000:1000"
+        )
     return user

@@ -18,9 +18,17 @@ READY = Path(__file__).with_name("profiles")
 _SBATCH_WORD = re.compile(r"[\w.,:+@%/=\[\]()&|*!^-]*", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _SECRET = re.compile(
-    r"SECRET|TOKEN|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|_KEY$|^KEY$|_PAT$|AUTH", re.IGNORECASE
+    r"SECRET|TOKEN|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|_KEY$|^KEY$|_PAT$|AUTH",
+    re.IGNORECASE,
 )
-_PER_PROCESS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+_PER_PROCESS = {
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+}
 
 
 @dataclass(frozen=True)
@@ -75,21 +83,30 @@ class ClusterProfile:
         for option in self.options:
             if not option.startswith("-"):
                 raise ConfigError(
-                    f"{option!r} is not an option of sbatch", fix="write it as one word: --exclusive, --mem=64G"
+                    f"{option!r} is not an option of sbatch",
+                    fix="write it as one word: --exclusive, --mem=64G",
                 )
             check_sbatch_word("options", option)
             if option.startswith(("--array", "-a")):
                 raise ConfigError(
-                    "the parts of a job array would all write one run", fix="submit each with a name= of its own"
+                    "the parts of a job array would all write one run",
+                    fix="submit each with a name= of its own",
                 )
         for name in ("interface", "host_suffix"):
             if not re.fullmatch(r"[\w.:-]*", getattr(self, name), re.ASCII):
-                raise ConfigError(f"{name}={getattr(self, name)!r} is not a name", fix="see `ip address` on a node")
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} is not a name",
+                    fix="see `ip address` on a node",
+                )
         if self.venv and self.conda:
-            raise ConfigError("a job cannot have both a venv and a conda environment", fix="leave one of the two out")
+            raise ConfigError(
+                "a job cannot have both a venv and a conda environment",
+                fix="leave one of the two out",
+            )
         if not 10 <= self.lead_s <= 65535:
             raise ConfigError(
-                f"lead_s={self.lead_s} is not a lead that Slurm takes", fix="set it to 10 to 65535 seconds"
+                f"lead_s={self.lead_s} is not a lead that Slurm takes",
+                fix="set it to 10 to 65535 seconds",
             )
         for name, value in self.environment:
             _check_variable(name, value)
@@ -115,12 +132,15 @@ def check_sbatch_word(name: str, value: str) -> None:
 
 def _check_variable(name: str, value: str) -> None:
     if not _VARIABLE.fullmatch(name):
-        raise ConfigError(f"[environment] {name!r} is not the name of a variable", fix="use letters, digits and _")
+        raise ConfigError(
+            f"[environment] {name!r} is not the name of a variable", fix="use letters, digits and _"
+        )
     if "\0" in value:
         raise ConfigError(f"[environment] {name} holds a zero byte", fix="leave it out")
     if name in _PER_PROCESS:
         raise ConfigError(
-            f"[environment] {name} differs from rank to rank", fix="leave it out: each rank finds it out itself"
+            f"[environment] {name} differs from rank to rank",
+            fix="leave it out: each rank finds it out itself",
         )
     if _SECRET.search(name):
         raise ConfigError(
@@ -148,18 +168,33 @@ def _settings(name: str, folder: Path, seen: tuple[str, ...]) -> dict[str, Any]:
     like = tree.pop("like", "")
     table = tree.pop("environment", {})
     settings = _settings(str(like), folder, (*seen, name)) if like and len(seen) < 8 else {}
-    if not isinstance(table, dict) or not all(isinstance(value, str | int) for value in table.values()):
+    if not isinstance(table, dict) or not all(
+        isinstance(value, str | int) for value in table.values()
+    ):
         raise ConfigError(
-            f"{file}: environment is not a table of texts", fix='write [environment], and below it NAME = "value"'
+            f"{file}: environment is not a table of texts",
+            fix='write [environment], and below it NAME = "value"',
         )
-    variables = dict(settings.get("environment", ())) | {key: str(value) for key, value in table.items()}
-    return settings | from_toml(tree) | ({"environment": tuple(variables.items())} if variables else {})
+    variables = dict(settings.get("environment", ())) | {
+        key: str(value) for key, value in table.items()
+    }
+    return (
+        settings
+        | from_toml(tree)
+        | ({"environment": tuple(variables.items())} if variables else {})
+    )
 
 
 def profile_text(profile: ClusterProfile) -> str:
     """Return a profile as the TOML file that would say all of it."""
-    table = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in profile.environment]
-    lines = [line for line in to_toml(replace(profile, environment=())).splitlines() if line != "environment = []"]
+    table = [
+        f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in profile.environment
+    ]
+    lines = [
+        line
+        for line in to_toml(replace(profile, environment=())).splitlines()
+        if line != "environment = []"
+    ]
     return "\n".join([*lines, *(["", "[environment]", *table] if table else [])]) + "\n"
 
 
@@ -174,15 +209,22 @@ def profile_folder(env: Mapping[str, str]) -> Path:
     >>> profile_folder({"HOME": "/home/me"})
     PosixPath('/home/me/.config/paceline/clusters')
     """
-    return Path(env.get("XDG_CONFIG_HOME") or f"{env.get('HOME', '~')}/.config").expanduser() / "paceline" / "clusters"
+    return (
+        Path(env.get("XDG_CONFIG_HOME") or f"{env.get('HOME', '~')}/.config").expanduser()
+        / "paceline"
+        / "clusters"
+    )
 
 
 def _read(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}", fix="permit reading it, or remove it") from error
+        raise ConfigError(
+            f"cannot read {file}: {error.strerror}", fix="permit reading it, or remove it"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{file} is not TOML: {error}", fix="correct that line; `paceline cluster show generic` is an example"
+            f"{file} is not TOML: {error}",
+            fix="correct that line; `paceline cluster show generic` is an example",
         ) from error

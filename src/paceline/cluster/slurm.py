@@ -66,7 +66,9 @@ class QueuedJob:
         >>> QueuedJob.read("17|PENDING|Priority|0:00|2:00:00|N/A|2||/home/me").reason
         'Priority'
         """
-        job, state, reason, used, left, end, nodes, node_list, folder = line.split("|", len(_FIELDS) - 1)
+        job, state, reason, used, left, end, nodes, node_list, folder = line.split(
+            "|", len(_FIELDS) - 1
+        )
         return cls(job, state, reason, used, left, end, int(nodes), node_list, folder)
 
 
@@ -94,7 +96,8 @@ def ask(*words: str, timeout_s: float = _ANSWERS_WITHIN_S) -> str:
         )
     except subprocess.TimeoutExpired as error:
         raise EnvironmentUnfit(
-            f"{words[0]} did not answer in {timeout_s:.0f} s", fix="see whether the cluster is up: `sinfo`"
+            f"{words[0]} did not answer in {timeout_s:.0f} s",
+            fix="see whether the cluster is up: `sinfo`",
         ) from error
     if done.returncode:
         raise _refused(words[0], done.stderr or done.stdout)
@@ -110,13 +113,17 @@ def queued(*jobs: str) -> list[QueuedJob]:
         if "Invalid job id" in error.problem:  # long over: squeue has forgotten it
             return []
         raise
-    return [QueuedJob.read(line) for line in said.splitlines() if line.count("|") >= len(_FIELDS) - 1]
+    return [
+        QueuedJob.read(line) for line in said.splitlines() if line.count("|") >= len(_FIELDS) - 1
+    ]
 
 
 def cluster_name() -> str:
     """Return what this cluster is called; nothing where there is none, or it does not answer."""
     with contextlib.suppress(EnvironmentUnfit):
-        if found := re.search(r"^ClusterName\s*=\s*(\S+)", ask("scontrol", "show", "config"), re.MULTILINE):
+        if found := re.search(
+            r"^ClusterName\s*=\s*(\S+)", ask("scontrol", "show", "config"), re.MULTILINE
+        ):
             return found[1]
     return ""
 
@@ -128,9 +135,12 @@ def cancel(jobs: Sequence[str]) -> None:
 
 def _refused(command: str, said: str) -> EnvironmentUnfit:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    text = "; ".join(dict.fromkeys(line.removeprefix(f"{command}: ").removeprefix("error: ") for line in lines))
+    text = "; ".join(
+        dict.fromkeys(line.removeprefix(f"{command}: ").removeprefix("error: ") for line in lines)
+    )
     low = text.lower()
     fix = next(
-        (fix for sign, fix in _FIXES.items() if sign in low), f"see `man {command}`, or ask the cluster's support"
+        (fix for sign, fix in _FIXES.items() if sign in low),
+        f"see `man {command}`, or ask the cluster's support",
     )
     return EnvironmentUnfit(f"{command} refused: {text or 'without a word'}", fix=fix)

@@ -132,7 +132,11 @@ def _settings(words: Sequence[str]) -> dict[str, str]:
         option, equals, value = word.partition("=")
         plain = option.removeprefix("--")
         if option == "--config":
-            from_files |= {key: str(kept) for key, kept in settings_from_file(Path(value)).items() if key in _PLACE}
+            from_files |= {
+                key: str(kept)
+                for key, kept in settings_from_file(Path(value)).items()
+                if key in _PLACE
+            }
         elif plain in _PLACE and (equals or option != plain):
             found[plain] = value if equals else following
     return from_files | found
@@ -148,14 +152,18 @@ def _write(prepared: Prepared) -> None:
     prepared.code.make()
 
 
-def _submit_one(prepared: Prepared, family: str, place: int, before: str, cluster: str) -> registry.Submission:
+def _submit_one(
+    prepared: Prepared, family: str, place: int, before: str, cluster: str
+) -> registry.Submission:
     run, job = prepared.run, prepared.job
     words = [f"--job-name={run.root.name}", f"--output={prepared.log}", f"--chdir={job.folder}"]
     words += [f"--dependency=afterany:{before}"] if before else []
     said = slurm.ask("sbatch", "--parsable", *words, str(run.jobs / "job.sh"), family, str(place))
     number = said.strip().partition(";")[0]
     if not re.fullmatch(r"\d+", number):
-        raise EnvironmentUnfit(f"sbatch answered {said.strip()!r}, which is no job", fix="see `squeue --me`")
+        raise EnvironmentUnfit(
+            f"sbatch answered {said.strip()!r}, which is no job", fix="see `squeue --me`"
+        )
     submission = registry.Submission(
         job=number,
         run=str(run.root),

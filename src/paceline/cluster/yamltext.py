@@ -27,12 +27,20 @@ def _lines(value: Value) -> list[str]:
         return [_scalar(value)]
     if isinstance(value, Mapping):
         return [line for key, inner in value.items() for line in _entry(key, inner)]
-    return [f"{'  ' if number else '- '}{line}" for inner in value for number, line in enumerate(_lines(inner))]
+    return [
+        f"{'  ' if number else '- '}{line}"
+        for inner in value
+        for number, line in enumerate(_lines(inner))
+    ]
 
 
 def _entry(key: str, inner: Value) -> list[str]:
     lines = _lines(inner)
-    return [f"{key}: {lines[0]}"] if isinstance(inner, str | int) else [f"{key}:", *(f"  {line}" for line in lines)]
+    return (
+        [f"{key}: {lines[0]}"]
+        if isinstance(inner, str | int)
+        else [f"{key}:", *(f"  {line}" for line in lines)]
+    )
 
 
 def _scalar(value: str | int) -> str:

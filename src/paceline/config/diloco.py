@@ -63,7 +63,8 @@ def check_local_sgd(config: RunConfig) -> None:
         )
     if config.capture == "true":
         raise ConfigError(
-            "steps of replicas that take turns cannot be captured", fix="set capture=false, or local_sgd.steps=0"
+            "steps of replicas that take turns cannot be captured",
+            fix="set capture=false, or local_sgd.steps=0",
         )
     if config.compression == "powersgd":
         raise ConfigError(

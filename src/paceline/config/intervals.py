@@ -34,11 +34,17 @@ class Every:
         counted = re.fullmatch(r"(\d+) ?(steps?|epochs?)?", words)
         if counted:
             amount = int(counted[1])
-            return cls("steps" if (counted[2] or "").startswith("step") else "epochs", amount) if amount else cls("end")
+            return (
+                cls("steps" if (counted[2] or "").startswith("step") else "epochs", amount)
+                if amount
+                else cls("end")
+            )
         try:
             return cls("seconds", seconds_from(words))
         except ConfigError:
-            raise ConfigError(f"checkpoint.every={text!r} is not an interval", fix=f"give it as {_EXAMPLES}") from None
+            raise ConfigError(
+                f"checkpoint.every={text!r} is not an interval", fix=f"give it as {_EXAMPLES}"
+            ) from None
 
 
 def seconds_from(text: str) -> float:

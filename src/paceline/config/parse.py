@@ -33,12 +33,18 @@ def config_from_argv(kind: type[C] = RunConfig, *, positional: Sequence[str] = (
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError:  # `--help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains again when it flushes
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # else Python complains again when it flushes
         raise SystemExit(1) from None
 
 
 def config_from_words(
-    kind: type[C], words: Sequence[str], *, positional: Sequence[str] = (), env: Mapping[str, str] | None = None
+    kind: type[C],
+    words: Sequence[str],
+    *,
+    positional: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
 ) -> C:
     """Read settings from `--config FILE`, `key=value`, bare words and `--flags`.
 
@@ -83,7 +89,10 @@ def _next_positional(word: str, bare: Any, positional: Sequence[str]) -> str:
     name = next(bare, None)
     if name is None:
         expected = " ".join(f"[{name}]" for name in positional) or "none"
-        raise ConfigError(f"unexpected word {word!r}", fix=f"give settings as key=value; bare words here: {expected}")
+        raise ConfigError(
+            f"unexpected word {word!r}",
+            fix=f"give settings as key=value; bare words here: {expected}",
+        )
     return str(name)
 
 
@@ -91,9 +100,13 @@ def _settings_from_env(env: Mapping[str, str]) -> dict[str, Any]:
     try:
         found = json.loads(env.get(handover.SETTINGS) or "{}")
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{handover.SETTINGS} is not JSON: {error}", fix=f"unset {handover.SETTINGS}") from error
+        raise ConfigError(
+            f"{handover.SETTINGS} is not JSON: {error}", fix=f"unset {handover.SETTINGS}"
+        ) from error
     if not isinstance(found, dict):
-        raise ConfigError(f"{handover.SETTINGS} is not a JSON object", fix=f"unset {handover.SETTINGS}")
+        raise ConfigError(
+            f"{handover.SETTINGS} is not a JSON object", fix=f"unset {handover.SETTINGS}"
+        )
     return found
 
 
@@ -103,11 +116,13 @@ def settings_from_file(path: Path) -> dict[str, Any]:
         return from_toml(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(
-            f"cannot read config file {path}: {error.strerror}", fix="check the path given with --config"
+            f"cannot read config file {path}: {error.strerror}",
+            fix="check the path given with --config",
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path} is not TOML: {error}", fix="correct that line; runs/NAME/config.toml is an example"
+            f"{path} is not TOML: {error}",
+            fix="correct that line; runs/NAME/config.toml is an example",
         ) from error
 
 
@@ -120,7 +135,11 @@ def _with_flags(config: C, flags: list[str]) -> C:
     try:
         with contextlib.redirect_stderr(said):
             found: C = tyro.cli(
-                type(config), prog=_program(), default=config, args=flags, description=_help_text(type(config))
+                type(config),
+                prog=_program(),
+                default=config,
+                args=flags,
+                description=_help_text(type(config)),
             )
     except SystemExit as leave:
         if not leave.code:

@@ -55,7 +55,9 @@ class LrConfig:
     def __post_init__(self) -> None:
         """Refuse rates that no optimizer takes."""
         if not (math.isfinite(self.base) and self.base >= 0):
-            raise ConfigError(f"lr.base={self.base} is not a learning rate", fix="set lr.base to a number >= 0")
+            raise ConfigError(
+                f"lr.base={self.base} is not a learning rate", fix="set lr.base to a number >= 0"
+            )
         at_least(1, "lr.reference_batch", self.reference_batch)
         at_least(0, "lr.warmup_samples", self.warmup_samples)
 
@@ -83,7 +85,9 @@ class ReadConfig:
         at_least(1, "read.prefetch_steps", self.prefetch_steps)
         at_least(0, "read.workers", self.workers)
         if not 0 < self.cache_gb < math.inf:
-            raise ConfigError(f"read.cache_gb={self.cache_gb} holds nothing", fix="set it to GB, such as 64")
+            raise ConfigError(
+                f"read.cache_gb={self.cache_gb} holds nothing", fix="set it to GB, such as 64"
+            )
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,9 @@ class CheckpointConfig:
         Every.parse(self.every)
         at_least(1, "checkpoint.keep", self.keep)
         if not (math.isfinite(self.mtbf_h) and self.mtbf_h > 0):
-            raise ConfigError(f"checkpoint.mtbf_h={self.mtbf_h} is not a time", fix="set it to hours, such as 24")
+            raise ConfigError(
+                f"checkpoint.mtbf_h={self.mtbf_h} is not a time", fix="set it to hours, such as 24"
+            )
         if self.best and not re.fullmatch(r"(max|min):.+", self.best):
             raise ConfigError(
                 f"checkpoint.best={self.best!r} does not say which way is better",
@@ -137,7 +143,9 @@ class LogConfig:
         at_least(1, "log.every_steps", self.every_steps)
         for name in self.sinks:
             if name not in _SINKS:
-                raise ConfigError(f"log.to={self.to}: there is no logger {name!r}", fix=did_you_mean(name, _SINKS))
+                raise ConfigError(
+                    f"log.to={self.to}: there is no logger {name!r}", fix=did_you_mean(name, _SINKS)
+                )
 
     @property
     def sinks(self) -> tuple[str, ...]:
@@ -231,7 +239,9 @@ class RunConfig:
         at_least(1, "threads", self.threads)
         at_least(0, "shard_over", self.shard_over)
         if self.clip_norm < 0:
-            raise ConfigError(f"clip_norm={self.clip_norm} is negative", fix="set clip_norm=0 for no clipping")
+            raise ConfigError(
+                f"clip_norm={self.clip_norm} is negative", fix="set clip_norm=0 for no clipping"
+            )
         if not self.name or "/" in self.name or self.name in {".", ".."}:
             raise ConfigError(
                 f"name={self.name!r} cannot be a folder",
@@ -242,7 +252,9 @@ class RunConfig:
         if self.parallel == "fsdp":
             self._check_fsdp()
         elif self.shard_over:
-            raise ConfigError(f"shard_over={self.shard_over} is for models in slices", fix="add parallel=fsdp")
+            raise ConfigError(
+                f"shard_over={self.shard_over} is for models in slices", fix="add parallel=fsdp"
+            )
         if self.local_sgd.steps:
             check_local_sgd(self)
         if self.exact and self.compression != "none" and not self.local_sgd.steps:
@@ -259,11 +271,18 @@ class RunConfig:
     def _check_fsdp(self) -> None:
         """Refuse what a model in slices cannot do."""
         if self.shard_over == 1:
-            raise ConfigError("shard_over=1 is a whole model on every rank", fix="set parallel=ddp, or shard_over=0")
+            raise ConfigError(
+                "shard_over=1 is a whole model on every rank",
+                fix="set parallel=ddp, or shard_over=0",
+            )
         if self.capture == "true":
-            raise ConfigError("parallel=fsdp cannot be captured", fix="set capture=false, or parallel=ddp")
+            raise ConfigError(
+                "parallel=fsdp cannot be captured", fix="set capture=false, or parallel=ddp"
+            )
         if self.precision == "fp16":
-            raise ConfigError("parallel=fsdp has no scaler for fp16", fix="set precision=bf16, or parallel=ddp")
+            raise ConfigError(
+                "parallel=fsdp has no scaler for fp16", fix="set precision=bf16, or parallel=ddp"
+            )
         if self.compression != "none":
             raise ConfigError(
                 f"compression={self.compression} is for gradients of parallel=ddp",

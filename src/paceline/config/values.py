@@ -52,13 +52,16 @@ def typed(name: str, value: Any, kind: Any) -> Any:
             value = str(value).lower()
         if value in choices:
             return value
-        raise ConfigError(f"{name}={value} is not a choice", fix=did_you_mean(str(value), map(str, choices)))
+        raise ConfigError(
+            f"{name}={value} is not a choice", fix=did_you_mean(str(value), map(str, choices))
+        )
     try:
         return _CONVERT[kind](value)
     except (ValueError, TypeError, KeyError) as error:
         word = getattr(kind, "__name__", str(kind))
         raise ConfigError(
-            f"{name}={value!r} is not of type {word}", fix=f"give {name} as {_EXAMPLE.get(kind, word)}"
+            f"{name}={value!r} is not of type {word}",
+            fix=f"give {name} as {_EXAMPLE.get(kind, word)}",
         ) from error
 
 
@@ -162,6 +165,7 @@ def _place(tree: dict[str, Any], path: list[str], value: Any) -> None:
 
 def _replace(config: C, tree: Mapping[str, Any]) -> C:
     changes = {
-        key: _replace(getattr(config, key), value) if isinstance(value, dict) else value for key, value in tree.items()
+        key: _replace(getattr(config, key), value) if isinstance(value, dict) else value
+        for key, value in tree.items()
     }
     return dataclasses.replace(config, **changes)  # type: ignore[type-var]

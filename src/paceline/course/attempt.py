@@ -45,7 +45,9 @@ def attempt(exercise: Exercise, file: Path, patience_s: float) -> Outcome:
             for line in lines:
                 command = command_of(line, exercise.lesson)
                 words = tuple(str(file) if word == "FILE" else word for word in command.words)
-                found = _run(LessonCommand(words, command.variables, command.times), Path(folder), patience_s)
+                found = _run(
+                    LessonCommand(words, command.variables, command.times), Path(folder), patience_s
+                )
                 said += found.said
                 if found.code or not found.ended:
                     return Outcome(said, found.code, found.ended)

@@ -50,7 +50,9 @@ class Lesson:
     @property
     def failing(self) -> frozenset[str]:
         """The commands that are meant to fail, to show how that looks: their remark begins with "fails"."""
-        return frozenset(line for line, remark in _COMMAND.findall(self.text) if remark.startswith("fails"))
+        return frozenset(
+            line for line, remark in _COMMAND.findall(self.text) if remark.startswith("fails")
+        )
 
     @property
     def seconds(self) -> int:
@@ -78,13 +80,17 @@ def lessons_folder() -> Path:
     for folder in (beside, installed):
         if any(folder.glob("00_*.py")):
             return folder
-    raise EnvironmentUnfit("the lessons are not here", fix="install Paceline again, or run it from its source")
+    raise EnvironmentUnfit(
+        "the lessons are not here", fix="install Paceline again, or run it from its source"
+    )
 
 
 def all_lessons(folder: Path | None = None) -> list[Lesson]:
     """Return all lessons in their order."""
     place = folder or lessons_folder()
-    found = [(match, file) for file in sorted(place.iterdir()) if (match := _NAME.fullmatch(file.name))]
+    found = [
+        (match, file) for file in sorted(place.iterdir()) if (match := _NAME.fullmatch(file.name))
+    ]
     return [Lesson(int(match[1]), file) for match, file in found]
 
 
@@ -96,5 +102,6 @@ def find_lesson(word: str, folder: Path | None = None) -> Lesson:
             return lesson
     last = lessons[-1].number
     raise ConfigError(
-        f"there is no lesson {word!r}", fix=f"give a number from 0 to {last}; `paceline lesson` lists them"
+        f"there is no lesson {word!r}",
+        fix=f"give a number from 0 to {last}; `paceline lesson` lists them",
     )

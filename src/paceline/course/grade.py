@@ -13,7 +13,9 @@ from paceline.course.exercise import Check, Exercise
 PATIENCE_S = 240
 """How long one run may take; on a busy machine they take half a minute."""
 _RANK = re.compile(r"^\[(?:rank\d+|default\d+)\]: ?", re.MULTILINE)
-_ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Warning|Exit)\b.*)$", re.MULTILINE)
+_ERROR = re.compile(
+    r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Warning|Exit)\b.*)$", re.MULTILINE
+)
 _ONLY_PASSED_ON = re.compile(
     r"ProcessRaisedException|Broken pipe|[Cc]onnection (?:closed|reset) by peer|Timed out waiting"
 )
@@ -46,15 +48,21 @@ def _hint(exercise: Exercise, name: str, outcome: Outcome, patience_s: float) ->
         if found := next(known, "") or crash(outcome.said, name):
             return found
         if _ONLY_PASSED_ON.search(outcome.said):
-            return f"a rank waited for one that did not come, or had left: {exercise.stuck or _WAITS}"
+            return (
+                f"a rank waited for one that did not come, or had left: {exercise.stuck or _WAITS}"
+            )
     broken = (hint for check in exercise.checks if (hint := judge(check, outcome.said)))
     ending = f"it ended with exit code {outcome.code}" if outcome.code else ""
     found = next(broken, ending)
-    return f"{ending}: {_last_line(outcome.said)}" if ending and found in {_NOTHING, ending} else found
+    return (
+        f"{ending}: {_last_line(outcome.said)}" if ending and found in {_NOTHING, ending} else found
+    )
 
 
 def _last_line(said: str) -> str:
-    return next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "it said nothing")
+    return next(
+        (line.strip() for line in reversed(said.splitlines()) if line.strip()), "it said nothing"
+    )
 
 
 def crash(said: str, name: str) -> str:
@@ -67,7 +75,9 @@ def crash(said: str, name: str) -> str:
     place = re.compile(rf'^ *File "[^"\n]*{re.escape(name)}", line (\d+)', re.MULTILINE)
     for error in _ERROR.finditer(text):
         before = text[: error.start()]
-        traceback = before[max(before.rfind("Traceback (most recent"), _end_of_last_error(before), 0) :]
+        traceback = before[
+            max(before.rfind("Traceback (most recent"), _end_of_last_error(before), 0) :
+        ]
         if not _ONLY_PASSED_ON.search(error[1]) and (lines := place.findall(traceback)):
             return f"it fails at line {lines[-1]} of {name}: {error[1]}"
     return ""
@@ -112,5 +122,7 @@ def holds(rule: str, bound: object, values: Sequence[str]) -> bool:
     assert isinstance(bound, int | float)
     numbers = [float(value.replace(",", "")) for value in values]
     if rule == "same":
-        return len(values) > 1 and all(abs(one - other) <= bound for one in numbers for other in numbers)
+        return len(values) > 1 and all(
+            abs(one - other) <= bound for one in numbers for other in numbers
+        )
     return all(one < bound if rule == "below" else one > bound for one in numbers)

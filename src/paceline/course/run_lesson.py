@@ -60,13 +60,18 @@ def command_of(line: str, lesson: Lesson, port: int = 0) -> LessonCommand:
 
 def play(command: LessonCommand, folder: Path) -> int:
     """Run a command in a folder, on as many nodes as it is for; return the first exit code that is not 0."""
-    env = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PATH": _path()} | TOGETHER
+    env = (
+        os.environ
+        | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PATH": _path()}
+        | TOGETHER
+    )
     if command.times > 1:
         env["CUDA_VISIBLE_DEVICES"] = ""  # agents on one machine would all take the same GPUs
     env |= command.variables
     with ExitStack() as stack:
         agents = [
-            stack.enter_context(subprocess.Popen(command.words, cwd=folder, env=env)) for _ in range(command.times)
+            stack.enter_context(subprocess.Popen(command.words, cwd=folder, env=env))
+            for _ in range(command.times)
         ]
         return worst(agent.wait() for agent in agents)
 

@@ -28,10 +28,18 @@ class Pace:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("address", metavar="SET", help="folder or address of a set, or an HDF5 file")
-    parser.add_argument("--batch", type=int, default=128, help="samples of a step (default: %(default)s)")
-    parser.add_argument("--window", type=int, default=16, help="blocks that are mixed (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="longest time of a pass (default: %(default)s)")
+    parser.add_argument(
+        "address", metavar="SET", help="folder or address of a set, or an HDF5 file"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=128, help="samples of a step (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--window", type=int, default=16, help="blocks that are mixed (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="longest time of a pass (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
@@ -46,7 +54,10 @@ def main(known: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     read = ReadConfig(window=known.window)
     config = RunConfig(epochs=1, batch=BatchConfig(known.batch, lanes=1), read=read)
-    firsts = [_first_ms(Batches(open_dataset(known.address, config), config, World()), start) for start in _STARTS]
+    firsts = [
+        _first_ms(Batches(open_dataset(known.address, config), config, World()), start)
+        for start in _STARTS
+    ]
     source = open_dataset(known.address, replace(config, epochs=2))
     batches = Batches(source, config, World())
     cold, warm = (_pass(batches, known.seconds) for _ in range(2))
@@ -54,10 +65,17 @@ def main(known: argparse.Namespace) -> int:
     if known.json:
         found: dict[str, Any] = {"samples": len(source), "bytes_per_sample": size}
         found["first_batch_ms"] = dict(zip((str(start) for start in _STARTS), firsts, strict=True))
-        print(json.dumps(found | {"first_pass": asdict(cold), "later_pass": asdict(warm)}, indent=2))
+        print(
+            json.dumps(found | {"first_pass": asdict(cold), "later_pass": asdict(warm)}, indent=2)
+        )
         return 0
     print(f"{known.address}: {len(source):,} samples of {size:,} bytes")
-    print("first batch: " + ", ".join(f"{ms:.1f} ms at {start:.0%}" for ms, start in zip(firsts, _STARTS, strict=True)))
+    print(
+        "first batch: "
+        + ", ".join(
+            f"{ms:.1f} ms at {start:.0%}" for ms, start in zip(firsts, _STARTS, strict=True)
+        )
+    )
     for name, pace in (("first pass", cold), ("later pass", warm)):
         print(
             f"{name}: {pace.samples_per_s:,.0f} samples/s, {pace.mb_per_s:,.0f} MB/s, {pace.cpu_ns_per_sample:,.0f} ns of CPU a sample"

@@ -57,13 +57,33 @@ _MNIST = (
     File("t10k-labels-idx1-ubyte.gz", 4_542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
 )  # fmt: skip
 _FASHION = (
-    File("train-images-idx3-ubyte.gz", 26_421_880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
-    File("train-labels-idx1-ubyte.gz", 29_515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
-    File("t10k-images-idx3-ubyte.gz", 4_422_102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
-    File("t10k-labels-idx1-ubyte.gz", 5_148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
+    File(
+        "train-images-idx3-ubyte.gz",
+        26_421_880,
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+    ),
+    File(
+        "train-labels-idx1-ubyte.gz",
+        29_515,
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+    ),
+    File(
+        "t10k-images-idx3-ubyte.gz",
+        4_422_102,
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    ),
+    File(
+        "t10k-labels-idx1-ubyte.gz",
+        5_148,
+        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    ),
 )
 _SHAKESPEARE = (
-    File("tinyshakespeare.txt", 1_115_394, "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"),
+    File(
+        "tinyshakespeare.txt",
+        1_115_394,
+        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+    ),
 )
 
 SETS = {
@@ -96,23 +116,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `paceline data get`."""
     parser.add_argument("name", metavar="NAME", help=f"one of: {', '.join(SETS)}")
     parser.add_argument(
-        "--to", default="", metavar="FOLDER", help="default: one of its name in PACELINE_DATA, or in ./data"
+        "--to",
+        default="",
+        metavar="FOLDER",
+        help="default: one of its name in PACELINE_DATA, or in ./data",
     )
     parser.add_argument("--json", action="store_true", help="print where the files are as JSON")
 
 
 def main(known: argparse.Namespace) -> int:
     """Fetch a set, and say where it is."""
-    folder = Path(known.to) if known.to else Path(os.environ.get(handover.DATA) or "data") / known.name
+    folder = (
+        Path(known.to) if known.to else Path(os.environ.get(handover.DATA) or "data") / known.name
+    )
     paths = fetch(known.name, folder, shown=None if known.json else sys.stderr)
     if known.json:
-        print(json.dumps({"set": known.name, "folder": str(folder), "files": [str(path) for path in paths]}, indent=1))
+        print(
+            json.dumps(
+                {"set": known.name, "folder": str(folder), "files": [str(path) for path in paths]},
+                indent=1,
+            )
+        )
     else:
         print("\n".join(str(path) for path in paths))
     return 0
 
 
-def fetch(name: str, folder: Path, mirrors: Sequence[str] | None = None, shown: TextIO | None = None) -> list[Path]:
+def fetch(
+    name: str, folder: Path, mirrors: Sequence[str] | None = None, shown: TextIO | None = None
+) -> list[Path]:
     """Return the files of a set; those that are not in the folder, or not what they should be, are fetched."""
     if name not in SETS:
         raise ConfigError(f"there is no set {name!r} to get", fix=did_you_mean(name, SETS))
@@ -125,7 +157,9 @@ def fetch(name: str, folder: Path, mirrors: Sequence[str] | None = None, shown: 
             asked.say(f"{folder / file.name} is not what it should be, and is fetched again\n")
         content = asked.content_of(file)
         if content is None:
-            raise _not_to_be_had(name, folder, [file for file, path in found.items() if path is None], asked)
+            raise _not_to_be_had(
+                name, folder, [file for file, path in found.items() if path is None], asked
+            )
         with _using(folder):
             write_whole(make_private(folder) / file.name, content)
         found[file] = folder / file.name
@@ -162,7 +196,9 @@ class _Mirrors:
                 self.problems[address] = f"{error.code} {error.reason}"
                 error.close()
             except (OSError, HTTPException, ValueError) as error:
-                self.problems[address] = str(getattr(error, "reason", error)) or type(error).__name__
+                self.problems[address] = (
+                    str(getattr(error, "reason", error)) or type(error).__name__
+                )
                 self._dead.add(host)
             else:
                 if is_good(content, file):
@@ -256,7 +292,10 @@ def _not_to_be_had(name: str, folder: Path, missing: Sequence[File], asked: _Mir
     reasons = "".join(f"\n  {address}: {why}" for address, why in asked.problems.items())
     wanted = "".join(
         f"\n    {folder / file.name}  {file.size_bytes:,} bytes, SHA-256 {file.sha256}"
-        + "".join(f"\n      from {address.replace('{name}', file.name)}" for address in asked.addresses[:1])
+        + "".join(
+            f"\n      from {address.replace('{name}', file.name)}"
+            for address in asked.addresses[:1]
+        )
         for file in missing
     )
     return DataError(

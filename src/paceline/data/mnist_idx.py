@@ -23,7 +23,8 @@ def read_idx(folder: Path, name: str, sha256: str = "") -> NDArray[numpy.uint8]:
     if sha256 and hashlib.sha256(content).hexdigest() != sha256:
         _parse(path, content)  # says what is wrong, if it is no whole IDX file at all
         raise DataError(
-            f"{path} is an IDX file, but not the {name} it should be (checksum differs)", fix="fetch that file again"
+            f"{path} is an IDX file, but not the {name} it should be (checksum differs)",
+            fix="fetch that file again",
         )
     return _parse(path, content)
 
@@ -44,12 +45,18 @@ def _unpacked(path: Path) -> bytes:
         return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(
-            f"{path} cannot be read: {error}", fix="fetch that file again: it is truncated or damaged"
+            f"{path} cannot be read: {error}",
+            fix="fetch that file again: it is truncated or damaged",
         ) from error
 
 
 def _parse(path: Path, content: bytes) -> NDArray[numpy.uint8]:
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _UNSIGNED_BYTES or not 1 <= content[3] <= 4:
+    if (
+        len(content) < 4
+        or content[:2] != b"\0\0"
+        or content[2] != _UNSIGNED_BYTES
+        or not 1 <= content[3] <= 4
+    ):
         raise DataError(
             f"{path} is not an IDX file of bytes (it starts with {content[:4].hex() or 'nothing'})",
             fix="fetch that file again",

@@ -19,9 +19,7 @@ _Words = NDArray[Any]  # uint32 where that is wide enough, else uint64
 _Round = Callable[[_Words], _Words]
 
 _ROUNDS = 8
-_TABLED_BITS = (
-    32  # up to here a round is looked up in a table of its half of the bits, which takes a quarter of the time
-)
+_TABLED_BITS = 32  # up to here a round is looked up in a table of its half of the bits, which takes a quarter of the time
 _MIX_1 = numpy.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = numpy.uint64(0x94D049BB133111EB)
 _STRIDE = numpy.uint64(0x9E3779B97F4A7C15)
@@ -107,8 +105,12 @@ class Order:
 
     def _in_window(self, places: Places, window: int, short: int, seed: int, epoch: int) -> Places:
         positions = numpy.arange(window * self.window, min((window + 1) * self.window, self.blocks))
-        begin, end = (self._begin(int(position), short) for position in (positions[0], positions[-1] + 1))
-        inside = begin + samples_at(places - begin, end - begin, seed, epoch, _FIRST_WINDOW + window)
+        begin, end = (
+            self._begin(int(position), short) for position in (positions[0], positions[-1] + 1)
+        )
+        inside = begin + samples_at(
+            places - begin, end - begin, seed, epoch, _FIRST_WINDOW + window
+        )
         position, row = numpy.divmod(self._padded(inside, short), self.block)
         blocks = samples_at(positions, self.blocks, seed, epoch, _BLOCKS)
         found: Places = blocks[position - positions[0]] * self.block + row
@@ -142,7 +144,9 @@ def _walk(
         return numpy.zeros_like(values)
     bits = (size - 1).bit_length()
     rounds = _rounds(seed, epoch, part, bits)
-    moved = move(values.astype(numpy.uint32 if bits <= _TABLED_BITS else numpy.uint64), bits, rounds)
+    moved = move(
+        values.astype(numpy.uint32 if bits <= _TABLED_BITS else numpy.uint64), bits, rounds
+    )
     outside = numpy.flatnonzero(moved >= size)
     while outside.size:
         again = move(moved[outside], bits, rounds)

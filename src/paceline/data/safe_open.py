@@ -23,5 +23,7 @@ def read_bounded(path: Path, most: int) -> bytes:
     with os.fdopen(open_plain(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
-            raise DataError(f"{path} has {size:,} bytes, which is too many", fix="fetch or pack the set again")
+            raise DataError(
+                f"{path} has {size:,} bytes, which is too many", fix="fetch or pack the set again"
+            )
         return file.read(most)

@@ -110,14 +110,25 @@ class Tokens:
 
     def encode(self, text: str) -> Array:
         """Return the numbers of a text."""
-        return numpy.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=numpy.int64)
+        return numpy.asarray(
+            self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=numpy.int64
+        )
 
     def lost(self, text: str) -> str:
         """Return the first character that no token stands for; spaces may go unsaid."""
         found, unknown = self._tokenizer.encode(text, add_special_tokens=False), self._unknown
-        spans = [span for number, span in zip(found.ids, found.offsets, strict=True) if number != unknown]
+        spans = [
+            span for number, span in zip(found.ids, found.offsets, strict=True) if number != unknown
+        ]
         said = {place for begin, end in spans for place in range(begin, end)}
-        return next((letter for place, letter in enumerate(text) if place not in said and not letter.isspace()), "")
+        return next(
+            (
+                letter
+                for place, letter in enumerate(text)
+                if place not in said and not letter.isspace()
+            ),
+            "",
+        )
 
     def decode(self, numbers: Sequence[int]) -> str:
         """Return the text of numbers."""
@@ -125,7 +136,11 @@ class Tokens:
 
     def about(self) -> dict[str, Any]:
         """Return what an index says of it."""
-        facts = {"text": self.level, "vocabulary": self.size, "end_of_text": self.end if self.end >= 0 else None}
+        facts = {
+            "text": self.level,
+            "vocabulary": self.size,
+            "end_of_text": self.end if self.end >= 0 else None,
+        }
         return facts | {"files": {TOKENIZER: xxhash.xxh3_64_hexdigest(self.content)}}
 
     @cached_property
@@ -143,7 +158,9 @@ class Tokens:
 Vocabulary = Bytes | Characters | Tokens
 
 
-def vocabulary_of(about: Mapping[str, Any], read: Callable[[str], bytes], where: str) -> Vocabulary | None:
+def vocabulary_of(
+    about: Mapping[str, Any], read: Callable[[str], bytes], where: str
+) -> Vocabulary | None:
     """Return the vocabulary that an index speaks of, if it does; `read` gives a file that lies beside it."""
     level, letters, size = (about.get(name) for name in ("text", "characters", "vocabulary"))
     if level == "bytes":
@@ -151,12 +168,18 @@ def vocabulary_of(about: Mapping[str, Any], read: Callable[[str], bytes], where:
     if level == "characters" and isinstance(letters, str) and letters:
         return Characters(letters)
     files = about.get("files")
-    if level != "tokens" or not isinstance(size, int) or not isinstance(files, dict) or TOKENIZER not in files:
+    if (
+        level != "tokens"
+        or not isinstance(size, int)
+        or not isinstance(files, dict)
+        or TOKENIZER not in files
+    ):
         return None
     content = read(TOKENIZER)
     if xxhash.xxh3_64_hexdigest(content) != files[TOKENIZER]:
         raise DataError(
-            f"{where}/{TOKENIZER} has other bytes than were written", fix="bring it back from where it was made"
+            f"{where}/{TOKENIZER} has other bytes than were written",
+            fix="bring it back from where it was made",
         )
     end = about.get("end_of_text")
     return Tokens(content, size, end if isinstance(end, int) else -1, f"{where}/{TOKENIZER}")
@@ -221,7 +244,9 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> str:
 
 
 def _need(module: str) -> Any:
-    from paceline.data.pack.optional_packages import need  # not above: whoever packs needs this module first
+    from paceline.data.pack.optional_packages import (
+        need,
+    )  # not above: whoever packs needs this module first
 
     return need(module, "text as tokens")
 

@@ -18,14 +18,31 @@ _WITHOUT_VALUE = {
     "kill-on-bad-exit", "no-kill", "contiguous", "verbose", "quiet", "standalone", "pty", "spread-job", "parsable", "no-python", "module",
 }  # fmt: skip
 _SEPARATOR = re.compile(r"[;&|()\n]+")
-_LEADING = {"if", "then", "else", "elif", "while", "until", "do", "{", "!", "exec", "time", "nohup", "eval", "command"}
+_LEADING = {
+    "if",
+    "then",
+    "else",
+    "elif",
+    "while",
+    "until",
+    "do",
+    "{",
+    "!",
+    "exec",
+    "time",
+    "nohup",
+    "eval",
+    "command",
+}
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 _ARRAY = re.compile(r"^\s*[A-Za-z_]\w*=\((?!\()", re.MULTILINE)
 _HEREDOC = re.compile(  # what is quoted, a sum, or a here-string is passed over
     r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|\(\(.{0,300}?\)\)|<<<|<<-?[ \t]*(?:'([^'\n]+)'|\"([^\"\n]+)\"|\\?([A-Za-z_][\w.-]*))",
     re.DOTALL,
 )
-_SUBSTITUTED = re.compile(r"\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`")
+_SUBSTITUTED = re.compile(
+    r"\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`"
+)
 _REDIRECTED = re.compile(r"\d*>&\d?-?|&>>?|[<>](?=\()")
 _MOST_LINES = 200  # that a quote may stay open
 _MOST_LETTERS = 1 << 14  # of one command
@@ -80,7 +97,9 @@ class Script:
     @property
     def body(self) -> str:
         """The script without its comments."""
-        return "\n".join(line for line in self.text.splitlines() if not line.lstrip().startswith("#"))
+        return "\n".join(
+            line for line in self.text.splitlines() if not line.lstrip().startswith("#")
+        )
 
 
 def read_script(text: str) -> Script:
@@ -159,7 +178,9 @@ def _joined(lines: list[str], place: int) -> tuple[str, int]:
     last = min(len(lines), after + _MOST_LINES)
     marked, quote = _scan(piece)
     while after < last and len(piece) <= _MOST_LETTERS and (quote or _goes_on(piece, marked)):
-        piece = f"{piece[:-1]} {lines[after]}" if piece.endswith("\\") else f"{piece}\n{lines[after]}"
+        piece = (
+            f"{piece[:-1]} {lines[after]}" if piece.endswith("\\") else f"{piece}\n{lines[after]}"
+        )
         more, quote = _scan(lines[after], quote)
         marked, after = f"{marked}\n{more}", after + 1
     return piece, after
@@ -173,12 +194,18 @@ def _end_words(piece: str) -> list[str]:
     """
     if "<<" not in piece:
         return []
-    return [word for found in _HEREDOC.finditer(_scan(piece)[0]) if (word := found[1] or found[2] or found[3])]
+    return [
+        word
+        for found in _HEREDOC.finditer(_scan(piece)[0])
+        if (word := found[1] or found[2] or found[3])
+    ]
 
 
 def _goes_on(piece: str, marked: str) -> bool:
     """Return whether a line is not at its end: a backslash, an open array."""
-    return piece.endswith("\\") or (bool(_ARRAY.match(piece)) and ")" not in _SUBSTITUTED.sub("", marked))
+    return piece.endswith("\\") or (
+        bool(_ARRAY.match(piece)) and ")" not in _SUBSTITUTED.sub("", marked)
+    )
 
 
 def _read_piece(script: Script, number: int, piece: str) -> None:
@@ -225,7 +252,9 @@ def _scan(text: str, quote: str = "") -> tuple[str, str]:
     """
     found, skipping, before = list[str](), False, " "
     for letter in text:
-        skipping = letter != "\n" and (skipping or (letter == "#" and not quote and before.isspace()))
+        skipping = letter != "\n" and (
+            skipping or (letter == "#" and not quote and before.isspace())
+        )
         if not skipping:
             if letter in {"'", '"'} and quote in {"", letter} and (before != "\\" or quote == "'"):
                 quote = "" if quote else letter
@@ -243,14 +272,18 @@ def _read_command(script: Script, number: int, words: list[str], after: str) -> 
         own[found[1]] = found[2]
         words = words[1:]
     if not words:
-        script.variables += [Variable(number, name, value, exported=False) for name, value in own.items()]
+        script.variables += [
+            Variable(number, name, value, exported=False) for name, value in own.items()
+        ]
     elif words[0] in {"export", "declare", "readonly", "local"}:
         _read_export(script, number, words)
     elif words[0] == "unset":
         script.variables = [one for one in script.variables if one.name not in words]
     else:
         checked = after in {"||", "&&"}
-        script.commands.append(Command(number, tuple(words), own, background=after == "&", checked=checked))
+        script.commands.append(
+            Command(number, tuple(words), own, background=after == "&", checked=checked)
+        )
 
 
 def _read_export(script: Script, number: int, words: list[str]) -> None:

@@ -90,7 +90,13 @@ class Collector:
             guest = _Guest(talk, received(said["facts"]), str(said["door"]))
             connection.settimeout(ANSWER_S)
             self._take_in(guest, int(said["size"]))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):  # a stranger, or a rank that has just died
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+        ):  # a stranger, or a rank that has just died
             talk.__exit__()
 
     def _take_in(self, guest: _Guest, size: int) -> None:
@@ -115,4 +121,8 @@ def _ways(guest: _Guest, doors: dict[int, str]) -> dict[int, str]:
         unreached = dict(guest.talk.hear()["unreached"])
         return {int(node): str(why) for node, why in unreached.items()}
     except (OSError, KeyError, ValueError, TypeError) as error:
-        return {node: f"{guest.facts.host} did not say ({error})" for node in doors if node != guest.facts.node}
+        return {
+            node: f"{guest.facts.host} did not say ({error})"
+            for node in doors
+            if node != guest.facts.node
+        }

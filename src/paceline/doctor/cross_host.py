@@ -16,14 +16,18 @@ _APART_S = 1.0
 _SHOWN = 6
 
 
-def judge_coming(ranks: Sequence[RankFacts], size: int, said: Sequence[tuple[str, str, str]]) -> Finding:
+def judge_coming(
+    ranks: Sequence[RankFacts], size: int, said: Sequence[tuple[str, str, str]]
+) -> Finding:
     """Judge whether all ranks came; `said` is what those printed that could not report: host, problem and fix."""
     missing = sorted(set(range(size)) - {one.rank for one in ranks})
     if not missing:
         return fine("ranks", f"all {size} came, from {len({one.node for one in ranks})} hosts")
     for host, why, fix in said[:1]:
         return problem(
-            "ranks", f"rank{'s' * (len(missing) > 1)} {spans(missing)} of {size} did not come; {host} says: {why}", fix
+            "ranks",
+            f"rank{'s' * (len(missing) > 1)} {spans(missing)} of {size} did not come; {host} says: {why}",
+            fix,
         )
     return problem(
         "ranks",
@@ -53,13 +57,18 @@ def judge_versions(ranks: Sequence[RankFacts]) -> Finding:
     same = ranks[0].versions
     return fine(
         "versions",
-        ", ".join(f"{name} {same[name]}" for name in ("python", "torch", "paceline") if name in same) + " on all ranks",
+        ", ".join(
+            f"{name} {same[name]}" for name in ("python", "torch", "paceline") if name in same
+        )
+        + " on all ranks",
     )
 
 
 def _some(hosts: Sequence[str]) -> str:
     unlike = list(dict.fromkeys(hosts))
-    return ", ".join(unlike[:_SHOWN]) + (f" and {len(unlike) - _SHOWN} more" if len(unlike) > _SHOWN else "")
+    return ", ".join(unlike[:_SHOWN]) + (
+        f" and {len(unlike) - _SHOWN} more" if len(unlike) > _SHOWN else ""
+    )
 
 
 def judge_clocks(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
@@ -85,9 +94,17 @@ def judge_ways(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
     hosts = {one.node: one for one in ranks if one.local_rank == 0}
     if len(hosts) < 2:
         return
-    closed = [(one, hosts[node], why) for one in hosts.values() for node, why in one.unreached.items() if node in hosts]
+    closed = [
+        (one, hosts[node], why)
+        for one in hosts.values()
+        for node, why in one.unreached.items()
+        if node in hosts
+    ]
     if not closed:
-        yield fine("ways", f"all {len(hosts) * (len(hosts) - 1)} ways between {len(hosts)} hosts are open, at any port")
+        yield fine(
+            "ways",
+            f"all {len(hosts) * (len(hosts) - 1)} ways between {len(hosts)} hosts are open, at any port",
+        )
         return
     fix = "open the firewall between them for all ports above 1023, or name the interface that joins them: PACELINE_INTERFACE"
     count = Counter(end.node for one, other, _ in closed for end in (one, other))
@@ -163,9 +180,15 @@ def _judge_tasks(request: AllocationRequest) -> Finding:
     said = f"job {request.job}: {request.nodes} nodes, tasks {','.join(map(str, request.tasks_on)) or 'not said'}"
     if len(set(request.tasks_on)) > 1:
         return problem(
-            "slurm tasks", f"{said}: not the same number on each node", "give --ntasks-per-node instead of --ntasks"
+            "slurm tasks",
+            f"{said}: not the same number on each node",
+            "give --ntasks-per-node instead of --ntasks",
         )
-    if request.gpus_per_node and request.tasks_on and 1 < request.tasks_on[0] != request.gpus_per_node:
+    if (
+        request.gpus_per_node
+        and request.tasks_on
+        and 1 < request.tasks_on[0] != request.gpus_per_node
+    ):
         return problem(
             "slurm tasks",
             f"{said}, but {request.gpus_per_node} GPUs on each: one rank a GPU was meant?",

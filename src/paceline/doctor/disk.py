@@ -47,7 +47,9 @@ def look_at_disk(folder: Path) -> DiskFacts:
             large_s = _write(Path(place) / "large", _WRITTEN)
     except OSError as error:
         return DiskFacts(str(folder), kind, refusal=error.strerror or str(error))
-    return DiskFacts(str(folder), kind, free, fsync_s=small[_SMALL // 2], speed=_WRITTEN / max(large_s, 1e-9))
+    return DiskFacts(
+        str(folder), kind, free, fsync_s=small[_SMALL // 2], speed=_WRITTEN / max(large_s, 1e-9)
+    )
 
 
 def _write(path: Path, size: int) -> float:
@@ -83,9 +85,15 @@ def judge_disk(disk: DiskFacts) -> Finding:
         )
     said = f"{disk.folder} ({disk.kind or 'file system not known'}): {human_size(disk.free)} free, fsync {short_time(disk.fsync_s)}, {human_size(disk.speed)}/s durable"
     if disk.kind in _IN_MEMORY:
-        return problem("disk", f"{said}; it is memory, and gone with the node", "put the runs on a disk: runs=FOLDER")
+        return problem(
+            "disk",
+            f"{said}; it is memory, and gone with the node",
+            "put the runs on a disk: runs=FOLDER",
+        )
     if disk.free < _LEAST_FREE:
-        return problem("disk", f"{said}: soon full", "free some space, or put the runs elsewhere: runs=FOLDER")
+        return problem(
+            "disk", f"{said}: soon full", "free some space, or put the runs elsewhere: runs=FOLDER"
+        )
     if disk.fsync_s > _SLOW_S or disk.speed < _SLOW_BYTES:
         return problem(
             "disk",

@@ -44,7 +44,12 @@ def signal_not_heard(script: Script, launches: list[Launch]) -> Iterator[Finding
             "start it with & and then `wait`",
             front.line,
         )
-    elif name and not to_shell and launches and not any(one.through or one.kind == "paceline" for one in launches):
+    elif (
+        name
+        and not to_shell
+        and launches
+        and not any(one.through or one.kind == "paceline" for one in launches)
+    ):
         yield problem(
             "signal-not-heard",
             f"{name} goes to what srun has started, and here nothing is",
@@ -73,7 +78,8 @@ def ranks_left_behind(script: Script, launches: list[Launch]) -> Iterator[Findin
 def exit_code_lost(script: Script, launches: list[Launch]) -> Iterator[Finding]:
     """Name a script that ends well whatever its training does."""
     careful = any(
-        one.words[0] == "set" and re.search(r"(^| )-\w*e|errexit", " ".join(one.words)) for one in script.commands
+        one.words[0] == "set" and re.search(r"(^| )-\w*e|errexit", " ".join(one.words))
+        for one in script.commands
     )
     launches = [one for one in launches if one.kind != "other"]
     if not launches or careful or re.search(r"\$\?|^#!.* -\w*e", script.text):

@@ -77,7 +77,9 @@ def lines(found: Sequence[Finding], hosts: int = 1) -> list[str]:
         if one.ok:
             said.add(one.check)
         place = f"line {one.line}: " if one.line else ""
-        shown.append(f"{'ok' if one.ok else 'problem':<8} {one.check:<{width}}  {place}{one.says}{_where(one, hosts)}")
+        shown.append(
+            f"{'ok' if one.ok else 'problem':<8} {one.check:<{width}}  {place}{one.says}{_where(one, hosts)}"
+        )
         if one.fix:
             shown.append(f"{'':<8} {'':<{width}}  fix: {one.fix}")
     return shown

@@ -20,7 +20,12 @@ _FIELDS = (
 _ANSWERS_S = 30.0
 _CROWDED = 0.1  # of the memory, that others use
 _HOT_C = 85
-_SLOWED = {0x8: "by the hardware", 0x20: "by heat (software)", 0x40: "by heat (hardware)", 0x80: "by the power brake"}
+_SLOWED = {
+    0x8: "by the hardware",
+    0x20: "by heat (software)",
+    0x40: "by heat (hardware)",
+    0x80: "by the power brake",
+}
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,9 @@ def ask_driver() -> Driver:
         return Driver(devices=devices)
     words = ["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=_ANSWERS_S, check=False)
+        done = subprocess.run(
+            words, capture_output=True, text=True, errors="replace", timeout=_ANSWERS_S, check=False
+        )
     except (subprocess.TimeoutExpired, OSError) as error:
         return Driver(failure=str(error), devices=devices)
     if done.returncode:
@@ -120,12 +127,16 @@ def _judge_count(driver: Driver, torch: TorchFacts | None, visible: str | None) 
     seen = len(torch.gpus)
     if not torch.cuda:
         return problem(
-            "gpus", f"{here} x {names}, but this torch is built for CPUs", "install a torch that is built for CUDA"
+            "gpus",
+            f"{here} x {names}, but this torch is built for CPUs",
+            "install a torch that is built for CUDA",
         )
     if visible is not None and seen < here:
         wanted = [word for word in visible.split(",") if word.strip()]
         if seen == len(wanted):
-            return fine("gpus", f"{seen} of {here} x {names} visible (CUDA_VISIBLE_DEVICES={visible})")
+            return fine(
+                "gpus", f"{seen} of {here} x {names} visible (CUDA_VISIBLE_DEVICES={visible})"
+            )
         return problem(
             "gpus",
             f"CUDA_VISIBLE_DEVICES={visible} names {len(wanted)}, and torch sees {seen} of {here}",
@@ -141,7 +152,9 @@ def _judge_count(driver: Driver, torch: TorchFacts | None, visible: str | None) 
 
 
 def _judge_memory(gpus: Sequence[Gpu]) -> Finding:
-    crowded = [one for one in gpus if _number(one.used_mb) > _CROWDED * max(1.0, _number(one.memory_mb))]
+    crowded = [
+        one for one in gpus if _number(one.used_mb) > _CROWDED * max(1.0, _number(one.memory_mb))
+    ]
     if crowded:
         said = ", ".join(
             f"GPU {one.index}: {human_size(_number(one.used_mb) * 1e6)} of {human_size(_number(one.memory_mb) * 1e6)}"
@@ -152,7 +165,9 @@ def _judge_memory(gpus: Sequence[Gpu]) -> Finding:
             f"in use by others: {said}",
             "see `nvidia-smi` for the processes, and end yours; or take other GPUs",
         )
-    return fine("gpu memory", f"{human_size(min(_number(one.memory_mb) for one in gpus) * 1e6)} each, free")
+    return fine(
+        "gpu memory", f"{human_size(min(_number(one.memory_mb) for one in gpus) * 1e6)} each, free"
+    )
 
 
 def _judge_ecc(gpus: Sequence[Gpu]) -> Finding:
@@ -180,7 +195,8 @@ def _judge_power(gpus: Sequence[Gpu]) -> Finding:
         )
     if capped:
         said = ", ".join(
-            f"GPU {one.index}: {_number(one.power_w):.0f} of {_number(one.full_power_w):.0f} W" for one in capped
+            f"GPU {one.index}: {_number(one.power_w):.0f} of {_number(one.full_power_w):.0f} W"
+            for one in capped
         )
         return problem(
             "gpu power",
@@ -188,7 +204,11 @@ def _judge_power(gpus: Sequence[Gpu]) -> Finding:
             "nvidia-smi --power-limit (root), or take nodes without a cap",
         )
     hottest = max(_number(one.heat_c) for one in gpus)
-    said = f"{_number(gpus[0].full_power_w):.0f} W each" if _number(gpus[0].full_power_w) else "no limit is told"
+    said = (
+        f"{_number(gpus[0].full_power_w):.0f} W each"
+        if _number(gpus[0].full_power_w)
+        else "no limit is told"
+    )
     return fine("gpu power", f"{said}, at most {hottest:.0f} °C now")
 
 

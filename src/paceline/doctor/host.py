@@ -46,7 +46,9 @@ def look_at_host(root: Path = Path("/")) -> HostFacts:
         cores=_cores(),
         cores_here=os.cpu_count() or 1,
         quota=_quota(root),
-        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],  # the hard limit helps only who asks for it
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[
+            0
+        ],  # the hard limit helps only who asks for it
         locked_memory=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         shared_memory=shared[0],
         shared_memory_all=shared[1],
@@ -79,7 +81,11 @@ def _quota(root: Path) -> float:
     pairs = []
     for group in own_groups("cpu", root):
         v1 = _words(group / "cpu.cfs_quota_us") + _words(group / "cpu.cfs_period_us")
-        pairs += [pair for pair in (_words(group / "cpu.max"), v1) if len(pair) == 2 and "".join(pair).isdecimal()]
+        pairs += [
+            pair
+            for pair in (_words(group / "cpu.max"), v1)
+            if len(pair) == 2 and "".join(pair).isdecimal()
+        ]
     return min((int(quota) / int(period) for quota, period in pairs), default=0.0)
 
 
@@ -105,7 +111,9 @@ def judge_host(host: HostFacts, ranks: int, env: Mapping[str, str]) -> Iterator[
 def _judge_cores(host: HostFacts, ranks: int, env: Mapping[str, str]) -> Finding:
     usable = min(len(host.cores), host.quota or len(host.cores))
     threads = env.get("OMP_NUM_THREADS", "")
-    said = f"{usable:g} of {host.cores_here} for {ranks} rank{'s' * (ranks > 1)} ({spans(host.cores)})"
+    said = (
+        f"{usable:g} of {host.cores_here} for {ranks} rank{'s' * (ranks > 1)} ({spans(host.cores)})"
+    )
     if usable < ranks:
         return problem(
             "cores",
@@ -133,7 +141,10 @@ def spans(numbers: Sequence[int]) -> str:
             found[-1][1] = number
         else:
             found.append([number, number])
-    return ",".join(f"{first}-{last}" if first < last else str(first) for first, last in found) or "none"
+    return (
+        ",".join(f"{first}-{last}" if first < last else str(first) for first, last in found)
+        or "none"
+    )
 
 
 def _judge_files(host: HostFacts) -> Finding:
@@ -143,7 +154,10 @@ def _judge_files(host: HostFacts) -> Finding:
             f"{host.open_files} open files: workers and shards need more",
             "ulimit -n 65536 in the batch script, or ask for a higher hard limit",
         )
-    return fine("ulimit files", f"{'no limit' if host.open_files < 0 else f'{host.open_files:,}'} open files")
+    return fine(
+        "ulimit files",
+        f"{'no limit' if host.open_files < 0 else f'{host.open_files:,}'} open files",
+    )
 
 
 def _judge_locked(host: HostFacts) -> Finding:
@@ -157,7 +171,9 @@ def _judge_locked(host: HostFacts) -> Finding:
 
 
 def _judge_shared(host: HostFacts) -> Finding:
-    said = f"{human_size(host.shared_memory)} of {human_size(host.shared_memory_all)} free in /dev/shm"
+    said = (
+        f"{human_size(host.shared_memory)} of {human_size(host.shared_memory_all)} free in /dev/shm"
+    )
     if host.shared_memory < _LEAST_SHARED:
         return problem(
             "shared memory",

@@ -71,7 +71,12 @@ def look_at_allocation(allocation: Allocation, plan: HostPlan, env: Mapping[str,
     address = choose_address("", allocation.nodes, env.get(handover.INTERFACE, ""))
     listener = listen_at(address, 0)
     told = {"address": address, "port": listener.getsockname()[1], "secret": secrets.token_hex(16)}
-    told |= {"runs": str(plan.runs), "wait_s": plan.wait_s, "quick": plan.quick, "nodes": allocation.nodes}
+    told |= {
+        "runs": str(plan.runs),
+        "wait_s": plan.wait_s,
+        "quick": plan.quick,
+        "nodes": allocation.nodes,
+    }
     words = [*allocation.srun_words(plan.ranks), f"--nodelist={','.join(allocation.nodes)}", *_RANK]
     surroundings = step_environment(env) | {handover.DOCTOR: json.dumps(told)}
     with (
@@ -81,7 +86,8 @@ def look_at_allocation(allocation: Allocation, plan: HostPlan, env: Mapping[str,
     ):
         # A rank that cannot come prints why, and leaves.
         came = reception.examine(
-            plan.wait_s, lambda: process.poll() is not None or reception.came + len(_printed(output)) >= size
+            plan.wait_s,
+            lambda: process.poll() is not None or reception.came + len(_printed(output)) >= size,
         )
         found = _judge(came, size, _printed(output), request_from(env, allocation))
         reception.dismiss(ok=all_well(found))
@@ -92,7 +98,9 @@ _RANK = (sys.executable, "-u", "-m", "paceline.doctor.rank")
 
 
 @contextlib.contextmanager
-def _started(words: Sequence[str], env: Mapping[str, str], output: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+def _started(
+    words: Sequence[str], env: Mapping[str, str], output: IO[bytes]
+) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(words, env=dict(env), stdin=subprocess.DEVNULL, stdout=output)
     try:
         yield process
@@ -120,7 +128,16 @@ def look_from(
     """Look at this host, one of several; the first puts together what all say, the others return whether all was well."""
     nodes = len(hosts)
     peers = (*hosts[:node], *hosts[node + 1 :])
-    world = World(node, nodes, 0, plan.ranks, node, nodes, "paceline", interface=env.get(handover.INTERFACE, ""))
+    world = World(
+        node,
+        nodes,
+        0,
+        plan.ranks,
+        node,
+        nodes,
+        "paceline",
+        interface=env.get(handover.INTERFACE, ""),
+    )
     secret = env.get(SECRET, "")
     told = {"address": meet[0], "port": str(meet[1]), "secret": secret, "wait_s": str(plan.wait_s)}
 
@@ -147,7 +164,10 @@ def look_from(
 
 
 def _judge(
-    came: Sequence[RankFacts], size: int, printed: Sequence[tuple[str, str, str]], request: AllocationRequest | None
+    came: Sequence[RankFacts],
+    size: int,
+    printed: Sequence[tuple[str, str, str]],
+    request: AllocationRequest | None,
 ) -> list[Finding]:
     if not came:
         return [judge_coming(came, size, printed)]
@@ -168,7 +188,10 @@ def _with_names(came: Sequence[RankFacts]) -> list[RankFacts]:
     nodes: dict[str, set[int]] = {}
     for one in came:
         nodes.setdefault(one.host, set()).add(one.node)
-    return [one if len(nodes[one.host]) == 1 else replace(one, host=f"{one.host}#{one.node}") for one in came]
+    return [
+        one if len(nodes[one.host]) == 1 else replace(one, host=f"{one.host}#{one.node}")
+        for one in came
+    ]
 
 
 def chosen_nodes(allocation: Allocation, wanted: Sequence[str]) -> Allocation:
@@ -194,7 +217,8 @@ def request_from(env: Mapping[str, str], allocation: Allocation) -> AllocationRe
         tasks_on=tuple(_each(env.get("SLURM_TASKS_PER_NODE", ""))),
         cpus_per_task=_number(env.get("SLURM_CPUS_PER_TASK", "")),
         gpus_per_node=_number(
-            env.get("SLURM_GPUS_ON_NODE", "") or env.get("SLURM_GPUS_PER_NODE", "").rpartition(":")[2]
+            env.get("SLURM_GPUS_ON_NODE", "")
+            or env.get("SLURM_GPUS_PER_NODE", "").rpartition(":")[2]
         ),
     )
 

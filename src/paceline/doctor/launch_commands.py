@@ -10,7 +10,14 @@ from pathlib import PurePath
 
 from paceline.doctor.batch_parser import MARKED, Command, Script, options_of, read_script
 
-_STARTERS = {"srun": "srun", "mpirun": "mpirun", "mpiexec": "mpirun", "ssh": "ssh", "pdsh": "ssh", "clush": "ssh"}
+_STARTERS = {
+    "srun": "srun",
+    "mpirun": "mpirun",
+    "mpiexec": "mpirun",
+    "ssh": "ssh",
+    "pdsh": "ssh",
+    "clush": "ssh",
+}
 _SHELLS = {"bash", "sh", "zsh", "dash"}
 _PYTHON = re.compile(r"python[\d.]*$|:-python[\d.]*\}$")
 _AGENT = re.compile(r"(^|/|:-)torchrun\}?$")
@@ -86,7 +93,11 @@ def _kind(words: list[str], through: str) -> tuple[str, dict[str, str], Script |
 
 def _agent(words: list[str]) -> tuple[str, dict[str, str], None]:
     options = options_of(words)[0]
-    known = {"main-process-ip": "master-addr", "main-process-port": "master-port", "num-machines": "nnodes"}
+    known = {
+        "main-process-ip": "master-addr",
+        "main-process-port": "master-port",
+        "num-machines": "nnodes",
+    }
     return "agent", {known.get(name, name): value for name, value in options.items()}, None
 
 
@@ -104,24 +115,36 @@ def _of_shell(words: list[str]) -> tuple[str, dict[str, str], Script | None]:
 def nodes_of(script: Script, launch: Launch | None = None, depth: int = _MOST_STEPS) -> int:
     """Return on how many nodes a launch, or the job, runs; 1 if nothing is said."""
     asked = launch.asked.get("nodes", "") if launch else ""
-    return number(script, asked, depth) or number(script, script.value("nodes").partition("-")[0], depth) or 1
+    return (
+        number(script, asked, depth)
+        or number(script, script.value("nodes").partition("-")[0], depth)
+        or 1
+    )
 
 
 def tasks_per_node(script: Script, launch: Launch | None = None, depth: int = _MOST_STEPS) -> int:
     """Return how many tasks srun starts on a node: as its own options say, else as those of the job."""
     nodes = nodes_of(script, launch, depth)
-    for options in (launch.asked if launch else {}, {name: value for name, (value, _) in script.options.items()}):
+    for options in (
+        launch.asked if launch else {},
+        {name: value for name, (value, _) in script.options.items()},
+    ):
         if each := number(script, options.get("ntasks-per-node", ""), depth):
             return each
         if whole := number(script, options.get("ntasks", ""), depth):
             return math.ceil(whole / nodes)
-    gpus, per_task = script.value("gpus-per-node") or script.value("gres"), script.value("gpus-per-task")
+    gpus, per_task = (
+        script.value("gpus-per-node") or script.value("gres"),
+        script.value("gpus-per-task"),
+    )
     return (_count(gpus) // max(1, _count(per_task)) or 1) if gpus and per_task else 1
 
 
 def tasks_of(script: Script, launch: Launch | None = None, depth: int = _MOST_STEPS) -> int:
     """Return how many tasks srun starts in all."""
-    whole = number(script, (launch.asked if launch else {}).get("ntasks", "") or script.value("ntasks"), depth)
+    whole = number(
+        script, (launch.asked if launch else {}).get("ntasks", "") or script.value("ntasks"), depth
+    )
     return whole or nodes_of(script, launch, depth) * tasks_per_node(script, launch, depth)
 
 

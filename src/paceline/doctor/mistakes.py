@@ -6,9 +6,21 @@ import re
 from collections.abc import Iterator
 
 from paceline.doctor.batch_parser import MARKED, Script, Variable, read_script
-from paceline.doctor.exit_mistakes import exit_code_lost, no_signal, ranks_left_behind, signal_not_heard
+from paceline.doctor.exit_mistakes import (
+    exit_code_lost,
+    no_signal,
+    ranks_left_behind,
+    signal_not_heard,
+)
 from paceline.doctor.finding import Finding, problem
-from paceline.doctor.launch_commands import Launch, launches_of, nodes_of, number, tasks_of, tasks_per_node
+from paceline.doctor.launch_commands import (
+    Launch,
+    launches_of,
+    nodes_of,
+    number,
+    tasks_of,
+    tasks_per_node,
+)
 
 _OWN = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID"}
 _PER_TASK = re.compile(rf"(?<!{MARKED})\$\{{?(SLURM_PROCID|SLURM_LOCALID|SLURM_NODEID)\b")
@@ -29,7 +41,10 @@ def find_mistakes(text: str) -> list[Finding]:
 
 
 def _rank_in_the_batch_shell(script: Script, launches: list[Launch]) -> Iterator[Finding]:
-    hangs = any(one.through and one.kind in {"python", "other"} and tasks_of(script, one) > 1 for one in launches)
+    hangs = any(
+        one.through and one.kind in {"python", "other"} and tasks_of(script, one) > 1
+        for one in launches
+    )
     if not hangs and not any(one.kind == "agent" for one in launches):
         return
     own = [
@@ -76,7 +91,14 @@ def _wrong_world_size(script: Script, launches: list[Launch]) -> Iterator[Findin
     said = number(script, size.value) if size else None
     for one in launches:
         tasks = tasks_of(script, one)
-        if size and size.exported and said and one.through == "srun" and one.kind == "python" and said != tasks:
+        if (
+            size
+            and size.exported
+            and said
+            and one.through == "srun"
+            and one.kind == "python"
+            and said != tasks
+        ):
             yield problem(
                 "world-size",
                 f"WORLD_SIZE is {said}, but srun in line {one.line} starts {tasks} tasks: the ranks wait for others that never come",
@@ -95,7 +117,11 @@ def _several_agents(script: Script, launches: list[Launch]) -> Iterator[Finding]
                 "one agent a node: --ntasks-per-node=1 (and --nproc-per-node for the ranks)",
                 one.line,
             )
-        elif one.through == "srun" and re.search(r"\bpaceline (run|train)\b", one.text) and tasks_of(script, one) > 1:
+        elif (
+            one.through == "srun"
+            and re.search(r"\bpaceline (run|train)\b", one.text)
+            and tasks_of(script, one) > 1
+        ):
             yield problem(
                 "several-agents",
                 f"srun starts this {tasks_of(script, one)} times, and each would start all ranks",
@@ -106,7 +132,9 @@ def _several_agents(script: Script, launches: list[Launch]) -> Iterator[Finding]
 
 def _no_rendezvous(script: Script, launches: list[Launch]) -> Iterator[Finding]:
     for one in launches:
-        nodes = number(script, one.options.get("nnodes", "").rpartition(":")[2]) or nodes_of(script, one)
+        nodes = number(script, one.options.get("nnodes", "").rpartition(":")[2]) or nodes_of(
+            script, one
+        )
         met = {"rdzv-endpoint", "master-addr", "rdzv-conf"} & one.options.keys()
         if one.kind != "agent" or nodes < 2 or not one.through:
             continue
@@ -125,7 +153,9 @@ def _only_the_first_node(script: Script, launches: list[Launch]) -> Iterator[Fin
     nodes = nodes_of(script)
     tasks = tasks_of(script)
     for one in launches:
-        alone = not one.through and (one.kind == "agent" or (one.kind == "python" and not elsewhere))
+        alone = not one.through and (
+            one.kind == "agent" or (one.kind == "python" and not elsewhere)
+        )
         if alone and (nodes > 1 or (tasks > 1 and one.kind == "python")):
             what = f"{nodes} nodes" if nodes > 1 else f"{tasks} tasks"
             yield problem(
@@ -142,8 +172,12 @@ def _port_not_used(script: Script, launches: list[Launch]) -> Iterator[Finding]:
     if not port or not launches or re.search(r"\$\{?MASTER_PORT\b(?!:?[-=])", script.body):
         return
     read = {"python", "other"} if port.exported else set[str]()
-    if not any(one.kind in read or (one.inner and "MASTER_PORT" in one.inner.text) for one in launches):
-        why = "torchrun tells its ranks a port of its own" if port.exported else "it is not exported"
+    if not any(
+        one.kind in read or (one.inner and "MASTER_PORT" in one.inner.text) for one in launches
+    ):
+        why = (
+            "torchrun tells its ranks a port of its own" if port.exported else "it is not exported"
+        )
         yield problem(
             "port-not-used",
             f"MASTER_PORT is set, and nothing uses it: {why}",
@@ -182,7 +216,10 @@ def _cores_lost(script: Script, launches: list[Launch]) -> Iterator[Finding]:
     if not cores or cores < 2 or "SRUN_CPUS_PER_TASK" in {one.name for one in script.variables}:
         return
     for one in launches:
-        if one.through == "srun" and not {"cpus-per-task", "exact", "cpus-per-gpu"} & one.asked.keys():
+        if (
+            one.through == "srun"
+            and not {"cpus-per-task", "exact", "cpus-per-gpu"} & one.asked.keys()
+        ):
             yield problem(
                 "cores-lost",
                 f"--cpus-per-task={cores} does not reach srun since Slurm 22.05: each task gets one core",
@@ -215,7 +252,10 @@ def _open_text(script: Script, launches: list[Launch]) -> Iterator[Finding]:
 def _wrong_address(script: Script, launches: list[Launch]) -> Iterator[Finding]:
     address = script.last("MASTER_ADDR")
     for one in ([(address.value, address.line)] if address else []) + [
-        (launch.options.get("rdzv-endpoint", "") or launch.options.get("master-addr", ""), launch.line)
+        (
+            launch.options.get("rdzv-endpoint", "") or launch.options.get("master-addr", ""),
+            launch.line,
+        )
         for launch in launches
     ]:
         value, line = one

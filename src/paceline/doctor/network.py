@@ -66,7 +66,9 @@ def look_at_network(env: Mapping[str, str], peers: tuple[str, ...] = ()) -> Netw
         refusal=refusal,
         ports=_ports(),
         bindable=_try_to_bind(chosen, 0) if chosen else "",
-        taken=_try_to_bind(chosen, int(port)) if chosen and port.isdecimal() and int(port) < 1 << 16 else "",
+        taken=_try_to_bind(chosen, int(port))
+        if chosen and port.isdecimal() and int(port) < 1 << 16
+        else "",
     )
 
 
@@ -96,7 +98,9 @@ def _try_to_bind(address: str, port: int) -> str:
     return ""
 
 
-def judge_network(network: NetworkFacts, env: Mapping[str, str], *, alone: bool) -> Iterator[Finding]:
+def judge_network(
+    network: NetworkFacts, env: Mapping[str, str], *, alone: bool
+) -> Iterator[Finding]:
     """Judge interface, name and ports; a host that trains alone needs no others to reach it."""
     yield _judge_interface(network, env, alone=alone)
     yield _judge_name(network, alone=alone)
@@ -107,7 +111,9 @@ def _judge_interface(network: NetworkFacts, env: Mapping[str, str], *, alone: bo
     names = list(dict.fromkeys(one.name for one in network.interfaces))
     for variable in (handover.INTERFACE, GLOO, NCCL):
         wanted = [
-            word.strip("=^ ") for word in env.get(variable, "").split(",") if word and not env[variable].startswith("^")
+            word.strip("=^ ")
+            for word in env.get(variable, "").split(",")
+            if word and not env[variable].startswith("^")
         ]
         unknown = [name for name in wanted if not any(have.startswith(name) for have in names)]
         if unknown and (variable != NCCL or len(unknown) == len(wanted)):
@@ -119,14 +125,18 @@ def _judge_interface(network: NetworkFacts, env: Mapping[str, str], *, alone: bo
     if not network.chosen:
         if alone:
             return fine("interface", "lo: no other host can be reached, and none is needed")
-        return problem("interface", network.refusal, f"set {handover.INTERFACE} to one of: {', '.join(names)}")
+        return problem(
+            "interface", network.refusal, f"set {handover.INTERFACE} to one of: {', '.join(names)}"
+        )
     return _judge_chosen(network)
 
 
 def _judge_chosen(network: NetworkFacts) -> Finding:
     carrier = interface_named(network, network.chosen)
     others = [one.name for one in network.interfaces if one.name not in {carrier.name, "lo"}]
-    said = f"{carrier.name} ({network.chosen}{_speed(carrier)}) would carry the messages between hosts"
+    said = (
+        f"{carrier.name} ({network.chosen}{_speed(carrier)}) would carry the messages between hosts"
+    )
     said += f"; also here: {', '.join(dict.fromkeys(others))}" if others else ""
     if carrier.name.startswith(_BRIDGES):
         return problem(
@@ -135,7 +145,9 @@ def _judge_chosen(network: NetworkFacts) -> Finding:
             f"export {handover.INTERFACE}={others[0] if others else 'NAME'}",
         )
     faster = [
-        one for one in network.interfaces if one.speed_mbps > 2 * carrier.speed_mbps > 0 and one.name != carrier.name
+        one
+        for one in network.interfaces
+        if one.speed_mbps > 2 * carrier.speed_mbps > 0 and one.name != carrier.name
     ]
     if faster:
         best = max(faster, key=lambda one: one.speed_mbps)
@@ -192,7 +204,9 @@ def _judge_ports(network: NetworkFacts, env: Mapping[str, str]) -> Finding:
         )
     if last - first < 1000:
         return problem(
-            "ports", f"the kernel gives out only {first}-{last}", "sysctl net.ipv4.ip_local_port_range='32768 60999'"
+            "ports",
+            f"the kernel gives out only {first}-{last}",
+            "sysctl net.ipv4.ip_local_port_range='32768 60999'",
         )
     port = env.get("MASTER_PORT", "")
     if port.isdecimal() and first <= int(port) <= last:

@@ -64,14 +64,21 @@ def pack(environment: Path, to: Path) -> Packed:
             files, digest, size = _write(environment, partial)
             name = f"{environment.resolve().name.strip('.') or 'env'}-{digest[:12]}"
             archive = to / f"{name}.tar"
-            plan = {"name": name, "sha256": digest, "from": str(environment.resolve()), "root": ROOT}
+            plan = {
+                "name": name,
+                "sha256": digest,
+                "from": str(environment.resolve()),
+                "root": ROOT,
+            }
             write_whole(archive.with_suffix(".json"), json.dumps(plan, indent=2).encode())
             write_whole(archive.with_suffix(".py"), _UNPACK.read_bytes())
             partial.replace(archive)
         finally:
             partial.unlink(missing_ok=True)
     python = str(Path(settings.get("home", "/usr/bin")) / "python3")
-    return Packed(archive, archive.with_suffix(".py"), name, files, size, python, tuple(_outside(environment)))
+    return Packed(
+        archive, archive.with_suffix(".py"), name, files, size, python, tuple(_outside(environment))
+    )
 
 
 def _settings(environment: Path) -> dict[str, str]:
@@ -83,7 +90,9 @@ def _settings(environment: Path) -> dict[str, str]:
             f"{environment} is no virtual environment: it has no pyvenv.cfg",
             fix="name one with --env (python -m venv makes it); for conda there is conda-pack, which does the same",
         ) from error
-    return {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
+    return {
+        name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)
+    }
 
 
 def _write(environment: Path, path: Path) -> tuple[int, str, int]:

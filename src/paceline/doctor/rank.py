@@ -39,11 +39,18 @@ def main() -> None:
         world = detect_world(os.environ, os.getppid())
         suffix = os.environ.get(handover.HOST_SUFFIX, "")
         peers = tuple(name + suffix for name in told["nodes"] if name != host_name(os.environ))
-        answer = report(world, told, look(world, os.environ, Path(told["runs"]), peers, quick=bool(told["quick"])))
+        answer = report(
+            world,
+            told,
+            look(world, os.environ, Path(told["runs"]), peers, quick=bool(told["quick"])),
+        )
     except PacelineError as error:
         answer = {"problem": error.problem, "fix": error.fix}
     except (OSError, ValueError) as error:
-        answer = {"problem": f"the report was broken off: {error}", "fix": "try again; see whether a host went away"}
+        answer = {
+            "problem": f"the report was broken off: {error}",
+            "fix": "try again; see whether a host went away",
+        }
     sys.stdout.write(json.dumps({"doctor": True, "host": host_name(os.environ), **answer}) + "\n")
 
 
@@ -52,7 +59,9 @@ def host_name(env: Mapping[str, str]) -> str:
     return env.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def look(world: World, env: Mapping[str, str], runs: Path, peers: tuple[str, ...], *, quick: bool) -> RankFacts:
+def look(
+    world: World, env: Mapping[str, str], runs: Path, peers: tuple[str, ...], *, quick: bool
+) -> RankFacts:
     """Gather the facts of this rank; the first of each host looks at the host, too, and asks torch, unless it must be quick.
 
     `peers` are the other hosts: the way to them decides which interface carries the messages.
@@ -71,7 +80,9 @@ def look(world: World, env: Mapping[str, str], runs: Path, peers: tuple[str, ...
         gpus_seen=_gpus_seen(torch) if first else -1,
         gpus_given=int(given) if given.isdecimal() else 0,
         visible=env.get("CUDA_VISIBLE_DEVICES", ""),
-        found=tuple(examine_here(env, runs, world.local_size, peers, alone=alone, torch=torch)) if first else (),
+        found=tuple(examine_here(env, runs, world.local_size, peers, alone=alone, torch=torch))
+        if first
+        else (),
     )
 
 
@@ -106,7 +117,11 @@ def _answer(talk: Connection, world: World, door: str) -> dict[str, object]:
         if "clock" in asked:
             talk.say(clock=time.time())
         elif "doors" in asked:
-            others = {node: str(other) for node, other in asked["doors"].items() if int(node) != world.node}
+            others = {
+                node: str(other)
+                for node, other in asked["doors"].items()
+                if int(node) != world.node
+            }
             talk.say(unreached=try_doors(others) if door else {})
         else:
             return {"ok": bool(asked.get("ok"))}

@@ -44,13 +44,17 @@ def ask_torch(timeout_s: float = TORCH_S, python: str = sys.executable) -> Torch
     """Return what torch says, or why it says nothing: it is asked in a child, for a broken one may crash or hang."""
     words = [python, "-m", "paceline.doctor.torch_child"]
     try:
-        done = subprocess.run(words, capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            words, capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
+        )
     except subprocess.TimeoutExpired:
         return TorchFacts(failure=f"did not answer in {timeout_s:g} s")
     except OSError as error:
         return TorchFacts(failure=str(error))
     if done.returncode:
-        return TorchFacts(failure=_last_words(done.returncode, done.stderr.decode(errors="replace")))
+        return TorchFacts(
+            failure=_last_words(done.returncode, done.stderr.decode(errors="replace"))
+        )
     try:
         return _read(json.loads(done.stdout.decode().splitlines()[-1]))
     except (ValueError, IndexError, TypeError):
@@ -86,7 +90,9 @@ def judge_python(version: tuple[int, ...], executable: str) -> Finding:
     """
     said = f"{'.'.join(map(str, version[:3]))}, {executable}"
     if version[:2] < _OLDEST_PYTHON:
-        return problem("python", f"{said} is too old", "make an environment with Python 3.11 or newer")
+        return problem(
+            "python", f"{said} is too old", "make an environment with Python 3.11 or newer"
+        )
     return fine("python", said)
 
 
@@ -94,7 +100,9 @@ def judge_torch(torch: TorchFacts) -> Iterator[Finding]:
     """Judge torch and what carries its messages."""
     if torch.failure:
         yield problem(
-            "torch", f"cannot be imported: {torch.failure}", "install it again into this environment: pip install torch"
+            "torch",
+            f"cannot be imported: {torch.failure}",
+            "install it again into this environment: pip install torch",
         )
         return
     version = tuple(map(int, re.findall(r"\d+", torch.version)[:2]))
@@ -105,7 +113,9 @@ def judge_torch(torch: TorchFacts) -> Iterator[Finding]:
         yield problem("torch", f"{said}, is too old", "pip install --upgrade 'torch>=2.10'")
     elif torch.error:
         yield problem(
-            "torch", f"{said}, but cannot add: {torch.error}", "see `nvidia-smi`; leave this node out of the job"
+            "torch",
+            f"{said}, but cannot add: {torch.error}",
+            "see `nvidia-smi`; leave this node out of the job",
         )
     elif torch.import_s > _SLOW_S and waited_s > torch.import_s / 2:
         yield problem(
@@ -119,8 +129,12 @@ def judge_torch(torch: TorchFacts) -> Iterator[Finding]:
 
 
 def _judge_backends(torch: TorchFacts) -> Finding:
-    have = ", ".join(f"{name} {torch.nccl}".strip() if name == "nccl" else name for name in torch.backends)
-    missing = [name for name in (["nccl"] if torch.gpus else []) + ["gloo"] if name not in torch.backends]
+    have = ", ".join(
+        f"{name} {torch.nccl}".strip() if name == "nccl" else name for name in torch.backends
+    )
+    missing = [
+        name for name in (["nccl"] if torch.gpus else []) + ["gloo"] if name not in torch.backends
+    ]
     if missing:
         return problem(
             "backends",
@@ -132,7 +146,12 @@ def _judge_backends(torch: TorchFacts) -> Finding:
 
 def judge_settings(env: Mapping[str, str]) -> Iterator[Finding]:
     """Judge variables that are left over from debugging, or hurt."""
-    slow = {"CUDA_LAUNCH_BLOCKING": "1", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
+    slow = {
+        "CUDA_LAUNCH_BLOCKING": "1",
+        "NCCL_P2P_DISABLE": "1",
+        "NCCL_SHM_DISABLE": "1",
+        "NCCL_IB_DISABLE": "1",
+    }
     found = [f"{name}={env[name]}" for name, value in slow.items() if env.get(name) == value]
     if found:
         yield problem(

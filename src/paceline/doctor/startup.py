@@ -26,13 +26,20 @@ from paceline.errors import EnvironmentUnfit, TrainingError
 from paceline.launch.signals import StopSignals
 
 _IMPORT = re.compile(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)")
-_CALL = re.compile(r"^\d+\s+(\w+)\((?:AT_FDCWD, |\d+(?:<[^>]*>)?, )?\"([^\"]*)\".*?=\s+(-?\d+)(?: (E\w+))?")
+_CALL = re.compile(
+    r"^\d+\s+(\w+)\((?:AT_FDCWD, |\d+(?:<[^>]*>)?, )?\"([^\"]*)\".*?=\s+(-?\d+)(?: (E\w+))?"
+)
 _NETWORKED = re.compile(r"nfs|lustre|gpfs|beegfs|ceph|cifs|smb|afs|panfs|fuse|9p|glusterfs")
 _SLOW_S = 20.0
 _HEAVY = 0.25  # of the time of all imports
 _UNCOMPILED = 50
 _LOOK_S, _GRACE_S = 0.2, 10.0
-OWN, PYTHON, SYSTEM, METADATA = "(your own files)", "(Python itself)", "(system)", "(metadata of packages)"
+OWN, PYTHON, SYSTEM, METADATA = (
+    "(your own files)",
+    "(Python itself)",
+    "(system)",
+    "(metadata of packages)",
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,9 @@ def measure(target: Sequence[str], timeout_s: float, *, trace: bool = True) -> S
         place = Path(folder)
 
         def run(options: Sequence[str], around: Sequence[str]) -> tuple[dict[str, Any], str]:
-            return _start(target, place, options, around, lambda process: _wait(process, timeout_s, signals))
+            return _start(
+                target, place, options, around, lambda process: _wait(process, timeout_s, signals)
+            )
 
         seen, said = run(["-X", "importtime"], [])
         calls = _trace(place, run) if trace and shutil.which("strace") else None
@@ -92,7 +101,10 @@ def _start(
     """Run the program under watch; return what was seen, and what it wrote to standard error."""
     out = place / "seen.json"
     out.unlink(missing_ok=True)
-    settings = json.loads(os.environ.get(handover.SETTINGS) or "{}") | {"runs": str(place / "runs"), "name": "startup"}
+    settings = json.loads(os.environ.get(handover.SETTINGS) or "{}") | {
+        "runs": str(place / "runs"),
+        "name": "startup",
+    }
     env = os.environ | {handover.SETTINGS: json.dumps(settings)}
     words = [
         *around,
@@ -105,7 +117,16 @@ def _start(
     ]
     with (place / "said").open("wb") as said:
         none = subprocess.DEVNULL
-        wait(subprocess.Popen([*words, *target], env=env, stdin=none, stdout=none, stderr=said, start_new_session=True))
+        wait(
+            subprocess.Popen(
+                [*words, *target],
+                env=env,
+                stdin=none,
+                stdout=none,
+                stderr=said,
+                start_new_session=True,
+            )
+        )
     text = (place / "said").read_text(encoding="utf-8", errors="replace")
     if not out.exists():
         raise EnvironmentUnfit(
@@ -115,7 +136,8 @@ def _start(
     seen: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     if seen["failure"]:
         raise TrainingError(
-            f"it fails before its first step: {seen['failure']}", fix="start it without the doctor, and mend it"
+            f"it fails before its first step: {seen['failure']}",
+            fix="start it without the doctor, and mend it",
         )
     return seen, text
 
@@ -141,7 +163,11 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float, signals: StopSigna
 
 
 def _own_words(said: str) -> str:
-    own = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("import time:")]
+    own = [
+        line.strip()
+        for line in said.splitlines()
+        if line.strip() and not line.startswith("import time:")
+    ]
     return own[-1][:300] if own else "without a word"
 
 
@@ -156,7 +182,11 @@ def _trace(place: Path, run: Run) -> str | None:
 
 
 def summarise(
-    what: str, seen: Mapping[str, Any], said: str, calls: str | None, roots: Mapping[str, str] | None = None
+    what: str,
+    seen: Mapping[str, Any],
+    said: str,
+    calls: str | None,
+    roots: Mapping[str, str] | None = None,
 ) -> Startup:
     """Put together what was seen, by package."""
     roots = roots or _roots()
@@ -167,7 +197,8 @@ def summarise(
     traced, not_found = read_calls(calls, roots) if calls is not None else (Counter[str](), -1)
     names = {*times, *opened, *traced}
     packages = [
-        Package(name, times.get(name, 0.0), opened[name], traced[name] if calls is not None else -1) for name in names
+        Package(name, times.get(name, 0.0), opened[name], traced[name] if calls is not None else -1)
+        for name in names
     ]
     packages.sort(key=_dear(packages), reverse=True)
     return Startup(
@@ -179,7 +210,10 @@ def summarise(
         calls=traced.total() if calls is not None else -1,
         not_found=not_found,
         kind=kind_of(Path(roots["packages"])),
-        uncompiled=sum(path.endswith(".py") and owner(path, roots) not in {OWN, SYSTEM} for path in seen["opened"]),
+        uncompiled=sum(
+            path.endswith(".py") and owner(path, roots) not in {OWN, SYSTEM}
+            for path in seen["opened"]
+        ),
     )
 
 
@@ -190,7 +224,11 @@ def _dear(packages: Sequence[Package]) -> Callable[[Package], float]:
         sum(one.opened for one in packages),
         sum(one.calls for one in packages),
     ]
-    return lambda one: one.import_s / max(whole[0], 1e-9) + one.opened / max(1, whole[1]) + one.calls / max(1, whole[2])
+    return lambda one: (
+        one.import_s / max(whole[0], 1e-9)
+        + one.opened / max(1, whole[1])
+        + one.calls / max(1, whole[2])
+    )
 
 
 def import_times(said: str) -> dict[str, float]:
@@ -221,8 +259,14 @@ def owner(path: str, roots: Mapping[str, str]) -> str:
     """
     if path.startswith(roots["packages"] + "/"):
         first = path[len(roots["packages"]) + 1 :].partition("/")[0]
-        return METADATA if first.endswith((".dist-info", ".egg-info")) else re.split(r"[.-]", first)[0] or first
-    if path.startswith((roots["python"], roots["base"])) or any(root.startswith(path) for root in roots.values()):
+        return (
+            METADATA
+            if first.endswith((".dist-info", ".egg-info"))
+            else re.split(r"[.-]", first)[0] or first
+        )
+    if path.startswith((roots["python"], roots["base"])) or any(
+        root.startswith(path) for root in roots.values()
+    ):
         return PYTHON  # and the folders above it, which it looks up again and again
     return SYSTEM if path.startswith(("/proc", "/sys", "/dev", "/etc", "/usr", "/lib")) else OWN
 
@@ -232,7 +276,9 @@ def read_calls(said: str, roots: Mapping[str, str]) -> tuple[Counter[str], int]:
     found, missing = Counter[str](), 0
     for line in said.splitlines():
         match = _CALL.match(line)
-        if match and match[2] and match[1] != "getcwd":  # without a name it is about a file that is open
+        if (
+            match and match[2] and match[1] != "getcwd"
+        ):  # without a name it is about a file that is open
             found[owner(match[2], roots)] += 1
             missing += match[4] == "ENOENT"
     return found, missing
@@ -271,7 +317,9 @@ def _judge_disk(start: Startup) -> Finding:
 def _judge_time(start: Startup) -> Finding:
     whole = sum(one.import_s for one in start.packages)
     heavy = [
-        one for one in start.packages if one.import_s > _HEAVY * whole and one.name not in {"torch", "paceline", PYTHON}
+        one
+        for one in start.packages
+        if one.import_s > _HEAVY * whole and one.name not in {"torch", "paceline", PYTHON}
     ]
     where = "to the first step" if start.stepped else "to its end"
     said = f"{start.whole_s:.1f} s {where}, {whole:.1f} s of it imports"
@@ -285,6 +333,8 @@ def _judge_time(start: Startup) -> Finding:
     if heavy and whole > 1:
         names = ", ".join(f"{one.name} ({one.import_s:.1f} s)" for one in heavy)
         return problem(
-            "time", f"{said}; beside torch: {names}", "import it where it is needed, if not every start needs it"
+            "time",
+            f"{said}; beside torch: {names}",
+            "import it where it is needed, if not every start needs it",
         )
     return fine("time", said)

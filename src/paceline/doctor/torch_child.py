@@ -19,10 +19,16 @@ def main() -> None:
     said["import_cpu_s"], said["import_queued_s"] = time.process_time() - busy, _queued_s()
     said["cuda"] = torch.version.cuda or ""
     names = ("gloo", "nccl", "mpi")
-    said["backends"] = [name for name in names if dist.is_available() and getattr(dist, f"is_{name}_available")()]
+    said["backends"] = [
+        name for name in names if dist.is_available() and getattr(dist, f"is_{name}_available")()
+    ]
     count = torch.cuda.device_count()
     said["gpus"] = [torch.cuda.get_device_name(one) for one in range(count)]
-    said["nccl"] = ".".join(map(str, torch.cuda.nccl.version())) if count and "nccl" in said["backends"] else ""  # type: ignore[no-untyped-call]
+    said["nccl"] = (
+        ".".join(map(str, torch.cuda.nccl.version()))
+        if count and "nccl" in said["backends"]
+        else ""
+    )  # type: ignore[no-untyped-call]
     pairs = [(one, other) for one in range(count) for other in range(count) if one != other]
     said["no_peer"] = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
     said["error"] = _try_a_sum(count)

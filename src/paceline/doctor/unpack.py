@@ -38,7 +38,9 @@ class Summed:
 
 def main() -> None:
     """Unpack beside others, if need be, and print the folder."""
-    plan: dict[str, str] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    plan: dict[str, str] = json.loads(
+        Path(__file__).with_suffix(".json").read_text(encoding="utf-8")
+    )
     user = os.getuid()
     root = Path(sys.argv[1] if len(sys.argv) > 1 else plan["root"].replace("UID", str(user)))
     try:

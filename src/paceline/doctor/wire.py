@@ -43,7 +43,9 @@ class Connection:
         except ValueError:
             said = None
         if not isinstance(said, dict):
-            raise ConnectionError("the other side has left" if not line else "the other side says something else")
+            raise ConnectionError(
+                "the other side has left" if not line else "the other side says something else"
+            )
         return said
 
     def ask_proof(self, secret: str) -> dict[str, Any]:
@@ -67,7 +69,11 @@ class Connection:
             self.say(clock=True)
             theirs = float(self.hear()["clock"])
             heard = time.time()
-            best = min(best, (theirs - (sent + heard) / 2, max(0.0, heard - sent) / 2), key=lambda pair: pair[1])
+            best = min(
+                best,
+                (theirs - (sent + heard) / 2, max(0.0, heard - sent) / 2),
+                key=lambda pair: pair[1],
+            )
         return best
 
 

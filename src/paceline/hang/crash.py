@@ -78,10 +78,16 @@ def parsed_crash(text: str) -> Crash | None:
     threads = [block for block in text[found.end() :].split("\n\n") if _FRAME.search(block)]
     names = [*(f"thread {place}" for place in range(len(threads) - 1)), MAIN]
     return Crash(
-        found[1], tuple(Stack(name, _places(block)) for name, block in zip(names, threads, strict=bool(threads)))
+        found[1],
+        tuple(
+            Stack(name, _places(block)) for name, block in zip(names, threads, strict=bool(threads))
+        ),
     )
 
 
 def _places(block: str) -> tuple[CodeLine, ...]:
     frames = _FRAME.findall(block)
-    return tuple(CodeLine(file, int(line), function, kind_of(file)) for file, line, function in reversed(frames))
+    return tuple(
+        CodeLine(file, int(line), function, kind_of(file))
+        for file, line, function in reversed(frames)
+    )

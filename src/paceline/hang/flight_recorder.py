@@ -7,7 +7,10 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-_READERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")  # the first is there where torch was built with NCCL
+_READERS = (
+    "_dump_nccl_trace_json",
+    "_dump_fr_trace_json",
+)  # the first is there where torch was built with NCCL
 _LAST = 64  # more than a step has, as a rule: what is odd shows by the steps before
 
 

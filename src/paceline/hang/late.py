@@ -19,7 +19,11 @@ def who_is_late(records: Sequence[RankReport]) -> HangVerdict | None:
         if not waits:
             continue
         newest = max(waits, key=lambda entry: entry.number)
-        late = [record for record in records if record.state != "left" and _is_before(record, entered, newest)]
+        late = [
+            record
+            for record in records
+            if record.state != "left" and _is_before(record, entered, newest)
+        ]
         if late and len(late) < len(records):
             return _of_late(records, late, newest)
     return None
@@ -30,7 +34,9 @@ def _is_before(record: RankReport, entered: dict[int, Collective], newest: Colle
     return mine is None or (mine.done and mine.number < newest.number)
 
 
-def _of_late(records: Sequence[RankReport], late: list[RankReport], newest: Collective) -> HangVerdict:
+def _of_late(
+    records: Sequence[RankReport], late: list[RankReport], newest: Collective
+) -> HangVerdict:
     others = ranks_but(records, late)
     doing = {"reading": "reading", "saving": "saving"}.get(late[0].doing, "own code")
     act = {"reading": " reading samples,", "saving": " saving,"}.get(late[0].doing, "")
@@ -50,7 +56,10 @@ def whose_batches_differ(records: Sequence[RankReport]) -> HangVerdict | None:
     if min(record.step for record in more) < max(record.step for record in ended):
         return None
     ended_words = f"ended after step {ended[0].step}"
-    step, (early, late) = f"in step {more[0].step + 1}", (ranks_but(records, more), ranks_but(records, ended))
+    step, (early, late) = (
+        f"in step {more[0].step + 1}",
+        (ranks_but(records, more), ranks_but(records, ended)),
+    )
     if len(ended) < len(more):
         words = f"{named(ended)} {ended_words}; {ranks_words(late)} {are(late)} {step}, and wait for a batch of it"
         return HangVerdict("one batch less", early, late, words)

@@ -27,7 +27,12 @@ class Links:
 def own_links() -> Links:
     """Return the links of this process; none where the kernel does not tell."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = [line for table in _TABLES if table.exists() for line in table.read_text().splitlines()[1:]]
+        lines = [
+            line
+            for table in _TABLES
+            if table.exists()
+            for line in table.read_text().splitlines()[1:]
+        ]
         return links_in(lines, _own_sockets())
     return Links()
 
@@ -41,8 +46,14 @@ def links_in(lines: Iterable[str], sockets: set[str]) -> Links:
     """
     rows = [row for row in map(str.split, lines) if row[3] == _ESTABLISHED and row[9] in sockets]
     ends = [(_address(row[1]), _address(row[2]), row) for row in rows]
-    far = [(mine, theirs, row) for mine, theirs, row in ends if mine != theirs and not mine.is_loopback]
-    silent = {str(theirs) for _, theirs, row in far if row[5][:2] == _SENDS_AGAIN and int(row[6], 16) >= _TRIES}
+    far = [
+        (mine, theirs, row) for mine, theirs, row in ends if mine != theirs and not mine.is_loopback
+    ]
+    silent = {
+        str(theirs)
+        for _, theirs, row in far
+        if row[5][:2] == _SENDS_AGAIN and int(row[6], 16) >= _TRIES
+    }
     return Links(tuple(sorted({str(mine) for mine, _, _ in far})), tuple(sorted(silent)))
 
 
@@ -61,4 +72,8 @@ def _own_sockets() -> set[str]:
     for file in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the one by which the folder is read
             found.add(str(file.readlink()))
-    return {name.removeprefix("socket:[").removesuffix("]") for name in found if name.startswith("socket:[")}
+    return {
+        name.removeprefix("socket:[").removesuffix("]")
+        for name in found
+        if name.startswith("socket:[")
+    }

@@ -15,17 +15,30 @@ from paceline.hang.verdict import Cause, HangVerdict
 def who_is_at_odds(records: Sequence[RankReport]) -> HangVerdict | None:
     """Return that ranks have begun different things as the same collective. Some may have got through with it."""
     for group in groups_of(records):
-        mine = {record: [entry for entry in record.collectives if entry.group == group] for record in records}
+        mine = {
+            record: [entry for entry in record.collectives if entry.group == group]
+            for record in records
+        }
         pending = [entry.number for entries in mine.values() for entry in entries if not entry.done]
         first = min(pending, default=0)
-        entered = {record: entry for record, entries in mine.items() for entry in entries if entry.number == first}
-        before = max(([entry for entry in entries if entry.number < first] for entries in mine.values()), key=len)
+        entered = {
+            record: entry
+            for record, entries in mine.items()
+            for entry in entries
+            if entry.number == first
+        }
+        before = max(
+            ([entry for entry in entries if entry.number < first] for entries in mine.values()),
+            key=len,
+        )
         if odd := _odd_ones(entered, before):
             return _of_mismatch(entered, odd)
     return None
 
 
-def _odd_ones(entered: dict[RankReport, Collective], before: Sequence[Collective]) -> list[RankReport]:
+def _odd_ones(
+    entered: dict[RankReport, Collective], before: Sequence[Collective]
+) -> list[RankReport]:
     """Return the ranks that do not do what most do. Of as many, those that do not what came before; else all."""
     forms = {record: form_of(entry) for record, entry in entered.items()}
     names = {entry.name for entry in entered.values()}
@@ -58,9 +71,14 @@ def _of_mismatch(entered: dict[RankReport, Collective], odd: list[RankReport]) -
     other = entered[others[0]]
     theirs = [record.rank for record, entry in entered.items() if form_of(entry) == form_of(other)]
     cause: Cause = "another shape" if one.name == other.name else "another collective"
-    what = (one.called, other.called) if one.name != other.name else (with_size(one), with_size(other))
+    what = (
+        (one.called, other.called) if one.name != other.name else (with_size(one), with_size(other))
+    )
     came = "are" if len(theirs) > 1 else "is"
     words = f"{named([mine])} is in {what[0]}, but {ranks_words(theirs)} {came if not other.done else 'had'} {'in ' if not other.done else ''}{what[1]}"
     return HangVerdict(
-        cause, tuple(record.rank for record in odd), ranks_but(list(entered), odd), f"{words}{place_words(mine)}"
+        cause,
+        tuple(record.rank for record in odd),
+        ranks_but(list(entered), odd),
+        f"{words}{place_words(mine)}",
     )

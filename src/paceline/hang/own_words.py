@@ -19,7 +19,9 @@ def who_failed(records: Sequence[RankReport]) -> HangVerdict | None:
         return None
     first = min(failed, key=lambda record: record.time_s)
     assert first.wrong is not None
-    last_line = first.wrong.text.strip().splitlines()[-1] if first.wrong.text.strip() else first.wrong.what
+    last_line = (
+        first.wrong.text.strip().splitlines()[-1] if first.wrong.text.strip() else first.wrong.what
+    )
     words = f"{named([first])} failed in step {first.step + 1} with {last_line}"
     return HangVerdict("exception", (first.rank,), ranks_but(records, [first]), words)
 
@@ -36,7 +38,9 @@ def whose_save_hangs(records: Sequence[RankReport]) -> HangVerdict | None:
         return None
     others = ranks_but(records, writers)
     tail = f"; {wait_words(others, writers)}" if others else ""
-    sentence = f"{named(writers)} does not get its checkpoint written; it is in {writers[0].place}{tail}"
+    sentence = (
+        f"{named(writers)} does not get its checkpoint written; it is in {writers[0].place}{tail}"
+    )
     return HangVerdict("saving", tuple(record.rank for record in writers), others, sentence)
 
 
@@ -52,5 +56,8 @@ def who_is_quiet_longest(records: Sequence[RankReport]) -> HangVerdict:
     others = ranks_but(records, [first])
     tail = f"; {wait_words(others, [first])}" if others else ""
     return HangVerdict(
-        "stuck", (first.rank,), others, f"{named([first])} does not get on: it is {place}{workers_words(first)}{tail}"
+        "stuck",
+        (first.rank,),
+        others,
+        f"{named([first])} does not get on: it is {place}{workers_words(first)}{tail}",
     )

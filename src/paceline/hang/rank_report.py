@@ -65,7 +65,9 @@ class RankReport:
         return telling_place(self.stacks)
 
 
-def record_of(world: World, pulse: Pulse, state: State, wrong: WrongResult | None = None) -> RankReport:
+def record_of(
+    world: World, pulse: Pulse, state: State, wrong: WrongResult | None = None
+) -> RankReport:
     """Return this rank as it is now; what takes time to find is left out where nothing is wrong."""
     pid, told = os.getpid(), state in {"stuck", "failed"}
     return RankReport(
@@ -112,10 +114,16 @@ def read_all(directory: RunDir) -> list[RankReport]:
 def _with_crash(directory: RunDir, record: RankReport) -> RankReport:
     """Return a record with how native code ended its rank, if it did: such a rank writes no record any more."""
     alive = record.node == socket.gethostname() and record.process.state not in {GONE, "Z"}
-    crash = None if alive or record.state in {"failed", "left"} else read_crash(directory.crash(record.rank))
+    crash = (
+        None
+        if alive or record.state in {"failed", "left"}
+        else read_crash(directory.crash(record.rank))
+    )
     if crash is None:
         return record
-    return replace(record, process=replace(record.process, state=GONE), crash=crash.what, stacks=crash.stacks)
+    return replace(
+        record, process=replace(record.process, state=GONE), crash=crash.what, stacks=crash.stacks
+    )
 
 
 def looked_at(record: RankReport) -> RankReport:
@@ -144,4 +152,10 @@ def _stack(facts: Mapping[str, Any]) -> Stack:
 
 
 def _collective(facts: Mapping[str, Any]) -> Collective:
-    return Collective(**{**facts, "sizes": tuple(tuple(s) for s in facts["sizes"]), "types": tuple(facts["types"])})
+    return Collective(
+        **{
+            **facts,
+            "sizes": tuple(tuple(s) for s in facts["sizes"]),
+            "types": tuple(facts["types"]),
+        }
+    )

@@ -37,9 +37,13 @@ def _end_words(record: RankReport) -> str:
     return f"was ended by a crash ({record.crash}){f' in {record.place}' if record.place else ''}"
 
 
-def _quiet(cause: Cause, silent: list[RankReport], records: Sequence[RankReport], words: str) -> HangVerdict:
+def _quiet(
+    cause: Cause, silent: list[RankReport], records: Sequence[RankReport], words: str
+) -> HangVerdict:
     others = ranks_but(records, silent)
-    plural = words if len(silent) == 1 else words.replace("is ", "are ", 1).replace("says", "say", 1)
+    plural = (
+        words if len(silent) == 1 else words.replace("is ", "are ", 1).replace("says", "say", 1)
+    )
     step = f" since step {silent[0].step}" if silent[0].step else ""
     return HangVerdict(
         cause, tuple(record.rank for record in silent), others,
@@ -49,7 +53,11 @@ def _quiet(cause: Cause, silent: list[RankReport], records: Sequence[RankReport]
 
 def _entered_not(silent: list[RankReport], records: Sequence[RankReport]) -> str:
     waits = [entry for record in records if record not in silent and (entry := pending_of(record))]
-    return f" and does not answer in {max(waits, key=lambda entry: entry.number).called}" if waits else ""
+    return (
+        f" and does not answer in {max(waits, key=lambda entry: entry.number).called}"
+        if waits
+        else ""
+    )
 
 
 def _never_came(records: Sequence[RankReport], missing: list[int]) -> HangVerdict:

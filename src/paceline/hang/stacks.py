@@ -53,13 +53,17 @@ def _places(frame: FrameType | None) -> tuple[CodeLine, ...]:
     found: list[CodeLine] = []
     while frame is not None and len(found) < _MOST_FRAMES:
         code = frame.f_code
-        found.append(CodeLine(code.co_filename, frame.f_lineno or 0, code.co_name, kind_of(code.co_filename)))
+        found.append(
+            CodeLine(code.co_filename, frame.f_lineno or 0, code.co_name, kind_of(code.co_filename))
+        )
         frame = frame.f_back
     return tuple(reversed(found))
 
 
 _OURS = str(Path(__file__).resolve().parents[1])
-_LIBRARIES = tuple({*site.getsitepackages(), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), "<frozen"})
+_LIBRARIES = tuple(
+    {*site.getsitepackages(), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), "<frozen"}
+)
 
 
 def kind_of(file: str) -> str:
@@ -92,4 +96,7 @@ def telling_place(stacks: Sequence[Stack]) -> CodeLine | None:
 
 def _innermost(stack: Stack | None) -> CodeLine | None:
     places = stack.places if stack else ()
-    return next((place for place in reversed(places) if place.kind != "library"), places[-1] if places else None)
+    return next(
+        (place for place in reversed(places) if place.kind != "library"),
+        places[-1] if places else None,
+    )

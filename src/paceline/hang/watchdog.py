@@ -15,7 +15,15 @@ from typing import Self
 from paceline import handover
 from paceline.hang.crash import telling_of_crashes
 from paceline.hang.judge import judge, moves, still_moving
-from paceline.hang.rank_report import RankReport, State, WrongResult, read, read_all, record_of, write
+from paceline.hang.rank_report import (
+    RankReport,
+    State,
+    WrongResult,
+    read,
+    read_all,
+    record_of,
+    write,
+)
 from paceline.hang.verdict import HangVerdict, keep, kept
 from paceline.rundir import RunDir, make_private
 from paceline.telemetry.pulse import REST_S, Pulse
@@ -24,9 +32,13 @@ from paceline.world.world import World
 _LOOK_S = 0.5
 _RANKS_PER_S = 128  # looks a second of a large world: a shared file system has other work
 _ANSWER_S = 1.5  # how long others may take to say where they are
-_BUSY_S = 5.0  # the same for one of this host whose process is seen to run: a busy machine may hold it up
+_BUSY_S = (
+    5.0  # the same for one of this host whose process is seen to run: a busy machine may hold it up
+)
 _CALL_AGAIN_S = 2.0
-_HELD_S = 2.0  # so late a look means that this very process was held, or starved: that is no one's hang
+_HELD_S = (
+    2.0  # so late a look means that this very process was held, or starved: that is no one's hang
+)
 
 Explain = Callable[[BaseException], WrongResult | None]
 Say = Callable[[str], None]
@@ -35,7 +47,9 @@ Say = Callable[[str], None]
 class Watchdog:
     """Watches this rank from a thread. It only ever writes files: whatever it finds, the training is left alone."""
 
-    def __init__(self, directory: RunDir, world: World, pulse: Pulse, say: Say, explain: Explain) -> None:
+    def __init__(
+        self, directory: RunDir, world: World, pulse: Pulse, say: Say, explain: Explain
+    ) -> None:
         self._directory, self._world, self._pulse = directory, world, pulse
         self._say, self._explain = say, explain
         self._every_s = max(_LOOK_S, world.size / _RANKS_PER_S)
@@ -58,7 +72,10 @@ class Watchdog:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._crashes.__exit__(None, None, None)
         self._over.set()
@@ -76,7 +93,9 @@ class Watchdog:
             if time.monotonic() - due > _HELD_S:
                 self._pulse.sign()
             self._look()
-            due = time.monotonic() + self._every_s  # only now: a look may take long itself, and that shows no life
+            due = (
+                time.monotonic() + self._every_s
+            )  # only now: a look may take long itself, and that shows no life
 
     def _look(self) -> None:
         if self._stuck_at is not None:
@@ -115,15 +134,23 @@ class Watchdog:
     def _is_lowest(self) -> bool:
         """Return whether no rank below can speak."""
         lower = (read(self._directory.hang_record(rank)) for rank in range(self._world.rank))
-        return not any(other and (other.state == "stuck" or moves(other, time.time())) for other in lower)
+        return not any(
+            other and (other.state == "stuck" or moves(other, time.time())) for other in lower
+        )
 
     def _speak(self) -> None:
         """Say what holds the run up, once all have said where they are, or had time to."""
         records = read_all(self._directory)
-        awaited = [record.node for record in records if record.state == "running" and record.process.can_speak]
+        awaited = [
+            record.node
+            for record in records
+            if record.state == "running" and record.process.can_speak
+        ]
         answer_s = (_BUSY_S if socket.gethostname() in awaited else _ANSWER_S) + self._every_s
         silent = awaited or len(records) < self._world.size
-        if still_moving(records, time.time()) or (silent and time.monotonic() - self._since < answer_s):
+        if still_moving(records, time.time()) or (
+            silent and time.monotonic() - self._since < answer_s
+        ):
             return
         self._tell(judge(records))
 

@@ -29,7 +29,9 @@ def main() -> None:
         signal.signal(number, _pass_on)
     try:
         world = detect_world(os.environ, os.getppid())
-        from paceline.launch.elastic import run_agent  # imports torch, which takes seconds: signals are heeded by now
+        from paceline.launch.elastic import (
+            run_agent,
+        )  # imports torch, which takes seconds: signals are heeded by now
 
         sys.exit(run_agent(world, int(sys.argv[1]), RANK, sys.argv[2:]))
     except PacelineError as error:

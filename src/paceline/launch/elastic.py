@@ -73,7 +73,9 @@ class _Meeting(RendezvousHandler):
         if self._world.size == 1:
             listener = listen_at("127.0.0.1", 0)
             address, port = listener.getsockname()
-            return serve_store(listener, self.run_id, self._timeout)[0], RendezvousStoreInfo(address, port)
+            return serve_store(listener, self.run_id, self._timeout)[0], RendezvousStoreInfo(
+                address, port
+            )
         if not isinstance(meeting, PublishedRendezvous):
             raise EnvironmentUnfit(
                 f"{self._world.size} elastic agents, but MASTER_PORT is set, so one port would serve all jobs of a node",

@@ -25,7 +25,9 @@ class Ended:
     hopeless: bool = False
 
     @classmethod
-    def read(cls, rank: int, code: int | None, time_s: float, failure_file: Path, tail: tuple[str, ...]) -> Ended:
+    def read(
+        cls, rank: int, code: int | None, time_s: float, failure_file: Path, tail: tuple[str, ...]
+    ) -> Ended:
         """Join what the launcher saw with what the rank wrote down, if it could."""
         try:
             said = json.loads(failure_file.read_text(encoding="utf-8"))
@@ -62,16 +64,25 @@ class RunFailed(PacelineError):
         if failure.exit_code == STOPPED:
             super().__init__(f"{name} was told to stop {where}; nothing is kept", fix="start again")
         else:
-            super().__init__(f"{name} failed {where}:\n{failure.message}", fix="make it run with `paceline run` first")
+            super().__init__(
+                f"{name} failed {where}:\n{failure.message}",
+                fix="make it run with `paceline run` first",
+            )
         self.exit_code = failure.exit_code
 
 
 def stopped(progress: int | None) -> Failure:
     """Return the end of a launch that was told to stop; None: whether anything was saved is not known here."""
-    start = "its newest checkpoint" if progress is not None else "its newest checkpoint, if there is one"
+    start = (
+        "its newest checkpoint"
+        if progress is not None
+        else "its newest checkpoint, if there is one"
+    )
     if progress == -1:
         start = "where it was: this launch has saved nothing"
-    return Failure(-1, STOPPED, f"stopped (exit code {STOPPED}): the same command goes on from {start}")
+    return Failure(
+        -1, STOPPED, f"stopped (exit code {STOPPED}): the same command goes on from {start}"
+    )
 
 
 def find_culprit(ranks: list[Ended]) -> Failure:
@@ -104,7 +115,14 @@ def _no_answer(first: Ended, unanswering: list[Ended]) -> Failure:
 
 def _failure(end: Ended) -> Failure:
     if end.known:
-        return Failure(end.rank, _own_code(end), end.text, hopeless=end.hopeless, how=_own_end(end), words=end.text)
+        return Failure(
+            end.rank,
+            _own_code(end),
+            end.text,
+            hopeless=end.hopeless,
+            how=_own_end(end),
+            words=end.text,
+        )
     if end.text:
         return Failure(
             end.rank,

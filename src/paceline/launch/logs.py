@@ -24,7 +24,9 @@ class RankOutput:
         for line in lines:
             self._show(line)
         if self._rest.endswith(b"\r"):  # a progress bar: shown in place, never kept
-            self._rest = self._rest.rstrip(b"\r").rpartition(b"\r")[2] + b"\r"  # a newline may still make it a line
+            self._rest = (
+                self._rest.rstrip(b"\r").rpartition(b"\r")[2] + b"\r"
+            )  # a newline may still make it a line
             self._show_bar(self._rest)
 
     def close(self) -> None:
@@ -45,7 +47,9 @@ class RankOutput:
     def _write(self, text: str) -> None:
         if self._screen is not None:
             encoding = self._screen.encoding or "utf-8"
-            self._screen.write(text.encode(encoding, "replace").decode(encoding))  # a screen may not know every letter
+            self._screen.write(
+                text.encode(encoding, "replace").decode(encoding)
+            )  # a screen may not know every letter
             self._screen.flush()
 
 

@@ -32,6 +32,10 @@ def killed_for_memory() -> int:
     """Return how many processes of this control group, and of those in it, the kernel has ended so; 0 if it does not tell."""
     for group in own_groups("memory"):
         with contextlib.suppress(OSError):
-            count = re.search(r"^oom_kill (\d+)$", (group / "memory.events").read_text(encoding="utf-8"), re.MULTILINE)
+            count = re.search(
+                r"^oom_kill (\d+)$",
+                (group / "memory.events").read_text(encoding="utf-8"),
+                re.MULTILINE,
+            )
             return int(count[1]) if count else 0
     return 0

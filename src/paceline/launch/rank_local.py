@@ -71,7 +71,9 @@ def run_target(words: Sequence[str]) -> None:
 def leave(code: int) -> NoReturn:
     """End this rank without tearing the interpreter down around native threads: that aborted, rarely."""
     for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # it is leaving; an interrupt now would only make noise
+        signal.signal(
+            number, signal.SIG_IGN
+        )  # it is leaving; an interrupt now would only make noise
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
@@ -103,7 +105,9 @@ def _report(error: Exception) -> None:
     partial = file.with_name(f".{file.name}")
     with contextlib.suppress(OSError):
         partial.write_text(json.dumps(record), encoding="utf-8")
-        partial.replace(file)  # the launcher, which may look at any time, would take half of it for none
+        partial.replace(
+            file
+        )  # the launcher, which may look at any time, would take half of it for none
 
 
 def words_of(error: Exception) -> str:

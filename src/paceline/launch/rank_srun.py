@@ -21,7 +21,13 @@ from paceline.launch.rank_local import leave, lost_peer, run_target, words_of
 from paceline.launch.signals import EARLY
 from paceline.world.detect import detect_world
 
-_NODE_AT_FAULT = ("uncorrectable ECC", "GPU is lost", "fallen off the bus", "NVLink error", "GPU has fallen")
+_NODE_AT_FAULT = (
+    "uncorrectable ECC",
+    "GPU is lost",
+    "fallen off the bus",
+    "NVLink error",
+    "GPU has fallen",
+)
 
 
 def main() -> None:
@@ -42,7 +48,14 @@ def main() -> None:
 def _forget_what_others_say() -> None:
     """Drop what a shell, or pyxis in an image with torch, says of this rank: Slurm's own words are what counts."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        for name in (
+            "RANK",
+            "LOCAL_RANK",
+            "WORLD_SIZE",
+            "LOCAL_WORLD_SIZE",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+        ):
             os.environ.pop(name, None)
 
 
@@ -90,7 +103,10 @@ def _blame_node() -> None:
     """Have this node left out of the next start."""
     mark, node = os.environ.get(handover.STOP_MARK), os.environ.get("SLURMD_NODENAME")
     if mark and node:
-        with contextlib.suppress(OSError), Path(mark).with_name("failed-nodes").open("a", encoding="utf-8") as file:
+        with (
+            contextlib.suppress(OSError),
+            Path(mark).with_name("failed-nodes").open("a", encoding="utf-8") as file,
+        ):
             file.write(f"{node}\n")
 
 

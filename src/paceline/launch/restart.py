@@ -37,11 +37,17 @@ class Restarts:
 
 
 def launch_with_restarts(
-    spec: LaunchSpec, restarts: Restarts, screen: TextIO | None, say: Callable[[str], None], begin: Begin = launch
+    spec: LaunchSpec,
+    restarts: Restarts,
+    screen: TextIO | None,
+    say: Callable[[str], None],
+    begin: Begin = launch,
 ) -> Failure | None:
     """Launch until it is done, is told to stop, or fails once too often; `begin` runs the ranks once, to their end."""
     with StopSignals() as signals:
-        return _launch_again(spec, restarts, partial(begin, screen=screen, signals=signals), say, signals)
+        return _launch_again(
+            spec, restarts, partial(begin, screen=screen, signals=signals), say, signals
+        )
 
 
 def _launch_again(
@@ -74,5 +80,9 @@ def restart_line(ranks: int, step: int, spent: int, most: int) -> str:
     >>> restart_line(4, 120, 1, 3)
     'starting again on 4 ranks, from the checkpoint of step 120 (attempt 1 of 3 without progress)'
     """
-    start = f"the checkpoint of step {step}" if step >= 0 else "where it began: this launch has saved nothing"
+    start = (
+        f"the checkpoint of step {step}"
+        if step >= 0
+        else "where it began: this launch has saved nothing"
+    )
     return f"starting again on {ranks} rank{'' if ranks == 1 else 's'}, from {start} (attempt {spent} of {most} without progress)"

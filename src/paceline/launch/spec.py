@@ -85,7 +85,9 @@ def script(path: str) -> Program:
         return Program(file.name, ("path", str(file)))
     beside = [str(found) for found in file.parent.glob("*.py")] if file.parent.is_dir() else []
     fix = (
-        did_you_mean(path, beside) if beside else "check the path; a built-in recipe starts with `paceline train NAME`"
+        did_you_mean(path, beside)
+        if beside
+        else "check the path; a built-in recipe starts with `paceline train NAME`"
     )
     raise ConfigError(f"there is no script {path}", fix=fix)
 

@@ -48,7 +48,11 @@ class _Rank:
     @property
     def ended(self) -> Ended:
         return Ended.read(
-            self.number, self.process.returncode, self.ended_s, self.failure_file, tuple(self.output.tail)
+            self.number,
+            self.process.returncode,
+            self.ended_s,
+            self.failure_file,
+            tuple(self.output.tail),
         )
 
     @property
@@ -91,7 +95,11 @@ def _outcome(ranks: list[_Rank], signals: StopSignals, meeting: Path) -> Failure
     """Return why the launch ended, if not because it was done."""
     if all(rank.process.returncode == 0 for rank in ranks):
         return None
-    failed = _told_to_stop(ranks, signals, meeting) if signals.count or any(rank.stopped for rank in ranks) else None
+    failed = (
+        _told_to_stop(ranks, signals, meeting)
+        if signals.count or any(rank.stopped for rank in ranks)
+        else None
+    )
     if failed is None and _any_failed(ranks):
         failed = find_culprit([rank.ended for rank in ranks])
     return failed
@@ -101,7 +109,11 @@ def _told_to_stop(ranks: list[_Rank], signals: StopSignals, meeting: Path) -> Fa
     """Return how ranks that were told to stop have ended; None if one of them failed for another reason."""
     codes = [rank.process.returncode for rank in ranks]
     spoke = [end for end in (rank.ended for rank in ranks) if end.text and not end.lost_peer]
-    killed = [rank for rank in ranks if rank.process.returncode and rank.process.returncode < 0 and not rank.stopped]
+    killed = [
+        rank
+        for rank in ranks
+        if rank.process.returncode and rank.process.returncode < 0 and not rank.stopped
+    ]
     if spoke or killed:
         return None
     if signals.first == signal.SIGINT and STOPPED not in codes:
@@ -114,13 +126,22 @@ def _told_to_stop(ranks: list[_Rank], signals: StopSignals, meeting: Path) -> Fa
             128 + signal.SIGTERM,
             f"error: told to stop, but rank {late} did not leave in time, and was ended\n  fix: {fix}",
         )
-    return stopped(_progress(meeting) if ranks[0].number == 0 else None)  # only the host of rank 0 hears of it
+    return stopped(
+        _progress(meeting) if ranks[0].number == 0 else None
+    )  # only the host of rank 0 hears of it
 
 
 def _start(spec: LaunchSpec, number: int, folder: Path, screen: TextIO | None) -> _Rank:
     failure_file = folder / f"failure-{number:04d}.json"
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "paceline.launch.rank_local", *spec.target.words, *spec.arguments],
+        [
+            sys.executable,
+            "-u",
+            "-m",
+            "paceline.launch.rank_local",
+            *spec.target.words,
+            *spec.arguments,
+        ],
         env=_environment(spec, number, folder, failure_file, screen),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -178,7 +199,11 @@ def _patience(ranks: list[_Rank], signals: StopSignals) -> float:
     """Return how long ranks may still run, now that some have ended or were told to stop; tell them, if it is time."""
     failed = _note_ends(ranks)
     if failed and not any(rank.stopped for rank in ranks):
-        return _GATHER_S if any(rank.process.returncode and not rank.ended.lost_peer for rank in ranks) else _CAUSE_S
+        return (
+            _GATHER_S
+            if any(rank.process.returncode and not rank.ended.lost_peer for rank in ranks)
+            else _CAUSE_S
+        )
     if not (failed or signals.count):
         return math.inf
     running = [rank for rank in ranks if not rank.ended_s]
@@ -218,8 +243,12 @@ def _any_failed(ranks: list[_Rank]) -> bool:
     """Return whether a rank ended badly, or left without a word before a meeting for which others wait."""
     if any(rank.process.returncode for rank in ranks):
         return True
-    left = [rank for rank in ranks if rank.process.returncode == 0 and not rank.joined_mark.exists()]
-    return bool(left) and any(rank.process.returncode is None and rank.joined_mark.exists() for rank in ranks)
+    left = [
+        rank for rank in ranks if rank.process.returncode == 0 and not rank.joined_mark.exists()
+    ]
+    return bool(left) and any(
+        rank.process.returncode is None and rank.joined_mark.exists() for rank in ranks
+    )
 
 
 def _end_all(ranks: list[_Rank]) -> None:

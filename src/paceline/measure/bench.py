@@ -31,9 +31,7 @@ from paceline.world.world import World
 
 _BATCH_S = 0.02
 _BATCH_BYTES = 64 << 20
-_OPENING = (
-    1  # message before the clock starts: it waits for word that it is expected, and meets idle queues and full buckets
-)
+_OPENING = 1  # message before the clock starts: it waits for word that it is expected, and meets idle queues and full buckets
 _FEWEST, _MOST = 4, 64  # messages of a batch, where time and memory allow
 _SMALL_BYTES = (
     1 << 16
@@ -67,7 +65,9 @@ def _group_of_one(world: World, config: RunConfig) -> Iterator[None]:
     if world.size == 1:
         keep_to_loopback()
         store = HashStore()
-        dist.init_process_group(choose_backend(world, config, store), store=store, rank=0, world_size=1)
+        dist.init_process_group(
+            choose_backend(world, config, store), store=store, rank=0, world_size=1
+        )
     yield
 
 
@@ -100,7 +100,13 @@ class Buffers:
         def pieces(room: Tensor, numbers: int) -> Iterable[Tensor]:
             return room[: numbers * count].view(count, numbers)
 
-        return list(zip(pieces(self._sent, operation.sent), pieces(self._received, operation.received), strict=True))
+        return list(
+            zip(
+                pieces(self._sent, operation.sent),
+                pieces(self._received, operation.received),
+                strict=True,
+            )
+        )
 
 
 class Bench:
@@ -109,14 +115,18 @@ class Bench:
     def __init__(self, plan: BenchPlan, world: World) -> None:
         if world.size > MOST_RANKS:
             raise EnvironmentUnfit(
-                f"of {world.size:,} ranks no sum could be checked", fix=f"measure at most {MOST_RANKS:,} of them"
+                f"of {world.size:,} ranks no sum could be checked",
+                fix=f"measure at most {MOST_RANKS:,} of them",
             )
         self._plan, self._world = plan, world
         self._device, self._wire = torch.device(world.device), wire_device(world)
         self._checked, self._mistakes = 0, list[Mistake]()
         largest = max(plan.sizes_bytes) // ELEMENT_BYTES + world.size
         try:
-            self._saw, self._room = Saw(largest, world.size, self._device), Buffers(largest, self._device)
+            self._saw, self._room = (
+                Saw(largest, world.size, self._device),
+                Buffers(largest, self._device),
+            )
         except (RuntimeError, MemoryError) as error:
             raise EnvironmentUnfit(
                 f"no memory for messages of {max(plan.sizes_bytes):,} bytes on rank {world.rank}",
@@ -154,7 +164,9 @@ class Bench:
         """Return the operation for memory of this rank's device, through the host where the backend wants that."""
         if self._wire == self._device or not operation.on_wire:
             return operation.run
-        sent, received = (torch.empty(count, device=self._wire) for count in (operation.sent, operation.received))
+        sent, received = (
+            torch.empty(count, device=self._wire) for count in (operation.sent, operation.received)
+        )
 
         def run(mine: Tensor, theirs: Tensor) -> None:
             (received if operation.in_place else sent).copy_(theirs if operation.in_place else mine)
@@ -219,7 +231,9 @@ class Bench:
 
     def _of_all(self, values: list[float]) -> Tensor:
         """Return the numbers of all ranks, a row each."""
-        return rows_of_all(self._world, torch.tensor(values, dtype=torch.float64, device=self._wire)).cpu()
+        return rows_of_all(
+            self._world, torch.tensor(values, dtype=torch.float64, device=self._wire)
+        ).cpu()
 
     def _found(self, cases: list[Case]) -> Measurement:
         """Put together what all ranks know: the time of a batch is that of its slowest rank."""
@@ -228,7 +242,9 @@ class Bench:
             Measured(case.operation.name, case.operation.size_bytes, case.messages, seconds)
             for case, seconds in zip(cases, slowest, strict=True)
         ]
-        checked, wrong = self._of_all([float(self._checked), float(len(self._mistakes))]).sum(0).tolist()
+        checked, wrong = (
+            self._of_all([float(self._checked), float(len(self._mistakes))]).sum(0).tolist()
+        )
         gpu = torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else ""
         return Measurement(
             self._world.size,
@@ -249,7 +265,13 @@ class Bench:
         mine = [math.nan] * 5
         if self._mistakes:
             first = self._mistakes[0]
-            mine = [names.index(first.operation), first.size_bytes, first.element, first.right, first.found]
+            mine = [
+                names.index(first.operation),
+                first.size_bytes,
+                first.element,
+                first.right,
+                first.found,
+            ]
         return [
             Mistake(names[int(row[0])], int(row[1]), rank, int(row[2]), row[3], row[4])
             for rank, row in enumerate(self._of_all(mine).tolist())

@@ -48,7 +48,9 @@ Points = Sequence[tuple[float, float]]
 
 def _candidates(points: Points) -> list[tuple[float, float]]:
     """Return latency and seconds per byte of every line through two points that has neither below 0."""
-    lines = [(time_s, 0.0) for _, time_s in points] + [(0.0, time_s / size) for size, time_s in points if size]
+    lines = [(time_s, 0.0) for _, time_s in points] + [
+        (0.0, time_s / size) for size, time_s in points if size
+    ]
     for (size, time_s), (other_size, other_s) in itertools.combinations(points, 2):
         if size != other_size:
             slope = (other_s - time_s) / (other_size - size)

@@ -119,7 +119,12 @@ def _tree(name: str, numbers: int, world: World, wire: torch.device) -> Operatio
 
 def _whole(name: str, numbers: int, run: Run) -> Operation:
     return Operation(
-        name, numbers * ELEMENT_BYTES, numbers, numbers, run, lambda saw, turn: saw.sum_of_all(turn, numbers)
+        name,
+        numbers * ELEMENT_BYTES,
+        numbers,
+        numbers,
+        run,
+        lambda saw, turn: saw.sum_of_all(turn, numbers),
     )
 
 
@@ -139,7 +144,9 @@ def _pair(name: str, numbers: int, world: World, wire: torch.device) -> Operatio
         return saw.of(peer, turn, numbers)
 
     plays = world.size > 1 and world.rank in {0, last}
-    return Operation(name, numbers * ELEMENT_BYTES, numbers, numbers, run, right, messages=2, takes_part=plays)
+    return Operation(
+        name, numbers * ELEMENT_BYTES, numbers, numbers, run, right, messages=2, takes_part=plays
+    )
 
 
 def _all_gather(name: str, piece: int, world: World) -> Operation:
@@ -149,7 +156,9 @@ def _all_gather(name: str, piece: int, world: World) -> Operation:
     def right(saw: Saw, turn: int) -> Tensor:
         return torch.cat([saw.of(rank, turn, piece) for rank in range(world.size)])
 
-    return Operation(name, piece * world.size * ELEMENT_BYTES, piece, piece * world.size, run, right)
+    return Operation(
+        name, piece * world.size * ELEMENT_BYTES, piece, piece * world.size, run, right
+    )
 
 
 def _reduce_scatter(name: str, piece: int, world: World) -> Operation:
@@ -159,7 +168,9 @@ def _reduce_scatter(name: str, piece: int, world: World) -> Operation:
     def right(saw: Saw, turn: int) -> Tensor:
         return saw.sum_of_all(turn, piece, skip=world.rank * piece)
 
-    return Operation(name, piece * world.size * ELEMENT_BYTES, piece * world.size, piece, run, right)
+    return Operation(
+        name, piece * world.size * ELEMENT_BYTES, piece * world.size, piece, run, right
+    )
 
 
 def _all_to_all(name: str, piece: int, world: World) -> Operation:
@@ -169,9 +180,13 @@ def _all_to_all(name: str, piece: int, world: World) -> Operation:
         exchange(received, sent, pieces, pieces).wait()
 
     def right(saw: Saw, turn: int) -> Tensor:
-        return torch.cat([saw.of(rank, turn, piece, skip=world.rank * piece) for rank in range(world.size)])
+        return torch.cat(
+            [saw.of(rank, turn, piece, skip=world.rank * piece) for rank in range(world.size)]
+        )
 
-    return Operation(name, piece * world.size * ELEMENT_BYTES, piece * world.size, piece * world.size, run, right)
+    return Operation(
+        name, piece * world.size * ELEMENT_BYTES, piece * world.size, piece * world.size, run, right
+    )
 
 
 _WHOLE = {"all-reduce": _all_reduce, "tree": _tree, "pair": _pair}

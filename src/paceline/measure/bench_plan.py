@@ -10,7 +10,16 @@ from dataclasses import asdict, dataclass
 from paceline.errors import ConfigError, did_you_mean
 
 ELEMENT_BYTES = 4
-_UNITS = {"": 1, "B": 1, "kB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "kB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+}
 _DEFAULT_SIZES = "1KiB:16MiB"
 _STEP = 4
 _MOST_BYTES = 64 << 30
@@ -68,7 +77,9 @@ def operations_from(text: str) -> tuple[str, ...]:
     names = [word.strip() for word in text.split(",")] if text else list(OPERATIONS)
     for name in names:
         if name not in OPERATIONS:
-            raise ConfigError(f"--ops: there is no operation {name!r}", fix=did_you_mean(name, OPERATIONS))
+            raise ConfigError(
+                f"--ops: there is no operation {name!r}", fix=did_you_mean(name, OPERATIONS)
+            )
     return tuple(dict.fromkeys(names))
 
 
@@ -83,7 +94,9 @@ def sizes_from(text: str) -> tuple[int, ...]:
         return tuple(sorted({_size(word) for word in first.split(",")}))
     size, most = _size(first), _size(last)
     if size > most:
-        raise ConfigError(f"--sizes {text} goes from large to small", fix=f"turn it round: --sizes {last}:{first}")
+        raise ConfigError(
+            f"--sizes {text} goes from large to small", fix=f"turn it round: --sizes {last}:{first}"
+        )
     sizes = []
     while size <= most:
         sizes.append(size)
@@ -101,10 +114,12 @@ def _size(word: str) -> int:
     size = int(found[1]) * _UNITS[found[2]]
     if size > _MOST_BYTES:
         raise ConfigError(
-            f"--sizes: {word.strip()} is more than any message", fix=f"give at most {_MOST_BYTES >> 30}GiB"
+            f"--sizes: {word.strip()} is more than any message",
+            fix=f"give at most {_MOST_BYTES >> 30}GiB",
         )
     if size < ELEMENT_BYTES:
         raise ConfigError(
-            f"--sizes: {word.strip()} is less than one number of {ELEMENT_BYTES} bytes", fix="begin with 4B or more"
+            f"--sizes: {word.strip()} is less than one number of {ELEMENT_BYTES} bytes",
+            fix="begin with 4B or more",
         )
     return size

@@ -99,13 +99,20 @@ class BenchResults:
 def figures_of(found: Measurement) -> list[BenchResults]:
     """Return the figures of every operation, in the order in which they were measured."""
     names = dict.fromkeys(each.operation for each in found.measured)
-    return [_figures(name, found.ranks, [each for each in found.measured if each.operation == name]) for name in names]
+    return [
+        _figures(name, found.ranks, [each for each in found.measured if each.operation == name])
+        for name in names
+    ]
 
 
 def _figures(name: str, ranks: int, measured: Sequence[Measured]) -> BenchResults:
     factor = BUS_FACTORS[name](ranks)
-    rows = {each.size_bytes: _row(each, factor) for each in measured}  # two sizes may have become one
-    fit = fit_line([row.size_bytes for row in rows.values()], [row.seconds for row in rows.values()])
+    rows = {
+        each.size_bytes: _row(each, factor) for each in measured
+    }  # two sizes may have become one
+    fit = fit_line(
+        [row.size_bytes for row in rows.values()], [row.seconds for row in rows.values()]
+    )
     return BenchResults(name, factor, list(rows.values()), fit)
 
 
@@ -138,10 +145,17 @@ def as_dict(found: Measurement, figures: Sequence[BenchResults], svg: str) -> di
 
 def _operation_as_dict(figures: BenchResults) -> dict[str, Any]:
     rows = [asdict(row) for row in figures.rows]
-    head = {"operation": figures.operation, "bus_factor": figures.bus_factor, "sizes": rows, "fit": None}
+    head = {
+        "operation": figures.operation,
+        "bus_factor": figures.bus_factor,
+        "sizes": rows,
+        "fit": None,
+    }
     if figures.fit:
         fit = asdict(figures.fit) | {"bytes_per_s": _plain(figures.fit.bytes_per_s)}
-        head["fit"] = fit | {"bus_bytes_per_s": _plain(figures.fit.bytes_per_s * figures.bus_factor)}
+        head["fit"] = fit | {
+            "bus_bytes_per_s": _plain(figures.fit.bytes_per_s * figures.bus_factor)
+        }
     return head
 
 
@@ -160,14 +174,19 @@ def describe(found: Measurement, figures: Sequence[BenchResults]) -> str:
         lines += [_line_of(row, most) for row in each.rows]
         lines += [f"  {_describe_fit(each)}", ""]
     if found.ranks == 1:
-        lines += ["one rank: nothing crosses, so bus bandwidths are 0 and there is no pair; -n 2 measures more", ""]
+        lines += [
+            "one rank: nothing crosses, so bus bandwidths are 0 and there is no pair; -n 2 measures more",
+            "",
+        ]
     return "\n".join([*lines, _describe_check(found)])
 
 
 def _line_of(row: Row, most: float) -> str:
     times = [_microseconds(seconds) for seconds in (row.seconds, row.fastest_s, row.slowest_s)]
     bandwidths = [f"{value:.3g}" for value in (row.algbw_gb_per_s, row.busbw_gb_per_s)]
-    return _line(binary_size(row.size_bytes), *times, *bandwidths, " " + bar(row.busbw_gb_per_s, most)).rstrip()
+    return _line(
+        binary_size(row.size_bytes), *times, *bandwidths, " " + bar(row.busbw_gb_per_s, most)
+    ).rstrip()
 
 
 def _line(name: str, *columns: str) -> str:
@@ -205,8 +224,14 @@ def _describe_fit(figures: BenchResults) -> str:
     fit = figures.fit
     if fit is None:
         return "no fit: it takes two sizes"
-    rate = "no bandwidth shows" if math.isinf(fit.bytes_per_s) else f"{fit.bytes_per_s / 1e9:.3g} GB/s"
-    bus = f" (bus {fit.bytes_per_s * figures.bus_factor / 1e9:.3g})" if math.isfinite(fit.bytes_per_s) else ""
+    rate = (
+        "no bandwidth shows" if math.isinf(fit.bytes_per_s) else f"{fit.bytes_per_s / 1e9:.3g} GB/s"
+    )
+    bus = (
+        f" (bus {fit.bytes_per_s * figures.bus_factor / 1e9:.3g})"
+        if math.isfinite(fit.bytes_per_s)
+        else ""
+    )
     away = f"typically {fit.typical_deviation:.0%} off, at most {fit.largest_deviation:.0%}"
     return f"fit: {_microseconds(fit.latency_s)} + size / {rate}{bus}; {away}"
 

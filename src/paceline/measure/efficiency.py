@@ -71,7 +71,10 @@ class Scaling:
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain values; docs/scale.md says what each is."""
         good = self.largest_good
-        return asdict(self) | {"good_efficiency": GOOD, "largest_good": good.ranks if good else None}
+        return asdict(self) | {
+            "good_efficiency": GOOD,
+            "largest_good": good.ranks if good else None,
+        }
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Scaling:
@@ -106,7 +109,10 @@ def sizes_of(trials: Sequence[Trial]) -> list[Size]:
 
 def _size(trial: Trial, first: Trial) -> Size:
     seconds = [pace.seconds for pace in trial.paces]
-    step_s, first_s = statistics.median(seconds), statistics.median(pace.seconds for pace in first.paces)
+    step_s, first_s = (
+        statistics.median(seconds),
+        statistics.median(pace.seconds for pace in first.paces),
+    )
     samples = trial.paces[0].samples
     speedup = (samples / step_s) / (first.paces[0].samples / first_s)
     more = trial.ranks / first.ranks
@@ -146,7 +152,9 @@ def _exposed(trial: Trial, first: Trial) -> tuple[float | None, str]:
     if first.ranks > 1 or alone_s is None:
         return None, "none"
     tails = [(pace.tail_s, pace.seconds) for pace in trial.paces if pace.tail_s is not None]
-    return statistics.median(max(0.0, tail_s - alone_s) / seconds for tail_s, seconds in tails), "estimate"
+    return statistics.median(
+        max(0.0, tail_s - alone_s) / seconds for tail_s, seconds in tails
+    ), "estimate"
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -28,15 +28,23 @@ def only_looked_at(home: Path) -> dict[str, object]:
 
 
 def run_ranks(
-    target: Program, ranks: int, words: tuple[str, ...], settings: Mapping[str, object], allocation: Allocation | None
+    target: Program,
+    ranks: int,
+    words: tuple[str, ...],
+    settings: Mapping[str, object],
+    allocation: Allocation | None,
 ) -> Failure | None:
     """Run so many ranks to their end; return why they ended, if not because they were done."""
     if allocation is None or allocation.here:
         return launch(LaunchSpec(target, ranks, words, settings))
     nodes = nodes_for(ranks, allocation)
     some = replace(allocation, nodes=allocation.nodes[:nodes])
-    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:  # what ranks say is not for our own output
-        return launch_on(some, LaunchSpec(target, ranks // nodes, words, settings), nowhere, StopSignals())
+    with Path(os.devnull).open(
+        "w", encoding="utf-8"
+    ) as nowhere:  # what ranks say is not for our own output
+        return launch_on(
+            some, LaunchSpec(target, ranks // nodes, words, settings), nowhere, StopSignals()
+        )
 
 
 def nodes_for(ranks: int, allocation: Allocation) -> int:

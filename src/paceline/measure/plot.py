@@ -42,7 +42,10 @@ def to_svg(plot: Plot) -> str:
     """Return the plot as one SVG element; every text in it is only text."""
     lines = [Line(line.name, _drawable(line, log_y=plot.log_y), line.dashed) for line in plot.lines]
     points = [point for line in lines for point in line.points]
-    parts = [_text(_LEFT, 18, plot.title, "start"), _text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 8, plot.x_title)]
+    parts = [
+        _text(_LEFT, 18, plot.title, "start"),
+        _text((_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 8, plot.x_title),
+    ]
     parts.append(_text(8, _TOP - 4, plot.y_title, "start"))
     if points:
         axes = _Axes(points, log_y=plot.log_y)
@@ -69,7 +72,10 @@ class _Axes:
         ys = [y for _, y in points]
         self._low_x, self._high_x = math.log(self.xs[0]), math.log(self.xs[-1])
         if log_y:
-            self._low_y, self._high_y = float(math.floor(math.log10(min(ys)))), float(math.ceil(math.log10(max(ys))))
+            self._low_y, self._high_y = (
+                float(math.floor(math.log10(min(ys)))),
+                float(math.ceil(math.log10(max(ys)))),
+            )
             self._high_y = max(self._high_y, self._low_y + 1)
         else:
             self._low_y, self._high_y = 0.0, _round_up(max(ys))
@@ -88,10 +94,15 @@ class _Axes:
         parts = []
         for value in self._y_ticks():
             at = self.y(value)
-            parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+            parts.append(
+                f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
+            )
             parts.append(_text(_LEFT - 6, at + 4, f"{value:g}", "end"))
         step = -(-len(self.xs) // 8)
-        parts += [_text(self.x(value), _HEIGHT - _BOTTOM + 18, x_label(value)) for value in self.xs[::step]]
+        parts += [
+            _text(self.x(value), _HEIGHT - _BOTTOM + 18, x_label(value))
+            for value in self.xs[::step]
+        ]
         return parts
 
     def _y_ticks(self) -> list[float]:
@@ -109,7 +120,9 @@ def _round_up(value: float) -> float:
     if value <= 0:
         return 1.0
     unit = 10.0 ** math.floor(math.log10(value))
-    return next(round(unit * step, 12) for step in (1, 2, 4, 6, 8, 10) if unit * step >= value * (1 - 1e-9))
+    return next(
+        round(unit * step, 12) for step in (1, 2, 4, 6, 8, 10) if unit * step >= value * (1 - 1e-9)
+    )
 
 
 def _line(line: Line, number: int, axes: _Axes) -> list[str]:

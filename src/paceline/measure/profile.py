@@ -52,7 +52,13 @@ def judged(script: str, traces: Sequence[RankTrace], home: Path) -> ProfileVerdi
     facts = traces[0].facts
     beats = [beat_of(trace) for trace in traces]
     slow = find_straggler(beats, int(facts["lanes"]), len(traces))
-    verdict = judge(script, str(facts["device"]), int(facts["steps"]), [shares_of(trace) for trace in traces], slow)
+    verdict = judge(
+        script,
+        str(facts["device"]),
+        int(facts["steps"]),
+        [shares_of(trace) for trace in traces],
+        slow,
+    )
     with writing_to(home):
         write_whole(home / TRACE_FILE, gzip.compress(json.dumps(merged(traces)).encode(), 5))
         write_whole(home / VERDICT_FILE, f"{json.dumps(as_dict(verdict), indent=2)}\n".encode())

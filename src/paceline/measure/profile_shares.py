@@ -40,7 +40,11 @@ class Shares:
 def shares_of(trace: RankTrace) -> Shares:
     """Return where the steps of a window went on a rank, a step."""
     window = [(trace.begin, trace.end)]
-    found = _on_gpu(trace, window) if any(_is_kernel(event) for event in trace.events) else _on_cpu(trace, window)
+    found = (
+        _on_gpu(trace, window)
+        if any(_is_kernel(event) for event in trace.events)
+        else _on_cpu(trace, window)
+    )
     scale = 1e-6 / max(1, int(trace.facts["steps"]))
     compute, wait, data, update = (length(spans) * scale for spans in found)
     left = max(0.0, length(window) * scale - compute - wait - data - update)
@@ -53,7 +57,9 @@ def _on_cpu(trace: RankTrace, window: Spans) -> tuple[Spans, Spans, Spans, Spans
     if work:
         work = both(work, _spans(trace, lambda event: event.get("cat") == "cpu_op"))
     else:  # slices of a model are sent in the midst of forward and backward
-        work = both(wait, _spans(trace, lambda event: str(event.get("name", "")).startswith("aten::")))
+        work = both(
+            wait, _spans(trace, lambda event: str(event.get("name", "")).startswith("aten::"))
+        )
         wait = without(both(wait, _spans(trace, _sends)), work)
     parts = work, wait, _phase(trace, "data"), _phase(trace, "optimizer")
     compute, wait, data, update = (both(part, window) for part in parts)
@@ -73,7 +79,9 @@ def _on_gpu(trace: RankTrace, window: Spans) -> tuple[Spans, Spans, Spans, Spans
 def _phase(trace: RankTrace, name: str) -> Spans:
     """Return when a rank was in a phase; garbage collections lie within others, and are not of them."""
     collections = union((begin, end) for phase, begin, end in trace.phases if phase == "gc")
-    return without(union((begin, end) for phase, begin, end in trace.phases if phase == name), collections)
+    return without(
+        union((begin, end) for phase, begin, end in trace.phases if phase == name), collections
+    )
 
 
 def _spans(trace: RankTrace, wanted: Callable[[Event], bool]) -> Spans:
@@ -94,7 +102,9 @@ def _sends(event: Event) -> bool:
 
 
 def _is_update(event: Event) -> bool:
-    return event.get("cat") == "gpu_user_annotation" and str(event.get("name", "")).startswith("Optimizer.step")
+    return event.get("cat") == "gpu_user_annotation" and str(event.get("name", "")).startswith(
+        "Optimizer.step"
+    )
 
 
 def beat_of(trace: RankTrace) -> Beat:
@@ -107,7 +117,9 @@ def beat_of(trace: RankTrace) -> Beat:
         phases[phase] = Spent(mean, mean, 0.0, 0)
     own_s = sum(one.mean_s for one in phases.values())
     facts: dict[str, Any] = dict(trace.facts)
-    return Beat(trace.rank, str(facts["node"]), steps, 0.0, own_s, phases["data"].mean_s, 0.0, steps, phases)
+    return Beat(
+        trace.rank, str(facts["node"]), steps, 0.0, own_s, phases["data"].mean_s, 0.0, steps, phases
+    )
 
 
 def _collections(trace: RankTrace) -> Spans:

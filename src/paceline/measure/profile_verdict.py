@@ -73,7 +73,9 @@ class ProfileVerdict:
         return sorted(worth, key=lambda kind: -seconds[kind])[:_CAUSES]
 
 
-def judge(script: str, device: str, steps: int, per_rank: Sequence[Shares], slow: Straggler | None) -> ProfileVerdict:
+def judge(
+    script: str, device: str, steps: int, per_rank: Sequence[Shares], slow: Straggler | None
+) -> ProfileVerdict:
     """Put together what the ranks measured.
 
     >>> fast = Shares(compute=0.01, exposed_communication=0.05, data_wait=0.0, optimizer=0.0, host_gaps=0.0)
@@ -87,7 +89,15 @@ def judge(script: str, device: str, steps: int, per_rank: Sequence[Shares], slow
     others = [wait - waits[decisive] for rank, wait in enumerate(waits) if rank != decisive]
     waiting = sum(others) / len(others) if others else 0.0
     return ProfileVerdict(
-        script, len(per_rank), device, steps, decisive, per_rank[decisive], waiting, tuple(per_rank), slow
+        script,
+        len(per_rank),
+        device,
+        steps,
+        decisive,
+        per_rank[decisive],
+        waiting,
+        tuple(per_rank),
+        slow,
     )
 
 
@@ -106,9 +116,20 @@ def as_dict(verdict: ProfileVerdict) -> dict[str, Any]:
         "shares": {kind: value / step_s if step_s else 0.0 for kind, value in seconds.items()},
         "waiting_for_slowest_s": verdict.waiting_s,
         "per_rank": [asdict(shares) for shares in verdict.per_rank],
-        "slow_rank": slow and {"rank": slow.beat.rank, "phase": slow.phase, "more_s": slow.more_s, "times": slow.times},
+        "slow_rank": slow
+        and {
+            "rank": slow.beat.rank,
+            "phase": slow.phase,
+            "more_s": slow.more_s,
+            "times": slow.times,
+        },
         "causes": [
-            {"cause": kind, "seconds": seconds[kind], "what": IN_WORDS[kind][0], "try": IN_WORDS[kind][1]}
+            {
+                "cause": kind,
+                "seconds": seconds[kind],
+                "what": IN_WORDS[kind][0],
+                "try": IN_WORDS[kind][1],
+            }
             for kind in verdict.causes
         ],
         "sentences": sentences(verdict),
@@ -121,7 +142,9 @@ def sentences(verdict: ProfileVerdict) -> list[str]:
     step_s = verdict.shares.step_s
     ranks = f"{verdict.ranks} rank{'' if verdict.ranks == 1 else 's'}"
     where = f" (rank {verdict.decisive_rank}, which waits least)" if verdict.ranks > 1 else ""
-    found = [f"{verdict.script}, {ranks} on {verdict.device}: {short_time(step_s)} a step, of {verdict.steps}{where}"]
+    found = [
+        f"{verdict.script}, {ranks} on {verdict.device}: {short_time(step_s)} a step, of {verdict.steps}{where}"
+    ]
     if verdict.slow is not None:
         found.append(in_words(verdict.slow))
     if verdict.waiting_s > _WORTH * step_s:
@@ -137,7 +160,9 @@ def describe(verdict: ProfileVerdict) -> str:
     lines = [head]
     for kind in KINDS:
         share = seconds[kind] / step_s if step_s else 0.0
-        lines.append(f"  {kind.replace('_', ' '):<22} {short_time(seconds[kind]):>10}  {share:6.1%}")
+        lines.append(
+            f"  {kind.replace('_', ' '):<22} {short_time(seconds[kind]):>10}  {share:6.1%}"
+        )
     lines += more
     for number, kind in enumerate(verdict.causes, 1):
         what, do = IN_WORDS[kind]

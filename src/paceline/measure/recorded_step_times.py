@@ -82,7 +82,9 @@ def read_run(folder: Path, ranks: int, name: str) -> RecordedRun:
         found.append(json.loads(file.read_text(encoding="utf-8")))
     moments = [[Moment(*step) for step in each["steps"]] for each in found]
     facts = {key: value for key, value in found[0].items() if key != "steps"}
-    return RecordedRun(facts, tuple(each["device"] for each in found), list(zip(*moments, strict=True)))
+    return RecordedRun(
+        facts, tuple(each["device"] for each in found), list(zip(*moments, strict=True))
+    )
 
 
 def pace_of(ran: RecordedRun, warmup: int) -> StepPace:
@@ -101,7 +103,9 @@ def pace_of(ran: RecordedRun, warmup: int) -> StepPace:
 
 
 def _tail(steps: Sequence[Sequence[Moment]]) -> float:
-    return statistics.median(statistics.mean(moment.ended_s - moment.ready_s for moment in step) for step in steps)
+    return statistics.median(
+        statistics.mean(moment.ended_s - moment.ready_s for moment in step) for step in steps
+    )
 
 
 def _uneven(step: Sequence[Moment]) -> float:

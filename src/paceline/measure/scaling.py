@@ -21,7 +21,18 @@ from paceline.measure.recorded_step_times import RecordedRun, StepPace, pace_of,
 from paceline.redact import without_logins
 from paceline.version import VERSION
 
-_OF_THE_RUN = ("host", "cpu", "memory_bytes", "system", "python", "gpu", "backend", "torch", "cores", "nodes")
+_OF_THE_RUN = (
+    "host",
+    "cpu",
+    "memory_bytes",
+    "system",
+    "python",
+    "gpu",
+    "backend",
+    "torch",
+    "cores",
+    "nodes",
+)
 _OF_THE_CONFIG = ("exact", "parallel", "precision", "compile", "capture", "threads")
 
 
@@ -52,7 +63,9 @@ class Batch:
 def run_study(study: Study) -> Scaling:
     """Run every world size once a round, every other round backwards, so that a busy hour falls on all alike."""
     shared = study.allocation is not None and not study.allocation.here
-    with tempfile.TemporaryDirectory(prefix=".paceline-scale-", dir=Path.cwd() if shared else None) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix=".paceline-scale-", dir=Path.cwd() if shared else None
+    ) as folder:
         runs = _Runs(study, Path(folder))
         for number in range(study.rounds):
             for world in study.worlds if number % 2 == 0 else reversed(study.worlds):
@@ -73,10 +86,16 @@ class _Runs:
     def add(self, world: int, number: int) -> None:
         """Run one world size to its end, and keep how it went."""
         ranks = f"{world} rank{'s' if world > 1 else ''}"
-        self._say(f"round {number + 1} of {self._study.rounds}: {self._study.target.name} on {ranks} ...")
+        self._say(
+            f"round {number + 1} of {self._study.rounds}: {self._study.target.name} on {ranks} ..."
+        )
         home = self._folder / f"{number}-{world}"
         failure = run_ranks(
-            self._study.target, world, self._study.words, self._settings(world, home), self._study.allocation
+            self._study.target,
+            world,
+            self._study.words,
+            self._settings(world, home),
+            self._study.allocation,
         )
         if failure is not None:
             raise RunFailed(self._study.target.name, world, failure)
@@ -147,7 +166,12 @@ class _Runs:
         """Return the figures of all runs."""
         study = self._study
         trials = [
-            Trial(world, self._of_world(world).lanes, _shared_by(self._last[world], self._config), self._paces[world])
+            Trial(
+                world,
+                self._of_world(world).lanes,
+                _shared_by(self._last[world], self._config),
+                self._paces[world],
+            )
             for world in study.worlds
         ]
         now = datetime.datetime.now(datetime.UTC).astimezone()

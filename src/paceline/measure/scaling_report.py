@@ -16,7 +16,18 @@ _STYLE = (
     "table{border-collapse:collapse;display:block;overflow-x:auto}td,th{padding:.25rem .7rem;text-align:right;"
     "border-bottom:1px solid #94a3b866}svg{max-width:100%;height:auto}"
 )
-HEAD = ("ranks", "step", "spread", "samples/s", "speed-up", "efficiency", "spread", "data", "exposed", "uneven")
+HEAD = (
+    "ranks",
+    "step",
+    "spread",
+    "samples/s",
+    "speed-up",
+    "efficiency",
+    "spread",
+    "data",
+    "exposed",
+    "uneven",
+)
 
 
 class Part(NamedTuple):
@@ -32,7 +43,10 @@ def describe(scaling: Scaling) -> str:
     """Return the study as a table for a terminal."""
     rows = [HEAD, *(row_of(size) for size in scaling.sizes)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
-    table = ["  ".join(word.rjust(width) for word, width in zip(row, widths, strict=True)) for row in rows]
+    table = [
+        "  ".join(word.rjust(width) for word, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
     head = f"{scaling.script}, {scaling.kind} scaling: {_work(scaling)}; {_how_often(scaling)}"
     return "\n".join([head, *table, *remarks(scaling)])
 
@@ -64,10 +78,14 @@ def remarks(scaling: Scaling) -> list[str]:
     if good:
         said[0] += f" rank{'s' if good.ranks > 1 else ''} ({good.efficiency:.0%})"
     said += [
-        f"{size.shares}: that shows the machine's limit, not the program's" for size in scaling.sizes if size.shares
+        f"{size.shares}: that shows the machine's limit, not the program's"
+        for size in scaling.sizes
+        if size.shares
     ]
     if len(scaling.sizes) < _ENOUGH:
-        said.append(f"computing centres ask for at least {_ENOUGH} sizes; here are {len(scaling.sizes)}")
+        said.append(
+            f"computing centres ask for at least {_ENOUGH} sizes; here are {len(scaling.sizes)}"
+        )
     if any(size.exposed_how == "estimate" for size in scaling.sizes):
         said.append("~: estimated, from how much longer a step ends than on one rank")
     return said
@@ -117,7 +135,8 @@ def _about(study: Scaling) -> list[Part]:
     facts = study.facts
     gpus = f"GPU: {facts['gpu']}" if facts["gpu"] else "GPU: none used"
     settings = ", ".join(
-        f"{name}={str(facts[name]).lower()}" for name in ("parallel", "exact", "precision", "compile", "threads")
+        f"{name}={str(facts[name]).lower()}"
+        for name in ("parallel", "exact", "precision", "compile", "threads")
     )
     code = [
         f"Program: {study.script} {' '.join(study.words)}".strip(),
@@ -129,7 +148,12 @@ def _about(study: Scaling) -> list[Part]:
         f"Processor: {facts['cpu']}, cores a rank may use: {facts['cores']}, memory: {human_size(facts['memory_bytes'])}",
         gpus,
     ]
-    return [Part("heading", ["Code"]), Part("list", code), Part("heading", ["Machine"]), Part("list", machine)]
+    return [
+        Part("heading", ["Code"]),
+        Part("list", code),
+        Part("heading", ["Machine"]),
+        Part("list", machine),
+    ]
 
 
 def method(study: Scaling) -> str:
@@ -171,7 +195,9 @@ def _as_markdown(part: Part) -> str:
 
 def _plain(text: str) -> str:
     """Return a text of which Markdown makes nothing else: names come from outside."""
-    return "".join(f"\\{letter}" if letter in r"\`*_[]<>#|" else letter for letter in " ".join(text.split()))
+    return "".join(
+        f"\\{letter}" if letter in r"\`*_[]<>#|" else letter for letter in " ".join(text.split())
+    )
 
 
 def to_html(studies: Sequence[Scaling]) -> str:
@@ -179,9 +205,7 @@ def to_html(studies: Sequence[Scaling]) -> str:
     body = "\n".join(_as_html(part) for part in parts_of(studies))
     title = escape(f"Scalability of {studies[0].name}")
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-    return (
-        f'<!doctype html>\n<html lang="en"><head>{head}<style>{_STYLE}</style></head><body>\n{body}\n</body></html>\n'
-    )
+    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{_STYLE}</style></head><body>\n{body}\n</body></html>\n'
 
 
 def _as_html(part: Part) -> str:

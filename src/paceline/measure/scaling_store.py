@@ -38,13 +38,17 @@ def _study(found: Any) -> Scaling | None:
     sizes = found.get("sizes") if isinstance(found, dict) else None
     if not isinstance(sizes, list) or not _is_sound(Scaling, found):
         return None
-    sound = [size for size in sizes[:_MOST_SIZES] if isinstance(size, dict) and _is_sound(Size, size)]
+    sound = [
+        size for size in sizes[:_MOST_SIZES] if isinstance(size, dict) and _is_sound(Size, size)
+    ]
     return Scaling.from_dict(found | {"sizes": sound}) if sound else None
 
 
 def _is_sound(kind: type[Scaling | Size], found: Mapping[str, Any]) -> bool:
     """Return whether all that is needed is there, each of its type."""
-    return all(field.name in found and _SOUND[str(field.type)](found[field.name]) for field in fields(kind))
+    return all(
+        field.name in found and _SOUND[str(field.type)](found[field.name]) for field in fields(kind)
+    )
 
 
 def _is_number(value: Any) -> bool:
@@ -56,7 +60,9 @@ _SOUND: Mapping[str, Callable[[Any], bool]] = {
     "float": _is_number,
     "float | None": lambda value: value is None or _is_number(value),
     "str": lambda value: isinstance(value, str),
-    "list[str]": lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
+    "list[str]": lambda value: (
+        isinstance(value, list) and all(isinstance(each, str) for each in value)
+    ),
     "list[float]": lambda value: isinstance(value, list) and all(map(_is_number, value)),
     "list[Size]": lambda value: isinstance(value, list),
     "dict[str, Any]": lambda value: isinstance(value, dict),

@@ -38,8 +38,19 @@ def read_traces(folder: Path) -> list[RankTrace]:
     try:
         facts += [_facts(folder, rank) for rank in range(1, int(facts[0]["ranks"]))]
         return [_placed(folder, mine, facts[0]) for mine in facts]
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, StopIteration, zlib.error) as error:
-        raise EnvironmentUnfit(f"the profile in {folder} is damaged: {error!r}", fix="make it again") from error
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        StopIteration,
+        zlib.error,
+    ) as error:
+        raise EnvironmentUnfit(
+            f"the profile in {folder} is damaged: {error!r}", fix="make it again"
+        ) from error
 
 
 def _facts(folder: Path, rank: int) -> dict[str, Any]:
@@ -61,11 +72,17 @@ def _placed(folder: Path, mine: Mapping[str, Any], first: Mapping[str, Any]) -> 
         return float(moment_ns + offset - zero) / 1e3
 
     events = _events(folder / TENSORBOARD / Path(mine["trace"]).name)
-    mark = next(float(event["ts"]) for event in events if event.get("name") == CLOCK_MARK and "ts" in event)
+    mark = next(
+        float(event["ts"]) for event in events if event.get("name") == CLOCK_MARK and "ts" in event
+    )
     shift = place(mine["mark_ns"]) - mark
     phases = [(str(phase), place(begin), place(end)) for phase, begin, end in mine["phases"]]
-    shifted = [event | {"ts": float(event["ts"]) + shift} if "ts" in event else event for event in events]
-    return RankTrace(mine["rank"], mine, shifted, phases, place(mine["begin_ns"]), place(mine["end_ns"]))
+    shifted = [
+        event | {"ts": float(event["ts"]) + shift} if "ts" in event else event for event in events
+    ]
+    return RankTrace(
+        mine["rank"], mine, shifted, phases, place(mine["begin_ns"]), place(mine["end_ns"])
+    )
 
 
 def _events(path: Path) -> list[Event]:
@@ -95,7 +112,10 @@ def clock_offset(first: Mapping[str, Any], mine: Mapping[str, Any]) -> float:
 
 def merged(traces: Sequence[RankTrace]) -> dict[str, Any]:
     """Return one trace: the processes of every rank beside each other, and its phases above them."""
-    return {"displayTimeUnit": "ms", "traceEvents": [event for trace in traces for event in _of_rank(trace)]}
+    return {
+        "displayTimeUnit": "ms",
+        "traceEvents": [event for trace in traces for event in _of_rank(trace)],
+    }
 
 
 def _of_rank(trace: RankTrace) -> Iterator[Event]:
@@ -103,7 +123,15 @@ def _of_rank(trace: RankTrace) -> Iterator[Event]:
     numbers: dict[str, int] = {}
     yield from _named(base, f"rank {trace.rank} on {trace.facts['node']}: phases")
     for phase, begin, end in trace.phases:
-        yield {"ph": "X", "cat": "phase", "name": phase, "pid": base, "tid": 0, "ts": begin, "dur": end - begin}
+        yield {
+            "ph": "X",
+            "cat": "phase",
+            "name": phase,
+            "pid": base,
+            "tid": 0,
+            "ts": begin,
+            "dur": end - begin,
+        }
     for event in trace.events:
         process = str(event.get("pid", ""))
         if process not in numbers:
@@ -119,4 +147,10 @@ def _of_rank(trace: RankTrace) -> Iterator[Event]:
 
 def _named(process: int, name: str) -> Iterator[Event]:
     yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}}
-    yield {"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": {"sort_index": process}}
+    yield {
+        "ph": "M",
+        "name": "process_sort_index",
+        "pid": process,
+        "tid": 0,
+        "args": {"sort_index": process},
+    }

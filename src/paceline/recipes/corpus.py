@@ -20,7 +20,15 @@ from paceline.data.reading.sample_rng import SampleRng
 from paceline.data.reading.source import Batch, TensorSource
 from paceline.data.reading.transform import Transformed
 from paceline.data.shards.shard import Array
-from paceline.data.vocabulary import Bytes, Characters, Level, Tokens, Vocabulary, load_tokenizer, train_tokenizer
+from paceline.data.vocabulary import (
+    Bytes,
+    Characters,
+    Level,
+    Tokens,
+    Vocabulary,
+    load_tokenizer,
+    train_tokenizer,
+)
 from paceline.errors import ConfigError, DataError
 
 _HELD_OUT = 20  # every twentieth row,
@@ -34,7 +42,9 @@ def read_text(path: str) -> bytes:
     try:
         content = b"".join(file.read_bytes() for file in _files(path))
     except OSError as error:
-        raise DataError(f"cannot read {error.filename}: {error.strerror}", fix=_NAME_TEXT) from error
+        raise DataError(
+            f"cannot read {error.filename}: {error.strerror}", fix=_NAME_TEXT
+        ) from error
     if not content:
         raise DataError(f"there is no text in {_root(path)}", fix=_NAME_TEXT)
     return content
@@ -67,7 +77,10 @@ def vocabulary_for(path: str, level: Level, tokenizer: str, vocabulary: int) -> 
     if tokenizer:
         return load_tokenizer(Path(tokenizer))
     if not vocabulary:
-        raise ConfigError("level=tokens needs a tokenizer", fix="add tokenizer=FILE, or vocabulary=8192 to train one")
+        raise ConfigError(
+            "level=tokens needs a tokenizer",
+            fix="add tokenizer=FILE, or vocabulary=8192 to train one",
+        )
     texts = (piece.text() for piece in itertools.chain(*_tasks(path)))
     return Tokens.of(train_tokenizer(texts, vocabulary).encode())
 
@@ -85,12 +98,15 @@ def rows_of(text: bytes | Array, length: int) -> Tensor:
 
 
 def _as_tensor(text: bytes | Array) -> Tensor:
-    return torch.from_numpy(numpy.frombuffer(text, dtype=numpy.uint8).copy() if isinstance(text, bytes) else text)
+    return torch.from_numpy(
+        numpy.frombuffer(text, dtype=numpy.uint8).copy() if isinstance(text, bytes) else text
+    )
 
 
 def _too_short(elements: int, length: int) -> DataError:
     return DataError(
-        f"text of {elements} elements is less than one row of {length}", fix="give more text, or set length= lower"
+        f"text of {elements} elements is less than one row of {length}",
+        fix="give more text, or set length= lower",
     )
 
 
@@ -98,23 +114,32 @@ def numbers_in(path: str, vocabulary: Vocabulary) -> bytes | Array:
     """Return a text as numbers: bytes one after the other; else with the mark of an end, if there is one, between files."""
     if isinstance(vocabulary, Bytes):
         return read_text(path)
-    dtype = numpy.uint8 if vocabulary.size <= 256 else numpy.int32  # torch selects no rows of other unsigned numbers
+    dtype = (
+        numpy.uint8 if vocabulary.size <= 256 else numpy.int32
+    )  # torch selects no rows of other unsigned numbers
     pieces: Sequence[TextPart] = list(itertools.chain(*_tasks(path)))
-    return numpy.concatenate([numbers_of(piece, vocabulary, vocabulary.end).astype(dtype) for piece in pieces])
+    return numpy.concatenate(
+        [numbers_of(piece, vocabulary, vocabulary.end).astype(dtype) for piece in pieces]
+    )
 
 
-def text_in_memory(path: str, length: int, vocabulary: Vocabulary | None = None, rows: str = "cut") -> tuple[Any, Any]:
+def text_in_memory(
+    path: str, length: int, vocabulary: Vocabulary | None = None, rows: str = "cut"
+) -> tuple[Any, Any]:
     """Return rows to train on, and rows held out; without a vocabulary, of bytes."""
     text = numbers_in(path, vocabulary or Bytes())
     train, test = _cut_anywhere(text, length) if rows == "any" else _cut(text, length)
-    return Transformed(TensorSource(train), next_tokens), Transformed(TensorSource(test), next_tokens)
+    return Transformed(TensorSource(train), next_tokens), Transformed(
+        TensorSource(test), next_tokens
+    )
 
 
 def _cut(text: bytes | Array, length: int) -> tuple[Tensor, Tensor]:
     rows = rows_of(text, length)
     if len(rows) == 1:
         raise DataError(
-            "one row of text leaves none to train on and none to hold out", fix="give more text, or set length= lower"
+            "one row of text leaves none to train on and none to hold out",
+            fix="give more text, or set length= lower",
         )
     every = min(len(rows), max(_HELD_OUT, len(rows) // _MOST_HELD_OUT))
     held_out = torch.arange(len(rows)) % every == every - 1
@@ -137,7 +162,8 @@ def text_from_shards(address: str, config: RunConfig) -> tuple[Any, Any]:
             fix="make them with `paceline data pack TEXT --as bytes --length 128 --to SETS/train`, and set data_folder=SETS",
         )
     train, test = (
-        open_dataset(f"{address.rstrip('/')}/{part}", config, transform=next_tokens) for part in ("train", "test")
+        open_dataset(f"{address.rstrip('/')}/{part}", config, transform=next_tokens)
+        for part in ("train", "test")
     )
     return train, test
 

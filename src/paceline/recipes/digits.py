@@ -36,7 +36,9 @@ _SHA256 = {file.name.removesuffix(".gz"): file.plain_sha256 for file in SETS["mn
 def embedded_digits() -> tuple[Digits, Digits]:
     """Return training and held-out digits, brought to 28x28."""
     stored = load(EMBEDDED.read_bytes())
-    images = torch.nn.functional.interpolate(stored["images"].float().unsqueeze(1) / 16, size=28, mode="bilinear")
+    images = torch.nn.functional.interpolate(
+        stored["images"].float().unsqueeze(1) / 16, size=28, mode="bilinear"
+    )
     images, labels = (images - _MEAN) / _SPREAD, stored["labels"].long()
     held_out = torch.arange(len(labels)) % _HELD_OUT == 0
     return (images[~held_out], labels[~held_out]), (images[held_out], labels[held_out])
@@ -60,7 +62,8 @@ def packed_digits(address: str, config: RunConfig) -> tuple[Any, Any]:
             fix="make them with `paceline data pack FOLDER --part train --to SETS/train`, and set data_folder=SETS",
         )
     train, test = (
-        open_dataset(f"{address.rstrip('/')}/{part}", config, transform=_scaled) for part in ("train", "test")
+        open_dataset(f"{address.rstrip('/')}/{part}", config, transform=_scaled)
+        for part in ("train", "test")
     )
     return train, test
 

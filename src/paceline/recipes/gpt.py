@@ -25,7 +25,10 @@ def build_optimizer(model: nn.Module, config: GptConfig) -> torch.optim.Optimize
         return _muon(model, config)
     matrices = [value for value in model.parameters() if value.dim() > 1]
     others = [value for value in model.parameters() if value.dim() <= 1]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    groups = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
     fused = matrices[0].is_cuda
     return torch.optim.AdamW(groups, lr=paceline.scaled_lr(config), betas=(0.9, 0.95), fused=fused)
 

@@ -76,23 +76,45 @@ class GptConfig(RunConfig):
     def __post_init__(self) -> None:
         """Refuse settings that contradict each other."""
         super().__post_init__()
-        for name, least in (("length", 1), ("tokens", 0), ("layers", 0), ("heads", 0), ("width", 0), ("vocabulary", 0)):
+        for name, least in (
+            ("length", 1),
+            ("tokens", 0),
+            ("layers", 0),
+            ("heads", 0),
+            ("width", 0),
+            ("vocabulary", 0),
+        ):
             if getattr(self, name) < least:
-                raise ConfigError(f"{name}={getattr(self, name)} is too small", fix=f"set {name} to {least} or more")
+                raise ConfigError(
+                    f"{name}={getattr(self, name)} is too small",
+                    fix=f"set {name} to {least} or more",
+                )
         if self.rows == "any" and self.data == "shards":
-            raise ConfigError("rows=any is for text in memory: shards are rows already", fix="leave rows= out")
+            raise ConfigError(
+                "rows=any is for text in memory: shards are rows already", fix="leave rows= out"
+            )
         if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout={self.dropout} is no share", fix="set dropout to 0 or more, below 1")
+            raise ConfigError(
+                f"dropout={self.dropout} is no share", fix="set dropout to 0 or more, below 1"
+            )
         self._check_tokenizer()
 
     def _check_tokenizer(self) -> None:
-        given = [f"{name}={getattr(self, name)}" for name in ("tokenizer", "vocabulary") if getattr(self, name)]
+        given = [
+            f"{name}={getattr(self, name)}"
+            for name in ("tokenizer", "vocabulary")
+            if getattr(self, name)
+        ]
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(given)} are two tokenizers", fix="give one of them")
         if given and self.data == "shards":
-            raise ConfigError(f"{given[0]}, but shards were made with a tokenizer", fix="leave it out")
+            raise ConfigError(
+                f"{given[0]}, but shards were made with a tokenizer", fix="leave it out"
+            )
         if given and self.level != "tokens":
-            raise ConfigError(f"{given[0]} needs level=tokens", fix="add level=tokens, or leave the tokenizer out")
+            raise ConfigError(
+                f"{given[0]} needs level=tokens", fix="add level=tokens, or leave the tokenizer out"
+            )
         if self.vocabulary and self.vocabulary < SMALLEST_VOCABULARY:
             raise ConfigError(
                 f"vocabulary={self.vocabulary} cannot hold every byte and the end of a text",
@@ -106,7 +128,9 @@ _DEFAULTS = GptConfig()
 def design_of(config: GptConfig) -> Design:
     """Return what the model is made of."""
     usual = SHAPES[config.size]
-    shape = Shape(config.layers or usual.layers, config.heads or usual.heads, config.width or usual.width)
+    shape = Shape(
+        config.layers or usual.layers, config.heads or usual.heads, config.width or usual.width
+    )
     if shape.width % shape.heads:
         near = max(1, round(shape.width / shape.heads)) * shape.heads
         raise ConfigError(
@@ -119,7 +143,9 @@ def design_of(config: GptConfig) -> Design:
             fix="set width to an even multiple of heads",
         )
     if not config.tokens:
-        raise ConfigError("it is not known how many tokens there are", fix="set tokens=, such as 256 for bytes")
+        raise ConfigError(
+            "it is not known how many tokens there are", fix="set tokens=, such as 256 for bytes"
+        )
     names = ("tokens", "length", "positions", "activation", "norm", "bias", "dropout", "recompute")
     return Design(shape, **{name: getattr(config, name) for name in names})
 
@@ -131,9 +157,18 @@ def from_start(config: GptConfig) -> tuple[GptConfig, dict[str, Tensor] | None]:
     design, weights = read_hub(Path(config.start))
     names = ("tokens", "length", "positions", "activation", "norm", "bias")
     found: dict[str, Any] = design.shape._asdict() | {name: getattr(design, name) for name in names}
-    said = {name: value for name in found if (value := getattr(config, name)) != getattr(_DEFAULTS, name)}
-    other = [f"{name}={value}, not {found[name]}" for name, value in said.items() if value != found[name]]
-    if config.size not in {_DEFAULTS.size, *(name for name, shape in SHAPES.items() if shape == design.shape)}:
+    said = {
+        name: value
+        for name in found
+        if (value := getattr(config, name)) != getattr(_DEFAULTS, name)
+    }
+    other = [
+        f"{name}={value}, not {found[name]}" for name, value in said.items() if value != found[name]
+    ]
+    if config.size not in {
+        _DEFAULTS.size,
+        *(name for name, shape in SHAPES.items() if shape == design.shape),
+    }:
         other.insert(0, f"size={config.size}, not {design.shape}")
     if other:
         raise ConfigError(
@@ -155,10 +190,14 @@ def for_text(config: GptConfig, vocabulary: Vocabulary | None) -> GptConfig:
     """Return the settings with all that the text decides: how many tokens there are, and what they are."""
     if vocabulary is None:
         if not config.tokens:
-            raise ConfigError("the set does not say how many tokens it has", fix="set tokens=, such as 50257")
+            raise ConfigError(
+                "the set does not say how many tokens it has", fix="set tokens=, such as 50257"
+            )
         return config
     if config.level not in {_DEFAULTS.level, vocabulary.level}:
-        raise ConfigError(f"level={config.level}, but the set is of {vocabulary.level}", fix="leave level= out")
+        raise ConfigError(
+            f"level={config.level}, but the set is of {vocabulary.level}", fix="leave level= out"
+        )
     size = vocabulary.size
     if config.start and config.tokens != size and vocabulary.level != "tokens":
         raise ConfigError(

@@ -20,7 +20,15 @@ from paceline.data.vocabulary import Tokens, Vocabulary
 from paceline.errors import ConfigError
 from paceline.recipes.gpt_config import GptConfig
 from paceline.recipes.gpt_from_run import load_newest
-from paceline.recipes.gpt_hf_names import CONFIG, ONLY, PREFIX, WEIGHTS, differences, turned, weights_of
+from paceline.recipes.gpt_hf_names import (
+    CONFIG,
+    ONLY,
+    PREFIX,
+    WEIGHTS,
+    differences,
+    turned,
+    weights_of,
+)
 from paceline.recipes.gpt_model import Design
 from paceline.recipes.gpt_text import kept_vocabulary
 from paceline.rundir import RunDir, make_durable, write_whole, writing_to
@@ -48,7 +56,12 @@ def _vocabulary(run: str, config: GptConfig) -> Vocabulary | None:
     return None
 
 
-def write_hub(design: Design, tensors: Mapping[str, Tensor], folder: Path, vocabulary: Vocabulary | None = None) -> int:
+def write_hub(
+    design: Design,
+    tensors: Mapping[str, Tensor],
+    folder: Path,
+    vocabulary: Vocabulary | None = None,
+) -> int:
     """Write the weights of a `GPT` so that `GPT2LMHeadModel.from_pretrained(folder)` loads them; return how many bytes.
 
     A tokenizer goes with them. The folder appears when all of it is there.
@@ -58,8 +71,13 @@ def write_hub(design: Design, tensors: Mapping[str, Tensor], folder: Path, vocab
     weights = list(weights_of(design))
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
     if problems := differences({weight.ours: weight.shape for weight in weights}, shapes):
-        raise ConfigError(f"these are not the weights of that design: {problems}", fix="give model.design and its own")
-    content = {f"{PREFIX}{weight.theirs}": turned(tensors[weight.ours], weight) for weight in weights}
+        raise ConfigError(
+            f"these are not the weights of that design: {problems}",
+            fix="give model.design and its own",
+        )
+    content = {
+        f"{PREFIX}{weight.theirs}": turned(tensors[weight.ours], weight) for weight in weights
+    }
     files = {WEIGHTS: save(content, metadata={"format": "pt"})}
     if isinstance(vocabulary, Tokens):
         files |= {**vocabulary.files, _TOKENIZER_CONFIG: _json(_about_tokenizer(vocabulary))}
@@ -70,7 +88,11 @@ def write_hub(design: Design, tensors: Mapping[str, Tensor], folder: Path, vocab
 
 def _refuse_design(design: Design) -> None:
     """Refuse what GPT-2 is not made of."""
-    odd = [f"{name}={getattr(design, name)}" for name, value in _LIKE_GPT2.items() if getattr(design, name) != value]
+    odd = [
+        f"{name}={getattr(design, name)}"
+        for name, value in _LIKE_GPT2.items()
+        if getattr(design, name) != value
+    ]
     if odd:
         raise ConfigError(
             f"GPT-2 has no {', '.join(odd).lower()}",
@@ -81,10 +103,14 @@ def _refuse_design(design: Design) -> None:
 def _refuse_folder(folder: Path) -> None:
     """Refuse to write where no folder can be, or where something would be lost."""
     if "://" in str(folder) or not folder.parent.is_dir():
-        raise ConfigError(f"there is no folder {folder.parent}", fix="create it first, or give a path on this machine")
+        raise ConfigError(
+            f"there is no folder {folder.parent}",
+            fix="create it first, or give a path on this machine",
+        )
     if any((place / MANIFEST).exists() for place in (folder, folder.parent)):
         raise ConfigError(
-            f"{folder} lies inside a checkpoint", fix="write elsewhere: a checkpoint stays as it was saved"
+            f"{folder} lies inside a checkpoint",
+            fix="write elsewhere: a checkpoint stays as it was saved",
         )
     with writing_to(folder, elsewhere=_ANOTHER):
         free = not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir()))

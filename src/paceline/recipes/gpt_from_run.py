@@ -46,7 +46,9 @@ def _load(storage: Storage, step: int, see: Callable[[Design], None]) -> Trained
     for name, value in read_tensors(storage, manifest):
         own = missing.pop(name.removeprefix(_MODEL), None) if name.startswith(_MODEL) else None
         if own is not None and own.shape != value.shape:
-            raise unreadable(storage.where(step), f"{name} is {list(value.shape)} instead of {list(own.shape)}")
+            raise unreadable(
+                storage.where(step), f"{name} is {list(value.shape)} instead of {list(own.shape)}"
+            )
         if own is not None:
             own.copy_(value)
     if missing:
@@ -57,6 +59,10 @@ def _load(storage: Storage, step: int, see: Callable[[Design], None]) -> Trained
 def _settings(manifest: Manifest, where: str) -> GptConfig:
     """Return the settings of a run of the recipe; a script's own, and a later version's, are left out."""
     if not manifest.config.keys() >= _OURS:
-        raise ConfigError(f"{where} is not of the gpt recipe", fix="name a run that `paceline train gpt` has made")
+        raise ConfigError(
+            f"{where} is not of the gpt recipe", fix="name a run that `paceline train gpt` has made"
+        )
     known = field_types(GptConfig)
-    return with_settings(GptConfig(), {name: value for name, value in manifest.config.items() if name in known})
+    return with_settings(
+        GptConfig(), {name: value for name, value in manifest.config.items() if name in known}
+    )

@@ -49,25 +49,38 @@ def _tensors(file: Any, path: Path, design: Design, *, tied: bool) -> dict[str, 
     """Return the tensors of an open file under our names, if they are all there is and have the right shapes."""
     named = {name.removeprefix(PREFIX): name for name in file.keys()}  # noqa: SIM118 - it is no mapping
     shapes = {name: tuple(file.get_slice(full).get_shape()) for name, full in named.items()}
-    plain = {name: shape for name, shape in shapes.items() if not name.endswith(_BUFFERS) and name != HEAD}
+    plain = {
+        name: shape
+        for name, shape in shapes.items()
+        if not name.endswith(_BUFFERS) and name != HEAD
+    }
     weights = list(weights_of(design))
     if problems := differences({weight.theirs: weight.their_shape for weight in weights}, plain):
-        raise DataError(f"{path} is not the GPT-2 that its {CONFIG} speaks of: {problems}", fix=_SAVE)
+        raise DataError(
+            f"{path} is not the GPT-2 that its {CONFIG} speaks of: {problems}", fix=_SAVE
+        )
     _check_head(file, path, named, tied=tied)
     found = {}
     for weight in weights:
         value = file.get_tensor(named[weight.theirs])
         if value.dtype not in _FLOATS:
-            raise DataError(f"{weight.theirs} of {path} is of {value.dtype}, which is no weight", fix=_SAVE)
+            raise DataError(
+                f"{weight.theirs} of {path} is of {value.dtype}, which is no weight", fix=_SAVE
+            )
         found[weight.ours] = turned(value, weight)
     return found
 
 
 def _check_head(file: Any, path: Path, named: Mapping[str, str], *, tied: bool) -> None:
     """Refuse a head that is not the embedding: ours always is."""
-    same = HEAD in named and torch.equal(file.get_tensor(named[HEAD]), file.get_tensor(named[EMBEDDING]))
+    same = HEAD in named and torch.equal(
+        file.get_tensor(named[HEAD]), file.get_tensor(named[EMBEDDING])
+    )
     if not (same or (tied and HEAD not in named)):
-        raise DataError(f"{HEAD} of {path} is not its embedding, as it is here", fix="give a GPT-2 with a tied head")
+        raise DataError(
+            f"{HEAD} of {path} is not its embedding, as it is here",
+            fix="give a GPT-2 with a tied head",
+        )
 
 
 def _design(path: Path) -> tuple[Design, bool]:
@@ -88,15 +101,19 @@ def _design(path: Path) -> tuple[Design, bool]:
                 fix=f"give one with {name}={' or '.join(map(repr, values))}",
             )
     layers, heads, width, tokens, length = (
-        _count(tree, path, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size", "n_positions")
+        _count(tree, path, name)
+        for name in ("n_layer", "n_head", "n_embd", "vocab_size", "n_positions")
     )
     if width % heads:
         raise DataError(f"{path} has {heads} heads that cannot share a width of {width}", fix=_SAVE)
     if tree.get("n_inner") not in (None, 4 * width):
         raise DataError(
-            f"{path} has n_inner={tree['n_inner']!r}, which this GPT has not", fix=f"give one of {4 * width}"
+            f"{path} has n_inner={tree['n_inner']!r}, which this GPT has not",
+            fix=f"give one of {4 * width}",
         )
-    return Design(Shape(layers, heads, width), tokens, length), tree.get("tie_word_embeddings", True) is True
+    return Design(Shape(layers, heads, width), tokens, length), tree.get(
+        "tie_word_embeddings", True
+    ) is True
 
 
 def _count(tree: Mapping[str, Any], path: Path, name: str) -> int:

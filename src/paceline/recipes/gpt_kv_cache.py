@@ -20,7 +20,9 @@ class BlockKVCache:
     def extended(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add the next places; return those of all places so far."""
         begin, self.seen = self.seen, self.seen + keys.shape[2]
-        assert begin == 0 or self.seen == begin + 1, "several places at once would need a mask of their own"
+        assert begin == 0 or self.seen == begin + 1, (
+            "several places at once would need a mask of their own"
+        )
         self.keys[:, :, begin : self.seen], self.values[:, :, begin : self.seen] = keys, values
         return self.keys[:, :, : self.seen], self.values[:, :, : self.seen]
 
@@ -31,7 +33,9 @@ class KVCache:
     def __init__(self, model: GPT, rows: int) -> None:
         shape, weight = model.design.shape, model.embedding.weight
         room = (2, rows, shape.heads, model.design.length, shape.width // shape.heads)
-        made = (torch.empty(room, dtype=weight.dtype, device=weight.device) for _ in range(shape.layers))
+        made = (
+            torch.empty(room, dtype=weight.dtype, device=weight.device) for _ in range(shape.layers)
+        )
         self.blocks = [BlockKVCache(*both.unbind(0)) for both in made]
 
     @property

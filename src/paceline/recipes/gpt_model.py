@@ -59,23 +59,43 @@ class Block(nn.Module):
     def __init__(self, design: Design) -> None:
         super().__init__()
         width, bias = design.shape.width, design.bias
-        self.heads, self.dropout, self.activation = design.shape.heads, design.dropout, design.activation
+        self.heads, self.dropout, self.activation = (
+            design.shape.heads,
+            design.dropout,
+            design.activation,
+        )
         self.norm1, self.norm2 = make_norm(design), make_norm(design)
-        self.qkv, self.out = nn.Linear(width, 3 * width, bias=bias), nn.Linear(width, width, bias=bias)
-        self.up, self.down = nn.Linear(width, 4 * width, bias=bias), nn.Linear(4 * width, width, bias=bias)
+        self.qkv, self.out = (
+            nn.Linear(width, 3 * width, bias=bias),
+            nn.Linear(width, width, bias=bias),
+        )
+        self.up, self.down = (
+            nn.Linear(width, 4 * width, bias=bias),
+            nn.Linear(4 * width, width, bias=bias),
+        )
         self.drop = nn.Dropout(design.dropout)
 
-    def forward(self, hidden: Tensor, angles: Tensor | None = None, memory: BlockKVCache | None = None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, angles: Tensor | None = None, memory: BlockKVCache | None = None
+    ) -> Tensor:
         """Return the next layer's input."""
         hidden = hidden + self.drop(self.out(self._attend(self.norm1(hidden), angles, memory)))
         inside = self.up(self.norm2(hidden))
-        inside = relu(inside).square() if self.activation == "relu2" else gelu(inside, approximate="tanh")
+        inside = (
+            relu(inside).square()
+            if self.activation == "relu2"
+            else gelu(inside, approximate="tanh")
+        )
         result: Tensor = hidden + self.drop(self.down(inside))
         return result
 
     def _attend(self, hidden: Tensor, angles: Tensor | None, memory: BlockKVCache | None) -> Tensor:
         batch, length, width = hidden.shape
-        split = self.qkv(hidden).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        split = (
+            self.qkv(hidden)
+            .view(batch, length, 3, self.heads, width // self.heads)
+            .permute(2, 0, 3, 1, 4)
+        )
         query, key, value = split.unbind(0)
         if angles is not None:
             query, key = turned(query, angles), turned(key, angles)
@@ -104,7 +124,9 @@ class GPT(nn.Module):
         self.norm = make_norm(design)
         self.apply(_start)
         for name, value in self.named_parameters():
-            if name.endswith(("out.weight", "down.weight")):  # many are added up: each starts smaller
+            if name.endswith(
+                ("out.weight", "down.weight")
+            ):  # many are added up: each starts smaller
                 nn.init.normal_(value, std=0.02 / math.sqrt(2 * design.shape.layers))
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -112,13 +134,17 @@ class GPT(nn.Module):
         hidden, angles = self._placed(tokens, 0)
         kind = hidden.device.type
         if torch.is_autocast_enabled(kind):
-            hidden = hidden.to(torch.get_autocast_dtype(kind))  # else all that is added up would stay twice as wide
+            hidden = hidden.to(
+                torch.get_autocast_dtype(kind)
+            )  # else all that is added up would stay twice as wide
         hidden = self.drop(hidden)
         for block in self.blocks:
             if self.design.recompute and self.training:
                 # Random states are kept only where there is dropout: a graph cannot be captured while they are.
                 kept = self.design.dropout > 0
-                hidden = checkpoint(block, hidden, angles, use_reentrant=False, preserve_rng_state=kept)
+                hidden = checkpoint(
+                    block, hidden, angles, use_reentrant=False, preserve_rng_state=kept
+                )
             else:
                 hidden = block(hidden, angles)
         return self._scores(hidden)

@@ -42,10 +42,13 @@ class Choice:
         """Refuse numbers that choose nothing."""
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise ConfigError(
-                f"a temperature of {self.temperature} is none", fix="give 0 (the likeliest token) or more, such as 0.8"
+                f"a temperature of {self.temperature} is none",
+                fix="give 0 (the likeliest token) or more, such as 0.8",
             )
         if self.top_k < 0:
-            raise ConfigError(f"top-k {self.top_k} leaves no token", fix="give 1 or more, or 0 for all")
+            raise ConfigError(
+                f"top-k {self.top_k} leaves no token", fix="give 1 or more, or 0 for all"
+            )
 
 
 @dataclass(frozen=True)
@@ -71,21 +74,33 @@ class TextGenerator:
             raise ConfigError(f"{count} texts are none", fix="give 1 or more")
         numbers = self._numbers(prompt)
         rows = list(itertools.islice(self._drawn(numbers, length, choice, count), length))
-        return ["".join(spelled(self.vocabulary, numbers, iter(text))) for text in zip(*rows, strict=True)]
+        return [
+            "".join(spelled(self.vocabulary, numbers, iter(text)))
+            for text in zip(*rows, strict=True)
+        ]
 
-    def _drawn(self, numbers: Sequence[int], length: int, choice: Choice, count: int) -> Iterator[list[int]]:
+    def _drawn(
+        self, numbers: Sequence[int], length: int, choice: Choice, count: int
+    ) -> Iterator[list[int]]:
         if length < 1:
             raise ConfigError(f"a length of {length} tokens is no text", fix="give 1 or more")
         return draw(self.model, numbers, self.vocabulary.size, choice, count)
 
     def _numbers(self, prompt: str) -> list[int]:
         if any("\ud800" <= letter <= "\udfff" for letter in prompt):
-            raise ConfigError("the prompt is not text in UTF-8", fix="give it in the encoding of your terminal")
+            raise ConfigError(
+                "the prompt is not text in UTF-8", fix="give it in the encoding of your terminal"
+            )
         numbers: list[int] = self.vocabulary.encode(prompt).tolist()
         if isinstance(self.vocabulary, Tokens) and (lost := self.vocabulary.lost(prompt)):
-            raise ConfigError(f"the tokenizer of the run has no token for {lost!r}", fix="leave that character out")
+            raise ConfigError(
+                f"the tokenizer of the run has no token for {lost!r}",
+                fix="leave that character out",
+            )
         if not numbers:
-            raise ConfigError("there is nothing to go on from", fix='give a few words: --prompt "The "')
+            raise ConfigError(
+                "there is nothing to go on from", fix='give a few words: --prompt "The "'
+            )
         return numbers
 
 
@@ -94,10 +109,14 @@ def open_author(run: str, step: int | None = None) -> TextGenerator:
     catalog = find_catalog(run)
     folder = RunDir(Path(run))
     if not folder.config.is_file():
-        raise ConfigError(f"{run} is not the folder of a run", fix="name the folder that holds its config.toml")
+        raise ConfigError(
+            f"{run} is not the folder of a run", fix="name the folder that holds its config.toml"
+        )
     found = load_newest(catalog if step is None else catalog.narrowed(step))
     model = found.model.to("cuda" if torch.cuda.is_available() else "cpu")
-    return TextGenerator(model, kept_vocabulary(folder, found.config), found.step, found.where, found.passed_over)
+    return TextGenerator(
+        model, kept_vocabulary(folder, found.config), found.step, found.where, found.passed_over
+    )
 
 
 def window_begin(count: int, length: int) -> int:
@@ -111,7 +130,9 @@ def window_begin(count: int, length: int) -> int:
 
 
 @torch.inference_mode()
-def draw(model: GPT, numbers: Sequence[int], known: int, choice: Choice, count: int = 1) -> Iterator[list[int]]:
+def draw(
+    model: GPT, numbers: Sequence[int], known: int, choice: Choice, count: int = 1
+) -> Iterator[list[int]]:
     """Yield the next token of each of several texts, without end, of those that are known; all begin with the same numbers."""
     generators = [_generator(choice.seed, row) for row in range(count)]
     memory, device = KVCache(model, count), model.embedding.weight.device
@@ -120,7 +141,10 @@ def draw(model: GPT, numbers: Sequence[int], known: int, choice: Choice, count: 
     while True:
         tokens = torch.tensor([text[fresh:] for text in texts], device=device)
         scores = model.read_on(tokens, memory)[:, :known].double().cpu()
-        chosen = [_chosen(row, choice, generator) for row, generator in zip(scores, generators, strict=True)]
+        chosen = [
+            _chosen(row, choice, generator)
+            for row, generator in zip(scores, generators, strict=True)
+        ]
         yield chosen
         for text, number in zip(texts, chosen, strict=True):
             text.append(number)
@@ -137,7 +161,10 @@ def _generator(seed: int, row: int) -> torch.Generator:
 def _chosen(scores: Tensor, choice: Choice, generator: torch.Generator) -> int:
     """Return the likeliest token, or one of the likeliest by chance."""
     if not scores.isfinite().all():
-        raise TrainingError("the model gives scores that are no numbers", fix="take an earlier checkpoint with --step")
+        raise TrainingError(
+            "the model gives scores that are no numbers",
+            fix="take an earlier checkpoint with --step",
+        )
     if choice.temperature == 0:
         return int(scores.argmax())
     best, places = scores.topk(min(choice.top_k or len(scores), len(scores)))

@@ -9,7 +9,12 @@ from paceline.data.shards.store import read_beside
 from paceline.data.vocabulary import Bytes, Tokens, Vocabulary, vocabulary_of
 from paceline.errors import ConfigError, DataError
 from paceline.events import Event, RunStarted, Sink
-from paceline.recipes.corpus import text_from_shards, text_in_memory, vocabulary_for, vocabulary_of_sets
+from paceline.recipes.corpus import (
+    text_from_shards,
+    text_in_memory,
+    vocabulary_for,
+    vocabulary_of_sets,
+)
 from paceline.recipes.gpt_config import GptConfig
 from paceline.rundir import RunDir, write_whole, writing_to
 from paceline.world.collectives import texts_of_all
@@ -32,7 +37,9 @@ def read_text(config: GptConfig, world: World) -> Text:
         _check_length(train.source, config)
         return Text(train, test, vocabulary_of_sets(train, test))
     vocabulary = _vocabulary(config, world)
-    return Text(*text_in_memory(config.data_folder, config.length, vocabulary, config.rows), vocabulary)
+    return Text(
+        *text_in_memory(config.data_folder, config.length, vocabulary, config.rows), vocabulary
+    )
 
 
 def _vocabulary(config: GptConfig, world: World) -> Vocabulary:
@@ -46,10 +53,15 @@ def _vocabulary(config: GptConfig, world: World) -> Vocabulary:
 
 
 def _check_length(source: Any, config: GptConfig) -> None:
-    shape = source.columns[0].shape if hasattr(source, "columns") and hasattr(source, "vocabulary") else ()
+    shape = (
+        source.columns[0].shape
+        if hasattr(source, "columns") and hasattr(source, "vocabulary")
+        else ()
+    )
     if shape and shape[0] - 1 > config.length:
         raise ConfigError(
-            f"rows of {shape[0] - 1} tokens are longer than length={config.length}", fix=f"set length={shape[0] - 1}"
+            f"rows of {shape[0] - 1} tokens are longer than length={config.length}",
+            fix=f"set length={shape[0] - 1}",
         )
 
 
@@ -92,7 +104,9 @@ def kept_vocabulary(folder: RunDir, config: GptConfig) -> Vocabulary:
         ) from error
     where = str(folder.root)
     found = (
-        vocabulary_of(about, lambda name: read_beside(folder.root, name), where) if isinstance(about, dict) else None
+        vocabulary_of(about, lambda name: read_beside(folder.root, name), where)
+        if isinstance(about, dict)
+        else None
     )
     if found is None:
         raise DataError(

@@ -41,8 +41,14 @@ def _backward(scores, targets, logs, outer, gradients, width, block: tl.constexp
     places = tl.program_id(1) * block + tl.arange(0, block)
     there = places < width
     values = tl.load(scores + row * width + places, mask=there, other=0.0).to(tl.float32)
-    shares = tl.exp(values - tl.load(logs + row)) - tl.where(places == tl.load(targets + row), 1.0, 0.0)
-    tl.store(gradients + row * width + places, (shares * tl.load(outer)).to(gradients.dtype.element_ty), mask=there)
+    shares = tl.exp(values - tl.load(logs + row)) - tl.where(
+        places == tl.load(targets + row), 1.0, 0.0
+    )
+    tl.store(
+        gradients + row * width + places,
+        (shares * tl.load(outer)).to(gradients.dtype.element_ty),
+        mask=there,
+    )
 
 
 class _MeanLoss(torch.autograd.Function):
@@ -63,7 +69,9 @@ class _MeanLoss(torch.autograd.Function):
         scores, targets, logs = ctx.saved_tensors
         (rows, width), gradients = scores.shape, torch.empty_like(scores)
         grid = rows, triton.cdiv(width, _BLOCK)
-        _backward[grid](scores, targets, logs, outer / rows, gradients, width, _BLOCK, num_warps=_WARPS)
+        _backward[grid](
+            scores, targets, logs, outer / rows, gradients, width, _BLOCK, num_warps=_WARPS
+        )
         return gradients, None
 
 

@@ -23,7 +23,9 @@ class MnistConfig(RunConfig):
     name: str = "mnist"
     epochs: int = 8
     batch: BatchConfig = field(default_factory=lambda: BatchConfig(global_size=64, lanes=4))
-    lr: LrConfig = field(default_factory=lambda: LrConfig(base=1e-3, reference_batch=64, schedule="one-cycle"))
+    lr: LrConfig = field(
+        default_factory=lambda: LrConfig(base=1e-3, reference_batch=64, schedule="one-cycle")
+    )
     optimizer: Literal["adamw", "adadelta", "sgd"] = "adamw"
     """AdamW, Adadelta (give it lr.base=1), or SGD with momentum."""
     norm: Literal["none", "batch"] = "none"
@@ -62,7 +64,9 @@ def build_optimizer(model: nn.Module, config: MnistConfig) -> torch.optim.Optimi
     fused = next(model.parameters()).is_cuda
     if config.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, fused=fused)
-    return torch.optim.AdamW(model.parameters(), lr=rate, fused=fused and not config.compile)  # compiled it is faster
+    return torch.optim.AdamW(
+        model.parameters(), lr=rate, fused=fused and not config.compile
+    )  # compiled it is faster
 
 
 def read_digits(config: MnistConfig) -> tuple[Any, Any]:
@@ -78,14 +82,23 @@ def main(config: MnistConfig) -> None:
     train, test = read_digits(config)
     with paceline.join(config) as world:
         net = Net(config.norm)
-        if world.device != "cpu" and config.parallel != "fsdp":  # which takes weights in the usual order only
+        if (
+            world.device != "cpu" and config.parallel != "fsdp"
+        ):  # which takes weights in the usual order only
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         model = paceline.parallelize(net, world, config)
         optimizer = build_optimizer(model, config)
         batches = paceline.Batches(train, config, world)
         metrics = {"acc": paceline.accuracy}
         paceline.Trainer(
-            world, model, optimizer, batches, cross_entropy, config, evaluation=test, metrics=metrics
+            world,
+            model,
+            optimizer,
+            batches,
+            cross_entropy,
+            config,
+            evaluation=test,
+            metrics=metrics,
         ).run()
 
 

@@ -37,7 +37,13 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.0,
     ) -> None:
         rest = {"rule": "adamw", "pieces": 1, "capturable": False}
-        defaults = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+        }
         super().__init__(groups, defaults | rest)
         for group in self.param_groups:
             _check(group)
@@ -65,14 +71,21 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
         for alike in _by_shape(parameters):
             rows, columns = parameters[alike[0]].shape
-            pieces = torch.stack([ahead[place] for place in alike]).view(-1, rows // group["pieces"], columns)
+            pieces = torch.stack([ahead[place] for place in alike]).view(
+                -1, rows // group["pieces"], columns
+            )
             size = rate * (_USUAL * max(pieces.shape[1:]) ** 0.5)
             even = orthogonalized(pieces).to(momenta[0].dtype).reshape(-1, rows, columns)
-            torch._foreach_sub_([parameters[place] for place in alike], list((even * size).unbind(0)))
+            torch._foreach_sub_(
+                [parameters[place] for place in alike], list((even * size).unbind(0))
+            )
 
     def _by_adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         gradients, (first, second) = [_gradient(value) for value in parameters], group["betas"]
-        means, squares = self._remembered("exp_avg", parameters), self._remembered("exp_avg_sq", parameters)
+        means, squares = (
+            self._remembered("exp_avg", parameters),
+            self._remembered("exp_avg_sq", parameters),
+        )
         counts = self._remembered("count", parameters, shape=())
         torch._foreach_add_(counts, 1)
         torch._foreach_lerp_(means, gradients, 1 - first)
@@ -88,11 +101,17 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_mul_(moves, rate)
         torch._foreach_sub_(parameters, moves)
 
-    def _remembered(self, kind: str, parameters: list[Tensor], shape: tuple[int, ...] | None = None) -> list[Tensor]:
+    def _remembered(
+        self, kind: str, parameters: list[Tensor], shape: tuple[int, ...] | None = None
+    ) -> list[Tensor]:
         """Return one kind of memory of every parameter, zeros at first; of a shape of its own, if it has one."""
         for value in parameters:
             if kind not in self.state[value]:
-                empty = torch.zeros_like(value) if shape is None else torch.zeros(shape, device=value.device)
+                empty = (
+                    torch.zeros_like(value)
+                    if shape is None
+                    else torch.zeros(shape, device=value.device)
+                )
                 self.state[value][kind] = empty
         return [self.state[value][kind] for value in parameters]
 
@@ -113,7 +132,9 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     found = found.to(torch.bfloat16 if found.is_cuda else torch.float32)
     for _ in range(_ROUNDS):
         square = found @ found.mT
-        found = torch.baddbmm(found, torch.baddbmm(square, square, square, beta=third, alpha=fifth), found, beta=first)
+        found = torch.baddbmm(
+            found, torch.baddbmm(square, square, square, beta=third, alpha=fifth), found, beta=first
+        )
     return found if wide else found.mT
 
 
@@ -154,7 +175,8 @@ def _check(group: dict[str, Any]) -> None:
     for value in group["params"] if group["rule"] == "muon" else ():
         if isinstance(value, DTensor):
             raise ConfigError(
-                "Muon needs matrices that are whole on every rank", fix="set optimizer=adamw or parallel=ddp"
+                "Muon needs matrices that are whole on every rank",
+                fix="set optimizer=adamw or parallel=ddp",
             )
         if value.dim() != 2 or value.shape[0] % group["pieces"]:
             raise ConfigError(

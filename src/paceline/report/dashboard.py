@@ -37,7 +37,11 @@ def lines_of(state: RunState, width: int, height: int) -> list[str]:
     room = height - len(shown) - 1
     if state.log and room > 0:
         last = state.log_tail[-room + 1 :] if room > 1 else ()
-        shown += ["", fit(_labelled("log", state.log), width), *(fit(f"  {line}", width) for line in last)]
+        shown += [
+            "",
+            fit(_labelled("log", state.log), width),
+            *(fit(f"  {line}", width) for line in last),
+        ]
     return shown[:height]
 
 
@@ -91,7 +95,10 @@ def job_line(job: RunJob) -> str:
         parts += [f"expected to start {job.starts}"] if job.starts else []
         parts += [f"asks for {job.nodes} node{'' if job.nodes == 1 else 's'}, {job.left}"]
     elif job.live:
-        parts = [f"{parts[0]} on {job.node_list or f'{job.nodes} nodes'}", f"{job.used} used, {job.left} left"]
+        parts = [
+            f"{parts[0]} on {job.node_list or f'{job.nodes} nodes'}",
+            f"{job.used} used, {job.left} left",
+        ]
     if job.requeues:
         parts.append(f"requeued {job.requeues} time{'' if job.requeues == 1 else 's'}")
     return "; ".join(parts)
@@ -128,7 +135,11 @@ def _evaluation(state: RunState) -> str:
 def _speed(state: RunState) -> str:
     if not state.samples_per_s > 0:
         return "not known yet"
-    left = f", {human_time(state.left_s)} left" if state.phase == "training" and math.isfinite(state.left_s) else ""
+    left = (
+        f", {human_time(state.left_s)} left"
+        if state.phase == "training" and math.isfinite(state.left_s)
+        else ""
+    )
     return f"{state.samples_per_s:,.0f} samples/s{left}"
 
 
@@ -143,7 +154,11 @@ def _ranks(state: RunState) -> str:
     ranks = f"{state.world_size} on {state.device.partition(':')[0]}"
     slow = state.slowest
     if slow is None:
-        return ranks if state.world_size < 2 or state.phase != "training" else f"{ranks}, {_even(state)}"
+        return (
+            ranks
+            if state.world_size < 2 or state.phase != "training"
+            else f"{ranks}, {_even(state)}"
+        )
     if slow.kind == "one-off":
         return f"{ranks}; {in_words(slow)}"
     return (
@@ -154,4 +169,8 @@ def _ranks(state: RunState) -> str:
 
 def _even(state: RunState) -> str:
     seen, ranks = state.ranks_seen, state.world_size
-    return "none clearly slower than the others" if seen == ranks else f"{seen} of them have reported so far"
+    return (
+        "none clearly slower than the others"
+        if seen == ranks
+        else f"{seen} of them have reported so far"
+    )

@@ -11,7 +11,15 @@ from typing import Any
 
 from paceline.checkpoint.local_storage import LocalStorage
 from paceline.errors import EnvironmentUnfit
-from paceline.events import CheckpointSaved, RunEnded, RunFailed, RunStarted, RunStopped, StepDone, surviving
+from paceline.events import (
+    CheckpointSaved,
+    RunEnded,
+    RunFailed,
+    RunStarted,
+    RunStopped,
+    StepDone,
+    surviving,
+)
 from paceline.hang.judge import judge
 from paceline.hang.rank_report import RankReport, read_all
 from paceline.hang.stacks import MAIN
@@ -26,7 +34,10 @@ from paceline.rundir import RunDir, write_whole
 
 _STEPS = 5
 _SAME_WAY = "the command that started it, once more"
-_EXPLAIN = {"another shape", "another collective"}  # why gloo ended a task, which may be the one that did no wrong
+_EXPLAIN = {
+    "another shape",
+    "another collective",
+}  # why gloo ended a task, which may be the one that did no wrong
 
 
 def page_of_launch(failure: Failure, resume: str) -> Page:
@@ -37,7 +48,11 @@ def page_of_launch(failure: Failure, resume: str) -> Page:
     mine, verdict = _of_rank(records, rank), kept(folder) or judge(records)
     if mine and _is_only_hit(mine) and verdict.ranks and rank not in verdict.ranks:
         rank = verdict.ranks[0]
-        how = "gave another size than before" if verdict.cause == "another shape" else "held the others up"
+        how = (
+            "gave another size than before"
+            if verdict.cause == "another shape"
+            else "held the others up"
+        )
     words = "\n".join([failure.words or failure.message, *(_crash_lines(mine) if mine else [])])
     return replace(_with_history(folder, rank, how, words, records), resume=resume)
 
@@ -49,8 +64,16 @@ def _is_only_hit(record: RankReport) -> bool:
 
 def _crash_lines(record: RankReport) -> list[str]:
     """Return where a rank was in Python when native code ended it, the innermost last."""
-    main = next((stack for stack in record.stacks if stack.thread == MAIN), None) if record.crash else None
-    places = [f'  File "{place.file}", line {place.line}, in {place.function}' for place in main.places] if main else []
+    main = (
+        next((stack for stack in record.stacks if stack.thread == MAIN), None)
+        if record.crash
+        else None
+    )
+    places = (
+        [f'  File "{place.file}", line {place.line}, in {place.function}' for place in main.places]
+        if main
+        else []
+    )
     return [f"{record.crash} in native code, called from Python:", *places] if places else []
 
 
@@ -65,9 +88,15 @@ def page_of(target: NamedRun) -> Page | None:
     records = read_all(folder)
     if is_held(folder.lock) or not events or not _has_failed(events, records):
         return None
-    since_s = next(event["time_s"] for event in reversed(events) if event["event"] == RunStarted.__name__)
+    since_s = next(
+        event["time_s"] for event in reversed(events) if event["event"] == RunStarted.__name__
+    )
     if page := _left(folder, since_s):
-        return page if page.slurm else replace(page, slurm=(ended := _slurm(target)), written=not ended)
+        return (
+            page
+            if page.slurm
+            else replace(page, slurm=(ended := _slurm(target)), written=not ended)
+        )
     verdict = kept(folder) or judge(records)
     rank, node, how = _end(folder, records, verdict, since_s)
     words = _own_words(_of_rank(records, rank)) or _reason(events)
@@ -75,11 +104,17 @@ def page_of(target: NamedRun) -> Page | None:
     return replace(page, slurm=_slurm(target), node=page.node or node)
 
 
-def _end(folder: RunDir, records: Sequence[RankReport], verdict: HangVerdict, since_s: float) -> tuple[int, str, str]:
+def _end(
+    folder: RunDir, records: Sequence[RankReport], verdict: HangVerdict, since_s: float
+) -> tuple[int, str, str]:
     """Return the first rank that failed, its node and how it ended: in its own words, in srun's, or as the others saw it."""
     rank = verdict.ranks[0] if verdict.ranks else -1
     first, task = _of_rank(records, rank), first_end(folder, since_s)
-    if task is None or verdict.cause in _EXPLAIN or (first and first.wrong and not first.wrong.lost_peer):
+    if (
+        task is None
+        or verdict.cause in _EXPLAIN
+        or (first and first.wrong and not first.wrong.lost_peer)
+    ):
         return rank, "", _how(first, verdict)
     its_own = _of_rank(records, task.task)
     return task.task if its_own and its_own.node == task.node else -1, task.node, task.how
@@ -100,7 +135,9 @@ def _own_words(first: RankReport | None) -> str:
     return first.wrong.text if first.wrong else "\n".join(_crash_lines(first))
 
 
-def _with_history(folder: RunDir, rank: int, how: str, words: str, records: Sequence[RankReport]) -> Page:
+def _with_history(
+    folder: RunDir, rank: int, how: str, words: str, records: Sequence[RankReport]
+) -> Page:
     events = _events(folder)
     steps = [event for event in events if event["event"] == StepDone.__name__][-_STEPS:]
     saved_step, saved = _newest_checkpoint(folder, events)
@@ -118,7 +155,11 @@ def _with_history(folder: RunDir, rank: int, how: str, words: str, records: Sequ
 
 def _newest_checkpoint(folder: RunDir, events: Sequence[dict[str, Any]]) -> tuple[int, str]:
     """Return the step and the place of the newest checkpoint; one that came to be in the last moments has no event."""
-    found = [(event["step"], event["path"]) for event in events if event["event"] == CheckpointSaved.__name__][-1:]
+    found = [
+        (event["step"], event["path"])
+        for event in events
+        if event["event"] == CheckpointSaved.__name__
+    ][-1:]
     storage = LocalStorage(folder.checkpoints)
     with contextlib.suppress(OSError):
         found += [(step, storage.where(step)) for step in storage.steps()[:1]]
@@ -128,14 +169,25 @@ def _newest_checkpoint(folder: RunDir, events: Sequence[dict[str, Any]]) -> tupl
 def _has_failed(events: Sequence[dict[str, Any]], records: Sequence[RankReport]) -> bool:
     """Return whether the last start neither ended nor stopped: it said that it failed, or it is gone."""
     kinds = [event["event"] for event in events]
-    last = kinds[len(kinds) - 1 - kinds[::-1].index(RunStarted.__name__) :] if RunStarted.__name__ in kinds else []
+    last = (
+        kinds[len(kinds) - 1 - kinds[::-1].index(RunStarted.__name__) :]
+        if RunStarted.__name__ in kinds
+        else []
+    )
     if not last or RunEnded.__name__ in last or RunStopped.__name__ in last:
         return False
     return RunFailed.__name__ in last or any(record.state != "left" for record in records)
 
 
 def _reason(events: Sequence[dict[str, Any]]) -> str:
-    return next((str(event["reason"]) for event in reversed(events) if event["event"] == RunFailed.__name__), "")
+    return next(
+        (
+            str(event["reason"])
+            for event in reversed(events)
+            if event["event"] == RunFailed.__name__
+        ),
+        "",
+    )
 
 
 def _events(folder: RunDir) -> list[dict[str, Any]]:

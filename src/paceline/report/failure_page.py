@@ -45,16 +45,32 @@ class Page:
     def text(self) -> str:
         """Return the page, as markdown that is read well as it is."""
         who = f"{f'rank {self.rank}' if self.rank >= 0 else 'a rank'}{f' (node {self.node})' if self.node else ''}"
-        lines = [f"# {harmless(Path(self.run).name)} failed", "", f"{who} {self.how}, in step {self.step + 1}."]
+        lines = [
+            f"# {harmless(Path(self.run).name)} failed",
+            "",
+            f"{who} {self.how}, in step {self.step + 1}.",
+        ]
         lines += [f"Slurm: {self.slurm}."] if self.slurm else []
         lines += ["", f"Before that: {self.hang}."] if self.hang else []
         if self.words:
-            lines += ["", "## Its own words", "", *(f"    {harmless_line(line)}" for line in self.words.splitlines())]
+            lines += [
+                "",
+                "## Its own words",
+                "",
+                *(f"    {harmless_line(line)}" for line in self.words.splitlines()),
+            ]
         if self.steps:
             lines += ["", "## The last steps", "", "| step | loss | samples/s |", "|---|---|---|"]
-            lines += [f"| {row['step']} | {row['loss']:.6g} | {row['samples_per_s']:.1f} |" for row in self.steps]
+            lines += [
+                f"| {row['step']} | {row['loss']:.6g} | {row['samples_per_s']:.1f} |"
+                for row in self.steps
+            ]
         lines += ["", "## To go on", ""]
-        start = f"From step {self.checkpoint_step}: {self.checkpoint}" if self.checkpoint else "Nothing was saved."
+        start = (
+            f"From step {self.checkpoint_step}: {self.checkpoint}"
+            if self.checkpoint
+            else "Nothing was saved."
+        )
         lines += [harmless(start), "", f"    {harmless(self.resume)}"]
         return "\n".join(lines) + "\n"
 
@@ -67,7 +83,12 @@ class Page:
             if self.checkpoint
             else "the beginning: nothing was saved"
         )
-        lines = [*held, *([f"last: {steps}"] if steps else []), f"goes on from {start}", f"  {self.resume}"]
+        lines = [
+            *held,
+            *([f"last: {steps}"] if steps else []),
+            f"goes on from {start}",
+            f"  {self.resume}",
+        ]
         return [harmless_line(line) for line in [*lines, f"page: {RunDir(Path(self.run)).failure}"]]
 
 

@@ -81,5 +81,12 @@ def _not_known(word: str, runs: Path, sent: Sequence[Submission]) -> ConfigError
     here = sorted(path.name for path in runs.iterdir() if is_run(path)) if runs.is_dir() else []
     newest = [name for job in reversed(sent) for name in (job.job, Path(job.run).name)]
     known = list(dict.fromkeys(map(harmless, [*here[:_NAMED], *newest[: 2 * _NAMED]])))
-    fix = did_you_mean(word, known) if known else "name a run by its folder, or say with --runs where runs are"
-    return ConfigError(f"there is no run and no job {word!r} (looked in {runs} and among the jobs submitted)", fix=fix)
+    fix = (
+        did_you_mean(word, known)
+        if known
+        else "name a run by its folder, or say with --runs where runs are"
+    )
+    return ConfigError(
+        f"there is no run and no job {word!r} (looked in {runs} and among the jobs submitted)",
+        fix=fix,
+    )

@@ -119,7 +119,9 @@ class History:
         """The step and the metrics of the newest evaluation, at the end of an epoch or within it; 0: there was none."""
         for event in reversed(self._evaluations):
             if metrics := metrics_in(event):
-                return int(event["step"]), {str(name): number(value) for name, value in metrics.items()}
+                return int(event["step"]), {
+                    str(name): number(value) for name, value in metrics.items()
+                }
         return 0, {}
 
     @property
@@ -133,7 +135,10 @@ class History:
         if len(lines) < 2:
             return [figures.loss for event in self._epochs[-most:] if (figures := _figures(event))]
         count = min(most, len(lines))
-        chosen = [lines[len(lines) - 1 - (count - 1 - place) * len(lines) // count] for place in range(count)]
+        chosen = [
+            lines[len(lines) - 1 - (count - 1 - place) * len(lines) // count]
+            for place in range(count)
+        ]
         return [figures.loss for line in chosen if (figures := _figures(parsed(line)))]
 
 

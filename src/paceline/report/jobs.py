@@ -9,7 +9,9 @@ from paceline.cluster.registry import Submission
 from paceline.cluster.slurm import OVER, QueuedJob, ask, queued
 from paceline.errors import EnvironmentUnfit
 
-WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+WAITING = frozenset(
+    {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+)
 
 GONE = "GONE"
 """The state of a job that Slurm has forgotten, some minutes after its end."""
@@ -69,7 +71,9 @@ def unanswered(submissions: Sequence[Submission]) -> list[RunJob]:
 
 
 def joined(
-    submissions: Sequence[Submission], shown: Sequence[QueuedJob], ahead: Mapping[str, tuple[str, int]]
+    submissions: Sequence[Submission],
+    shown: Sequence[QueuedJob],
+    ahead: Mapping[str, tuple[str, int]],
 ) -> list[RunJob]:
     """Return each submitted job with what squeue shows of it.
 
@@ -99,12 +103,16 @@ def forecasts(jobs: Sequence[str]) -> dict[str, tuple[str, int]]:
         return {}
     fields = "JobID:32,StartTime:32,RestartCnt:12"
     try:
-        said = ask("squeue", "--noheader", "--states=all", f"--Format={fields}", f"--jobs={','.join(jobs)}")
+        said = ask(
+            "squeue", "--noheader", "--states=all", f"--Format={fields}", f"--jobs={','.join(jobs)}"
+        )
     except EnvironmentUnfit:
         return {}
     rows = (line.split() for line in said.splitlines())
     return {
-        row[0]: ("" if row[1] == "N/A" else row[1], int(row[2])) for row in rows if len(row) == 3 and row[2].isdecimal()
+        row[0]: ("" if row[1] == "N/A" else row[1], int(row[2]))
+        for row in rows
+        if len(row) == 3 and row[2].isdecimal()
     }
 
 

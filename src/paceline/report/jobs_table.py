@@ -24,7 +24,10 @@ def table_of(states: Sequence[RunState]) -> list[str]:
     """Return the rows as aligned lines, head first."""
     rows = [_HEAD, *(tuple(map(harmless, _row(state))) for state in states)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def _row(state: RunState) -> tuple[str, ...]:
@@ -35,7 +38,17 @@ def _row(state: RunState) -> tuple[str, ...]:
     loss = human_loss(state.loss) if math.isfinite(state.loss) else "-"
     starts = str(state.restarts + 1 if state.total_steps else 0)
     log = first.log if first.live else state.log
-    return (state.name, ids, stands(state), step, loss, first.used or "-", first.left or "-", starts, log)
+    return (
+        state.name,
+        ids,
+        stands(state),
+        step,
+        loss,
+        first.used or "-",
+        first.left or "-",
+        starts,
+        log,
+    )
 
 
 def _first(state: RunState) -> RunJob:
@@ -48,9 +61,11 @@ def stands(state: RunState) -> str:
     """Return how a run stands, in a few words: as Slurm says while it has a job, as its events say afterwards."""
     first, live = _first(state), state.live_jobs
     if not live:
-        how = {"ended": "completed", "not started": "never started", "lost": "gone without a word"}.get(
-            state.phase, state.phase
-        )
+        how = {
+            "ended": "completed",
+            "not started": "never started",
+            "lost": "gone without a word",
+        }.get(state.phase, state.phase)
         told = state.phase in {"ended", "failed", "stopped"} or first.state == GONE
         return how if told else first.state.lower()
     more = len(live) - 1
@@ -62,6 +77,7 @@ def facts_of(states: Sequence[RunState]) -> list[dict[str, Any]]:
     """Return the same as JSON would have it."""
     left_out = {"losses", "log_tail", "slowest"}
     return [
-        {name: value for name, value in state.facts().items() if name not in left_out} | {"stands": stands(state)}
+        {name: value for name, value in state.facts().items() if name not in left_out}
+        | {"stands": stands(state)}
         for state in states
     ]

@@ -25,12 +25,16 @@ def harmless(text: str) -> str:
     ('loss 0.5 too� high', 'ok', 'a�b c')
     """
     plain = _ORDERS.sub("", text)
-    return "".join(letter if _shows(letter) else " " if letter in "\t\n\r\v\f" else _MARK for letter in plain)
+    return "".join(
+        letter if _shows(letter) else " " if letter in "\t\n\r\v\f" else _MARK for letter in plain
+    )
 
 
 def _shows(letter: str) -> bool:
     """Return whether a letter only shows: no control, formatting, surrogate, private use, line or paragraph end."""
-    return (letter.isascii() and letter.isprintable()) or unicodedata.category(letter) not in _OBEYED
+    return (letter.isascii() and letter.isprintable()) or unicodedata.category(
+        letter
+    ) not in _OBEYED
 
 
 _OBEYED = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -75,4 +79,8 @@ def tail(path: Path, count: int) -> list[str]:
         lines = lines[1:] or lines  # the first is cut
     if lines and not lines[-1]:
         lines.pop()
-    return [harmless(line.rstrip("\r").rpartition("\r")[2]) for line in lines[-count:]] if count > 0 else []
+    return (
+        [harmless(line.rstrip("\r").rpartition("\r")[2]) for line in lines[-count:]]
+        if count > 0
+        else []
+    )

@@ -45,14 +45,19 @@ class Screen:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         _write(f"\n{_SHOW}")
 
 
 def _write(text: str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))  # a terminal may not know every letter
+    sys.stdout.write(
+        text.encode(encoding, "replace").decode(encoding)
+    )  # a terminal may not know every letter
     sys.stdout.flush()
 
 

@@ -28,7 +28,9 @@ class TaskEnd:
 
 def first_end(folder: RunDir, since_s: float) -> TaskEnd | None:
     """Return how the first task ended, of the job that said so last; nothing where none was killed since then."""
-    files = sorted((file for file in folder.jobs.glob("*.errors") if _time(file) >= since_s), key=_time)
+    files = sorted(
+        (file for file in folder.jobs.glob("*.errors") if _time(file) >= since_s), key=_time
+    )
     return end_in(files[-1].read_text(errors="replace")) if files else None
 
 
@@ -38,7 +40,9 @@ def end_in(text: str) -> TaskEnd | None:
     >>> end_in("srun: error: n1: task 0: Exited with exit code 76\nsrun: error: n2: task 3: Out Of Memory")
     TaskEnd(node='n2', task=3, how='was killed: the memory that the job asked for was used up')
     """
-    ends = [found.groups() for found in _LINE.finditer(text) if not found[3].startswith(_SAID_ITSELF)]
+    ends = [
+        found.groups() for found in _LINE.finditer(text) if not found[3].startswith(_SAID_ITSELF)
+    ]
     if not ends:
         return None
     node, task, words = ends[0]

@@ -23,7 +23,9 @@ from paceline.telemetry.heartbeat import Beat
 from paceline.telemetry.stragglers import Straggler, find_straggler, read_beats
 from paceline.world.timelimit import time_left
 
-Phase = Literal["not started", "waiting", "starting", "training", "stopped", "failed", "lost", "ended"]
+Phase = Literal[
+    "not started", "waiting", "starting", "training", "stopped", "failed", "lost", "ended"
+]
 
 _MAY_HANG = {"training", "failed", "lost"}  # of one that failed, it is what came before
 _LOSSES = 400
@@ -90,7 +92,9 @@ class RunState:
         """Whether nothing more is to come: it has ended, or nobody has taken it up again."""
         if self.live_jobs:
             return False
-        return self.phase == "ended" or (self.phase not in {"starting", "training"} and self.quiet_s > _BACK_WITHIN_S)
+        return self.phase == "ended" or (
+            self.phase not in {"starting", "training"} and self.quiet_s > _BACK_WITHIN_S
+        )
 
     def facts(self) -> dict[str, Any]:
         """Return it as JSON would have it: a number that is none is null."""
@@ -117,7 +121,9 @@ class Lookout:
         return state_of(self._target, history, self._jobs, self._queue_problem)
 
     def _ask_queue(self) -> None:
-        ended = (self._history.ending or {}).get("event") == RunEnded.__name__  # its jobs are about to leave the queue
+        ended = (self._history.ending or {}).get(
+            "event"
+        ) == RunEnded.__name__  # its jobs are about to leave the queue
         now = time.monotonic()
         if not self._target.jobs or now - self._asked_s < (0 if ended else self._queue_every_s):
             return
@@ -128,13 +134,21 @@ class Lookout:
             self._jobs, self._queue_problem = tuple(unanswered(self._target.jobs)), error.problem
 
 
-def state_of(target: NamedRun, history: History, jobs: Sequence[RunJob], queue_problem: str = "") -> RunState:
+def state_of(
+    target: NamedRun, history: History, jobs: Sequence[RunJob], queue_problem: str = ""
+) -> RunState:
     """Put together what the files and the queue say."""
     now, started, latest = time.time(), history.started or {}, history.latest
     started_s = float(started.get("time_s", 0.0))
     ranks, lanes = int(started.get("world_size", 0)), int(started.get("lanes", 0))
     beats = read_beats(target.folder.beat(0).parent, ranks, started_s)
-    step = max([latest.step if latest else 0, int(started.get("from_step", 0)), *(beat.step for beat in beats)])
+    step = max(
+        [
+            latest.step if latest else 0,
+            int(started.get("from_step", 0)),
+            *(beat.step for beat in beats),
+        ]
+    )
     total, rate = int(started.get("total_steps", 0)), latest.samples_per_s if latest else math.nan
     phase = phase_of(history, jobs, alive=_alive(target.folder.lock, beats, now), now_s=now)
     signs = [started_s, *(beat.time_s for beat in beats), *(job.time_s for job in target.jobs)]
@@ -161,7 +175,11 @@ def phase_of(history: History, jobs: Sequence[RunJob], *, alive: bool, now_s: fl
     if kind == RunEnded.__name__ and not any(job.waits for job in jobs):
         return "ended"
     if running := [job for job in jobs if job.runs]:
-        return "training" if history.started and not kind and _started_in(running[0], history, now_s) else "starting"
+        return (
+            "training"
+            if history.started and not kind and _started_in(running[0], history, now_s)
+            else "starting"
+        )
     if any(job.waits for job in jobs):
         return "waiting"
     if kind:
@@ -189,7 +207,9 @@ def is_held(lock: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go at once; who starts meanwhile tries again
+        fcntl.flock(
+            file, fcntl.LOCK_SH | fcntl.LOCK_NB
+        )  # let go at once; who starts meanwhile tries again
     except BlockingIOError:
         return True
     except OSError:
@@ -209,7 +229,9 @@ def _checkpoint(history: History, now_s: float) -> Checkpoint | None:
     saved = history.checkpoint
     if saved is None:
         return None
-    return Checkpoint(saved["step"], max(0.0, now_s - saved["time_s"]), saved["size_bytes"], saved["path"])
+    return Checkpoint(
+        saved["step"], max(0.0, now_s - saved["time_s"]), saved["size_bytes"], saved["path"]
+    )
 
 
 def _log_of(target: NamedRun, jobs: Sequence[RunJob]) -> str:

@@ -23,7 +23,10 @@ def curve(values: Sequence[float], width: int, height: int = 1) -> list[str]:
     """
     columns = _heights(thinned([value for value in values if abs(value) < _LARGEST], width), height)
     rows = range(height - 1, -1, -1)
-    return ["".join(_BLOCKS[min(_FULL, max(0, level - row * _FULL))] for level in columns) for row in rows]
+    return [
+        "".join(_BLOCKS[min(_FULL, max(0, level - row * _FULL))] for level in columns)
+        for row in rows
+    ]
 
 
 def thinned(values: Sequence[float], most: int) -> list[float]:
@@ -55,4 +58,6 @@ def _heights(values: list[float], height: int) -> list[int]:
         values = [math.log(value) for value in values]
     low, high = min(values), max(values)
     top = _FULL * height - 1
-    return [1 + round(top * ((value - low) / (high - low))) if high > low else 1 for value in values]
+    return [
+        1 + round(top * ((value - low) / (high - low))) if high > low else 1 for value in values
+    ]

@@ -104,9 +104,16 @@ class BatchPlan:
         start = within * self.global_size
         samples = min(self.global_size, self.samples - start)
         cuts = self._full_cuts if samples == self.global_size else self._cuts(samples)
-        lanes = tuple([LanePlan(lane, range(start + first, start + last), count) for lane, first, last, count in cuts])
+        lanes = tuple(
+            [
+                LanePlan(lane, range(start + first, start + last), count)
+                for lane, first, last, count in cuts
+            ]
+        )
         seen = epoch * self.samples + start + samples
-        return StepPlan(step, epoch, samples, seen, lanes, within, within == self.steps_per_epoch - 1)
+        return StepPlan(
+            step, epoch, samples, seen, lanes, within, within == self.steps_per_epoch - 1
+        )
 
     @cached_property
     def _full_cuts(self) -> list[tuple[int, int, int, int]]:
@@ -116,4 +123,7 @@ class BatchPlan:
         """Return (lane, first place, last place, samples that count) for the lanes of this rank in a step."""
         ends = list(accumulate(split_evenly(samples, self.lanes), initial=0))
         found = [(lane, *ends[lane : lane + 2], ends[lane + 1] - ends[lane]) for lane in self.mine]
-        return [(lane, first, last, count) if count else (lane, 0, ends[1], 0) for lane, first, last, count in found]
+        return [
+            (lane, first, last, count) if count else (lane, 0, ends[1], 0)
+            for lane, first, last, count in found
+        ]

@@ -53,7 +53,11 @@ def schedule_factor(lr: LrConfig, seen: int, total: int) -> float:
         return _one_cycle(lr, seen, total)
     if seen < lr.warmup_samples:
         return seen / lr.warmup_samples
-    return 1.0 if lr.schedule == "constant" else _fall(lr.final, seen - lr.warmup_samples, total - lr.warmup_samples)
+    return (
+        1.0
+        if lr.schedule == "constant"
+        else _fall(lr.final, seen - lr.warmup_samples, total - lr.warmup_samples)
+    )
 
 
 def _one_cycle(lr: LrConfig, seen: int, total: int) -> float:

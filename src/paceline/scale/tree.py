@@ -74,7 +74,9 @@ def additions(nodes: Sequence[range], lanes: int) -> list[tuple[int, int]]:
     return found
 
 
-def additions_by_turn(turns: Sequence[int], first: int = 0, lanes: int = 0) -> list[list[tuple[int, int]]]:
+def additions_by_turn(
+    turns: Sequence[int], first: int = 0, lanes: int = 0
+) -> list[list[tuple[int, int]]]:
     """Return, for lanes that come in these turns, the additions (to, from) that each turn makes possible.
 
     The sum of a node takes the place of its first lane, so the total ends up with lane 0. Where these are not all

@@ -58,7 +58,10 @@ class Beat:
         times = {name: float(found.get(name, 0.0)) for name in ("own_s", "data_s", "ready_s")}
         phases = {
             str(name): Spent(
-                float(one["mean_s"]), float(one["steady_s"]), float(one["largest_s"]), int(one["largest_step"])
+                float(one["mean_s"]),
+                float(one["steady_s"]),
+                float(one["largest_s"]),
+                int(one["largest_step"]),
             )
             for name, one in dict(found.get("phases", {})).items()
         }
@@ -131,7 +134,9 @@ class Heartbeat:
         ready = found.pop("ready", NOTHING)
         own_s = sum(found.get(phase, NOTHING).mean_s for phase in PHASES)
         data_s = found.get("data", NOTHING).mean_s
-        self._last = Beat(self._rank, self._node, self._step, time_s, own_s, data_s, ready.mean_s, steps, found)
+        self._last = Beat(
+            self._rank, self._node, self._step, time_s, own_s, data_s, ready.mean_s, steps, found
+        )
         self._news.set()
 
     def _write_news(self) -> None:
@@ -149,7 +154,10 @@ class Heartbeat:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._leaving.close()
         if self._step:

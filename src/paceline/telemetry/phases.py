@@ -122,7 +122,9 @@ class Window:
         for phase, seconds in spent.items():
             sums[phase] += seconds
             if seconds > second[phase]:  # seldom, and all else is on the way of every step
-                longest = sorted([*self.longest.get(phase, ()), (seconds, step)], reverse=True)[:_ODD]
+                longest = sorted([*self.longest.get(phase, ()), (seconds, step)], reverse=True)[
+                    :_ODD
+                ]
                 self.longest[phase] = longest
                 if len(longest) == _ODD:
                     second[phase] = longest[-1][0]
@@ -146,7 +148,9 @@ def summary(windows: list[Window]) -> dict[str, Spent]:
     found = {}
     for phase in dict.fromkeys(name for window in windows for name in window.sums):
         total = sum(window.sums.get(phase, 0.0) for window in windows)
-        longest = sorted((one for window in windows for one in window.longest.get(phase, ())), reverse=True)[:_ODD]
+        longest = sorted(
+            (one for window in windows for one in window.longest.get(phase, ())), reverse=True
+        )[:_ODD]
         rest = steps - len(longest)
         steady = max(0.0, total - sum(seconds for seconds, _ in longest)) / rest if rest else 0.0
         found[phase] = Spent(total / steps, steady, *longest[0])

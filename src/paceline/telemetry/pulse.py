@@ -15,7 +15,9 @@ REST_S = 3.0
 
 _FIRST_S = 300.0  # before the first step is done nothing is usual yet: it compiles, and file systems are cold
 _REMEMBERED = 64
-_FREQUENT = 0.9  # as long as the longest tenth of the steps is usual, too: one in ten may evaluate or save
+_FREQUENT = (
+    0.9  # as long as the longest tenth of the steps is usual, too: one in ten may evaluate or save
+)
 
 
 class Pulse:

@@ -65,7 +65,9 @@ class RankTimes:
 
 
 def _line(look: RankSample) -> bytes:
-    return json.dumps({"step": look.step, "own_s": look.own_s}, separators=(",", ":")).encode() + b"\n"
+    return (
+        json.dumps({"step": look.step, "own_s": look.own_s}, separators=(",", ":")).encode() + b"\n"
+    )
 
 
 def read_looks(path: Path) -> list[RankSample]:
@@ -108,7 +110,10 @@ def evened(looks: Sequence[RankSample], most: int) -> list[RankSample]:
     for look in looks:
         found.setdefault((int((look.step - first) / width), len(look.own_s)), []).append(look)
     return [
-        RankSample(some[-1].step, tuple(mean(values) for values in zip(*(look.own_s for look in some), strict=True)))
+        RankSample(
+            some[-1].step,
+            tuple(mean(values) for values in zip(*(look.own_s for look in some), strict=True)),
+        )
         for some in found.values()
     ]
 

@@ -18,7 +18,9 @@ from paceline.units import short_time
 CLEARLY = 1.2
 """From this ratio on, a rank is slower than the others, rather than unlucky."""
 
-_WORTH = 0.05  # of a whole step, with all waiting: a rank that costs the others less holds nobody up
+_WORTH = (
+    0.05  # of a whole step, with all waiting: a rank that costs the others less holds nobody up
+)
 _ONCE = 3.0  # steps: a single delay that is shorter than so many is not worth a word
 _ONCE_S = 0.1
 _UNLIKE = 1.5
@@ -86,7 +88,15 @@ def read_beats(folder: Path, world_size: int, since_s: float) -> list[Beat]:
 def _read(path: Path) -> Beat | None:
     try:
         return Beat.parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ):
         return None
 
 
@@ -111,7 +121,9 @@ def find_straggler(beats: Sequence[Beat], lanes: int, world_size: int) -> Stragg
     return max(chronic + once, key=lambda slow: slow.cost_s, default=None)
 
 
-def _alike(beats: Sequence[Beat], lanes: int, world_size: int) -> Iterator[tuple[list[Beat], float]]:
+def _alike(
+    beats: Sequence[Beat], lanes: int, world_size: int
+) -> Iterator[tuple[list[Beat], float]]:
     """Yield beats that can be compared, and from which ratio on one is slower: those of ranks with as many lanes.
 
     Where a rank has no equal, all are compared by what a lane takes, which is not quite the same for few and for many.
@@ -121,7 +133,10 @@ def _alike(beats: Sequence[Beat], lanes: int, world_size: int) -> Iterator[tuple
         alike[len(share(lanes, beat.rank, world_size))].append(beat)
     if any(len(group) == 1 for group in alike.values()) and len(beats) > 1:
         most = max(alike)
-        yield [_stretched(beat, most / own) for own, group in alike.items() for beat in group], _UNLIKE
+        yield (
+            [_stretched(beat, most / own) for own, group in alike.items() for beat in group],
+            _UNLIKE,
+        )
     else:
         yield from ((group, CLEARLY) for group in alike.values() if len(group) > 1)
 
@@ -144,7 +159,9 @@ def _chronic(group: Sequence[Beat], clearly: float) -> Iterator[Straggler]:
     steady = {beat.rank: _steady(beat) for beat in group}
     worst = max(group, key=lambda beat: sum(steady[beat.rank].values()))
     others = [steady[beat.rank] for beat in group if beat is not worst]
-    more = {phase: steady[worst.rank][phase] - median(one[phase] for one in others) for phase in PHASES}
+    more = {
+        phase: steady[worst.rank][phase] - median(one[phase] for one in others) for phase in PHASES
+    }
     phase = max(PHASES, key=lambda name: more[name])
     own, usual = sum(steady[worst.rank].values()), median(sum(one.values()) for one in others)
     times = round(own / max(usual, 1e-9), 2)
@@ -156,7 +173,10 @@ def _chronic(group: Sequence[Beat], clearly: float) -> Iterator[Straggler]:
 def _steady(beat: Beat) -> Mapping[str, float]:
     """Return what each phase takes in most steps; of a beat that tells no phases, what it does tell."""
     if not beat.phases:
-        return dict.fromkeys(PHASES, 0.0) | {"data": beat.data_s, "forward": beat.own_s - beat.data_s}
+        return dict.fromkeys(PHASES, 0.0) | {
+            "data": beat.data_s,
+            "forward": beat.own_s - beat.data_s,
+        }
     return {phase: beat.phases.get(phase, NOTHING).steady_s for phase in PHASES}
 
 
@@ -166,10 +186,14 @@ def _once(group: Sequence[Beat]) -> Iterator[Straggler]:
     usual_without = _medians_without(own)
     for phase in PHASES:
         largest = [beat.phases.get(phase, NOTHING).largest_s for beat in group]
-        for beat, mine, usual, others in zip(group, largest, usual_without, _medians_without(largest), strict=True):
+        for beat, mine, usual, others in zip(
+            group, largest, usual_without, _medians_without(largest), strict=True
+        ):
             if mine - others > max(_ONCE * usual, _ONCE_S):
                 times = round((usual + mine - others) / max(usual, 1e-9), 2)
-                yield Straggler(beat, times, phase, "one-off", mine - others, beat.phases[phase].largest_step)
+                yield Straggler(
+                    beat, times, phase, "one-off", mine - others, beat.phases[phase].largest_step
+                )
 
 
 def _medians_without(values: Sequence[float]) -> list[float]:

@@ -21,8 +21,15 @@ NotFinite = Callable[[float, int], TrainingError]
 class AsyncLoss:
     """The sum of a step's loss over what was counted, known once its copy has arrived."""
 
-    def __init__(self, copy: Tensor, counts: list[float], arrived: torch.cuda.Event, not_finite: NotFinite) -> None:
-        self._copy, self._counts, self._arrived, self._not_finite = copy, counts, arrived, not_finite
+    def __init__(
+        self, copy: Tensor, counts: list[float], arrived: torch.cuda.Event, not_finite: NotFinite
+    ) -> None:
+        self._copy, self._counts, self._arrived, self._not_finite = (
+            copy,
+            counts,
+            arrived,
+            not_finite,
+        )
         self._value: float | None = None
 
     def __float__(self) -> float:
@@ -33,7 +40,9 @@ class AsyncLoss:
             for number, value in enumerate(values):
                 if not math.isfinite(value):
                     raise self._not_finite(value, number)
-            self._value = tree_total([value * count for value, count in zip(values, self._counts, strict=True)])
+            self._value = tree_total(
+                [value * count for value, count in zip(values, self._counts, strict=True)]
+            )
         return self._value
 
 

@@ -27,7 +27,9 @@ class Bf16Weights:
     def __init__(self, model: nn.Module) -> None:
         self._places = list(_places(model))
         self._masters: list[Tensor] = list(dict.fromkeys(master for _, _, master in self._places))
-        self._copies = [torch.empty_like(master, dtype=SHORT, requires_grad=False) for master in self._masters]
+        self._copies = [
+            torch.empty_like(master, dtype=SHORT, requires_grad=False) for master in self._masters
+        ]
         self._active = False
         model.register_forward_pre_hook(self, with_kwargs=True)
         model.register_forward_hook(self._lengthen)
@@ -94,11 +96,16 @@ def _places(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
             )
         if not isinstance(module, LONG_NORMS):
             own = module.named_parameters(recurse=False, remove_duplicate=False)
-            yield from ((module, name, value) for name, value in own if value.dtype == torch.float32)
+            yield from (
+                (module, name, value) for name, value in own if value.dtype == torch.float32
+            )
 
 
 def _cast(values: Any, dtype: torch.dtype) -> Any:
     """Return all tensors of real numbers in a value as those of another width."""
     return tree_map(
-        lambda value: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value, values
+        lambda value: (
+            value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+        ),
+        values,
     )

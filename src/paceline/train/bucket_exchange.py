@@ -21,7 +21,9 @@ from paceline.world.collectives import exchange, finish, gather
 from paceline.world.world import World
 
 _SMALL_BYTES = 1 << 16  # below this a second message costs more than the bytes it saves
-_CARRIES_NOTES_BYTES = 1 << 20  # above this a message for the notes alone costs less than a copy of the bucket
+_CARRIES_NOTES_BYTES = (
+    1 << 20
+)  # above this a message for the notes alone costs less than a copy of the bucket
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,9 @@ class TreeShape:
     @classmethod
     def of(cls, lanes: int, world: World) -> TreeShape:
         """Return the shape for this rank of this world."""
-        return cls.over([share(lanes, rank, world.size) for rank in range(world.size)], lanes, world.rank)
+        return cls.over(
+            [share(lanes, rank, world.size) for rank in range(world.size)], lanes, world.rank
+        )
 
     @classmethod
     def over(cls, shares: Sequence[range], lanes: int, rank: int) -> TreeShape:
@@ -69,7 +73,12 @@ class AllGatherExchange:
     """Everybody gets everything, notes included, in one message."""
 
     def __init__(
-        self, like: Tensor, note_length: int, shape: TreeShape, wire: torch.device, among: ProcessGroup | None = None
+        self,
+        like: Tensor,
+        note_length: int,
+        shape: TreeShape,
+        wire: torch.device,
+        among: ProcessGroup | None = None,
     ) -> None:
         self._shape, self._among = shape, among
         self.carries_notes = note_length > 0
@@ -82,8 +91,13 @@ class AllGatherExchange:
         self._received = torch.empty(size * len(shape.rows), dtype=torch.uint8, device=wire)
 
         def views(message: Tensor, rows: int) -> tuple[list[Tensor], list[Tensor]]:
-            sums = [message[row * row_bytes : (row + 1) * row_bytes].view(like.dtype) for row in range(rows)]
-            notes = message[notes_at:].view(torch.float64).view(-1, note_length) if note_length else ()
+            sums = [
+                message[row * row_bytes : (row + 1) * row_bytes].view(like.dtype)
+                for row in range(rows)
+            ]
+            notes = (
+                message[notes_at:].view(torch.float64).view(-1, note_length) if note_length else ()
+            )
             return sums, list(notes[:rows])
 
         self._my_sums, self._my_notes = views(self._sent, shape.rows[shape.rank])
@@ -123,18 +137,24 @@ class AllGatherExchange:
 class AllToAllExchange:
     """Each rank adds one slice for all: an all-to-all, the sum, an all-gather."""
 
-    def __init__(self, like: Tensor, shape: TreeShape, wire: torch.device, among: ProcessGroup | None = None) -> None:
+    def __init__(
+        self, like: Tensor, shape: TreeShape, wire: torch.device, among: ProcessGroup | None = None
+    ) -> None:
         size = len(shape.rows)
         self._shape, self._among = shape, among
         self._slice = -(-like.numel() // size)
-        self._sizes = [max(0, min(self._slice, like.numel() - rank * self._slice)) for rank in range(size)]
+        self._sizes = [
+            max(0, min(self._slice, like.numel() - rank * self._slice)) for rank in range(size)
+        ]
         mine, my_rows = self._sizes[shape.rank], shape.rows[shape.rank]
 
         def empty(elements: int) -> Tensor:
             return torch.empty(elements, dtype=like.dtype, device=wire)
 
         self._sent = empty(my_rows * like.numel())
-        self._places = torch.split(self._sent, [size for size in self._sizes for _ in range(my_rows)])
+        self._places = torch.split(
+            self._sent, [size for size in self._sizes for _ in range(my_rows)]
+        )
         self._received = empty(sum(shape.rows) * mine)
         self._received_sizes = [rows * mine for rows in shape.rows]
         self._rows = list(self._received.view(sum(shape.rows), mine))
@@ -146,10 +166,14 @@ class AllToAllExchange:
         """Send every rank its slice of this rank's subtree sums."""
         assert not notes
         pieces = zip(*(torch.split(value, self._sizes) for value in sums), strict=True)
-        for place, piece in zip(self._places, (piece for slices in pieces for piece in slices), strict=True):
+        for place, piece in zip(
+            self._places, (piece for slices in pieces for piece in slices), strict=True
+        ):
             place.copy_(piece)
         sent_sizes = [size * len(sums) for size in self._sizes]
-        self._work = exchange(self._received, self._sent, self._received_sizes, sent_sizes, self._among)
+        self._work = exchange(
+            self._received, self._sent, self._received_sizes, sent_sizes, self._among
+        )
         self._gathering = False
 
     def advance(self, total: Tensor) -> bool:
@@ -165,7 +189,11 @@ class AllToAllExchange:
 
 
 def choose_exchange(
-    like: Tensor, note_length: int, shape: TreeShape, wire: torch.device, among: ProcessGroup | None = None
+    like: Tensor,
+    note_length: int,
+    shape: TreeShape,
+    wire: torch.device,
+    among: ProcessGroup | None = None,
 ) -> Exchange:
     """Return the cheapest way for a bucket of this size in this world; notes ride along where the bucket is small."""
     size = like.numel() * like.element_size()

@@ -40,7 +40,9 @@ class MovingBuffers:
         if not self._buffers:
             return NO_MOVES
         now = _flat(self._buffers)
-        move = torch.where(now == self._start_flat, 0.0, now - self._start_flat) * counts  # inf - inf is no move
+        move = (
+            torch.where(now == self._start_flat, 0.0, now - self._start_flat) * counts
+        )  # inf - inf is no move
         found: Moves = move.cpu().numpy()
         return found
 
@@ -56,7 +58,8 @@ class MovingBuffers:
         target = self._start_flat + torch.from_numpy(moves).to(self._start_flat.device) / lanes
         pieces = torch.split(target, [buffer.numel() for buffer in self._buffers])
         torch._foreach_copy_(
-            self._buffers, [piece.view_as(buffer) for piece, buffer in zip(pieces, self._buffers, strict=True)]
+            self._buffers,
+            [piece.view_as(buffer) for piece, buffer in zip(pieces, self._buffers, strict=True)],
         )
 
 
@@ -69,7 +72,8 @@ def find_moving_buffers(model: nn.Module, batch: Batch, lanes: int, world: World
     with torch.no_grad():
         model(*batch[:-1])
     moved = torch.tensor(
-        [not torch.equal(old, new) for old, new in zip(before, buffers, strict=True)], dtype=torch.float64
+        [not torch.equal(old, new) for old, new in zip(before, buffers, strict=True)],
+        dtype=torch.float64,
     )
     torch._foreach_copy_(buffers, before)
     anywhere = sum_across(world, moved)
@@ -78,5 +82,7 @@ def find_moving_buffers(model: nn.Module, batch: Batch, lanes: int, world: World
 
 def _flat(buffers: list[Tensor]) -> Tensor:
     return (
-        torch.cat([buffer.flatten().double() for buffer in buffers]) if buffers else torch.zeros(0, dtype=torch.float64)
+        torch.cat([buffer.flatten().double() for buffer in buffers])
+        if buffers
+        else torch.zeros(0, dtype=torch.float64)
     )

@@ -45,7 +45,14 @@ class Console:
         if isinstance(event, StepDone) and self._bar:
             say(bar_line(event, self._total_steps) + self._slow, end="\r")
         elif line := line_of(event):
-            say(line + (" " * _BAR_WIDTH if self._bar and isinstance(event, EpochDone | Evaluated | SlowRank) else ""))
+            say(
+                line
+                + (
+                    " " * _BAR_WIDTH
+                    if self._bar and isinstance(event, EpochDone | Evaluated | SlowRank)
+                    else ""
+                )
+            )
 
 
 def line_of(event: Event) -> str:  # noqa: PLR0911 - one for each kind
@@ -66,23 +73,23 @@ def line_of(event: Event) -> str:  # noqa: PLR0911 - one for each kind
         case RunStopped():
             return f"stopped after step {event.step:,} ({event.reason}), and saved; the same command goes on from here"
         case RunEnded():
-            return (
-                f"done: {event.step:,} steps in {event.seconds:.1f} s; weights and optimizer state {event.digest[:16]}"
-            )
+            return f"done: {event.step:,} steps in {event.seconds:.1f} s; weights and optimizer state {event.digest[:16]}"
     return ""
 
 
 def _goes_on(event: RunStarted) -> str:
     if event.from_step == event.total_steps:
-        return (
-            "\nthis run is complete: train it longer with epochs=, start over with resume=never, or give another name="
-        )
+        return "\nthis run is complete: train it longer with epochs=, start over with resume=never, or give another name="
     return f"\nresumed after step {event.from_step:,}" if event.from_step else ""
 
 
 def describe_run(config: RunConfig, world: World, batches: Batches) -> str:
     """Return the derived numbers of a run, said once at its start."""
-    exact = "exact: the same bits on any number of ranks" if config.exact else "exact=false: summed in any order"
+    exact = (
+        "exact: the same bits on any number of ranks"
+        if config.exact
+        else "exact=false: summed in any order"
+    )
     return (
         f"{describe_lanes(config.batch.global_size, config.batch.lanes, world.size)}; {describe_lr(config)}\n"
         f"{batches.plan.samples:,} samples, {batches.total_steps:,} steps; device {world.device}; "
@@ -98,7 +105,9 @@ def describe_local(config: RunConfig) -> str:
     """
     local = config.local_sgd
     return (
-        f"; {_count(local.replicas, 'replica')}, which meet after {_count(local.steps, 'step')}" if local.steps else ""
+        f"; {_count(local.replicas, 'replica')}, which meet after {_count(local.steps, 'step')}"
+        if local.steps
+        else ""
     )
 
 
@@ -128,7 +137,9 @@ def epoch_line(event: EpochDone) -> str:
     >>> epoch_line(EpochDone(epoch=3, epochs=10, step=9, loss=0.12341, samples_per_s=41200.0, metrics={"eval_loss": 0.2, "acc": 0.9731}))
     'epoch 3/10  loss 0.1234  acc 0.9731  41,200 samples/s'
     """
-    found = f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.4f}{metrics_text(event.metrics)}"
+    found = (
+        f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.4f}{metrics_text(event.metrics)}"
+    )
     return f"{found}  {event.samples_per_s:,.0f} samples/s"
 
 
@@ -158,7 +169,11 @@ def slow_words(event: SlowRank) -> str:
     >>> slow_words(SlowRank(9, 3, "n1", "data", "chronic", 0.1, 2.0, ""))
     '  slow: rank 3 (data)'
     """
-    return f"  slow: rank {event.rank} ({event.phase})" if event.kind == "chronic" else " " * _BAR_WIDTH
+    return (
+        f"  slow: rank {event.rank} ({event.phase})"
+        if event.kind == "chronic"
+        else " " * _BAR_WIDTH
+    )
 
 
 def rank_line(world: World, epoch: int, micro_batch: int, steps: int) -> str:

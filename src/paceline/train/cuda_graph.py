@@ -66,7 +66,9 @@ class CudaGraphStep(OptimizerStep):
 
     def __call__(self, step: RankBatch, asks: Callable[[], RankRequests] | None = None) -> Note:
         """Take a step, replayed where one of its form was recorded."""
-        lanes = tuple((lane.samples, tuple(tensor.shape for tensor in lane.batch)) for lane in step.lanes)
+        lanes = tuple(
+            (lane.samples, tuple(tensor.shape for tensor in lane.batch)) for lane in step.lanes
+        )
         form = step.plan.samples, lanes
         if self._refused or self._met[form] < _FIRST_STEPS:
             self._met[form] += 1
@@ -96,7 +98,8 @@ class CudaGraphStep(OptimizerStep):
     def _refuse(self, why: str) -> None:
         if self._config.capture == "true":
             raise TrainingError(
-                f"the step cannot be captured: {why}", fix="mend that, or set capture=auto to go on without"
+                f"the step cannot be captured: {why}",
+                fix="mend that, or set capture=auto to go on without",
             )
         self._refused = why
         _tell(self._world, why)
@@ -159,8 +162,12 @@ class CudaGraphStep(OptimizerStep):
                 self._sum.after_lane()
         self.precision.finish(self._inner)
 
-    def _replay(self, recording: _Recording, step: RankBatch, asks: Callable[[], RankRequests] | None) -> Note:
-        for lane, inputs, generator in zip(step.lanes, recording.inputs, recording.generators, strict=True):
+    def _replay(
+        self, recording: _Recording, step: RankBatch, asks: Callable[[], RankRequests] | None
+    ) -> Note:
+        for lane, inputs, generator in zip(
+            step.lanes, recording.inputs, recording.generators, strict=True
+        ):
             torch._foreach_copy_(inputs, lane.batch)
             generator.manual_seed(mix(self._config.seed, step.plan.step, lane.number))
         self._set_rate(step)
@@ -170,7 +177,10 @@ class CudaGraphStep(OptimizerStep):
         if recording.update is None or recording.left is None:
             return self._later_note(recording, step)._replace(save=asked.save, stop=asked.stop)
         assert isinstance(self._sum, ReduceAfterBackward)
-        notes = [self._note_of(step, *pair) for pair in zip(step.lanes, recording.losses.tolist(), strict=True)]
+        notes = [
+            self._note_of(step, *pair)
+            for pair in zip(step.lanes, recording.losses.tolist(), strict=True)
+        ]
         notes[-1] = notes[-1]._replace(save=asked.save, stop=asked.stop)
         self._sum.bring_back(recording.left, notes)
         total = self._sum.finish()
@@ -195,7 +205,9 @@ def _why_not(optimizer: torch.optim.Optimizer) -> str:
     """Return why an optimizer cannot be captured; empty: it can."""
     if all("capturable" in group or group.get("fused") for group in optimizer.param_groups):
         return ""
-    return f"{type(optimizer).__name__} has no option capturable; AdamW has, and SGD can be fused=True"
+    return (
+        f"{type(optimizer).__name__} has no option capturable; AdamW has, and SGD can be fused=True"
+    )
 
 
 def _tell(world: World, why: str) -> None:
@@ -213,15 +225,29 @@ def make_step(
 ) -> OptimizerStep:
     """Return the step that the config asks for."""
     if config.capture == "true" and world.device == "cpu":
-        raise ConfigError("capture=true, but there is no GPU to capture a step on", fix="set capture=auto")
+        raise ConfigError(
+            "capture=true, but there is no GPU to capture a step on", fix="set capture=auto"
+        )
     captured = captures(world, config)
     if captured and (why := _why_not(optimizer)):
         if config.capture == "true":
-            raise ConfigError(f"the step cannot be captured: {why}", fix="take another optimizer, or set capture=auto")
+            raise ConfigError(
+                f"the step cannot be captured: {why}",
+                fix="take another optimizer, or set capture=auto",
+            )
         _tell(world, why)
         captured = False
-    if config.capture == "auto" and world.device != "cpu" and (config.local_sgd.steps or config.parallel == "fsdp"):
+    if (
+        config.capture == "auto"
+        and world.device != "cpu"
+        and (config.local_sgd.steps or config.parallel == "fsdp")
+    ):
         apart = "with local_sgd.steps several copies of the weights take turns"
-        _tell(world, apart if config.local_sgd.steps else "with parallel=fsdp weights are gathered on the way")
+        _tell(
+            world,
+            apart
+            if config.local_sgd.steps
+            else "with parallel=fsdp weights are gathered on the way",
+        )
     kind = DilocoStep if config.local_sgd.steps else CudaGraphStep if captured else OptimizerStep
     return kind(world, model, optimizer, loss, config, total_samples)

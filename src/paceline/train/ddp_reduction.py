@@ -33,7 +33,9 @@ def laid_out(flat: Tensor, parameters: list[Tensor]) -> list[Tensor]:
     """
     pieces = torch.split(flat, [value.numel() for value in parameters])
     return [
-        piece.as_strided(value.shape, value.stride()) if _is_dense(value) else piece.view(value.shape)
+        piece.as_strided(value.shape, value.stride())
+        if _is_dense(value)
+        else piece.view(value.shape)
         for piece, value in zip(pieces, parameters, strict=True)
     ]
 
@@ -48,7 +50,9 @@ def filled(like: Tensor, parameters: list[Tensor], values: list[Tensor]) -> Tens
 def _is_dense(value: Tensor) -> bool:
     """Return whether a tensor fills its memory, in whatever order."""
     expected = 1
-    for stride, size in sorted(pair for pair in zip(value.stride(), value.shape, strict=True) if pair[1] != 1):
+    for stride, size in sorted(
+        pair for pair in zip(value.stride(), value.shape, strict=True) if pair[1] != 1
+    ):
         if stride != expected:
             return False
         expected *= size
@@ -117,8 +121,14 @@ class TreeReduction:
         with self._on_side_stream():
             total = bucket.buffer()
             sums = self._subtree_sums(bucket, total)
-            done: Future[Tensor] = Future(devices=[] if total.device.type == "cpu" else [total.device])
-            self._start(_PendingBucket(self._exchange(bucket.index(), total), total, done), sums, last=bucket.is_last())
+            done: Future[Tensor] = Future(
+                devices=[] if total.device.type == "cpu" else [total.device]
+            )
+            self._start(
+                _PendingBucket(self._exchange(bucket.index(), total), total, done),
+                sums,
+                last=bucket.is_last(),
+            )
             # Each bucket starts before the one before it is waited for, so that messages and backward overlap.
             # On a side stream a wait does not hold the host, and there is nothing to put off.
             self._advance(everything=bucket.is_last() or self._side_stream is not None)
@@ -133,21 +143,32 @@ class TreeReduction:
         numbers = [self._index[id(parameter)] for parameter in parameters]
         kept = len(held) - self._stack.owed
         for earlier in reversed(held[kept:]):
-            torch._foreach_add_(laid_out(buffer, parameters), [earlier[number] for number in numbers])
-        return [filled(buffer, parameters, [sums[number] for number in numbers]) for sums in held[:kept]] + [buffer]
+            torch._foreach_add_(
+                laid_out(buffer, parameters), [earlier[number] for number in numbers]
+            )
+        return [
+            filled(buffer, parameters, [sums[number] for number in numbers]) for sums in held[:kept]
+        ] + [buffer]
 
     def _exchange(self, index: int, buffer: Tensor) -> Exchange:
         """Return the exchange for a bucket; DDP lays its buckets out anew after the first step."""
         note_length = 0 if self._noted else NOTE_HEAD + len(self._stack.notes[0].moves)
         layout = (buffer.numel(), note_length, buffer.dtype)
         if index not in self._exchanges or self._exchanges[index][0] != layout:
-            self._exchanges[index] = layout, choose_exchange(buffer, note_length, self._shape, self._wire)
+            self._exchanges[index] = (
+                layout,
+                choose_exchange(buffer, note_length, self._shape, self._wire),
+            )
         return self._exchanges[index][1]
 
     def _start(self, bucket: _PendingBucket, sums: list[Tensor], *, last: bool) -> None:
         """Send a bucket; the notes ride on the first one that is small enough, or go alone with the last."""
         notes = [note.to_tensor() for note in self._stack.notes] if self._noted is None else []
-        if notes and isinstance(bucket.exchange, AllGatherExchange) and bucket.exchange.carries_notes:
+        if (
+            notes
+            and isinstance(bucket.exchange, AllGatherExchange)
+            and bucket.exchange.carries_notes
+        ):
             self._noted = bucket.exchange
         else:
             if notes and last:
@@ -201,6 +222,8 @@ class TreeDDP(DistributedDataParallel):
     def __init__(self, module: nn.Module, lanes: int, world: World) -> None:
         super().__init__(module, **DDP_OPTIONS)
         self.reduction = TreeReduction(
-            [parameter for parameter in module.parameters() if parameter.requires_grad], lanes, world
+            [parameter for parameter in module.parameters() if parameter.requires_grad],
+            lanes,
+            world,
         )
         self.register_comm_hook(self.reduction, TreeReduction.hook)

@@ -73,13 +73,19 @@ class DilocoStep(OptimizerStep):
         total_samples: int = 0,
     ) -> None:
         super().__init__(world, model, optimizer, loss, config, total_samples)
-        self._names = [name for name, value in self._inner.named_parameters() if value.requires_grad]
+        self._names = [
+            name for name, value in self._inner.named_parameters() if value.requires_grad
+        ]
         settings = config.local_sgd
         momentum = settings.outer_momentum
-        self._outer = torch.optim.SGD(self._trainable, settings.outer_lr, momentum, nesterov=momentum > 0)
+        self._outer = torch.optim.SGD(
+            self._trainable, settings.outer_lr, momentum, nesterov=momentum > 0
+        )
         self._common = Replica(-1, [value.data for value in self._trainable], self._outer.state)
         self._replicas = [
-            Replica(number, [value.clone() for value in self._common.weights], _copied(optimizer.state))
+            Replica(
+                number, [value.clone() for value in self._common.weights], _copied(optimizer.state)
+            )
             for number in share(settings.replicas, world.rank, world.size)
         ]
         self._mean_way = OuterGradient(world, config)
@@ -126,11 +132,16 @@ class DilocoStep(OptimizerStep):
             start = f"{_PART}.{replica.number:04d}"
             if self._apart:
                 yield from (
-                    (f"{start}.model.{name}", value) for name, value in zip(self._names, replica.weights, strict=True)
+                    (f"{start}.model.{name}", value)
+                    for name, value in zip(self._names, replica.weights, strict=True)
                 )
             with self._turn_of(replica):
                 state = dict(named_state(self._model, self._optimizer))
-            yield from ((f"{start}.{name}", value) for name, value in state.items() if name.startswith("optimizer."))
+            yield from (
+                (f"{start}.{name}", value)
+                for name, value in state.items()
+                if name.startswith("optimizer.")
+            )
 
     def numbers(self) -> dict[str, str]:
         """Return which entries are Python numbers: in all replicas the same."""
@@ -159,14 +170,19 @@ class DilocoStep(OptimizerStep):
             self._set_out()
             return problems
         return problems + [
-            f"{name} of replica {number} was not saved" for number, place in places.items() for name in place.weights
+            f"{name} of replica {number} was not saved"
+            for number, place in places.items()
+            for name in place.weights
         ]
 
     def _place_of(self, replica: Replica) -> _Place:
         """Return where saved tensors of a replica go."""
         replica.memory.clear()
         with self._turn_of(replica):
-            return _Place(dict(zip(self._names, replica.weights, strict=True)), Slots(self._model, self._optimizer))
+            return _Place(
+                dict(zip(self._names, replica.weights, strict=True)),
+                Slots(self._model, self._optimizer),
+            )
 
     def _parts(self, step: RankBatch) -> Iterator[RankBatch]:
         """Yield the step of each of this rank's replicas: its lanes, which are all the samples that it knows of."""
@@ -212,7 +228,8 @@ def _copied(memory: Mapping[Tensor, Mapping[str, Any]]) -> defaultdict[Tensor, d
     found: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
     for parameter, state in memory.items():
         found[parameter] = {
-            kind: value.clone() if isinstance(value, Tensor) else value for kind, value in state.items()
+            kind: value.clone() if isinstance(value, Tensor) else value
+            for kind, value in state.items()
         }
     return found
 

@@ -43,7 +43,11 @@ def _versions() -> dict[str, str]:
 
 
 def _machine(device: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"host": socket.gethostname(), "system": platform.platform(), "cores": os.cpu_count()}
+    found: dict[str, Any] = {
+        "host": socket.gethostname(),
+        "system": platform.platform(),
+        "cores": os.cpu_count(),
+    }
     if device.startswith("cuda"):
         found |= {"gpu": torch.cuda.get_device_name(device), "gpus": torch.cuda.device_count()}
     return found

@@ -48,12 +48,19 @@ class Evaluation:
     """A held-out set, cut into pieces that do not depend on the world, shared out over the ranks."""
 
     def __init__(
-        self, data: Any, loss: LossFunction, metrics: Mapping[str, Metric], config: RunConfig, world: World
+        self,
+        data: Any,
+        loss: LossFunction,
+        metrics: Mapping[str, Metric],
+        config: RunConfig,
+        world: World,
     ) -> None:
         source = as_source(data)
         self._transform = source if isinstance(source, Transformed) else None
         self._source = brought_to(
-            self._transform.source if self._transform else source, world.device, config.read.resident_gb
+            self._transform.source if self._transform else source,
+            world.device,
+            config.read.resident_gb,
         )
         self._precision = Precision(config, world.device, world.size)
         self._together = shards(world, config)
@@ -61,13 +68,19 @@ class Evaluation:
         self._world, self._key = world, (config.seed, 0)
         size = max(1, config.batch.global_size // config.batch.lanes)
         self._pieces = [
-            range(start, min(start + size, len(self._source))) for start in range(0, len(self._source), size)
+            range(start, min(start + size, len(self._source)))
+            for start in range(0, len(self._source), size)
         ]
 
     def run(self, model: nn.Module, sign: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Return the means of the loss and of every metric. Every rank must call this; `sign` is called piece by piece."""
         module = inner(model)
-        sums = torch.zeros(len(self._pieces), 2 + len(self._metrics), dtype=torch.float64, device=self._world.device)
+        sums = torch.zeros(
+            len(self._pieces),
+            2 + len(self._metrics),
+            dtype=torch.float64,
+            device=self._world.device,
+        )
         training = module.training
         module.eval()
         self._precision.begin(module)
@@ -94,7 +107,10 @@ class Evaluation:
         return most - len(self._mine()) if self._together else 0
 
     def _means(self, totals: numpy.typing.NDArray[numpy.float64]) -> dict[str, float]:
-        return {name: totals[2 + number] / len(self._source) for number, name in enumerate(self._metrics)}
+        return {
+            name: totals[2 + number] / len(self._source)
+            for number, name in enumerate(self._metrics)
+        }
 
     def _sums_of(self, module: nn.Module, piece: range) -> Tensor:
         """Return the sums over a piece, on the device: nobody waits for them."""
@@ -108,8 +124,12 @@ class Evaluation:
 
     def _batch(self, samples: Places) -> Batch:
         """Return some samples on the device, transformed there."""
-        batch = tuple(tensor.to(self._world.device) for tensor in self._source.gather(samples, self._key))
-        return batch if self._transform is None else self._transform.apply(batch, samples, self._key)
+        batch = tuple(
+            tensor.to(self._world.device) for tensor in self._source.gather(samples, self._key)
+        )
+        return (
+            batch if self._transform is None else self._transform.apply(batch, samples, self._key)
+        )
 
 
 def _on(device: torch.device, value: Tensor | float) -> Tensor:

@@ -27,13 +27,21 @@ def shard(model: nn.Module, world: World, config: RunConfig, wrap: Wrap | None) 
     """Cut a model into slices, unit by unit, in place."""
     units = list(units_of(model, wrap))
     _refuse_shared_weights(model, units)
-    mesh = make_shard_mesh(model, world, config).mesh(world.device, summed_here=sums_along_tree(world, config))
+    mesh = make_shard_mesh(model, world, config).mesh(
+        world.device, summed_here=sums_along_tree(world, config)
+    )
     short, long = (SHORT, torch.float32) if casts_weights(config, world.size) else (None, None)
-    casts = config.precision != "bf16-master"  # there, inputs are as they are in a model that is not cut
+    casts = (
+        config.precision != "bf16-master"
+    )  # there, inputs are as they are in a model that is not cut
     for norm in (module for module in model.modules() if short and isinstance(module, LONG_NORMS)):
         fully_shard(norm, mesh=mesh, mp_policy=MixedPrecisionPolicy(long, long, output_dtype=short))
-    for unit in reversed([unit for unit in units if not isinstance(unit, FSDPModule)]):  # inner ones first
-        fully_shard(unit, mesh=mesh, mp_policy=MixedPrecisionPolicy(short, long, cast_forward_inputs=casts))
+    for unit in reversed(
+        [unit for unit in units if not isinstance(unit, FSDPModule)]
+    ):  # inner ones first
+        fully_shard(
+            unit, mesh=mesh, mp_policy=MixedPrecisionPolicy(short, long, cast_forward_inputs=casts)
+        )
     # What goes to the loss is long: it is no place for short numbers.
     fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(short, long, output_dtype=long))
     return model.to(world.device)
@@ -45,7 +53,12 @@ def units_of(model: nn.Module, wrap: Wrap | None) -> Iterator[nn.Module]:
     Without it they are the members of every ModuleList, as a stack of layers is one.
     """
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    members = {child for layers in lists for child in layers if not isinstance(child, nn.ModuleList | nn.ModuleDict)}
+    members = {
+        child
+        for layers in lists
+        for child in layers
+        if not isinstance(child, nn.ModuleList | nn.ModuleDict)
+    }
     found = [
         module
         for module in model.modules()
@@ -69,7 +82,9 @@ def settle(model: nn.Module) -> nn.Module:
 
 def _refuse_shared_weights(model: nn.Module, units: list[nn.Module]) -> None:
     """Refuse a weight of two units, which would be cut twice, and weights that cannot be cut."""
-    owner = {module: unit for unit in units for module in unit.modules()}  # the innermost one comes last
+    owner = {
+        module: unit for unit in units for module in unit.modules()
+    }  # the innermost one comes last
     homes: dict[nn.Parameter, nn.Module] = {}
     for name, module in model.named_modules():
         for word, value in module.named_parameters(prefix=name, recurse=False):

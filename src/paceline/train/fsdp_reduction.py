@@ -53,7 +53,9 @@ class TreeScatter(_Memory):
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **_: Any) -> None:
         """Send each rank its slice of this lane's gradient. With the last lane, leave the sum of all: before, nothing."""
         turn = self._turns.now
-        assert turn != self._served  # a unit that is used twice in a forward has one gradient all the same
+        assert (
+            turn != self._served
+        )  # a unit that is used twice in a forward has one gradient all the same
         self._served = turn
         for lane, row in zip(self._turns.lanes_in(turn), self._rows(input_tensor), strict=True):
             if lane is not None:
@@ -61,7 +63,9 @@ class TreeScatter(_Memory):
         for to, source in self._turns.additions[turn]:
             self._held[to].add_(self._held.pop(source))
         if turn == self._turns.last:
-            self._leave_sum([self._held.pop(node.start) for node in self._turns.nodes], output_tensor)
+            self._leave_sum(
+                [self._held.pop(node.start) for node in self._turns.nodes], output_tensor
+            )
 
     def _leave_sum(self, sums: list[Tensor], total: Tensor) -> None:
         """Add the sums that are left in every copy."""
@@ -86,7 +90,9 @@ class TreeScatter(_Memory):
 class HostGather(_Memory):
     """An all-gather through the memory of the host, for a backend that moves no other."""
 
-    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, **_: Any) -> None:
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, **_: Any
+    ) -> None:
         """Collect the slices of all ranks of a copy."""
         gathered = torch.empty(output_tensor.shape, dtype=output_tensor.dtype)
         gather(gathered, input_tensor.cpu(), group).wait()
@@ -106,7 +112,10 @@ class LaneSchedule:
         self.idle = most - len(everyone[world.rank])
         self.last = most - 1
         self.now = 0
-        by_copy = [range(everyone[ranks.start].start, everyone[ranks.stop - 1].stop) for ranks in copies.rows]
+        by_copy = [
+            range(everyone[ranks.start].start, everyone[ranks.stop - 1].stop)
+            for ranks in copies.rows
+        ]
         turns = [most - mine.stop + lane for mine in self.shares for lane in mine]
         self.additions = additions_by_turn(turns, by_copy[copies.row].start, lanes)
         self.nodes = whole_subtrees(by_copy[copies.row], lanes)
@@ -117,7 +126,9 @@ class LaneSchedule:
     def lanes_in(self, turn: int) -> list[int | None]:
         """Return the lane of each rank in this turn; None: it is idle."""
         lanes = [mine.stop - 1 - self.last + turn for mine in self.shares]
-        return [lane if lane in mine else None for lane, mine in zip(lanes, self.shares, strict=True)]
+        return [
+            lane if lane in mine else None for lane, mine in zip(lanes, self.shares, strict=True)
+        ]
 
 
 class ShardedTree:
@@ -126,7 +137,9 @@ class ShardedTree:
     scale = 1.0
     knows_all = True
 
-    def __init__(self, model: nn.Module, parameters: list[nn.Parameter], lanes: int, world: World) -> None:
+    def __init__(
+        self, model: nn.Module, parameters: list[nn.Parameter], lanes: int, world: World
+    ) -> None:
         copies = shard_mesh_of(model)
         self._parameters, self._turns = parameters, LaneSchedule(lanes, world, copies)
         self._stack, self._notes = TreeStack([], lanes, world.rank, world.size), list[Note]()
@@ -174,7 +187,9 @@ class ShardedTree:
 class ShardedFree(FreeSum):
     """The lane sum of a sharded model, in the backend's own order: FSDP adds slice to slice, and copy to copy at the end."""
 
-    def __init__(self, model: nn.Module, parameters: list[nn.Parameter], lanes: int, world: World) -> None:
+    def __init__(
+        self, model: nn.Module, parameters: list[nn.Parameter], lanes: int, world: World
+    ) -> None:
         super().__init__(parameters, world)
         self.scale = 1.0
         self._units = prepared_units(model, world)
@@ -206,7 +221,9 @@ def sums_along_tree(world: World, config: RunConfig) -> bool:
 
 def prepared_units(model: nn.Module, world: World) -> list[FSDPModule]:
     """Return the units of a sharded model, which from now on send sums, not means, and through the host where they must."""
-    units: list[FSDPModule] = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    units: list[FSDPModule] = [
+        module for module in model.modules() if isinstance(module, FSDPModule)
+    ]
     for unit in units:
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)

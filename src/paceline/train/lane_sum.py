@@ -63,14 +63,22 @@ class Note(NamedTuple):
 
     def to_tensor(self) -> Tensor:
         """Return the note as it travels."""
-        head = torch.tensor([float(self.loss), self.counted, self.save, self.stop], dtype=torch.float64)
+        head = torch.tensor(
+            [float(self.loss), self.counted, self.save, self.stop], dtype=torch.float64
+        )
         return torch.cat([head, torch.from_numpy(self.moves)]) if len(self.moves) else head
 
     @classmethod
     def from_tensor(cls, values: Tensor) -> Note:
         """Return the note that travelled."""
         loss, counted, save, stop = values[:NOTE_HEAD].tolist()
-        return cls(loss, counted, values[NOTE_HEAD:].numpy() if len(values) > NOTE_HEAD else NO_MOVES, save, stop)
+        return cls(
+            loss,
+            counted,
+            values[NOTE_HEAD:].numpy() if len(values) > NOTE_HEAD else NO_MOVES,
+            save,
+            stop,
+        )
 
 
 class LaneSum(Protocol):
@@ -102,7 +110,9 @@ class LaneSum(Protocol):
 class TreeStack:
     """Sums of whole subtrees of a rank's lanes, added as soon as both halves are there."""
 
-    def __init__(self, parameters: list[nn.Parameter], lanes: int, rank: int = 0, size: int = 1) -> None:
+    def __init__(
+        self, parameters: list[nn.Parameter], lanes: int, rank: int = 0, size: int = 1
+    ) -> None:
         self.parameters = parameters
         self._merges = merges_after(share(lanes, rank, size), lanes)
         self.gradients: list[list[Tensor]] = []

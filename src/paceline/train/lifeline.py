@@ -82,11 +82,15 @@ class Lifeline:
             whole=whole,
         )
         self._cadence = Cadence(
-            Every.parse(kept.every), kept.mtbf_h * 3600.0, batches.plan.steps_per_epoch, time.monotonic()
+            Every.parse(kept.every),
+            kept.mtbf_h * 3600.0,
+            batches.plan.steps_per_epoch,
+            time.monotonic(),
         )
         agree_s = AGREE_APART_S if config.local_sgd.steps else AGREE_S
         self.size_bytes = sum(
-            value.nbytes for value in {**dict(named_state(model, optimizer)), **take.own_state()}.values()
+            value.nbytes
+            for value in {**dict(named_state(model, optimizer)), **take.own_state()}.values()
         )
         self.request = StopRequest(
             self._deadline() if world.is_main else math.inf,
@@ -105,7 +109,9 @@ class Lifeline:
             handover.heeds_mark(self._world.launcher_file, self._world.rank).touch(mode=0o600)
             if self._world.local_rank == 0:
                 folder = str(RunDir.of(self._config).root.absolute())
-                write_whole(handover.run_file(self._world.launcher_file), os.fsencode(folder), durable=False)
+                write_whole(
+                    handover.run_file(self._world.launcher_file), os.fsencode(folder), durable=False
+                )
         with self.request.listening():
             try:
                 yield
@@ -119,7 +125,9 @@ class Lifeline:
             self._storage.sweep()
             if self._config.resume == "never":
                 self._start_over()
-        found = newest_good(self._storage, self._world, lambda step, why: self._emit(CheckpointBad(step, why)))
+        found = newest_good(
+            self._storage, self._world, lambda step, why: self._emit(CheckpointBad(step, why))
+        )
         if found is None:
             return 0
         self._refuse_another_training(found)
@@ -131,7 +139,11 @@ class Lifeline:
     def _start_over(self) -> None:
         """Keep all checkpoints aside, once: a later start of the same launch or job goes on from those of the earlier ones."""
         mark = RunDir.of(self._config).started_over
-        if self._world.again and mark.exists() and mark.read_text(encoding="utf-8") == self._world.launch:
+        if (
+            self._world.again
+            and mark.exists()
+            and mark.read_text(encoding="utf-8") == self._world.launch
+        ):
             return
         for step in self._storage.steps():
             self._storage.set_aside(step)
@@ -144,7 +156,9 @@ class Lifeline:
     def _asks(self) -> RankRequests:
         self._check_claim()
         self.request.saving = self._saver.busy
-        due = self._world.is_main and self._cadence.due_at(time.monotonic()) and not self._saver.busy
+        due = (
+            self._world.is_main and self._cadence.due_at(time.monotonic()) and not self._saver.busy
+        )
         return RankRequests(save=due, stop=self.request.asked)
 
     def _check_claim(self) -> None:
@@ -158,8 +172,12 @@ class Lifeline:
         self._report_saves()
         if not self._prepared:
             self._prepared = True
-            self._saver.prepare(dict(named_state(self._model, self._optimizer)), self._take.own_state())
-        step_s = time.monotonic() - self._step_begun  # with the reading of its samples, and the evaluation after it
+            self._saver.prepare(
+                dict(named_state(self._model, self._optimizer)), self._take.own_state()
+            )
+        step_s = (
+            time.monotonic() - self._step_begun
+        )  # with the reading of its samples, and the evaluation after it
         self._step_begun = time.monotonic()
         self.request.learn_step(step_s)
         save, stop = self._agreement.on(note, step_s)
@@ -193,7 +211,9 @@ class Lifeline:
                 "python": platform.python_version(),
             },
         )
-        self._saver.save(dict(named_state(self._model, self._optimizer)), draft, self._take.own_state())
+        self._saver.save(
+            dict(named_state(self._model, self._optimizer)), draft, self._take.own_state()
+        )
 
     def finish(self, *, in_time: bool = False) -> None:
         """Wait until the last save is complete, on every rank; unless time presses, also for old ones to be gone."""
@@ -204,7 +224,9 @@ class Lifeline:
                 self._saver.close()
         finally:
             self._report_saves()
-        wait_for_all(self._world)  # rank 0 may serve the letters by which the others hear that all is well
+        wait_for_all(
+            self._world
+        )  # rank 0 may serve the letters by which the others hear that all is well
 
     def _report_saves(self) -> None:
         try:
@@ -219,7 +241,9 @@ class Lifeline:
         self._cadence.learn(saved.held_s, saved.total_s)
         self.request.learn_save(saved.total_s)
         facts = saved.manifest
-        self._emit(CheckpointSaved(facts.step, saved.where, facts.size_bytes, saved.held_s, saved.total_s))
+        self._emit(
+            CheckpointSaved(facts.step, saved.where, facts.size_bytes, saved.held_s, saved.total_s)
+        )
 
     def _load(self, found: Manifest) -> None:
         saved = read_tensors(self._storage, found)
@@ -230,7 +254,10 @@ class Lifeline:
                 fix="set local_sgd.steps and local_sgd.replicas as they were, or give this run another name=",
             )
         problems = self._take.load(saved, found.values["numbers"])
-        kinds = [facts["optimizer"] for facts in (found.values["optimizer"], optimizer_facts(self._optimizer))]
+        kinds = [
+            facts["optimizer"]
+            for facts in (found.values["optimizer"], optimizer_facts(self._optimizer))
+        ]
         if kinds[0] != kinds[1]:
             problems.insert(0, f"the optimizer was {kinds[0]}, is {kinds[1]}")
         if problems:
@@ -240,18 +267,24 @@ class Lifeline:
             )
         self._take.precision.restore(found.values.get("precision", []))
         for name, meter in self._meters.items():
-            meter.restore(found.values["meters"][name], mine=self._take.knows_all or self._world.is_main)
+            meter.restore(
+                found.values["meters"][name], mine=self._take.knows_all or self._world.is_main
+            )
 
     def _refuse_another_training(self, found: Manifest) -> None:
         facts = optimizer_facts(self._optimizer) | {"dataset_samples": self._batches.plan.samples}
         now = dict(flatten(self._config)) | facts
         before = (
-            dict(found.config) | dict(found.values["optimizer"]) | {"dataset_samples": found.values["dataset_samples"]}
+            dict(found.config)
+            | dict(found.values["optimizer"])
+            | {"dataset_samples": found.values["dataset_samples"]}
         )
         changed = [
             f"{name} was {before[name]}, is {value}"
             for name, value in now.items()
-            if name not in _FREE and name.partition(".")[0] not in _FREE_TABLES and before.get(name, value) != value
+            if name not in _FREE
+            and name.partition(".")[0] not in _FREE_TABLES
+            and before.get(name, value) != value
         ]
         if changed and self._config.resume != "changed":
             raise ConfigError(
@@ -266,7 +299,11 @@ class Lifeline:
 
     def _deadline(self) -> float:
         after = self._config.stop_after
-        return min(self._world.deadline_s, time.time() + seconds_from(after)) if after else self._world.deadline_s
+        return (
+            min(self._world.deadline_s, time.time() + seconds_from(after))
+            if after
+            else self._world.deadline_s
+        )
 
 
 def _replicas(config: Mapping[str, Any]) -> int:
@@ -280,4 +317,6 @@ def _some(things: list[str], most: int = 8) -> str:
     >>> _some(["a", "b", "c"], most=2)
     'a; b; and 1 more'
     """
-    return "; ".join(things[:most] + ([f"and {len(things) - most} more"] if len(things) > most else []))
+    return "; ".join(
+        things[:most] + ([f"and {len(things) - most} more"] if len(things) > most else [])
+    )

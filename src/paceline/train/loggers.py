@@ -61,7 +61,9 @@ class Loggers:
 
     def __init__(self, config: RunConfig, world: World, directory: RunDir) -> None:
         self._waiting: queue.Queue[Event | None] = queue.Queue(_MOST_WAITING)
-        self._makers = {name: partial(make_sink, name, config, world, directory) for name in config.log.sinks}
+        self._makers = {
+            name: partial(make_sink, name, config, world, directory) for name in config.log.sinks
+        }
         self._sinks: dict[str, Logger] = {}
         self._failed = self._lost = False
         self._thread = threading.Thread(target=self._pass_on, name="loggers", daemon=True)
@@ -74,7 +76,9 @@ class Loggers:
             self._waiting.put_nowait(event)
         except queue.Full:
             if not self._lost:
-                _say(f"the loggers ({', '.join(self._makers)}) cannot keep up; some figures are missing there")
+                _say(
+                    f"the loggers ({', '.join(self._makers)}) cannot keep up; some figures are missing there"
+                )
             self._lost = True
 
     def _pass_on(self) -> None:
@@ -100,7 +104,10 @@ class Loggers:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if not self._makers:
             return
@@ -121,10 +128,14 @@ def make_sink(name: str, config: RunConfig, world: World, directory: RunDir) -> 
     if name == "csv":
         return CsvSink(directory.csv)
     if name == "tensorboard":
-        return TensorboardSink(directory.tensorboard, "\n".join(f"{key} = {value}" for key, value in settings.items()))
+        return TensorboardSink(
+            directory.tensorboard, "\n".join(f"{key} = {value}" for key, value in settings.items())
+        )
     if name == "mlflow":
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "")
-        return MlflowSink(directory.bookmark(name), config.name, settings, anew=anew, experiment=experiment)
+        return MlflowSink(
+            directory.bookmark(name), config.name, settings, anew=anew, experiment=experiment
+        )
     project = os.environ.get("WANDB_PROJECT", "")
     return WandbSink(directory.bookmark(name), config.name, settings, anew=anew, project=project)
 

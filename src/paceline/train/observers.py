@@ -25,7 +25,9 @@ T = TypeVar("T")
 class Observers:
     """Hear from the loop what happens when; none of them changes what is trained."""
 
-    def __init__(self, world: World, config: RunConfig, take: OptimizerStep, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self, world: World, config: RunConfig, take: OptimizerStep, emit: Callable[[Event], None]
+    ) -> None:
         self._world, self._config, self._take, self._emit = world, config, take, emit
         self._directory = RunDir.of(config)
         beats = self._directory.beat(0).parent.absolute()
@@ -84,8 +86,19 @@ class Observers:
             return
         found, before = news
         if found is not None:
-            facts = found.beat.rank, found.beat.node, found.phase, found.kind, found.more_s, found.times
+            facts = (
+                found.beat.rank,
+                found.beat.node,
+                found.phase,
+                found.kind,
+                found.more_s,
+                found.times,
+            )
             self._emit(SlowRank(found.step or done, *facts, in_words(found)))
         elif before is not None and before.kind == "chronic":
             words = f"rank {before.beat.rank} on {before.beat.node} no longer holds the others up"
-            self._emit(SlowRank(done, before.beat.rank, before.beat.node, before.phase, "over", 0.0, 1.0, words))
+            self._emit(
+                SlowRank(
+                    done, before.beat.rank, before.beat.node, before.phase, "over", 0.0, 1.0, words
+                )
+            )

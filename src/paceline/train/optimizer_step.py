@@ -55,7 +55,9 @@ class OptimizerStep:
         self._loss: LossFunction = torch.compile(loss, dynamic=False) if config.compile else loss
         self._total_samples = total_samples
         self._sum = lane_sum(model, world, config)
-        self._trainable = [parameter for parameter in self._inner.parameters() if parameter.requires_grad]
+        self._trainable = [
+            parameter for parameter in self._inner.parameters() if parameter.requires_grad
+        ]
         self._peak_rates = [float(group["lr"]) for group in optimizer.param_groups]
         self._update_weights = make_update(optimizer, config, world.device)
         self._rate_now = math.nan  # so that the first step sets all rates
@@ -102,7 +104,9 @@ class OptimizerStep:
         totals = self._sum.finish()
         self.clock.enter("optimizer")
         self.precision.finish(self._inner)
-        if first_time:  # a missing gradient would hold DDP up, but not a world of one: it is an error in both
+        if (
+            first_time
+        ):  # a missing gradient would hold DDP up, but not a world of one: it is an error in both
             gradients_of(self._trainable)
         self._update(step, totals)
         self.clock.enter("other")
@@ -161,15 +165,19 @@ class OptimizerStep:
         with self.precision.context():
             found = self._loss(model(*inputs), target)
         self._by_count = isinstance(found, tuple)
-        output, count = (found[0], float(found[1])) if isinstance(found, tuple) else (found, float(lane.samples))
+        output, count = (
+            (found[0], float(found[1]))
+            if isinstance(found, tuple)
+            else (found, float(lane.samples))
+        )
         value = output.item()
         if not math.isfinite(value):
             raise self._not_finite(value, step.plan.step, lane.number)
         counts = lane.samples > 0
         moves = self._buffers.move_of_lane(counts=counts)
-        return output, Note(value if self._by_count else value * count, count, moves) if counts else Note(
-            0.0, 0.0, moves
-        )
+        return output, Note(
+            value if self._by_count else value * count, count, moves
+        ) if counts else Note(0.0, 0.0, moves)
 
     def _seed_for(self, step: RankBatch, lane: Lane) -> Tensor:
         """Return the gradient that backward starts with: the weight of this lane in the mean over the step's samples.
@@ -193,7 +201,9 @@ class OptimizerStep:
         if self._by_count:
             if not totals.counted:
                 raise self._nothing_counted(step)
-            torch._foreach_div_([mine(value) for value in gradients_of(self._trainable)], totals.counted)
+            torch._foreach_div_(
+                [mine(value) for value in gradients_of(self._trainable)], totals.counted
+            )
         self._buffers.apply(totals.moves, min(step.plan.samples, self._config.batch.lanes))
         self._set_rate(step)
         if self.precision.unscale(gradients_of(self._trainable)):
@@ -217,9 +227,13 @@ class OptimizerStep:
                     group["lr"] = rate
 
     def _find_buffers(self, step: RankBatch) -> MovingBuffers:
-        return find_moving_buffers(self._inner, step.lanes[0].batch, self._config.batch.lanes, self._world)
+        return find_moving_buffers(
+            self._inner, step.lanes[0].batch, self._config.batch.lanes, self._world
+        )
 
-    def _not_finite(self, value: float, step: int, lane: int, when: str = "before the update") -> TrainingError:
+    def _not_finite(
+        self, value: float, step: int, lane: int, when: str = "before the update"
+    ) -> TrainingError:
         return TrainingError(
             f"the loss is {value} at step {step + 1}, lane {lane} (rank {self._world.rank}); training stopped {when}",
             fix="look at the learning rate (try lr.base 10 x lower or lr.warmup_samples), at clip_norm, at this lane's inputs "
@@ -240,7 +254,10 @@ def clip(parameters: list[nn.Parameter], largest: float) -> None:
     if any(is_sharded(value) for value in gradients):
         clip_sharded(parameters, largest)
         return
-    aligned = [value.clone() if value.is_cuda and value.data_ptr() % _ALIGNED else value for value in gradients]
+    aligned = [
+        value.clone() if value.is_cuda and value.data_ptr() % _ALIGNED else value
+        for value in gradients
+    ]
     nn.utils.clip_grads_with_norm_(parameters, largest, nn.utils.get_total_norm(aligned))
 
 

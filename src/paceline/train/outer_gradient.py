@@ -37,11 +37,15 @@ class OuterGradient:
             ways = (self._way(start[part], weights[part]) for weights in replicas)
             mean = self._sum(ways).to(start[part][0].dtype).div_(self._replicas)
             pieces = torch.split(mean, [value.numel() for value in start[part]])
-            found += [piece.view_as(value) for piece, value in zip(pieces, start[part], strict=True)]
+            found += [
+                piece.view_as(value) for piece, value in zip(pieces, start[part], strict=True)
+            ]
         return found
 
     def _way(self, start: list[Tensor], weights: list[Tensor]) -> Tensor:
-        way = torch.cat([(here - there).flatten() for here, there in zip(start, weights, strict=True)])
+        way = torch.cat(
+            [(here - there).flatten() for here, there in zip(start, weights, strict=True)]
+        )
         return way if self._dtype is None else way.to(self._dtype)
 
     def _sum(self, ways: Iterable[Tensor]) -> Tensor:
@@ -66,7 +70,9 @@ def buckets(values: list[Tensor]) -> Iterator[slice]:
     """Yield which neighbours travel together: of one type, and of no more than so many bytes unless one alone has more."""
     begin = size = 0
     for end, value in enumerate(values):
-        if end > begin and (size + value.nbytes > _BUCKET_BYTES or value.dtype != values[begin].dtype):
+        if end > begin and (
+            size + value.nbytes > _BUCKET_BYTES or value.dtype != values[begin].dtype
+        ):
             yield slice(begin, end)
             begin, size = end, 0
         size += value.nbytes

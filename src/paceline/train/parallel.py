@@ -23,7 +23,10 @@ from paceline.world.world import World
 
 
 def parallelize(
-    model: nn.Module, world: World, config: RunConfig, wrap: tuple[type[nn.Module], ...] | None = None
+    model: nn.Module,
+    world: World,
+    config: RunConfig,
+    wrap: tuple[type[nn.Module], ...] | None = None,
 ) -> nn.Module:
     """Return the model on this rank's device, spread as `config.parallel` says; a world of one leaves it as it is.
 
@@ -41,7 +44,9 @@ def parallelize(
     if config.compile and config.parallel != "fsdp":
         from torch._dynamo import config as compiling
 
-        compiling.optimize_ddp = False  # it would cut the model at DDP's buckets, and so change the bits
+        compiling.optimize_ddp = (
+            False  # it would cut the model at DDP's buckets, and so change the bits
+        )
         model.compile(dynamic=False)  # in place: names of weights stay as they are
     if world.size == 1:
         return model
@@ -80,7 +85,10 @@ def lane_sum(model: nn.Module, world: World, config: RunConfig) -> LaneSum:
 def captures(world: World, config: RunConfig) -> bool:
     """Return whether steps are to become CUDA graphs: then gradients cross the ranks after backward, not during it."""
     return (
-        config.capture != "false" and world.device != "cpu" and config.parallel != "fsdp" and not config.local_sgd.steps
+        config.capture != "false"
+        and world.device != "cpu"
+        and config.parallel != "fsdp"
+        and not config.local_sgd.steps
     )
 
 
@@ -97,7 +105,9 @@ def inner(model: nn.Module) -> nn.Module:
 def settled(model: nn.Module) -> nn.Module:
     """Return the user's own module with the parameters that the optimizer knows: under FSDP, the slices."""
     module = inner(model)
-    if fsdp := sys.modules.get("paceline.train.fsdp"):  # slow to import, and nothing is in slices before it is
+    if fsdp := sys.modules.get(
+        "paceline.train.fsdp"
+    ):  # slow to import, and nothing is in slices before it is
         fsdp.settle(module)
     return module
 
@@ -123,7 +133,9 @@ def _buckets(model: nn.Module, config: RunConfig) -> dict[str, Any]:
 def _compress(ddp: DistributedDataParallel, config: RunConfig) -> None:
     """Send fewer bytes per gradient."""
     if config.compression == "powersgd":
-        ddp.register_comm_hook(powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=10), powerSGD_hook.powerSGD_hook)
+        ddp.register_comm_hook(
+            powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=10), powerSGD_hook.powerSGD_hook
+        )
     elif config.compression == "fp16":
         ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif config.compression == "bf16":
@@ -134,5 +146,7 @@ def _bf16_hook(state: object, bucket: GradBucket) -> Future[Tensor]:
     """Average gradients as bf16. Torch's own hook asks for NCCL; gloo takes bf16 as well."""
     small = bucket.buffer().to(torch.bfloat16).div_(dist.get_world_size())
     work: Work = dist.all_reduce(small, async_op=True)
-    averaged: Future[Tensor] = work.get_future().then(lambda done: bucket.buffer().copy_(done.value()[0]))
+    averaged: Future[Tensor] = work.get_future().then(
+        lambda done: bucket.buffer().copy_(done.value()[0])
+    )
     return averaged

@@ -24,7 +24,12 @@ class Profiling:
     """Measures a window of steps when profile asks for it, and is idle otherwise."""
 
     def __init__(self, config: RunConfig, world: World, clock: PhaseClock) -> None:
-        self._config, self._name, self._world, self._clock = config.profile, config.name, world, clock
+        self._config, self._name, self._world, self._clock = (
+            config.profile,
+            config.name,
+            world,
+            clock,
+        )
         self._lanes = config.batch.lanes
         self._steps = 0
         self._facts: dict[str, object] = {}
@@ -46,7 +51,9 @@ class Profiling:
         return False
 
     def _start(self) -> None:
-        kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self._world.device != "cpu" else [])
+        kinds = [ProfilerActivity.CPU] + (
+            [ProfilerActivity.CUDA] if self._world.device != "cpu" else []
+        )
         self._profiler = profile(activities=kinds)
         self._profiler.start()
 
@@ -94,7 +101,9 @@ class Profiling:
             "steps": self._config.steps,
             "end_ns": end_ns,
             "trace": trace.name,
-            "phases": [[phase, round(begin * 1e9), round(end * 1e9)] for phase, begin, end in trail],
+            "phases": [
+                [phase, round(begin * 1e9), round(end * 1e9)] for phase, begin, end in trail
+            ],
         }
         write_whole(profile_facts(home, self._world.rank), json.dumps(facts).encode())
 

@@ -35,12 +35,19 @@ class Recorder:
         """Whether verify is watching."""
         return bool(self._config.to)
 
-    def start(self, model: nn.Module, optimizer: torch.optim.Optimizer, own: Mapping[str, Tensor] = NOTHING) -> None:
+    def start(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        own: Mapping[str, Tensor] = NOTHING,
+    ) -> None:
         """Record the first weights. Every rank must call this."""
         if self.active:
             kinds = {type(module).__name__ for module in inner(model).modules()}
             norms = sorted(kind for kind in kinds if "BatchNorm" in kind)
-            kinds_of_number = {value.dtype for value in inner(model).parameters() if value.is_floating_point()}
+            kinds_of_number = {
+                value.dtype for value in inner(model).parameters() if value.is_floating_point()
+            }
             epsilon = max((torch.finfo(kind).eps for kind in kinds_of_number), default=0.0)
             self._write(self._facts | {"norms": norms, "epsilon": epsilon})
             self._state(0, float("nan"), 0, dict(named_state(model, optimizer)), model, own)
@@ -63,7 +70,9 @@ class Recorder:
         shared = dict(named_state(model, optimizer))
         self._state(step, loss, self._samples(batches), shared, model, own)
         if step == self._config.dump_step:
-            tensors = {name: _comparable(whole(value)) for name, value in (shared | dict(own)).items()}
+            tensors = {
+                name: _comparable(whole(value)) for name, value in (shared | dict(own)).items()
+            }
             if self._world.is_main:
                 write_whole(Path(self._config.to) / DUMP_FILE, to_safetensors(tensors))
         return step == self._config.steps
@@ -71,7 +80,10 @@ class Recorder:
     def _samples(self, batches: Iterable[Batch]) -> int:
         """Return a digest of which samples all ranks used, whatever their order."""
         mine = sum(_row_digest(batch, row) for batch in batches for row in range(len(batch[0])))
-        return int(sum_across(self._world, torch.tensor([mine & 0xFFFFFFFFFFFF])).item()) & 0xFFFFFFFFFFFF
+        return (
+            int(sum_across(self._world, torch.tensor([mine & 0xFFFFFFFFFFFF])).item())
+            & 0xFFFFFFFFFFFF
+        )
 
     def _state(
         self,
@@ -85,14 +97,17 @@ class Recorder:
         digests = {name: digest_of(name, whole(value))[:16] for name, value in state.items()}
         # Without buffers: BatchNorm statistics of plain DDP differ between ranks, and are a cause of their own.
         buffers = {f"model.{name}" for name, _ in inner(model).named_buffers()}
-        shared = json.dumps({name: digest for name, digest in digests.items() if name not in buffers})
+        shared = json.dumps(
+            {name: digest for name, digest in digests.items() if name not in buffers}
+        )
         line = {
             "step": step,
             "loss": float(loss).hex(),
             "samples": samples,
             "ranks_agree": len(self._of_all(shared.encode())) == 1,
             "generators": self._of_all(torch.get_rng_state().numpy().tobytes()),
-            "tensors": digests | {name: found[:16] for name, found in digests_of_all(self._world, own).items()},
+            "tensors": digests
+            | {name: found[:16] for name, found in digests_of_all(self._world, own).items()},
         }
         self._write(line)
 
@@ -109,7 +124,9 @@ class Recorder:
 
 def _row_digest(batch: Batch, row: int) -> int:
     rows: list[Tensor] = [tensor[row] for tensor in batch]
-    return int.from_bytes(hashlib.blake2b(b"".join(content(value) for value in rows), digest_size=5).digest(), "big")
+    return int.from_bytes(
+        hashlib.blake2b(b"".join(content(value) for value in rows), digest_size=5).digest(), "big"
+    )
 
 
 def _comparable(value: Tensor) -> Tensor:

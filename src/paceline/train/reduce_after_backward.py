@@ -28,7 +28,8 @@ class ReduceAfterBackward(TreeReduction):
         for parameter in self._stack.parameters:
             by_type.setdefault(parameter.dtype, []).append(parameter)
         buckets = [
-            _WholeBucket(part, number, last=number + 1 == len(by_type)) for number, part in enumerate(by_type.values())
+            _WholeBucket(part, number, last=number + 1 == len(by_type))
+            for number, part in enumerate(by_type.values())
         ]
         for bucket in buckets:
             self.hook(bucket)  # type: ignore[arg-type]
@@ -40,7 +41,9 @@ class ReduceAfterBackward(TreeReduction):
 
     def left(self) -> LaneGradients:
         """Return what the lanes of the step under way left behind."""
-        return LaneGradients(gradients_of(self._stack.parameters), list(self._stack.gradients), self._stack.owed)
+        return LaneGradients(
+            gradients_of(self._stack.parameters), list(self._stack.gradients), self._stack.owed
+        )
 
     def bring_back(self, left: LaneGradients, notes: list[Note]) -> None:
         """Take what lanes that were replayed have left, as if they had run."""

@@ -41,7 +41,9 @@ class ShardMesh:
         if self.across is None or summed_here:
             return DeviceMesh.from_group(self.inside, kind)
         table = [list(ranks) for ranks in self.rows]
-        return DeviceMesh.from_group([self.across, self.inside], kind, mesh=table, mesh_dim_names=("copies", COPY))
+        return DeviceMesh.from_group(
+            [self.across, self.inside], kind, mesh=table, mesh_dim_names=("copies", COPY)
+        )
 
 
 _COPIES: WeakKeyDictionary[nn.Module, ShardMesh] = WeakKeyDictionary()
@@ -67,7 +69,9 @@ def make_shard_mesh(model: nn.Module, world: World, config: RunConfig) -> ShardM
     inside, across = world_group, None
     if len(rows) > 1:
         inside = _meet([list(row) for row in rows], world, config)
-        across = _meet([list(range(place, world.size, size)) for place in range(size)], world, config)
+        across = _meet(
+            [list(range(place, world.size, size)) for place in range(size)], world, config
+        )
     found = _COPIES[model] = ShardMesh(rows, world.rank // size, inside, across)
     return found
 

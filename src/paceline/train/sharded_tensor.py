@@ -22,7 +22,9 @@ COPY = "copy"
 
 def is_sharded(value: Tensor) -> bool:
     """Return whether ranks hold slices of this tensor."""
-    tensors = sys.modules.get("torch.distributed.tensor")  # slow to import, and nothing is sharded before it is
+    tensors = sys.modules.get(
+        "torch.distributed.tensor"
+    )  # slow to import, and nothing is sharded before it is
     return tensors is not None and isinstance(value, tensors.DTensor)
 
 
@@ -62,7 +64,12 @@ def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
     like: Any = parameter
     cut = _cut(value, parameter).to(parameter.device, copy=True)
     return DTensor.from_local(
-        cut, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        cut,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
     )
 
 

@@ -42,7 +42,9 @@ def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[
 def _names(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[Tensor, str]:
     """Return the name of every parameter that the optimizer has; all must be the model's."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
-    foreign = [value for group in optimizer.param_groups for value in group["params"] if value not in names]
+    foreign = [
+        value for group in optimizer.param_groups for value in group["params"] if value not in names
+    ]
     if foreign:
         raise ConfigError(
             f"the optimizer has {len(foreign)} parameters that are not the model's, such as one of shape {list(foreign[0].shape)}",
@@ -58,7 +60,15 @@ def _as_tensor(value: Tensor | float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
 
 
-_HOW = {"params", "lr", "initial_lr", "foreach", "fused", "capturable", "differentiable"}  # how, not what, is computed
+_HOW = {
+    "params",
+    "lr",
+    "initial_lr",
+    "foreach",
+    "fused",
+    "capturable",
+    "differentiable",
+}  # how, not what, is computed
 
 
 def optimizer_facts(optimizer: torch.optim.Optimizer) -> dict[str, str]:
@@ -66,7 +76,11 @@ def optimizer_facts(optimizer: torch.optim.Optimizer) -> dict[str, str]:
     facts = {"optimizer": type(optimizer).__name__}
     for number, group in enumerate(optimizer.param_groups):
         which = f"optimizer[{number}]" if number else "optimizer"
-        facts |= {f"{which}.{name}": str(value) for name, value in sorted(group.items()) if name not in _HOW}
+        facts |= {
+            f"{which}.{name}": str(value)
+            for name, value in sorted(group.items())
+            if name not in _HOW
+        }
     return facts
 
 
@@ -82,7 +96,10 @@ def python_numbers(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[s
 
 
 def load_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, saved: Iterable[tuple[str, Tensor]], numbers: Mapping[str, str]
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    saved: Iterable[tuple[str, Tensor]],
+    numbers: Mapping[str, str],
 ) -> list[str]:
     """Put saved tensors where `named_state` found them; return what does not fit. Nothing may be trained if something does not."""
     weights = dict(settled(model).state_dict())
@@ -98,7 +115,9 @@ def load_state(
                 kind, _, name = name.partition(".")
                 problems += slots.load(kind, name, value, numbers.get(full_name))
     return problems + [
-        f"{name} {_form(value)} was not saved" for name, value in weights.items() if f"model.{name}" not in seen
+        f"{name} {_form(value)} was not saved"
+        for name, value in weights.items()
+        if f"model.{name}" not in seen
     ]
 
 
@@ -118,7 +137,9 @@ class Slots:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._state = optimizer.state
         self._parameters = dict(settled(model).named_parameters())
-        self._groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
+        self._groups = {
+            parameter: group for group in optimizer.param_groups for parameter in group["params"]
+        }
 
     def load(self, kind: str, name: str, value: Tensor, number: str | None) -> list[str]:
         """Put one saved value in its slot."""
@@ -126,7 +147,9 @@ class Slots:
         if parameter is None or parameter not in self._groups:
             return [f"the optimizer's {kind} of {name} has no parameter here"]
         group = self._groups[parameter]
-        on_host = kind == "step" and not (group.get("capturable") or group.get("fused"))  # torch's own rule
+        on_host = kind == "step" and not (
+            group.get("capturable") or group.get("fused")
+        )  # torch's own rule
         kept = value.to("cpu", copy=True) if on_host else sharded_like(parameter, value)
         self._state[parameter][kind] = kept if number is None else _PYTHON[number](kept.item())
         return []
@@ -141,7 +164,11 @@ def _form(value: Tensor) -> str:
 
 def content(value: Tensor) -> bytes:
     """Return the bytes of a tensor."""
-    return value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+    return (
+        value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        if value.numel()
+        else b""
+    )
 
 
 def digest_of(name: str, value: Tensor) -> str:
@@ -153,13 +180,23 @@ def digest_of(name: str, value: Tensor) -> str:
 def digests_of_all(world: World, own: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the SHA-256 of each tensor that one rank alone holds, of all ranks. Every rank must call this."""
     mine = {name: digest_of(name, value) for name, value in own.items()}
-    return {name: found for text in texts_of_all(world, json.dumps(mine)) for name, found in json.loads(text).items()}
+    return {
+        name: found
+        for text in texts_of_all(world, json.dumps(mine))
+        for name, found in json.loads(text).items()
+    }
 
 
-def state_digest(model: nn.Module, optimizer: torch.optim.Optimizer, others: Mapping[str, str] | None = None) -> str:
+def state_digest(
+    model: nn.Module, optimizer: torch.optim.Optimizer, others: Mapping[str, str] | None = None
+) -> str:
     """Return one SHA-256 over weights, buffers and optimizer state, and over what `others` are the sums of.
 
     Every rank must call this if the model is in slices.
     """
-    found = {name: digest_of(name, whole(value)) for name, value in named_state(model, optimizer)} | dict(others or {})
-    return hashlib.sha256("".join(digest for _, digest in sorted(found.items())).encode()).hexdigest()
+    found = {
+        name: digest_of(name, whole(value)) for name, value in named_state(model, optimizer)
+    } | dict(others or {})
+    return hashlib.sha256(
+        "".join(digest for _, digest in sorted(found.items())).encode()
+    ).hexdigest()

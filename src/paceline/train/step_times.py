@@ -69,12 +69,15 @@ class StepTimes:
             "nodes": self._world.nodes,
             "device": self._world.device,
             "gpu": gpu,
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "cores": len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count(),
             "backend": backend,
             "torch": torch.__version__,
             **(machine_facts() if self._world.is_main else {}),
             # DDP's own sum, FSDP and NCCL wait where Python does not see it.
-            "sees_waits": alone or (config.exact and config.parallel == "ddp" and backend == "gloo"),
+            "sees_waits": alone
+            or (config.exact and config.parallel == "ddp" and backend == "gloo"),
             # A recorded step is ready when it is handed to the GPU, not when the GPU has done it.
             "sees_ready": self._world.device == "cpu" or config.capture == "false",
         }

@@ -44,7 +44,9 @@ class StopRequest:
         if threading.current_thread() is not threading.main_thread():
             yield  # only the main thread may; a run in another one has its deadline
             return
-        before: dict[signal.Signals, _Handler] = {number: signal.signal(number, self._heed) for number in STOP_SIGNALS}
+        before: dict[signal.Signals, _Handler] = {
+            number: signal.signal(number, self._heed) for number in STOP_SIGNALS
+        }
         self.reason = self.reason or EARLY.told
         try:
             yield
@@ -102,5 +104,7 @@ class Agreement:
             if self._left and not self._take.met:
                 return RankRequests()
             note = self._take.total(Note(step_s, 1.0, save=note.save, stop=note.stop))
-            self._left = max(1, min(1000, int(self._every_s * note.counted / max(float(note.loss), 1e-9))))
+            self._left = max(
+                1, min(1000, int(self._every_s * note.counted / max(float(note.loss), 1e-9)))
+            )
         return RankRequests(save=note.save > 0, stop=note.stop > 0)

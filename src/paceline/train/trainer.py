@@ -63,14 +63,24 @@ class Trainer:
         sinks: Sequence[Sink] = (),
         flops_per_sample: float = 0.0,
     ) -> None:
-        self.world, self.model, self.optimizer, self.batches, self.config = world, model, optimizer, batches, config
+        self.world, self.model, self.optimizer, self.batches, self.config = (
+            world,
+            model,
+            optimizer,
+            batches,
+            config,
+        )
         self.directory = RunDir.of(config)
         check_packages(config)
         self._sinks = list(sinks)
         check_evaluation(config, given=evaluation is not None)
         peak = peak_of_all(world, config.precision) if flops_per_sample else 0.0
         self._share_per_rate = flops_per_sample / peak if peak else 0.0
-        self._evaluation = None if evaluation is None else Evaluation(evaluation, loss, metrics or {}, config, world)
+        self._evaluation = (
+            None
+            if evaluation is None
+            else Evaluation(evaluation, loss, metrics or {}, config, world)
+        )
         self._take = make_step(world, model, optimizer, loss, config, batches.total_samples)
         self._since_report, self._in_epoch = Meter(), Meter()
         self._onlookers = Observers(world, config, self._take, self._emit)
@@ -91,7 +101,10 @@ class Trainer:
                 self._onlookers.step_done(self._done)
                 if step.plan.step == first:
                     shorten_timeout(self.world, self.config)
-                if life.after_step(self._last, self._done, self._metrics) and self._done < self.batches.total_steps:
+                if (
+                    life.after_step(self._last, self._done, self._metrics)
+                    and self._done < self.batches.total_steps
+                ):
                     self._stop(life)
                 if self._wants(recorder, step) or self._onlookers.seen_enough():
                     break
@@ -121,7 +134,9 @@ class Trainer:
     def _is_due(self, done: int) -> bool:
         """Return whether to evaluate after so many steps; of replicas that walk apart, the common weights are new when they met."""
         every = self.config.evaluate_steps
-        return every > 0 and done % every == 0 and (self._take.met or not self.config.local_sgd.steps)
+        return (
+            every > 0 and done % every == 0 and (self._take.met or not self.config.local_sgd.steps)
+        )
 
     def _evaluate_between(self, evaluation: Evaluation) -> None:
         meters = self._since_report, self._in_epoch
@@ -136,7 +151,11 @@ class Trainer:
     def _report(self, step: RankBatch) -> None:
         loss, rate = self._since_report.close(self._take)
         mfu = rate * self._share_per_rate
-        self._emit(StepDone(self._done, step.plan.epoch + 1, step.plan.seen, loss, self._take.rate, rate, mfu))
+        self._emit(
+            StepDone(
+                self._done, step.plan.epoch + 1, step.plan.seen, loss, self._take.rate, rate, mfu
+            )
+        )
 
     def _end_epoch(self, step: RankBatch) -> None:
         loss, rate = self._in_epoch.close(self._take)

@@ -29,10 +29,18 @@ def make_update(optimizer: torch.optim.Optimizer, config: RunConfig, device: str
     For few weights that is several times as fast as the fused one, which gives 65,536 numbers to each block of threads.
     """
     if device != "cpu":
-        make_capturable(optimizer, device)  # also where nothing is captured, so that the bits are the same
+        make_capturable(
+            optimizer, device
+        )  # also where nothing is captured, so that the bits are the same
     fused = any(group.get("fused") for group in optimizer.param_groups)
     takes_turns = config.local_sgd.steps > 0  # and would be compiled for each replica
-    if device == "cpu" or not config.compile or fused or takes_turns or type(optimizer) not in _COMPILED:
+    if (
+        device == "cpu"
+        or not config.compile
+        or fused
+        or takes_turns
+        or type(optimizer) not in _COMPILED
+    ):
         return Update(optimizer.step)
     step = optimizer.step
     return Update(torch.compile(lambda: step(), dynamic=False), _LEAST_RATE)  # noqa: PLW0108 - the optimizer itself is no function

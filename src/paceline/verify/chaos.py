@@ -69,7 +69,9 @@ class Chaos:
         clean = self._clean()
         started = next(event for event in clean if event["event"] == RunStarted.__name__)
         seconds = clean[-1]["time_s"] - started["time_s"]
-        verdict = ChaosResult(self.target.name, self.kills, steps=clean[-1]["step"], digest=clean[-1]["digest"])
+        verdict = ChaosResult(
+            self.target.name, self.kills, steps=clean[-1]["step"], digest=clean[-1]["digest"]
+        )
         rhythm = _Rhythm(
             save_every=max(1, verdict.steps // (_SAVES_PER_KILL * max(4, self.kills))),
             spread_s=max(0.2, min(3.0, 2.0 * seconds / max(4, self.kills))),
@@ -98,11 +100,16 @@ class Chaos:
                 return self._history(name)
             if failure.hopeless or not struck:
                 raise RunFailed(self.target.name, world, failure, verdict.launches)
-            self._say(f"{sum(verdict.strikes.values())}/{self.kills}: {struck} on {world}, saved {failure.progress}")
-            stuck, furthest = (0, failure.progress) if failure.progress > furthest else (stuck + 1, furthest)
+            self._say(
+                f"{sum(verdict.strikes.values())}/{self.kills}: {struck} on {world}, saved {failure.progress}"
+            )
+            stuck, furthest = (
+                (0, failure.progress) if failure.progress > furthest else (stuck + 1, furthest)
+            )
             if stuck > _STUCK:
                 raise TrainingError(
-                    f"{_STUCK} launches in a row led nowhere", fix="let the script save: it needs `Trainer`"
+                    f"{_STUCK} launches in a row led nowhere",
+                    fix="let the script save: it needs `Trainer`",
                 )
 
     def _strike(
@@ -111,7 +118,12 @@ class Chaos:
         """Launch once and strike once, unless the kills are spent; return how it ended, and what was done to it."""
         starts, steps = self._count(name, RunStarted.__name__), self._count(name, StepDone.__name__)
         armed = sum(verdict.strikes.values()) < self.kills
-        striker = Striker(dice, lambda: self._count(name, RunStarted.__name__) > starts, rhythm.spread_s, armed=armed)
+        striker = Striker(
+            dice,
+            lambda: self._count(name, RunStarted.__name__) > starts,
+            rhythm.spread_s,
+            armed=armed,
+        )
         failure = self._launch(name, world, f"{rhythm.save_every}steps", striker)
         verdict.launches += 1
         verdict.worlds[world] += 1
@@ -121,7 +133,9 @@ class Chaos:
             verdict.freezes += striker.froze
         return failure, striker.kind
 
-    def _launch(self, name: str, world: int, every: str, striker: Striker | None = None) -> Failure | None:
+    def _launch(
+        self, name: str, world: int, every: str, striker: Striker | None = None
+    ) -> Failure | None:
         settings = {
             "runs": str(self.folder),
             "name": name,
@@ -166,7 +180,12 @@ class _Rhythm:
 
 
 def chaos(
-    target: Program, arguments: tuple[str, ...], worlds: list[int], kills: int, seed: int, progress: TextIO | None
+    target: Program,
+    arguments: tuple[str, ...],
+    worlds: list[int],
+    kills: int,
+    seed: int,
+    progress: TextIO | None,
 ) -> ChaosResult:
     """Run a target clean and under chaos, in a scratch folder, and compare."""
     with tempfile.TemporaryDirectory(prefix="paceline-chaos-") as folder:
@@ -179,7 +198,9 @@ def first_difference(clean: History, other: History) -> str:
     >>> first_difference([{"event": "StepDone", "step": 1, "loss": 0.5}], [{"event": "StepDone", "step": 1, "loss": 0.25}])
     'StepDone of step 1: loss was 0.5, is 0.25'
     """
-    one, two = ([event for event in history if event["event"] in _WATCHED] for history in (clean, other))
+    one, two = (
+        [event for event in history if event["event"] in _WATCHED] for history in (clean, other)
+    )
     for mine, theirs in zip(one, two, strict=False):
         for name in _COMPARED:
             if mine.get(name) != theirs.get(name):

@@ -38,7 +38,9 @@ class Comparison:
     def record(self, world: int, label: str, dump_step: int = -1) -> Record:
         """Run the script at one world size and read what it recorded."""
         if self.progress is not None:
-            self.progress.write(f"running {self.target.name} on {world} rank{'s' if world > 1 else ''} ({label}) ...\n")
+            self.progress.write(
+                f"running {self.target.name} on {world} rank{'s' if world > 1 else ''} ({label}) ...\n"
+            )
         home = self.home(world, label)
         settings = {
             "record.to": str(home),
@@ -57,7 +59,11 @@ class Comparison:
 
 
 def verify(
-    target: Program, worlds: list[int], steps: int, arguments: tuple[str, ...], progress: TextIO | None = None
+    target: Program,
+    worlds: list[int],
+    steps: int,
+    arguments: tuple[str, ...],
+    progress: TextIO | None = None,
 ) -> VerifyResult:
     """Run a target at each world size and compare all with the first."""
     with _scratch() as folder:
@@ -73,7 +79,11 @@ def verify(
 
 
 def _verdict(
-    comparison: Comparison, records: dict[int, Record], worlds: list[int], difference: Difference | None, **more: float
+    comparison: Comparison,
+    records: dict[int, Record],
+    worlds: list[int],
+    difference: Difference | None,
+    **more: float,
 ) -> VerifyResult:
     reference = records[worlds[0]]
     return VerifyResult(
@@ -88,12 +98,16 @@ def _verdict(
     )
 
 
-def _explain(comparison: Comparison, records: dict[int, Record], world: int, step: int, tensor: str) -> Difference:
+def _explain(
+    comparison: Comparison, records: dict[int, Record], world: int, step: int, tensor: str
+) -> Difference:
     """Run both worlds again for the tensors of that step, and see whether each still agrees with itself."""
     reference_world = next(iter(records))
     again = comparison.record(reference_world, "again", dump_step=max(1, step))
     other_again = comparison.record(world, "again", dump_step=max(1, step))
-    repeatable = is_repeat(records[reference_world], again) and is_repeat(records[world], other_again)
+    repeatable = is_repeat(records[reference_world], again) and is_repeat(
+        records[world], other_again
+    )
     largest, relative = _size(comparison, records, reference_world, world, step, tensor)
     if not repeatable:
         cause = "unseeded"
@@ -106,7 +120,9 @@ def _explain(comparison: Comparison, records: dict[int, Record], world: int, ste
 
 def find_cause(one: Record, other: Record, step: int, relative: float) -> str:
     """Return the likely cause of the first difference of two repeatable runs."""
-    mine, theirs = (next(line for line in record.steps if line.step == step) for record in (one, other))
+    mine, theirs = (
+        next(line for line in record.steps if line.step == step) for record in (one, other)
+    )
     if step == 0:
         return "first_weights"
     if mine.samples != theirs.samples:
@@ -126,13 +142,20 @@ def _size(
 ) -> tuple[float, float]:
     """Return the largest difference at the step, absolute and relative, from the losses or the written tensors."""
     if tensor == LOSS:
-        mine, theirs = (next(line.loss for line in records[world].steps if line.step == step) for world in (one, other))
+        mine, theirs = (
+            next(line.loss for line in records[world].steps if line.step == step)
+            for world in (one, other)
+        )
         return abs(mine - theirs), abs(mine - theirs) / max(abs(mine), 1e-30)
-    sizes = tensor_sizes(comparison.home(one, "again") / DUMP_FILE, comparison.home(other, "again") / DUMP_FILE)
+    sizes = tensor_sizes(
+        comparison.home(one, "again") / DUMP_FILE, comparison.home(other, "again") / DUMP_FILE
+    )
     return sizes.get(tensor) or max(sizes.values(), default=(math.nan, math.nan))
 
 
-def _within_tolerance(comparison: Comparison, records: dict[int, Record], worlds: list[int]) -> VerifyResult:
+def _within_tolerance(
+    comparison: Comparison, records: dict[int, Record], worlds: list[int]
+) -> VerifyResult:
     """Compare the last tensors of runs that need not have the same bits."""
     last = records[worlds[0]].steps[-1].step
     for world in worlds:
@@ -140,15 +163,25 @@ def _within_tolerance(comparison: Comparison, records: dict[int, Record], worlds
     worst: tuple[float, int, str, float] = (0.0, worlds[1], "", 0.0)
     for world in worlds[1:]:
         sizes = tensor_sizes(
-            comparison.home(worlds[0], "dumped") / DUMP_FILE, comparison.home(world, "dumped") / DUMP_FILE
+            comparison.home(worlds[0], "dumped") / DUMP_FILE,
+            comparison.home(world, "dumped") / DUMP_FILE,
         )
-        worst = max(worst, *((relative, world, name, largest) for name, (largest, relative) in sizes.items()))
+        worst = max(
+            worst,
+            *((relative, world, name, largest) for name, (largest, relative) in sizes.items()),
+        )
     relative, world, name, largest = worst
     if relative <= TOLERANCE:
-        return _verdict(comparison, records, worlds, None, tolerance=TOLERANCE, largest_relative=relative)
+        return _verdict(
+            comparison, records, worlds, None, tolerance=TOLERANCE, largest_relative=relative
+        )
     cause = find_cause(records[worlds[0]], records[world], last, relative)
     return _verdict(
-        comparison, records, worlds, Difference(world, last, name, largest, relative, cause), tolerance=TOLERANCE
+        comparison,
+        records,
+        worlds,
+        Difference(world, last, name, largest, relative, cause),
+        tolerance=TOLERANCE,
     )
 
 

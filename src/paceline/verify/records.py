@@ -43,7 +43,9 @@ class Record:
     @property
     def digest(self) -> str:
         """One SHA-256 over the state after the last step."""
-        return hashlib.sha256(json.dumps(self.steps[-1].tensors, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(
+            json.dumps(self.steps[-1].tensors, sort_keys=True).encode()
+        ).hexdigest()
 
 
 def read_record(folder: Path, name: str) -> Record:
@@ -57,7 +59,8 @@ def read_record(folder: Path, name: str) -> Record:
     head, *lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
     if len(lines) < 2:
         raise PacelineError(
-            f"{name} recorded no step", fix="call `recorder.start` before the loop and `recorder.step` after every step"
+            f"{name} recorded no step",
+            fix="call `recorder.start` before the loop and `recorder.step` after every step",
         )
     return Record(**head, steps=[_step(line) for line in lines])
 

@@ -22,13 +22,21 @@ def tensor_sizes(one: Path, other: Path) -> dict[str, tuple[float, float]]:
     mine, theirs = load_file(one), load_file(other)
     scales: dict[str, float] = {}
     for name, value in mine.items():
-        scales[_kind(name)] = max(scales.get(_kind(name), 1e-30), float(numpy.max(numpy.abs(value), initial=0.0)))
+        scales[_kind(name)] = max(
+            scales.get(_kind(name), 1e-30), float(numpy.max(numpy.abs(value), initial=0.0))
+        )
     sizes = {}
     for name in mine.keys() & theirs.keys():
-        largest = float(numpy.max(numpy.abs(mine[name].astype(numpy.float64) - theirs[name]), initial=0.0))
+        largest = float(
+            numpy.max(numpy.abs(mine[name].astype(numpy.float64) - theirs[name]), initial=0.0)
+        )
         relative = largest / scales[_kind(name)]
         sizes[name] = (largest, relative) if math.isfinite(largest) else (math.inf, math.inf)
-    return {name: size for name, size in sizes.items() if not _only_rounding(name, mine, scales) or math.isinf(size[0])}
+    return {
+        name: size
+        for name, size in sizes.items()
+        if not _only_rounding(name, mine, scales) or math.isinf(size[0])
+    }
 
 
 def _only_rounding(name: str, tensors: Mapping[str, Any], scales: Mapping[str, float]) -> bool:

@@ -90,7 +90,10 @@ def as_dict(verdict: VerifyResult) -> dict[str, Any]:
 
 def describe(verdict: VerifyResult) -> str:
     """Return the verdict in words."""
-    rows = [f"  {world} rank{'s' if world > 1 else ' '}  {digest[:16]}" for world, digest in verdict.digests.items()]
+    rows = [
+        f"  {world} rank{'s' if world > 1 else ' '}  {digest[:16]}"
+        for world, digest in verdict.digests.items()
+    ]
     head = f"{verdict.script}: {verdict.steps} steps, {verdict.tensors} tensors of weights and optimizer state, and the losses"
     if verdict.difference:
         return "\n".join([head, *rows, _describe_difference(verdict, verdict.difference)])

@@ -33,7 +33,9 @@ def choose_address(host: str, peers: tuple[str, ...], interface: str) -> str:
     mine = {address for _, address in own_addresses()}
     towards = (source_towards(peer) for peer in peers or (_ANYWHERE,))
     for address in [*(address for address in named if address in mine), *towards]:
-        if address and not is_loopback(address):  # Debian gives a machine's own name the address 127.0.1.1
+        if address and not is_loopback(
+            address
+        ):  # Debian gives a machine's own name the address 127.0.1.1
             return address
     raise EnvironmentUnfit(
         f"no address of {host or socket.gethostname()} is known that other nodes could reach: "
@@ -47,7 +49,11 @@ def address_on(interface: str) -> str:
     for name, address in own_addresses():
         if name == interface:
             return address
-    state = "has no address" if interface in {name for _, name in socket.if_nameindex()} else "does not exist"
+    state = (
+        "has no address"
+        if interface in {name for _, name in socket.if_nameindex()}
+        else "does not exist"
+    )
     raise EnvironmentUnfit(
         f"the interface {interface!r} {state} on {socket.gethostname()}",
         fix=f"set PACELINE_INTERFACE, GLOO_SOCKET_IFNAME or the cluster profile's interface to one of: {_names()}",

@@ -54,7 +54,9 @@ def rows_of_all(world: World, row: Tensor) -> Tensor:
 def side_by_side(mine: Tensor, among: ProcessGroup | None = None) -> Tensor:
     """Return the flat tensors of all ranks, or of all among some, which are of one length, one after the other."""
     sent = mine.to(wire_for(mine.device))
-    gathered = torch.empty(dist.get_world_size(among) * sent.numel(), dtype=sent.dtype, device=sent.device)
+    gathered = torch.empty(
+        dist.get_world_size(among) * sent.numel(), dtype=sent.dtype, device=sent.device
+    )
     gather(gathered, sent, among).wait()
     return gathered.to(mine.device)
 
@@ -69,7 +71,9 @@ def texts_of_all(world: World, text: str) -> list[str]:
     if mine:
         padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
     rows = rows_of_all(world, padded)
-    return [bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths, strict=True)]
+    return [
+        bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths, strict=True)
+    ]
 
 
 class WaitClock:
@@ -95,9 +99,15 @@ def gather(gathered: Tensor, mine: Tensor, among: ProcessGroup | None = None) ->
 
 
 def exchange(
-    received: Tensor, sent: Tensor, received_sizes: list[int], sent_sizes: list[int], among: ProcessGroup | None = None
+    received: Tensor,
+    sent: Tensor,
+    received_sizes: list[int],
+    sent_sizes: list[int],
+    among: ProcessGroup | None = None,
 ) -> Work:
     """Start to send each rank its piece of a flat tensor, and to collect the pieces meant for this one."""
-    work: Work | None = dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=among, async_op=True)
+    work: Work | None = dist.all_to_all_single(
+        received, sent, received_sizes, sent_sizes, group=among, async_op=True
+    )
     assert work is not None
     return work

@@ -25,7 +25,9 @@ _FIX = (
 Find = Callable[[], tuple[str, int]]
 
 
-def reach(find: Find, timeout_s: float, *, may_come_late: bool, quiet: bool = False) -> tuple[str, int, str]:
+def reach(
+    find: Find, timeout_s: float, *, may_come_late: bool, quiet: bool = False
+) -> tuple[str, int, str]:
     """Connect to rank 0 for a moment; return where it was, and the address from which it was reached.
 
     Where nobody can tell whether rank 0 has started, a refused connection only means that it has not yet.
@@ -63,7 +65,8 @@ def unreachable(who: str, host: str, port: int, error: OSError) -> EnvironmentUn
     own = source_towards(host)
     way = f"{own} on {interface_of(own)}" if own else "no route"
     return EnvironmentUnfit(
-        f"{socket.gethostname()} ({way}) cannot reach {who} at {host}:{port}: {error.strerror or error}", fix=_FIX
+        f"{socket.gethostname()} ({way}) cannot reach {who} at {host}:{port}: {error.strerror or error}",
+        fix=_FIX,
     )
 
 
@@ -100,4 +103,8 @@ def ring(door: str) -> EnvironmentUnfit | None:
             heard = connection.makefile("rb").read().decode(errors="replace")
     except OSError as error:
         return unreachable(host, address, int(port), error)
-    return None if heard == token else unreachable(host, address, int(port), OSError("somebody else answers there"))
+    return (
+        None
+        if heard == token
+        else unreachable(host, address, int(port), OSError("somebody else answers there"))
+    )

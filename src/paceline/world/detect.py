@@ -44,7 +44,11 @@ def _launch(env: Env) -> str:
     >>> _launch({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"}), _launch({"PACELINE_LAUNCHER": "123"})
     ('17', '123')
     """
-    return _incarnation(env).rpartition(":")[0] or env.get(handover.LAUNCHER) or env.get("TORCHELASTIC_RUN_ID", "")
+    return (
+        _incarnation(env).rpartition(":")[0]
+        or env.get(handover.LAUNCHER)
+        or env.get("TORCHELASTIC_RUN_ID", "")
+    )
 
 
 def _again(env: Env) -> bool:
@@ -53,7 +57,11 @@ def _again(env: Env) -> bool:
     >>> _again({"SLURM_JOB_ID": "17"}), _again({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"})
     (False, True)
     """
-    counts = (_incarnation(env).rpartition(":")[2], env.get(handover.ATTEMPT), env.get("TORCHELASTIC_RESTART_COUNT"))
+    counts = (
+        _incarnation(env).rpartition(":")[2],
+        env.get(handover.ATTEMPT),
+        env.get("TORCHELASTIC_RESTART_COUNT"),
+    )
     return any(count not in {"", "0", None} for count in counts)
 
 
@@ -75,7 +83,10 @@ def _deadline(env: Env) -> float:
     (1790000000.0, inf)
     """
     names = (handover.DEADLINE, "SLURM_JOB_END_TIME")
-    return min((float(env[name]) for name in names if env.get(name, "").replace(".", "").isdecimal()), default=math.inf)
+    return min(
+        (float(env[name]) for name in names if env.get(name, "").replace(".", "").isdecimal()),
+        default=math.inf,
+    )
 
 
 def _incarnation(env: Env) -> str:
@@ -85,17 +96,39 @@ def _incarnation(env: Env) -> str:
     ('17:2', '')
     """
     job = env.get("SLURM_JOB_ID", "")
-    return env.get(handover.INCARNATION) or (f"{job}:{env.get('SLURM_RESTART_COUNT', '0')}" if job else "")
+    return env.get(handover.INCARNATION) or (
+        f"{job}:{env.get('SLURM_RESTART_COUNT', '0')}" if job else ""
+    )
 
 
 def _from_paceline(env: Env, parent: int) -> World:
     rank, size, file = _number(env, "RANK"), _number(env, "WORLD_SIZE"), Path(env[handover.MEETING])
     if handover.ADDRESS not in env:
-        return World(rank, size, rank, size, launcher="paceline", meeting=FileRendezvous(file), launcher_file=file)
+        return World(
+            rank,
+            size,
+            rank,
+            size,
+            launcher="paceline",
+            meeting=FileRendezvous(file),
+            launcher_file=file,
+        )
     each = _number(env, "LOCAL_WORLD_SIZE")
     address, _, attempt = env[handover.ADDRESS].partition("/")
-    meeting = TcpRendezvous(*split_address(address), serve=rank == 0, prefix=f"paceline-{attempt or 0}")
-    return World(rank, size, rank % each, each, rank // each, size // each, "paceline", meeting, launcher_file=file)
+    meeting = TcpRendezvous(
+        *split_address(address), serve=rank == 0, prefix=f"paceline-{attempt or 0}"
+    )
+    return World(
+        rank,
+        size,
+        rank % each,
+        each,
+        rank // each,
+        size // each,
+        "paceline",
+        meeting,
+        launcher_file=file,
+    )
 
 
 def _from_torchrun(env: Env, parent: int) -> World:
@@ -111,7 +144,9 @@ def _from_torch_variables(env: Env, prefix: str = "paceline", *, agent: bool = F
     local_size = _number(env, "LOCAL_WORLD_SIZE", 1)
     local_rank = _number(env, "LOCAL_RANK", rank % local_size)
     meeting = (
-        TcpRendezvous(_word(env, "MASTER_ADDR"), _number(env, "MASTER_PORT"), rank == 0 and not agent, prefix)
+        TcpRendezvous(
+            _word(env, "MASTER_ADDR"), _number(env, "MASTER_PORT"), rank == 0 and not agent, prefix
+        )
         if size > 1
         else None
     )
@@ -124,38 +159,70 @@ def _from_slurm(env: Env, parent: int) -> World:
     """Read a task of `srun`. A batch shell has SLURM_PROCID too, so the mark is the step's own variable."""
     rank, size = _number(env, "SLURM_PROCID"), _number(env, "SLURM_STEP_NUM_TASKS")
     nodes, node = _number(env, "SLURM_STEP_NUM_NODES", 1), _number(env, "SLURM_NODEID", 0)
-    local_size = _slurm_tasks_here(env.get("SLURM_STEP_TASKS_PER_NODE", str(_ceil(size, nodes))), node)
-    names = [_number(env, "SLURM_JOB_ID"), _number(env, "SLURM_STEP_ID"), _number(env, "SLURM_RESTART_COUNT", 0)]
-    if "SLURM_STEP_LAUNCHER_PORT" in env:  # srun's own: a new controller counts its jobs from 1 again
+    local_size = _slurm_tasks_here(
+        env.get("SLURM_STEP_TASKS_PER_NODE", str(_ceil(size, nodes))), node
+    )
+    names = [
+        _number(env, "SLURM_JOB_ID"),
+        _number(env, "SLURM_STEP_ID"),
+        _number(env, "SLURM_RESTART_COUNT", 0),
+    ]
+    if (
+        "SLURM_STEP_LAUNCHER_PORT" in env
+    ):  # srun's own: a new controller counts its jobs from 1 again
         names.append(_number(env, "SLURM_STEP_LAUNCHER_PORT"))
     key = "-".join(["slurm", *map(str, names)])
-    meeting = _meeting(env, key, size, nodes, lambda: _meeting_of_nodes(env, key, node, serve=rank == 0))
-    return World(rank, size, _number(env, "SLURM_LOCALID"), local_size, node, nodes, "slurm", meeting)
+    meeting = _meeting(
+        env, key, size, nodes, lambda: _meeting_of_nodes(env, key, node, serve=rank == 0)
+    )
+    return World(
+        rank, size, _number(env, "SLURM_LOCALID"), local_size, node, nodes, "slurm", meeting
+    )
 
 
-def _meeting_of_nodes(env: Env, key: str, node: int, *, serve: bool) -> TcpRendezvous | PublishedRendezvous:
+def _meeting_of_nodes(
+    env: Env, key: str, node: int, *, serve: bool
+) -> TcpRendezvous | PublishedRendezvous:
     """Return where the tasks of a step meet: at the port that was chosen for them, else where rank 0 says."""
     given, suffix = env.get("MASTER_ADDR", ""), env.get(handover.HOST_SUFFIX, "")
-    nodes = [] if given else [name + suffix for name in expand_hostlist(_word(env, "SLURM_STEP_NODELIST"))]
+    nodes = (
+        []
+        if given
+        else [name + suffix for name in expand_hostlist(_word(env, "SLURM_STEP_NODELIST"))]
+    )
     if "MASTER_PORT" in env:
         return TcpRendezvous(given or nodes[0], _number(env, "MASTER_PORT"), serve, key)
-    own = env["SLURMD_NODENAME"] + suffix if "SLURMD_NODENAME" in env else (nodes[node : node + 1] or [""])[0]
-    return PublishedRendezvous(key, given or own, tuple(name for name in nodes if name != own), serve)
+    own = (
+        env["SLURMD_NODENAME"] + suffix
+        if "SLURMD_NODENAME" in env
+        else (nodes[node : node + 1] or [""])[0]
+    )
+    return PublishedRendezvous(
+        key, given or own, tuple(name for name in nodes if name != own), serve
+    )
 
 
 def _from_openmpi(env: Env, parent: int) -> World:
     rank, size = _number(env, "OMPI_COMM_WORLD_RANK"), _number(env, "OMPI_COMM_WORLD_SIZE")
-    local_rank, local_size = _number(env, "OMPI_COMM_WORLD_LOCAL_RANK"), _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE")
+    local_rank, local_size = (
+        _number(env, "OMPI_COMM_WORLD_LOCAL_RANK"),
+        _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    )
     return _from_mpi(env, parent, rank, size, local_rank, local_size, "openmpi")
 
 
 def _from_pmi(env: Env, parent: int) -> World:
     rank, size = _number(env, "PMI_RANK"), _number(env, "PMI_SIZE")
-    local_rank, local_size = _number(env, "MPI_LOCALRANKID", rank), _number(env, "MPI_LOCALNRANKS", size)
+    local_rank, local_size = (
+        _number(env, "MPI_LOCALRANKID", rank),
+        _number(env, "MPI_LOCALNRANKS", size),
+    )
     return _from_mpi(env, parent, rank, size, local_rank, local_size, "pmi")
 
 
-def _from_mpi(env: Env, parent: int, rank: int, size: int, local_rank: int, local_size: int, launcher: str) -> World:
+def _from_mpi(
+    env: Env, parent: int, rank: int, size: int, local_rank: int, local_size: int, launcher: str
+) -> World:
     nodes = _ceil(size, local_size)
     key = f"mpi-{parent}"
     meeting = _meeting(env, key, size, nodes, lambda: _meeting_of_mpi(env, serve=rank == 0))
@@ -184,7 +251,11 @@ _LAUNCHERS: list[tuple[str, Callable[[Env, int], World]]] = [
 
 
 def _meeting(
-    env: Env, key: str, size: int, nodes: int, of_nodes: Callable[[], TcpRendezvous | PublishedRendezvous]
+    env: Env,
+    key: str,
+    size: int,
+    nodes: int,
+    of_nodes: Callable[[], TcpRendezvous | PublishedRendezvous],
 ) -> Meeting | None:
     """Choose where to meet: nobody alone, one node in a file, several over TCP."""
     if size == 1:
@@ -218,7 +289,8 @@ def _number(env: Env, name: str, default: int | None = None) -> int:
     word = _word(env, name)
     if not word.isdecimal():
         raise EnvironmentUnfit(
-            f"the variable {name}={word!r} is not a number", fix=f"unset {name}, or start with `paceline run`"
+            f"the variable {name}={word!r} is not a number",
+            fix=f"unset {name}, or start with `paceline run`",
         )
     return int(word)
 

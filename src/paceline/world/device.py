@@ -29,7 +29,8 @@ def choose_device(world: World, config: RunConfig) -> str:
     visible = torch.cuda.device_count()
     if visible == 0 and config.device == "cuda":
         raise EnvironmentUnfit(
-            "device=cuda, but this rank sees no GPU", fix="ask the scheduler for GPUs, or set device=cpu"
+            "device=cuda, but this rank sees no GPU",
+            fix="ask the scheduler for GPUs, or set device=cpu",
         )
     return f"cuda:{gpu_index(world, visible)}" if visible else "cpu"
 

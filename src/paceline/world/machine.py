@@ -24,7 +24,9 @@ def machine_facts() -> dict[str, Any]:
 def cpu_name() -> str:
     """Return what the processor is called; /proc/cpuinfo names those of ARM by numbers only."""
     try:
-        said = subprocess.run(["lscpu"], capture_output=True, text=True, check=True, timeout=10).stdout  # noqa: S607
+        said = subprocess.run(
+            ["lscpu"], capture_output=True, text=True, check=True, timeout=10
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         said = ""
     found = re.search(r"^Model name:\s*(.*\S)", said, re.MULTILINE)

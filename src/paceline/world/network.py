@@ -18,7 +18,9 @@ GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 def call_the_roll(world: World, roll: RollCall, own: str) -> list[str]:
     """Wait for all ranks; return the address of each on its way to the meeting. All must count the same world."""
     by_hand = world.launcher == "paceline"
-    counts = f"{world.size} ranks, {world.local_size} on each host" if by_hand else f"{world.size} ranks"
+    counts = (
+        f"{world.size} ranks, {world.local_size} on each host" if by_hand else f"{world.size} ranks"
+    )
     if not world.is_main:  # before it is counted in
         _, theirs = roll.word_of("came", 0).split(" ", 1)
         if theirs != counts:
@@ -44,7 +46,9 @@ def choose_interface(world: World, own: str, everyone: list[str]) -> str:
     return interface_of(source_towards(away) if is_loopback(own) and away else own)
 
 
-def prepare_network(world: World, roll: RollCall, own: str, everyone: list[str], backend: str) -> None:
+def prepare_network(
+    world: World, roll: RollCall, own: str, everyone: list[str], backend: str
+) -> None:
     """Tell the backend which interface to use, and see that it reaches the peers; every rank gets the same error."""
     chosen = choose_interface(world, own, everyone)
     if chosen:

@@ -106,7 +106,9 @@ def _meet_here(world: World, config: RunConfig) -> World:
         store, _ = _open_store(world, config, None)
         keep_to_loopback()
         backend = choose_backend(world, config, store)
-        dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
+        dist.init_process_group(
+            backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout
+        )
     return world
 
 
@@ -132,7 +134,9 @@ def _meet_nodes(world: World, config: RunConfig) -> World:
     finally:
         if notice.key and world.is_main:
             notice.withdraw()
-    dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
+    dist.init_process_group(
+        backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout
+    )
     return world
 
 
@@ -140,12 +144,22 @@ def _key(world: World) -> str:
     """Return what names this start of a job and no other; empty where nothing does."""
     if isinstance(world.meeting, PublishedRendezvous):
         return world.meeting.key
-    return world.meeting.prefix if isinstance(world.meeting, TcpRendezvous) and world.launcher == "slurm" else ""
+    return (
+        world.meeting.prefix
+        if isinstance(world.meeting, TcpRendezvous) and world.launcher == "slurm"
+        else ""
+    )
 
 
 def _roll(world: World, store: Store, notice: Notice, timeout_s: float) -> RollCall:
-    serve = not isinstance(world.meeting, FileRendezvous) and world.meeting is not None and world.meeting.serve
-    return RollCall(store, world.rank, world.size, serve=serve, timeout_s=timeout_s, look=_look(notice))
+    serve = (
+        not isinstance(world.meeting, FileRendezvous)
+        and world.meeting is not None
+        and world.meeting.serve
+    )
+    return RollCall(
+        store, world.rank, world.size, serve=serve, timeout_s=timeout_s, look=_look(notice)
+    )
 
 
 def _look(notice: Notice | None) -> Look:
@@ -165,11 +179,15 @@ def _open_store(world: World, config: RunConfig, notice: Notice | None) -> tuple
         return store, ""
     if isinstance(world.meeting, PublishedRendezvous):
         assert notice is not None
-        return open_published_store(world.meeting, world.interface, notice, timeout, silence_s, quiet=quiet)
+        return open_published_store(
+            world.meeting, world.interface, notice, timeout, silence_s, quiet=quiet
+        )
     assert world.meeting is not None
     if world.meeting.serve and world.nodes > 1:
         refuse_loopback_name(world.meeting.host)
-    return open_tcp_store(world.meeting, timeout, silence_s, look=_look(notice), quiet=quiet, first=world.is_main)
+    return open_tcp_store(
+        world.meeting, timeout, silence_s, look=_look(notice), quiet=quiet, first=world.is_main
+    )
 
 
 def keep_to_loopback() -> None:

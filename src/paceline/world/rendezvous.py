@@ -176,7 +176,9 @@ def _is_opened(store: Store, limit: float, look: Look) -> bool:
 
 def _visit(address: str, port: int, prefix: str, timeout: timedelta, silence_s: float) -> Store:
     try:
-        store = TCPStore(address, port, is_master=False, timeout=min(timeout, _GREETING), wait_for_workers=False)
+        store = TCPStore(
+            address, port, is_master=False, timeout=min(timeout, _GREETING), wait_for_workers=False
+        )
     except RuntimeError as error:
         raise EnvironmentUnfit(
             f"what answers at {address}:{port} is not rank 0: {str(error).splitlines()[0]}",
@@ -208,5 +210,8 @@ def _connections_to(address: str, port: int) -> Iterator[socket.socket]:
     for name in os.listdir("/dev/fd"):  # noqa: PTH208 - numbers, not paths
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
             peer = connection.getpeername()
-            if isinstance(peer, tuple) and (peer[0].removeprefix("::ffff:"), peer[1]) == (address, port):
+            if isinstance(peer, tuple) and (peer[0].removeprefix("::ffff:"), peer[1]) == (
+                address,
+                port,
+            ):
                 yield connection

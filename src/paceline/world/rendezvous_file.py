@@ -49,7 +49,9 @@ class Notice:
             # A look-up by name may be answered from a memory of "not there"; a list is not.
             names = {file.name for file in self.folder.iterdir()}
             if self.key + _PROBLEM in names:
-                raise problem_from((self.folder / (self.key + _PROBLEM)).read_text(encoding="utf-8"))
+                raise problem_from(
+                    (self.folder / (self.key + _PROBLEM)).read_text(encoding="utf-8")
+                )
         except OSError:  # not shared, or not there yet
             return None
         if self.key not in names:

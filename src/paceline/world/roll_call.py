@@ -40,7 +40,14 @@ class RollCall:
     """The words of all ranks. A problem of one becomes the error of all, and the rank that serves the store leaves last."""
 
     def __init__(
-        self, board: Board, rank: int, size: int, *, serve: bool, timeout_s: float, look: Callable[[], object]
+        self,
+        board: Board,
+        rank: int,
+        size: int,
+        *,
+        serve: bool,
+        timeout_s: float,
+        look: Callable[[], object],
     ) -> None:
         self._board, self._rank, self._size, self._serve = board, rank, size, serve
         self._timeout_s, self._look = timeout_s, look
@@ -95,11 +102,18 @@ class RollCall:
                     fix="see why they did not start, or how far they got; or give them longer with timeout.start_s",
                 )
             if waited_s > _SAY_AFTER_S and not said and self._rank == 0:
-                print(f"waiting for {self._size - count} of {self._size} ranks", file=sys.stderr, flush=True)
+                print(
+                    f"waiting for {self._size - count} of {self._size} ranks",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 said = True
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LAST_LOOK_S)
-        return [word.decode() for word in self._board.multi_get([f"{topic}-{rank}" for rank in range(self._size)])]
+        return [
+            word.decode()
+            for word in self._board.multi_get([f"{topic}-{rank}" for rank in range(self._size)])
+        ]
 
     def word_of(self, topic: str, rank: int) -> str:
         """Wait for the word of one rank."""
@@ -115,7 +129,9 @@ class RollCall:
             raise problem_from(self._board.get(_PROBLEM).decode())
 
     def _missing(self, topic: str) -> str:
-        ranks = [str(rank) for rank in range(self._size) if not self._board.check([f"{topic}-{rank}"])]
+        ranks = [
+            str(rank) for rank in range(self._size) if not self._board.check([f"{topic}-{rank}"])
+        ]
         more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
         return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks[:8])}{more}"
 

@@ -22,10 +22,16 @@ _MOST_FILES = 4096
 
 def boot(place: Place, host: str) -> None:
     """Start a host; return once its mounts stand."""
-    detach(lambda tell: _be_host(place, host, tell), place.log / f"init-{host}.log", linux.leave_all_namespaces)
+    detach(
+        lambda tell: _be_host(place, host, tell),
+        place.log / f"init-{host}.log",
+        linux.leave_all_namespaces,
+    )
 
 
-def detach(main: Callable[[Tell], None], log: Path, prepare: Callable[[], None] = lambda: None) -> None:
+def detach(
+    main: Callable[[Tell], None], log: Path, prepare: Callable[[], None] = lambda: None
+) -> None:
     """Run a function in a process of its own; return once it has told that it is ready."""
     ready, tell = os.pipe()
     child = os.fork()
@@ -38,7 +44,9 @@ def detach(main: Callable[[Tell], None], log: Path, prepare: Callable[[], None] 
             raise ClusterError(f"{log.stem} did not start: {log.read_text()[-2000:]}")
 
 
-def _run_detached(main: Callable[[Tell], None], log: Path, prepare: Callable[[], None], tell: int) -> None:
+def _run_detached(
+    main: Callable[[Tell], None], log: Path, prepare: Callable[[], None], tell: int
+) -> None:
     try:
         os.setsid()
         _redirect(log, keep=tell)

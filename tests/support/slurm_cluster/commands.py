@@ -14,7 +14,9 @@ from support.slurm_cluster.place import Place
 def output_of(*words: object, folder: Path | None = None, given: str = "") -> str:
     """Return what a command printed; fail with its error output."""
     command = [str(word) for word in words]
-    done = subprocess.run(command, text=True, input=given, capture_output=True, cwd=folder, check=False)
+    done = subprocess.run(
+        command, text=True, input=given, capture_output=True, cwd=folder, check=False
+    )
     if done.returncode:
         text = done.stderr.strip() or done.stdout.strip()
         raise ClusterError(f"{' '.join(command)}: exit status {done.returncode}: {text}")
@@ -31,7 +33,17 @@ def pid_of(place: Place, host: str) -> int:
 
 def inside(place: Place, host: str, folder: Path = Path("/")) -> list[str]:
     """Return the words that, put before a command, run it inside a host."""
-    return ["nsenter", "-t", str(pid_of(place, host)), "-m", "-u", "-i", "-n", "-p", f"--wd={folder}"]
+    return [
+        "nsenter",
+        "-t",
+        str(pid_of(place, host)),
+        "-m",
+        "-u",
+        "-i",
+        "-n",
+        "-p",
+        f"--wd={folder}",
+    ]
 
 
 def output_inside(place: Place, host: str, *words: object) -> str:

@@ -24,7 +24,8 @@ def start_head(place: Place, settings: Settings) -> None:
 def start_nodes(place: Place, names: list[str]) -> None:
     """Start the daemons of some nodes, all at once."""
     commands = {
-        name: [*inside(place, name), "sh", "-c", f"{_munged(place, name)} && slurmd -N {name}"] for name in names
+        name: [*inside(place, name), "sh", "-c", f"{_munged(place, name)} && slurmd -N {name}"]
+        for name in names
     }
     starting = {name: _start(command) for name, command in commands.items()}
     said = {name: process.communicate()[0].strip() for name, process in starting.items()}
@@ -35,7 +36,11 @@ def start_nodes(place: Place, names: list[str]) -> None:
 
 def _start(command: list[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 
@@ -52,13 +57,17 @@ def _start_database(place: Place) -> None:
     output_inside(place, HEAD, "sh", "-c", f"{server} >{place.log}/mariadbd.log 2>&1 </dev/null &")
     wait_until("MariaDB", lambda: output_inside(place, HEAD, "test", "-S", _SOCKET) or True)
     output_inside(place, HEAD, "slurmdbd")
-    wait_until("slurmdbd", lambda: output_inside(place, HEAD, "sacctmgr", "-i", "show", "cluster") or True)
+    wait_until(
+        "slurmdbd", lambda: output_inside(place, HEAD, "sacctmgr", "-i", "show", "cluster") or True
+    )
 
 
 def _install_database(place: Place) -> None:
     place.database.mkdir()
     options = ("--user=root", "--skip-test-db", "--auth-root-authentication-method=normal")
-    output_inside(place, HEAD, "mariadb-install-db", "--no-defaults", f"--datadir={place.database}", *options)
+    output_inside(
+        place, HEAD, "mariadb-install-db", "--no-defaults", f"--datadir={place.database}", *options
+    )
 
 
 def node_states(place: Place) -> dict[str, str]:
@@ -79,4 +88,6 @@ def slurmd(place: Place, node: str, verb: str) -> None:
     else:
         signal = {"kill": "KILL", "stop": "TERM"}[verb]
         gone = "while kill -0 $pid 2>/dev/null; do sleep 0.02; done"
-        output_inside(place, node, "sh", "-c", f"pid=$(cat /run/slurmd.pid) && kill -{signal} $pid && {gone}")
+        output_inside(
+            place, node, "sh", "-c", f"pid=$(cat /run/slurmd.pid) && kill -{signal} $pid && {gone}"
+        )

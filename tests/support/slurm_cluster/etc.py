@@ -10,7 +10,9 @@ from support.slurm_cluster.place import Place
 from support.slurm_cluster.settings import Settings, address
 
 # There is no DNS inside; without this every failed look-up would ask the servers of resolv.conf.
-_NSSWITCH = "passwd: files\ngroup: files\nshadow: files\nhosts: files\nservices: files\nprotocols: files\n"
+_NSSWITCH = (
+    "passwd: files\ngroup: files\nshadow: files\nhosts: files\nservices: files\nprotocols: files\n"
+)
 
 
 def write(place: Place, settings: Settings) -> None:

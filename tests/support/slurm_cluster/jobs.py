@@ -13,7 +13,16 @@ from support.slurm_cluster.errors import ClusterError
 from support.slurm_cluster.place import Place
 from support.slurm_cluster.settings import HEAD
 
-_UNFINISHED = {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "PREEMPTED", "SIGNALING"}
+_UNFINISHED = {
+    "PENDING",
+    "RUNNING",
+    "COMPLETING",
+    "CONFIGURING",
+    "SUSPENDED",
+    "REQUEUED",
+    "PREEMPTED",
+    "SIGNALING",
+}
 _TOOK_TOO_LONG = 124
 
 
@@ -33,7 +42,9 @@ def wait(place: Place, jobid: str, timeout_s: float) -> dict[str, str]:
     while (job := facts(place, jobid))["JobState"] in _UNFINISHED:
         if time.monotonic() > limit:
             output_inside(place, HEAD, "scancel", jobid)
-            raise JobTookTooLong(f"job {jobid} still {job['JobState']} after {timeout_s} s: cancelled")
+            raise JobTookTooLong(
+                f"job {jobid} still {job['JobState']} after {timeout_s} s: cancelled"
+            )
         time.sleep(0.2)
     return job
 
@@ -55,7 +66,9 @@ def exit_code(job: Mapping[str, str]) -> int:
 def submit(place: Place, words: list[str], timeout_s: float) -> int:
     """Submit a job from here, wait for its end, tell about it, and return its exit status."""
     command = [*inside(place, HEAD, Path.cwd()), "sbatch", "--parsable", *words]
-    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, env=outside_of_jobs(), check=False)
+    done = subprocess.run(
+        command, text=True, stdout=subprocess.PIPE, env=outside_of_jobs(), check=False
+    )
     if done.returncode:
         return done.returncode
     jobid, start = jobid_in(done.stdout), time.monotonic()
@@ -64,7 +77,9 @@ def submit(place: Place, words: list[str], timeout_s: float) -> int:
     except JobTookTooLong as error:
         print(error)
         return _TOOK_TOO_LONG
-    print(f"job {jobid} {_summary(job)} {time.monotonic() - start:.1f} s output={job.get('StdOut', '')}")
+    print(
+        f"job {jobid} {_summary(job)} {time.monotonic() - start:.1f} s output={job.get('StdOut', '')}"
+    )
     return exit_code(job)
 
 

@@ -10,7 +10,16 @@ import sys
 import time
 from dataclasses import replace
 
-from support.slurm_cluster import boot, cgroups, daemons, etc, network, packages, relay, requirements
+from support.slurm_cluster import (
+    boot,
+    cgroups,
+    daemons,
+    etc,
+    network,
+    packages,
+    relay,
+    requirements,
+)
 from support.slurm_cluster.commands import pid_of, wait_until
 from support.slurm_cluster.errors import ClusterError
 from support.slurm_cluster.place import RELAY, Place
@@ -44,7 +53,9 @@ def _runs(place: Place, settings: Settings) -> bool:
         return False
     if running == set(settings.hosts()) and place.settings == settings:
         return True
-    raise ClusterError(f"a cluster with other settings (or partly up) runs in {place.folder}; stop it first")
+    raise ClusterError(
+        f"a cluster with other settings (or partly up) runs in {place.folder}; stop it first"
+    )
 
 
 def _prepare(place: Place, settings: Settings) -> None:
@@ -138,5 +149,7 @@ def show_status(place: Place) -> int:
             print(error)
     for host in settings.hosts():
         pid = place.pid(host)
-        print(f"{host:6} {address(host):12} {f'init pid {pid}' if pid else 'off':16} {states.get(host, '')}")
+        print(
+            f"{host:6} {address(host):12} {f'init pid {pid}' if pid else 'off':16} {states.get(host, '')}"
+        )
     return 0

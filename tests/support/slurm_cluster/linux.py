@@ -8,7 +8,13 @@ import signal
 from pathlib import Path
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_NAMESPACES = {"mnt": 0x00020000, "uts": 0x04000000, "ipc": 0x08000000, "net": 0x40000000, "pid": 0x20000000}
+_NAMESPACES = {
+    "mnt": 0x00020000,
+    "uts": 0x04000000,
+    "ipc": 0x08000000,
+    "net": 0x40000000,
+    "pid": 0x20000000,
+}
 _MS_BIND, _MS_REC, _MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
@@ -40,18 +46,26 @@ def enter_namespace(handle: int) -> None:
 def mount(kind: str, target: Path | str, options: str = "") -> None:
     """Mount a file system that has no device."""
     words = [os.fsencode(word) for word in (kind, target, kind)]
-    _check(_LIBC.mount(*words, ctypes.c_ulong(0), os.fsencode(options) or None), f"mount {kind} on {target}")
+    _check(
+        _LIBC.mount(*words, ctypes.c_ulong(0), os.fsencode(options) or None),
+        f"mount {kind} on {target}",
+    )
 
 
 def bind(source: Path | str, target: Path | str, *, recursive: bool = False) -> None:
     """Show a folder in another place, too."""
     flags = ctypes.c_ulong(_MS_BIND | (_MS_REC if recursive else 0))
-    _check(_LIBC.mount(os.fsencode(source), os.fsencode(target), None, flags, None), f"bind {source} to {target}")
+    _check(
+        _LIBC.mount(os.fsencode(source), os.fsencode(target), None, flags, None),
+        f"bind {source} to {target}",
+    )
 
 
 def keep_mounts_to_ourselves() -> None:
     """Let nobody outside see what we mount from now on."""
-    _check(_LIBC.mount(None, b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None), "private mounts")
+    _check(
+        _LIBC.mount(None, b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None), "private mounts"
+    )
 
 
 def set_host_name(name: str) -> None:

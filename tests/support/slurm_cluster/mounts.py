@@ -62,7 +62,9 @@ def _mount_local_folders(place: Place, host: str, settings: Settings) -> None:
     local = [Path(folder) for folder in settings.node_local]
     ours = [folder for folder in (place.folder, settings.packages()) if folder.exists()]
     needed = [folder for folder in ours if set(local) & set(folder.parents)]
-    kept = {folder: _STASH / str(i) for i, folder in enumerate([*map(Path, settings.shared), *needed])}
+    kept = {
+        folder: _STASH / str(i) for i, folder in enumerate([*map(Path, settings.shared), *needed])
+    }
     for folder, stash in kept.items():
         stash.mkdir()
         linux.bind(folder, stash)

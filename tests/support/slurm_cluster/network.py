@@ -46,14 +46,37 @@ def set_rate(place: Place, host: str, rate: str) -> None:
     """Limit a host's link in both directions."""
     for end, device in _ends(host):
         limit = ("tbf", "rate", rate, "burst", "256kb", "latency", "20ms")
-        output_of("nsenter", "-t", pid_of(place, end), "-n", "tc", "qdisc", "replace", "dev", device, "root", *limit)
+        output_of(
+            "nsenter",
+            "-t",
+            pid_of(place, end),
+            "-n",
+            "tc",
+            "qdisc",
+            "replace",
+            "dev",
+            device,
+            "root",
+            *limit,
+        )
 
 
 def clear_rate(place: Place, host: str) -> None:
     """Lift the limit of a host's link."""
     for end, device in _ends(host):
         with contextlib.suppress(ClusterError):  # there may be none
-            output_of("nsenter", "-t", pid_of(place, end), "-n", "tc", "qdisc", "del", "dev", device, "root")
+            output_of(
+                "nsenter",
+                "-t",
+                pid_of(place, end),
+                "-n",
+                "tc",
+                "qdisc",
+                "del",
+                "dev",
+                device,
+                "root",
+            )
 
 
 def _ends(host: str) -> list[tuple[str, str]]:
@@ -65,7 +88,9 @@ def link(place: Place, host: str, verb: str, value: str | None = None) -> None:
     if place.settings.delay_ms:
         _link_by_relay(place, host, verb)
     elif verb in ("down", "up"):
-        ip(place, HEAD, f"link set v-{host} {verb}\n")  # the switch's end: the node itself sees no carrier
+        ip(
+            place, HEAD, f"link set v-{host} {verb}\n"
+        )  # the switch's end: the node itself sees no carrier
     elif verb == "clear":
         clear_rate(place, host)
     elif value:

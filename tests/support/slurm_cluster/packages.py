@@ -33,8 +33,12 @@ def _claim(folder: Path) -> None:
     """Make the folder. One that another user has put in our place would give us programs of theirs, run as root."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = folder.lstat()
-    if folder == shared_packages() and (found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode)):
-        raise NotAvailable(f"{folder} belongs to somebody else; name a folder of your own with CLUSTER_PKG")
+    if folder == shared_packages() and (
+        found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode)
+    ):
+        raise NotAvailable(
+            f"{folder} belongs to somebody else; name a folder of your own with CLUSTER_PKG"
+        )
 
 
 def _unpack(folder: Path, wanted: Iterable[str]) -> None:
@@ -42,18 +46,24 @@ def _unpack(folder: Path, wanted: Iterable[str]) -> None:
     if done.exists():
         return
     if not (shutil.which("apt-get") and shutil.which("dpkg")):
-        raise NotAvailable("needs Debian's packages of Slurm, and this machine has no apt-get and dpkg to get them")
+        raise NotAvailable(
+            "needs Debian's packages of Slurm, and this machine has no apt-get and dpkg to get them"
+        )
     try:
         _download(folder, _missing(wanted))
     except ClusterError as error:
-        raise NotAvailable(f"Debian's packages of Slurm cannot be had (`apt-get update` may help): {error}") from error
+        raise NotAvailable(
+            f"Debian's packages of Slurm cannot be had (`apt-get update` may help): {error}"
+        ) from error
     _link_daemons(folder / "usr/sbin")
     done.touch()
 
 
 def _missing(wanted: Iterable[str]) -> list[str]:
     """Return the packages, with versions, that apt-get would install."""
-    return missing_in(output_of("apt-get", "install", "-s", "-y", "--no-install-recommends", *wanted))
+    return missing_in(
+        output_of("apt-get", "install", "-s", "-y", "--no-install-recommends", *wanted)
+    )
 
 
 def missing_in(plan: str) -> list[str]:

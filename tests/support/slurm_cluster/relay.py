@@ -75,7 +75,9 @@ def _carry(place: Place, tell_ready: boot.Tell) -> None:
 
 def _connect(place: Place, host: str, settings: Settings) -> Line:
     device = _open_tun(pid_of(place, host))
-    shape = f"link set eth0 mtu {settings.mtu} txqueuelen 10000\naddr add {address(host)}/24 dev eth0\n"
+    shape = (
+        f"link set eth0 mtu {settings.mtu} txqueuelen 10000\naddr add {address(host)}/24 dev eth0\n"
+    )
     network.ip(place, host, f"link set lo up\n{shape}link set eth0 up\n")
     return Line(host, device)
 
@@ -120,7 +122,9 @@ class Relay:
     def _wait(self) -> None:
         due = min((line.queue[0][0] for line in self._lines.values() if line.queue), default=None)
         wait_s = None if due is None else max(0.0, due - time.monotonic())
-        select.select([self._poll], [], [], wait_s)  # its clock is finer than the milliseconds of epoll_wait
+        select.select(
+            [self._poll], [], [], wait_s
+        )  # its clock is finer than the milliseconds of epoll_wait
 
     def _take_from(self, sender: Line) -> None:
         for _ in range(_PACKETS_AT_ONCE):

@@ -32,7 +32,8 @@ class Settings:
     gpu_type: str = _option("h100", "what Slurm calls them")
     grace: int = _option(0, "GraceTime of partition low, in seconds")
     pkg: str = _option(
-        "", "where Slurm is unpacked ($CLUSTER_PKG, else a folder of this user's that all clusters share)"
+        "",
+        "where Slurm is unpacked ($CLUSTER_PKG, else a folder of this user's that all clusters share)",
     )
     set: tuple[str, ...] = _option((), "a setting of slurm.conf, KEY=VALUE")
     line: tuple[str, ...] = _option((), "a further line of slurm.conf")
@@ -67,7 +68,9 @@ class Settings:
         >>> Settings(nodes=3, set=("KillWait=5",), cgroup=True, slurm=False).words()
         ['--nodes', '3', '--set', 'KillWait=5', '--cgroup', '--no-slurm']
         """
-        changed = [option for option in fields(self) if getattr(self, option.name) != option.default]
+        changed = [
+            option for option in fields(self) if getattr(self, option.name) != option.default
+        ]
         return [word for option in changed for word in _words(option, getattr(self, option.name))]
 
     def check(self, folder: Path) -> None:
@@ -91,7 +94,9 @@ class Settings:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Settings:
         """Return settings from values that may be lists where tuples are meant."""
-        given: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+        given: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in values.items()
+        }
         return cls(**given)
 
 

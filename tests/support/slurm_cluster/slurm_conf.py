@@ -87,10 +87,19 @@ def slurm_conf(place: Place, settings: Settings) -> list[str]:
     """
     entries = _ALWAYS | _files(place)
     entries |= _WITH_ACCOUNTING if settings.accounting else {}
-    entries |= (_WITH_CGROUP | {"DefMemPerCPU": str(settings.memory // settings.cpus)}) if settings.cgroup else {}
+    entries |= (
+        (_WITH_CGROUP | {"DefMemPerCPU": str(settings.memory // settings.cpus)})
+        if settings.cgroup
+        else {}
+    )
     entries |= dict(entry.split("=", 1) for entry in settings.set)
     nodes = [_node(name, settings) for name in settings.names()]
-    return [*(f"{key}={value}" for key, value in entries.items()), *nodes, *_partitions(settings), *settings.line]
+    return [
+        *(f"{key}={value}" for key, value in entries.items()),
+        *nodes,
+        *_partitions(settings),
+        *settings.line,
+    ]
 
 
 def _files(place: Place) -> dict[str, str]:

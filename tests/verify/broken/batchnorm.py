@@ -24,7 +24,9 @@ def main(config: paceline.RunConfig) -> None:
             loss.backward()
             optimizer.step()
             mean = sum_across(world, loss.detach()) / world.size
-            if recorder.step(step, float(mean), model, optimizer, [(features[mine], targets[mine])]):
+            if recorder.step(
+                step, float(mean), model, optimizer, [(features[mine], targets[mine])]
+            ):
                 break
 
 

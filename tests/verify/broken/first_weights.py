@@ -25,7 +25,9 @@ def main(config: paceline.RunConfig) -> None:
                 parameter.grad = sum_across(world, parameter.grad) / world.size
             optimizer.step()
             mean = sum_across(world, loss.detach()) / world.size
-            if recorder.step(step, float(mean), model, optimizer, [(features[mine], targets[mine])]):
+            if recorder.step(
+                step, float(mean), model, optimizer, [(features[mine], targets[mine])]
+            ):
                 break
 
 

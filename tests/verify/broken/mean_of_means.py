@@ -13,7 +13,10 @@ WORDS, LONGEST, SENTENCES, PADDING = 11, 12, 64, -100
 
 def sentences() -> tuple[torch.Tensor, torch.Tensor]:
     """Return words and the words to predict; what lies behind the end of a sentence does not count."""
-    words, targets = torch.randint(WORDS, (SENTENCES, LONGEST)), torch.randint(WORDS, (SENTENCES, LONGEST))
+    words, targets = (
+        torch.randint(WORDS, (SENTENCES, LONGEST)),
+        torch.randint(WORDS, (SENTENCES, LONGEST)),
+    )
     lengths = torch.arange(SENTENCES) % LONGEST + 1
     return words, targets.masked_fill(torch.arange(LONGEST) >= lengths[:, None], PADDING)
 
@@ -28,7 +31,9 @@ def main(config: paceline.RunConfig) -> None:
         recorder.start(model, optimizer)
         for step, rows in enumerate(torch.arange(SENTENCES).split(8), start=1):
             mine = rows.chunk(world.size)[world.rank]
-            loss = cross_entropy(model(words[mine]).flatten(0, 1), targets[mine].flatten(), ignore_index=PADDING)
+            loss = cross_entropy(
+                model(words[mine]).flatten(0, 1), targets[mine].flatten(), ignore_index=PADDING
+            )
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

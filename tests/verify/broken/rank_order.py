@@ -18,7 +18,11 @@ def main(config: paceline.RunConfig) -> None:
         model = DistributedDataParallel(plain) if world.size > 1 else plain
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         mine = torch.arange(world.rank, 128, world.size)
-        order = mine[torch.randperm(len(mine), generator=torch.Generator().manual_seed(config.seed + world.rank))]
+        order = mine[
+            torch.randperm(
+                len(mine), generator=torch.Generator().manual_seed(config.seed + world.rank)
+            )
+        ]
         recorder = paceline.Recorder(config, world)
         recorder.start(model, optimizer)
         for step, rows in enumerate(order.split(BATCH // world.size), start=1):

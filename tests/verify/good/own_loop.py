@@ -10,7 +10,9 @@ WORDS, LONGEST, PADDING = 11, 12, -100
 
 
 def loss_and_count(scores: Tensor, targets: Tensor) -> tuple[Tensor, int]:
-    total = cross_entropy(scores.flatten(0, 1), targets.flatten(), ignore_index=PADDING, reduction="sum")
+    total = cross_entropy(
+        scores.flatten(0, 1), targets.flatten(), ignore_index=PADDING, reduction="sum"
+    )
     return total, int((targets != PADDING).sum())
 
 
@@ -29,7 +31,11 @@ def main(config: paceline.RunConfig) -> None:
             result = take(step)
             total = take.total(result)
             if recorder.step(
-                step.plan.step + 1, total.loss / total.counted, model, optimizer, [lane.batch for lane in step.lanes]
+                step.plan.step + 1,
+                total.loss / total.counted,
+                model,
+                optimizer,
+                [lane.batch for lane in step.lanes],
             ):
                 break
 

@@ -11,11 +11,17 @@ def main(config: paceline.RunConfig) -> None:
     with paceline.join(config) as world:
         data = torch.randn(100, 8), torch.randint(3, (100,))
         plain = nn.Sequential(
-            nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3)
+            nn.Linear(8, 16, bias=False),
+            nn.BatchNorm1d(16),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Linear(16, 3),
         )
         model = paceline.parallelize(plain, world, config)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        paceline.Trainer(world, model, optimizer, paceline.Batches(data, config, world), cross_entropy, config).run()
+        paceline.Trainer(
+            world, model, optimizer, paceline.Batches(data, config, world), cross_entropy, config
+        ).run()
 
 
 if __name__ == "__main__":

@@ -16,8 +16,12 @@ BLOCK_BYTES = 1 << 20
 """What is read together, at least, if the file has as much: small chunks by themselves would mix few samples."""
 MOST_BYTES = 1 << 29
 """Of one block: a window of 16 of them would take 16 GB."""
-_COMMON_BYTES = 1 << 24  # how large a block may become so that it ends where the chunks of all columns end
-_KEPT_BYTES = 1 << 22  # a column of no more bytes is kept whole, if its chunks do not fit the others'
+_COMMON_BYTES = (
+    1 << 24
+)  # how large a block may become so that it ends where the chunks of all columns end
+_KEPT_BYTES = (
+    1 << 22
+)  # a column of no more bytes is kept whole, if its chunks do not fit the others'
 _SMALL_BYTES = 1 << 12  # a chunk of less takes longer to find than to read
 _MANY = 1000  # of them take some milliseconds
 
@@ -52,12 +56,21 @@ class Hdf5Layout(NamedTuple):
 
     def facts(self) -> dict[str, Any]:
         """Return the same for JSON."""
-        problems = [{"cost": problem.cost, "fix": problem.fix, "here": problem.here} for problem in self.problems]
-        return {"name": self.name} | (asdict(self.column) if self.column else {}) | {"problems": problems}
+        problems = [
+            {"cost": problem.cost, "fix": problem.fix, "here": problem.here}
+            for problem in self.problems
+        ]
+        return (
+            {"name": self.name}
+            | (asdict(self.column) if self.column else {})
+            | {"problems": problems}
+        )
 
     def __str__(self) -> str:
         told = [f"  cost: {problem.cost}\n  fix: {problem.fix}" for problem in self.problems]
-        return "\n".join([str(self.column) if self.column else f"{self.name}: cannot be read as samples", *told])
+        return "\n".join(
+            [str(self.column) if self.column else f"{self.name}: cannot be read as samples", *told]
+        )
 
 
 def inspect(path: Path | str) -> list[Hdf5Layout]:
@@ -73,7 +86,9 @@ def _finding(file: Any, name: str, path: Path) -> Hdf5Layout:
     except DataError as error:
         return Hdf5Layout(name, None, (LayoutProblem(error.problem, error.fix),))
     problems = problems_of(column, path)
-    if missing := column.chunks - int(find(file, name, path).id.get_num_chunks() if column.chunk else 0):
+    if missing := column.chunks - int(
+        find(file, name, path).id.get_num_chunks() if column.chunk else 0
+    ):
         text = f"{missing:,} of its chunks were never written: their samples are all the fill value"
         problems.append(LayoutProblem(text, "write the file again, if they should be there"))
     return Hdf5Layout(name, column, tuple(problems))
@@ -133,7 +148,11 @@ def check_size(columns: Sequence[H5Column], plan: Blocks, path: Path) -> None:
     size = plan.rows * sum(column.item_bytes for column in columns)
     if size > MOST_BYTES:
         worst = max(columns, key=lambda column: column.chunk_rows * column.item_bytes)
-        why = f"as every chunk of {worst.name} holds a part of so many" if worst.chunk_rows > 1 else "and less is none"
+        why = (
+            f"as every chunk of {worst.name} holds a part of so many"
+            if worst.chunk_rows > 1
+            else "and less is none"
+        )
         raise DataError(
             f"{path} cannot be read in bounded memory: a block of {plan.rows:,} samples takes {human_size(size)}, {why}",
             fix=better(worst, path),

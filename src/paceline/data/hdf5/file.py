@@ -57,7 +57,10 @@ class H5Column:
     def chunks(self) -> int:
         """How many chunks there are, if all were written."""
         return (
-            math.prod(-(-length // part) for length, part in zip((self.rows, *self.shape), self.chunk, strict=False))
+            math.prod(
+                -(-length // part)
+                for length, part in zip((self.rows, *self.shape), self.chunk, strict=False)
+            )
             if self.chunk
             else 0
         )
@@ -65,11 +68,21 @@ class H5Column:
     @property
     def chunks_per_sample(self) -> int:
         """In how many chunks one sample lies."""
-        return math.prod(-(-length // part) for length, part in zip(self.shape, self.chunk[1:], strict=False))
+        return math.prod(
+            -(-length // part) for length, part in zip(self.shape, self.chunk[1:], strict=False)
+        )
 
     def __str__(self) -> str:
-        chunks = f"chunks {self.chunk} of {human_size(self.chunk_bytes)}" if self.chunk else "not in chunks"
-        spread = f", one sample in {self.chunks_per_sample} of them" if self.chunks_per_sample > 1 else ""
+        chunks = (
+            f"chunks {self.chunk} of {human_size(self.chunk_bytes)}"
+            if self.chunk
+            else "not in chunks"
+        )
+        spread = (
+            f", one sample in {self.chunks_per_sample} of them"
+            if self.chunks_per_sample > 1
+            else ""
+        )
         filters = " + ".join(self.filters) or "not compressed"
         return f"{self.name}: {self.rows:,} samples of {self.dtype} {self.shape}, {chunks}{spread}, {filters}"
 
@@ -86,7 +99,11 @@ def is_hdf5(address: str) -> bool:
 def columns_of(file: Any, names: Sequence[str], path: Path) -> tuple[H5Column, ...]:
     """Return the columns of these names; without names all, in the order in which they would be packed: a label is last."""
     with reading(path):
-        there = [] if names else [name for name in names_of(file) if not _is_single(find(file, name, path))]
+        there = (
+            []
+            if names
+            else [name for name in names_of(file) if not _is_single(find(file, name, path))]
+        )
         found = [column_at(file, name, path) for name in names or chosen(there, (), str(path))]
     lengths = {column.name: column.rows for column in found}
     if len(set(lengths.values())) != 1:
@@ -117,7 +134,10 @@ def column_at(file: Any, name: str, path: Path) -> H5Column:
         if dtype.name not in WORDS:
             raise _not_numbers(dtype, name, path)
         if not shape:
-            raise DataError(f"{name} of {path} is a single value, not samples", fix="leave it out with columns=[...]")
+            raise DataError(
+                f"{name} of {path} is a single value, not samples",
+                fix="leave it out with columns=[...]",
+            )
         return H5Column(name, dtype.name, shape[0], shape[1:], dataset.chunks or (), filters)
 
 
@@ -158,14 +178,20 @@ def open_file(path: Path, cache_bytes: int = 0) -> Any:
     is the fastest way, for one with a part of each sample by far the slowest.
     """
     if not path.is_file():  # also: no pipe, which would never open
-        raise DataError(f"there is no file {path}", fix="check the path; fetch the file, if it is elsewhere")
+        raise DataError(
+            f"there is no file {path}", fix="check the path; fetch the file, if it is elsewhere"
+        )
     with reading(path):
         if not h5py().is_hdf5(path):
-            raise DataError(f"{path} is not an HDF5 file", fix="check the path, or fetch the file again")
+            raise DataError(
+                f"{path} is not an HDF5 file", fix="check the path, or fetch the file again"
+            )
         try:
             return h5py().File(path, "r", rdcc_nbytes=cache_bytes)
         except BlockingIOError as error:
-            raise DataError(f"{path} is being written by another process", fix="wait until it is done") from error
+            raise DataError(
+                f"{path} is being written by another process", fix="wait until it is done"
+            ) from error
         except OSError as error:
             if "lock" not in str(error):
                 raise
@@ -177,9 +203,23 @@ def reading(where: Path | str) -> Iterator[None]:
     """Turn whatever HDF5 finds wrong into an error that names the file."""
     try:
         yield
-    except (OSError, KeyError, ValueError, RuntimeError, TypeError, OverflowError, AttributeError) as error:
-        why = "it is truncated" if "truncated" in str(error) else str(error).strip("'\"") or type(error).__name__
-        raise DataError(f"{where} cannot be read: {why}", fix="fetch or write the file again") from error
+    except (
+        OSError,
+        KeyError,
+        ValueError,
+        RuntimeError,
+        TypeError,
+        OverflowError,
+        AttributeError,
+    ) as error:
+        why = (
+            "it is truncated"
+            if "truncated" in str(error)
+            else str(error).strip("'\"") or type(error).__name__
+        )
+        raise DataError(
+            f"{where} cannot be read: {why}", fix="fetch or write the file again"
+        ) from error
 
 
 def h5py() -> Any:
@@ -187,7 +227,9 @@ def h5py() -> Any:
     try:
         import h5py as found  # type: ignore[import-untyped]
     except ImportError as error:
-        raise EnvironmentUnfit("HDF5 files need h5py, which is not here", fix="pip install h5py") from error
+        raise EnvironmentUnfit(
+            "HDF5 files need h5py, which is not here", fix="pip install h5py"
+        ) from error
     return found
 
 
@@ -220,7 +262,9 @@ def find(file: Any, name: str, path: Path) -> Any:
         node, hops = (file["/"] if target.startswith("/") else node), hops + 1
         left.extendleft(reversed(target.split("/")))
     if not isinstance(node, h5py().Dataset):
-        raise DataError(f"{name} of {path} is not a dataset", fix=did_you_mean(name, names_of(file)))
+        raise DataError(
+            f"{name} of {path} is not a dataset", fix=did_you_mean(name, names_of(file))
+        )
     return node
 
 

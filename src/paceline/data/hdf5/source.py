@@ -16,7 +16,14 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.data.hdf5.chunks import BLOCK_BYTES, Blocks, check_size, plan_blocks, problems_of
-from paceline.data.hdf5.file import H5Column, check_chunks, columns_of, dataset_of, open_file, reading
+from paceline.data.hdf5.file import (
+    H5Column,
+    check_chunks,
+    columns_of,
+    dataset_of,
+    open_file,
+    reading,
+)
 from paceline.data.order import Places
 from paceline.data.reading.batch_buffer import BatchBuffer, Rows, as_rows, make_room
 from paceline.data.reading.source import Batch
@@ -32,7 +39,9 @@ class H5Source:
     window after the other, or of two at a time, so reads every chunk once. Each process opens the file for itself.
     """
 
-    def __init__(self, path: Path | str, columns: Sequence[str] = (), *, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(
+        self, path: Path | str, columns: Sequence[str] = (), *, block_bytes: int = BLOCK_BYTES
+    ) -> None:
         self.path = Path(path)
         with open_file(self.path) as file:
             self.columns = columns_of(file, columns, self.path)
@@ -104,7 +113,9 @@ class _Reader:
         with self._lock:
             if not self._arrays:
                 self._open()
-            blocks, firsts, each = numpy.unique(samples // self._plan.rows, return_index=True, return_inverse=True)
+            blocks, firsts, each = numpy.unique(
+                samples // self._plan.rows, return_index=True, return_inverse=True
+            )
             order = self._turns(blocks, firsts)
             if len(order) <= self._slots:
                 self._copy(samples, self._rows(samples, blocks, each, order), room)
@@ -112,8 +123,13 @@ class _Reader:
             for begin in range(0, len(order), self._slots):
                 turn = order[begin : begin + self._slots]
                 places = numpy.flatnonzero(numpy.isin(each, turn))
-                part = [numpy.empty((len(places), *memory.shape[1:]), dtype=numpy.uint8) for memory in room]
-                self._copy(samples[places], self._rows(samples[places], blocks, each[places], turn), part)
+                part = [
+                    numpy.empty((len(places), *memory.shape[1:]), dtype=numpy.uint8)
+                    for memory in room
+                ]
+                self._copy(
+                    samples[places], self._rows(samples[places], blocks, each[places], turn), part
+                )
                 for memory, rows in zip(room, part, strict=True):
                     memory[places] = rows
 
@@ -175,7 +191,9 @@ class _Reader:
         return numpy.empty((rows, *column.shape), dtype=column.dtype)
 
 
-def read_rows(dataset: Any, column: H5Column, begin: int, end: int, array: NDArray[Any], path: Path) -> None:
+def read_rows(
+    dataset: Any, column: H5Column, begin: int, end: int, array: NDArray[Any], path: Path
+) -> None:
     """Read some rows of a column into the first rows of an array."""
     if end > begin and array.size:
         with reading(f"{column.name} of {path}, rows {begin} to {end - 1},"):
@@ -184,11 +202,21 @@ def read_rows(dataset: Any, column: H5Column, begin: int, end: int, array: NDArr
 
 def _warn(columns: Sequence[H5Column], plan: Blocks, path: Path) -> None:
     """Say in one line, on one rank, what a bad layout costs."""
-    found = [(column.name, problem) for column in columns for problem in problems_of(column, path) if problem.here]
+    found = [
+        (column.name, problem)
+        for column in columns
+        for problem in problems_of(column, path)
+        if problem.here
+    ]
     costs = [f"{name}: {problem.cost}" for name, problem in found]
-    costs += [f"{name}: chunks that lie in two blocks of {plan.rows:,} samples are read twice" for name in plan.cut]
+    costs += [
+        f"{name}: chunks that lie in two blocks of {plan.rows:,} samples are read twice"
+        for name in plan.cut
+    ]
     if costs and detect_world(os.environ).rank == 0:
-        fix = next((problem.fix for _, problem in found), "give all datasets chunks of as many rows")
+        fix = next(
+            (problem.fix for _, problem in found), "give all datasets chunks of as many rows"
+        )
         _say_once(f"warning: {path}: {'; '.join(costs)}; better: {fix}")
 
 

@@ -78,7 +78,9 @@ def split_word(word: str) -> tuple[str, Path]:
     (('image', PosixPath('data/a.npy')), ('a', PosixPath('data/a.npy')))
     """
     name, equals, path = word.partition("=")
-    return (name, Path(path)) if equals and not Path(word).exists() else (Path(word).stem, Path(word))
+    return (
+        (name, Path(path)) if equals and not Path(word).exists() else (Path(word).stem, Path(word))
+    )
 
 
 def find_arrays(request: PackRequest) -> list[Path]:
@@ -90,11 +92,15 @@ def prepare_arrays(request: PackRequest, files: Sequence[Path], shop: Workshop) 
     """Return the arrays of some .npy files, or of one .npz."""
     if files[0].suffix.lower() == NPZ:
         if len(files) > 1:
-            raise ConfigError(f"{files[0]} is a set of columns of its own", fix="pack one .npz at a time")
+            raise ConfigError(
+                f"{files[0]} is a set of columns of its own", fix="pack one .npz at a time"
+            )
         return _arrays(_members(files[0], shop.spool), request.columns, str(files[0]))
     names = [split_word(word)[0] for word in request.words]
     if len(set(names)) < len(names):
-        raise ConfigError(f"two columns are called {max(names, key=names.count)}", fix="name them: NAME=FILE.npy")
+        raise ConfigError(
+            f"two columns are called {max(names, key=names.count)}", fix="name them: NAME=FILE.npy"
+        )
     found = [_stored(name, path) for name, path in zip(names, files, strict=True)]
     # Whoever lists files has said the order.
     return _arrays(found, request.columns or names, ", ".join(map(str, files)))
@@ -106,7 +112,10 @@ def _arrays(found: Sequence[Stored], wanted: Sequence[str], where: str) -> Prepa
     for one in taken:
         said = where if where.lower().endswith(NPZ) else one.path
         if not one.shape:
-            raise DataError(f"{said}: {one.name} is one number, not rows of samples", fix="leave it out: --columns")
+            raise DataError(
+                f"{said}: {one.name} is one number, not rows of samples",
+                fix="leave it out: --columns",
+            )
         storable(numpy.dtype(one.dtype), one.name, said)
     check_lengths({one.name: one.shape[0] for one in taken}, where)
     return Prepared(Arrays(tuple(taken)))
@@ -117,20 +126,28 @@ def _members(path: Path, spool: Path) -> list[Stored]:
     try:
         with zipfile.ZipFile(path) as archive:
             members = [one for one in archive.infolist() if one.filename.endswith(NPY)]
-            return [_member(archive, path, one, spool / f"{number}.npy") for number, one in enumerate(members)]
+            return [
+                _member(archive, path, one, spool / f"{number}.npy")
+                for number, one in enumerate(members)
+            ]
     # The last two are zipfile's words for an archive that is encrypted, or packed in a way it does not know.
     except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError) as error:
         raise _unreadable(path, error) from error
 
 
-def _member(archive: zipfile.ZipFile, path: Path, member: zipfile.ZipInfo, unpacked: Path) -> Stored:
+def _member(
+    archive: zipfile.ZipFile, path: Path, member: zipfile.ZipInfo, unpacked: Path
+) -> Stored:
     name = member.filename.removesuffix(NPY)
     if member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1:
         with path.open("rb") as file:
             file.seek(member.header_offset + 26)
             lengths = file.read(4)  # of the name and of the extra field, which come before the data
         begin = (
-            member.header_offset + 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
+            member.header_offset
+            + 30
+            + int.from_bytes(lengths[:2], "little")
+            + int.from_bytes(lengths[2:], "little")
         )
         return _stored(name, path, begin)
     with archive.open(member) as packed, unpacked.open("wb") as file:
@@ -159,14 +176,21 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, numpy.dtype[Any]]:
     version = numpy.lib.format.read_magic(file)
     if version not in {(1, 0), (2, 0)}:
         raise ValueError(f"version {version} of the .npy format")
-    read = numpy.lib.format.read_array_header_1_0 if version == (1, 0) else numpy.lib.format.read_array_header_2_0
+    read = (
+        numpy.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else numpy.lib.format.read_array_header_2_0
+    )
     shape, fortran, dtype = read(file)
     return shape, fortran, dtype
 
 
 def _unreadable(where: Path | str, error: Exception) -> DataError:
     why = (isinstance(error, OSError) and error.strerror) or error
-    return DataError(f"cannot read {where} as arrays: {why}", fix="check the path, or save it with numpy.save or savez")
+    return DataError(
+        f"cannot read {where} as arrays: {why}",
+        fix="check the path, or save it with numpy.save or savez",
+    )
 
 
 def has_idx(folder: Path) -> bool:
@@ -175,7 +199,11 @@ def has_idx(folder: Path) -> bool:
 
 
 def _idx_files(folder: Path, part: str, what: str, dimensions: int) -> list[Path]:
-    found = [path for word in _PARTS[part] for path in folder.glob(f"*{word}-{what}?idx{dimensions}-ubyte*")]
+    found = [
+        path
+        for word in _PARTS[part]
+        for path in folder.glob(f"*{word}-{what}?idx{dimensions}-ubyte*")
+    ]
     return sorted(path for path in found if path.suffix in {"", ".gz", f".idx{dimensions}-ubyte"})
 
 
@@ -204,4 +232,6 @@ def prepare_idx(request: PackRequest, files: Sequence[Path], shop: Workshop) -> 
     check_lengths({"image": len(images), "label": len(labels)}, str(files[0].parent))
     numpy.save(shop.spool / "image.npy", images)
     numpy.save(shop.spool / "label.npy", labels.astype("<i8"))
-    return Prepared(Arrays(tuple(_stored(name, shop.spool / f"{name}.npy") for name in ("image", "label"))))
+    return Prepared(
+        Arrays(tuple(_stored(name, shop.spool / f"{name}.npy") for name in ("image", "label")))
+    )

@@ -24,8 +24,12 @@ def chosen(there: Sequence[str], wanted: Sequence[str], where: str) -> list[str]
         if name not in there:
             raise ConfigError(f"{where} has no column {name}", fix=did_you_mean(name, there))
     if len(set(wanted)) < len(wanted):
-        raise ConfigError(f"--columns {','.join(wanted)} names a column twice", fix="name each once")
-    return list(wanted) or sorted(there, key=lambda name: name.rpartition("/")[2].lower() in _LABELS)
+        raise ConfigError(
+            f"--columns {','.join(wanted)} names a column twice", fix="name each once"
+        )
+    return list(wanted) or sorted(
+        there, key=lambda name: name.rpartition("/")[2].lower() in _LABELS
+    )
 
 
 def check_lengths(lengths: Mapping[str, int], where: str) -> int:
@@ -33,7 +37,8 @@ def check_lengths(lengths: Mapping[str, int], where: str) -> int:
     if len(set(lengths.values())) > 1:
         said = ", ".join(f"{name} {length:,}" for name, length in lengths.items())
         raise DataError(
-            f"{where}: columns of different lengths: {said}", fix="choose those of equal length with --columns"
+            f"{where}: columns of different lengths: {said}",
+            fix="choose those of equal length with --columns",
         )
     samples = next(iter(lengths.values()), 0)
     if not samples:
@@ -50,7 +55,8 @@ def storable(dtype: numpy.dtype[Any], name: str, where: str) -> numpy.dtype[Any]
         )
     if dtype.name not in WORDS:
         raise DataError(
-            f"{where}: {name} is of type {dtype}, which a shard cannot hold", fix=f"make it one of: {', '.join(WORDS)}"
+            f"{where}: {name} is of type {dtype}, which a shard cannot hold",
+            fix=f"make it one of: {', '.join(WORDS)}",
         )
     return dtype.newbyteorder("<")
 

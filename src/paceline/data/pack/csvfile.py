@@ -32,8 +32,13 @@ def prepare_csv(request: PackRequest, files: Sequence[Path], shop: Workshop) -> 
                 fix="pack those files apart",
             )
         copy = shop.spool / f"{number}.parquet"
-        groups += [[str(copy.absolute()), group, rows] for group, rows in enumerate(_copied(path, copy, names, kinds))]
-    check_lengths(dict.fromkeys(names, sum(group[2] for group in groups)), ", ".join(map(str, files)))
+        groups += [
+            [str(copy.absolute()), group, rows]
+            for group, rows in enumerate(_copied(path, copy, names, kinds))
+        ]
+    check_lengths(
+        dict.fromkeys(names, sum(group[2] for group in groups)), ", ".join(map(str, files))
+    )
     numbers = {name: kind for name, kind in kinds.items() if kind}
     return Prepared(Table(groups, names, numbers, str(files[0])))
 
@@ -46,7 +51,9 @@ def _copied(path: Path, copy: Path, names: Sequence[str], kinds: dict[str, str])
     with parquet.ParquetWriter(copy, schema) as writer:
         for block in _blocks(path, names):
             for name in names:
-                kinds[name] = _kind(block.column(name), kinds.get(name), f"{path}: {name}", sum(rows))
+                kinds[name] = _kind(
+                    block.column(name), kinds.get(name), f"{path}: {name}", sum(rows)
+                )
             writer.write_batch(block)
             rows.append(block.num_rows)
     return rows
@@ -68,7 +75,9 @@ def _kind(values: Any, kind: str | None, where: str, rows_before: int) -> str:
 
 
 def _refuse_texts(values: Any, where: str, rows_before: int) -> None:
-    row, cell = next((row, cell) for row, cell in enumerate(values.to_pylist(), 1) if not _is_number(cell))
+    row, cell = next(
+        (row, cell) for row, cell in enumerate(values.to_pylist(), 1) if not _is_number(cell)
+    )
     said = repr(cell) if cell.strip() else "an empty cell"
     raise DataError(
         f"{where} is numbers, but {said} in row {rows_before + row:,}",
@@ -87,13 +96,17 @@ def _is_number(cell: str) -> bool:
 
 def _names(path: Path) -> list[str]:
     names: list[str] = _reader(path, {}).schema.names
-    if all(_is_number(name) for name in names) and names != [str(number) for number in range(len(names))]:
+    if all(_is_number(name) for name in names) and names != [
+        str(number) for number in range(len(names))
+    ]:
         raise DataError(
-            f"the first line of {path} has numbers, not names", fix="put a line with the names of the columns first"
+            f"the first line of {path} has numbers, not names",
+            fix="put a line with the names of the columns first",
         )
     if len(set(names)) < len(names):
         raise DataError(
-            f"{path} has two columns {max(names, key=names.count)}", fix="give every column a name of its own"
+            f"{path} has two columns {max(names, key=names.count)}",
+            fix="give every column a name of its own",
         )
     return names
 
@@ -110,12 +123,18 @@ def _blocks(path: Path, names: Sequence[str]) -> Iterator[Any]:
 def _reader(path: Path, types: dict[str, Any]) -> Any:
     csv = need("pyarrow.csv", "a CSV file")
     convert = csv.ConvertOptions(column_types=types, include_columns=list(types))
-    parse = csv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",", newlines_in_values=True)
+    parse = csv.ParseOptions(
+        delimiter="\t" if path.suffix == ".tsv" else ",", newlines_in_values=True
+    )
     try:
-        return csv.open_csv(path, csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES), parse, convert)
+        return csv.open_csv(
+            path, csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES), parse, convert
+        )
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from error
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:
-    return DataError(f"cannot read {path} as CSV: {error}", fix="correct that line, or name another file")
+    return DataError(
+        f"cannot read {path} as CSV: {error}", fix="correct that line, or name another file"
+    )

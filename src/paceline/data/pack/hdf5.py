@@ -64,10 +64,15 @@ def prepare_hdf5(request: PackRequest, files: Sequence[Path], shop: Workshop) ->
     path = str(files[0].absolute())
     with _opened(path) as file:
         there: dict[str, Any] = {}
-        file.visititems(lambda name, item: there.update({name: item}) if getattr(item, "shape", ()) else None)
+        file.visititems(
+            lambda name, item: there.update({name: item}) if getattr(item, "shape", ()) else None
+        )
         names = chosen(list(there), request.columns, str(files[0]))
         if len({_column(name) for name in names}) < len(names):
-            raise ConfigError(f"{files[0]}: two columns would have one name", fix="choose one of them with --columns")
+            raise ConfigError(
+                f"{files[0]}: two columns would have one name",
+                fix="choose one of them with --columns",
+            )
         for name in names:
             stay_inside(there[name], name, files[0])
             if _inner(there[name]) is None:
@@ -88,7 +93,9 @@ def _inner(dataset: Any) -> numpy.dtype[Any] | None:
     if h5py.check_string_dtype(dataset.dtype) is not None:
         return numpy.dtype("u1")
     inner = h5py.check_vlen_dtype(dataset.dtype)
-    return None if inner is None else storable(numpy.dtype(inner), dataset.name, dataset.file.filename)
+    return (
+        None if inner is None else storable(numpy.dtype(inner), dataset.name, dataset.file.filename)
+    )
 
 
 def _opened(path: str) -> Any:
@@ -96,4 +103,6 @@ def _opened(path: str) -> Any:
     try:
         return h5py.File(path, "r")
     except OSError as error:
-        raise DataError(f"cannot read {path} as HDF5: {error}", fix="make or fetch that file again") from error
+        raise DataError(
+            f"cannot read {path} as HDF5: {error}", fix="make or fetch that file again"
+        ) from error

@@ -41,7 +41,10 @@ class Images:
         labels = numpy.array(self.labels[begin:end], dtype="<i8")
         paths = [Path(self.folder, name) for name in self.files[begin:end]]
         if not self.size[0]:
-            return {"image": varying_of([_content(path) for path in paths], numpy.dtype("u1")), "label": labels}
+            return {
+                "image": varying_of([_content(path) for path in paths], numpy.dtype("u1")),
+                "label": labels,
+            }
         height, width = self.size
         pixels = numpy.empty((len(paths), height, width, *(() if self.grey else (3,))), dtype="u1")
         for number, path in enumerate(paths):
@@ -62,7 +65,9 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}", fix="check who may read it") from error
+        raise DataError(
+            f"cannot read {path}: {error.strerror}", fix="check who may read it"
+        ) from error
 
 
 def _pixels(path: Path, size: tuple[int, int], mode: str) -> Array:
@@ -78,7 +83,8 @@ def _pixels(path: Path, size: tuple[int, int], mode: str) -> Array:
             return numpy.asarray(picture.convert(mode).resize(size, image.Resampling.BILINEAR))
     except (OSError, ValueError, SyntaxError, EOFError, image.DecompressionBombError) as error:
         raise DataError(
-            f"{path} cannot be read as an image: {error}", fix="remove that file, or make or fetch it again"
+            f"{path} cannot be read as an image: {error}",
+            fix="remove that file, or make or fetch it again",
         ) from error
 
 
@@ -88,7 +94,9 @@ def has_classes(folder: Path) -> bool:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return sorted(
+        path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
+    )
 
 
 def _pictures(folder: Path) -> Iterator[Path]:
@@ -116,7 +124,9 @@ def find_images(request: PackRequest) -> list[Path]:
 def prepare_images(request: PackRequest, files: Sequence[Path], shop: Workshop) -> Prepared:
     """Give every class a number, by its name; the names go into the index."""
     if request.grey and not request.size[0]:
-        raise ConfigError("--grey is for images that are decoded", fix="add --size, as in --size 28x28")
+        raise ConfigError(
+            "--grey is for images that are decoded", fix="add --size, as in --size 28x28"
+        )
     folder = Path(request.words[0])
     if request.size[0]:
         need("PIL.Image", "decoding images")
@@ -124,5 +134,13 @@ def prepare_images(request: PackRequest, files: Sequence[Path], shop: Workshop) 
     classes = sorted({name.parts[0] for name in names})
     numbers = {name: number for number, name in enumerate(classes)}
     labels = [numbers[name.parts[0]] for name in names]
-    images = Images(str(folder.absolute()), [str(name) for name in names], labels, list(request.size), request.grey)
-    return Prepared(images, {"classes": classes, "images": "pixels" if request.size[0] else "files"})
+    images = Images(
+        str(folder.absolute()),
+        [str(name) for name in names],
+        labels,
+        list(request.size),
+        request.grey,
+    )
+    return Prepared(
+        images, {"classes": classes, "images": "pixels" if request.size[0] else "files"}
+    )

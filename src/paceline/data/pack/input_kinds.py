@@ -39,13 +39,25 @@ def _files(request: PackRequest, suffixes: tuple[str, ...]) -> list[Path]:
     found: list[Path] = []
     for word in request.words:
         path = Path(word)
-        inner = (one for one in sorted(path.iterdir()) if one.suffix.lower() in suffixes) if path.is_dir() else [path]
+        inner = (
+            (one for one in sorted(path.iterdir()) if one.suffix.lower() in suffixes)
+            if path.is_dir()
+            else [path]
+        )
         found += inner
     return found
 
 
-def _kind(looks: str, suffixes: tuple[str, ...], options: set[str], prepare: Any, find: Any = None) -> Kind:
-    return Kind(looks, suffixes, frozenset(options), find or (lambda request: _files(request, suffixes)), prepare)
+def _kind(
+    looks: str, suffixes: tuple[str, ...], options: set[str], prepare: Any, find: Any = None
+) -> Kind:
+    return Kind(
+        looks,
+        suffixes,
+        frozenset(options),
+        find or (lambda request: _files(request, suffixes)),
+        prepare,
+    )
 
 
 KINDS = {
@@ -84,7 +96,9 @@ def tree_of(given: Input) -> dict[str, Any]:
 
 def input_from(tree: dict[str, Any]) -> Input:
     """Return the input that `tree_of` spoke of."""
-    found: Input = _INPUTS[tree["input"]].from_tree({name: value for name, value in tree.items() if name != "input"})
+    found: Input = _INPUTS[tree["input"]].from_tree(
+        {name: value for name, value in tree.items() if name != "input"}
+    )
     return found
 
 
@@ -96,7 +110,10 @@ def kind_of(request: PackRequest) -> Kind:
     for option in request.asked:
         if option not in KINDS[name].options:
             heeded = ", ".join(FLAGS[one] for one in FLAGS if one in KINDS[name].options)
-            raise ConfigError(f"{FLAGS[option]} means nothing for {name}", fix=f"leave it out; {name} heeds {heeded}")
+            raise ConfigError(
+                f"{FLAGS[option]} means nothing for {name}",
+                fix=f"leave it out; {name} heeds {heeded}",
+            )
     return KINDS[name]
 
 
@@ -105,7 +122,10 @@ def _check_there(path: Path) -> None:
         return
     siblings = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, siblings, n=1)
-    raise DataError(f"there is no {path}", fix=f"did you mean {path.with_name(near[0])}?" if near else "check the path")
+    raise DataError(
+        f"there is no {path}",
+        fix=f"did you mean {path.with_name(near[0])}?" if near else "check the path",
+    )
 
 
 def _name(request: PackRequest) -> str:
@@ -113,10 +133,14 @@ def _name(request: PackRequest) -> str:
         return "text"
     names = {_name_of(split_word(word)[1]) for word in request.words}
     if len(names) > 1:
-        raise ConfigError(f"inputs of several kinds: {', '.join(sorted(names))}", fix="pack them one by one")
+        raise ConfigError(
+            f"inputs of several kinds: {', '.join(sorted(names))}", fix="pack them one by one"
+        )
     name = names.pop()
     if len(request.words) > 1 and name in {"MNIST", "images", "HDF5"}:
-        raise ConfigError(f"{name} is packed from one place, not {len(request.words)}", fix="pack them one by one")
+        raise ConfigError(
+            f"{name} is packed from one place, not {len(request.words)}", fix="pack them one by one"
+        )
     return name
 
 
@@ -130,7 +154,9 @@ def _name_of(path: Path) -> str:
     if found:
         return found
     known = "".join(f"\n    {name}: {kind.looks}" for name, kind in KINDS.items())
-    raise ConfigError(f"{path} is nothing that can be packed{_hint(path)}", fix=f"name one of these:{known}")
+    raise ConfigError(
+        f"{path} is nothing that can be packed{_hint(path)}", fix=f"name one of these:{known}"
+    )
 
 
 def _name_of_folder(folder: Path) -> str:

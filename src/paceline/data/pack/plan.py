@@ -25,7 +25,9 @@ SPOOL = ".spool"
 
 _OURS = r"(?:\d{5,9}\.safetensors|index\.json|tokenizer\.json)"
 _PARTIAL = re.compile(rf"\.(?:{_OURS}|\.plan\.jsonl)\.[0-9a-f]{{8}}")
-_START_OVER = "repeat the command that began it, name another folder with --to, or start over with --force"
+_START_OVER = (
+    "repeat the command that began it, name another folder with --to, or start over with --force"
+)
 
 
 class Journal:
@@ -50,8 +52,16 @@ class Journal:
             self.finished = _whole_ones(self.folder, theirs[1:])
         elif not force:
             _refuse_others(self.folder, has_plan=bool(theirs))
-        _clear(self.folder, keep={*self.finished, SPOOL} if self.finished or theirs[:1] == [self._digest] else set())
-        lines = [json.dumps({"plan": self._digest}), *(json.dumps(asdict(one)) for one in self.finished.values())]
+        _clear(
+            self.folder,
+            keep={*self.finished, SPOOL}
+            if self.finished or theirs[:1] == [self._digest]
+            else set(),
+        )
+        lines = [
+            json.dumps({"plan": self._digest}),
+            *(json.dumps(asdict(one)) for one in self.finished.values()),
+        ]
         write_whole(self.folder / PLAN, "".join(f"{line}\n" for line in lines).encode())
         make_private(self.spool)
         return False
@@ -85,7 +95,9 @@ def _whole_ones(folder: Path, lines: list[str]) -> dict[str, ShardFacts]:
     """Return the shards of which every byte is as it was noted."""
     found: dict[str, ShardFacts] = {}
     for line in lines:
-        with contextlib.suppress(ValueError, TypeError, OSError):  # a line that was cut off, a shard that is not there
+        with contextlib.suppress(
+            ValueError, TypeError, OSError
+        ):  # a line that was cut off, a shard that is not there
             facts = ShardFacts(**json.loads(line))
             if re.fullmatch(_OURS, facts.name) and sum_of(folder / facts.name) == facts.xxh3:
                 found[facts.name] = facts
@@ -105,7 +117,8 @@ def _refuse_others(folder: Path, *, has_plan: bool) -> None:
     """Refuse a folder that holds something else, which would be lost."""
     if (folder / INDEX).exists():
         raise ConfigError(
-            f"{folder} holds a set already", fix="name another folder with --to, or pack over it with --force"
+            f"{folder} holds a set already",
+            fix="name another folder with --to, or pack over it with --force",
         )
     inside = [path.name for path in folder.iterdir() if re.fullmatch(_OURS, path.name)]
     if has_plan and inside:
@@ -165,7 +178,8 @@ def _lock(descriptor: int, folder: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise ConfigError(
-            f"another process is packing into {folder}", fix="wait for it, or name another folder with --to"
+            f"another process is packing into {folder}",
+            fix="wait for it, or name another folder with --to",
         ) from error
     except OSError:
         return  # a file system without locks: both would write the same bytes, or find the other's plan

@@ -37,7 +37,9 @@ def run_all(job: PackTask, numbers: Sequence[int], workers: int) -> Iterator[tup
         return
     told = json.dumps(job.tree()).encode() + b"\n"
     with contextlib.ExitStack() as stack:
-        processes = [stack.enter_context(_ended_with_us()) for _ in range(min(workers, len(numbers)))]
+        processes = [
+            stack.enter_context(_ended_with_us()) for _ in range(min(workers, len(numbers)))
+        ]
         selector = stack.enter_context(selectors.DefaultSelector())
         waiting = iter(numbers)
         for process in processes:
@@ -57,7 +59,9 @@ def run_all(job: PackTask, numbers: Sequence[int], workers: int) -> Iterator[tup
 def _ended_with_us() -> Iterator[subprocess.Popen[bytes]]:
     """Start a worker, and end it, whatever comes."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", _WORKER, str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-P", "-m", _WORKER, str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     try:
         yield process

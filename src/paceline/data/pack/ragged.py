@@ -25,4 +25,8 @@ def varying_of(values: Sequence[Any], dtype: numpy.dtype[Any]) -> Varying:
 def _flat(value: Any, dtype: numpy.dtype[Any]) -> Any:
     if isinstance(value, str):
         value = value.encode()
-    return numpy.frombuffer(value, dtype="u1") if isinstance(value, bytes) else numpy.asarray(value, dtype).reshape(-1)
+    return (
+        numpy.frombuffer(value, dtype="u1")
+        if isinstance(value, bytes)
+        else numpy.asarray(value, dtype).reshape(-1)
+    )

@@ -49,9 +49,14 @@ class PackRequest:
     def __post_init__(self) -> None:
         if not self.words:
             raise ConfigError("there is nothing to pack", fix="name a file or a folder")
-        for value, known, flag in ((self.part, ("train", "test"), "part"), (self.text, TEXTS, "text")):
+        for value, known, flag in (
+            (self.part, ("train", "test"), "part"),
+            (self.text, TEXTS, "text"),
+        ):
             if value and value not in known:
-                raise ConfigError(f"{FLAGS[flag]} {value} is not a choice", fix=did_you_mean(value, known))
+                raise ConfigError(
+                    f"{FLAGS[flag]} {value} is not a choice", fix=did_you_mean(value, known)
+                )
         if self.train_tokenizer and self.train_tokenizer < SMALLEST_VOCABULARY:
             raise ConfigError(
                 f"a tokenizer of {self.train_tokenizer} tokens cannot hold every byte and the end of a text",
@@ -64,15 +69,21 @@ class PackRequest:
     @property
     def asked(self) -> list[str]:
         """The fields, of those that only some inputs heed, that are not as they are by default."""
-        defaults = {field.name: field.default for field in fields(self) if field.default is not MISSING}
+        defaults = {
+            field.name: field.default for field in fields(self) if field.default is not MISSING
+        }
         return [name for name in FLAGS if getattr(self, name) != defaults[name]]
 
     def digest(self, files: Sequence[Path]) -> str:
         """Return a sum of the options, and of the names, sizes and times of the input's files."""
-        summed = xxhash.xxh3_128(json.dumps(asdict(self) | {"version": VERSION}, sort_keys=True).encode())
+        summed = xxhash.xxh3_128(
+            json.dumps(asdict(self) | {"version": VERSION}, sort_keys=True).encode()
+        )
         for path in [*files, *([Path(self.tokenizer)] if self.tokenizer else [])]:
             facts = stat_of(path)
-            summed.update(f"{path.absolute()}\n{facts[0]} {facts[1]}\n".encode(errors="surrogateescape"))
+            summed.update(
+                f"{path.absolute()}\n{facts[0]} {facts[1]}\n".encode(errors="surrogateescape")
+            )
         return summed.hexdigest()
 
 
@@ -84,5 +95,7 @@ def stat_of(path: Path) -> tuple[int, int]:
     try:
         found = path.stat()
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}", fix="check the path, and who may read it") from error
+        raise DataError(
+            f"cannot read {path}: {error.strerror}", fix="check the path, and who may read it"
+        ) from error
     return found.st_size, found.st_mtime_ns

@@ -45,7 +45,10 @@ def pack_samples(
     first = list(itertools.islice(rest, _TRIED))
     if not first:
         raise ConfigError("there are no samples to pack", fix="give at least one")
-    cells = {name: _cell(name, [_value(sample, name, 0) for sample in first], name in varying) for name in first[0]}
+    cells = {
+        name: _cell(name, [_value(sample, name, 0) for sample in first], name in varying)
+        for name in first[0]
+    }
     rows = _rows(first, cells, 0)
     columns, each = columns_of(rows), samples_in(shard_bytes, rows)
     with taken(folder):
@@ -105,7 +108,10 @@ def _rows(samples: Sequence[Sample], cells: Mapping[str, _Cell], begin: int) -> 
     """Return samples as columns."""
     found: dict[str, Any] = {}
     for name, cell in cells.items():
-        values = [_checked(_value(sample, name, begin + k), name, cell, begin + k) for k, sample in enumerate(samples)]
+        values = [
+            _checked(_value(sample, name, begin + k), name, cell, begin + k)
+            for k, sample in enumerate(samples)
+        ]
         found[name] = varying_of(values, cell.dtype) if cell.varying else numpy.stack(values)
     for number, sample in enumerate(samples):
         if len(sample) != len(cells):
@@ -120,7 +126,9 @@ def _value(sample: Sample, name: str, number: int) -> Any:
     try:
         return sample[name]
     except KeyError as error:
-        raise DataError(f"sample {number} has no column {name}", fix="give every sample the same columns") from error
+        raise DataError(
+            f"sample {number} has no column {name}", fix="give every sample the same columns"
+        ) from error
 
 
 def _checked(value: Any, name: str, cell: _Cell, number: int) -> Any:

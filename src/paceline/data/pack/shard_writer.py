@@ -39,7 +39,9 @@ class ShardJob:
     def tree(self) -> dict[str, Any]:
         """Return this as JSON can say it."""
         return (
-            {"job": "shards"} | vars(self) | {"given": tree_of(self.given), "columns": list(map(asdict, self.columns))}
+            {"job": "shards"}
+            | vars(self)
+            | {"given": tree_of(self.given), "columns": list(map(asdict, self.columns))}
         )
 
     @classmethod
@@ -75,7 +77,9 @@ def said(column: Column) -> str:
     >>> said(Column("image", "U8", (28, 28))), said(Column("text", "U8", (), True)), said(Column("label", "I64"))
     ('U8 [28, 28]', 'U8 of varying length', 'I64')
     """
-    shape = " of varying length" if column.varying else f" {list(column.shape)}" if column.shape else ""
+    shape = (
+        " of varying length" if column.varying else f" {list(column.shape)}" if column.shape else ""
+    )
     return f"{column.dtype}{shape}"
 
 
@@ -96,5 +100,9 @@ def bytes_each(rows: Rows) -> float:
     """Return the bytes of one sample, on average."""
     total = 0
     for values in rows.values():
-        total += values.flat.nbytes + values.offsets.nbytes if isinstance(values, Varying) else values.nbytes
+        total += (
+            values.flat.nbytes + values.offsets.nbytes
+            if isinstance(values, Varying)
+            else values.nbytes
+        )
     return total / count_of(next(iter(rows.values())))

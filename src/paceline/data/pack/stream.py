@@ -39,9 +39,15 @@ class Stream:
         """Return some rows."""
         if self.length:
             flat = self._numbers(begin * self.length, end * self.length + 1)
-            return {COLUMN: numpy.ascontiguousarray(sliding_window_view(flat, self.length + 1)[:: self.length])}
+            return {
+                COLUMN: numpy.ascontiguousarray(
+                    sliding_window_view(flat, self.length + 1)[:: self.length]
+                )
+            }
         offsets = numpy.array(self.starts[begin : end + 1], dtype=numpy.int64)
-        return {COLUMN: Varying(self._numbers(int(offsets[0]), int(offsets[-1])), offsets - offsets[0])}
+        return {
+            COLUMN: Varying(self._numbers(int(offsets[0]), int(offsets[-1])), offsets - offsets[0])
+        }
 
     @cached_property
     def _ends(self) -> Any:
@@ -55,10 +61,13 @@ class Stream:
         while at < end:
             first = int(self._ends[part]) - self.counts[part]
             count = min(end, int(self._ends[part])) - at
-            piece = numpy.fromfile(self.parts[part], dtype, count, offset=(at - first) * dtype.itemsize)
+            piece = numpy.fromfile(
+                self.parts[part], dtype, count, offset=(at - first) * dtype.itemsize
+            )
             if len(piece) != count:
                 raise DataError(
-                    f"{self.parts[part]} became shorter while it was packed", fix="run the same command again"
+                    f"{self.parts[part]} became shorter while it was packed",
+                    fix="run the same command again",
                 )
             found[at - begin : at - begin + count] = piece
             part, at = part + 1, at + count

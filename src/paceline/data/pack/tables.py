@@ -60,7 +60,10 @@ class Table:
             path, group, _ = self.groups[number]
             with _opened(path) as file:
                 try:
-                    self._held = number, file.read_row_group(group, columns=list(self.columns), use_threads=False)
+                    self._held = (
+                        number,
+                        file.read_row_group(group, columns=list(self.columns), use_threads=False),
+                    )
                 except (OSError, ValueError) as error:
                     raise _unreadable(path, error) from error
         return self._held[1]
@@ -73,7 +76,11 @@ class Table:
             raise _empty_cell(self.where, name, row)
         array = pyarrow.concat_arrays(values.chunks) if values.num_chunks != 1 else values.chunk(0)
         if name in self.numbers:
-            return plain(need("pyarrow.compute", "a table").utf8_trim_whitespace(array).cast(self.numbers[name]))
+            return plain(
+                need("pyarrow.compute", "a table")
+                .utf8_trim_whitespace(array)
+                .cast(self.numbers[name])
+            )
         if pyarrow.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         found = _unfolded(array)
@@ -99,7 +106,11 @@ def plain(array: Any) -> Array:
 def _unfolded(array: Any) -> Array | Varying | None:
     """Return numbers, texts or lists of numbers; None if a list has an empty place."""
     types = need("pyarrow", "a table").types
-    if types.is_list(array.type) or types.is_large_list(array.type) or types.is_fixed_size_list(array.type):
+    if (
+        types.is_list(array.type)
+        or types.is_large_list(array.type)
+        or types.is_fixed_size_list(array.type)
+    ):
         inner = array.flatten()
         if inner.null_count:
             return None
@@ -110,7 +121,9 @@ def _unfolded(array: Any) -> Array | Varying | None:
     if _is_text(array.type):
         array = array.cast("large_binary")
         _, places, content = array.buffers()
-        offsets = numpy.frombuffer(places, numpy.int64)[array.offset : array.offset + len(array) + 1]
+        offsets = numpy.frombuffer(places, numpy.int64)[
+            array.offset : array.offset + len(array) + 1
+        ]
         flat = numpy.frombuffer(content or b"", numpy.uint8)[offsets[0] : offsets[-1]]
         return Varying(flat, offsets - offsets[0])
     return plain(array)
@@ -130,14 +143,22 @@ def prepare_parquet(request: PackRequest, files: Sequence[Path], shop: Workshop)
     schemas = []
     for path in files:
         with _opened(str(path)) as file:
-            counts = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
-            groups += [[str(path.absolute()), number, rows] for number, rows in enumerate(counts) if rows]
-            schemas.append({name: file.schema_arrow.field(name).type for name in file.schema_arrow.names})
+            counts = [
+                file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)
+            ]
+            groups += [
+                [str(path.absolute()), number, rows] for number, rows in enumerate(counts) if rows
+            ]
+            schemas.append(
+                {name: file.schema_arrow.field(name).type for name in file.schema_arrow.names}
+            )
     names = chosen(list(schemas[0]), request.columns, str(files[0]))
     for path, schema in zip(files, schemas, strict=True):
         for name in names:
             _check_type(schemas[0][name], schema.get(name), name, path)
-    check_lengths(dict.fromkeys(names, sum(group[2] for group in groups)), ", ".join(map(str, files)))
+    check_lengths(
+        dict.fromkeys(names, sum(group[2] for group in groups)), ", ".join(map(str, files))
+    )
     return Prepared(Table(groups, names, {}, str(files[0])))
 
 
@@ -145,7 +166,8 @@ def _check_type(first: Any, kind: Any, name: str, path: Path) -> None:
     types = need("pyarrow", "a table").types
     if kind != first:
         raise DataError(
-            f"{path}: {name} is {kind or 'missing'}, and {first} in the first file", fix="pack those files apart"
+            f"{path}: {name} is {kind or 'missing'}, and {first} in the first file",
+            fix="pack those files apart",
         )
     if types.is_dictionary(kind):
         kind = kind.value_type

@@ -13,7 +13,14 @@ from paceline.data.pack.request import PackRequest, stat_of
 from paceline.data.pack.stream import Stream
 from paceline.data.pack.text_tasks import TextPart, tasks_of
 from paceline.data.pack.tokens import CharacterTask, TokenTask, joined
-from paceline.data.vocabulary import TOKENIZER, Bytes, Characters, load_tokenizer, train_tokenizer, width_for
+from paceline.data.vocabulary import (
+    TOKENIZER,
+    Bytes,
+    Characters,
+    load_tokenizer,
+    train_tokenizer,
+    width_for,
+)
 from paceline.errors import ConfigError, DataError
 from paceline.rundir import write_whole
 
@@ -24,7 +31,9 @@ def prepare_text(request: PackRequest, files: Sequence[Path], shop: Workshop) ->
     """Make the text numbers, and say what they mean."""
     how = _element(request)
     if not sum(stat_of(path)[0] for path in files):
-        raise DataError(f"{', '.join(request.words)} holds no text", fix="name files that are not empty")
+        raise DataError(
+            f"{', '.join(request.words)} holds no text", fix="name files that are not empty"
+        )
     if how == "bytes":
         stream, about = _bytes(files, request.length)
     elif how == "characters":
@@ -37,7 +46,9 @@ def prepare_text(request: PackRequest, files: Sequence[Path], shop: Workshop) ->
             f"{', '.join(request.words)} has {there:,} {how}, fewer than one row of {request.length:,} and one more",
             fix=f"give --length {max(1, there - 1)} or less, or more text",
         )
-    return Prepared(stream, about, {name: str(shop.spool / name) for name in about.get("files", ())})
+    return Prepared(
+        stream, about, {name: str(shop.spool / name) for name in about.get("files", ())}
+    )
 
 
 def _element(request: PackRequest) -> str:
@@ -45,11 +56,15 @@ def _element(request: PackRequest) -> str:
     wants_tokens = bool(request.tokenizer or request.train_tokenizer)
     how = request.text or ("tokens" if wants_tokens else "bytes")
     if request.tokenizer and request.train_tokenizer:
-        raise ConfigError("--tokenizer and --train-tokenizer are two tokenizers", fix="give one of them")
+        raise ConfigError(
+            "--tokenizer and --train-tokenizer are two tokenizers", fix="give one of them"
+        )
     if wants_tokens != (how == "tokens"):
         raise ConfigError(
             f"--as {how} {'needs no' if wants_tokens else 'needs a'} tokenizer",
-            fix="add --tokenizer FILE or --train-tokenizer VOCAB" if how == "tokens" else "leave the tokenizer out",
+            fix="add --tokenizer FILE or --train-tokenizer VOCAB"
+            if how == "tokens"
+            else "leave the tokenizer out",
         )
     return how
 
@@ -63,7 +78,9 @@ def _bytes(files: Sequence[Path], length: int) -> _Made:
 
 def _characters(files: Sequence[Path], length: int, shop: Workshop) -> _Made:
     tasks = tasks_of(files)
-    found = (letters for _, letters in _run(CharacterTask(tasks), range(len(tasks)), shop, "reading"))
+    found = (
+        letters for _, letters in _run(CharacterTask(tasks), range(len(tasks)), shop, "reading")
+    )
     letters = joined(found)
     job = TokenTask(tasks, str(shop.spool), width_for(len(letters)), letters=letters)
     return _stream(job, length, shop), Characters(letters).about()

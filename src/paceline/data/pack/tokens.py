@@ -25,7 +25,9 @@ class CharacterTask:
 
     def run(self, number: int) -> str:
         """Return the characters of a task's pieces, each once."""
-        return "".join(sorted({letter for piece in self.tasks[number] for letter in set(piece.text())}))
+        return "".join(
+            sorted({letter for piece in self.tasks[number] for letter in set(piece.text())})
+        )
 
     def tree(self) -> dict[str, Any]:
         """Return this as JSON can say it."""
@@ -53,9 +55,14 @@ class TokenTask:
 
     def run(self, number: int) -> list[int]:
         """Write the numbers of a task; return how many every piece has."""
-        found = [numbers_of(piece, self._vocabulary, self.end).astype(self.dtype) for piece in self.tasks[number]]
+        found = [
+            numbers_of(piece, self._vocabulary, self.end).astype(self.dtype)
+            for piece in self.tasks[number]
+        ]
         counts = [len(numbers) for numbers in found]
-        write_whole(self.part(number), numpy.concatenate([numpy.empty(0, self.dtype), *found]).tobytes())
+        write_whole(
+            self.part(number), numpy.concatenate([numpy.empty(0, self.dtype), *found]).tobytes()
+        )
         write_whole(self._note(number), json.dumps(counts).encode())
         return counts
 

@@ -42,7 +42,12 @@ def _done(job: PackTask, number: int) -> dict[str, Any]:
         return {"number": number, "done": job.run(number)}
     except (PacelineError, OSError) as error:
         told = fault_of(error, "the set") if isinstance(error, OSError) else error
-        return {"number": number, "error": type(told).__name__, "problem": told.problem, "fix": told.fix}
+        return {
+            "number": number,
+            "error": type(told).__name__,
+            "problem": told.problem,
+            "fix": told.fix,
+        }
 
 
 if __name__ == "__main__":

@@ -22,7 +22,12 @@ _READY = "ready.json"
 
 
 def pack(
-    request: PackRequest, folder: Path, *, workers: int = 0, force: bool = False, progress: Progress = silent
+    request: PackRequest,
+    folder: Path,
+    *,
+    workers: int = 0,
+    force: bool = False,
+    progress: Progress = silent,
 ) -> DatasetIndex:
     """Make a set, or go on where the same pack was interrupted; how many workers (0: one a core) changes no byte."""
     kind = kind_of(request)
@@ -36,7 +41,8 @@ def pack(
             index = _make(journal, _ready(kind, request, files, shop), request, shop)
             if request.digest(_found(kind, request)) != digest:
                 raise DataError(
-                    f"{', '.join(request.words)} has changed while it was packed", fix="pack it again, with --force"
+                    f"{', '.join(request.words)} has changed while it was packed",
+                    fix="pack it again, with --force",
                 )
             write_whole(folder / INDEX, index.to_json())
         journal.end()
@@ -46,13 +52,18 @@ def pack(
 def _refuse_inside(request: PackRequest, folder: Path) -> None:
     for word in request.words:
         if Path(word).is_dir() and folder.resolve().is_relative_to(Path(word).resolve()):
-            raise ConfigError(f"--to {folder} lies inside the input {word}", fix="name a folder outside of it")
+            raise ConfigError(
+                f"--to {folder} lies inside the input {word}", fix="name a folder outside of it"
+            )
 
 
 def _found(kind: Kind, request: PackRequest) -> list[Path]:
     files = kind.find(request)
     if not files:
-        raise DataError(f"{', '.join(request.words)} holds no file to pack", fix="name an input that is not empty")
+        raise DataError(
+            f"{', '.join(request.words)} holds no file to pack",
+            fix="name an input that is not empty",
+        )
     return files
 
 
@@ -69,12 +80,19 @@ def _ready(kind: Kind, request: PackRequest, files: Sequence[Path], shop: Worksh
             return Prepared(input_from(tree["input"]), tree["about"], tree["beside"])
     found = kind.prepare(request, files, shop)
     about = {"from": [split_word(word)[1].name for word in request.words], **found.about}
-    tree = {"spool": here, "input": tree_of(found.input), "about": about, "beside": dict(found.beside)}
+    tree = {
+        "spool": here,
+        "input": tree_of(found.input),
+        "about": about,
+        "beside": dict(found.beside),
+    }
     write_whole(note, json.dumps(tree).encode())
     return Prepared(found.input, about, found.beside)
 
 
-def _make(journal: Journal, prepared: Prepared, request: PackRequest, shop: Workshop) -> DatasetIndex:
+def _make(
+    journal: Journal, prepared: Prepared, request: PackRequest, shop: Workshop
+) -> DatasetIndex:
     """Write every shard that is not there; return what the index is to say."""
     job = cut(prepared.input, journal.folder, request.shard_bytes)
     left = [number for number in range(job.count) if shard_name(number) not in journal.finished]

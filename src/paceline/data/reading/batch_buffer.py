@@ -35,8 +35,13 @@ def make_room(
     >>> make_room(3, [(torch.bfloat16, (5,))]).rows[0].shape
     (3, 10)
     """
-    tensors = tuple(torch.empty((count, *shape), dtype=dtype, pin_memory=pinned) for dtype, shape in columns)
-    return BatchBuffer(tensors, tuple(as_rows(tensor.view(-1).view(torch.uint8).numpy(), count) for tensor in tensors))
+    tensors = tuple(
+        torch.empty((count, *shape), dtype=dtype, pin_memory=pinned) for dtype, shape in columns
+    )
+    return BatchBuffer(
+        tensors,
+        tuple(as_rows(tensor.view(-1).view(torch.uint8).numpy(), count) for tensor in tensors),
+    )
 
 
 def as_rows(array: NDArray[Any], count: int) -> Rows:

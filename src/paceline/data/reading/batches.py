@@ -16,13 +16,21 @@ from paceline.data.order import Order, Places
 from paceline.data.reading.batch_buffer import BatchBuffer
 from paceline.data.reading.prefetch import prefetched
 from paceline.data.reading.resident import brought_to, copied_on
-from paceline.data.reading.source import Batch, DatasetSource, SupportsGatherInto, SupportsPrefetch, as_source
+from paceline.data.reading.source import (
+    Batch,
+    DatasetSource,
+    SupportsGatherInto,
+    SupportsPrefetch,
+    as_source,
+)
 from paceline.data.reading.transform import Transformed
 from paceline.data.reading.workers import read_in_workers
 from paceline.scale.batch import BatchPlan, StepPlan
 from paceline.world.world import World
 
-_TOGETHER_BYTES = 1 << 24  # what is read at once: the more, the less a step costs beside its bytes (docs/notes.md)
+_TOGETHER_BYTES = (
+    1 << 24
+)  # what is read at once: the more, the less a step costs beside its bytes (docs/notes.md)
 _TOGETHER_STEPS = 64
 
 
@@ -65,7 +73,12 @@ class Batches:
         self._side = torch.cuda.Stream(world.device) if world.device != "cpu" else None  # type: ignore[no-untyped-call]
         blocks = config.local_sgd.replicas if config.local_sgd.steps else 0
         self.plan = BatchPlan(
-            len(self.source), config.batch.global_size, config.batch.lanes, world.rank, world.size, blocks
+            len(self.source),
+            config.batch.global_size,
+            config.batch.lanes,
+            world.rank,
+            world.size,
+            blocks,
         )
         self.total_steps = config.steps or config.epochs * self.plan.steps_per_epoch
         self.total_samples = self.plan.seen_after(self.total_steps)
@@ -73,7 +86,9 @@ class Batches:
         self._order = Order(len(self.source), block, config.read.window)
         self._reads.window = config.read.window
         self._expects = isinstance(self._reads, SupportsPrefetch)
-        self._most_in_a_step = len(self.plan.mine) * -(-config.batch.global_size // config.batch.lanes)
+        self._most_in_a_step = len(self.plan.mine) * -(
+            -config.batch.global_size // config.batch.lanes
+        )
         per_step = max(1, self._reads.bytes_per_sample * config.batch.global_size // world.size)
         self._together = max(1, min(_TOGETHER_STEPS, _TOGETHER_BYTES // per_step))
 
@@ -97,7 +112,9 @@ class Batches:
             places = numpy.concatenate([numpy.arange(span.start, span.stop) for span in spans])
             samples = self._order.at(places, self._seed, plans[0].epoch)
             if self._expects:
-                self._reads.expect(self._order.next_blocks(int(places[-1]), self._seed, plans[0].epoch))
+                self._reads.expect(
+                    self._order.next_blocks(int(places[-1]), self._seed, plans[0].epoch)
+                )
             while plans:
                 sizes = [len(lane.places) for plan in plans[:together] for lane in plan.lanes]
                 count = sum(sizes)
@@ -114,7 +131,11 @@ class Batches:
             yield from self._by_workers(start)
         elif self._reads.block and not in_python and not isinstance(self._reads, Transformed):
             depth = -(-self._read.prefetch_steps // self._together)
-            read = partial(self._fill, []) if isinstance(self._reads, SupportsGatherInto) else self._gather
+            read = (
+                partial(self._fill, [])
+                if isinstance(self._reads, SupportsGatherInto)
+                else self._gather
+            )
             with contextlib.closing(prefetched(pieces, read, depth)) as ready:
                 for piece, whole in ready:
                     yield piece, self._lanes(piece, whole)
@@ -131,7 +152,11 @@ class Batches:
     def _fill(self, rooms: list[BatchBuffer], piece: Readahead, place: int) -> Batch:
         """Read a piece into memory that is used again."""
         while len(rooms) <= place:
-            rooms.append(self._reads.room_for(self._together * self._most_in_a_step, pinned=self._device != "cpu"))
+            rooms.append(
+                self._reads.room_for(
+                    self._together * self._most_in_a_step, pinned=self._device != "cpu"
+                )
+            )
         found: Batch = self._reads.gather_into(piece.samples, rooms[place])
         return found
 
@@ -143,7 +168,9 @@ class Batches:
             for piece in self._pieces(start)
             for samples in numpy.split(piece.samples, numpy.cumsum(piece.sizes)[:-1])
         )
-        lanes = read_in_workers(self._reads, wanted, self._read.workers, mine * self._read.prefetch_steps)
+        lanes = read_in_workers(
+            self._reads, wanted, self._read.workers, mine * self._read.prefetch_steps
+        )
         with contextlib.closing(lanes):
             here = (tuple(tensor.to(self._device) for tensor in lane) for lane in lanes)
             for piece in self._pieces(start):
@@ -160,9 +187,13 @@ class Batches:
         if self._transform is not None:
             lanes = self._transformed(self._transform, piece, lanes)
         for plan in piece.plans:
-            yield RankBatch(plan, [Lane(lane.lane, next(lanes), lane.samples) for lane in plan.lanes])
+            yield RankBatch(
+                plan, [Lane(lane.lane, next(lanes), lane.samples) for lane in plan.lanes]
+            )
 
-    def _transformed(self, transform: Transformed, piece: Readahead, lanes: Iterator[Batch]) -> Iterator[Batch]:
+    def _transformed(
+        self, transform: Transformed, piece: Readahead, lanes: Iterator[Batch]
+    ) -> Iterator[Batch]:
         ends = numpy.cumsum(piece.sizes)[:-1]
         for batch, samples in zip(lanes, numpy.split(piece.samples, ends), strict=True):
             yield transform.apply(batch, samples, self._key(piece))

@@ -28,7 +28,9 @@ def open_dataset(
     after the other, in `read.workers` processes.
     """
     if isinstance(columns, str):
-        raise ConfigError(f"columns={columns!r} is one word", fix=f"give a list: columns=[{columns!r}]")
+        raise ConfigError(
+            f"columns={columns!r} is one word", fix=f"give a list: columns=[{columns!r}]"
+        )
     source = _open(str(address), config, columns)
     if each is not None:
         source = PerSample(source, each)
@@ -44,4 +46,6 @@ def _open(address: str, config: RunConfig, columns: Sequence[str]) -> Any:
         from paceline.data.hdf5.source import H5Source
 
         return H5Source(Path(address), columns)
-    return ShardSource(open_store(address, config.read.cache, int(config.read.cache_gb * 1e9)), columns)
+    return ShardSource(
+        open_store(address, config.read.cache, int(config.read.cache_gb * 1e9)), columns
+    )

@@ -44,7 +44,9 @@ class _End:
         self.error = error
 
 
-def prefetched(wanted: Iterator[T], read: Callable[[T, int], R], depth: int) -> Generator[tuple[T, R]]:
+def prefetched(
+    wanted: Iterator[T], read: Callable[[T, int], R], depth: int
+) -> Generator[tuple[T, R]]:
     """Yield what was wanted, and what was read for it, in order; at most `depth` pieces wait, and one is being read.
 
     `read` is told which of `depth + 2` places in memory it may fill: one more is in the hands of the caller, who must be
@@ -54,7 +56,9 @@ def prefetched(wanted: Iterator[T], read: Callable[[T, int], R], depth: int) -> 
     ready: SimpleQueue[tuple[T, R, int] | _End] = SimpleQueue()
     stop = threading.Event()
     # Not a daemon: one that is stopped in the middle of a copy takes the interpreter with it.
-    thread = threading.Thread(target=_work, args=(wanted, read, free, ready, stop), name="read-ahead")
+    thread = threading.Thread(
+        target=_work, args=(wanted, read, free, ready, stop), name="read-ahead"
+    )
     thread.start()
     try:
         while not isinstance(piece := ready.get(), _End):

@@ -22,8 +22,13 @@ class Resident:
         self.bytes_per_sample, self._samples = source.bytes_per_sample, len(source)
         each = max(1, _PIECE_BYTES // max(1, source.bytes_per_sample))
         begins = range(0, self._samples, each)
-        pieces = [source.gather(numpy.arange(begin, min(begin + each, self._samples)), (0, 0)) for begin in begins]
-        self._tensors = tuple(torch.cat([part.to(device) for part in parts]) for parts in zip(*pieces, strict=True))
+        pieces = [
+            source.gather(numpy.arange(begin, min(begin + each, self._samples)), (0, 0))
+            for begin in begins
+        ]
+        self._tensors = tuple(
+            torch.cat([part.to(device) for part in parts]) for parts in zip(*pieces, strict=True)
+        )
 
     def __len__(self) -> int:
         return self._samples

@@ -31,12 +31,16 @@ class SampleRng:
         True
         """
         words = self._words(count) >> numpy.uint64(64 - _FLOAT_BITS)
-        return torch.from_numpy(words.astype(numpy.float32) * numpy.float32(2.0**-_FLOAT_BITS)).to(self._device)
+        return torch.from_numpy(words.astype(numpy.float32) * numpy.float32(2.0**-_FLOAT_BITS)).to(
+            self._device
+        )
 
     def integers(self, low: int, high: int, count: int = 1) -> Tensor:
         """Return `count` whole numbers from [low, high) for every sample, as [samples, count]."""
         if not 0 < high - low <= 1 << 32:
-            raise ConfigError(f"there are no draws from [{low}, {high})", fix="give a range of 1 to 2**32 numbers")
+            raise ConfigError(
+                f"there are no draws from [{low}, {high})", fix="give a range of 1 to 2**32 numbers"
+            )
         words = self._words(count) >> numpy.uint64(32)
         scaled = (words * numpy.uint64(high - low)) >> numpy.uint64(32)
         return torch.from_numpy(scaled.astype(numpy.int64) + low).to(self._device)

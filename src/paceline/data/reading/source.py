@@ -65,7 +65,9 @@ class TensorSource:
                 fix="give tensors of equal length",
             )
         self._tensors = tensors
-        self.bytes_per_sample = sum(tensor[:1].numel() * tensor.element_size() for tensor in tensors)
+        self.bytes_per_sample = sum(
+            tensor[:1].numel() * tensor.element_size() for tensor in tensors
+        )
 
     def __len__(self) -> int:
         return len(self._tensors[0])
@@ -120,7 +122,11 @@ class DatasetSource(DatasetWrapper):
 def as_source(data: Any) -> Source:
     """Return a source for what the user has: a source, tensors, or anything with a length and an index."""
     if hasattr(data, "gather"):
-        missing = [name for name in ("bytes_per_sample", "block", "window", "__len__") if not hasattr(data, name)]
+        missing = [
+            name
+            for name in ("bytes_per_sample", "block", "window", "__len__")
+            if not hasattr(data, name)
+        ]
         if missing:
             raise ConfigError(
                 f"{type(data).__name__} has gather, but no {', '.join(missing)}",
@@ -139,5 +145,7 @@ def as_source(data: Any) -> Source:
             fix="give a tuple of tensors, or a dataset with __len__ and __getitem__",
         )
     if len(found) == 0:
-        raise ConfigError("the dataset has 0 samples", fix="check the path or the filter that made it")
+        raise ConfigError(
+            "the dataset has 0 samples", fix="check the path or the filter that made it"
+        )
     return found

@@ -22,7 +22,11 @@ class Transformed:
 
     def __init__(self, source: Source, transform: Transform) -> None:
         self.source, self._transform = source, transform
-        self.bytes_per_sample, self.block, self.window = source.bytes_per_sample, source.block, source.window
+        self.bytes_per_sample, self.block, self.window = (
+            source.bytes_per_sample,
+            source.block,
+            source.window,
+        )
 
     def __len__(self) -> int:
         return len(self.source)
@@ -33,10 +37,14 @@ class Transformed:
 
     def apply(self, batch: Batch, samples: Places, key: tuple[int, int]) -> Batch:
         """Transform samples that were read."""
-        seed_everything(*key, int(samples[0]))  # for those who draw elsewhere: the same in every world, at least
+        seed_everything(
+            *key, int(samples[0])
+        )  # for those who draw elsewhere: the same in every world, at least
         found = self._transform(batch, SampleRng(samples, key, str(batch[0].device)))
         if isinstance(found, Tensor):
-            raise ConfigError("the transform returned a tensor, not a batch", fix="return a tuple of tensors")
+            raise ConfigError(
+                "the transform returned a tensor, not a batch", fix="return a tuple of tensors"
+            )
         return tuple(found)
 
 

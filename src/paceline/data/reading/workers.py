@@ -41,7 +41,9 @@ class _Answers(Dataset[Any]):
             return _Failed(type(error), error.problem, error.fix)
 
 
-def read_in_workers(source: Source, wanted: Iterable[Wanted], workers: int, lanes_ahead: int) -> Generator[Batch]:
+def read_in_workers(
+    source: Source, wanted: Iterable[Wanted], workers: int, lanes_ahead: int
+) -> Generator[Batch]:
     """Yield lanes in the order in which they are wanted; so many are in the making at a time."""
     lanes: Any = iter(
         DataLoader(

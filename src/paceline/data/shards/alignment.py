@@ -23,7 +23,9 @@ def period_of(sizes: Iterable[int], lengths: Iterable[int]) -> int | None:
     (True, None)
     """
     period = math.lcm(mmap.PAGESIZE, *(size for size in sizes if size))
-    fits = period <= _LONGEST and sum(-(-length // period) + 1 for length in lengths) * period <= _MOST
+    fits = (
+        period <= _LONGEST and sum(-(-length // period) + 1 for length in lengths) * period <= _MOST
+    )
     return period if fits else None
 
 

@@ -56,7 +56,9 @@ class Cache:
         finally:
             if _names(part, descriptor):
                 part.unlink()
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile holds the same lock
+            fcntl.flock(
+                descriptor, fcntl.LOCK_UN
+            )  # a child that was forked meanwhile holds the same lock
             os.close(descriptor)
 
     @contextlib.contextmanager
@@ -76,7 +78,13 @@ class Cache:
             with _locked(self._root / _LOCK):
                 coming, kept = self._look()
                 if coming + size_bytes <= self._most_bytes:
-                    _unlink_oldest(kept, coming + size_bytes + sum(file.size_bytes for file in kept) - self._most_bytes)
+                    _unlink_oldest(
+                        kept,
+                        coming
+                        + size_bytes
+                        + sum(file.size_bytes for file in kept)
+                        - self._most_bytes,
+                    )
                     os.truncate(descriptor, size_bytes)
                     return
             time.sleep(_LOOK_S)  # what others bring right now fills the room
@@ -103,7 +111,9 @@ def is_here(path: Path, size_bytes: int) -> bool:
     try:
         if path.stat().st_size != size_bytes:
             return False
-        now = time.time_ns()  # the file system's own clock may tick too coarsely to tell which was used last
+        now = (
+            time.time_ns()
+        )  # the file system's own clock may tick too coarsely to tell which was used last
         os.utime(path, ns=(now, now))
     except FileNotFoundError:
         return False
@@ -122,7 +132,9 @@ def _unlink_oldest(kept: list[_Kept], excess_bytes: int) -> None:
 def _own(part: Path) -> int:
     """Wait until nobody else brings this shard; return a file that bears the name and is locked."""
     while True:
-        with contextlib.suppress(FileNotFoundError):  # another process found the folder empty, and removed it
+        with contextlib.suppress(
+            FileNotFoundError
+        ):  # another process found the folder empty, and removed it
             make_private(part.parent)
             descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:

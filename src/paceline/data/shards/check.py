@@ -13,7 +13,14 @@ import xxhash
 
 from paceline.data.pack.plan import PLAN, SPOOL, plan_in, sum_of
 from paceline.data.safe_open import open_plain, read_bounded
-from paceline.data.shards.index import INDEX, LEAF_BYTES, LONGEST_INDEX, OFFSETS, DatasetIndex, ShardFacts
+from paceline.data.shards.index import (
+    INDEX,
+    LEAF_BYTES,
+    LONGEST_INDEX,
+    OFFSETS,
+    DatasetIndex,
+    ShardFacts,
+)
 from paceline.data.shards.shard import Layout, read_head
 from paceline.errors import DataError
 
@@ -47,9 +54,14 @@ def open_index(folder: Path) -> DatasetIndex:
         content = read_bounded(path, LONGEST_INDEX)
     except OSError as error:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
-            raise DataError(f"cannot read {path}: {error.strerror}", fix="check who may read it") from error
+            raise DataError(
+                f"cannot read {path}: {error.strerror}", fix="check who may read it"
+            ) from error
         if plan_in(folder):
-            problem, fix = "holds a set that is not finished", "repeat the command that packs it: it goes on"
+            problem, fix = (
+                "holds a set that is not finished",
+                "repeat the command that packs it: it goes on",
+            )
         else:
             problem, fix = (
                 f"holds no set (there is no {INDEX})",
@@ -59,7 +71,9 @@ def open_index(folder: Path) -> DatasetIndex:
     return DatasetIndex.from_json(content, str(path))
 
 
-def check_dataset(folder: Path, progress: Callable[[str, int, int], None] | None = None) -> CheckReport:
+def check_dataset(
+    folder: Path, progress: Callable[[str, int, int], None] | None = None
+) -> CheckReport:
     """Read all of a set; what is wrong is told with its file, all of it."""
     verdict = CheckReport()
     try:
@@ -70,7 +84,9 @@ def check_dataset(folder: Path, progress: Callable[[str, int, int], None] | None
     if index.to_json() != read_bounded(folder / INDEX, LONGEST_INDEX):
         verdict.problems.append(DatasetProblem(INDEX, "its bytes are not those that were written"))
     for number, facts in enumerate(index.shards, 1):
-        verdict.problems += [DatasetProblem(facts.name, what) for what in _shard(folder / facts.name, facts, index)]
+        verdict.problems += [
+            DatasetProblem(facts.name, what) for what in _shard(folder / facts.name, facts, index)
+        ]
         if progress:
             progress("checking shards", number, len(index.shards))
     verdict.problems += _beside(folder, index)
@@ -114,7 +130,9 @@ def _content(file: IO[bytes], facts: ShardFacts, index: DatasetIndex) -> Iterato
     yield from _offsets(file, facts, index, layout)
 
 
-def _offsets(file: IO[bytes], facts: ShardFacts, index: DatasetIndex, layout: Layout) -> Iterator[str]:
+def _offsets(
+    file: IO[bytes], facts: ShardFacts, index: DatasetIndex, layout: Layout
+) -> Iterator[str]:
     for column in index.columns:
         if column.varying:
             file.seek(layout.begins[column.name + OFFSETS])
@@ -131,7 +149,9 @@ def _beside(folder: Path, index: DatasetIndex) -> Iterator[DatasetProblem]:
             if sum_of(folder / name) != total:
                 yield DatasetProblem(name, "its bytes are not those that were written")
         except OSError as error:
-            yield DatasetProblem(name, "is missing" if isinstance(error, FileNotFoundError) else f"{error.strerror}")
+            yield DatasetProblem(
+                name, "is missing" if isinstance(error, FileNotFoundError) else f"{error.strerror}"
+            )
 
 
 def files_beside(index: DatasetIndex) -> dict[str, str]:
@@ -143,5 +163,12 @@ def files_beside(index: DatasetIndex) -> dict[str, str]:
 
 def _strays(folder: Path, index: DatasetIndex) -> list[str]:
     ours = {INDEX, *(shard.name for shard in index.shards), *files_beside(index)}
-    left = {PLAN: " (left by a pack that was interrupted)", SPOOL: " (left by a pack that was interrupted)"}
-    return [path.name + left.get(path.name, "") for path in sorted(folder.iterdir()) if path.name not in ours]
+    left = {
+        PLAN: " (left by a pack that was interrupted)",
+        SPOOL: " (left by a pack that was interrupted)",
+    }
+    return [
+        path.name + left.get(path.name, "")
+        for path in sorted(folder.iterdir())
+        if path.name not in ours
+    ]

@@ -105,12 +105,16 @@ class DatasetIndex:
             _check_columns(index.columns)
             _check_shards(index)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise DataError(f"{where} is not a whole index ({error})", fix="pack or fetch the set again") from error
+            raise DataError(
+                f"{where} is not a whole index ({error})", fix="pack or fetch the set again"
+            ) from error
         return index
 
 
 def _sum_of(tree: Mapping[str, Any]) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode())
+    return xxhash.xxh3_64_hexdigest(
+        json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()
+    )
 
 
 def _summed_tree(content: bytes) -> dict[str, Any]:
@@ -151,8 +155,13 @@ def _check_shards(index: DatasetIndex) -> None:
         numbers = shard.samples, shard.size_bytes, shard.head_bytes
         if not all(_count(value) for value in numbers) or shard.head_bytes > shard.size_bytes:
             raise ValueError(f"shard {number} with counts {numbers}")
-        if shard.size_bytes > _LARGEST_SHARD or shard.head_bytes > _LONGEST_HEADER + 8 * shard.leaves:
-            raise ValueError(f"shard {number} with a head of {shard.head_bytes} of {shard.size_bytes} bytes")
+        if (
+            shard.size_bytes > _LARGEST_SHARD
+            or shard.head_bytes > _LONGEST_HEADER + 8 * shard.leaves
+        ):
+            raise ValueError(
+                f"shard {number} with a head of {shard.head_bytes} of {shard.size_bytes} bytes"
+            )
         if not isinstance(shard.name, str) or not _SHARD_NAME.fullmatch(shard.name):
             raise ValueError(f"a shard named {shard.name!r}")
         last = number == len(index.shards) - 1

@@ -51,8 +51,12 @@ class MappedShards:
         self.open: OrderedDict[int, Mapped] = OrderedDict()
         self.is_open = numpy.zeros(len(sizes), dtype=bool)
         # Where the first sample of the set would begin, if all lay in this shard: the byte, and the row.
-        self.origins = {column.name: numpy.zeros(len(sizes), dtype=numpy.int64) for column in columns}
-        self.first_rows = {column.name: numpy.zeros(len(sizes), dtype=numpy.int64) for column in columns}
+        self.origins = {
+            column.name: numpy.zeros(len(sizes), dtype=numpy.int64) for column in columns
+        }
+        self.first_rows = {
+            column.name: numpy.zeros(len(sizes), dtype=numpy.int64) for column in columns
+        }
         leaves = numpy.cumsum([0, *(shard.leaves for shard in index.shards)])
         heads = numpy.array([shard.head_bytes for shard in index.shards])
         self._first_leaf, self._first_data = leaves[:-1], self.at + heads
@@ -89,7 +93,9 @@ class MappedShards:
         path, descriptor = self._fetch(facts)
         try:
             if os.fstat(descriptor).st_size != facts.size_bytes:
-                raise damaged(str(path), f"{os.fstat(descriptor).st_size} bytes instead of {facts.size_bytes}")
+                raise damaged(
+                    str(path), f"{os.fstat(descriptor).st_size} bytes instead of {facts.size_bytes}"
+                )
             self._put(int(self.at[number]), descriptor, facts)
             head = self.region.bytes[self.at[number] : self.at[number] + facts.head_bytes].data
             layout = read_head(head, facts, self._index.columns, str(path))
@@ -99,7 +105,9 @@ class MappedShards:
         self.open[number] = Mapped(facts, str(path), layout)
         for column in self._columns:
             begin = int(self.at[number]) + layout.begins[column.name]
-            self.origins[column.name][number] = begin - number * self._index.samples_per_shard * column.item_bytes
+            self.origins[column.name][number] = (
+                begin - number * self._index.samples_per_shard * column.item_bytes
+            )
             self.first_rows[column.name][number] = (
                 begin // max(1, column.item_bytes) - number * self._index.samples_per_shard
             )
@@ -109,16 +117,26 @@ class MappedShards:
         """Move a shard that was mapped to where its columns are rows of one matrix with those of the others."""
         if not self.in_rows:
             return
-        fixed = tuple((layout.begins[c.name], c.item_bytes) for c in self._columns if not c.varying and c.item_bytes)
+        fixed = tuple(
+            (layout.begins[c.name], c.item_bytes)
+            for c in self._columns
+            if not c.varying and c.item_bytes
+        )
         shift = shift_of(fixed, self._period)
         if shift is None:
             self.in_rows = False
             return
-        facts, slot = self._index.shards[number], int(self.at[number]) // self._period * self._period
+        facts, slot = (
+            self._index.shards[number],
+            int(self.at[number]) // self._period * self._period,
+        )
         if slot + shift != self.at[number]:
             self.region.take_out(int(self.at[number]), facts.size_bytes)
             self._put(slot + shift, descriptor, facts)
-            self.at[number], self._first_data[number] = slot + shift, slot + shift + facts.head_bytes
+            self.at[number], self._first_data[number] = (
+                slot + shift,
+                slot + shift + facts.head_bytes,
+            )
 
     def _put(self, at: int, descriptor: int, facts: ShardFacts) -> None:
         try:
@@ -136,7 +154,9 @@ class MappedShards:
             try:
                 return path, open_plain(path)
             except OSError as error:
-                if last_try or not isinstance(self._shelf, FetchingStore):  # another process may have needed its room
+                if last_try or not isinstance(
+                    self._shelf, FetchingStore
+                ):  # another process may have needed its room
                     raise DataError(
                         f"cannot read {path}: {error.strerror}", fix="fetch or pack the set again"
                     ) from error
@@ -177,11 +197,18 @@ class MappedShards:
             if not right and isinstance(self._shelf, FetchingStore):
                 self._shelf.drop(self._index.shards[shard])  # it was right when it came
                 self._close_one(shard)
-                self._open_one(shard)  # at the same place, as it is the same file, and every byte was summed
+                self._open_one(
+                    shard
+                )  # at the same place, as it is the same file, and every byte was summed
                 right = self._is_right(leaf, shard)
             if not right:
-                where = (leaf - int(self._first_leaf[shard])) * LEAF_BYTES + self.open[shard].facts.head_bytes
-                raise damaged(self.open[shard].path, f"its bytes from {where} on are not those that were written")
+                where = (leaf - int(self._first_leaf[shard])) * LEAF_BYTES + self.open[
+                    shard
+                ].facts.head_bytes
+                raise damaged(
+                    self.open[shard].path,
+                    f"its bytes from {where} on are not those that were written",
+                )
             self._summed[leaf] = True
             self.to_sum -= 1
 

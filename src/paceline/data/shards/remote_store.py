@@ -56,7 +56,9 @@ class RemoteShardStore:
         self._cache = Cache(cache, cache_bytes)
         self._known: tuple[DatasetIndex, Path] | None = None
         self._wanted: list[ShardFacts] = []
-        self._busy = 0  # the process whose thread brings what is wanted: a fork leaves the thread behind
+        self._busy = (
+            0  # the process whose thread brings what is wanted: a fork leaves the thread behind
+        )
         self._lock = threading.Lock()
 
     def index(self) -> DatasetIndex:
@@ -145,7 +147,9 @@ class RemoteShardStore:
         if seen != shard.size_bytes:
             raise _wrong(where, f"it has {seen:,} bytes instead of {shard.size_bytes:,}")
         if total.hexdigest() != shard.xxh3:
-            raise _wrong(where, f"it has other bytes (sum {total.hexdigest()} instead of {shard.xxh3})")
+            raise _wrong(
+                where, f"it has other bytes (sum {total.hexdigest()} instead of {shard.xxh3})"
+            )
 
     def _chunks(self, name: str) -> Iterator[bytes]:
         """Read one file of the set piece by piece."""
@@ -154,7 +158,9 @@ class RemoteShardStore:
             fs, root = open_address(self.address)  # not kept: a connection does not outlive a fork
             with reaching("read", where):
                 fs.invalidate_cache()
-                with fs.open(f"{root}/{name}", "rb", block_size=_CHUNK_BYTES, cache_type="none") as file:
+                with fs.open(
+                    f"{root}/{name}", "rb", block_size=_CHUNK_BYTES, cache_type="none"
+                ) as file:
                     while chunk := file.read(_CHUNK_BYTES):
                         yield chunk
         except FileNotFoundError as error:
@@ -179,7 +185,10 @@ def _missing(address: str, name: str) -> EnvironmentUnfit:
             f"there is no set in {address}: {name} is missing",
             fix="make one with `paceline data pack` and copy it there, index.json last, or check the address",
         )
-    return DataError(f"{address}/{name} is missing", fix="copy the set there again: its index speaks of that file")
+    return DataError(
+        f"{address}/{name} is missing",
+        fix="copy the set there again: its index speaks of that file",
+    )
 
 
 def _wrong(where: str, why: str) -> DataError:

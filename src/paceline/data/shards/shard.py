@@ -18,9 +18,7 @@ from paceline.tensorfile import WIDTHS, Spec, TensorSpan, plan_in_order, read_pl
 
 Array = NDArray[numpy.generic]
 
-_ALIGN = (
-    4096  # samples begin at a multiple of this: with the order of the columns, so do those of any power of two below
-)
+_ALIGN = 4096  # samples begin at a multiple of this: with the order of the columns, so do those of any power of two below
 
 NUMPY_TYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "C64": "complex64", "I64": "int64", "I32": "int32",
@@ -59,7 +57,8 @@ def column_of(name: str, values: Array | Varying) -> Column:
     word = WORDS.get(array.dtype.name)
     if word is None:
         raise DataError(
-            f"column {name} is of type {array.dtype}, which a shard cannot hold", fix="make it numbers of a fixed width"
+            f"column {name} is of type {array.dtype}, which a shard cannot hold",
+            fix="make it numbers of a fixed width",
         )
     varying = isinstance(values, Varying)
     return Column(name, word, () if varying else array.shape[1:], varying)
@@ -90,7 +89,9 @@ def shard_bytes(columns: Sequence[Column], rows: Rows) -> tuple[memoryview, int]
     content[: len(image.header)] = image.header
     for place in image.places:
         if place.spec.name != SUMS and place.end > place.begin:
-            content[place.begin : place.end] = tensors[place.spec.name].reshape(-1).view(numpy.uint8).data
+            content[place.begin : place.end] = (
+                tensors[place.spec.name].reshape(-1).view(numpy.uint8).data
+            )
     sums = next(place for place in image.places if place.spec.name == SUMS)
     found = [xxhash.xxh3_64_intdigest(leaf) for leaf in _leaves(content[sums.end :])]
     content[sums.begin : sums.end] = numpy.array(found, dtype="<u8").tobytes()
@@ -108,7 +109,9 @@ def _leaves(data: memoryview) -> Iterator[memoryview]:
         yield data[begin : begin + LEAF_BYTES]
 
 
-def read_head(start: bytes | memoryview, facts: ShardFacts, columns: Sequence[Column], where: str) -> Layout:
+def read_head(
+    start: bytes | memoryview, facts: ShardFacts, columns: Sequence[Column], where: str
+) -> Layout:
     """Return where things are, from the head of a shard; whatever is returned is what the index speaks of."""
     if len(start) != facts.head_bytes or xxhash.xxh3_64_hexdigest(start) != facts.head_xxh3:
         raise damaged(where, "its head is not what the index says")
@@ -125,7 +128,8 @@ def read_head(start: bytes | memoryview, facts: ShardFacts, columns: Sequence[Co
 def damaged(where: str, why: str) -> DataError:
     """Return the error of a shard that cannot be trusted."""
     return DataError(
-        f"{where} is damaged: {why}", fix="fetch it again, or pack the set again; `paceline data check` finds all such"
+        f"{where} is damaged: {why}",
+        fix="fetch it again, or pack the set again; `paceline data check` finds all such",
     )
 
 
@@ -152,7 +156,11 @@ def _check(places: Mapping[str, TensorSpan], facts: ShardFacts, columns: Sequenc
     found = {name: (place.spec.dtype, place.spec.shape) for name, place in places.items()}
     if found != wanted or places[SUMS].end != facts.head_bytes:
         raise ValueError(f"it holds {found}")
-    if any(place.begin < min(place.end, facts.head_bytes) for name, place in places.items() if name != SUMS):
+    if any(
+        place.begin < min(place.end, facts.head_bytes)
+        for name, place in places.items()
+        if name != SUMS
+    ):
         raise ValueError("samples that lie before the sums")
     if any(column.varying and len(places[column.name].spec.shape) != 1 for column in columns):
         raise ValueError("a column of varying length that is not flat")

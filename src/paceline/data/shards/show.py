@@ -39,13 +39,17 @@ class Preview(NamedTuple):
 def read_sample(folder: Path, index: DatasetIndex, number: int) -> dict[str, Array]:
     """Return every column of a sample, from a shard of which every byte was summed."""
     if not 0 <= number < index.samples:
-        raise ConfigError(f"there is no sample {number}", fix=f"give a number from 0 to {index.samples - 1}")
+        raise ConfigError(
+            f"there is no sample {number}", fix=f"give a number from 0 to {index.samples - 1}"
+        )
     shard, row = divmod(number, index.samples_per_shard)
     facts = index.shards[shard]
     path = folder / facts.name
     try:
         os.close(open_plain(path))
-        content = numpy.memmap(path, mode="r").data  # one sample is shown: the rest need not fit into memory
+        content = numpy.memmap(
+            path, mode="r"
+        ).data  # one sample is shown: the rest need not fit into memory
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", "") or error
         raise DataError(f"cannot read {path}: {why}", fix="fetch or pack the set again") from error
@@ -58,7 +62,9 @@ def read_sample(folder: Path, index: DatasetIndex, number: int) -> dict[str, Arr
         if column.varying:
             first, last = _span(content, layout.begins[column.name + OFFSETS], row)
         if not 0 <= first <= last <= layout.lengths[column.name]:
-            raise damaged(str(path), f"sample {row} of {column.name} would lie at {first} to {last}")
+            raise damaged(
+                str(path), f"sample {row} of {column.name} would lie at {first} to {last}"
+            )
         begin = layout.begins[column.name]
         found[column.name] = _numbers(
             column, content[begin + first * column.item_bytes : begin + last * column.item_bytes]
@@ -67,7 +73,9 @@ def read_sample(folder: Path, index: DatasetIndex, number: int) -> dict[str, Arr
 
 
 def _span(content: memoryview, offsets: int, row: int) -> tuple[int, int]:
-    first, last = numpy.frombuffer(content[offsets + 8 * row : offsets + 8 * row + 16], dtype="<i8").tolist()
+    first, last = numpy.frombuffer(
+        content[offsets + 8 * row : offsets + 8 * row + 16], dtype="<i8"
+    ).tolist()
     return first, last
 
 
@@ -75,7 +83,9 @@ def _numbers(column: Column, content: memoryview) -> Array:
     """Return the elements of one value; of a type that numpy does not have, something near."""
     shape = (-1,) if column.varying else column.shape
     if column.dtype == "BF16":
-        return (numpy.frombuffer(content, dtype="<u2").astype("<u4") << 16).view("<f4").reshape(shape)
+        return (
+            (numpy.frombuffer(content, dtype="<u2").astype("<u4") << 16).view("<f4").reshape(shape)
+        )
     name = NUMPY_TYPES.get(column.dtype, "uint8")
     return numpy.frombuffer(content, dtype=numpy.dtype(name).newbyteorder("<")).reshape(shape)
 
@@ -145,7 +155,13 @@ def _decoded(value: Array) -> Array | None:
             warnings.simplefilter("error", image.DecompressionBombWarning)
             with image.open(io.BytesIO(value.tobytes())) as picture:
                 return numpy.asarray(picture.convert("RGB"))
-    except (OSError, ValueError, SyntaxError, image.DecompressionBombError, image.DecompressionBombWarning):
+    except (
+        OSError,
+        ValueError,
+        SyntaxError,
+        image.DecompressionBombError,
+        image.DecompressionBombWarning,
+    ):
         return None
 
 
@@ -169,8 +185,14 @@ def draw(picture: Array, width: int, colours: Colours) -> list[str]:
         small = numpy.concatenate([small, numpy.zeros_like(small[:1])])
     pairs = zip(small[::2], small[1::2], strict=True)
     if colours == "none":
-        return ["".join(_shade((up + low) / 2) for up, low in zip(*pair, strict=True)).rstrip() for pair in pairs]
-    return ["".join(_half(up, low, colours) for up, low in zip(*pair, strict=True)) + "\x1b[0m" for pair in pairs]
+        return [
+            "".join(_shade((up + low) / 2) for up, low in zip(*pair, strict=True)).rstrip()
+            for pair in pairs
+        ]
+    return [
+        "".join(_half(up, low, colours) for up, low in zip(*pair, strict=True)) + "\x1b[0m"
+        for pair in pairs
+    ]
 
 
 def _shrunk(picture: Any, most: int) -> Any:

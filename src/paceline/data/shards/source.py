@@ -36,7 +36,9 @@ class ShardSource:
         self.columns = _chosen(self.index.columns, columns, shelf.address)
         self.block = self.index.samples_per_shard
         self.window = 0
-        self.bytes_per_sample = sum(column.item_bytes for column in self.columns if not column.varying)
+        self.bytes_per_sample = sum(
+            column.item_bytes for column in self.columns if not column.varying
+        )
         self._shards = MappedShards(shelf, self.index, self.columns)
         self._all = torch.from_numpy(self._shards.region.bytes)
         self._rows: dict[int, Rows] = {}
@@ -67,7 +69,9 @@ class ShardSource:
                     f"samples of column {column.name} differ in length, and cannot be stacked",
                     fix="make them alike one by one (`each=` of open_dataset), or choose other columns",
                 )
-        return make_room(count, ((_TYPES[column.dtype], column.shape) for column in self.columns), pinned=pinned)
+        return make_room(
+            count, ((_TYPES[column.dtype], column.shape) for column in self.columns), pinned=pinned
+        )
 
     def gather_into(self, samples: Places, room: BatchBuffer) -> Batch:
         """Copy some samples into memory that has room for at least as many; return the part that was filled."""
@@ -89,7 +93,9 @@ class ShardSource:
     def expect(self, shards: Sequence[int]) -> None:
         """Have shards brought here that will be asked for next, where they are not."""
         if isinstance(self._shelf, FetchingStore):
-            self._shelf.prefetch([self.index.shards[number] for number in shards if not self._shards.is_open[number]])
+            self._shelf.prefetch(
+                [self.index.shards[number] for number in shards if not self._shards.is_open[number]]
+            )
 
     def _here(self) -> threading.RLock:
         """Return the lock of this process: a fork may have been made while another thread held it, and was half done."""
@@ -107,9 +113,14 @@ class ShardSource:
         turns = (numpy.cumsum(sizes) - 1) // max(self._shelf.room, 1)
         if not len(turns) or turns[-1] == 0:
             return [slice(None)]
-        return [numpy.flatnonzero(numpy.isin(shards, needed[turns == turn])) for turn in numpy.unique(turns)]
+        return [
+            numpy.flatnonzero(numpy.isin(shards, needed[turns == turn]))
+            for turn in numpy.unique(turns)
+        ]
 
-    def _copy(self, column: Column, samples: Places, shards: Places, memory: Rows, turn: Places | slice) -> None:
+    def _copy(
+        self, column: Column, samples: Places, shards: Places, memory: Rows, turn: Places | slice
+    ) -> None:
         """Copy the samples of one turn to their places in memory."""
         if not isinstance(turn, slice):
             part = numpy.empty((len(samples), column.item_bytes), dtype=numpy.uint8)
@@ -165,5 +176,7 @@ def _chosen(columns: Sequence[Column], names: Sequence[str], where: str) -> tupl
     known = {column.name: column for column in columns}
     missing = [name for name in names if name not in known]
     if missing:
-        raise ConfigError(f"{where} has no column {missing[0]}", fix=f"use one of: {', '.join(known)}")
+        raise ConfigError(
+            f"{where} has no column {missing[0]}", fix=f"use one of: {', '.join(known)}"
+        )
     return tuple(known[name] for name in names) or tuple(columns)

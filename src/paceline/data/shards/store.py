@@ -54,7 +54,11 @@ class LocalShardStore:
         try:
             content = read_bounded(path, LONGEST_INDEX)
         except OSError as error:
-            why = "there is no set" if isinstance(error, FileNotFoundError) else f"{error.strerror or error}: no set"
+            why = (
+                "there is no set"
+                if isinstance(error, FileNotFoundError)
+                else f"{error.strerror or error}: no set"
+            )
             raise DataError(
                 f"{why} in {self._folder}: {path.name} cannot be read",
                 fix="make one with `paceline data pack`, or name another folder",

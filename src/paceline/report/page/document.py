@@ -44,11 +44,14 @@ def page_of(facts: Mapping[str, Any]) -> bytes:
         _section("Scaling", *(scaling(run, charts) for run in runs)),
         _section("Where the time goes", *map(profile, runs)),
         _section("Settings", tag("div", comparison(runs, "config", "Settings"), class_="wide")),
-        _section("Environment", tag("div", comparison(runs, "environment", "Facts"), class_="wide")),
+        _section(
+            "Environment", tag("div", comparison(runs, "environment", "Facts"), class_="wide")
+        ),
     ]
     title = ", ".join(run["name"] for run in runs)
     foot = tag(
-        "footer", f"made {moment(facts['made_s'])} UTC by paceline {facts['paceline']}; steps are optimizer steps"
+        "footer",
+        f"made {moment(facts['made_s'])} UTC by paceline {facts['paceline']}; steps are optimizer steps",
     )
     body = joined(_header(title), tag("main", *sections, foot))
     return _document(title, body, embedded(charts.data)).encode()
@@ -62,7 +65,11 @@ def named_apart(runs: Sequence[Run]) -> list[Run]:
     """
     names = [run["name"] for run in runs]
     return [
-        {**run, "name": run["name"] if names.count(run["name"]) == 1 else run["folder"], "color": place % COLORS}
+        {
+            **run,
+            "name": run["name"] if names.count(run["name"]) == 1 else run["folder"],
+            "color": place % COLORS,
+        }
         for place, run in enumerate(runs)
     ]
 
@@ -72,14 +79,26 @@ def _section(title: str, *parts: str) -> Html:
     inside = joined(*parts)
     if not inside or inside == '<div class="wide"></div>':
         return Html("")
-    return tag("section", tag("h2", title), tag("div", inside, class_=f"grid {title.split(maxsplit=1)[0].lower()}"))
+    return tag(
+        "section",
+        tag("h2", title),
+        tag("div", inside, class_=f"grid {title.split(maxsplit=1)[0].lower()}"),
+    )
 
 
 def _curves(runs: Sequence[Run], charts: Charts) -> list[Html]:
-    metrics = list(dict.fromkeys(name for run in runs for name in run["metric_curves"] if name != "eval_loss"))
-    losses = [*_lines(runs, "curves", "loss"), *_lines(runs, "metric_curves", "eval_loss", ", evaluation")]
+    metrics = list(
+        dict.fromkeys(name for run in runs for name in run["metric_curves"] if name != "eval_loss")
+    )
+    losses = [
+        *_lines(runs, "curves", "loss"),
+        *_lines(runs, "metric_curves", "eval_loss", ", evaluation"),
+    ]
     shown = [charts.add("Loss", "mean of all ranks", losses, _not_finite(runs), first=True)]
-    shown += [charts.add(name, "evaluation", _lines(runs, "metric_curves", name)) for name in metrics[:_MOST_CHARTS]]
+    shown += [
+        charts.add(name, "evaluation", _lines(runs, "metric_curves", name))
+        for name in metrics[:_MOST_CHARTS]
+    ]
     shown += [
         charts.add(title, unit, _lines(runs, "curves", name))
         for name, title, unit in (
@@ -110,19 +129,27 @@ def _lines(runs: Sequence[Run], key: str, name: str, suffix: str = "") -> list[L
 
 def _not_finite(runs: Sequence[Run]) -> str:
     found = {run["name"]: run["curves"].get("loss", {}).get("not_finite", 0) for run in runs}
-    return "; ".join(f"{name}: {count:,} losses were not finite" for name, count in found.items() if count)
+    return "; ".join(
+        f"{name}: {count:,} losses were not finite" for name, count in found.items() if count
+    )
 
 
 def _starts(runs: Sequence[Run]) -> list[Html]:
     several = len(runs) > 1
-    return [tag("div", starts_table(run, several=several), class_="wide") for run in runs if run["starts"]]
+    return [
+        tag("div", starts_table(run, several=several), class_="wide")
+        for run in runs
+        if run["starts"]
+    ]
 
 
 def _header(title: str) -> Html:
     buttons = []
     for name in _THEMES:
         chosen: dict[str, str] = {"checked": ""} if name == "auto" else {}
-        buttons.append(tag("input", type="radio", name="theme", id=f"theme-{name}", value=name, **chosen))
+        buttons.append(
+            tag("input", type="radio", name="theme", id=f"theme-{name}", value=name, **chosen)
+        )
         buttons.append(tag("label", name, for_=f"theme-{name}"))
     return tag(
         "header",

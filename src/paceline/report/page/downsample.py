@@ -55,10 +55,14 @@ def thinned(steps: Sequence[float], values: Sequence[float], columns: int) -> Cu
     low = numpy.minimum.reduceat(numpy.where(good, y, numpy.inf), first)
     high = numpy.maximum.reduceat(numpy.where(good, y, -numpy.inf), first)
     last = numpy.append(first[1:], x.size) - 1
-    return Curve(x[last].tolist(), _rounded(mean), _rounded(low), _rounded(high), int((~good).sum()))
+    return Curve(
+        x[last].tolist(), _rounded(mean), _rounded(low), _rounded(high), int((~good).sum())
+    )
 
 
-def _first_of_columns(x: numpy.typing.NDArray[numpy.float64], columns: int) -> numpy.typing.NDArray[numpy.int64]:
+def _first_of_columns(
+    x: numpy.typing.NDArray[numpy.float64], columns: int
+) -> numpy.typing.NDArray[numpy.int64]:
     """Return the places at which columns begin."""
     if x.size <= columns or x[-1] == x[0]:
         return numpy.arange(x.size) if x.size <= columns else numpy.zeros(1, dtype=numpy.int64)

@@ -22,7 +22,11 @@ from paceline.events import (
 from paceline.report.history import metrics_in, number, parsed
 
 COLUMNS = ("step", "time_s", "loss", "lr", "samples_per_s", "mfu")
-_ENDINGS = {RunEnded.__name__: "ended", RunStopped.__name__: "stopped", RunFailed.__name__: "failed"}
+_ENDINGS = {
+    RunEnded.__name__: "ended",
+    RunStopped.__name__: "stopped",
+    RunFailed.__name__: "failed",
+}
 
 
 @dataclass
@@ -55,7 +59,9 @@ class Start:
 class Account:
     """All that was told; figures of steps that were lost and done again are those of the last time."""
 
-    steps: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in COLUMNS})
+    steps: dict[str, array[float]] = field(
+        default_factory=lambda: {name: array("d") for name in COLUMNS}
+    )
     epochs: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     """At the ends of epochs and within them, in the order of steps."""
@@ -103,13 +109,18 @@ class Account:
             for column in self.steps.values():
                 column.pop()
         self.epochs = [event for event in self.epochs if whole(event.get("step", 0)) <= step]
-        self.evaluations = [event for event in self.evaluations if whole(event.get("step", 0)) <= step]
+        self.evaluations = [
+            event for event in self.evaluations if whole(event.get("step", 0)) <= step
+        ]
         self.starts.append(Start(when, step, whole(event.get("world_size", 0)), when, step))
         self.started, self.digest = event, ""
 
     def _end(self, event: dict[str, Any]) -> None:
         if self.starts:
-            self.starts[-1].ending, self.starts[-1].reason = _ENDINGS[event["event"]], str(event.get("reason", ""))
+            self.starts[-1].ending, self.starts[-1].reason = (
+                _ENDINGS[event["event"]],
+                str(event.get("reason", "")),
+            )
         self.digest = str(event.get("digest", ""))
 
 

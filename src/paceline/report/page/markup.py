@@ -30,7 +30,9 @@ def tag(name: str, /, *inside: str, **attributes: str | float | None) -> Html:
         for key, value in attributes.items()
         if value is not None
     )
-    return Html(f"<{name}{given}/>" if name in _EMPTY else f"<{name}{given}>{joined(*inside)}</{name}>")
+    return Html(
+        f"<{name}{given}/>" if name in _EMPTY else f"<{name}{given}>{joined(*inside)}</{name}>"
+    )
 
 
 def joined(*parts: str) -> Html:

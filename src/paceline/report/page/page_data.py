@@ -33,30 +33,43 @@ def facts_of(targets: Sequence[NamedRun]) -> dict[str, Any]:
     accounts = [read_account(target.folder.events) for target in targets]
     curves = sum(len(_FIGURES) + len(metrics_of(account)) for account in accounts)
     columns = max(_FEWEST, min(_MOST, _POINTS // max(1, curves)))
-    runs = [_run(target, account, columns) for target, account in zip(targets, accounts, strict=True)]
+    runs = [
+        _run(target, account, columns) for target, account in zip(targets, accounts, strict=True)
+    ]
     return {"paceline": VERSION, "made_s": time.time(), "runs": runs}
 
 
 def metrics_of(account: Account) -> list[str]:
     """Return the names of all metrics of the evaluations, in the order in which they came."""
-    return list(dict.fromkeys(str(name) for event in account.evaluations for name in metrics_in(event)))
+    return list(
+        dict.fromkeys(str(name) for event in account.evaluations for name in metrics_in(event))
+    )
 
 
 def _run(target: NamedRun, account: Account, columns: int) -> dict[str, Any]:
     state, folder = Lookout(target).look(), target.folder
-    beats = read_beats(folder.beat(0).parent, state.world_size, number(account.started.get("time_s"), 0.0))
+    beats = read_beats(
+        folder.beat(0).parent, state.world_size, number(account.started.get("time_s"), 0.0)
+    )
     ranks = [beat for beat in beats if math.isfinite(number(beat.own_s) + number(beat.data_s))]
-    times, slow = pace(account), find_straggler(ranks, whole(account.started.get("lanes")), state.world_size)
+    times, slow = (
+        pace(account),
+        find_straggler(ranks, whole(account.started.get("lanes")), state.world_size),
+    )
     found = _course(state, account) | {
         "curves": _curves(account, columns),
-        "metric_curves": {name: _metric(account, name, columns).facts() for name in metrics_of(account)},
+        "metric_curves": {
+            name: _metric(account, name, columns).facts() for name in metrics_of(account)
+        },
         "step_time": times,
         "breakdown": breakdown(times, ranks),
         "ranks": [asdict(beat) for beat in ranks],
         "slowest": asdict(slow) if slow else None,
         "rank_times": rank_times_of(folder.rank_times),
         "slow_ranks": [_slow(event) for event in account.slow],
-        "starts": [asdict(start) | {"reason": without_logins(start.reason)} for start in account.starts],
+        "starts": [
+            asdict(start) | {"reason": without_logins(start.reason)} for start in account.starts
+        ],
         "checkpoints": [_save(event) for event in account.saves],
         "troubles": [_trouble(event) for event in account.troubles],
         "scaling": scaling_of(folder.scaling),
@@ -95,7 +108,9 @@ def _curves(account: Account, columns: int) -> dict[str, Any]:
     """Return the curves of the figures; a run too short for step events has those of its epochs."""
     steps = account.steps
     if len(steps["step"]) < 2 <= len(account.epochs):
-        return {name: _of_epochs(account, name, columns).facts() for name in ("loss", "samples_per_s")}
+        return {
+            name: _of_epochs(account, name, columns).facts() for name in ("loss", "samples_per_s")
+        }
     shown = [name for name in _FIGURES if name != "mfu" or any(value > 0 for value in steps["mfu"])]
     return {name: thinned(steps["step"], steps[name], columns).facts() for name in shown}
 
@@ -118,14 +133,22 @@ def _save(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trouble(event: dict[str, Any]) -> dict[str, Any]:
-    facts = {"event": str(event["event"]), "time_s": number(event.get("time_s")), "step": whole(event.get("step"))}
+    facts = {
+        "event": str(event["event"]),
+        "time_s": number(event.get("time_s")),
+        "step": whole(event.get("step")),
+    }
     return facts | {"reason": without_logins(str(event.get("reason", "")))}
 
 
 def _slow(event: dict[str, Any]) -> dict[str, Any]:
     figures = {name: number(event.get(name)) for name in ("time_s", "more_s", "times")}
     counts = {name: whole(event.get(name)) for name in ("step", "rank")}
-    return counts | figures | {name: str(event.get(name, "")) for name in ("node", "phase", "kind", "sentence")}
+    return (
+        counts
+        | figures
+        | {name: str(event.get(name, "")) for name in ("node", "phase", "kind", "sentence")}
+    )
 
 
 def config_of(path: Path) -> dict[str, Any]:

@@ -61,7 +61,14 @@ class Charts:
         return len(self.data) - 1
 
     def add(
-        self, title: str, unit: str, lines: Sequence[Line], note: str = "", *, first: bool = False, axis: str = "step"
+        self,
+        title: str,
+        unit: str,
+        lines: Sequence[Line],
+        note: str = "",
+        *,
+        first: bool = False,
+        axis: str = "step",
     ) -> Html:
         """Return a chart; nothing if there is nothing to draw. The first one is wide, and logarithmic where it is steep."""
         drawn = [line for line in lines if any(value is not None for value in line.curve.mean)]
@@ -74,9 +81,15 @@ class Charts:
         number = self.keep({"x": [left, right], "scales": limits, "lines": known, "axis": axis})
         name = f"log-{number}"
         checked: dict[str, str] = {"checked": ""} if steep and first else {}
-        pick = tag("input", type="checkbox", id=name, class_="pick", **checked) if len(scales) > 1 else Html("")
+        pick = (
+            tag("input", type="checkbox", id=name, class_="pick", **checked)
+            if len(scales) > 1
+            else Html("")
+        )
         switch = tag("label", "log", for_=name, class_="switch") if len(scales) > 1 else Html("")
-        head = tag("figcaption", tag("h3", title), tag("span", unit, class_="unit"), _legend(drawn), switch)
+        head = tag(
+            "figcaption", tag("h3", title), tag("span", unit, class_="unit"), _legend(drawn), switch
+        )
         plots = [_plot(drawn, scale, left, right, number, title) for scale in scales]
         below = tag("p", note, class_="note") if note else Html("")
         return tag("figure", pick, head, *plots, below, class_="chart wide" if first else "chart")
@@ -84,7 +97,12 @@ class Charts:
 
 def _scales(lines: Sequence[Line]) -> tuple[list[Scale], bool]:
     """Return a linear scale, and a logarithmic one where that can be; and whether the latter shows more."""
-    values = [value for line in lines for value in [*line.curve.low, *line.curve.high] if value is not None]
+    values = [
+        value
+        for line in lines
+        for value in [*line.curve.low, *line.curve.high]
+        if value is not None
+    ]
     low, high = span(values)
     linear = Scale("linear", low, high, linear_ticks(low, high))
     if min(values) <= 0 or max(values) < _WORTH_A_LOG * min(values):
@@ -101,7 +119,12 @@ def _reach(lines: Sequence[Line]) -> tuple[float, float]:
 
 def _known(line: Line) -> dict[str, Any]:
     band = {"low": line.curve.low, "high": line.curve.high} if line.curve.is_thinned else {}
-    return {"name": line.name, "color": line.color, "x": line.curve.steps, "y": line.curve.mean} | band
+    return {
+        "name": line.name,
+        "color": line.color,
+        "x": line.curve.steps,
+        "y": line.curve.mean,
+    } | band
 
 
 def _legend(lines: Sequence[Line]) -> Html:
@@ -109,13 +132,20 @@ def _legend(lines: Sequence[Line]) -> Html:
     if len(lines) < 2:
         return Html("")
     keys = [
-        tag("span", tag("i", class_=f"key c{line.color}{' dashed' if line.dashed else ''}"), line.name, class_="entry")
+        tag(
+            "span",
+            tag("i", class_=f"key c{line.color}{' dashed' if line.dashed else ''}"),
+            line.name,
+            class_="entry",
+        )
         for line in lines
     ]
     return tag("span", *keys, class_="legend")
 
 
-def _plot(lines: Sequence[Line], scale: Scale, left: float, right: float, number: int, title: str) -> Html:
+def _plot(
+    lines: Sequence[Line], scale: Scale, left: float, right: float, number: int, title: str
+) -> Html:
     def across(step: float) -> float:
         return SIZE * (step - left) / (right - left)
 
@@ -127,14 +157,18 @@ def _plot(lines: Sequence[Line], scale: Scale, left: float, right: float, number
     )  # fmt: skip
     beside = [axis_label("y", scale.place(value), label(value)) for value in scale.ticks]
     below = [axis_label("x", across(value), label(value)) for value in _marks(lines, left, right)]
-    area = tag("div", picture, *beside, *below, class_="area", data_chart=number, data_scale=scale.kind)
+    area = tag(
+        "div", picture, *beside, *below, class_="area", data_chart=number, data_scale=scale.kind
+    )
     return tag("div", area, class_=f"plot {scale.kind}")
 
 
 def _marks(lines: Sequence[Line], left: float, right: float) -> list[float]:
     """Return what is written below: the points themselves where they are few, as sizes of a world are; else round numbers."""
     points = sorted({step for line in lines for step in line.curve.steps})
-    apart = len(points) <= _FEW and all(later - sooner > (right - left) / 12 for sooner, later in pairwise(points))
+    apart = len(points) <= _FEW and all(
+        later - sooner > (right - left) / 12 for sooner, later in pairwise(points)
+    )
     return points if apart else [value for value in linear_ticks(left, right) if value.is_integer()]
 
 
@@ -147,12 +181,24 @@ def axis_label(axis: str, place: float, words: str) -> Html:
 def _shapes(line: Line, across: Place, up: Place) -> list[Html]:
     curve, kind = line.curve, f"c{line.color}"
     points = [
-        (across(step), up(value)) for step, value in zip(curve.steps, curve.mean, strict=True) if value is not None
+        (across(step), up(value))
+        for step, value in zip(curve.steps, curve.mean, strict=True)
+        if value is not None
     ]
-    found = [tag("path", class_=f"band {kind}", d=_band(curve, across, up))] if curve.is_thinned else []
-    found.append(tag("path", class_=f"line {kind}{' dashed' if line.dashed else ''}", d=path(_gaps(curve, across, up))))
+    found = (
+        [tag("path", class_=f"band {kind}", d=_band(curve, across, up))] if curve.is_thinned else []
+    )
+    found.append(
+        tag(
+            "path",
+            class_=f"line {kind}{' dashed' if line.dashed else ''}",
+            d=path(_gaps(curve, across, up)),
+        )
+    )
     if len(points) <= _DOTTED:
-        found.append(tag("path", class_=f"dots {kind}", d="".join(f"M{x:.0f} {y:.0f}h0" for x, y in points)))
+        found.append(
+            tag("path", class_=f"dots {kind}", d="".join(f"M{x:.0f} {y:.0f}h0" for x, y in points))
+        )
     return found
 
 
@@ -178,7 +224,13 @@ def path(parts: Sequence[Sequence[tuple[float, float]]]) -> str:
 
 def _band(curve: Curve, across: Place, up: Place) -> str:
     """Return the room between the lowest and the highest value of each column."""
-    columns: list[tuple[float, Number, Number]] = list(zip(curve.steps, curve.low, curve.high, strict=True))
-    whole = [(across(step), up(low), up(high)) for step, low, high in columns if low is not None and high is not None]
+    columns: list[tuple[float, Number, Number]] = list(
+        zip(curve.steps, curve.low, curve.high, strict=True)
+    )
+    whole = [
+        (across(step), up(low), up(high))
+        for step, low, high in columns
+        if low is not None and high is not None
+    ]
     outline = [(x, high) for x, _, high in whole] + [(x, low) for x, low, _ in reversed(whole)]
     return path([outline]) + "Z"

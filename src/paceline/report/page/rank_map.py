@@ -38,7 +38,9 @@ def rank_times_of(path: Path) -> dict[str, Any] | None:
 
 
 def _worst(look: RankSample, first: int, group: int) -> float | None:
-    return max((value for value in look.own_s[first : first + group] if value is not None), default=None)
+    return max(
+        (value for value in look.own_s[first : first + group] if value is not None), default=None
+    )
 
 
 def rank_maps(run: Mapping[str, Any], charts: Charts, *, several: bool) -> Html:
@@ -46,11 +48,17 @@ def rank_maps(run: Mapping[str, Any], charts: Charts, *, several: bool) -> Html:
     ranks = run["ranks"]
     if len(ranks) < 2 and not run["rank_times"]:
         return Html("")
-    head = tag("figcaption", tag("h3", "Ranks"), tag("span", run["name"] if several else "", class_="unit"))
-    told = [f"step {event['step']:,}: {event['sentence']}" for event in run["slow_ranks"][-_SENTENCES:]]
+    head = tag(
+        "figcaption", tag("h3", "Ranks"), tag("span", run["name"] if several else "", class_="unit")
+    )
+    told = [
+        f"step {event['step']:,}: {event['sentence']}" for event in run["slow_ranks"][-_SENTENCES:]
+    ]
     now = _slowest(run) or "by their newest word no rank stands out"
     notes = [tag("p", line, class_="note") for line in told or [now]]
-    return tag("figure", head, _over_steps(run, charts), _over_phases(ranks), *notes, class_="chart wide")
+    return tag(
+        "figure", head, _over_steps(run, charts), _over_phases(ranks), *notes, class_="chart wide"
+    )
 
 
 def _slowest(run: Mapping[str, Any]) -> str:
@@ -71,7 +79,9 @@ def _over_steps(run: Mapping[str, Any], charts: Charts) -> Html:
     group = found["ranks"][1] - found["ranks"][0] if len(found["ranks"]) > 1 else 1
     words = f"own work a step, over steps: pale at the median of {short_time(middle)}, full from twice that on"
     words += f"; each row is the worst of {group} ranks" if group > 1 else ""
-    number = charts.keep({"steps": found["steps"], "ranks": found["ranks"], "own_s": found["own_s"]})
+    number = charts.keep(
+        {"steps": found["steps"], "ranks": found["ranks"], "own_s": found["own_s"]}
+    )
     picture = tag(
         "svg", *_cells(found["own_s"], middle),
         viewBox=f"0 0 {SIZE} {SIZE}", preserveAspectRatio="none", role="img", aria_label="own work of ranks over steps",
@@ -113,7 +123,11 @@ def strength(share: float) -> str:
 def _beside(ranks: Sequence[int]) -> list[Html]:
     every = -(-len(ranks) // _LABELS)
     return [
-        axis_label("y", SIZE * (place + 0.5) / len(ranks), f"rank {ranks[place]}" if place == 0 else str(ranks[place]))
+        axis_label(
+            "y",
+            SIZE * (place + 0.5) / len(ranks),
+            f"rank {ranks[place]}" if place == 0 else str(ranks[place]),
+        )
         for place in range(0, len(ranks), every)
     ]
 
@@ -121,14 +135,19 @@ def _beside(ranks: Sequence[int]) -> list[Html]:
 def _below(steps: Sequence[int]) -> list[Html]:
     every = -(-len(steps) // _LABELS)
     places = range(every // 2, len(steps), every)
-    return [axis_label("x", SIZE * (place + 0.5) / len(steps), label(steps[place])) for place in places]
+    return [
+        axis_label("x", SIZE * (place + 0.5) / len(steps), label(steps[place])) for place in places
+    ]
 
 
 def _over_phases(ranks: Sequence[Mapping[str, Any]]) -> Html:
     """Return what each rank spends its time on: a cell is the redder, the longer it takes there than the others."""
     if len(ranks) < 2:
         return Html("")
-    shown = sorted(sorted(ranks, key=lambda rank: -rank["own_s"])[:_PHASE_ROWS], key=lambda rank: int(rank["rank"]))
+    shown = sorted(
+        sorted(ranks, key=lambda rank: -rank["own_s"])[:_PHASE_ROWS],
+        key=lambda rank: int(rank["rank"]),
+    )
     middles = {phase: median(_spent(rank, phase) for rank in ranks) for phase in PHASES}
     own = usual([rank["own_s"] for rank in ranks])
     rows = [
@@ -141,20 +160,29 @@ def _over_phases(ranks: Sequence[Mapping[str, Any]]) -> Html:
     ]  # fmt: skip
     heads = ["", "node", *PHASES, "waits for others", "own work"]
     table = tag(
-        "table", tag("thead", tag("tr", *(tag("th", word) for word in heads))), tag("tbody", *rows), class_="phases"
+        "table",
+        tag("thead", tag("tr", *(tag("th", word) for word in heads))),
+        tag("tbody", *rows),
+        class_="phases",
     )
     words = "what a step of late was spent on, mean over steps"
-    words += f"; of {len(ranks):,} ranks, the {_PHASE_ROWS} slowest" if len(ranks) > _PHASE_ROWS else ""
+    words += (
+        f"; of {len(ranks):,} ranks, the {_PHASE_ROWS} slowest" if len(ranks) > _PHASE_ROWS else ""
+    )
     return joined(tag("p", words, class_="small"), tag("div", table, class_="scroll"))
 
 
 def _spent(rank: Mapping[str, Any], phase: str) -> float:
     """Return what a phase took; of a rank that tells no phases, what it does tell."""
     if not rank["phases"]:
-        return float({"data": rank["data_s"], "forward": rank["own_s"] - rank["data_s"]}.get(phase, 0.0))
+        return float(
+            {"data": rank["data_s"], "forward": rank["own_s"] - rank["data_s"]}.get(phase, 0.0)
+        )
     found = rank["phases"].get(phase)
     return float(found["mean_s"] or 0.0) if found else 0.0
 
 
 def _cell(seconds: float, share: float) -> Html:
-    return tag("td", tag("span", short_time(seconds)), class_="n shade", style=f"--v:{strength(share)}")
+    return tag(
+        "td", tag("span", short_time(seconds)), class_="n shade", style=f"--v:{strength(share)}"
+    )

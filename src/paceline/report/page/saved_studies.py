@@ -30,7 +30,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def scaling_of(path: Path) -> dict[str, Any] | None:
     """Return the studies of `paceline scale` by their kind, as it has them, without secrets."""
-    return {kind: without_secrets(study.as_dict()) for kind, study in read_studies(path).items()} or None
+    return {
+        kind: without_secrets(study.as_dict()) for kind, study in read_studies(path).items()
+    } or None
 
 
 def verdict_of(path: Path) -> dict[str, Any] | None:
@@ -39,7 +41,10 @@ def verdict_of(path: Path) -> dict[str, Any] | None:
     seconds, step_s = _kinds(found.get("seconds")), _finite(found.get("step_s"))
     if not seconds or not step_s or step_s <= 0:
         return None
-    slow, lists = found.get("slow_rank"), {name: _list(found.get(name)) for name in ("causes", "per_rank", "sentences")}
+    slow, lists = (
+        found.get("slow_rank"),
+        {name: _list(found.get(name)) for name in ("causes", "per_rank", "sentences")},
+    )
     return {
         **{name: _text(found.get(name)) for name in ("script", "device", "words")},
         **{name: whole(found.get(name)) for name in ("ranks", "steps", "decisive_rank")},
@@ -81,7 +86,10 @@ def environment_of(path: Path) -> dict[str, str]:
     flat = {name: value for name, value in found.items() if not isinstance(value, dict)}
     for group, values in found.items():
         if isinstance(values, dict):
-            flat |= {name if group == "variables" else f"{group}.{name}": value for name, value in values.items()}
+            flat |= {
+                name if group == "variables" else f"{group}.{name}": value
+                for name, value in values.items()
+            }
     return {str(name): str(value) for name, value in flat.items()}
 
 

@@ -28,7 +28,9 @@ def pace(account: Account) -> dict[str, Any] | None:
     if not rates.size or not batch > 0:
         return None
     times = batch / rates
-    low, middle, high, longest = (float(value) for value in numpy.quantile(times, [0.05, 0.5, 0.95, 0.99]))
+    low, middle, high, longest = (
+        float(value) for value in numpy.quantile(times, [0.05, 0.5, 0.95, 0.99])
+    )
     edges = numpy.linspace(times.min(), max(longest, times.min() * 1.01), _BARS + 1)
     counts, _ = numpy.histogram(numpy.minimum(times, edges[-1]), edges)
     return {

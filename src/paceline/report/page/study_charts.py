@@ -23,13 +23,23 @@ def scaling(run: Mapping[str, Any], charts: Charts) -> Html:
 
 
 def _study(study: Scaling, run: Mapping[str, Any], charts: Charts) -> tuple[Html, ...]:
-    rows = [tag("tr", *(tag("td", cell, class_="n") for cell in row_of(size))) for size in study.sizes]
+    rows = [
+        tag("tr", *(tag("td", cell, class_="n") for cell in row_of(size))) for size in study.sizes
+    ]
     head = tag("thead", tag("tr", *(tag("th", word, class_="n") for word in HEAD)))
-    table = tag("div", tag("table", head, tag("tbody", *rows), class_="plain figures"), class_="scroll")
+    table = tag(
+        "div", tag("table", head, tag("tbody", *rows), class_="plain figures"), class_="scroll"
+    )
     notes = [tag("p", remark, class_="note") for remark in remarks(study)]
     how = tag("details", tag("summary", "How it was measured"), tag("p", method(study)))
-    title = tag("figcaption", tag("h3", f"{study.kind.capitalize()} scaling"), tag("span", run["name"], class_="unit"))
-    return *_charts(study, run["color"], charts), tag("figure", title, table, *notes, how, class_="chart wide")
+    title = tag(
+        "figcaption",
+        tag("h3", f"{study.kind.capitalize()} scaling"),
+        tag("span", run["name"], class_="unit"),
+    )
+    return *_charts(study, run["color"], charts), tag(
+        "figure", title, table, *notes, how, class_="chart wide"
+    )
 
 
 def _charts(study: Scaling, color: int, charts: Charts) -> list[Html]:
@@ -46,7 +56,12 @@ def _charts(study: Scaling, color: int, charts: Charts) -> list[Html]:
 
 
 def _lines(
-    color: int, ranks: list[float], asked: float, found: list[float], ideal: list[float], least: list[float]
+    color: int,
+    ranks: list[float],
+    asked: float,
+    found: list[float],
+    ideal: list[float],
+    least: list[float],
 ) -> list[Line]:
     return [
         Line("measured", color, _curve(ranks, found)),
@@ -66,9 +81,16 @@ def profile(run: Mapping[str, Any]) -> Html:
     if not found:
         return Html("")
     head = tag("figcaption", tag("h3", "Profile"), tag("span", run["name"], class_="unit"))
-    said = [tag("p", line, class_="note" if place else None) for place, line in enumerate(found["sentences"])]
+    said = [
+        tag("p", line, class_="note" if place else None)
+        for place, line in enumerate(found["sentences"])
+    ]
     causes = [
-        tag("li", tag("b", cause["what"]), f" {_share(cause['seconds'], found['step_s'])}. Try: {cause['try']}")
+        tag(
+            "li",
+            tag("b", cause["what"]),
+            f" {_share(cause['seconds'], found['step_s'])}. Try: {cause['try']}",
+        )
         for cause in found["causes"]
     ]
     below = tag("ol", *causes, class_="causes") if causes else Html("")
@@ -82,7 +104,11 @@ def _bars(found: Mapping[str, Any]) -> list[Html]:
     if len(ranks) == 1:
         return [_bar("", ranks[0], longest, said=True)]
     rows = [
-        _bar(f"rank {rank}" + (", which waits least" if rank == found["decisive_rank"] else ""), seconds, longest)
+        _bar(
+            f"rank {rank}" + (", which waits least" if rank == found["decisive_rank"] else ""),
+            seconds,
+            longest,
+        )
         for rank, seconds in enumerate(ranks)
     ]
     return [*rows, legend_of(list(ranks[0]))]

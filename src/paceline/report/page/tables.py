@@ -14,7 +14,11 @@ _METRICS = 4
 
 def card(run: Mapping[str, Any], *, several: bool) -> Html:
     """Return a run at a glance."""
-    name = (tag("i", class_=f"key c{run['color']}"), run["name"]) if several else (tag("span", run["folder"]),)
+    name = (
+        (tag("i", class_=f"key c{run['color']}"), run["name"])
+        if several
+        else (tag("span", run["folder"]),)
+    )
     head = tag("h2", *name)
     state = tag("span", run["phase"], class_=f"badge {run['phase'].replace(' ', '-')}")
     facts = [tag("div", tag("dt", name), tag("dd", value)) for name, value in _glance(run) if value]
@@ -26,7 +30,9 @@ def card(run: Mapping[str, Any], *, several: bool) -> Html:
 def _glance(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     times, lost = run["step_time"], run["lost_steps"]
     metrics = [
-        (name, human_loss(value)) for name, value in run["metrics"].items() if value is not None and name != "eval_loss"
+        (name, human_loss(value))
+        for name, value in run["metrics"].items()
+        if value is not None and name != "eval_loss"
     ]
     eval_loss = run["metrics"].get("eval_loss")
     return [
@@ -51,13 +57,18 @@ def comparison(runs: Sequence[Mapping[str, Any]], key: str, title: str) -> Html:
     if not names:
         return Html("")
     differ = [name for name in names if len({_shown(run, key, name) for run in runs}) > 1]
-    first = joined(tag("h3", f"{title} that differ"), _table(runs, key, differ)) if differ else Html("")
+    first = (
+        joined(tag("h3", f"{title} that differ"), _table(runs, key, differ)) if differ else Html("")
+    )
     rest = tag("details", tag("summary", f"{title} ({len(names)})"), _table(runs, key, names))
     return joined(first, rest)
 
 
 def _table(runs: Sequence[Mapping[str, Any]], key: str, names: Sequence[str]) -> Html:
-    rows = [tag("tr", tag("th", name), *(tag("td", _shown(run, key, name)) for run in runs)) for name in names]
+    rows = [
+        tag("tr", tag("th", name), *(tag("td", _shown(run, key, name)) for run in runs))
+        for name in names
+    ]
     head = tag("thead", tag("tr", tag("th", ""), *(tag("th", run["name"]) for run in runs)))
     return tag(
         "div",

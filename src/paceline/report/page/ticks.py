@@ -33,7 +33,9 @@ def log_ticks(low: float, high: float) -> list[float]:
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     factors = (1.0, 2.0, 5.0) if last - first <= 4 else (1.0,)
     every = max(1, math.ceil((last - first) / 8))
-    found = [float(f"{factor}e{power}") for power in range(first, last + 1, every) for factor in factors]
+    found = [
+        float(f"{factor}e{power}") for power in range(first, last + 1, every) for factor in factors
+    ]
     inside = [value for value in found if low * 0.999 <= value <= high * 1.001]
     return inside if len(inside) > 1 else linear_ticks(low, high)
 
@@ -63,7 +65,10 @@ def time_ticks(seconds: float, about: int = 6) -> list[float]:
     ([0, 10, 20, 30, 40, 50], [0, 1800, 3600, 5400, 7200])
     """
     steps = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400)
-    step = next((step for step in steps if step * about >= seconds), 86400 * math.ceil(seconds / about / 86400))
+    step = next(
+        (step for step in steps if step * about >= seconds),
+        86400 * math.ceil(seconds / about / 86400),
+    )
     return [place * step for place in range(int(seconds // step) + 1)]
 
 
@@ -78,8 +83,14 @@ def time_label(seconds: float) -> str:
     if seconds < 3600:
         return f"{seconds / 60:g} min"
     if seconds < 86400:
-        return f"{seconds // 3600:.0f}:{seconds % 3600 // 60:02.0f} h" if seconds % 3600 else f"{seconds // 3600:.0f} h"
-    return f"{seconds // 86400:.0f} d" + (f" {seconds % 86400 // 3600:.0f} h" if seconds % 86400 else "")
+        return (
+            f"{seconds // 3600:.0f}:{seconds % 3600 // 60:02.0f} h"
+            if seconds % 3600
+            else f"{seconds // 3600:.0f} h"
+        )
+    return f"{seconds // 86400:.0f} d" + (
+        f" {seconds % 86400 // 3600:.0f} h" if seconds % 86400 else ""
+    )
 
 
 def span(values: Sequence[float]) -> tuple[float, float]:

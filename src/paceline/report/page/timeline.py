@@ -28,10 +28,16 @@ def timeline(runs: Sequence[Mapping[str, Any]]) -> Html:
     ticks = [axis_label("x", SIZE * value / whole_s, time_label(value)) for value in seen]
     keys = [
         tag("span", tag("i", class_=f"key {kind}"), words, class_="entry")
-        for kind, words in (("mark", "checkpoint"), ("stopped", "stopped"), ("failed", "failed or gone"))
+        for kind, words in (
+            ("mark", "checkpoint"),
+            ("stopped", "stopped"),
+            ("failed", "failed or gone"),
+        )
     ]
     head = tag(
-        "figcaption", tag("h3", "Starts and checkpoints"), tag("span", "time since the first start", class_="unit")
+        "figcaption",
+        tag("h3", "Starts and checkpoints"),
+        tag("span", "time since the first start", class_="unit"),
     )
     axis = tag("div", *ticks, class_="times")
     return tag("figure", head, *lanes, axis, tag("p", *keys, class_="legend"), class_="chart wide")
@@ -48,7 +54,8 @@ def _last(run: Mapping[str, Any]) -> float:
 def _lane(run: Mapping[str, Any], whole_s: float, *, named: bool) -> Html:
     begun = _first(run)
     parts = [
-        _part(start, begun, whole_s, run["color"], ending_of(run, place)) for place, start in enumerate(run["starts"])
+        _part(start, begun, whole_s, run["color"], ending_of(run, place))
+        for place, start in enumerate(run["starts"])
     ]
     saved = {}
     for save in run["checkpoints"]:
@@ -83,7 +90,10 @@ def starts_table(run: Mapping[str, Any], *, several: bool) -> Html:
     rows = [_row(run, place) for place in range(len(run["starts"]))][-_ROWS:]
     heads = ("start", "at (UTC)", "for", "ranks", "from step", "to step", "lost", "ending")
     table = tag(
-        "table", tag("thead", tag("tr", *(tag("th", word) for word in heads))), tag("tbody", *rows), class_="plain"
+        "table",
+        tag("thead", tag("tr", *(tag("th", word) for word in heads))),
+        tag("tbody", *rows),
+        class_="plain",
     )
     title = tag("h3", run["name"]) if several else Html("")
     said = [tag("p", line, class_="note") for line in (_saves(run), *_troubles(run)) if line]
@@ -114,7 +124,8 @@ def _saves(run: Mapping[str, Any]) -> str:
 
 def _troubles(run: Mapping[str, Any]) -> list[str]:
     return [
-        f"{event['event']} at step {event['step']:,}: {event['reason'][:300]}" for event in run["troubles"][-_ROWS:]
+        f"{event['event']} at step {event['step']:,}: {event['reason'][:300]}"
+        for event in run["troubles"][-_ROWS:]
     ]
 
 
@@ -125,6 +136,10 @@ def moment(time_s: float | None) -> str:
     ('1970-01-01 00:00', '?', '?')
     """
     try:
-        return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M") if time_s is not None else "?"
+        return (
+            datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M")
+            if time_s is not None
+            else "?"
+        )
     except (ValueError, OverflowError, OSError):
         return "?"

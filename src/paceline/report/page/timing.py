@@ -45,11 +45,19 @@ def histogram(runs: Sequence[Mapping[str, Any]]) -> Html:
         "svg", *shapes,
         viewBox=f"0 0 {SIZE} {SIZE}", preserveAspectRatio="none", role="img", aria_label="step times",
     )  # fmt: skip
-    ticks = [axis_label("x", across(value), label(value * 1000)) for value in linear_ticks(left, right, 4)]
+    ticks = [
+        axis_label("x", across(value), label(value * 1000))
+        for value in linear_ticks(left, right, 4)
+    ]
     area = tag("div", tag("div", picture, *ticks, class_="area"), class_="plot")
-    names = [tag("span", tag("i", class_=f"key c{run['color']}"), run["name"], class_="entry") for run in known]
+    names = [
+        tag("span", tag("i", class_=f"key c{run['color']}"), run["name"], class_="entry")
+        for run in known
+    ]
     legend = tag("span", *names, class_="legend") if len(runs) > 1 else Html("")
-    head = tag("figcaption", tag("h3", "Step time"), tag("span", "ms, how often", class_="unit"), legend)
+    head = tag(
+        "figcaption", tag("h3", "Step time"), tag("span", "ms, how often", class_="unit"), legend
+    )
     note = "Each value is the mean of the steps between two step events. The last bar holds all longer ones, too."
     return tag("figure", head, area, tag("p", note, class_="note"), class_="chart")
 
@@ -71,7 +79,11 @@ def breakdowns(runs: Sequence[Mapping[str, Any]]) -> Html:
         return Html("")
     several = len(runs) > 1
     rows = [_spent(run["name"] if several else "", parts) for run, parts in known]
-    head = tag("figcaption", tag("h3", "A step is spent on"), tag("span", "of late, mean over ranks", class_="unit"))
+    head = tag(
+        "figcaption",
+        tag("h3", "A step is spent on"),
+        tag("span", "of late, mean over ranks", class_="unit"),
+    )
     kinds = list(dict.fromkeys(kind for _, parts in known for kind in parts))
     return tag("figure", head, *rows, legend_of(kinds) if several else Html(""), class_="chart")
 
@@ -82,7 +94,10 @@ def _parts(found: Mapping[str, Any]) -> dict[str, float]:
 
 def _spent(name: str, parts: Mapping[str, float]) -> Html:
     step_s = max(sum(parts.values()), 1e-12)
-    told = [f"{in_words(kind)}  {short_time(value)}, {value / step_s:.0%}" for kind, value in parts.items()]
+    told = [
+        f"{in_words(kind)}  {short_time(value)}, {value / step_s:.0%}"
+        for kind, value in parts.items()
+    ]
     shares = {kind: value / step_s for kind, value in parts.items()}
     return bar(name or f"{short_time(step_s)} a step", shares, told, said=not name)
 
@@ -100,7 +115,8 @@ def bar(name: str, shares: Mapping[str, float], told: Sequence[str], *, said: bo
         if share >= _SEEN
     ]
     values = [
-        tag("span", tag("i", class_=f"key {_color(kind)}"), words) for kind, words in zip(shares, told, strict=True)
+        tag("span", tag("i", class_=f"key {_color(kind)}"), words)
+        for kind, words in zip(shares, told, strict=True)
     ]
     return tag(
         "div",
@@ -113,7 +129,10 @@ def bar(name: str, shares: Mapping[str, float], told: Sequence[str], *, said: bo
 
 def legend_of(kinds: Sequence[str]) -> Html:
     """Return which colour is what, for several bars."""
-    keys = [tag("span", tag("i", class_=f"key {_color(kind)}"), in_words(kind), class_="entry") for kind in kinds]
+    keys = [
+        tag("span", tag("i", class_=f"key {_color(kind)}"), in_words(kind), class_="entry")
+        for kind in kinds
+    ]
     return tag("p", *keys, class_="legend")
 
 

@@ -24,7 +24,10 @@ class Bookmark:
     def _read(self) -> None:
         try:
             found = json.loads(os.pread(self._file, 1 << 16, 0))
-            self.name, self._steps = str(found["name"]), {kind: int(step) for kind, step in found["steps"].items()}
+            self.name, self._steps = (
+                str(found["name"]),
+                {kind: int(step) for kind, step in found["steps"].items()},
+            )
         except (ValueError, KeyError, TypeError, AttributeError):
             self.name, self._steps = "", {}
 

@@ -68,7 +68,9 @@ class Table:
             return []
         text = self._path.read_text(encoding="utf-8")
         rows = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-        self._columns += [name for name in rows.fieldnames or () if name and name not in self._columns]
+        self._columns += [
+            name for name in rows.fieldnames or () if name and name not in self._columns
+        ]
         return [row for row in rows if (row.get("step") or "").isdecimal()]
 
     def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -85,5 +87,7 @@ class Table:
 
 def _lines(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> bytes:
     text = io.StringIO()
-    csv.DictWriter(text, columns, restval="", extrasaction="ignore", lineterminator="\n").writerows(rows)
+    csv.DictWriter(text, columns, restval="", extrasaction="ignore", lineterminator="\n").writerows(
+        rows
+    )
     return text.getvalue().encode()

@@ -15,7 +15,10 @@ def step_metrics(event: StepDone) -> dict[str, float]:
     """
     found = {"loss": event.loss, "lr": event.lr, "samples_per_s": event.samples_per_s}
     found |= {"epoch": float(event.epoch), "samples": float(event.samples)}
-    return {f"train/{name}": value for name, value in (found | ({"mfu": event.mfu} if event.mfu else {})).items()}
+    return {
+        f"train/{name}": value
+        for name, value in (found | ({"mfu": event.mfu} if event.mfu else {})).items()
+    }
 
 
 def epoch_metrics(event: EpochDone) -> dict[str, float]:
@@ -25,7 +28,9 @@ def epoch_metrics(event: EpochDone) -> dict[str, float]:
     {'epoch/loss': 0.5, 'epoch/samples_per_s': 9.0, 'eval/acc': 0.75}
     """
     found = {"epoch/loss": event.loss, "epoch/samples_per_s": event.samples_per_s}
-    return found | {f"eval/{name.removeprefix('eval_')}": value for name, value in event.metrics.items()}
+    return found | {
+        f"eval/{name.removeprefix('eval_')}": value for name, value in event.metrics.items()
+    }
 
 
 def finite(figures: dict[str, float]) -> dict[str, float]:

@@ -18,7 +18,15 @@ _AT_ONCE = 100  # parameters that it takes in one request
 class MlflowSink:
     """Logs through MLflow's client, which keeps no global state. MLFLOW_EXPERIMENT_NAME names another experiment."""
 
-    def __init__(self, path: Path, name: str, settings: Mapping[str, Any], *, anew: bool, experiment: str = "") -> None:
+    def __init__(
+        self,
+        path: Path,
+        name: str,
+        settings: Mapping[str, Any],
+        *,
+        anew: bool,
+        experiment: str = "",
+    ) -> None:
         from mlflow.tracking import MlflowClient  # type: ignore[import-not-found, unused-ignore]
 
         self._client: Any = MlflowClient()

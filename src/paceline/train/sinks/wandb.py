@@ -18,10 +18,17 @@ _LOGIN_WITHIN_S = 15  # without a key nobody may answer: then the training goes 
 class WandbSink:
     """Logs to one run of theirs, which goes on when the training does. Steps go as a number: theirs only ever grow."""
 
-    def __init__(self, path: Path, name: str, settings: Mapping[str, Any], *, anew: bool, project: str = "") -> None:
+    def __init__(
+        self, path: Path, name: str, settings: Mapping[str, Any], *, anew: bool, project: str = ""
+    ) -> None:
         self._folder = make_private(path.parent / "wandb")
         self._mark = Bookmark(path)
-        self._name, self._settings, self._anew, self._project = name, settings, anew, project or "paceline"
+        self._name, self._settings, self._anew, self._project = (
+            name,
+            settings,
+            anew,
+            project or "paceline",
+        )
         self._run: Any = None
 
     def __call__(self, event: Event) -> None:
@@ -43,7 +50,9 @@ class WandbSink:
             dir=str(self._folder),
             config=dict(self._settings),
             resume="allow",
-            settings=wandb.Settings(console="off", login_timeout=_LOGIN_WITHIN_S, disable_git=True, disable_code=True),
+            settings=wandb.Settings(
+                console="off", login_timeout=_LOGIN_WITHIN_S, disable_git=True, disable_code=True
+            ),
         )
         self._run.define_metric("*", step_metric="step")
 
