@@ -14,9 +14,9 @@ from paceline.hang.judge import judge, still_moving
 from paceline.hang.links import Links
 from paceline.hang.process import GONE, Process
 from paceline.telemetry.pulse import REST_S, Pulse
-from paceline.hang.rank_report import RankReport, WrongResult, parsed, read_all, write
+from paceline.hang.rank_report import RankReport, RankException, parsed, read_reports, write_report
 from paceline.hang.stacks import MAIN, CodeLine, Stack, own_stacks
-from paceline.hang.verdict import HangVerdict, keep, kept
+from paceline.hang.verdict import HangVerdict, write_verdict, read_verdict
 from paceline.rundir import RunDir
 
 WHERE = CodeLine("/home/me/data.py", 88, "load_batch", "user")
@@ -59,9 +59,9 @@ def waiting(*numbers: int) -> list[RankReport]:
 DEAD = {"process": Process(9, 9, GONE)}
 STOPPED = {"process": Process(9, 9, "T")}
 RAISED = {
-    "wrong": WrongResult("ValueError", "Traceback\nValueError: a bad sample", lost_peer=False)
+    "wrong": RankException("ValueError", "Traceback\nValueError: a bad sample", lost_peer=False)
 }
-LOST = {"wrong": WrongResult("RuntimeError", "Connection closed by peer", lost_peer=True)}
+LOST = {"wrong": RankException("RuntimeError", "Connection closed by peer", lost_peer=True)}
 
 STEPS = [entry(0), entry(0, "all-gather", 424)] * 3
 FIRST = [entry(0, "all-gather", 424)] * 5
@@ -196,25 +196,25 @@ def test_what_is_written_is_read_again_and_what_is_damaged_says_nothing(tmp_path
         node="elsewhere",
         links=Links(("4.4.4.2",), ("4.4.4.1",)),
     )
-    write(folder, record)
-    write(folder, rank(3, None, "stuck"))
-    write(folder, replace(rank(0, None, "running", size=2), time_s=99.0))
+    write_report(folder, record)
+    write_report(folder, rank(3, None, "stuck"))
+    write_report(folder, replace(rank(0, None, "running", size=2), time_s=99.0))
     folder.hang_record(5).write_text('{"rank": 5}')
     folder.crash(1).write_text(
         "Fatal Python error: Aborted\n"
     )  # of a process that rank 1 has started: it failed in words
-    assert [found.rank for found in read_all(folder)] == [
+    assert [found.rank for found in read_reports(folder)] == [
         0,
         1,
     ]  # rank 3 is of a larger world, before
-    assert read_all(folder)[1] == record == parsed(asdict(record))
+    assert read_reports(folder)[1] == record == parsed(asdict(record))
     assert folder.hang_record(1).stat().st_mode & 0o777 == 0o600
     assert folder.hang_record(1).parent.stat().st_mode & 0o777 == 0o700
     verdict = HangVerdict("stopped", (1,), (0,), "rank 1 is stopped")
-    keep(folder, verdict)
-    assert kept(folder) == verdict
+    write_verdict(folder, verdict)
+    assert read_verdict(folder) == verdict
     folder.hang_verdict.write_text("[]")
-    assert kept(folder) is None
+    assert read_verdict(folder) is None
 
 
 def test_native_code_that_ends_a_rank_leaves_word_of_where_it_was(tmp_path: Path):
@@ -222,23 +222,23 @@ def test_native_code_that_ends_a_rank_leaves_word_of_where_it_was(tmp_path: Path
     script = """
 import faulthandler, os, sys, threading
 from pathlib import Path
-from paceline.hang.crash import telling_of_crashes
+from paceline.hang.crash import dump_stacks_on_crash
 def fall():
     os.abort()
 faulthandler.enable()
-with telling_of_crashes(Path(sys.argv[1] + "-other"), enabled_by_us=True):
+with dump_stacks_on_crash(Path(sys.argv[1] + "-other"), enabled_by_us=True):
     pass
 threading.Thread(target=threading.Event().wait, daemon=True).start()
-with telling_of_crashes(Path(sys.argv[1]), enabled_by_us=True):
-    with telling_of_crashes(Path(sys.argv[1] + "-foreign"), enabled_by_us=False):
+with dump_stacks_on_crash(Path(sys.argv[1]), enabled_by_us=True):
+    with dump_stacks_on_crash(Path(sys.argv[1] + "-foreign"), enabled_by_us=False):
         fall()
 """
     folder.crash(1).parent.mkdir(parents=True)
     subprocess.run(
         [sys.executable, "-c", script, str(folder.crash(1))], stderr=subprocess.DEVNULL, check=False
     )
-    write(folder, rank(1, None, "running", size=2, **DEAD))
-    assert (found := read_all(folder)[0]).crash == "Aborted"
+    write_report(folder, rank(1, None, "running", size=2, **DEAD))
+    assert (found := read_reports(folder)[0]).crash == "Aborted"
     assert [stack.places[-1].function for stack in found.stacks if stack.thread == MAIN] == ["fall"]
     assert [path.name for path in folder.crash(1).parent.glob("*crash*")] == ["0001.crash"]
     assert folder.crash(1).stat().st_mode & 0o777 == 0o600

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.hang import watchdog
 from paceline.telemetry.pulse import Pulse
-from paceline.hang.rank_report import record_of, write
+from paceline.hang.rank_report import current_report, write_report
 from paceline.hang.watchdog import Watchdog
 from paceline.rundir import RunDir
 from paceline.world.world import World
@@ -61,8 +61,10 @@ def test_a_rank_of_this_host_that_runs_is_given_longer_to_say_where_it_is(
     said: list[str],
 ) -> None:
     folder, pulse, found = RunDir(tmp_path), Pulse(3.0), []
-    write(folder, record_of(World(rank=0, size=2), pulse, "stuck"))
-    write(folder, replace(record_of(World(rank=1, size=2), pulse, "running"), **changed))
+    write_report(folder, current_report(World(rank=0, size=2), pulse, "stuck"))
+    write_report(
+        folder, replace(current_report(World(rank=1, size=2), pulse, "running"), **changed)
+    )
     dog = Watchdog(folder, World(rank=0, size=2), pulse, print, lambda _: None)
     dog._since = 0.0
     monkeypatch.setattr(

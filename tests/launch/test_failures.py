@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.program import Done, paceline
 
-from paceline.launch.failure import Ended, find_culprit
+from paceline.launch.failure import RankEnd, find_culprit
 
 LEAVE = """
 import os, signal, sys
@@ -157,14 +157,14 @@ def test_a_script_that_cannot_begin_says_why_once(
 
 def spoke(
     rank: int, time_s: float, code: int | None = 1, *, known: bool = False, lost_peer: bool = False
-) -> Ended:
-    return Ended(
+) -> RankEnd:
+    return RankEnd(
         rank, code, time_s, f"words of {rank}", "ValueError", known, lost_peer, (f"line of {rank}",)
     )
 
 
-def silent(rank: int, time_s: float, code: int | None) -> Ended:
-    return Ended(rank, code, time_s, tail=(f"line of {rank}",))
+def silent(rank: int, time_s: float, code: int | None) -> RankEnd:
+    return RankEnd(rank, code, time_s, tail=(f"line of {rank}",))
 
 
 RUNNING = None
@@ -184,12 +184,12 @@ RUNNING = None
         ([silent(0, 0.0, RUNNING), spoke(1, 3.0, 2, known=True)], 1, 2, "words of 1"),
         ([spoke(0, 3.0, 3, known=True), spoke(1, 4.0, 3, known=True)], 0, 3, "words of 0"),
         ([silent(0, 1.0, 3)], 0, 3, "  line of 0\n  fix: "),
-        ([Ended(0, 3, 1.0)], 0, 3, "(nothing)"),
+        ([RankEnd(0, 3, 1.0)], 0, 3, "(nothing)"),
         ([spoke(0, 1.0, RUNNING)], 0, 1, "words of 0"),
     ],
 )
 def test_the_first_cause_is_found_among_the_ends_of_all_ranks(
-    ranks: list[Ended], culprit: int, code: int, words: str
+    ranks: list[RankEnd], culprit: int, code: int, words: str
 ) -> None:
     found = find_culprit(ranks)
     assert (found.rank, found.exit_code) == (culprit, code)
@@ -204,4 +204,4 @@ def test_a_known_error_is_shown_without_a_word_around_it() -> None:
 def test_a_report_that_is_not_whole_counts_as_silence(tmp_path: Path, content: str) -> None:
     file = tmp_path / "failure"
     file.write_text(content)
-    assert Ended.read(1, 3, 5.0, file, ("x",)) == Ended(1, 3, 5.0, tail=("x",))
+    assert RankEnd.read(1, 3, 5.0, file, ("x",)) == RankEnd(1, 3, 5.0, tail=("x",))

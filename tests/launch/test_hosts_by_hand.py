@@ -25,7 +25,7 @@ FAIL_ONCE = """
 import os, time, paceline
 try:
     with paceline.join(paceline.config_from_argv()) as world:
-        print(world.meeting.prefix)
+        print(world.rendezvous.prefix)
         if world.rank == 1 and not os.path.exists("failed"):
             os.mkdir("failed")
             raise ValueError("once")

@@ -12,7 +12,7 @@ from paceline import handover
 from paceline.errors import STOPPED
 from paceline.launch import rank_local as child
 from paceline.launch import supervisor as local
-from paceline.launch.failure import Ended
+from paceline.launch.failure import RankEnd
 from paceline.launch.signals import StopSignals
 from paceline.launch.spec import LaunchSpec, script
 
@@ -107,4 +107,4 @@ def test_a_report_is_there_only_when_it_is_whole(
     child._report(ValueError("no more data"))
     assert seen == [False]
     assert list(tmp_path.iterdir()) == [file]
-    assert Ended.read(0, 1, 1.0, file, ()).what == "ValueError"
+    assert RankEnd.read(0, 1, 1.0, file, ()).what == "ValueError"

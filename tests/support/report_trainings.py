@@ -30,7 +30,7 @@ from paceline.measure.recorded_step_times import StepPace
 from paceline.measure.scaling_store import write_studies
 from paceline.rundir import VERDICT_FILE, RunDir, make_private, write_whole
 from paceline.telemetry.heartbeat import Beat
-from paceline.telemetry.phases import PHASES, Spent
+from paceline.telemetry.phases import PHASES, PhaseTime
 from paceline.telemetry.rank_times import RankTimes
 from paceline.telemetry.stragglers import Straggler
 
@@ -63,7 +63,7 @@ def make_training(
             )
         )
         phases = {
-            phase: Spent(seconds, seconds, seconds, 9)
+            phase: PhaseTime(seconds, seconds, seconds, 9)
             for phase, seconds in (parts | {"wait": 0.06 - own_s}).items()
         }
         beat = Beat(rank, f"node{rank // 4}", 6000, BEGUN_S + 1e6, own_s, data_s, 0.02, 20, phases)

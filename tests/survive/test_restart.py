@@ -105,7 +105,7 @@ def test_a_known_error_is_not_tried_again(tmp_path: Path) -> None:
 )
 def test_when_to_start_again(most, progress, spent, known, code, again) -> None:
     assert (
-        Restarts(most).allow(Failure(0, code, "", hopeless=known, progress=progress), spent)
+        Restarts(most).allow(Failure(0, code, "", permanent=known, progress=progress), spent)
         is again
     )
 

@@ -18,7 +18,7 @@ from paceline.world import roll_call as roll
 from paceline.world.address import free_port, listen_at
 from paceline.world.world import World
 from paceline.world.network import call_the_roll
-from paceline.world.connectivity import doorbell, ring
+from paceline.world.connectivity import probe_listener, probe_peer
 from paceline.world.roll_call import RollCall
 
 
@@ -75,12 +75,12 @@ def test_rank_0_that_does_not_answer_is_named_with_both_ends(
 
 @pytest.mark.parametrize("address", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.ipv6)])
 def test_a_door_knows_its_own_word(address: str) -> None:
-    with doorbell(address) as door:
-        assert ring(door) is None
-        assert ring(door) is None
+    with probe_listener(address) as door:
+        assert probe_peer(door) is None
+        assert probe_peer(door) is None
         where, port, _, host = door.split()
-        assert "somebody else answers" in ring(f"{where} {port} other {host}").problem
-    assert "refused" in ring(door).problem
+        assert "somebody else answers" in probe_peer(f"{where} {port} other {host}").problem
+    assert "refused" in probe_peer(door).problem
 
 
 def ranks_say(size: int, act, timeout_s: float = 30) -> list[object]:
@@ -152,8 +152,8 @@ def test_one_interface_that_reaches_nobody_is_the_error_of_all(
 ) -> None:
     """Two nodes whose gloo would listen on loopback: each finds nobody, or somebody else, at the other's address."""
     closed = f"127.0.0.1 {free_port('127.0.0.1')} word n2"
-    rung = network.ring
-    monkeypatch.setattr(network, "ring", lambda door: rung(closed))
+    rung = network.probe_peer
+    monkeypatch.setattr(network, "probe_peer", lambda door: rung(closed))
 
     def act(rank: int, roll: RollCall) -> object:
         return network._try_doors(World(rank, 4, rank % 2, 2, rank // 2, 2), roll, "127.0.0.1")

@@ -17,7 +17,7 @@ from support.processes import on_processes, run_on_processes
 from paceline.config import RunConfig, TimeoutConfig
 from paceline.errors import ConfigError, EnvironmentUnfit
 from paceline.world.address import free_port, listen_at
-from paceline.world.collectives import rows_of_all, sum_across
+from paceline.world.collectives import all_gather_rows, sum_across
 from paceline.world.device import gpu_index
 from paceline.world.world import World
 from paceline.world.process_group import join, shorten_timeout
@@ -58,7 +58,7 @@ def test_one_node_listens_on_loopback_only(world: World) -> None:
 @on_processes(3)
 def test_collectives_reach_all(world: World) -> None:
     assert sum_across(world, torch.tensor([world.rank, 1])).tolist() == [3, 3]
-    assert rows_of_all(world, torch.tensor([[world.rank]])).tolist() == [[[0]], [[1]], [[2]]]
+    assert all_gather_rows(world, torch.tensor([[world.rank]])).tolist() == [[[0]], [[1]], [[2]]]
 
 
 def wait_for_a_late_rank(config: RunConfig) -> float:

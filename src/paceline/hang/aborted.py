@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from paceline.hang.crash import ABORTED
 from paceline.hang.entered import expected, form_of
 from paceline.hang.flight_recorder import Collective
-from paceline.hang.phrasing import named, ranks_but, ranks_words, with_size
+from paceline.hang.phrasing import format_ranks, named, ranks_but, with_size
 from paceline.hang.rank_report import RankReport
 from paceline.hang.stacks import MAIN, Stack
 from paceline.hang.verdict import HangVerdict
@@ -38,9 +38,9 @@ def whose_size_aborted(records: Sequence[RankReport]) -> HangVerdict | None:
         return _of_odd(records, odd, end)
     if first_time:
         record, entry = next(iter(first_time.items()))
-        words = f"{end}: {ranks_words([record.rank])} had {with_size(entry)}, and it another size; none was there before"
+        words = f"{end}: {format_ranks([record.rank])} had {with_size(entry)}, and it another size; none was there before"
         return HangVerdict("another shape", tuple(sorted({record.rank, dead[0].rank})), (), words)
-    words = f"{end}: gloo does that where sizes differ, and those of {ranks_words([r.rank for r in told])} are as before"
+    words = f"{end}: gloo does that where sizes differ, and those of {format_ranks([r.rank for r in told])} are as before"
     return HangVerdict("another shape", (dead[0].rank,), ranks_but(records, dead[:1]), words)
 
 

@@ -30,7 +30,7 @@ class Crash:
 
 
 @contextlib.contextmanager
-def telling_of_crashes(path: Path, *, enabled_by_us: bool) -> Iterator[None]:
+def dump_stacks_on_crash(path: Path, *, enabled_by_us: bool) -> Iterator[None]:
     """Have crashes written into a file until this is over; a file that stays tells of one.
 
     Where somebody else has already said where they are to be written, it stays so.

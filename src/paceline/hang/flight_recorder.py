@@ -27,10 +27,10 @@ class Collective:
     done: bool
 
     @property
-    def called(self) -> str:
+    def label(self) -> str:
         """What to call it in a sentence.
 
-        >>> Collective("0", 412, "all-reduce", ((3,),), ("Float",), False).called
+        >>> Collective("0", 412, "all-reduce", ((3,),), ("Float",), False).label
         'all-reduce 412'
         """
         return f"{self.name} {self.number}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from paceline.hang.entered import groups_of, last_of, pending_of
 from paceline.hang.flight_recorder import Collective
-from paceline.hang.phrasing import are, named, ranks_but, ranks_words, wait_words, workers_words
+from paceline.hang.phrasing import are, format_ranks, named, ranks_but, wait_words, workers_words
 from paceline.hang.rank_report import RankReport
 from paceline.hang.verdict import HangVerdict
 
@@ -43,7 +43,7 @@ def _of_late(
     where = f"it is{act} in {late[0].place}" if late[0].place else f"it is {late[0].doing}"
     return HangVerdict(
         doing, tuple(record.rank for record in late), others,  # type: ignore[arg-type]
-        f"{named(late)} {'has' if len(late) == 1 else 'have'} not entered {newest.called}; {where}{workers_words(late[0])}; {wait_words(others, late)}",
+        f"{named(late)} {'has' if len(late) == 1 else 'have'} not entered {newest.label}; {where}{workers_words(late[0])}; {wait_words(others, late)}",
     )  # fmt: skip
 
 
@@ -61,9 +61,9 @@ def whose_batches_differ(records: Sequence[RankReport]) -> HangVerdict | None:
         (ranks_but(records, more), ranks_but(records, ended)),
     )
     if len(ended) < len(more):
-        words = f"{named(ended)} {ended_words}; {ranks_words(late)} {are(late)} {step}, and wait for a batch of it"
+        words = f"{named(ended)} {ended_words}; {format_ranks(late)} {are(late)} {step}, and wait for a batch of it"
         return HangVerdict("one batch less", early, late, words)
-    words = f"{named(more)} has a batch more than the others: it is {step}; {ranks_words(early)} {ended_words}"
+    words = f"{named(more)} has a batch more than the others: it is {step}; {format_ranks(early)} {ended_words}"
     return HangVerdict("one batch more", late, early, words)
 
 
@@ -81,9 +81,9 @@ def which_link(records: Sequence[RankReport]) -> HangVerdict | None:
         ahead = ranks_but(records, behind)
         return HangVerdict(
             "link", tuple(record.rank for record in behind), ahead,
-            f"{named(behind)} {are(behind)} still in {first.called}, which {ranks_words(ahead)} {'has' if len(ahead) == 1 else 'have'} left: the link to it carries nothing",
+            f"{named(behind)} {are(behind)} still in {first.label}, which {format_ranks(ahead)} {'has' if len(ahead) == 1 else 'have'} left: the link to it carries nothing",
         )  # fmt: skip
     return HangVerdict(
         "link", tuple(record.rank for record in records), (),
-        f"all ranks are in {first.called}, and it does not end: the link {between} carries nothing",
+        f"all ranks are in {first.label}, and it does not end: the link {between} carries nothing",
     )  # fmt: skip

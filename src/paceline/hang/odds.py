@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from paceline.hang.entered import Form, expected, form_of, groups_of
 from paceline.hang.flight_recorder import Collective
-from paceline.hang.phrasing import named, place_words, ranks_but, ranks_words, with_size
+from paceline.hang.phrasing import format_ranks, named, place_words, ranks_but, with_size
 from paceline.hang.rank_report import RankReport
 from paceline.hang.verdict import Cause, HangVerdict
 
@@ -72,10 +72,10 @@ def _of_mismatch(entered: dict[RankReport, Collective], odd: list[RankReport]) -
     theirs = [record.rank for record, entry in entered.items() if form_of(entry) == form_of(other)]
     cause: Cause = "another shape" if one.name == other.name else "another collective"
     what = (
-        (one.called, other.called) if one.name != other.name else (with_size(one), with_size(other))
+        (one.label, other.label) if one.name != other.name else (with_size(one), with_size(other))
     )
     came = "are" if len(theirs) > 1 else "is"
-    words = f"{named([mine])} is in {what[0]}, but {ranks_words(theirs)} {came if not other.done else 'had'} {'in ' if not other.done else ''}{what[1]}"
+    words = f"{named([mine])} is in {what[0]}, but {format_ranks(theirs)} {came if not other.done else 'had'} {'in ' if not other.done else ''}{what[1]}"
     return HangVerdict(
         cause,
         tuple(record.rank for record in odd),

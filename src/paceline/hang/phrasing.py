@@ -8,10 +8,10 @@ from paceline.hang.flight_recorder import Collective
 from paceline.hang.rank_report import RankReport
 
 
-def ranks_words(ranks: Sequence[int]) -> str:
+def format_ranks(ranks: Sequence[int]) -> str:
     """Return ranks as people say them.
 
-    >>> ranks_words([3]), ranks_words([0, 1, 2, 5]), ranks_words([0, 2])
+    >>> format_ranks([3]), format_ranks([0, 1, 2, 5]), format_ranks([0, 2])
     ('rank 3', 'ranks 0-2, 5', 'ranks 0, 2')
     """
     spans: list[list[int]] = []
@@ -32,7 +32,7 @@ def ranks_but(records: Sequence[RankReport], some: Sequence[RankReport]) -> tupl
 def named(records: Sequence[RankReport]) -> str:
     """Return ranks with their nodes."""
     nodes = sorted({record.node for record in records})
-    return f"{ranks_words([record.rank for record in records])} (node {', '.join(nodes)})"
+    return f"{format_ranks([record.rank for record in records])} (node {', '.join(nodes)})"
 
 
 def place_words(record: RankReport) -> str:
@@ -47,15 +47,15 @@ def are(some: Sequence[object]) -> str:
 
 def wait_words(others: Sequence[int], some: Sequence[RankReport]) -> str:
     """Return who waits for whom."""
-    return f"{ranks_words(others)} wait{'s' if len(others) == 1 else ''} for {'it' if len(some) == 1 else 'them'}"
+    return f"{format_ranks(others)} wait{'s' if len(others) == 1 else ''} for {'it' if len(some) == 1 else 'them'}"
 
 
 def workers_words(record: RankReport) -> str:
     """Return which of the processes that it started do not move."""
     bad = [child for child in record.children if child.state in {"T", "t", "Z", "D"}]
-    return f", and its process {bad[0].pid} {bad[0].words}" if bad else ""
+    return f", and its process {bad[0].pid} {bad[0].description}" if bad else ""
 
 
 def with_size(entry: Collective) -> str:
     """Return a collective, with what it was given."""
-    return f"{entry.called} of {', '.join('x'.join(map(str, shape)) or '1' for shape in entry.sizes)} {'/'.join(entry.types)}"
+    return f"{entry.label} of {', '.join('x'.join(map(str, shape)) or '1' for shape in entry.sizes)} {'/'.join(entry.types)}"

@@ -34,7 +34,7 @@ class Process:
     memory_bytes: int = 0
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """How it stands."""
         return STATES.get(self.state, "")
 

@@ -24,7 +24,7 @@ State = Literal["running", "moving", "stuck", "failed", "left"]
 
 
 @dataclass(frozen=True)
-class WrongResult:
+class RankException:
     """The exception with which a rank ended."""
 
     what: str
@@ -53,7 +53,7 @@ class RankReport:
     children: tuple[Process, ...] = ()
     stacks: tuple[Stack, ...] = ()
     collectives: tuple[Collective, ...] = ()
-    wrong: WrongResult | None = None
+    wrong: RankException | None = None
     links: Links = field(default_factory=Links)
     """With other hosts."""
     crash: str = ""
@@ -65,8 +65,8 @@ class RankReport:
         return telling_place(self.stacks)
 
 
-def record_of(
-    world: World, pulse: Pulse, state: State, wrong: WrongResult | None = None
+def current_report(
+    world: World, pulse: Pulse, state: State, wrong: RankException | None = None
 ) -> RankReport:
     """Return this rank as it is now; what takes time to find is left out where nothing is wrong."""
     pid, told = os.getpid(), state in {"stuck", "failed"}
@@ -80,7 +80,7 @@ def record_of(
     )  # fmt: skip
 
 
-def _collectives(wrong: WrongResult | None) -> tuple[Collective, ...]:
+def _collectives(wrong: RankException | None) -> tuple[Collective, ...]:
     """Return the last ones; torch counts one that failed as done, and it is not."""
     found = last_collectives()
     if found and wrong and (wrong.lost_peer or "gloo" in wrong.text):
@@ -88,14 +88,14 @@ def _collectives(wrong: WrongResult | None) -> tuple[Collective, ...]:
     return tuple(found)
 
 
-def write(directory: RunDir, record: RankReport) -> None:
+def write_report(directory: RunDir, record: RankReport) -> None:
     """Write a record, whole; a disk that hangs is one of the things it tells of, so it is not waited for."""
     path = directory.hang_record(record.rank)
     make_private(path.parent)
     write_whole(path, f"{json.dumps(asdict(record))}\n".encode(), durable=False)
 
 
-def read(path: Path) -> RankReport | None:
+def read_report(path: Path) -> RankReport | None:
     """Return a record; nothing for what is none."""
     try:
         return parsed(json.loads(path.read_text(encoding="utf-8")))
@@ -103,10 +103,10 @@ def read(path: Path) -> RankReport | None:
         return None
 
 
-def read_all(directory: RunDir) -> list[RankReport]:
+def read_reports(directory: RunDir) -> list[RankReport]:
     """Return the records of the last start of a run; those of a larger world before it say nothing."""
     paths = sorted(directory.hang_record(0).parent.glob("[0-9]*.json"))
-    found = [record for record in map(read, paths) if record]
+    found = [record for record in map(read_report, paths) if record]
     size = max(found, key=lambda record: record.time_s).size if found else 0
     return [_with_crash(directory, looked_at(record)) for record in found if record.rank < size]
 
@@ -141,7 +141,7 @@ def parsed(facts: Mapping[str, Any]) -> RankReport:
         "children": tuple(Process(**child) for child in facts["children"]),
         "stacks": tuple(_stack(stack) for stack in facts["stacks"]),
         "collectives": tuple(_collective(entry) for entry in facts["collectives"]),
-        "wrong": WrongResult(**wrong) if wrong else None,
+        "wrong": RankException(**wrong) if wrong else None,
         "links": Links(**{name: tuple(found) for name, found in facts.get("links", {}).items()}),
     }
     return RankReport(**{**facts, **own})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.hang.entered import pending_of
-from paceline.hang.phrasing import named, ranks_but, ranks_words, wait_words
+from paceline.hang.phrasing import format_ranks, named, ranks_but, wait_words
 from paceline.hang.process import GONE
 from paceline.hang.rank_report import RankReport
 from paceline.hang.verdict import Cause, HangVerdict
@@ -22,7 +22,7 @@ def who_is_silent(records: Sequence[RankReport]) -> HangVerdict | None:
         if state in by_state:
             of_this = [record for record in silent if record.process.state == state]
             return _quiet(cause, of_this, records, _end_words(by_state[state]))  # type: ignore[arg-type]
-    words = silent[0].process.words
+    words = silent[0].process.description
     return _quiet(
         "silent",
         silent,
@@ -33,7 +33,7 @@ def who_is_silent(records: Sequence[RankReport]) -> HangVerdict | None:
 
 def _end_words(record: RankReport) -> str:
     if not record.crash:
-        return record.process.words
+        return record.process.description
     return f"was ended by a crash ({record.crash}){f' in {record.place}' if record.place else ''}"
 
 
@@ -54,7 +54,7 @@ def _quiet(
 def _entered_not(silent: list[RankReport], records: Sequence[RankReport]) -> str:
     waits = [entry for record in records if record not in silent and (entry := pending_of(record))]
     return (
-        f" and does not answer in {max(waits, key=lambda entry: entry.number).called}"
+        f" and does not answer in {max(waits, key=lambda entry: entry.number).label}"
         if waits
         else ""
     )
@@ -64,8 +64,8 @@ def _never_came(records: Sequence[RankReport], missing: list[int]) -> HangVerdic
     others = tuple(record.rank for record in records)
     return HangVerdict(
         "silent", tuple(missing), others,
-        f"{ranks_words(missing)} has left no word in this folder: it did not begin, or writes elsewhere; "
-        f"{ranks_words(others)} wait{'s' if len(others) == 1 else ''}",
+        f"{format_ranks(missing)} has left no word in this folder: it did not begin, or writes elsewhere; "
+        f"{format_ranks(others)} wait{'s' if len(others) == 1 else ''}",
     )  # fmt: skip
 
 
@@ -80,5 +80,5 @@ def who_left(records: Sequence[RankReport]) -> HangVerdict | None:
     return HangVerdict(
         "left", tuple(record.rank for record in left), others,
         f"{named(left)} {'has' if len(left) == 1 else 'have'} left after step {left[0].step}; "
-        f"{ranks_words(others)} still wait{'s' if len(others) == 1 else ''}{f' in {entry.called}' if entry else ''}",
+        f"{format_ranks(others)} still wait{'s' if len(others) == 1 else ''}{f' in {entry.label}' if entry else ''}",
     )  # fmt: skip

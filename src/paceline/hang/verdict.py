@@ -31,12 +31,12 @@ class HangVerdict:
         return self.cause != "none"
 
 
-def keep(directory: RunDir, verdict: HangVerdict) -> None:
+def write_verdict(directory: RunDir, verdict: HangVerdict) -> None:
     """Write a verdict, for those who come later."""
     write_whole(directory.hang_verdict, f"{json.dumps(asdict(verdict))}\n".encode(), durable=False)
 
 
-def kept(directory: RunDir) -> HangVerdict | None:
+def read_verdict(directory: RunDir) -> HangVerdict | None:
     """Return what the ranks of the last start found, if they have not moved since."""
     try:
         facts = json.loads(directory.hang_verdict.read_text(encoding="utf-8"))

@@ -13,18 +13,18 @@ from types import TracebackType
 from typing import Self
 
 from paceline import handover
-from paceline.hang.crash import telling_of_crashes
+from paceline.hang.crash import dump_stacks_on_crash
 from paceline.hang.judge import judge, moves, still_moving
 from paceline.hang.rank_report import (
+    RankException,
     RankReport,
     State,
-    WrongResult,
-    read,
-    read_all,
-    record_of,
-    write,
+    current_report,
+    read_report,
+    read_reports,
+    write_report,
 )
-from paceline.hang.verdict import HangVerdict, keep, kept
+from paceline.hang.verdict import HangVerdict, read_verdict, write_verdict
 from paceline.rundir import RunDir, make_private
 from paceline.telemetry.pulse import REST_S, Pulse
 from paceline.world.world import World
@@ -40,7 +40,7 @@ _HELD_S = (
     2.0  # so late a look means that this very process was held, or starved: that is no one's hang
 )
 
-Explain = Callable[[BaseException], WrongResult | None]
+Explain = Callable[[BaseException], RankException | None]
 Say = Callable[[str], None]
 
 
@@ -56,7 +56,7 @@ class Watchdog:
         self._over = threading.Event()
         # Only ranks that our own launchers began have said so early that crashes are to be shown on the screen.
         ours = world.launcher in {"paceline", "slurm"} or handover.INCARNATION in os.environ
-        self._crashes = telling_of_crashes(directory.crash(world.rank), enabled_by_us=ours)
+        self._crashes = dump_stacks_on_crash(directory.crash(world.rank), enabled_by_us=ours)
         self._stuck_at: int | None = None
         self._last: RankReport | None = None
         self._since, self._called, self._heard, self._said = 0.0, 0.0, 0.0, False
@@ -126,21 +126,21 @@ class Watchdog:
         if (alarm := self._alarm()) > self._heard:
             self._heard = alarm
             self._write("stuck")  # what it waits for may be another thing by now
-        if not self._said and kept(self._directory) is None and self._is_lowest():
+        if not self._said and read_verdict(self._directory) is None and self._is_lowest():
             self._speak()
             if time.monotonic() - self._called > _CALL_AGAIN_S:
                 self._call()
 
     def _is_lowest(self) -> bool:
         """Return whether no rank below can speak."""
-        lower = (read(self._directory.hang_record(rank)) for rank in range(self._world.rank))
+        lower = (read_report(self._directory.hang_record(rank)) for rank in range(self._world.rank))
         return not any(
             other and (other.state == "stuck" or moves(other, time.time())) for other in lower
         )
 
     def _speak(self) -> None:
         """Say what holds the run up, once all have said where they are, or had time to."""
-        records = read_all(self._directory)
+        records = read_reports(self._directory)
         awaited = [
             record.node
             for record in records
@@ -157,7 +157,7 @@ class Watchdog:
     def _tell(self, verdict: HangVerdict) -> None:
         self._said = True
         with contextlib.suppress(OSError):
-            keep(self._directory, verdict)
+            write_verdict(self._directory, verdict)
         self._say(f"watchdog: no step for {self._pulse.quiet_s:.0f} s: {verdict.sentence}")
         self._say(f"watchdog: `paceline hang {self._directory.root}` shows where every rank is")
 
@@ -182,12 +182,12 @@ class Watchdog:
         except OSError:
             return 0.0
 
-    def _write(self, state: State, wrong: WrongResult | None = None) -> None:
+    def _write(self, state: State, wrong: RankException | None = None) -> None:
         """Write this rank's record."""
-        self._last = record_of(self._world, self._pulse, state, wrong)
+        self._last = current_report(self._world, self._pulse, state, wrong)
         self._put(self._last)
 
     def _put(self, record: RankReport) -> None:
         """Write a record; a disk that does not take it fails no training."""
         with contextlib.suppress(OSError):
-            write(self._directory, record)
+            write_report(self._directory, record)

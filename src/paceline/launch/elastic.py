@@ -62,14 +62,14 @@ class _Meeting(RendezvousHandler):
     def __init__(self, world: World) -> None:
         self._world = world
         config = config_from_words(RunConfig, [], env=os.environ)
-        key = world.meeting.key if isinstance(world.meeting, PublishedRendezvous) else "alone"
+        key = world.rendezvous.key if isinstance(world.rendezvous, PublishedRendezvous) else "alone"
         self.run_id = key
         self._timeout = timedelta(seconds=config.timeout.start_s)
         self._notice = Notice(RunDir.of(config).meetings, key)
         self._store, self._info = self._open()
 
     def _open(self) -> tuple[Store, RendezvousStoreInfo]:
-        meeting = self._world.meeting
+        meeting = self._world.rendezvous
         if self._world.size == 1:
             listener = listen_at("127.0.0.1", 0)
             address, port = listener.getsockname()

@@ -11,7 +11,7 @@ from paceline.errors import STOPPED, PacelineError
 
 
 @dataclass(frozen=True)
-class Ended:
+class RankEnd:
     """How one rank ended, and what it said of it."""
 
     rank: int
@@ -22,19 +22,19 @@ class Ended:
     known: bool = False
     lost_peer: bool = False
     tail: tuple[str, ...] = ()
-    hopeless: bool = False
+    permanent: bool = False
 
     @classmethod
     def read(
         cls, rank: int, code: int | None, time_s: float, failure_file: Path, tail: tuple[str, ...]
-    ) -> Ended:
+    ) -> RankEnd:
         """Join what the launcher saw with what the rank wrote down, if it could."""
         try:
             said = json.loads(failure_file.read_text(encoding="utf-8"))
         except (OSError, json.JSONDecodeError):
             return cls(rank, code, time_s, tail=tail)
         words = said["time_s"], said["text"], said["what"], said["known"], said["lost_peer"]
-        return cls(rank, code, *words, tail, hopeless=said["hopeless"])
+        return cls(rank, code, *words, tail, permanent=said["permanent"])
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Failure:
     rank: int
     exit_code: int
     message: str
-    hopeless: bool = False
+    permanent: bool = False
     """Whether it would only come again."""
     progress: int = -1
     """The step of the newest checkpoint by then; -1: none is known."""
     how: str = ""
     """How the rank ended, in a few words."""
-    words: str = ""
+    details: str = ""
     """What it said of it: a traceback, or its last lines."""
     run: str = ""
     """The folder of its run; empty: it had not come so far."""
@@ -85,7 +85,7 @@ def stopped(progress: int | None) -> Failure:
     )
 
 
-def find_culprit(ranks: list[Ended]) -> Failure:
+def find_culprit(ranks: list[RankEnd]) -> Failure:
     """Return the first cause. Ranks that only lost a peer are believed last; a silent end before theirs explains them."""
     spoke = [end for end in ranks if end.text and not end.lost_peer]
     silent = [end for end in ranks if not end.text and end.code]
@@ -100,7 +100,7 @@ def find_culprit(ranks: list[Ended]) -> Failure:
     return _no_answer(first, unanswering) if unanswering else _failure(first)
 
 
-def _no_answer(first: Ended, unanswering: list[Ended]) -> Failure:
+def _no_answer(first: RankEnd, unanswering: list[RankEnd]) -> Failure:
     """Return the failure for ranks that are there but do not move."""
     who = " or ".join(str(end.rank) for end in unanswering)
     return Failure(
@@ -109,19 +109,19 @@ def _no_answer(first: Ended, unanswering: list[Ended]) -> Failure:
         f"error: rank {who} did not answer; all ranks were ended. Rank {first.rank} waited for it, then said:\n\n{first.text}\n"
         "  fix: see whether it was frozen, swapped out, or long in code of its own; timeout.step_s says how long to wait",
         how="did not answer",
-        words=first.text,
+        details=first.text,
     )
 
 
-def _failure(end: Ended) -> Failure:
+def _failure(end: RankEnd) -> Failure:
     if end.known:
         return Failure(
             end.rank,
             _own_code(end),
             end.text,
-            hopeless=end.hopeless,
+            permanent=end.permanent,
             how=_own_end(end),
-            words=end.text,
+            details=end.text,
         )
     if end.text:
         return Failure(
@@ -129,7 +129,7 @@ def _failure(end: Ended) -> Failure:
             _own_code(end),
             f"rank {end.rank} failed with {end.what}; all ranks were ended. Its own words:\n\n{end.text}",
             how=_own_end(end),
-            words=end.text,
+            details=end.text,
         )
     said = "\n".join(f"  {line}" for line in end.tail) or "  (nothing)"
     return Failure(
@@ -137,15 +137,15 @@ def _failure(end: Ended) -> Failure:
         _exit_code(end.code),
         f"error: rank {end.rank} {_silent_end(end.code)}; all ranks were ended. Last it said:\n{said}\n  fix: {_silent_fix(end.code)}",
         how=_silent_end(end.code),
-        words="\n".join(end.tail),
+        details="\n".join(end.tail),
     )
 
 
-def _own_end(end: Ended) -> str:
+def _own_end(end: RankEnd) -> str:
     return f"failed with {end.what}{', out of memory' if 'Memory' in end.what else ''}"
 
 
-def _own_code(end: Ended) -> int:
+def _own_code(end: RankEnd) -> int:
     """Return the code of a rank that said why it failed; how it died after that does not matter."""
     return end.code if end.code and end.code > 0 else 1
 

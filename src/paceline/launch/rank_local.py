@@ -96,9 +96,9 @@ def _report(error: Exception) -> None:
     record = {
         "time_s": time.time(),
         "what": type(error).__name__,
-        "text": words_of(error),
+        "text": format_error(error),
         "known": isinstance(error, PacelineError),
-        "hopeless": isinstance(error, PacelineError) and error.comes_again,
+        "permanent": isinstance(error, PacelineError) and error.comes_again,
         "lost_peer": lost_peer(error),
     }
     file = Path(os.environ[handover.FAILURE])
@@ -110,7 +110,7 @@ def _report(error: Exception) -> None:
         )  # the launcher, which may look at any time, would take half of it for none
 
 
-def words_of(error: Exception) -> str:
+def format_error(error: Exception) -> str:
     """Return what to show of an error: its problem and fix if it is one of ours, else the traceback of the script."""
     if isinstance(error, PacelineError):
         return f"error: {error}"

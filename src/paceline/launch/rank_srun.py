@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from paceline import handover
 from paceline.errors import LOST_PEER, STOPPED, PacelineError, Stopped
-from paceline.launch.rank_local import leave, lost_peer, run_target, words_of
+from paceline.launch.rank_local import format_error, leave, lost_peer, run_target
 from paceline.launch.signals import EARLY
 from paceline.world.detect import detect_world
 
@@ -90,7 +90,7 @@ def _somebody_failed() -> bool:
 
 def _show(error: Exception) -> None:
     """Print a failure, unless another rank of this job has said the very same."""
-    text = words_of(error)
+    text = format_error(error)
     if lost_peer(error):
         text = f"lost another rank: {str(error).splitlines()[0]}"
     if any(sign in text for sign in _NODE_AT_FAULT):

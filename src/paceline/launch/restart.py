@@ -15,7 +15,7 @@ from paceline.launch.supervisor import launch
 
 DEFAULT_RESTARTS = 3
 
-Begin = Callable[..., Failure | None]
+Launch = Callable[..., Failure | None]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Restarts:
 
     def allow(self, failure: Failure, spent: int) -> bool:
         """Return whether to start again after the `spent`-th failure in a row without progress."""
-        if failure.hopeless or failure.exit_code == STOPPED:
+        if failure.permanent or failure.exit_code == STOPPED:
             return False
         if self.most is None:
             return failure.progress >= 0 and spent <= DEFAULT_RESTARTS
@@ -41,7 +41,7 @@ def launch_with_restarts(
     restarts: Restarts,
     screen: TextIO | None,
     say: Callable[[str], None],
-    begin: Begin = launch,
+    begin: Launch = launch,
 ) -> Failure | None:
     """Launch until it is done, is told to stop, or fails once too often; `begin` runs the ranks once, to their end."""
     with StopSignals() as signals:

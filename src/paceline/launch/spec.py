@@ -15,10 +15,10 @@ from paceline.errors import ConfigError, did_you_mean
 
 @dataclass(frozen=True)
 class Program:
-    """A script, or a module of this package; `words` is how Python is told to run it."""
+    """A script, or a module of this package; `argv` is how `rank_local` runs it."""
 
     name: str
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
 
 
 @dataclass(frozen=True)

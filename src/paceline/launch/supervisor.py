@@ -19,7 +19,7 @@ from typing import TextIO
 
 from paceline import handover
 from paceline.errors import STOPPED
-from paceline.launch.failure import Ended, Failure, find_culprit, stopped
+from paceline.launch.failure import Failure, RankEnd, find_culprit, stopped
 from paceline.launch.logs import RankOutput
 from paceline.launch.signals import STOP_SIGNALS, StopSignals
 from paceline.launch.spec import LaunchSpec
@@ -41,13 +41,13 @@ class _Rank:
     output: RankOutput
     failure_file: Path
     joined_mark: Path
-    heeds_mark: Path
+    saves_mark: Path
     ended_s: float = 0.0
     told_to_stop: bool = False
 
     @property
-    def ended(self) -> Ended:
-        return Ended.read(
+    def ended(self) -> RankEnd:
+        return RankEnd.read(
             self.number,
             self.process.returncode,
             self.ended_s,
@@ -139,7 +139,7 @@ def _start(spec: LaunchSpec, number: int, folder: Path, screen: TextIO | None) -
             "-u",
             "-m",
             "paceline.launch.rank_local",
-            *spec.target.words,
+            *spec.target.argv,
             *spec.arguments,
         ],
         env=_environment(spec, number, folder, failure_file, screen),
@@ -150,7 +150,7 @@ def _start(spec: LaunchSpec, number: int, folder: Path, screen: TextIO | None) -
     )
     meeting = folder / MEETING_FILE
     output = RankOutput(number, spec.size, screen)
-    marks = handover.joined_mark(meeting, number), handover.heeds_mark(meeting, number)
+    marks = handover.joined_mark(meeting, number), handover.saves_mark(meeting, number)
     return _Rank(number, process, output, failure_file, *marks)
 
 
@@ -209,7 +209,7 @@ def _patience(ranks: list[_Rank], signals: StopSignals) -> float:
     running = [rank for rank in ranks if not rank.ended_s]
     _tell_to_stop([rank for rank in running if not rank.told_to_stop])
     leaving = any(rank.process.returncode == STOPPED for rank in ranks)
-    return _SAVE_S if leaving or all(rank.heeds_mark.exists() for rank in running) else _GRACE_S
+    return _SAVE_S if leaving or all(rank.saves_mark.exists() for rank in running) else _GRACE_S
 
 
 def _tell_to_stop(ranks: list[_Rank]) -> None:

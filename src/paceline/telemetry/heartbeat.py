@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from paceline.rundir import RunDir, make_private
-from paceline.telemetry.phases import PHASES, PhaseClock, Spent, Window, summary
+from paceline.telemetry.phases import PHASES, PhaseClock, PhaseTime, Window, summary
 from paceline.world.world import World
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ _EVERY_S = 2.0
 _RANKS_PER_S = 32  # beats a second of a large world: a shared file system has other work
 _LEAVES_WITHIN_S = 1.0
 _FIRST_STEPS = 2
-NOTHING = Spent(0.0, 0.0, 0.0, 0)
+NO_TIME = PhaseTime(0.0, 0.0, 0.0, 0)
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Beat:
     """Mean seconds from asking for its samples until the first gradients are ready to be sent."""
     steps: int = 0
     """How many steps these times are of."""
-    phases: Mapping[str, Spent] = field(default_factory=dict)
+    phases: Mapping[str, PhaseTime] = field(default_factory=dict)
     """What each phase took, and the waiting."""
 
     @classmethod
@@ -57,7 +57,7 @@ class Beat:
         found: dict[str, Any] = dict(json.loads(text))
         times = {name: float(found.get(name, 0.0)) for name in ("own_s", "data_s", "ready_s")}
         phases = {
-            str(name): Spent(
+            str(name): PhaseTime(
                 float(one["mean_s"]),
                 float(one["steady_s"]),
                 float(one["largest_s"]),
@@ -131,9 +131,9 @@ class Heartbeat:
         # Two windows back, all is forgotten: one beat alone decides nothing.
         if self._now.full:
             self._before, self._now = self._now, Window()
-        ready = found.pop("ready", NOTHING)
-        own_s = sum(found.get(phase, NOTHING).mean_s for phase in PHASES)
-        data_s = found.get("data", NOTHING).mean_s
+        ready = found.pop("ready", NO_TIME)
+        own_s = sum(found.get(phase, NO_TIME).mean_s for phase in PHASES)
+        data_s = found.get("data", NO_TIME).mean_s
         self._last = Beat(
             self._rank, self._node, self._step, time_s, own_s, data_s, ready.mean_s, steps, found
         )

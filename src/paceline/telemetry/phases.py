@@ -93,7 +93,7 @@ class PhaseClock:
 
 
 @dataclass(frozen=True)
-class Spent:
+class PhaseTime:
     """What a phase took of late."""
 
     mean_s: float
@@ -135,7 +135,7 @@ class Window:
         return self.steps >= _LEAST_STEPS
 
 
-def summary(windows: list[Window]) -> dict[str, Spent]:
+def summary(windows: list[Window]) -> dict[str, PhaseTime]:
     """Return what each phase took over all windows.
 
     >>> window = Window()
@@ -153,5 +153,5 @@ def summary(windows: list[Window]) -> dict[str, Spent]:
         )[:_ODD]
         rest = steps - len(longest)
         steady = max(0.0, total - sum(seconds for seconds, _ in longest)) / rest if rest else 0.0
-        found[phase] = Spent(total / steps, steady, *longest[0])
+        found[phase] = PhaseTime(total / steps, steady, *longest[0])
     return found

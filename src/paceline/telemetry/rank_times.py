@@ -48,12 +48,12 @@ class RankTimes:
         with contextlib.suppress(OSError):
             if self._lines < 0:
                 make_private(self._path.parent)
-                self._lines = len(read_looks(self._path))
+                self._lines = len(read_samples(self._path))
             self._append(RankSample(step, tuple(told.get(rank) for rank in range(self._size))))
 
     def _append(self, look: RankSample) -> None:
         if self._lines >= self._room:
-            looks = evened(read_looks(self._path), self._room // 2)
+            looks = downsample(read_samples(self._path), self._room // 2)
             write_whole(self._path, b"".join(map(_line, looks)), durable=False)
             self._lines = len(looks)
         file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -70,7 +70,7 @@ def _line(look: RankSample) -> bytes:
     )
 
 
-def read_looks(path: Path) -> list[RankSample]:
+def read_samples(path: Path) -> list[RankSample]:
     """Return the looks of the surviving line of history: those after a step that was gone back to are left out.
 
     What cannot be read is passed over.
@@ -97,10 +97,10 @@ def _parsed(found: Any) -> RankSample:
     return RankSample(int(found["step"]), tuple(values))
 
 
-def evened(looks: Sequence[RankSample], most: int) -> list[RankSample]:
+def downsample(looks: Sequence[RankSample], most: int) -> list[RankSample]:
     """Return about so many looks, evenly spread over the steps, each the mean of its neighbours; worlds of another size stay apart.
 
-    >>> evened([RankSample(1, (1.0, None)), RankSample(2, (3.0, 5.0)), RankSample(3, (1.0,)), RankSample(4, (2.0,))], 2)
+    >>> downsample([RankSample(1, (1.0, None)), RankSample(2, (3.0, 5.0)), RankSample(3, (1.0,)), RankSample(4, (2.0,))], 2)
     [Look(step=2, own_s=(2.0, 5.0)), Look(step=4, own_s=(1.5,))]
     """
     if len(looks) <= most:

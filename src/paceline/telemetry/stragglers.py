@@ -11,8 +11,8 @@ from statistics import median
 from typing import Literal
 
 from paceline.scale.batch import share
-from paceline.telemetry.heartbeat import NOTHING, Beat
-from paceline.telemetry.phases import PHASES, WAIT, Spent
+from paceline.telemetry.heartbeat import NO_TIME, Beat
+from paceline.telemetry.phases import PHASES, WAIT, PhaseTime
 from paceline.units import short_time
 
 CLEARLY = 1.2
@@ -28,7 +28,7 @@ _BY_LANE = {"data", "forward", "backward"}
 
 Kind = Literal["chronic", "one-off"]
 
-IN_WORDS = {
+PHASE_NAMES = {
     "data": "waiting for its samples",
     "forward": "forward",
     "backward": "backward",
@@ -64,15 +64,18 @@ class Straggler:
         return self.beat.rank, self.phase, self.kind, self.step
 
 
-def in_words(slow: Straggler) -> str:
+def describe_straggler(slow: Straggler) -> str:
     """Return a finding as a sentence.
 
-    >>> in_words(Straggler(Beat(3, "n1", 9, 0.0, 0.2, 0.1), 2.0, "data", "chronic", 0.1))
+    >>> describe_straggler(Straggler(Beat(3, "n1", 9, 0.0, 0.2, 0.1), 2.0, "data", "chronic", 0.1))
     'rank 3 on n1 holds the others up: 100.0 ms more a step in waiting for its samples, 2.0 x their own time'
-    >>> in_words(Straggler(Beat(3, "n1", 9, 0.0, 0.2, 0.1), 9.0, "gc", "one-off", 1.5, step=8))
+    >>> describe_straggler(Straggler(Beat(3, "n1", 9, 0.0, 0.2, 0.1), 9.0, "gc", "one-off", 1.5, step=8))
     'rank 3 on n1 held the others up once, in step 8: 1.50 s more in garbage collection'
     """
-    rank, phase = f"rank {slow.beat.rank} on {slow.beat.node}", IN_WORDS.get(slow.phase, slow.phase)
+    rank, phase = (
+        f"rank {slow.beat.rank} on {slow.beat.node}",
+        PHASE_NAMES.get(slow.phase, slow.phase),
+    )
     more = short_time(slow.more_s)
     if slow.kind == "one-off":
         return f"{rank} held the others up once, in step {slow.step:,}: {more} more in {phase}"
@@ -146,7 +149,7 @@ def _stretched(beat: Beat, times: float) -> Beat:
     if times == 1.0:
         return beat
     phases = {
-        name: Spent(one.mean_s * times, one.steady_s * times, one.largest_s, one.largest_step)
+        name: PhaseTime(one.mean_s * times, one.steady_s * times, one.largest_s, one.largest_step)
         if name in _BY_LANE
         else one
         for name, one in beat.phases.items()
@@ -165,7 +168,7 @@ def _chronic(group: Sequence[Beat], clearly: float) -> Iterator[Straggler]:
     phase = max(PHASES, key=lambda name: more[name])
     own, usual = sum(steady[worst.rank].values()), median(sum(one.values()) for one in others)
     times = round(own / max(usual, 1e-9), 2)
-    whole = own + worst.phases.get(WAIT, NOTHING).steady_s
+    whole = own + worst.phases.get(WAIT, NO_TIME).steady_s
     if times > clearly and own - usual > _WORTH * whole:
         yield Straggler(worst, times, phase, "chronic", more[phase])
 
@@ -177,7 +180,7 @@ def _steady(beat: Beat) -> Mapping[str, float]:
             "data": beat.data_s,
             "forward": beat.own_s - beat.data_s,
         }
-    return {phase: beat.phases.get(phase, NOTHING).steady_s for phase in PHASES}
+    return {phase: beat.phases.get(phase, NO_TIME).steady_s for phase in PHASES}
 
 
 def _once(group: Sequence[Beat]) -> Iterator[Straggler]:
@@ -185,7 +188,7 @@ def _once(group: Sequence[Beat]) -> Iterator[Straggler]:
     own = [sum(_steady(beat).values()) for beat in group]
     usual_without = _medians_without(own)
     for phase in PHASES:
-        largest = [beat.phases.get(phase, NOTHING).largest_s for beat in group]
+        largest = [beat.phases.get(phase, NO_TIME).largest_s for beat in group]
         for beat, mine, usual, others in zip(
             group, largest, usual_without, _medians_without(largest), strict=True
         ):

@@ -34,7 +34,7 @@ def sum_across(world: World, values: Tensor) -> Tensor:
     return total.to(values.device)
 
 
-def take_from_main(tensors: Iterable[Tensor]) -> None:
+def broadcast_from_main(tensors: Iterable[Tensor]) -> None:
     """Give all ranks the values that rank 0 has, in place."""
     for tensor in tensors:
         values = tensor.detach().contiguous().view(-1)
@@ -44,14 +44,14 @@ def take_from_main(tensors: Iterable[Tensor]) -> None:
             tensor.copy_(sent.to(values.device).view(values.dtype).view(tensor.shape))
 
 
-def rows_of_all(world: World, row: Tensor) -> Tensor:
+def all_gather_rows(world: World, row: Tensor) -> Tensor:
     """Return the row of every rank, stacked in rank order."""
     if world.size == 1:
         return row.unsqueeze(0)
-    return side_by_side(row.contiguous().flatten()).view(world.size, *row.shape)
+    return all_gather_flat(row.contiguous().flatten()).view(world.size, *row.shape)
 
 
-def side_by_side(mine: Tensor, among: ProcessGroup | None = None) -> Tensor:
+def all_gather_flat(mine: Tensor, among: ProcessGroup | None = None) -> Tensor:
     """Return the flat tensors of all ranks, or of all among some, which are of one length, one after the other."""
     sent = mine.to(wire_for(mine.device))
     gathered = torch.empty(
@@ -61,16 +61,16 @@ def side_by_side(mine: Tensor, among: ProcessGroup | None = None) -> Tensor:
     return gathered.to(mine.device)
 
 
-def texts_of_all(world: World, text: str) -> list[str]:
+def all_gather_texts(world: World, text: str) -> list[str]:
     """Return the text of every rank, in rank order."""
     if world.size == 1:
         return [text]
     mine = text.encode()
-    lengths = rows_of_all(world, torch.tensor([len(mine)])).flatten().tolist()
+    lengths = all_gather_rows(world, torch.tensor([len(mine)])).flatten().tolist()
     padded = torch.zeros(max(1, *lengths), dtype=torch.uint8)
     if mine:
         padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-    rows = rows_of_all(world, padded)
+    rows = all_gather_rows(world, padded)
     return [
         bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths, strict=True)
     ]

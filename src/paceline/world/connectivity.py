@@ -71,7 +71,7 @@ def unreachable(who: str, host: str, port: int, error: OSError) -> EnvironmentUn
 
 
 @contextlib.contextmanager
-def doorbell(address: str) -> Iterator[str]:
+def probe_listener(address: str) -> Iterator[str]:
     """Listen on an address, and answer with a word that nobody else knows; yield both, for peers to try."""
     token = secrets.token_hex(8)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -94,7 +94,7 @@ def _answer(listener: socket.socket, token: bytes) -> None:
                 connection.sendall(token)
 
 
-def ring(door: str) -> EnvironmentUnfit | None:
+def probe_peer(door: str) -> EnvironmentUnfit | None:
     """Try a peer's door; return why it cannot be reached, if so."""
     address, port, token, host = door.split()
     try:

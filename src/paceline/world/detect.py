@@ -12,7 +12,13 @@ from paceline import handover
 from paceline.errors import EnvironmentUnfit
 from paceline.world.address import split_address
 from paceline.world.hostlist import expand_hostlist
-from paceline.world.world import FileRendezvous, Meeting, PublishedRendezvous, TcpRendezvous, World
+from paceline.world.world import (
+    FileRendezvous,
+    PublishedRendezvous,
+    Rendezvous,
+    TcpRendezvous,
+    World,
+)
 
 Env = Mapping[str, str]
 
@@ -33,7 +39,7 @@ def detect_world(env: Env, parent: int = 0) -> World:
         interface=env.get(handover.INTERFACE, ""),
         incarnation=_incarnation(env),
         launch=_launch(env),
-        again=_again(env),
+        is_restart=_is_restart(env),
         progress_file=_path(env.get(handover.PROGRESS, "")),
     )
 
@@ -51,10 +57,10 @@ def _launch(env: Env) -> str:
     )
 
 
-def _again(env: Env) -> bool:
+def _is_restart(env: Env) -> bool:
     """Return whether an earlier start of it came before.
 
-    >>> _again({"SLURM_JOB_ID": "17"}), _again({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"})
+    >>> _is_restart({"SLURM_JOB_ID": "17"}), _is_restart({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"})
     (False, True)
     """
     counts = (
@@ -110,7 +116,7 @@ def _from_paceline(env: Env, parent: int) -> World:
             rank,
             size,
             launcher="paceline",
-            meeting=FileRendezvous(file),
+            rendezvous=FileRendezvous(file),
             launcher_file=file,
         )
     each = _number(env, "LOCAL_WORLD_SIZE")
@@ -256,7 +262,7 @@ def _meeting(
     size: int,
     nodes: int,
     of_nodes: Callable[[], TcpRendezvous | PublishedRendezvous],
-) -> Meeting | None:
+) -> Rendezvous | None:
     """Choose where to meet: nobody alone, one node in a file, several over TCP."""
     if size == 1:
         return None

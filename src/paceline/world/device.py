@@ -12,7 +12,7 @@ from torch.utils import deterministic
 
 from paceline.config import RunConfig
 from paceline.errors import EnvironmentUnfit
-from paceline.world.collectives import texts_of_all
+from paceline.world.collectives import all_gather_texts
 from paceline.world.world import World
 
 # Of bf16, from the makers' data sheets, by words of the name; the longer name comes first.
@@ -78,21 +78,21 @@ def peak_flops(device: str, precision: str) -> float:
     return best / 2 if precision == "tf32" else best
 
 
-def card_of(world: World) -> str:
+def gpu_uuid(world: World) -> str:
     """Return what tells this rank's GPU from all others; empty: it has none."""
     return str(torch.cuda.get_device_properties(world.device).uuid) if world.device != "cpu" else ""
 
 
 def peak_of_all(world: World, precision: str) -> float:
     """Return what all GPUs of a world do at best together; 0: not known. Every rank must call this."""
-    told = texts_of_all(world, f"{card_of(world)} {peak_flops(world.device, precision)}")
-    return sum_of_cards(told)
+    told = all_gather_texts(world, f"{gpu_uuid(world)} {peak_flops(world.device, precision)}")
+    return sum_of_gpus(told)
 
 
-def sum_of_cards(told: Sequence[str]) -> float:
+def sum_of_gpus(told: Sequence[str]) -> float:
     """Return the sum over cards, each counted once, however many ranks share it; 0 if that of any is not known.
 
-    >>> sum_of_cards(["a 3.0", "a 3.0", "b 4.0"]), sum_of_cards(["a 3.0", " 0.0"]), sum_of_cards(["a 3.0", "b 0.0"])
+    >>> sum_of_gpus(["a 3.0", "a 3.0", "b 4.0"]), sum_of_gpus(["a 3.0", " 0.0"]), sum_of_gpus(["a 3.0", "b 0.0"])
     (7.0, 0.0, 0.0)
     """
     peaks = {card: float(peak) for card, _, peak in (words.partition(" ") for words in told)}
@@ -103,7 +103,7 @@ def choose_backend(world: World, config: RunConfig, store: Store) -> str:
     """Return nccl when every rank has a GPU of its own, else gloo. Every rank must call this."""
     if config.backend != "auto":
         return config.backend
-    store.set(f"gpu-{world.rank}", card_of(world))
+    store.set(f"gpu-{world.rank}", gpu_uuid(world))
     everyone = [store.get(f"gpu-{rank}").decode() for rank in range(world.size)]
     own_gpu_each = all(everyone) and len(set(everyone)) == world.size
     return "nccl" if own_gpu_each else "gloo"

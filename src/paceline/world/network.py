@@ -7,7 +7,7 @@ import os
 
 from paceline.errors import EnvironmentUnfit
 from paceline.world.address import address_on, interface_of, is_loopback, source_towards
-from paceline.world.connectivity import doorbell, ring
+from paceline.world.connectivity import probe_listener, probe_peer
 from paceline.world.rendezvous_file import problem_from, problem_text
 from paceline.world.roll_call import RollCall
 from paceline.world.world import World
@@ -63,10 +63,12 @@ def _try_doors(world: World, roll: RollCall, address: str) -> None:
     """Let one rank of each node try the next node, and the first."""
     stands_for_node = world.local_rank == 0
     with contextlib.ExitStack() as stack:
-        door = stack.enter_context(doorbell(address)) if stands_for_node else ""
+        door = stack.enter_context(probe_listener(address)) if stands_for_node else ""
         doors = [word for word in roll.exchange("door", door) if word]
         after = doors[(doors.index(door) + 1) % len(doors)] if door else ""
-        problem = next(filter(None, map(ring, {after, doors[0]} - {door})), None) if door else None
+        problem = (
+            next(filter(None, map(probe_peer, {after, doors[0]} - {door})), None) if door else None
+        )
         verdicts = roll.exchange("verdict", problem_text(problem) if problem else "")
     for verdict in filter(None, verdicts):
         raise problem_from(verdict)

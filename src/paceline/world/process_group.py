@@ -142,20 +142,20 @@ def _meet_nodes(world: World, config: RunConfig) -> World:
 
 def _key(world: World) -> str:
     """Return what names this start of a job and no other; empty where nothing does."""
-    if isinstance(world.meeting, PublishedRendezvous):
-        return world.meeting.key
+    if isinstance(world.rendezvous, PublishedRendezvous):
+        return world.rendezvous.key
     return (
-        world.meeting.prefix
-        if isinstance(world.meeting, TcpRendezvous) and world.launcher == "slurm"
+        world.rendezvous.prefix
+        if isinstance(world.rendezvous, TcpRendezvous) and world.launcher == "slurm"
         else ""
     )
 
 
 def _roll(world: World, store: Store, notice: Notice, timeout_s: float) -> RollCall:
     serve = (
-        not isinstance(world.meeting, FileRendezvous)
-        and world.meeting is not None
-        and world.meeting.serve
+        not isinstance(world.rendezvous, FileRendezvous)
+        and world.rendezvous is not None
+        and world.rendezvous.serve
     )
     return RollCall(
         store, world.rank, world.size, serve=serve, timeout_s=timeout_s, look=_look(notice)
@@ -172,21 +172,21 @@ def _open_store(world: World, config: RunConfig, notice: Notice | None) -> tuple
     quiet = world.local_rank > 0  # one voice of each node is enough
     if world.launcher_file is not None:
         handover.joined_mark(world.launcher_file, world.rank).touch(mode=0o600)
-    if isinstance(world.meeting, FileRendezvous):
-        claim_folder(world.meeting.path.parent)
-        store: Store = FileStore(str(world.meeting.path), world.size)
+    if isinstance(world.rendezvous, FileRendezvous):
+        claim_folder(world.rendezvous.path.parent)
+        store: Store = FileStore(str(world.rendezvous.path), world.size)
         store.set_timeout(timeout)
         return store, ""
-    if isinstance(world.meeting, PublishedRendezvous):
+    if isinstance(world.rendezvous, PublishedRendezvous):
         assert notice is not None
         return open_published_store(
-            world.meeting, world.interface, notice, timeout, silence_s, quiet=quiet
+            world.rendezvous, world.interface, notice, timeout, silence_s, quiet=quiet
         )
-    assert world.meeting is not None
-    if world.meeting.serve and world.nodes > 1:
-        refuse_loopback_name(world.meeting.host)
+    assert world.rendezvous is not None
+    if world.rendezvous.serve and world.nodes > 1:
+        refuse_loopback_name(world.rendezvous.host)
     return open_tcp_store(
-        world.meeting, timeout, silence_s, look=_look(notice), quiet=quiet, first=world.is_main
+        world.rendezvous, timeout, silence_s, look=_look(notice), quiet=quiet, first=world.is_main
     )
 
 
@@ -200,5 +200,9 @@ def _leave(world: World) -> None:
     if dist.is_initialized():
         _PARTED.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001 - no public way
         dist.destroy_process_group()
-    if isinstance(world.meeting, FileRendezvous) and world.launcher != "paceline" and world.is_main:
-        shutil.rmtree(world.meeting.path.parent, ignore_errors=True)
+    if (
+        isinstance(world.rendezvous, FileRendezvous)
+        and world.launcher != "paceline"
+        and world.is_main
+    ):
+        shutil.rmtree(world.rendezvous.path.parent, ignore_errors=True)

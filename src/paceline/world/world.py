@@ -39,7 +39,7 @@ class PublishedRendezvous:
     serve: bool
 
 
-Meeting = FileRendezvous | TcpRendezvous | PublishedRendezvous
+Rendezvous = FileRendezvous | TcpRendezvous | PublishedRendezvous
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class World:
     node: int = 0
     nodes: int = 1
     launcher: Launcher = "alone"
-    meeting: Meeting | None = None
+    rendezvous: Rendezvous | None = None
     device: str = "cpu"
     deadline_s: float = math.inf
     """The moment at which whoever started this process will end it, in seconds since 1970."""
@@ -63,7 +63,7 @@ class World:
     """Which start of a job this is, as FAMILY:NUMBER; empty: nothing is known of others."""
     launch: str = ""
     """Which launch or job this is a start of; all its starts have the same."""
-    again: bool = False
+    is_restart: bool = False
     """Whether an earlier start of it came before."""
     progress_file: Path | None = None
     """Where rank 0 writes the step of its newest checkpoint, for whoever starts the run again."""
