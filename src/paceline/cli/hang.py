@@ -14,10 +14,9 @@ from typing import Any
 
 from paceline.cli.watch import add_run_argument, named_run
 from paceline.hang.judge import judge, still_moving
-from paceline.hang.phrasing import format_ranks
 from paceline.hang.rank_report import RankReport, read_reports
 from paceline.hang.stacks import MAIN
-from paceline.hang.verdict import HangVerdict, read_verdict
+from paceline.hang.verdict import HangVerdict, format_ranks, read_verdict
 from paceline.report.failure import left_page
 from paceline.report.failure_page import Page
 from paceline.report.find_run import NamedRun, find_run

@@ -1,1 +1,1 @@
-"""Is a rank stuck, where, and who waits for it? Ranks write what they see of themselves; anybody may read it."""
+"""Which rank hangs, where, and which ranks wait for it? Every rank reports about itself; any process can read the reports."""

@@ -142,7 +142,7 @@ def summary(windows: list[Window]) -> dict[str, PhaseTime]:
     >>> for step, seconds in enumerate([1.0, 1.0, 7.0, 1.0], 1):
     ...     window.add(step, {"data": seconds})
     >>> summary([window])
-    {'data': Spent(mean_s=2.5, steady_s=1.0, largest_s=7.0, largest_step=3)}
+    {'data': PhaseTime(mean_s=2.5, steady_s=1.0, largest_s=7.0, largest_step=3)}
     """
     steps = sum(window.steps for window in windows)
     found = {}
