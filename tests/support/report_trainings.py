@@ -111,7 +111,7 @@ def _course(dice: random.Random, ranks: int, metrics: tuple[str, ...]) -> list[E
             if step % 500 == 250:
                 found.append(Evaluated(step, _quality(step, loss, dice, metrics), time_s=when))
             if step == 5000:
-                words = "rank 5 on node1 holds the others up: 12.4 ms more a step in waiting for its samples, 1.9 x their own time"
+                words = "rank 5 (node1) is slow: +12.4 ms per step waiting for samples (1.9 x the others)"
                 found.append(
                     SlowRank(step, 5, "node1", "data", "chronic", 0.0124, 1.9, words, time_s=when)
                 )

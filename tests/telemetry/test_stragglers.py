@@ -1,4 +1,4 @@
-"""Is the rank that holds the others up named, with the phase, and as chronic or once?"""
+"""Is a straggler found, with its phase, and as chronic or one-off?"""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_rank_that_is_always_slow_is_named_with_its_phase(phase: str, ranks: i
     found = find_straggler(beats, ranks, ranks)
     assert (found.beat.rank, found.phase, found.kind) == (1, phase, "chronic")
     assert found.more_s == pytest.approx(0.04)
-    assert "rank 1 on n1 holds the others up: 40.0 ms more a step" in describe_straggler(found)
+    assert "rank 1 (n1) is slow: +40.0 ms per step " in describe_straggler(found)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -56,7 +56,7 @@ def test_a_single_delay_is_told_from_a_lasting_one(phase: str) -> None:
     beats = [beat(rank, {phase: 1.0} if rank == 2 else None) for rank in range(4)]
     found = find_straggler(beats, 4, 4)
     assert (found.beat.rank, found.phase, found.kind, found.step) == (2, phase, "one-off", 7)
-    assert "held the others up once, in step 7: 990.0 ms more" in describe_straggler(found)
+    assert "rank 2 (n1) was slow once, in step 7: +990.0 ms " in describe_straggler(found)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_run_says_which_rank_holds_it_up(tmp_path: Path) -> None:
     found = [json.loads(line) for line in events.read_text().splitlines()]
     told = [event for event in found if event["event"] == "SlowRank"]
     assert (told[0]["rank"], told[0]["phase"], told[0]["kind"]) == (1, "optimizer", "chronic")
-    assert told[0]["sentence"].startswith("rank 1 on ")
+    assert told[0]["sentence"].startswith("rank 1 (")
     looks = read_samples(RunDir(events.parent).rank_times)
     assert looks
     assert all(look.own_s[1] > look.own_s[0] for look in looks if None not in look.own_s)

@@ -1,1 +1,1 @@
-"""Which rank hangs, where, and which ranks wait for it? Every rank reports about itself; any process can read the reports."""
+"""Hang detection: which rank is stuck, where, and which ranks wait for it. Every rank reports about itself."""

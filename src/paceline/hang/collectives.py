@@ -1,4 +1,4 @@
-"""Do the collectives of the ranks explain a hang: a mismatch, a missing rank, a different number of batches?"""
+"""Hangs that the collectives of the ranks explain: a mismatch, a missing rank, a different number of batches."""
 
 from __future__ import annotations
 
@@ -247,10 +247,8 @@ def find_missing(reports: Reports) -> HangVerdict | None:
         if not pending:
             continue
         newest = max(pending, key=lambda entry: entry.number)
-        missing = []
-        for report in reports:
-            if report.state != "left" and _is_before(entered[report.rank], newest):
-                missing.append(report)
+        present = [report for report in reports if report.state != "left"]
+        missing = [report for report in present if _is_before(entered[report.rank], newest)]
         if missing and len(missing) < len(reports):
             return _missing_verdict(reports, missing, newest)
     return None

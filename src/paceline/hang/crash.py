@@ -1,4 +1,4 @@
-"""Where was a rank when native code crashed it (SIGSEGV, SIGABRT)? Python's faulthandler writes its stacks into a file."""
+"""Crashes in native code (SIGSEGV, SIGABRT): Python's faulthandler writes the stacks of a rank into a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which collectives did this rank start last? From torch's flight recorder, read as JSON; its other format is a pickle."""
+"""The newest collectives of this rank, from torch's flight recorder, read as JSON; its other format is a pickle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank makes a run hang, why, and which ranks wait for it? One verdict from the reports of all ranks."""
+"""The verdict on a run: which rank makes it hang, why, and which ranks wait, from the reports of all ranks."""
 
 from __future__ import annotations
 

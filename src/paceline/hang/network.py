@@ -1,4 +1,4 @@
-"""Does the network explain a hang: a partition between nodes, or a link that moves no data?"""
+"""Hangs that the network explains: a partition between nodes, or a link that moves no data."""
 
 from __future__ import annotations
 

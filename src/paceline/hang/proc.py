@@ -1,4 +1,4 @@
-"""What does the kernel know about a process: its state, its children, its TCP connections? Read from /proc."""
+"""State, children and TCP connections of a process, from /proc."""
 
 from __future__ import annotations
 

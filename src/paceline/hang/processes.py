@@ -1,4 +1,4 @@
-"""Does the state of one process explain a hang: an exception, a crash, a stop, a blocked save, no response?"""
+"""Hangs that one process explains: an exception, a crash, a stop, a blocked save, no response."""
 
 from __future__ import annotations
 
@@ -84,10 +84,8 @@ def _unresponsive_verdict(
 
 
 def _unanswered_collective(quiet: list[RankReport], reports: Sequence[RankReport]) -> str:
-    pending = []
-    for report in reports:
-        if report not in quiet and (entry := pending_of(report)):
-            pending.append(entry)
+    responding = [report for report in reports if report not in quiet]
+    pending = [entry for entry in map(pending_of, responding) if entry]
     if not pending:
         return ""
     newest = max(pending, key=lambda entry: entry.number)

@@ -1,4 +1,4 @@
-"""What does a rank report about itself: where it is, what it waits for, how it ended? One JSON file per rank."""
+"""The report of a rank about itself: where it is, what it waits for, how it ended. One JSON file per rank."""
 
 from __future__ import annotations
 
@@ -123,11 +123,8 @@ def read_reports(directory: RunDir) -> list[RankReport]:
     if not reports:
         return []
     size = max(reports, key=lambda report: report.time_s).size
-    current = []
-    for report in reports:
-        if report.rank < size:
-            current.append(_with_crash(directory, _refreshed(report)))
-    return current
+    current = [report for report in reports if report.rank < size]
+    return [_with_crash(directory, _refreshed(report)) for report in current]
 
 
 def _with_crash(directory: RunDir, report: RankReport) -> RankReport:

@@ -1,4 +1,4 @@
-"""Where are the threads of this process in Python, without stopping it; and which frame of a stack explains most?"""
+"""Python stacks of the threads of this process, taken without stopping it, and the frame that explains most."""
 
 from __future__ import annotations
 

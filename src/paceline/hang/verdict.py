@@ -74,13 +74,11 @@ def format_ranks(ranks: Sequence[int]) -> str:
     """
     spans: list[list[int]] = []
     for rank in sorted(ranks):
-        if spans and spans[-1][-1] == rank - 1:
-            spans[-1].append(rank)
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
         else:
-            spans.append([rank])
-    texts = []
-    for span in spans:
-        texts.append(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}")
+            spans.append([rank, rank])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in spans]
     return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(texts)}"
 
 

@@ -1,4 +1,4 @@
-"""When does a rank decide that the run hangs, and what does it do? A thread checks twice a second and writes reports."""
+"""Detection of a hang: a thread of every rank checks progress twice a second, writes a report and announces the verdict."""
 
 from __future__ import annotations
 
@@ -190,10 +190,8 @@ class Watchdog:
     def _judge(self, hang: Hang) -> None:
         """Announce a verdict once all ranks have reported, or had the time to."""
         reports = read_reports(self._directory)
-        awaited = []
-        for report in reports:
-            if report.state == "running" and report.process.can_respond:
-                awaited.append(report.node)
+        running = [report for report in reports if report.state == "running"]
+        awaited = {report.node for report in running if report.process.can_respond}
         answer_s = _BUSY_S if socket.gethostname() in awaited else _ANSWER_S
         incomplete = awaited or len(reports) < self._world.size
         waited_s = time.monotonic() - hang.since_s

@@ -163,7 +163,7 @@ def _ranks(state: RunState) -> str:
         return f"{ranks}; {describe_straggler(slow)}"
     return (
         f"{ranks}; slowest is rank {slow.beat.rank} on {slow.beat.node}: {short_time(slow.beat.own_s)} a step of its own, "
-        f"{slow.times:.1f} x the others, {short_time(slow.more_s)} more in {PHASE_NAMES.get(slow.phase, slow.phase)}"
+        f"{slow.times:.1f} x the others, {short_time(slow.more_s)} more {PHASE_NAMES.get(slow.phase, slow.phase)}"
     )
 
 

@@ -106,7 +106,9 @@ class Lifeline:
     def listening(self) -> Iterator[None]:
         """Take signals as requests to save and stop; whatever ends the run, a save under way is given its time."""
         if self._world.launcher_file is not None:
-            handover.saves_mark(self._world.launcher_file, self._world.rank).touch(mode=0o600)
+            handover.graceful_stop_mark(self._world.launcher_file, self._world.rank).touch(
+                mode=0o600
+            )
             if self._world.local_rank == 0:
                 folder = str(RunDir.of(self._config).root.absolute())
                 write_whole(
