@@ -105,11 +105,11 @@ def test_a_collection_is_taken_out_of_the_phase_that_it_interrupts() -> None:
     clock = PhaseClock()
     clock.begin_step()
     clock.enter("forward")
-    clock._collection("start", {})
-    started = clock._collecting
-    clock._collecting = started - 100.0  # as if it had taken so long
+    clock._on_gc("start", {})
+    started = clock._gc_since
+    clock._gc_since = started - 100.0  # as if it had taken so long
     clock._since -= 100.0
-    clock._collection("stop", {})
+    clock._on_gc("stop", {})
     spent = clock.take(started, started, started)
     assert spent["gc"] >= 100.0
     assert spent["forward"] < 100.0
