@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import time
+from datetime import timedelta
+from types import SimpleNamespace
 import weakref
 from pathlib import Path
 
@@ -84,6 +86,14 @@ def test_a_rank_that_does_not_come_is_noticed_after_the_step_timeout(tmp_path) -
     assert 0.9 < waited[0] < 90  # the step's time-out, not the start's
 
 
+def test_the_public_function_sets_the_timeout_where_torch_has_it(monkeypatch) -> None:
+    calls = []
+    monkeypatch.setattr(dist, "set_timeout", lambda *given: calls.append(given), raising=False)
+    monkeypatch.setattr(dist.distributed_c10d, "_world", SimpleNamespace(pg_map=["group"]))
+    shorten_timeout(World(size=2), RunConfig())
+    assert calls == [(timedelta(seconds=RunConfig().timeout.step_s), "group")]
+
+
 def test_alone_no_group_is_made_and_nothing_is_said(capfd) -> None:
     with join(RunConfig()) as world:
         assert world == World()
@@ -128,7 +138,7 @@ def test_a_port_that_is_taken_says_so() -> None:
 MEET = """
 import os, sys
 sys.path.insert(0, {tests!r})
-from world.test_group import open_listeners
+from world.test_process_group import open_listeners
 import torch
 import paceline
 from paceline.world.collectives import sum_across

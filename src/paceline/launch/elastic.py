@@ -27,7 +27,7 @@ from paceline.errors import EnvironmentUnfit
 from paceline.rundir import RunDir
 from paceline.world.address import listen_at
 from paceline.world.rendezvous import open_published_store, serve_store
-from paceline.world.rendezvous_file import Notice
+from paceline.world.rendezvous_file import RendezvousFile
 from paceline.world.world import PublishedRendezvous, World
 
 _BACKEND = "paceline"
@@ -65,7 +65,7 @@ class _Rendezvous(RendezvousHandler):
         key = world.rendezvous.key if isinstance(world.rendezvous, PublishedRendezvous) else "alone"
         self.run_id = key
         self._timeout = timedelta(seconds=config.timeout.start_s)
-        self._notice = Notice(RunDir.of(config).meetings, key)
+        self._file = RendezvousFile(RunDir.of(config).meetings, key)
         self._store, self._info = self._open()
 
     def _open(self) -> tuple[Store, RendezvousStoreInfo]:
@@ -82,9 +82,9 @@ class _Rendezvous(RendezvousHandler):
                 fix="unset MASTER_PORT, and start one agent per node with `paceline submit --launcher torchrun`",
             )
         store, _ = open_published_store(
-            rendezvous, self._world.interface, self._notice, self._timeout
+            rendezvous, self._world.interface, self._file, self._timeout
         )
-        address = self._notice.read()
+        address = self._file.read()
         assert address is not None
         return store, RendezvousStoreInfo(*address)
 
@@ -93,7 +93,7 @@ class _Rendezvous(RendezvousHandler):
 
     def __exit__(self, *_: object) -> None:
         if self._world.is_main and self._world.size > 1:
-            self._notice.withdraw()
+            self._file.remove()
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Return the store and the number of this agent."""
