@@ -14,6 +14,7 @@ from paceline.world.address import split_address
 from paceline.world.hostlist import expand_hostlist, tasks_on_node
 from paceline.world.world import (
     FileRendezvous,
+    Launcher,
     PublishedRendezvous,
     Rendezvous,
     TcpRendezvous,
