@@ -18,7 +18,7 @@ def joined_mark(rendezvous: Path, rank: int) -> Path:
 
 def graceful_stop_mark(rendezvous: Path, rank: int) -> Path:
     """Return the file that a rank creates if it saves before it stops: the launcher then waits for it."""
-    return rendezvous.with_name(f"heeds-{rank:04d}")
+    return rendezvous.with_name(f"graceful-stop-{rank:04d}")
 
 
 def progress_file(rendezvous: Path) -> Path:

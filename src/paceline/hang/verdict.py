@@ -1,6 +1,6 @@
 """What makes a run hang: the verdict, the phrases of its sentence, and its file.
 
-The file outlives the ranks: once they are gone, nobody can see which one was stopped.
+The file outlives the ranks: once they have exited, it is no longer visible which rank was stopped.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def interface_of(address: str) -> str:
 def resolve(host: str) -> list[str]:
     """Return the addresses of a host name; empty if it is unknown."""
     with contextlib.suppress(OSError, UnicodeError):
-        return list(dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(host, None)))
+        return list(dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(host, None)))
     return []
 
 
@@ -108,13 +108,13 @@ def split_address(text: str) -> tuple[str, int]:
     >>> split_address("node1:29400"), split_address("[::1]:29400")
     (('node1', 29400), ('::1', 29400))
     """
-    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:/\[\]]+)):(\d{1,5})", text)
-    if not found or not 0 < int(found[3]) < 1 << 16:
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:/\[\]]+)):(\d{1,5})", text)
+    if not match or not 0 < int(match[3]) < 1 << 16:
         raise ConfigError(
             f"{text!r} is not a valid rendezvous address",
             fix="write it as HOST:PORT, for example --rendezvous node1:29400 or [::1]:29400",
         )
-    return found[1] or found[2], int(found[3])
+    return match[1] or match[2], int(match[3])
 
 
 def listen_at(host: str, port: int) -> socket.socket:
@@ -146,8 +146,8 @@ def free_port(host: str) -> int:
 
 def own_addresses() -> list[tuple[str, str]]:
     """Return (interface, address) pairs of this machine, IPv4 first, without link-local addresses."""
-    found = [pair for pair in _listed() if not ipaddress.ip_address(pair[1]).is_link_local]
-    return sorted(found, key=lambda pair: ":" in pair[1])
+    pairs = [pair for pair in _listed() if not ipaddress.ip_address(pair[1]).is_link_local]
+    return sorted(pairs, key=lambda pair: ":" in pair[1])
 
 
 def _names() -> str:
@@ -172,12 +172,12 @@ def _listed() -> list[tuple[str, str]]:
     if library.getifaddrs(ctypes.byref(first)):
         return []
     try:
-        found, entry = [], first
+        pairs, entry = [], first
         while entry:
             if text := _text_of(entry.contents.address):
-                found.append((entry.contents.name.decode(), text))
+                pairs.append((entry.contents.name.decode(), text))
             entry = entry.contents.next
-        return found
+        return pairs
     finally:
         library.freeifaddrs(first)
 

@@ -24,7 +24,7 @@ def machine_facts() -> dict[str, Any]:
 def cpu_name() -> str:
     """Return the name of the processor from lscpu; /proc/cpuinfo has only numbers for ARM."""
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             ["lscpu"],  # noqa: S607
             capture_output=True,
             text=True,
@@ -32,9 +32,9 @@ def cpu_name() -> str:
             timeout=10,
         ).stdout
     except (OSError, subprocess.SubprocessError):
-        said = ""
-    found = re.search(r"^Model name:\s*(.*\S)", said, re.MULTILINE)
-    return found[1] if found else platform.processor() or platform.machine()
+        output = ""
+    match = re.search(r"^Model name:\s*(.*\S)", output, re.MULTILINE)
+    return match[1] if match else platform.processor() or platform.machine()
 
 
 def memory_bytes() -> int:

@@ -35,8 +35,8 @@ def time_left(text: str) -> float:
     >>> [time_left(text) for text in ("1-02:03:04", "02:03:04", "3:04", "0:00", "UNLIMITED", "INVALID", "")]
     [93784.0, 7384.0, 184.0, 0.0, inf, inf, inf]
     """
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
-    if not found:
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+    if not match:
         return math.inf
-    days, hours, minutes, seconds = (int(number or 0) for number in found.groups())
+    days, hours, minutes, seconds = (int(number or 0) for number in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
