@@ -83,7 +83,10 @@ def _in_group(report: RankReport, group: str) -> list[Collective]:
 
 
 def find_batch_mismatch(reports: Reports) -> HangVerdict | None:
-    """Return that some ranks finished while others are in one more step. The minority is blamed; on a tie, the others."""
+    """Return that some ranks finished while others are in one more step.
+
+    The minority is blamed; on a tie, the others.
+    """
     finished = [
         report for report in reports if report.doing == "ending" and report.state != "failed"
     ]
@@ -109,7 +112,10 @@ def find_batch_mismatch(reports: Reports) -> HangVerdict | None:
 
 
 def find_mismatch(reports: Reports) -> HangVerdict | None:
-    """Return that ranks called different collectives under one number. Some ranks may have completed theirs."""
+    """Return that ranks called different collectives under one number.
+
+    Some ranks may have completed theirs.
+    """
     for group in _groups_of(reports):
         by_rank = {report: _in_group(report, group) for report in reports}
         first = _first_pending(by_rank.values())

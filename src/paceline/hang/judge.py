@@ -54,5 +54,8 @@ def still_moving(reports: Sequence[RankReport], now_s: float) -> list[int]:
 
 
 def moves(report: RankReport, now_s: float) -> bool:
-    """Return whether a rank just reported progress. A rank that was stopped since does not repeat it."""
+    """Return whether a rank just reported progress.
+
+    A rank that was stopped since does not repeat it.
+    """
     return report.state == "moving" and now_s - report.time_s < _FRESH_S

@@ -92,7 +92,10 @@ class Hang:
 
 
 class Watchdog:
-    """Watches this rank from a thread. It only writes files and messages; it never touches the training."""
+    """Watches this rank from a thread.
+
+    It only writes files and messages; it never touches the training.
+    """
 
     def __init__(
         self, directory: RunDir, world: World, pulse: Pulse, say: Say, explain: Explain

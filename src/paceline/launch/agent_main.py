@@ -39,7 +39,10 @@ def main() -> None:
 
 
 def _forward(number: int, frame: FrameType | None) -> None:
-    """Signal the ranks of this node. If the whole job got the signal they receive it twice, which is harmless."""
+    """Signal the ranks of this node.
+
+    If the whole job got the signal they receive it twice, which is harmless.
+    """
     ranks = _ranks()
     if not ranks:
         leave_early()

@@ -217,7 +217,10 @@ class Heartbeat:
 
 
 def write_beat(path: Path, partial: Path, beat: Beat) -> None:
-    """Replace a beat file atomically. It need not survive a power cut, so the disk is not awaited; errors are ignored."""
+    """Replace a beat file atomically.
+
+    It need not survive a power cut, so the disk is not awaited; errors are ignored.
+    """
     if not beat.step:
         return
     with contextlib.suppress(OSError):

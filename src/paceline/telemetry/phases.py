@@ -22,7 +22,10 @@ _LONGEST = 2
 
 
 class PhaseClock:
-    """A stopwatch that always runs, for one phase at a time. A change of phase costs half a microsecond."""
+    """A stopwatch that always runs, for one phase at a time.
+
+    A change of phase costs half a microsecond.
+    """
 
     def __init__(self) -> None:
         self._spent = _ZERO.copy()
@@ -59,7 +62,10 @@ class PhaseClock:
         self._first_bucket = self._first_bucket or self._since
 
     def take(self, asked: float, got: float, ready: float) -> dict[str, float]:
-        """Return the times since the last call. Without phases of its own, a step counts as forward until `ready`."""
+        """Return the times since the last call.
+
+        Without phases of its own, a step counts as forward until `ready`.
+        """
         self.enter("other")
         spent, self._spent = self._spent, _ZERO.copy()
         if not self._has_phases:

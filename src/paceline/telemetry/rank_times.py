@@ -39,7 +39,10 @@ class RankTimes:
         self._lines, self._last_step = -1, -1
 
     def add(self, beats: Sequence[Beat]) -> None:
-        """Append a sample, if a step was completed since the last one. Errors of the disk are ignored."""
+        """Append a sample, if a step was completed since the last one.
+
+        Errors of the disk are ignored.
+        """
         times = {beat.rank: float(f"{beat.own_s:.3g}") for beat in beats if beat.steps}
         step = max((beat.step for beat in beats), default=0)
         if not times or step == self._last_step:
@@ -70,7 +73,10 @@ def _line(sample: RankSample) -> bytes:
 
 
 def read_samples(path: Path) -> list[RankSample]:
-    """Return the samples of a file. Steps that were repeated after a restart count once; damaged lines are skipped."""
+    """Return the samples of a file.
+
+    Steps that were repeated after a restart count once; damaged lines are skipped.
+    """
     samples: list[RankSample] = []
     try:
         with path.open("rb") as file:

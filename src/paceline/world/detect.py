@@ -25,7 +25,9 @@ Env = Mapping[str, str]
 
 
 def detect_world(env: Env, parent: int = 0) -> World:
-    """Return the world of this process. `parent`, the parent's process id, distinguishes mpirun jobs of one node.
+    """Return the world of this process.
+
+    `parent`, the parent's process id, distinguishes mpirun jobs of one node.
 
     >>> detect_world({}).launcher
     'alone'

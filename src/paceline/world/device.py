@@ -84,7 +84,10 @@ def gpu_uuid(world: World) -> str:
 
 
 def peak_of_all(world: World, precision: str) -> float:
-    """Return the peak FLOP/s of all GPUs of a world together; 0: unknown. Every rank must call this."""
+    """Return the peak FLOP/s of all GPUs of a world together; 0: unknown.
+
+    Every rank must call this.
+    """
     texts = all_gather_texts(world, f"{gpu_uuid(world)} {peak_flops(world.device, precision)}")
     return sum_of_gpus(texts)
 

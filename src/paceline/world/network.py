@@ -16,7 +16,10 @@ GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 
 def call_the_roll(world: World, roll: RollCall, own: str) -> list[str]:
-    """Wait for all ranks; return the address of each on its way to the rendezvous. All must expect the same world."""
+    """Wait for all ranks; return the address of each on its way to the rendezvous.
+
+    All must expect the same world.
+    """
     expected = f"{world.size} ranks"
     if world.launcher == "paceline":  # typed by hand on each host
         expected += f" ({world.local_size} per host)"

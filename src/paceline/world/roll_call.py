@@ -56,7 +56,10 @@ class RollCall:
 
     @contextlib.contextmanager
     def share_errors(self) -> Iterator[None]:
-        """Raise an error of any rank on all ranks: the first one wins. Return only when the others know it."""
+        """Raise an error of any rank on all ranks: the first one wins.
+
+        Return only when the others know it.
+        """
         try:
             yield
         except PacelineError as error:
