@@ -43,8 +43,8 @@ from paceline.checkpoint.save import Saver
 from paceline.checkpoint.storage import check
 from paceline.config import RunConfig
 from paceline.errors import PacelineError
-from paceline.launch.failure import Ended, find_culprit
-from paceline.world.collectives import texts_of_all
+from paceline.launch.failure import RankEnd, find_culprit
+from paceline.world.collectives import all_gather_texts
 from paceline.world.process_group import join
 from paceline.world.world import World
 
@@ -135,7 +135,7 @@ def save(root: Path, step: int, seed: int, keep: int = 3, world: World | None = 
     """Save a checkpoint as a run does; return where it is, or nothing if there was one already."""
     world = world or World()
     saver = Saver(
-        LocalStorage(root), world, texts_of_all(world, secrets.token_hex(4))[0], keep=keep
+        LocalStorage(root), world, all_gather_texts(world, secrets.token_hex(4))[0], keep=keep
     )
     saver.save(tensors_of(seed), Manifest(step=step, samples=step, files={}))
     saver.close()
@@ -216,7 +216,7 @@ def kill_while_saving(trial: Trial) -> None:
     child.process.kill()
     words = child.end()
     trial.must_be_newer = words == ["saved"]
-    trial.words += words or [find_culprit([Ended(0, -signal.SIGKILL, time.time())]).message]
+    trial.words += words or [find_culprit([RankEnd(0, -signal.SIGKILL, time.time())]).message]
 
 
 def fill_the_disk(trial: Trial) -> None:

@@ -13,7 +13,7 @@ from paceline.checkpoint.manifest import Manifest, NewerFormat
 from paceline.checkpoint.staging import DTYPES
 from paceline.checkpoint.storage import NO_MANIFEST, Storage, check_file, manifest_of, read_verified
 from paceline.errors import BadCheckpoint, EnvironmentUnfit
-from paceline.world.collectives import texts_of_all
+from paceline.world.collectives import all_gather_texts
 from paceline.world.world import World
 
 _AGAIN_S = 0.2
@@ -23,13 +23,13 @@ def newest_good(
     storage: Storage, world: World, tell: Callable[[int, str], None]
 ) -> Manifest | None:
     """Return the newest checkpoint of which every byte is right; bad ones are told of and set aside. Every rank must call this."""
-    steps = texts_of_all(world, " ".join(map(str, storage.steps())) if world.is_main else "")[0]
+    steps = all_gather_texts(world, " ".join(map(str, storage.steps())) if world.is_main else "")[0]
     for step in map(int, steps.split()):
         manifest, problem = _judge(storage, world, step)
         if problem:  # a file system may stumble once; what is bad stays bad
             time.sleep(_AGAIN_S)
             manifest, problem = _judge(storage, world, step)
-        found = texts_of_all(world, problem)
+        found = all_gather_texts(world, problem)
         problems = [text for text in found if text]
         if not problems:
             return manifest

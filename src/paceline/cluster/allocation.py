@@ -106,7 +106,7 @@ def launch_on(
                 "-u",
                 "-m",
                 "paceline.launch.rank_srun",
-                *spec.target.words,
+                *spec.target.argv,
                 *spec.arguments,
             ],
             env=_environment(spec, folder),

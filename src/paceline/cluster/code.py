@@ -42,7 +42,7 @@ def plan_copy(target: Program, arguments: Sequence[str], below: Path) -> CodeCop
 
     The name of the copy's folder is a digest of its contents. A recipe is part of the package, and is not copied.
     """
-    kind, what = target.words
+    kind, what = target.argv
     files: dict[Path, Path] = {}
     if kind == "path":
         home = Path(what).resolve().parent

@@ -24,7 +24,7 @@ from paceline.doctor.this_host import examine_here
 from paceline.doctor.wire import ANSWER_S, Connection
 from paceline.errors import PacelineError
 from paceline.world.address import address_on, interface_of
-from paceline.world.connectivity import doorbell, reach, ring
+from paceline.world.connectivity import probe_listener, probe_peer, reach
 from paceline.world.detect import detect_world
 from paceline.world.network import GLOO
 from paceline.world.world import World
@@ -99,7 +99,11 @@ def report(world: World, told: Mapping[str, str], facts: RankFacts) -> dict[str,
     connection = socket.create_connection((host, port), 10)
     with ExitStack() as stack:
         talk = stack.enter_context(Connection(connection, wait_s + ANSWER_S))
-        door = stack.enter_context(doorbell(_address(world, own))) if world.local_rank == 0 else ""
+        door = (
+            stack.enter_context(probe_listener(_address(world, own)))
+            if world.local_rank == 0
+            else ""
+        )
         talk.prove(str(told["secret"]), size=world.size, facts=sent(facts), door=door)
         return _answer(talk, world, door)
 
@@ -130,7 +134,7 @@ def _answer(talk: Connection, world: World, door: str) -> dict[str, object]:
 def try_doors(doors: Mapping[str, str]) -> dict[str, str]:
     """Ring at the doors of other hosts, several at once; return those that do not answer, and why."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        problems = dict(zip(doors, pool.map(ring, doors.values()), strict=True))
+        problems = dict(zip(doors, pool.map(probe_peer, doors.values()), strict=True))
     return {node: problem.problem for node, problem in problems.items() if problem}
 
 

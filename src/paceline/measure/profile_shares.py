@@ -9,7 +9,7 @@ from typing import Any
 from paceline.measure.trace import Event, RankTrace
 from paceline.measure.trace_intervals import Spans, both, length, union, without
 from paceline.telemetry.heartbeat import Beat
-from paceline.telemetry.phases import PHASES, Spent
+from paceline.telemetry.phases import PHASES, PhaseTime
 
 KINDS = ("compute", "exposed_communication", "data_wait", "optimizer", "host_gaps")
 
@@ -110,11 +110,11 @@ def _is_update(event: Event) -> bool:
 def beat_of(trace: RankTrace) -> Beat:
     """Return a profile as the beat that the rank would have written, so that the slow rank is found as in any run."""
     steps = max(1, int(trace.facts["steps"]))
-    phases: dict[str, Spent] = {}
+    phases: dict[str, PhaseTime] = {}
     for phase in PHASES:
         spans = _phase(trace, phase) if phase != "gc" else _collections(trace)
         mean = length(spans) * 1e-6 / steps
-        phases[phase] = Spent(mean, mean, 0.0, 0)
+        phases[phase] = PhaseTime(mean, mean, 0.0, 0)
     own_s = sum(one.mean_s for one in phases.values())
     facts: dict[str, Any] = dict(trace.facts)
     return Beat(

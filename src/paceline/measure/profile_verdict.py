@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.measure.profile_shares import KINDS, Shares
-from paceline.telemetry.stragglers import Straggler, in_words
+from paceline.telemetry.stragglers import Straggler, describe_straggler
 from paceline.units import short_time
 
 _CAUSES = 3
@@ -146,7 +146,7 @@ def sentences(verdict: ProfileVerdict) -> list[str]:
         f"{verdict.script}, {ranks} on {verdict.device}: {short_time(step_s)} a step, of {verdict.steps}{where}"
     ]
     if verdict.slow is not None:
-        found.append(in_words(verdict.slow))
+        found.append(describe_straggler(verdict.slow))
     if verdict.waiting_s > _WORTH * step_s:
         what, do = IN_WORDS["waiting_for_slowest"]
         found.append(f"{what}: {short_time(verdict.waiting_s)} a step. Try: {do}")

@@ -17,7 +17,7 @@ from paceline.recipes.corpus import (
 )
 from paceline.recipes.gpt_config import GptConfig
 from paceline.rundir import RunDir, write_whole, writing_to
-from paceline.world.collectives import texts_of_all
+from paceline.world.collectives import all_gather_texts
 from paceline.world.world import World
 
 
@@ -48,7 +48,7 @@ def _vocabulary(config: GptConfig, world: World) -> Vocabulary:
     if not config.vocabulary or world.size == 1:
         return vocabulary_for(*chosen)
     mine = vocabulary_for(*chosen) if world.is_main else None
-    told = texts_of_all(world, mine.content.decode() if isinstance(mine, Tokens) else "")[0]
+    told = all_gather_texts(world, mine.content.decode() if isinstance(mine, Tokens) else "")[0]
     return Tokens.of(told.encode())
 
 

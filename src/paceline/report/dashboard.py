@@ -9,7 +9,7 @@ from paceline.report.jobs import GONE, UNKNOWN, RunJob
 from paceline.report.sanitize import fit
 from paceline.report.state import RunState
 from paceline.report.text_plot import curve, is_steep, thinned
-from paceline.telemetry.stragglers import IN_WORDS, in_words
+from paceline.telemetry.stragglers import PHASE_NAMES, describe_straggler
 from paceline.units import human_loss, human_size, human_time, short_time
 
 _LABEL = 7
@@ -160,10 +160,10 @@ def _ranks(state: RunState) -> str:
             else f"{ranks}, {_even(state)}"
         )
     if slow.kind == "one-off":
-        return f"{ranks}; {in_words(slow)}"
+        return f"{ranks}; {describe_straggler(slow)}"
     return (
         f"{ranks}; slowest is rank {slow.beat.rank} on {slow.beat.node}: {short_time(slow.beat.own_s)} a step of its own, "
-        f"{slow.times:.1f} x the others, {short_time(slow.more_s)} more in {IN_WORDS.get(slow.phase, slow.phase)}"
+        f"{slow.times:.1f} x the others, {short_time(slow.more_s)} more {PHASE_NAMES.get(slow.phase, slow.phase)}"
     )
 
 

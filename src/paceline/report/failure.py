@@ -21,9 +21,9 @@ from paceline.events import (
     surviving,
 )
 from paceline.hang.judge import judge
-from paceline.hang.rank_report import RankReport, read_all
+from paceline.hang.rank_report import RankReport, read_reports
 from paceline.hang.stacks import MAIN
-from paceline.hang.verdict import HangVerdict, kept
+from paceline.hang.verdict import HangVerdict, read_verdict
 from paceline.launch.failure import Failure
 from paceline.report.failure_page import Page
 from paceline.report.find_run import NamedRun
@@ -43,9 +43,9 @@ _EXPLAIN = {
 def page_of_launch(failure: Failure, resume: str) -> Page:
     """Return the page for a failure that the launcher saw, also where the rank itself could not say a word."""
     folder = RunDir(Path(failure.run))
-    records = read_all(folder)
+    records = read_reports(folder)
     rank, how = failure.rank, failure.how or "failed"
-    mine, verdict = _of_rank(records, rank), kept(folder) or judge(records)
+    mine, verdict = _of_rank(records, rank), read_verdict(folder) or judge(records)
     if mine and _is_only_hit(mine) and verdict.ranks and rank not in verdict.ranks:
         rank = verdict.ranks[0]
         how = (
@@ -53,7 +53,7 @@ def page_of_launch(failure: Failure, resume: str) -> Page:
             if verdict.cause == "another shape"
             else "held the others up"
         )
-    words = "\n".join([failure.words or failure.message, *(_crash_lines(mine) if mine else [])])
+    words = "\n".join([failure.details or failure.message, *(_crash_lines(mine) if mine else [])])
     return replace(_with_history(folder, rank, how, words, records), resume=resume)
 
 
@@ -85,7 +85,7 @@ def page_of(target: NamedRun) -> Page | None:
     """Return the page of a run that failed and that nobody goes on with; nothing if it did not, or is not known to have."""
     folder = target.folder
     events = _events(folder)
-    records = read_all(folder)
+    records = read_reports(folder)
     if is_held(folder.lock) or not events or not _has_failed(events, records):
         return None
     since_s = next(
@@ -97,7 +97,7 @@ def page_of(target: NamedRun) -> Page | None:
             if page.slurm
             else replace(page, slurm=(ended := _slurm(target)), written=not ended)
         )
-    verdict = kept(folder) or judge(records)
+    verdict = read_verdict(folder) or judge(records)
     rank, node, how = _end(folder, records, verdict, since_s)
     words = _own_words(_of_rank(records, rank)) or _reason(events)
     page = _with_history(folder, rank, how, words, records)
@@ -142,7 +142,7 @@ def _with_history(
     steps = [event for event in events if event["event"] == StepDone.__name__][-_STEPS:]
     saved_step, saved = _newest_checkpoint(folder, events)
     stuck = [record for record in records if record.state in {"stuck", "failed"}]
-    verdict = kept(folder) or (judge(records) if stuck else None)
+    verdict = read_verdict(folder) or (judge(records) if stuck else None)
     held = verdict if verdict and verdict.cause not in {"none", "exception", "gone"} else None
     step = max([0, *(record.step for record in records), *(event["step"] for event in steps)])
     mine = _of_rank(records, rank)

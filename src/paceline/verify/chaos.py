@@ -98,7 +98,7 @@ class Chaos:
             failure, struck = self._strike(verdict, dice, rhythm, name, world)
             if failure is None:
                 return self._history(name)
-            if failure.hopeless or not struck:
+            if failure.permanent or not struck:
                 raise RunFailed(self.target.name, world, failure, verdict.launches)
             self._say(
                 f"{sum(verdict.strikes.values())}/{self.kills}: {struck} on {world}, saved {failure.progress}"

@@ -12,7 +12,7 @@ from paceline.report.page.plot import SIZE, Charts, axis_label
 from paceline.report.page.steptime import usual
 from paceline.report.page.ticks import label
 from paceline.telemetry.phases import PHASES, WAIT
-from paceline.telemetry.rank_times import RankSample, evened, read_looks
+from paceline.telemetry.rank_times import RankSample, downsample, read_samples
 from paceline.units import short_time
 
 _COLUMNS, _ROWS = 96, 64  # of a map at most
@@ -24,7 +24,7 @@ _SENTENCES = 5
 
 def rank_times_of(path: Path) -> dict[str, Any] | None:
     """Return each rank's own time at some steps; of very many ranks, the worst of each group of neighbours."""
-    looks = evened(read_looks(path), _COLUMNS)
+    looks = downsample(read_samples(path), _COLUMNS)
     size = max((len(look.own_s) for look in looks), default=0)
     if size < 2:
         return None

@@ -10,7 +10,7 @@ import numpy
 
 from paceline.report.history import number
 from paceline.report.page.event_columns import Account
-from paceline.telemetry.heartbeat import NOTHING, Beat
+from paceline.telemetry.heartbeat import NO_TIME, Beat
 from paceline.telemetry.phases import PHASES, WAIT
 
 _BARS = 40
@@ -66,7 +66,7 @@ def _phases(beats: Sequence[Beat]) -> dict[str, float]:
 
 
 def _mean(beat: Beat, phase: str) -> float:
-    return beat.phases.get(phase, NOTHING).mean_s
+    return beat.phases.get(phase, NO_TIME).mean_s
 
 
 def _short(value: float) -> float:
