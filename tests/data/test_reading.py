@@ -29,7 +29,7 @@ def lanes_of(data, config=CONFIG, world=None, start=0):
     for step in Batches(data, config, world or World()).steps(start):
         for lane in step.lanes:
             if lane.samples:
-                found[step.plan.step, lane.number] = tuple(tensor.clone() for tensor in lane.batch)
+                found[step.plan.index, lane.number] = tuple(tensor.clone() for tensor in lane.batch)
     return found
 
 

@@ -47,10 +47,12 @@ class LanePlan(NamedTuple):
     """Samples that count; 0 for a lane that a short last step leaves empty: it borrows the places of lane 0."""
 
 
-class StepPlan(NamedTuple):
+@dataclass(frozen=True)
+class StepPlan:
     """One optimizer step: the lanes of one rank, and what all ranks do together."""
 
-    step: int
+    index: int
+    """Which step of the run this is, from 0."""
     epoch: int
     samples: int
     """Samples of the step over all ranks."""
