@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 
 from paceline.data.pack.columns import chosen
-from paceline.data.shards.shard import WORDS
+from paceline.dtypes import SAFETENSORS_NAMES
 from paceline.errors import DataError, EnvironmentUnfit, did_you_mean
 from paceline.units import human_size
 
@@ -131,7 +131,7 @@ def column_at(file: Any, name: str, path: Path) -> H5Column:
         stay_inside(dataset, name, path)
         filters = _filters(dataset.id.get_create_plist(), f"{name} of {path}")
         dtype, shape = dataset.dtype, dataset.shape
-        if dtype.name not in WORDS:
+        if dtype.name not in SAFETENSORS_NAMES:
             raise _not_numbers(dtype, name, path)
         if not shape:
             raise DataError(

@@ -12,8 +12,8 @@ from typing import Any
 
 import xxhash
 
+from paceline.dtypes import WIDTHS
 from paceline.errors import DataError
-from paceline.tensorfile import WIDTHS
 
 INDEX = "index.json"
 OFFSETS = ".offsets"

@@ -12,20 +12,14 @@ import xxhash
 from numpy.typing import NDArray
 
 from paceline.data.shards.index import LEAF_BYTES, OFFSETS, SUMS, Column, ShardFacts
+from paceline.dtypes import SAFETENSORS_NAMES, WIDTHS
 from paceline.errors import DataError
 from paceline.rundir import write_whole, writing_to
-from paceline.tensorfile import WIDTHS, Spec, TensorSpan, plan_in_order, read_places
+from paceline.tensorfile import Spec, TensorSpan, plan_in_order, read_places
 
 Array = NDArray[numpy.generic]
 
 _ALIGN = 4096  # samples begin at a multiple of this: with the order of the columns, so do those of any power of two below
-
-NUMPY_TYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "C64": "complex64", "I64": "int64", "I32": "int32",
-    "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
-}  # fmt: skip
-"""The name of a type in numpy, by the word of the safetensors format."""
-WORDS = {name: word for word, name in NUMPY_TYPES.items()}
 
 
 class Varying(NamedTuple):
@@ -54,7 +48,7 @@ class Layout(NamedTuple):
 def column_of(name: str, values: Array | Varying) -> Column:
     """Return the column that such values make."""
     array = values.flat if isinstance(values, Varying) else values
-    word = WORDS.get(array.dtype.name)
+    word = SAFETENSORS_NAMES.get(array.dtype.name)
     if word is None:
         raise DataError(
             f"column {name} is of type {array.dtype}, which a shard cannot hold",
@@ -82,7 +76,10 @@ def shard_bytes(columns: Sequence[Column], rows: Rows) -> tuple[memoryview, int]
     """Return the whole file of some samples, and the length of its head."""
     tensors = _tensors(columns, rows)
     leaves = -(-sum(value.nbytes for value in tensors.values()) // LEAF_BYTES)
-    specs = [Spec(name, WORDS[value.dtype.name], value.shape) for name, value in tensors.items()]
+    specs = [
+        Spec(name, SAFETENSORS_NAMES[value.dtype.name], value.shape)
+        for name, value in tensors.items()
+    ]
     ordered = sorted(specs, key=_alignment, reverse=True)
     image = plan_in_order([Spec(SUMS, "U64", (leaves,)), *ordered], None, aligned=1, align=_ALIGN)
     content = memoryview(bytearray(image.size_bytes))

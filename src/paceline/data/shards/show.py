@@ -15,9 +15,10 @@ import xxhash
 from paceline.data.pack.optional_packages import need
 from paceline.data.safe_open import open_plain
 from paceline.data.shards.index import OFFSETS, Column, DatasetIndex
-from paceline.data.shards.shard import NUMPY_TYPES, Array, damaged, read_head
+from paceline.data.shards.shard import Array, damaged, read_head
 from paceline.data.shards.store import read_beside
 from paceline.data.vocabulary import vocabulary_of
+from paceline.dtypes import NUMPY_NAMES
 from paceline.errors import ConfigError, DataError, PacelineError
 
 Colours = Literal["24-bit", "grey", "none"]
@@ -86,7 +87,7 @@ def _numbers(column: Column, content: memoryview) -> Array:
         return (
             (numpy.frombuffer(content, dtype="<u2").astype("<u4") << 16).view("<f4").reshape(shape)
         )
-    name = NUMPY_TYPES.get(column.dtype, "uint8")
+    name = NUMPY_NAMES.get(column.dtype, "uint8")
     return numpy.frombuffer(content, dtype=numpy.dtype(name).newbyteorder("<")).reshape(shape)
 
 
@@ -226,7 +227,7 @@ def facts_of(index: DatasetIndex) -> Mapping[str, Any]:
         "columns": [
             {
                 "name": column.name,
-                "type": NUMPY_TYPES.get(column.dtype, column.dtype),
+                "type": NUMPY_NAMES.get(column.dtype, column.dtype),
                 "shape": list(column.shape),
                 "varying": column.varying,
             }

@@ -18,14 +18,8 @@ from paceline.data.shards.mmap import MappedShards
 from paceline.data.shards.shard import damaged
 from paceline.data.shards.store import FetchingStore, ShardStore
 from paceline.data.vocabulary import Vocabulary, vocabulary_of
+from paceline.dtypes import torch_dtypes
 from paceline.errors import ConfigError
-
-_TYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "C64": torch.complex64,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U64": torch.uint64,
-    "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-}  # fmt: skip
 
 
 class ShardSource:
@@ -70,7 +64,9 @@ class ShardSource:
                     fix="make them alike one by one (`each=` of open_dataset), or choose other columns",
                 )
         return make_room(
-            count, ((_TYPES[column.dtype], column.shape) for column in self.columns), pinned=pinned
+            count,
+            ((torch_dtypes()[column.dtype], column.shape) for column in self.columns),
+            pinned=pinned,
         )
 
     def gather_into(self, samples: Places, room: BatchBuffer) -> Batch:
@@ -159,7 +155,9 @@ class ShardSource:
         begin, size = begin + first * column.item_bytes, (last - first) * column.item_bytes
         if size:
             self._shards.trust(numpy.array([begin]), size, numpy.array([shard]))
-        return self._all[begin : begin + size].clone().view(_TYPES[column.dtype]).view(shape)
+        return (
+            self._all[begin : begin + size].clone().view(torch_dtypes()[column.dtype]).view(shape)
+        )
 
     def _span(self, column: Column, shard: int, row: int) -> tuple[int, int]:
         """Return where a sample of varying length lies among all of its shard, counted in elements."""
