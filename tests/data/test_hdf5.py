@@ -337,7 +337,7 @@ def test_rows_that_lie_one_after_the_other_are_read_in_blocks(tmp_path):
 
 def test_memory_that_is_there_already_is_filled(small):
     source = H5Source(small)
-    room = source.room_for(10)
+    room = source.new_buffer(10)
     filled = source.gather_into(numpy.array([5, 4]), room)
     assert filled[0].data_ptr() == room.tensors[0].data_ptr()
     assert filled[1].tolist() == [5, 4]

@@ -298,17 +298,17 @@ def test_a_header_of_2_to_the_60_bytes_takes_no_memory(tmp_path):
 
 
 class SmallShelf:
-    """A shelf that holds two shards at a time."""
+    """A store that holds two shards at a time."""
 
     def __init__(self, folder):
         from paceline.data.shards.store import LocalShardStore
 
         self._inner, self.fetched = LocalShardStore(folder), []
-        self.address, self.room = str(folder), 0
+        self.address, self.capacity_bytes = str(folder), 0
 
     def index(self):
         found = self._inner.index()
-        self.room = 2 * found.shards[0].size_bytes
+        self.capacity_bytes = 2 * found.shards[0].size_bytes
         return found
 
     def fetch(self, shard):
@@ -317,12 +317,12 @@ class SmallShelf:
 
 
 def test_no_more_shards_are_open_than_there_is_room_for(tmp_path):
-    shelf = SmallShelf(make_set(tmp_path, 40, 5))
-    source = ShardSource(shelf)
+    store = SmallShelf(make_set(tmp_path, 40, 5))
+    source = ShardSource(store)
     for number in [0, 5, 10, 15, 0, 39, 5]:
         assert gathered(source, [number])[1].tolist() == [number]
         assert len(source._shards.open) <= 2
-    assert len(shelf.fetched) == 7
+    assert len(store.fetched) == 7
     assert gathered(source, range(40))[1].tolist() == list(
         range(40)
     )  # what is asked for at once is open at once

@@ -258,7 +258,12 @@ def test_a_vocabulary_says_what_it_lacks():
     words = Tokenizer(models.WordLevel({"ein": 0, "Satz": 1, "?": 2}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     known = Tokens.of(words.to_str().encode())
-    assert (known.size, known.end, known.lost("ein Satz"), known.lost("ein Wort")) == (
+    assert (
+        known.size,
+        known.end,
+        known.first_unencodable("ein Satz"),
+        known.first_unencodable("ein Wort"),
+    ) == (
         3,
         -1,
         "",

@@ -114,7 +114,7 @@ class Tokens:
             self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=numpy.int64
         )
 
-    def lost(self, text: str) -> str:
+    def first_unencodable(self, text: str) -> str:
         """Return the first character that no token stands for; spaces may go unsaid."""
         found, unknown = self._tokenizer.encode(text, add_special_tokens=False), self._unknown
         spans = [

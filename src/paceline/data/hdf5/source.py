@@ -25,7 +25,7 @@ from paceline.data.hdf5.file import (
     reading,
 )
 from paceline.data.order import Places
-from paceline.data.reading.batch_buffer import BatchBuffer, Rows, as_rows, make_room
+from paceline.data.reading.batch_buffer import BatchBuffer, Rows, allocate_buffer, as_rows
 from paceline.data.reading.source import Batch
 from paceline.errors import ConfigError
 from paceline.world.detect import detect_world
@@ -66,12 +66,12 @@ class H5Source:
 
     def gather(self, samples: Places, key: tuple[int, int]) -> Batch:
         """Return some samples, stacked."""
-        return self.gather_into(samples, self.room_for(len(samples)))
+        return self.gather_into(samples, self.new_buffer(len(samples)))
 
-    def room_for(self, count: int, *, pinned: bool = False) -> BatchBuffer:
+    def new_buffer(self, count: int, *, pinned: bool = False) -> BatchBuffer:
         """Return memory for so many samples."""
         columns = ((getattr(torch, column.dtype), column.shape) for column in self.columns)
-        return make_room(count, columns, pinned=pinned)
+        return allocate_buffer(count, columns, pinned=pinned)
 
     def gather_into(self, samples: Places, room: BatchBuffer) -> Batch:
         """Copy some samples into memory that has room for at least as many; return the part that was filled."""

@@ -27,12 +27,12 @@ class BatchBuffer(NamedTuple):
         return tuple(tensor[:count] for tensor in self.tensors)
 
 
-def make_room(
+def allocate_buffer(
     count: int, columns: Iterable[tuple[torch.dtype, tuple[int, ...]]], *, pinned: bool = False
 ) -> BatchBuffer:
     """Return memory for so many samples, whose columns are of these types and shapes.
 
-    >>> make_room(3, [(torch.bfloat16, (5,))]).rows[0].shape
+    >>> allocate_buffer(3, [(torch.bfloat16, (5,))]).rows[0].shape
     (3, 10)
     """
     tensors = tuple(

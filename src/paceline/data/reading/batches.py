@@ -15,7 +15,7 @@ from paceline.config import RunConfig
 from paceline.data.order import Order, Places
 from paceline.data.reading.batch_buffer import BatchBuffer
 from paceline.data.reading.prefetch import prefetched
-from paceline.data.reading.resident import brought_to, copied_on
+from paceline.data.reading.resident import cache_on_gpu, copy_to_gpu
 from paceline.data.reading.source import (
     Batch,
     DatasetSource,
@@ -69,7 +69,7 @@ class Batches:
         self._transform = self.source if isinstance(self.source, Transformed) else None
         reads = self._transform.source if self._transform else self.source
         block = reads.block or len(self.source)
-        self._reads = cast("Any", brought_to(reads, world.device, config.read.resident_gb))
+        self._reads = cast("Any", cache_on_gpu(reads, world.device, config.read.resident_gb))
         self._side = torch.cuda.Stream(world.device) if world.device != "cpu" else None  # type: ignore[no-untyped-call]
         blocks = config.local_sgd.replicas if config.local_sgd.steps else 0
         self.plan = BatchPlan(
@@ -153,7 +153,7 @@ class Batches:
         """Read a piece into memory that is used again."""
         while len(rooms) <= place:
             rooms.append(
-                self._reads.room_for(
+                self._reads.new_buffer(
                     self._together * self._most_in_a_step, pinned=self._device != "cpu"
                 )
             )
@@ -179,7 +179,7 @@ class Batches:
     def _lanes(self, piece: Readahead, whole: Batch) -> Iterator[Batch]:
         if self._device != "cpu":
             side = self._side if all(tensor.is_pinned() for tensor in whole) else None
-            whole = copied_on(side, whole, self._device)
+            whole = copy_to_gpu(side, whole, self._device)
         return zip(*(tensor.split_with_sizes(piece.sizes) for tensor in whole), strict=True)
 
     def _cut(self, piece: Readahead, lanes: Iterator[Batch]) -> Iterator[RankBatch]:

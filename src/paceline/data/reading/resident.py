@@ -42,7 +42,7 @@ class Resident:
         return tuple(tensor.index_select(0, rows) for tensor in self._tensors)
 
 
-def brought_to(source: Source, device: str, most_gb: float) -> Source:
+def cache_on_gpu(source: Source, device: str, most_gb: float) -> Source:
     """Return a source on the device, if it gives the same samples every time and fits; else the source as it is."""
     size = source.bytes_per_sample * len(source)
     plain = isinstance(source, TensorSource | SupportsGatherInto)
@@ -57,7 +57,7 @@ def fits(size_bytes: int, device: str) -> bool:
     return size_bytes <= _SHARE * free
 
 
-def copied_on(stream: torch.cuda.Stream | None, batch: Batch, device: str) -> Batch:
+def copy_to_gpu(stream: torch.cuda.Stream | None, batch: Batch, device: str) -> Batch:
     """Copy a batch to the device while it computes; what is launched from now on waits for the copy."""
     if stream is None:
         return tuple(tensor.to(device) for tensor in batch)

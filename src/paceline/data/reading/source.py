@@ -38,7 +38,7 @@ class Source(Protocol):
 class SupportsGatherInto(Protocol):
     """A source that can fill memory which is used again."""
 
-    def room_for(self, count: int, *, pinned: bool = False) -> BatchBuffer:
+    def new_buffer(self, count: int, *, pinned: bool = False) -> BatchBuffer:
         """Return memory for so many samples."""
 
     def gather_into(self, samples: Places, room: BatchBuffer) -> Batch:

@@ -144,7 +144,7 @@ def _offsets(
 
 def _beside(folder: Path, index: DatasetIndex) -> Iterator[DatasetProblem]:
     """Check the files that the index names besides the shards."""
-    for name, total in files_beside(index).items():
+    for name, total in extra_files(index).items():
         try:
             if sum_of(folder / name) != total:
                 yield DatasetProblem(name, "its bytes are not those that were written")
@@ -154,7 +154,7 @@ def _beside(folder: Path, index: DatasetIndex) -> Iterator[DatasetProblem]:
             )
 
 
-def files_beside(index: DatasetIndex) -> dict[str, str]:
+def extra_files(index: DatasetIndex) -> dict[str, str]:
     """Return the plain names of files that belong to a set besides its shards, and their sums."""
     named = index.about.get("files")
     named = named if isinstance(named, dict) else {}
@@ -162,7 +162,7 @@ def files_beside(index: DatasetIndex) -> dict[str, str]:
 
 
 def _strays(folder: Path, index: DatasetIndex) -> list[str]:
-    ours = {INDEX, *(shard.name for shard in index.shards), *files_beside(index)}
+    ours = {INDEX, *(shard.name for shard in index.shards), *extra_files(index)}
     left = {
         PLAN: " (left by a pack that was interrupted)",
         SPOOL: " (left by a pack that was interrupted)",

@@ -38,14 +38,14 @@ class Mapped:
 class MappedShards:
     """Shards side by side in one stretch of addresses. They are mapped when they are needed, and trusted once they were summed."""
 
-    def __init__(self, shelf: ShardStore, index: DatasetIndex, columns: Sequence[Column]) -> None:
-        self._shelf, self._index, self._columns = shelf, index, columns
+    def __init__(self, store: ShardStore, index: DatasetIndex, columns: Sequence[Column]) -> None:
+        self._store, self._index, self._columns = store, index, columns
         sizes = [shard.size_bytes for shard in index.shards]
         period = period_of((column.item_bytes for column in columns if not column.varying), sizes)
         self.in_rows, self._period = period is not None, period or mmap.PAGESIZE
         """Whether items of every column begin at multiples of their size, in all shards."""
         ends = numpy.cumsum([(-(-size // self._period) + 1) * self._period for size in sizes])
-        self.region = _region(int(ends[-1]), shelf.address)
+        self.region = _region(int(ends[-1]), store.address)
         self.at = numpy.concatenate([[0], ends[:-1]])
         """Where each shard begins."""
         self.open: OrderedDict[int, Mapped] = OrderedDict()
@@ -83,9 +83,9 @@ class MappedShards:
         try:
             self._map(number)
         except DataError:
-            if not isinstance(self._shelf, FetchingStore):
+            if not isinstance(self._store, FetchingStore):
                 raise
-            self._shelf.drop(self._index.shards[number])  # it was right when it came
+            self._store.drop(self._index.shards[number])  # it was right when it came
             self._map(number)
 
     def _map(self, number: int) -> None:
@@ -143,19 +143,19 @@ class MappedShards:
             self.region.put(at, descriptor, facts.size_bytes)
         except OSError as error:
             raise DataError(
-                f"cannot map {facts.name} of {self._shelf.address}: {error.strerror}",
+                f"cannot map {facts.name} of {self._store.address}: {error.strerror}",
                 fix="raise `ulimit -v` or vm.max_map_count, or pack larger shards",
             ) from error
 
     def _fetch(self, facts: ShardFacts) -> tuple[Path, int]:
         """Return the path of a shard, and an open file of it."""
         for last_try in (False, False, True):
-            path = self._shelf.fetch(facts)
+            path = self._store.fetch(facts)
             try:
                 return path, open_plain(path)
             except OSError as error:
                 if last_try or not isinstance(
-                    self._shelf, FetchingStore
+                    self._store, FetchingStore
                 ):  # another process may have needed its room
                     raise DataError(
                         f"cannot read {path}: {error.strerror}", fix="fetch or pack the set again"
@@ -164,12 +164,15 @@ class MappedShards:
 
     def _close_old(self, more_bytes: int, keep: Places) -> None:
         """Take out the shards that were opened first, where only so many may be here or be mapped."""
-        if not self._shelf.room and len(self.open) < _MOST_OPEN:
+        if not self._store.capacity_bytes and len(self.open) < _MOST_OPEN:
             return
         kept = set(keep.tolist())
         held = sum(shard.facts.size_bytes for shard in self.open.values())
         for number in [number for number in self.open if number not in kept]:
-            if held + more_bytes <= (self._shelf.room or math.inf) and len(self.open) < _MOST_OPEN:
+            if (
+                held + more_bytes <= (self._store.capacity_bytes or math.inf)
+                and len(self.open) < _MOST_OPEN
+            ):
                 return
             held -= self.open[number].facts.size_bytes
             self._close_one(number)
@@ -194,8 +197,8 @@ class MappedShards:
         shards = numpy.searchsorted(self._first_leaf, leaves, side="right") - 1
         for leaf, shard in zip(leaves.tolist(), shards.tolist(), strict=True):
             right = self._is_right(leaf, shard)
-            if not right and isinstance(self._shelf, FetchingStore):
-                self._shelf.drop(self._index.shards[shard])  # it was right when it came
+            if not right and isinstance(self._store, FetchingStore):
+                self._store.drop(self._index.shards[shard])  # it was right when it came
                 self._close_one(shard)
                 self._open_one(
                     shard

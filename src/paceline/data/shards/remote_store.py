@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def open_store(address: str, cache: str, cache_bytes: int) -> ShardStore:
-    """Return the shelf of a folder, or of an address whose shards are kept in `cache`: at most so many bytes of them."""
+    """Return the store of a folder, or of an address whose shards are kept in `cache`: at most so many bytes of them."""
     scheme, mark, path = address.partition("://")
     if not mark:
         return LocalShardStore(Path(address))
@@ -51,7 +51,7 @@ class RemoteShardStore:
                 "the set has a name or password in its address",
                 fix="leave it out, and set the storage's own variables, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
             )
-        self.address, self.room = address.rstrip("/"), cache_bytes
+        self.address, self.capacity_bytes = address.rstrip("/"), cache_bytes
         open_address(self.address)  # what cannot be opened is said before anything is read
         self._cache = Cache(cache, cache_bytes)
         self._known: tuple[DatasetIndex, Path] | None = None
@@ -83,13 +83,15 @@ class RemoteShardStore:
         with self._cache.writing():
             (self._facts()[1] / shard.name).unlink(missing_ok=True)
 
-    def beside(self, name: str) -> bytes:
+    def read_file(self, name: str) -> bytes:
         """Read a small file that lies beside the shards, each time it is asked for."""
         return _persistently(lambda: b"".join(self._chunks(name)))
 
     def prefetch(self, shards: Sequence[ShardFacts]) -> None:
         """Begin to bring the first few of these, in the background, and no others. What fails is told when it is fetched."""
-        most = min(AHEAD, self.room // max(shard.size_bytes for shard in self.index().shards) - 1)
+        most = min(
+            AHEAD, self.capacity_bytes // max(shard.size_bytes for shard in self.index().shards) - 1
+        )
         with self._lock:
             self._wanted = list(shards[:most])
             if self._wanted and self._busy != os.getpid():
@@ -127,9 +129,9 @@ class RemoteShardStore:
 
     def _check_room(self, index: DatasetIndex) -> None:
         largest = max(shard.size_bytes for shard in index.shards)
-        if largest > self.room:
+        if largest > self.capacity_bytes:
             raise ConfigError(
-                f"a cache of {self.room:,} bytes cannot hold a shard of {self.address}, which has {largest:,}",
+                f"a cache of {self.capacity_bytes:,} bytes cannot hold a shard of {self.address}, which has {largest:,}",
                 fix=f"set read.cache_gb={math.ceil(largest / 1e6) / 1e3:g} or more, or pack smaller shards",
             )
 

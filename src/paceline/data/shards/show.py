@@ -16,7 +16,7 @@ from paceline.data.pack.optional_packages import need
 from paceline.data.safe_open import open_plain
 from paceline.data.shards.index import OFFSETS, Column, DatasetIndex
 from paceline.data.shards.shard import Array, damaged, read_head
-from paceline.data.shards.store import read_beside
+from paceline.data.shards.store import read_dataset_file
 from paceline.data.vocabulary import vocabulary_of
 from paceline.dtypes import NUMPY_NAMES
 from paceline.errors import ConfigError, DataError, PacelineError
@@ -91,7 +91,7 @@ def _numbers(column: Column, content: memoryview) -> Array:
     return numpy.frombuffer(content, dtype=numpy.dtype(name).newbyteorder("<")).reshape(shape)
 
 
-def look(folder: Path, index: DatasetIndex, column: Column, value: Array) -> Preview:
+def preview_of(folder: Path, index: DatasetIndex, column: Column, value: Array) -> Preview:
     """Return how a value is best shown."""
     if column.varying or column.name == "tokens":
         picture = _decoded(value) if value.dtype == numpy.uint8 and column.varying else None
@@ -101,13 +101,13 @@ def look(folder: Path, index: DatasetIndex, column: Column, value: Array) -> Pre
         if text is not None:
             return Preview(column.name, text)
     picture = _as_picture(value)
-    return Preview(column.name, in_short(value), picture)
+    return Preview(column.name, summarize(value), picture)
 
 
-def in_short(value: Array) -> str:
+def summarize(value: Array) -> str:
     """Return some numbers of an array, and how far they reach.
 
-    >>> in_short(numpy.array(7)), in_short(numpy.arange(3.0)), in_short(numpy.arange(784).reshape(28, 28))
+    >>> summarize(numpy.array(7)), summarize(numpy.arange(3.0)), summarize(numpy.arange(784).reshape(28, 28))
     ('7', '0 1 2', '0 1 2 3 4 5 … 778 779 780 781 782 783  ([28, 28], 0 to 783)')
     """
     flat = value.reshape(-1)
@@ -125,7 +125,7 @@ def _number(value: Any) -> str:
 def _text(folder: Path, index: DatasetIndex, column: Column, value: Array) -> str | None:
     """Return the text that numbers stand for, if they stand for one."""
     about = index.about if column.name == "tokens" else {}
-    known = vocabulary_of(about, lambda name: read_beside(folder, name), str(folder))
+    known = vocabulary_of(about, lambda name: read_dataset_file(folder, name), str(folder))
     if known is None or known.level == "bytes":
         return _bytes_as_text(value, "strict" if known is None else "replace")
     try:

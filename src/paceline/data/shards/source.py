@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.data.order import Places
-from paceline.data.reading.batch_buffer import BatchBuffer, Rows, make_room
+from paceline.data.reading.batch_buffer import BatchBuffer, Rows, allocate_buffer
 from paceline.data.reading.source import Batch
 from paceline.data.shards.index import OFFSETS, Column
 from paceline.data.shards.mmap import MappedShards
@@ -25,15 +25,15 @@ from paceline.errors import ConfigError
 class ShardSource:
     """The samples of a set. Opening it reads the index alone; a shard is opened when a sample of it is asked for."""
 
-    def __init__(self, shelf: ShardStore, columns: Sequence[str] = ()) -> None:
-        self._shelf, self.index = shelf, shelf.index()
-        self.columns = _chosen(self.index.columns, columns, shelf.address)
+    def __init__(self, store: ShardStore, columns: Sequence[str] = ()) -> None:
+        self._store, self.index = store, store.index()
+        self.columns = _chosen(self.index.columns, columns, store.address)
         self.block = self.index.samples_per_shard
         self.window = 0
         self.bytes_per_sample = sum(
             column.item_bytes for column in self.columns if not column.varying
         )
-        self._shards = MappedShards(shelf, self.index, self.columns)
+        self._shards = MappedShards(store, self.index, self.columns)
         self._all = torch.from_numpy(self._shards.region.bytes)
         self._rows: dict[int, Rows] = {}
         self._items: dict[int, Tensor] = {}
@@ -53,9 +53,9 @@ class ShardSource:
 
     def gather(self, samples: Places, key: tuple[int, int]) -> Batch:
         """Return some samples, stacked."""
-        return self.gather_into(samples, self.room_for(len(samples)))
+        return self.gather_into(samples, self.new_buffer(len(samples)))
 
-    def room_for(self, count: int, *, pinned: bool = False) -> BatchBuffer:
+    def new_buffer(self, count: int, *, pinned: bool = False) -> BatchBuffer:
         """Return memory for so many samples."""
         for column in self.columns:
             if column.varying:
@@ -63,7 +63,7 @@ class ShardSource:
                     f"samples of column {column.name} differ in length, and cannot be stacked",
                     fix="make them alike one by one (`each=` of open_dataset), or choose other columns",
                 )
-        return make_room(
+        return allocate_buffer(
             count,
             ((torch_dtypes()[column.dtype], column.shape) for column in self.columns),
             pinned=pinned,
@@ -84,12 +84,12 @@ class ShardSource:
 
     def vocabulary(self) -> Vocabulary | None:
         """Return what the numbers of a text stand for, if the index says it."""
-        return vocabulary_of(self.index.about, self._shelf.beside, self._shelf.address)
+        return vocabulary_of(self.index.about, self._store.read_file, self._store.address)
 
     def expect(self, shards: Sequence[int]) -> None:
         """Have shards brought here that will be asked for next, where they are not."""
-        if isinstance(self._shelf, FetchingStore):
-            self._shelf.prefetch(
+        if isinstance(self._store, FetchingStore):
+            self._store.prefetch(
                 [self.index.shards[number] for number in shards if not self._shards.is_open[number]]
             )
 
@@ -102,11 +102,11 @@ class ShardSource:
 
     def _turns(self, shards: Places) -> list[Places | slice]:
         """Return which samples are read together: all, unless there is no room for so many shards at a time."""
-        if not self._shelf.room:
+        if not self._store.capacity_bytes:
             return [slice(None)]
         needed = numpy.unique(shards)
         sizes = numpy.array([self.index.shards[number].size_bytes for number in needed.tolist()])
-        turns = (numpy.cumsum(sizes) - 1) // max(self._shelf.room, 1)
+        turns = (numpy.cumsum(sizes) - 1) // max(self._store.capacity_bytes, 1)
         if not len(turns) or turns[-1] == 0:
             return [slice(None)]
         return [

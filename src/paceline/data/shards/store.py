@@ -15,7 +15,7 @@ class ShardStore(Protocol):
     """The folder of a set, here or at an address."""
 
     address: str
-    room: int
+    capacity_bytes: int
     """How many bytes of shards may be here at the same time; 0: all of them."""
 
     def index(self) -> DatasetIndex:
@@ -24,13 +24,13 @@ class ShardStore(Protocol):
     def fetch(self, shard: ShardFacts) -> Path:
         """Return where a shard lies on this machine, after it was brought here if need be."""
 
-    def beside(self, name: str) -> bytes:
+    def read_file(self, name: str) -> bytes:
         """Read a small file that the index names besides the shards. It has not been summed."""
 
 
 @runtime_checkable
 class FetchingStore(Protocol):
-    """A shelf that brings shards from elsewhere, and may have to let others go for them."""
+    """A store that brings shards from elsewhere, and may have to let others go for them."""
 
     def prefetch(self, shards: Sequence[ShardFacts]) -> None:
         """Begin to bring the first few of these, in the background."""
@@ -42,7 +42,7 @@ class FetchingStore(Protocol):
 class LocalShardStore:
     """A folder that this machine sees."""
 
-    room = 0
+    capacity_bytes = 0
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -69,12 +69,12 @@ class LocalShardStore:
         """Return the path of a shard."""
         return self._folder / shard.name
 
-    def beside(self, name: str) -> bytes:
+    def read_file(self, name: str) -> bytes:
         """Read a file that lies beside the shards."""
-        return read_beside(self._folder, name)
+        return read_dataset_file(self._folder, name)
 
 
-def read_beside(folder: Path, name: str) -> bytes:
+def read_dataset_file(folder: Path, name: str) -> bytes:
     """Read a file of a set that is no shard."""
     try:
         return (folder / name).read_bytes()
