@@ -18,7 +18,7 @@ import torch
 
 from paceline.config import BatchConfig, ReadConfig, RunConfig
 from paceline.data.reading.batches import Batches
-from paceline.data import hdf5
+from paceline.data.hdf5 import source as hdf5_source
 from paceline.data.hdf5.chunks import Blocks, inspect, plan_blocks
 from paceline.data.hdf5.file import H5Column
 from paceline.data.hdf5.source import H5Source
@@ -444,7 +444,7 @@ def test_chunks_with_a_part_of_each_sample_are_read_once_and_told_of(tmp_path, m
     for samples in requests(2000, source.block, 16, together=20):
         assert torch.equal(source.gather(samples, KEY)[0], torch.from_numpy(images[samples]))
     assert Counter(reads.taken().values()) == {1: 8 * 8 + 8}
-    hdf5._say_once.cache_clear()
+    hdf5_source._say_once.cache_clear()
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("MASTER_ADDR", "localhost")

@@ -459,19 +459,19 @@ class Overworked(ObjectStore):
 def test_a_store_that_fails_at_first_is_asked_again(
     status, failures, packed, tmp_path, env, monkeypatch
 ) -> None:
-    with Overworked() as store:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
+    with Overworked() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
         import boto3
 
         client = boto3.client("s3")
         client.create_bucket(Bucket="bucket")
         address = upload(client, "bucket", packed)
         client.close()
-        store.status, store.failures = status, failures
+        server.status, server.failures = status, failures
         store = open_store(address, str(tmp_path / "cache"), LARGE)
         shard = store.index().shards[0]
         assert store.fetch(shard).read_bytes() == (packed / shard.name).read_bytes()
-        assert store.failures == 0
+        assert server.failures == 0
 
 
 def test_a_store_that_goes_on_failing_is_unreachable(there, server, tmp_path) -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from support.datasets import make_set, open_folder
-from paceline.data.reading.resident import Resident, cache_on_gpu, copy_to_gpu
+from paceline.data.reading.resident import Resident, cache_on_gpu, copy_to_device
 from paceline.data.reading.source import DatasetSource, TensorSource
 
 
@@ -49,4 +49,4 @@ def test_a_set_that_is_too_large_stays_where_it_is():
 
 def test_without_a_stream_a_batch_is_copied_as_ever():
     batch = (torch.arange(3), torch.ones(2))
-    assert [value.tolist() for value in copy_to_gpu(None, batch, "cpu")] == [[0, 1, 2], [1, 1]]
+    assert [value.tolist() for value in copy_to_device(None, batch, "cpu")] == [[0, 1, 2], [1, 1]]

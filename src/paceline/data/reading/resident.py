@@ -57,7 +57,7 @@ def fits(size_bytes: int, device: str) -> bool:
     return size_bytes <= _SHARE * free
 
 
-def copy_to_gpu(stream: torch.cuda.Stream | None, batch: Batch, device: str) -> Batch:
+def copy_to_device(stream: torch.cuda.Stream | None, batch: Batch, device: str) -> Batch:
     """Copy a batch to the device while it computes; what is launched from now on waits for the copy."""
     if stream is None:
         return tuple(tensor.to(device) for tensor in batch)

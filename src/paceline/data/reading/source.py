@@ -35,7 +35,7 @@ class Source(Protocol):
 
 
 @runtime_checkable
-class SupportsGatherInto(Protocol):
+class SupportsGatherInto(Source, Protocol):
     """A source that can fill memory which is used again."""
 
     def new_buffer(self, count: int, *, pinned: bool = False) -> BatchBuffer:
