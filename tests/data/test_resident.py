@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from support.datasets import make_set, open_folder
-from paceline.data.reading.resident import Resident, cache_on_gpu, copy_to_device
+from paceline.data.reading.resident import ResidentSource, cache_on_gpu, copy_to_device
 from paceline.data.reading.source import DatasetSource, TensorSource
 
 
@@ -14,7 +14,7 @@ def test_all_samples_are_there(piece, tmp_path, monkeypatch):
     monkeypatch.setattr("paceline.data.reading.resident._PIECE_BYTES", piece)
     source = open_folder(make_set(tmp_path, 23, 5))
     order = numpy.random.default_rng(0).permutation(23)
-    there = Resident(source, "cpu")
+    there = ResidentSource(source, "cpu")
     assert len(there) == 23
     for found, wanted in zip(
         there.gather(order, (0, 0)), source.gather(order, (0, 0)), strict=True

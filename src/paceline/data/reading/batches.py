@@ -56,10 +56,11 @@ class Batches:
         """Yield every step from one on; nothing before it is read."""
         with contextlib.closing(self._reader.read(start)) as groups:
             for group, lanes in groups:
+                ready = lanes
                 if self._transform is not None:
-                    lanes = _transformed(self._transform, group, lanes)
+                    ready = _transformed(self._transform, group, lanes)
                 for plan in group.plans:
-                    yield _rank_batch(plan, lanes)
+                    yield _rank_batch(plan, ready)
 
     def _schedule(self, source: Source, order: Order, seed: int) -> ReadSchedule:
         announce = source.expect if isinstance(source, SupportsPrefetch) else None
