@@ -107,7 +107,7 @@ def test_samples_of_every_shard_are_found(tmp_path: Path) -> None:
     assert [shown(tmp_path / "out", n)["word"].words for n in range(10)] == [
         "a" * n for n in range(10)
     ]
-    with pytest.raises(ConfigError, match="there is no sample 10") as error:
+    with pytest.raises(ConfigError, match="sample must be 0 to 9, got 10") as error:
         shown(tmp_path / "out", 10)
     assert error.value.fix == "give a number from 0 to 9"
 
@@ -128,7 +128,7 @@ def test_a_damaged_shard_is_not_shown(tmp_path: Path) -> None:
     [
         (numpy.array(3.14159), "3.142"),
         (numpy.array([True, False]), "True False"),
-        (numpy.array([], dtype="int8"), "nothing"),
+        (numpy.array([], dtype="int8"), "empty"),
         (numpy.array([1 + 2j] * 13), "1+2j " * 5 + "1+2j … " + "1+2j " * 5 + "1+2j  ([13])"),
         (
             numpy.array([float("nan")] * 13),
