@@ -262,7 +262,7 @@ def test_chunks_that_lie_in_two_blocks_are_told_of(tmp_path, capsys):
         file.create_dataset("others", (4000, 6000), "uint8", chunks=(401, 6000))
     assert H5Source(path).block == 401
     assert (
-        "images: chunks that lie in two blocks of 401 samples are read twice"
+        "images: chunks that span two blocks of 401 samples are read twice"
         in capsys.readouterr().err
     )
 
@@ -465,7 +465,7 @@ def test_what_cannot_be_read_in_bounded_memory_is_refused(tmp_path):
     assert "images" in caught.value.problem
     with pytest.raises(DataError, match=r"a block of 1 samples takes 1\.1 GB"):
         H5Source(path, ["one"])
-    assert "the file is refused" in str(inspect(path)[0])
+    assert "it refuses the file" in str(inspect(path)[0])
 
 
 def test_a_window_that_no_machine_holds_is_refused(tmp_path):
@@ -504,8 +504,8 @@ def test_a_layout_is_told_with_its_cost_and_the_fix(tmp_path):
         texts["good"]
         == "good: 5,000 samples of float64 (100,), chunks (500, 100) of 400.0 kB, not compressed"
     )
-    assert texts["plain"] == "plain: 9 samples of float64 (), not in chunks, not compressed"
-    assert "chunks of 512 B take longer to find than to read: 2,048 for every MB" in texts["small"]
+    assert texts["plain"] == "plain: 9 samples of float64 (), not chunked, not compressed"
+    assert "chunks of 512 B take longer to find than to read: 2,048 per MB" in texts["small"]
     assert "words: cannot be read as samples\n  cost: words of" in texts["words"]
 
 
@@ -542,11 +542,11 @@ def unknown_filter(file):
         (lambda file: None, "no dataset x", "use one of"),
         (lambda file: file.create_dataset("xs", (4,), "f4"), "no dataset x", "did you mean xs"),
         (lambda file: file.create_group("x"), "x of .* is not a dataset", ""),
-        (lambda file: file.create_dataset("x", data=3), "single value", "leave it out"),
+        (lambda file: file.create_dataset("x", data=3), "single value", "columns="),
         (
             lambda file: file.create_dataset("x", data=h5py.Empty("f")),
             "single value",
-            "leave it out",
+            "columns=",
         ),
         (lambda file: file.create_dataset("x", data=["a", "bc"]), "text", "paceline data pack"),
         (
@@ -562,10 +562,10 @@ def unknown_filter(file):
             "columns=",
         ),
         (link_out, "leads out of the file", "into one file"),
-        (link_in_circles, "leads out of the file, or nowhere", "into one file"),
+        (link_in_circles, "leads out of the file, or to no dataset", "into one file"),
         (virtual, "made of other files", "into one file"),
         (stored_elsewhere, "made of other files", "into one file"),
-        (unknown_filter, "filter 32845.*is not here", "hdf5plugin"),
+        (unknown_filter, "filter 32845.*is not installed", "hdf5plugin"),
     ],
 )
 def test_what_is_not_samples_is_refused_with_the_reason(tmp_path, make, problem, fix):
@@ -577,7 +577,7 @@ def test_what_is_not_samples_is_refused_with_the_reason(tmp_path, make, problem,
     assert str(tmp_path / "a.h5") in caught.value.problem
     assert fix in caught.value.fix
     inspect(tmp_path / "a.h5")
-    with pytest.raises(DataError, match="not one set of samples|" + problem):
+    with pytest.raises(DataError, match="must have the same number of samples|" + problem):
         H5Source(tmp_path / "a.h5", ["xs", "x"] if "xs" in fix else ())
 
 
@@ -595,7 +595,7 @@ def test_datasets_of_different_lengths_are_no_set(tmp_path):
     ) as caught:
         H5Source(path)
     assert len(H5Source(path, ["x_train", "y_train"])) == SIZE
-    with pytest.raises(DataError, match="(none)"):
+    with pytest.raises(DataError, match="got none"):
         H5Source(write(tmp_path / "empty.h5"))
     assert caught.value.exit_code == 3
 

@@ -379,7 +379,7 @@ def test_a_file_of_another_size_is_fetched_again(there, packed, tmp_path) -> Non
 
 
 DAMAGE = {
-    "a flipped bit": (flipped, "other bytes"),
+    "a flipped bit": (flipped, "another checksum"),
     "a torn object": (lambda content: content[:-7], "bytes instead of"),
     "a longer object": (lambda content: content + b"x", "more than"),
     "an empty object": (lambda content: b"", "0 bytes instead of"),
@@ -647,7 +647,7 @@ def test_threads_that_ask_at_once_fetch_every_object_once(fickle, tmp_path) -> N
 
 def wait_for_the_background() -> None:
     for thread in threading.enumerate():
-        if thread.name == "shards ahead":
+        if thread.name == "shard-prefetch":
             thread.join(60)
 
 

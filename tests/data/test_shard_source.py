@@ -218,7 +218,7 @@ def test_damaged_sets_are_refused_by_name(tmp_path, harm, words):
 
 def resummed(tree):
     return tree | {
-        "xxh3": index._sum_of({key: value for key, value in tree.items() if key != "xxh3"})
+        "xxh3": index._checksum({key: value for key, value in tree.items() if key != "xxh3"})
     }
 
 

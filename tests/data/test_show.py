@@ -109,7 +109,7 @@ def test_samples_of_every_shard_are_found(tmp_path: Path) -> None:
     ]
     with pytest.raises(ConfigError, match="sample must be 0 to 9, got 10") as error:
         shown(tmp_path / "out", 10)
-    assert error.value.fix == "give a number from 0 to 9"
+    assert error.value.fix == "pass a number from 0 to 9"
 
 
 def test_a_damaged_shard_is_not_shown(tmp_path: Path) -> None:
