@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.checkpoint.image import read_places, split_by_size
-from paceline.tensorfile import WIDTHS, Spec, plan_image
+from paceline.dtypes import WIDTHS
+from paceline.tensorfile import Spec, plan_image
 from paceline.checkpoint.staging import DTYPES
 from paceline.errors import BadCheckpoint
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.checkpoint.image import split_by_size
 from paceline.checkpoint.manifest import FileFacts, Manifest
 from paceline.checkpoint.retention import no_longer_needed
-from paceline.checkpoint.staging import WORDS, Staging
+from paceline.checkpoint.staging import DTYPE_NAMES, Staging
 from paceline.checkpoint.storage import Storage, check, manifest_of
 from paceline.errors import BadCheckpoint, EnvironmentUnfit, PacelineError
 from paceline.tensorfile import Spec
@@ -322,9 +322,9 @@ def _specs(tensors: Mapping[str, Tensor]) -> dict[Spec, Tensor]:
 
 
 def _spec(name: str, value: Tensor) -> Spec:
-    if value.dtype not in WORDS or value.layout != torch.strided:
+    if value.dtype not in DTYPE_NAMES or value.layout != torch.strided:
         raise EnvironmentUnfit(
             f"{name} is of type {value.dtype}, {value.layout}, which a safetensors file cannot hold",
             fix="keep it out of the model's and the optimizer's state, or convert it",
         )
-    return Spec(name, WORDS[value.dtype], tuple(value.shape))
+    return Spec(name, DTYPE_NAMES[value.dtype], tuple(value.shape))

@@ -92,7 +92,9 @@ class TextGenerator:
                 "the prompt is not text in UTF-8", fix="give it in the encoding of your terminal"
             )
         numbers: list[int] = self.vocabulary.encode(prompt).tolist()
-        if isinstance(self.vocabulary, Tokens) and (lost := self.vocabulary.lost(prompt)):
+        if isinstance(self.vocabulary, Tokens) and (
+            lost := self.vocabulary.first_unencodable(prompt)
+        ):
             raise ConfigError(
                 f"the tokenizer of the run has no token for {lost!r}",
                 fix="leave that character out",

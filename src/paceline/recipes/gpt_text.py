@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from paceline.data.shards.store import read_beside
+from paceline.data.shards.store import read_dataset_file
 from paceline.data.vocabulary import Bytes, Tokens, Vocabulary, vocabulary_of
 from paceline.errors import ConfigError, DataError
 from paceline.events import Event, RunStarted, Sink
@@ -104,7 +104,7 @@ def kept_vocabulary(folder: RunDir, config: GptConfig) -> Vocabulary:
         ) from error
     where = str(folder.root)
     found = (
-        vocabulary_of(about, lambda name: read_beside(folder.root, name), where)
+        vocabulary_of(about, lambda name: read_dataset_file(folder.root, name), where)
         if isinstance(about, dict)
         else None
     )

@@ -8,7 +8,8 @@ from typing import Any
 import numpy
 
 from paceline.data.shards.index import Column, DatasetIndex, ShardFacts
-from paceline.data.shards.shard import WORDS, Rows, column_of
+from paceline.data.shards.shard import Rows, column_of
+from paceline.dtypes import SAFETENSORS_NAMES
 from paceline.errors import ConfigError, DataError, did_you_mean
 
 _LABELS = {"label", "labels", "target", "targets", "class", "y"}
@@ -53,10 +54,10 @@ def storable(dtype: numpy.dtype[Any], name: str, where: str) -> numpy.dtype[Any]
             f"{where}: {name} holds Python objects, which are never unpickled",
             fix="save it as an array of numbers (object arrays come of rows of different lengths, or of None)",
         )
-    if dtype.name not in WORDS:
+    if dtype.name not in SAFETENSORS_NAMES:
         raise DataError(
             f"{where}: {name} is of type {dtype}, which a shard cannot hold",
-            fix=f"make it one of: {', '.join(WORDS)}",
+            fix=f"make it one of: {', '.join(SAFETENSORS_NAMES)}",
         )
     return dtype.newbyteorder("<")
 
