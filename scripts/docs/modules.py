@@ -33,10 +33,8 @@ def _rooms(folder: Path) -> Iterator[Path]:
 
 def _section(heading: str, folder: Path) -> str:
     question = "" if folder == PACKAGE else _first_sentence(folder / "__init__.py")
-    rows = []
-    for file in sorted(folder.glob("*.py")):
-        if file.name not in {"__init__.py", "__main__.py"}:
-            rows.append([f"`{file.name}`", text(_first_sentence(file))])
+    files = sorted(set(folder.glob("*.py")) - {folder / "__init__.py", folder / "__main__.py"})
+    rows = [[f"`{file.name}`", text(_first_sentence(file))] for file in files]
     parts = [f"## {heading}", text(question), table(["file", "what it does"], rows) if rows else ""]
     return "\n\n".join(part for part in parts if part)
 
