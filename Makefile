@@ -17,7 +17,7 @@ test: $(READY)
 check: test
 
 site: $(READY)  # the documentation, as pages in site/
-	$(VENV)/bin/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 reference: $(READY)  # what in docs/ is made from the code
 	$(VENV)/bin/python scripts/docs/reference.py
