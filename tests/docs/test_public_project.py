@@ -145,3 +145,33 @@ def test_a_tree_that_is_not_ready_is_refused(tmp_path: Path, change: str, proble
     assert problem in done.stderr
     assert "\n  fix: " in done.stderr
     assert not (tmp_path / "dist").exists()
+
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+QUESTIONS = re.findall(r"^\| ([^|]+\?) \| (.+) \|$", CONTRIBUTING, re.MULTILINE)
+
+
+def test_there_are_ten_questions() -> None:
+    assert len(QUESTIONS) == 10
+
+
+@pytest.mark.parametrize(("question", "answer"), QUESTIONS)
+def test_the_files_that_answer_a_question_exist(question: str, answer: str) -> None:
+    files = re.findall(r"`([\w/]+\.(?:py|sh))`", answer)
+    assert files, question
+    assert [name for name in files if not (ROOT / "src" / "paceline" / name).is_file()] == []
+
+
+def test_files_that_contributors_are_sent_to_exist() -> None:
+    named = re.findall(
+        r"`((?:tests|src|scripts|docs|config|world)/[\w/]+\.(?:py|md))`", CONTRIBUTING
+    )
+    homes = (ROOT, ROOT / "src" / "paceline")
+    missing = [name for name in named if not any((home / name).is_file() for home in homes)]
+    assert set(missing) <= {"src/paceline/cli/NAME.py", "tests/docs/test_language.py"}
+
+
+def test_the_step_is_where_the_first_question_says() -> None:
+    source = (ROOT / "src" / "paceline" / "train" / "update.py").read_text(encoding="utf-8")
+    calls = [node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
+    assert "step" in calls
