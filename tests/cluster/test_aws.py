@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from paceline.cli import cluster as verb
 from paceline.cluster.aws import KNOWN, QUEUE, AwsCluster, commands, configuration, is_arm, remarks
 from paceline.cluster.profile import load_profile
-from paceline.cluster.yamltext import as_yaml
+from paceline.cluster.yaml_writer import as_yaml
 from paceline.errors import ConfigError, EnvironmentUnfit
 
 HERE = Path(__file__).parent

@@ -39,14 +39,14 @@ class Allocation:
     nodes: tuple[str, ...]
     ranks_per_node: int
     """As many as GPUs, or tasks, were asked for."""
-    here: bool
+    is_local: bool
     """Whether this is the only node, so that nothing has to start elsewhere."""
     cpus_per_node: int = 0
 
-    def srun_words(self, ranks_per_node: int) -> list[str]:
+    def srun_command(self, ranks_per_node: int) -> list[str]:
         """Return the words that start ranks on every node, each at its place, whatever else runs in the allocation.
 
-        >>> Allocation(("n1", "n2"), 2, here=False, cpus_per_node=8).srun_words(4)
+        >>> Allocation(("n1", "n2"), 2, is_local=False, cpus_per_node=8).srun_command(4)
         ['srun', '--nodes=2', '--ntasks=8', '--ntasks-per-node=4', '--kill-on-bad-exit=1', '--overlap']
         """
         count = len(self.nodes)
@@ -78,8 +78,8 @@ def allocation_from(env: Mapping[str, str]) -> Allocation | None:
         "SLURM_TASKS_PER_NODE",
     )
     ranks = next((number for name in wanted if (number := _first_number(env.get(name, "")))), 1)
-    here = len(hosts) == 1 and env.get("SLURMD_NODENAME") == hosts[0]
-    return Allocation(hosts, ranks, here, _first_number(env.get("SLURM_JOB_CPUS_PER_NODE", "")))
+    is_local = len(hosts) == 1 and env.get("SLURMD_NODENAME") == hosts[0]
+    return Allocation(hosts, ranks, is_local, _first_number(env.get("SLURM_JOB_CPUS_PER_NODE", "")))
 
 
 def _first_number(text: str) -> int:
@@ -98,7 +98,7 @@ def launch_on(
     """Run the ranks on all nodes to their end; return why they ended, if not because they were done."""
     slurm.require("srun")
     with _shared_folder() as folder, signals:
-        words = allocation.srun_words(spec.ranks)
+        words = allocation.srun_command(spec.ranks)
         process = subprocess.Popen(
             [
                 *words,

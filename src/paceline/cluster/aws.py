@@ -8,7 +8,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-from paceline.cluster.yamltext import Value, as_yaml
+from paceline.cluster.yaml_writer import Value, as_yaml
 from paceline.errors import ConfigError, did_you_mean
 
 Storage = Literal["fsx-lustre", "efs", "ebs"]

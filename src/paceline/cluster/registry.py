@@ -43,7 +43,7 @@ def registry_file(env: Mapping[str, str]) -> Path:
     return Path(state).expanduser() / "paceline" / "jobs.jsonl"
 
 
-def note(submission: Submission) -> None:
+def register(submission: Submission) -> None:
     """Write a job down, the whole line at once."""
     file = registry_file(os.environ)
     with writing_to(file):

@@ -14,7 +14,7 @@ from paceline.errors import EnvironmentUnfit
 _ANSWERS_WITHIN_S = 30.0
 _FIELDS = ("%i", "%T", "%r", "%M", "%L", "%e", "%D", "%N", "%Z")
 
-OVER = frozenset({
+FINAL_STATES = frozenset({
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "RECONFIG_FAIL", "TIMEOUT",
 })  # fmt: skip
@@ -57,7 +57,7 @@ class QueuedJob:
     @property
     def live(self) -> bool:
         """Whether it waits or runs, and may still write."""
-        return self.state not in OVER
+        return self.state not in FINAL_STATES
 
     @classmethod
     def read(cls, line: str) -> QueuedJob:
@@ -81,7 +81,7 @@ def require(command: str) -> None:
         )
 
 
-def ask(*words: str, timeout_s: float = _ANSWERS_WITHIN_S) -> str:
+def run_command(*words: str, timeout_s: float = _ANSWERS_WITHIN_S) -> str:
     """Run one of Slurm's commands; return what it says."""
     require(words[0])
     try:
@@ -104,11 +104,13 @@ def ask(*words: str, timeout_s: float = _ANSWERS_WITHIN_S) -> str:
     return done.stdout
 
 
-def queued(*jobs: str) -> list[QueuedJob]:
+def queued_jobs(*jobs: str) -> list[QueuedJob]:
     """Return the jobs of this user that Slurm still knows in its queue; of those named, if any are."""
     chosen = [f"--jobs={','.join(jobs)}"] if jobs else ["--me"]
     try:
-        said = ask("squeue", "--noheader", "--states=all", f"--format={'|'.join(_FIELDS)}", *chosen)
+        said = run_command(
+            "squeue", "--noheader", "--states=all", f"--format={'|'.join(_FIELDS)}", *chosen
+        )
     except EnvironmentUnfit as error:
         if "Invalid job id" in error.problem:  # long over: squeue has forgotten it
             return []
@@ -122,7 +124,7 @@ def cluster_name() -> str:
     """Return what this cluster is called; nothing where there is none, or it does not answer."""
     with contextlib.suppress(EnvironmentUnfit):
         if found := re.search(
-            r"^ClusterName\s*=\s*(\S+)", ask("scontrol", "show", "config"), re.MULTILINE
+            r"^ClusterName\s*=\s*(\S+)", run_command("scontrol", "show", "config"), re.MULTILINE
         ):
             return found[1]
     return ""
@@ -130,7 +132,7 @@ def cluster_name() -> str:
 
 def cancel(jobs: Sequence[str]) -> None:
     """End jobs, waiting or running."""
-    ask("scancel", *jobs)
+    run_command("scancel", *jobs)
 
 
 def _refused(command: str, said: str) -> EnvironmentUnfit:

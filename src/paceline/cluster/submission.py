@@ -14,7 +14,7 @@ from pathlib import Path
 
 from paceline.cluster import registry, slurm
 from paceline.cluster.batch import BatchJob, batch_script
-from paceline.cluster.code import CodeCopy, plan_copy, with_joined_values
+from paceline.cluster.code_copy import CodeCopy, plan_copy, with_joined_values
 from paceline.cluster.profile import ClusterProfile
 from paceline.config.parse import settings_from_file
 from paceline.config.schema import RunConfig
@@ -43,7 +43,7 @@ class SubmitRequest:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedJob:
     """A job that is ready to be submitted; nothing has been written yet."""
 
     request: SubmitRequest
@@ -58,7 +58,7 @@ class Prepared:
         return str(self.run.jobs).replace("%", "%%") + "/%j.log"
 
 
-def prepare(request: SubmitRequest, folder: Path) -> Prepared:
+def prepare(request: SubmitRequest, folder: Path) -> PreparedJob:
     """Settle all that can be settled without Slurm."""
     run = RunDir(_run_folder(request, folder))
     code = plan_copy(request.target, request.arguments, run.code)
@@ -80,10 +80,10 @@ def prepare(request: SubmitRequest, folder: Path) -> Prepared:
         )
     if request.jobs < 1:
         raise ConfigError(f"--jobs {request.jobs} submits nothing", fix="give at least 1")
-    return Prepared(request, run, job, code, batch_script(job, request.profile))
+    return PreparedJob(request, run, job, code, batch_script(job, request.profile))
 
 
-def submit(prepared: Prepared) -> list[registry.Submission]:
+def submit(prepared: PreparedJob) -> list[registry.Submission]:
     """Write the job's files and give it to Slurm: one job, or a chain of which each goes on where the one before stopped."""
     cluster = slurm.cluster_name()
     _refuse_a_second(prepared.run, cluster)
@@ -104,7 +104,7 @@ def submit(prepared: Prepared) -> list[registry.Submission]:
 def _refuse_a_second(run: RunDir, cluster: str) -> None:
     """Refuse to submit a run that has jobs in the queue: two of them would end each other."""
     mine = [one.job for one in registry.submissions(cluster) if Path(one.run) == run.root]
-    live = [job.job for job in slurm.queued(*mine) if job.live] if mine else []
+    live = [job.job for job in slurm.queued_jobs(*mine) if job.live] if mine else []
     if live:
         raise ConfigError(
             f"the run {run.root.name} has jobs in the queue already: {', '.join(live)}",
@@ -142,7 +142,7 @@ def _settings(words: Sequence[str]) -> dict[str, str]:
     return from_files | found
 
 
-def _write(prepared: Prepared) -> None:
+def _write(prepared: PreparedJob) -> None:
     jobs = prepared.run.jobs
     with writing_to(jobs):
         make_private(jobs)
@@ -153,12 +153,14 @@ def _write(prepared: Prepared) -> None:
 
 
 def _submit_one(
-    prepared: Prepared, family: str, place: int, before: str, cluster: str
+    prepared: PreparedJob, family: str, place: int, before: str, cluster: str
 ) -> registry.Submission:
     run, job = prepared.run, prepared.job
     words = [f"--job-name={run.root.name}", f"--output={prepared.log}", f"--chdir={job.folder}"]
     words += [f"--dependency=afterany:{before}"] if before else []
-    said = slurm.ask("sbatch", "--parsable", *words, str(run.jobs / "job.sh"), family, str(place))
+    said = slurm.run_command(
+        "sbatch", "--parsable", *words, str(run.jobs / "job.sh"), family, str(place)
+    )
     number = said.strip().partition(";")[0]
     if not re.fullmatch(r"\d+", number):
         raise EnvironmentUnfit(
@@ -176,5 +178,5 @@ def _submit_one(
         after=before,
         cluster=cluster,
     )
-    registry.note(submission)
+    registry.register(submission)
     return submission
