@@ -245,7 +245,9 @@ def rank_killed(desk: Desk) -> str:
     host = expand_hostlist(desk.cluster.job(job)["NodeList"])[
         1
     ]  # on the first, srun bears the name as well
-    killed = desk.cluster.run(["sh", "-c", "kill -9 $(pgrep -f [p]aceline.launch.rank_srun)"], node=host)
+    killed = desk.cluster.run(
+        ["sh", "-c", "kill -9 $(pgrep -f [p]aceline.launch.rank_srun)"], node=host
+    )
     assert killed.code == 0, killed.err
     log = finished(desk, "killed", job)
     assert f"excluding {host}" in log, log

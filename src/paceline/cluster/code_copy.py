@@ -1,4 +1,4 @@
-"""Which code a job runs: a copy made when it was submitted, so that a later edit does not change a queued job."""
+"""The copy of the code that a job runs, made at submission: later edits do not change the job."""
 
 from __future__ import annotations
 
@@ -13,92 +13,94 @@ from paceline.launch.spec import Program
 from paceline.rundir import make_private, writing_to
 
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "runs"}
-_MOST_FILES = 2000
-_MOST_BYTES = 50_000_000
+_MAX_FILES = 2000
+_MAX_BYTES = 50_000_000
 
 
 @dataclass(frozen=True)
 class CodeCopy:
-    """The files that a job needs, where they lie now and where they will lie."""
+    """The files that a job needs, and the folder for their copy."""
 
     files: dict[Path, Path]
-    """From the path below the copy to the file."""
+    """From the path inside the copy to the original file."""
     folder: Path
     words: tuple[str, ...]
-    """How Python is told to run the copy, with the script's own words."""
+    """How to run the copy: path SCRIPT or module NAME, then the script's arguments."""
 
     def make(self) -> None:
-        """Write the copy, unless the very same is there."""
+        """Write the files that the folder does not have yet."""
         for name, source in self.files.items():
-            place = self.folder / name
-            with writing_to(place):
-                make_private(place.parent)
-                if not place.exists():
-                    _copy(source, place)
+            copy = self.folder / name
+            with writing_to(copy):
+                make_private(copy.parent)
+                if not copy.exists():
+                    _copy(source, copy)
 
 
 def plan_copy(target: Program, arguments: Sequence[str], below: Path) -> CodeCopy:
-    """Return what to copy: the script, the Python files beside and below it, and the settings files it is given.
+    """Return which files to copy: the script, the Python files next to and below it, its configs.
 
-    The name of the copy's folder is a digest of its contents. A recipe is part of the package, and is not copied.
+    The copy's folder is named by the digest of its contents. Recipes are part of the package and
+    are not copied.
     """
-    kind, what = target.words
+    kind, script = target.words
     files: dict[Path, Path] = {}
     if kind == "path":
-        home = Path(what).resolve().parent
-        files = {
-            Path("code") / file.relative_to(home): file
-            for file in _python_files(home, Path(what).resolve())
-        }
-    words: list[tuple[str, Path | None]] = []
-    for word in with_joined_values(arguments):
-        option, equals, value = word.partition("=")
+        path = Path(script).resolve()
+        for file in _python_files(path.parent, path):
+            files[Path("code") / file.relative_to(path.parent)] = file
+    config_names: dict[int, Path] = {}
+    joined = join_config_files(arguments)
+    for position, argument in enumerate(joined):
+        option, equals, value = argument.partition("=")
         if option == "--config" and equals and Path(value).is_file():
             name = Path("settings") / f"{len(files)}-{Path(value).name}"
             files[name] = Path(value)
-            words.append(("--config=", name))
-        else:
-            words.append((word, None))
+            config_names[position] = name
     folder = below / _digest(files)
-    script = str(folder / "code" / Path(what).resolve().name) if kind == "path" else what
-    own = (word if name is None else f"{word}{folder / name}" for word, name in words)
-    return CodeCopy(files, folder, (kind, script, *own))
+    if kind == "path":
+        script = str(folder / "code" / Path(script).resolve().name)
+    for position, name in config_names.items():
+        joined[position] = f"--config={folder / name}"
+    return CodeCopy(files, folder, (kind, script, *joined))
 
 
-def with_joined_values(arguments: Sequence[str]) -> list[str]:
-    """Return the words with `--config FILE` as one.
+def join_config_files(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with `--config FILE` as one.
 
-    >>> with_joined_values(["--config", "a.toml", "x=1", "--config"])
+    >>> join_config_files(["--config", "a.toml", "x=1", "--config"])
     ['--config=a.toml', 'x=1', '--config']
     """
-    found: list[str] = []
+    joined: list[str] = []
     rest = iter(arguments)
-    for word in rest:
-        value = next(rest, None) if word == "--config" else None
-        found.append(word if value is None else f"--config={value}")
-    return found
+    for argument in rest:
+        value = next(rest, None) if argument == "--config" else None
+        joined.append(argument if value is None else f"--config={value}")
+    return joined
 
 
 def _python_files(home: Path, script: Path) -> list[Path]:
-    found, size = [script], script.stat().st_size
-    for folder, below, names in os.walk(home):
-        here = Path(folder)
-        below[:] = sorted(
-            name
-            for name in below
-            if name[0] != "." and name not in _SKIPPED and not (here / name / "pyvenv.cfg").exists()
-        )
+    files, size = [script], script.stat().st_size
+    for parent, folders, names in os.walk(home):
+        folder = Path(parent)
+        folders[:] = sorted(name for name in folders if not _is_skipped(folder / name))
         for name in sorted(names):
-            file = here / name
+            file = folder / name
             if file.suffix == ".py" and file != script and file.is_file():
-                found.append(file)
+                files.append(file)
                 size += file.stat().st_size
-        if len(found) > _MOST_FILES or size > _MOST_BYTES:
+        if len(files) > _MAX_FILES or size > _MAX_BYTES:
             raise ConfigError(
-                f"there are more than {len(found) - 1:,} Python files ({size / 1e6:.0f} MB) beside and below {script}",
-                fix="put the script into a folder of its own, with only what it imports",
+                f"more than {len(files) - 1:,} Python files ({size / 1e6:.0f} MB) lie next to and "
+                f"below {script}; at most {_MAX_FILES:,} ({_MAX_BYTES / 1e6:.0f} MB) are copied",
+                fix="move the script to a folder of its own, with only the files it imports",
             )
-    return found
+    return files
+
+
+def _is_skipped(folder: Path) -> bool:
+    hidden = folder.name.startswith(".") or folder.name in _SKIPPED
+    return hidden or (folder / "pyvenv.cfg").exists()
 
 
 def _digest(files: dict[Path, Path]) -> str:
@@ -110,10 +112,10 @@ def _digest(files: dict[Path, Path]) -> str:
     return digest.hexdigest()[:12]
 
 
-def _copy(source: Path, place: Path) -> None:
-    """Copy one file; it exists only when it is whole."""
-    partial = place.with_name(f".{place.name}.{os.getpid()}")
+def _copy(source: Path, copy: Path) -> None:
+    """Copy one file; it appears under its name only when it is complete."""
+    partial = copy.with_name(f".{copy.name}.{os.getpid()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(source.read_bytes())
-    partial.replace(place)
+    partial.replace(copy)
