@@ -212,7 +212,7 @@ def out_of_sight(desk: Desk) -> str:
     job = submitted(
         desk,
         "unseen",
-        "survive_training.py",
+        "training.py",
         "--ranks-per-node",
         "1",
         "--time",
@@ -283,7 +283,7 @@ def test_the_run_ends_with_the_bits_of_one_that_was_left_alone(
 def test_a_run_that_cannot_begin_is_not_tried_again(slurm) -> None:
     desk = Desk.on(slurm)
     job = desk.submit(
-        "survive_training.py",
+        "training.py",
         "--ranks-per-node",
         "2",
         "--time",
