@@ -292,7 +292,7 @@ def test_a_run_that_cannot_begin_is_not_tried_again(slurm) -> None:
         "batch.global_size=8",
     )
     assert slurm.wait(job, timeout_s=240)["JobState"] == "FAILED"
-    log = desk.log("survive_training", job)
+    log = desk.log("training", job)
     assert log.count("2 ranks cannot share 1 lanes") == 1, (
         log
     )  # not once for each rank, nor for each start

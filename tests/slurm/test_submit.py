@@ -52,14 +52,14 @@ def test_both_schools_give_the_bits_of_one_process(slurm, launcher: str, alone: 
         "raise SystemExit('an edit after the job was submitted')"
     )
     facts = slurm.wait(job, timeout_s=240)
-    log = desk.log("survive_training", job)
+    log = desk.log("training", job)
     assert facts["JobState"] == "COMPLETED", log
     assert "4 ranks, 1 lane each" in log
     assert f"started by {'slurm' if launcher == 'srun' else launcher}" in log
     assert digest(log) == alone
     private(desk.folder / "runs")
     private(desk.folder / "state")
-    assert list((desk.folder / "runs" / "survive_training" / "meetings").iterdir()) == []
+    assert list((desk.folder / "runs" / "training" / "meetings").iterdir()) == []
 
 
 def private(folder: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_run_that_is_in_the_queue_is_not_submitted_twice(slurm) -> None:
     first = desk.submit("training.py", *SHORT)
     second = desk.paceline("submit", "training.py", *SHORT)
     assert second.code == 2
-    assert f"run survive_training already has jobs in the queue: {first}" in second.err
+    assert f"run training already has jobs in the queue: {first}" in second.err
     assert f"`paceline cancel {first}` first" in second.err
     assert desk.paceline("cancel", first).code == 0
     other = desk.paceline("submit", "--json", "training.py", *SHORT, "name=other")
