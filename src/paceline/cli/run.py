@@ -123,7 +123,7 @@ def start(
         place.address,
     )
     _see_that_it_is_free(spec)
-    begin = launch if allocation is None or allocation.here else partial(launch_on, allocation)
+    begin = launch if allocation is None or allocation.is_local else partial(launch_on, allocation)
     restarts = Restarts(_most_restarts(known, spec), fewest)
     failure = launch_with_restarts(spec, restarts, screen, _say, partial(_begin_and_tell, begin))
     if failure is None:

@@ -16,11 +16,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from paceline import handover
-from paceline.doctor.gpu import ask_driver
-from paceline.doctor.host import look_at_host
+from paceline.doctor.gpu import query_driver
 from paceline.doctor.rank_facts import RankFacts, sent
-from paceline.doctor.software import TorchFacts, ask_torch, versions
-from paceline.doctor.this_host import examine_here
+from paceline.doctor.resources import gather_resources
+from paceline.doctor.single_host import examine_host
+from paceline.doctor.software import TorchFacts, query_torch, versions
 from paceline.doctor.wire import ANSWER_S, Connection
 from paceline.errors import PacelineError
 from paceline.world.address import address_on, interface_of
@@ -67,7 +67,7 @@ def look(
     `peers` are the other hosts: the way to them decides which interface carries the messages.
     """
     first = world.local_rank == 0
-    torch = ask_torch() if first and not quick else None
+    torch = query_torch() if first and not quick else None
     given = env.get("SLURM_GPUS_ON_NODE", "")
     alone = world.nodes == 1
     return RankFacts(
@@ -76,11 +76,11 @@ def look(
         node=world.node,
         local_rank=world.local_rank,
         versions=versions(),
-        cores=look_at_host().cores,
+        cores=gather_resources().cores,
         gpus_seen=_gpus_seen(torch) if first else -1,
         gpus_given=int(given) if given.isdecimal() else 0,
         visible=env.get("CUDA_VISIBLE_DEVICES", ""),
-        found=tuple(examine_here(env, runs, world.local_size, peers, alone=alone, torch=torch))
+        found=tuple(examine_host(env, runs, world.local_size, peers, alone=alone, torch=torch))
         if first
         else (),
     )
@@ -88,7 +88,7 @@ def look(
 
 def _gpus_seen(torch: TorchFacts | None) -> int:
     if torch is None:
-        return len(ask_driver().gpus)
+        return len(query_driver().gpus)
     return -1 if torch.failure else len(torch.gpus)
 
 

@@ -35,7 +35,7 @@ def run_ranks(
     allocation: Allocation | None,
 ) -> Failure | None:
     """Run so many ranks to their end; return why they ended, if not because they were done."""
-    if allocation is None or allocation.here:
+    if allocation is None or allocation.is_local:
         return launch(LaunchSpec(target, ranks, words, settings))
     nodes = nodes_for(ranks, allocation)
     some = replace(allocation, nodes=allocation.nodes[:nodes])

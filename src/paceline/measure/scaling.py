@@ -62,7 +62,7 @@ class Batch:
 
 def run_study(study: Study) -> Scaling:
     """Run every world size once a round, every other round backwards, so that a busy hour falls on all alike."""
-    shared = study.allocation is not None and not study.allocation.here
+    shared = study.allocation is not None and not study.allocation.is_local
     with tempfile.TemporaryDirectory(
         prefix=".paceline-scale-", dir=Path.cwd() if shared else None
     ) as folder:
