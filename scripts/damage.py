@@ -40,7 +40,7 @@ from paceline.checkpoint.local_storage import LocalStorage
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.restore import newest_good, read_tensors
 from paceline.checkpoint.save import Saver
-from paceline.checkpoint.storage import check
+from paceline.checkpoint.storage import verify
 from paceline.config import RunConfig
 from paceline.errors import PacelineError
 from paceline.launch.failure import Ended, find_culprit
@@ -335,7 +335,7 @@ def _older_is_left(trial: Trial, storage: LocalStorage, taken: int) -> bool:
     if taken == NEWER and trial.keep == 1:
         return True
     try:
-        manifest = check(storage, OLDER)
+        manifest = verify(storage, OLDER)
         return content_of(dict(read_tensors(storage, manifest))) == content_of(tensors_of(OLDER))
     except PacelineError:
         return False

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.checkpoint.image import read_places, split_by_size
-from paceline.tensorfile import WIDTHS, Spec, plan_image
+from paceline.tensorfile import WIDTHS, Spec, plan_file
 from paceline.checkpoint.staging import DTYPES
 from paceline.errors import BadCheckpoint
 
@@ -26,7 +26,7 @@ specs = st.builds(
 
 def file_of(tensors: dict[str, torch.Tensor]) -> bytes:
     """Return the file that a plan describes."""
-    image = plan_image(
+    image = plan_file(
         Spec(name, WORDS[value.dtype], tuple(value.shape)) for name, value in tensors.items()
     )
     content = bytearray(image.size_bytes)
@@ -74,7 +74,7 @@ def test_what_plain_safetensors_writes_is_read() -> None:
 
 @given(st.lists(specs, max_size=12, unique_by=lambda spec: spec.name))
 def test_tensors_lie_side_by_side_and_aligned(wanted) -> None:
-    image = plan_image(wanted)
+    image = plan_file(wanted)
     assert sorted(place.spec for place in image.places) == sorted(wanted)
     assert len(image.header) % 64 == 0
     end = len(image.header)
@@ -87,7 +87,7 @@ def test_tensors_lie_side_by_side_and_aligned(wanted) -> None:
 
 @given(st.lists(specs, max_size=12, unique_by=lambda spec: spec.name))
 def test_the_places_are_read_back_from_the_header_alone(wanted) -> None:
-    image = plan_image(wanted)
+    image = plan_file(wanted)
     assert read_places(memoryview(image.header), image.size_bytes, "x") == image.places
 
 

@@ -16,7 +16,7 @@ from support.processes import run_on_processes
 
 from paceline.checkpoint import save as save_module
 from paceline.checkpoint.local_storage import LocalStorage
-from paceline.checkpoint.storage import check
+from paceline.checkpoint.storage import verify
 from paceline.errors import BadCheckpoint, EnvironmentUnfit, PacelineError
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "paceline"
@@ -474,7 +474,7 @@ def test_damage_is_told_of_and_the_older_one_is_taken(damage, why, tmp_path) -> 
         save(local(tmp_path), step, tensors_of(step))
     damage(part_of(tmp_path, 2))
     with pytest.raises(BadCheckpoint, match=why):
-        check(local(tmp_path), 2)
+        verify(local(tmp_path), 2)
     step, bits, told = restore(local(tmp_path))
     assert (step, bits) == (1, bits_of(tensors_of(1)))
     ((bad, reason),) = told

@@ -16,11 +16,11 @@ from paceline.data.vocabulary import Bytes, Characters
 from paceline.errors import TrainingError
 from paceline.recipes.gpt_model import GPT, Design, Shape
 from paceline.recipes.gpt_sample import (
-    Choice,
+    Sampling,
     _chosen,
     _generator,
     draw,
-    open_author,
+    load_generator,
     spelled,
     window_begin,
 )
@@ -35,8 +35,8 @@ def trained(tmp_path_factory):
     text = write(folder, ROUND * 100)
     words = [f"data_folder={text}", f"runs={folder}/runs", "lr.base=0.03", "steps=30"]
     train(*words, "name=characters", "level=characters", "checkpoint.every=10steps")
-    train(*words, "name=tokens", "level=tokens", "vocabulary=258", "positions=rotary")
-    train(*words, "name=wide", "tokens=300", "steps=1")
+    train(*words, "name=tokens", "level=tokens", "train_tokenizer=258", "positions=rotary")
+    train(*words, "name=wide", "vocab_size=300", "steps=1")
     text.unlink()
     shutil.copytree(folder / "runs/wide", folder / "runs/toy")
     return folder
@@ -97,9 +97,9 @@ def test_a_damaged_checkpoint_is_passed_over_unless_it_was_asked_for(sample, tmp
 
 
 def test_tokens_that_stand_for_nothing_are_never_drawn(sample):
-    author = open_author("runs/wide")
-    assert author.model.design.tokens == 300
-    drawn = draw(author.model, [1, 2], author.vocabulary.size, Choice(temperature=50.0, top_k=0))
+    author = load_generator("runs/wide")
+    assert author.model.design.vocab_size == 300
+    drawn = draw(author.model, [1, 2], author.vocabulary.size, Sampling(temperature=50.0, top_k=0))
     assert max(next(drawn)[0] for _ in range(300)) < 256
 
 
@@ -157,7 +157,7 @@ def read_anew(model, numbers, choice, tokens=30):
     """Return the tokens that come after numbers, with nothing remembered."""
     numbers, generator = list(numbers), _generator(choice.seed, 0)
     for _ in range(tokens):
-        window = numbers[window_begin(len(numbers), model.design.length) :]
+        window = numbers[window_begin(len(numbers), model.design.context_length) :]
         numbers.append(_chosen(model(torch.tensor([window]))[0, -1].double(), choice, generator))
     return numbers[-tokens:]
 
@@ -166,11 +166,13 @@ def read_anew(model, numbers, choice, tokens=30):
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
 def test_with_memory_it_writes_what_it_would_by_reading_all_anew(positions, prompt):
     torch.manual_seed(prompt)
-    model = GPT(Design(Shape(2, 2, 16), tokens=20, length=8, positions=positions)).eval()
+    model = GPT(
+        Design(Shape(2, 2, 16), vocab_size=20, context_length=8, positions=positions)
+    ).eval()
     for value in model.parameters():
         value.data.add_(torch.randn_like(value), alpha=0.2)  # else what was before matters little
     numbers = torch.randint(20, (prompt,)).tolist()
-    for choice in (Choice(temperature=0), Choice(temperature=3.0, top_k=0, seed=2)):
+    for choice in (Sampling(temperature=0), Sampling(temperature=3.0, top_k=0, seed=2)):
         assert first(model, numbers, choice) == [read_anew(model, numbers, choice)]
     assert len(set(read_anew(model, numbers, choice))) > 5
 
@@ -190,13 +192,13 @@ def test_the_window_moves_by_a_quarter_and_never_looks_back_further_than_the_mod
 
 def test_texts_written_side_by_side_differ_and_are_those_of_the_seed():
     torch.manual_seed(5)
-    model = GPT(Design(Shape(1, 2, 16), tokens=20, length=6)).eval()
-    wild = Choice(temperature=2.0, top_k=0, seed=3)
+    model = GPT(Design(Shape(1, 2, 16), vocab_size=20, context_length=6)).eval()
+    wild = Sampling(temperature=2.0, top_k=0, seed=3)
     several = first(model, [3], wild, count=3)
     assert len({tuple(text) for text in several}) == 3
     assert several == first(model, [3], wild, count=3)
     assert several[:1] == first(model, [3], wild)
-    assert first(model, [3], Choice(0.0), count=2) == 2 * first(model, [3], Choice(0.0))
+    assert first(model, [3], Sampling(0.0), count=2) == 2 * first(model, [3], Sampling(0.0))
 
 
 def test_several_texts_are_shown_one_below_the_other(sample):
@@ -218,12 +220,12 @@ def test_chances_follow_the_scores():
         drawn = torch.tensor([_chosen(scores, choice, generator) for _ in range(500)])
         return (torch.bincount(drawn, minlength=3) / 500).tolist()
 
-    assert counts(Choice(1.0, 0)) == pytest.approx([0.5, 0.1, 0.4], abs=0.08)
-    assert counts(Choice(1.0, 2)) == pytest.approx([5 / 9, 0, 4 / 9], abs=0.08)
-    assert counts(Choice(0.5, 0)) == pytest.approx([25 / 42, 1 / 42, 16 / 42], abs=0.08)
-    assert counts(Choice(0.0, 0)) == [1, 0, 0]
+    assert counts(Sampling(1.0, 0)) == pytest.approx([0.5, 0.1, 0.4], abs=0.08)
+    assert counts(Sampling(1.0, 2)) == pytest.approx([5 / 9, 0, 4 / 9], abs=0.08)
+    assert counts(Sampling(0.5, 0)) == pytest.approx([25 / 42, 1 / 42, 16 / 42], abs=0.08)
+    assert counts(Sampling(0.0, 0)) == [1, 0, 0]
     with pytest.raises(TrainingError, match="no numbers"):
-        _chosen(torch.tensor([float("nan")]), Choice(), generator)
+        _chosen(torch.tensor([float("nan")]), Sampling(), generator)
 
 
 @pytest.mark.parametrize(

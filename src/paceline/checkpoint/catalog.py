@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeVar
 
 from paceline.checkpoint.manifest import Manifest, NewerFormat
-from paceline.checkpoint.storage import Storage, check_file, folder_name, manifest_of, step_of
+from paceline.checkpoint.storage import Storage, folder_name, read_manifest, step_of, verify_file
 from paceline.errors import BadCheckpoint, ConfigError, EnvironmentUnfit, PacelineError
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class Remnant(NamedTuple):
     size_bytes: int
 
 
-def glance(storage: Storage) -> tuple[list[Entry], list[Remnant]]:
+def list_entries(storage: Storage) -> tuple[list[Entry], list[Remnant]]:
     """Look at names, sizes and manifests only; return the checkpoints, the oldest first, and what lies beside them."""
     with reading(storage.address):
         steps, sizes = sorted(storage.steps()), storage.sizes()
@@ -72,12 +72,12 @@ def glance(storage: Storage) -> tuple[list[Entry], list[Remnant]]:
     return [entry for entry in found if entry], _remnants(sizes, steps)
 
 
-def examine(storage: Storage, step: int) -> Entry | None:
+def verify_entry(storage: Storage, step: int) -> Entry | None:
     """Read every byte of a checkpoint; None if it is gone, as old ones go while their run trains on."""
     return _look(storage, step, lambda manifest: _wrong_bytes(storage, manifest))
 
 
-def from_newest(catalog: Catalog, take: Callable[[int], T]) -> tuple[T, tuple[str, ...]]:
+def use_newest(catalog: Catalog, take: Callable[[int], T]) -> tuple[T, tuple[str, ...]]:
     """Return what `take` makes of the newest good step, and what is wrong with newer ones; one that was asked for is never replaced."""
     problems: list[str] = []
     for step in reversed(catalog.steps()):
@@ -102,7 +102,7 @@ def from_newest(catalog: Catalog, take: Callable[[int], T]) -> tuple[T, tuple[st
 def _instead(catalog: Catalog, bad: int) -> str:
     """Return what to do instead: the newest good checkpoint before a bad one, else after it."""
     for step in sorted(catalog.storage.steps(), key=lambda step: (step > bad, -step)):
-        if step != bad and (entry := examine(catalog.storage, step)) and entry.verdict == "ok":
+        if step != bad and (entry := verify_entry(catalog.storage, step)) and entry.verdict == "ok":
             return f"take {entry.where}, of which every byte is right"
     return "look for a copy of it: no other checkpoint here is good"
 
@@ -110,7 +110,7 @@ def _instead(catalog: Catalog, bad: int) -> str:
 def _look(storage: Storage, step: int, see: Callable[[Manifest], list[str]]) -> Entry | None:
     where, manifest = storage.where(step), None
     try:
-        manifest = manifest_of(storage, step)
+        manifest = read_manifest(storage, step)
         problems = see(manifest)
     except NewerFormat as error:
         return Entry(step, where, "newer", problems=(error.problem.removeprefix(f"{where} has "),))
@@ -136,7 +136,7 @@ def _wrong_bytes(storage: Storage, manifest: Manifest) -> list[str]:
     problems = []
     for name, facts in manifest.files.items():
         try:
-            check_file(storage, manifest.step, name, facts)
+            verify_file(storage, manifest.step, name, facts)
         except BadCheckpoint as error:
             problems.append(_why(error, storage.where(manifest.step)))
     return problems

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from paceline.checkpoint.catalog import Catalog, from_newest
+from paceline.checkpoint.catalog import Catalog, use_newest
 from paceline.checkpoint.image import read_places
-from paceline.checkpoint.manifest import MANIFEST, FileFacts, unreadable
-from paceline.checkpoint.storage import Storage, manifest_of, read_verified
+from paceline.checkpoint.manifest import MANIFEST, FileFacts, damaged
+from paceline.checkpoint.storage import Storage, read_manifest, read_verified
 from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError
 from paceline.rundir import make_durable
-from paceline.tensorfile import Spec, TensorSpan, plan_image
+from paceline.tensorfile import Spec, TensorSpan, plan_file
 
 _MODEL = "model."
 _SUFFIX = ".safetensors"
@@ -36,7 +36,7 @@ class Exported(NamedTuple):
 def export_newest(catalog: Catalog, out: Path, *, force: bool = False) -> Exported:
     """Write the weights of the newest good checkpoint; one that was asked for is never replaced by another."""
     refuse_path(out, force=force)
-    done, passed_over = from_newest(
+    done, passed_over = use_newest(
         catalog, lambda step: export(catalog.storage, step, out, force=force)
     )
     return done._replace(passed_over=passed_over)
@@ -44,7 +44,7 @@ def export_newest(catalog: Catalog, out: Path, *, force: bool = False) -> Export
 
 def export(storage: Storage, step: int, out: Path, *, force: bool = False) -> Exported:
     """Write the weights of one checkpoint, file by file; nothing is left if any byte of it is wrong."""
-    manifest = manifest_of(storage, step)
+    manifest = read_manifest(storage, step)
     files = sorted(manifest.files.items())
     specs = [
         place.spec
@@ -56,7 +56,7 @@ def export(storage: Storage, step: int, out: Path, *, force: bool = False) -> Ex
             f"{storage.where(step)} holds no weights of a model",
             fix="export another step with --step",
         )
-    image = plan_image(sorted(specs), metadata={"format": "pt", "step": str(step)})
+    image = plan_file(sorted(specs), metadata={"format": "pt", "step": str(step)})
     room = {place.spec: place for place in image.places}
     with _becoming(out, force=force) as file:
         file.write(image.header)
@@ -69,7 +69,7 @@ def export(storage: Storage, step: int, out: Path, *, force: bool = False) -> Ex
                 file,
             )
         if room:
-            raise unreadable(storage.where(step), "its files changed while they were read")
+            raise damaged(storage.where(step), "its files changed while they were read")
     return Exported(step, storage.where(step), out, len(specs), image.size_bytes)
 
 
@@ -82,7 +82,7 @@ def _planned(storage: Storage, step: int, name: str, facts: FileFacts) -> list[T
             if len(start) >= 8 + int.from_bytes(start[:8], "little"):
                 break
     except OSError as error:
-        raise unreadable(
+        raise damaged(
             storage.where(step), f"{name} cannot be read ({error.strerror or error})"
         ) from error
     return read_places(memoryview(start), facts.size_bytes, f"{storage.where(step)}/{name}")

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 from paceline.checkpoint.address import open_storage
-from paceline.checkpoint.catalog import Catalog, glance, reading
+from paceline.checkpoint.catalog import Catalog, list_entries, reading
 from paceline.checkpoint.local_storage import LocalStorage
 from paceline.checkpoint.storage import step_of
 from paceline.config.schema import RunConfig
@@ -29,7 +29,7 @@ def find_catalog(run: str) -> Catalog:
             return Catalog(LocalStorage(path.parent), only=step)
         home = RunDir(path).checkpoints
         storage = LocalStorage(home if home.is_dir() else path)
-        if (inside := runs_in(path)) and not any(glance(storage)):
+        if (inside := runs_in(path)) and not any(list_entries(storage)):
             raise ConfigError(f"{run} is not a run", fix=f"use one of: {', '.join(inside)}")
         return Catalog(storage)
 
@@ -40,7 +40,7 @@ def _at_address(address: str) -> Catalog:
     above, _, name = address.rpartition("/")
     step = step_of(name)
     found = Catalog(RemoteStorage(address if step is None else above), only=step)
-    if not any(glance(found.storage)):
+    if not any(list_entries(found.storage)):
         fix = "check the address: it is checkpoint.to of the run, and the name of the run"
         raise ConfigError(f"there is nothing at {address}", fix=fix)
     return found

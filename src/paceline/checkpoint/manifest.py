@@ -55,21 +55,19 @@ class Manifest:
         """Read a manifest; refuse a newer format, and say so when it is none."""
         body, mark, _ = content.rpartition(_SUM)
         if not mark or content != body + _end(body):
-            raise unreadable(where, "its manifest has other bytes than were written")
+            raise damaged(where, "its manifest has other bytes than were written")
         try:
             tree = json.loads(body + b"}")
             known = int(tree.pop("format"))
         except _NO_MANIFEST as error:
-            raise unreadable(
-                where, f"its manifest is not whole ({type(error).__name__})"
-            ) from error
+            raise damaged(where, f"its manifest is not whole ({type(error).__name__})") from error
         if known > FORMAT:
             raise NewerFormat(where, known)
         try:
             files = {_plain(name): FileFacts(**facts) for name, facts in tree.pop("files").items()}
             return _checked(cls(files=files, **tree))
         except _NO_MANIFEST as error:
-            raise unreadable(where, f"its manifest lacks something ({error})") from error
+            raise damaged(where, f"its manifest lacks something ({error})") from error
 
 
 def _checked(manifest: Manifest) -> Manifest:
@@ -99,7 +97,7 @@ class NewerFormat(BadCheckpoint):
         )
 
 
-def unreadable(where: str, why: str) -> BadCheckpoint:
+def damaged(where: str, why: str) -> BadCheckpoint:
     """Return the error for a checkpoint that must not be loaded."""
     return BadCheckpoint(
         f"{where} is damaged: {why}",

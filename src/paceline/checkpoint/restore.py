@@ -11,7 +11,13 @@ from torch import Tensor
 from paceline.checkpoint.image import read_places
 from paceline.checkpoint.manifest import Manifest, NewerFormat
 from paceline.checkpoint.staging import DTYPES
-from paceline.checkpoint.storage import NO_MANIFEST, Storage, check_file, manifest_of, read_verified
+from paceline.checkpoint.storage import (
+    NO_MANIFEST,
+    Storage,
+    read_manifest,
+    read_verified,
+    verify_file,
+)
 from paceline.errors import BadCheckpoint, EnvironmentUnfit
 from paceline.world.collectives import texts_of_all
 from paceline.world.world import World
@@ -46,9 +52,9 @@ def newest_good(
 def _judge(storage: Storage, world: World, step: int) -> tuple[Manifest | None, str]:
     """Check this rank's share of the files; return the manifest, and what is wrong with it."""
     try:
-        manifest = manifest_of(storage, step)
+        manifest = read_manifest(storage, step)
         for name in sorted(manifest.files)[world.rank :: world.size]:
-            check_file(storage, step, name, manifest.files[name])
+            verify_file(storage, step, name, manifest.files[name])
     except NewerFormat:
         raise
     except BadCheckpoint as error:

@@ -19,7 +19,7 @@ from paceline.checkpoint.image import split_by_size
 from paceline.checkpoint.manifest import FileFacts, Manifest
 from paceline.checkpoint.retention import no_longer_needed
 from paceline.checkpoint.staging import WORDS, Staging
-from paceline.checkpoint.storage import Storage, check, manifest_of
+from paceline.checkpoint.storage import Storage, read_manifest, verify
 from paceline.errors import BadCheckpoint, EnvironmentUnfit, PacelineError
 from paceline.tensorfile import Spec
 from paceline.world.mailbox import Mailbox
@@ -298,12 +298,12 @@ class Saver:
                 with contextlib.suppress(
                     BadCheckpoint
                 ):  # what cannot be judged is not ours to delete
-                    metrics[step] = manifest_of(self._storage, step).metrics
+                    metrics[step] = read_manifest(self._storage, step).metrics
             doomed = [
                 step for step in no_longer_needed(metrics, self._keep, self._best) if step < newest
             ]
             if doomed:
-                check(self._storage, newest, cached=False)
+                verify(self._storage, newest, cached=False)
                 self._before_commit()
             for step in doomed:
                 self._storage.delete(step)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from paceline.tensorfile import Spec, plan_image
+from paceline.tensorfile import Spec, plan_file
 
 WORDS = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.complex64: "C64",
@@ -32,13 +32,13 @@ class Staging:
     def prepare(self, mine: Mapping[Spec, Tensor]) -> None:
         """Make room for a file of these tensors, and touch every page of it."""
         if mine:
-            self._room(plan_image(mine).size_bytes, pinned=_on_gpu(mine), touched=True)
+            self._room(plan_file(mine).size_bytes, pinned=_on_gpu(mine), touched=True)
 
     def fill(
         self, mine: Mapping[Spec, Tensor], all_of_them: Iterable[tuple[Spec, Tensor]]
     ) -> memoryview | None:
         """Copy my tensors to where they will lie in the file, each as it comes, and return the file."""
-        image = plan_image(mine)
+        image = plan_file(mine)
         places = {place.spec: place for place in image.places}
         memory = self._room(image.size_bytes, pinned=_on_gpu(mine))
         memory[: len(image.header)] = torch.frombuffer(bytearray(image.header), dtype=torch.uint8)

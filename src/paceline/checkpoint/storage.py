@@ -8,7 +8,7 @@ from typing import Protocol
 
 import xxhash
 
-from paceline.checkpoint.manifest import FileFacts, Manifest, unreadable
+from paceline.checkpoint.manifest import FileFacts, Manifest, damaged
 
 NO_MANIFEST = "its manifest is missing"
 CHUNK_BYTES = 16 << 20
@@ -73,7 +73,7 @@ def step_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def manifest_of(storage: Storage, step: int) -> Manifest:
+def read_manifest(storage: Storage, step: int) -> Manifest:
     """Read what a checkpoint says of itself, and see that it speaks of itself."""
     try:
         manifest = storage.manifest(step)
@@ -83,9 +83,9 @@ def manifest_of(storage: Storage, step: int) -> Manifest:
             if isinstance(error, FileNotFoundError)
             else f"its manifest cannot be read ({error})"
         )
-        raise unreadable(storage.where(step), why) from error
+        raise damaged(storage.where(step), why) from error
     if manifest.step != step:
-        raise unreadable(storage.where(step), f"its manifest is of step {manifest.step}")
+        raise damaged(storage.where(step), f"its manifest is of step {manifest.step}")
     return manifest
 
 
@@ -98,7 +98,7 @@ def read_verified(storage: Storage, step: int, name: str, facts: FileFacts) -> b
     return content
 
 
-def check_file(
+def verify_file(
     storage: Storage, step: int, name: str, facts: FileFacts, *, cached: bool = True
 ) -> None:
     """Read one file and see that every byte is what was written."""
@@ -106,11 +106,11 @@ def check_file(
         pass
 
 
-def check(storage: Storage, step: int, *, cached: bool = True) -> Manifest:
+def verify(storage: Storage, step: int, *, cached: bool = True) -> Manifest:
     """Read a whole checkpoint and see that every byte is what was written; return its manifest."""
-    manifest = manifest_of(storage, step)
+    manifest = read_manifest(storage, step)
     for name, facts in manifest.files.items():
-        check_file(storage, step, name, facts, cached=cached)
+        verify_file(storage, step, name, facts, cached=cached)
     return manifest
 
 
@@ -127,19 +127,19 @@ def _verified(
                 break
             yield chunk
     except FileNotFoundError as error:
-        raise unreadable(storage.where(step), f"{name} is missing") from error
+        raise damaged(storage.where(step), f"{name} is missing") from error
     except OSError as error:
-        raise unreadable(
+        raise damaged(
             storage.where(step), f"{name} cannot be read ({error.strerror or error})"
         ) from error
     if seen != facts.size_bytes:
         most = "more than " if seen > facts.size_bytes else ""
-        raise unreadable(
+        raise damaged(
             storage.where(step),
             f"{name} has {most}{min(seen, facts.size_bytes):,} bytes instead of {facts.size_bytes:,}",
         )
     if total.hexdigest() != facts.xxh3:
-        raise unreadable(
+        raise damaged(
             storage.where(step),
             f"{name} has other bytes than were written (sum {total.hexdigest()} instead of {facts.xxh3})",
         )

@@ -74,10 +74,10 @@ def main(known: argparse.Namespace) -> int:
     )
     temperature = _number(float, "--temperature", known)
     step = None if known.step is None else _number(int, "--step", known)
-    from paceline.recipes.gpt_sample import Choice, open_author
+    from paceline.recipes.gpt_sample import Sampling, load_generator
 
-    choice = Choice(temperature, top_k, seed)
-    author = open_author(known.run, step)
+    choice = Sampling(temperature, top_k, seed)
+    author = load_generator(known.run, step)
     for problem in author.passed_over:
         print(f"passed over: {problem}", file=sys.stderr)
     if known.json:

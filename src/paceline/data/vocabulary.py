@@ -245,10 +245,10 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> str:
 
 def _need(module: str) -> Any:
     from paceline.data.pack.optional_packages import (
-        need,
+        import_optional,
     )  # not above: whoever packs needs this module first
 
-    return need(module, "text as tokens")
+    return import_optional(module, "text as tokens")
 
 
 def end_of_text(tokenizer: Any) -> int:

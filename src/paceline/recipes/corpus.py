@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.config import RunConfig
 from paceline.data.pack.text_tasks import TextPart, tasks_of
-from paceline.data.pack.tokens import letters_of, numbers_of
+from paceline.data.pack.tokens import characters_in, encode_part
 from paceline.data.reading.open_dataset import open_dataset
 from paceline.data.reading.sample_rng import SampleRng
 from paceline.data.reading.source import Batch, TensorSource
@@ -68,27 +68,27 @@ def _tasks(path: str) -> list[list[TextPart]]:
     return tasks
 
 
-def vocabulary_for(path: str, level: Level, tokenizer: str, vocabulary: int) -> Vocabulary:
+def make_vocabulary(path: str, level: Level, tokenizer: str, vocabulary: int) -> Vocabulary:
     """Return what the numbers of a text are to stand for; a tokenizer is read, or trained on the text."""
     if level == "bytes":
         return Bytes()
     if level == "characters":
-        return Characters(letters_of(_tasks(path)))
+        return Characters(characters_in(_tasks(path)))
     if tokenizer:
         return load_tokenizer(Path(tokenizer))
     if not vocabulary:
         raise ConfigError(
             "level=tokens needs a tokenizer",
-            fix="add tokenizer=FILE, or vocabulary=8192 to train one",
+            fix="add tokenizer=FILE, or train_tokenizer=8192 to train one",
         )
     texts = (piece.text() for piece in itertools.chain(*_tasks(path)))
     return Tokens.of(train_tokenizer(texts, vocabulary).encode())
 
 
-def rows_of(text: bytes | Array, length: int) -> Tensor:
+def split_rows(text: bytes | Array, length: int) -> Tensor:
     """Cut text into rows of length + 1; a row begins with the last element of the one before, which it has to predict from.
 
-    >>> rows_of(b"abcdefgh", 3).tolist() == [list(b"abcd"), list(b"defg")]
+    >>> split_rows(b"abcdefgh", 3).tolist() == [list(b"abcd"), list(b"defg")]
     True
     """
     count = (len(text) - 1) // length
@@ -106,11 +106,11 @@ def _as_tensor(text: bytes | Array) -> Tensor:
 def _too_short(elements: int, length: int) -> DataError:
     return DataError(
         f"text of {elements} elements is less than one row of {length}",
-        fix="give more text, or set length= lower",
+        fix="give more text, or set context_length= lower",
     )
 
 
-def numbers_in(path: str, vocabulary: Vocabulary) -> bytes | Array:
+def encode_text(path: str, vocabulary: Vocabulary) -> bytes | Array:
     """Return a text as numbers: bytes one after the other; else with the mark of an end, if there is one, between files."""
     if isinstance(vocabulary, Bytes):
         return read_text(path)
@@ -119,27 +119,27 @@ def numbers_in(path: str, vocabulary: Vocabulary) -> bytes | Array:
     )  # torch selects no rows of other unsigned numbers
     pieces: Sequence[TextPart] = list(itertools.chain(*_tasks(path)))
     return numpy.concatenate(
-        [numbers_of(piece, vocabulary, vocabulary.end).astype(dtype) for piece in pieces]
+        [encode_part(piece, vocabulary, vocabulary.end).astype(dtype) for piece in pieces]
     )
 
 
 def text_in_memory(
-    path: str, length: int, vocabulary: Vocabulary | None = None, rows: str = "cut"
+    path: str, length: int, vocabulary: Vocabulary | None = None, windows: str = "disjoint"
 ) -> tuple[Any, Any]:
     """Return rows to train on, and rows held out; without a vocabulary, of bytes."""
-    text = numbers_in(path, vocabulary or Bytes())
-    train, test = _cut_anywhere(text, length) if rows == "any" else _cut(text, length)
+    text = encode_text(path, vocabulary or Bytes())
+    train, test = _cut_anywhere(text, length) if windows == "overlapping" else _cut(text, length)
     return Transformed(TensorSource(train), next_tokens), Transformed(
         TensorSource(test), next_tokens
     )
 
 
 def _cut(text: bytes | Array, length: int) -> tuple[Tensor, Tensor]:
-    rows = rows_of(text, length)
+    rows = split_rows(text, length)
     if len(rows) == 1:
         raise DataError(
             "one row of text leaves none to train on and none to hold out",
-            fix="give more text, or set length= lower",
+            fix="give more text, or set context_length= lower",
         )
     every = min(len(rows), max(_HELD_OUT, len(rows) // _MOST_HELD_OUT))
     held_out = torch.arange(len(rows)) % every == every - 1
@@ -151,7 +151,7 @@ def _cut_anywhere(text: bytes | Array, length: int) -> tuple[Tensor, Tensor]:
     middle = int(len(text) * _TRAINED_ON)
     if middle <= length:
         raise _too_short(middle, length)
-    return _as_tensor(text[:middle]).unfold(0, length + 1, 1), rows_of(text[middle:], length)
+    return _as_tensor(text[:middle]).unfold(0, length + 1, 1), split_rows(text[middle:], length)
 
 
 def text_from_shards(address: str, config: RunConfig) -> tuple[Any, Any]:
@@ -168,7 +168,7 @@ def text_from_shards(address: str, config: RunConfig) -> tuple[Any, Any]:
     return train, test
 
 
-def vocabulary_of_sets(train: Any, test: Any) -> Vocabulary | None:
+def vocabulary_of_datasets(train: Any, test: Any) -> Vocabulary | None:
     """Return what the numbers of both sets stand for: one thing; None if they do not say it. Plain bytes need not."""
     known = [_said(part.source) for part in (train, test)]
     if None not in known and known[0] != known[1]:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import paceline
-from paceline.recipes.gpt_config import GptConfig, design_of, for_text, from_start
-from paceline.recipes.gpt_model import GPT, Block, flops_per_row
-from paceline.recipes.gpt_text import keeper, read_text
+from paceline.recipes.gpt_config import GptConfig, design_of, load_initial_weights, with_vocabulary
+from paceline.recipes.gpt_model import GPT, Block, flops_per_sequence
+from paceline.recipes.gpt_text import load_text, vocabulary_saver
 from paceline.recipes.muon import Muon
 from paceline.train.parallel import inner
 
@@ -66,10 +66,10 @@ def _on_gpu(scores: Tensor, target: Tensor) -> Tensor:
 
 def main(config: GptConfig) -> None:
     """Train, and report the loss on rows that were held out."""
-    config, weights = from_start(config)
+    config, weights = load_initial_weights(config)
     with paceline.join(config) as world:
-        text = read_text(config, world)
-        config = for_text(config, text.vocabulary)
+        text = load_text(config, world)
+        config = with_vocabulary(config, text.vocabulary)
         gpt = GPT(design_of(config))
         if weights is not None:
             gpt.load_state_dict(weights)
@@ -79,8 +79,8 @@ def main(config: GptConfig) -> None:
         paceline.Trainer(
             world, model, optimizer, batches, token_loss, config,
             evaluation=text.test,
-            sinks=[keeper(config, text.vocabulary)],
-            flops_per_sample=flops_per_row(gpt.design, sum(value.numel() for value in gpt.parameters())),
+            sinks=[vocabulary_saver(config, text.vocabulary)],
+            flops_per_sample=flops_per_sequence(gpt.design, sum(value.numel() for value in gpt.parameters())),
         ).run()  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.config import BatchConfig, LrConfig, RunConfig
 from paceline.data.vocabulary import SMALLEST_VOCABULARY, TOKENIZER, Vocabulary
 from paceline.errors import ConfigError
-from paceline.recipes.gpt_hf_weights import read_hub
+from paceline.recipes.gpt_hf_weights import read_gpt2
 from paceline.recipes.gpt_model import SHAPES, Design, Shape
 
 
@@ -35,11 +35,11 @@ class GptConfig(RunConfig):
     """Blocks; 0: as many as the size has."""
     heads: int = 0
     """Heads of attention; 0: as many as the size has."""
-    width: int = 0
+    embedding_dim: int = 0
     """Numbers that stand for a token inside; 0: as many as the size has."""
-    length: int = 128
+    context_length: int = 128
     """Tokens of a row: how far back the model looks."""
-    tokens: int = 0
+    vocab_size: int = 0
     """How many different tokens the model has; 0: as many as the text."""
     positions: Literal["learned", "rotary"] = "learned"
     """How the model knows places: a vector for each, or queries and keys that are turned."""
@@ -53,7 +53,7 @@ class GptConfig(RunConfig):
     """Share of numbers that are dropped."""
     recompute: bool = False
     """Compute each block again in backward instead of keeping what it computed: less memory, a third more work."""
-    start: str = ""
+    init_from: str = ""
     """Folder of GPT-2 weights in the Hugging Face layout to start from; it decides size, tokens and length."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """AdamW, or Muon for the matrices of the blocks and AdamW for the rest."""
@@ -63,35 +63,36 @@ class GptConfig(RunConfig):
     """Text in memory, or sets of shards that stream."""
     data_folder: str = ""
     """A file or folder of text, or the folder or address of the sets `train` and `test`; empty: Python's own modules."""
-    rows: Literal["cut", "any"] = "cut"
+    windows: Literal["disjoint", "overlapping"] = "disjoint"
     """Rows of a text in memory follow each other, every twentieth is held out; any: they begin at every place of its first
     nine tenths, and the last tenth is held out."""
     level: Literal["bytes", "characters", "tokens"] = "bytes"
     """What a token of a text in memory is: a byte, a character, or a token of a tokenizer. Shards say it themselves."""
     tokenizer: str = ""
     """A tokenizer.json for level=tokens."""
-    vocabulary: int = 0
+    train_tokenizer: int = 0
     """Train a byte-level BPE tokenizer of so many tokens on the text, for level=tokens."""
 
     def __post_init__(self) -> None:
         """Refuse settings that contradict each other."""
         super().__post_init__()
         for name, least in (
-            ("length", 1),
-            ("tokens", 0),
+            ("context_length", 1),
+            ("vocab_size", 0),
             ("layers", 0),
             ("heads", 0),
-            ("width", 0),
-            ("vocabulary", 0),
+            ("embedding_dim", 0),
+            ("train_tokenizer", 0),
         ):
             if getattr(self, name) < least:
                 raise ConfigError(
                     f"{name}={getattr(self, name)} is too small",
                     fix=f"set {name} to {least} or more",
                 )
-        if self.rows == "any" and self.data == "shards":
+        if self.windows == "overlapping" and self.data == "shards":
             raise ConfigError(
-                "rows=any is for text in memory: shards are rows already", fix="leave rows= out"
+                "windows=overlapping is for text in memory: shards are rows already",
+                fix="leave windows= out",
             )
         if not 0 <= self.dropout < 1:
             raise ConfigError(
@@ -102,7 +103,7 @@ class GptConfig(RunConfig):
     def _check_tokenizer(self) -> None:
         given = [
             f"{name}={getattr(self, name)}"
-            for name in ("tokenizer", "vocabulary")
+            for name in ("tokenizer", "train_tokenizer")
             if getattr(self, name)
         ]
         if len(given) > 1:
@@ -115,10 +116,10 @@ class GptConfig(RunConfig):
             raise ConfigError(
                 f"{given[0]} needs level=tokens", fix="add level=tokens, or leave the tokenizer out"
             )
-        if self.vocabulary and self.vocabulary < SMALLEST_VOCABULARY:
+        if self.train_tokenizer and self.train_tokenizer < SMALLEST_VOCABULARY:
             raise ConfigError(
-                f"vocabulary={self.vocabulary} cannot hold every byte and the end of a text",
-                fix=f"set vocabulary={SMALLEST_VOCABULARY} or more",
+                f"train_tokenizer={self.train_tokenizer} cannot hold every byte and the end of a text",
+                fix=f"set train_tokenizer={SMALLEST_VOCABULARY} or more",
             )
 
 
@@ -129,33 +130,45 @@ def design_of(config: GptConfig) -> Design:
     """Return what the model is made of."""
     usual = SHAPES[config.size]
     shape = Shape(
-        config.layers or usual.layers, config.heads or usual.heads, config.width or usual.width
+        config.layers or usual.layers,
+        config.heads or usual.heads,
+        config.embedding_dim or usual.embedding_dim,
     )
-    if shape.width % shape.heads:
-        near = max(1, round(shape.width / shape.heads)) * shape.heads
+    if shape.embedding_dim % shape.heads:
+        near = max(1, round(shape.embedding_dim / shape.heads)) * shape.heads
         raise ConfigError(
-            f"{shape.heads} heads cannot share a width of {shape.width}",
-            fix=f"set width to a multiple of heads: width={near}, or heads= to a divisor of {shape.width}",
+            f"{shape.heads} heads cannot share a width of {shape.embedding_dim}",
+            fix=f"set embedding_dim to a multiple of heads: embedding_dim={near}, or heads= to a divisor of {shape.embedding_dim}",
         )
-    if config.positions == "rotary" and shape.width // shape.heads % 2:
+    if config.positions == "rotary" and shape.embedding_dim // shape.heads % 2:
         raise ConfigError(
-            f"positions=rotary turns pairs, but a head has {shape.width // shape.heads} numbers",
-            fix="set width to an even multiple of heads",
+            f"positions=rotary turns pairs, but a head has {shape.embedding_dim // shape.heads} numbers",
+            fix="set embedding_dim to an even multiple of heads",
         )
-    if not config.tokens:
+    if not config.vocab_size:
         raise ConfigError(
-            "it is not known how many tokens there are", fix="set tokens=, such as 256 for bytes"
+            "it is not known how many tokens there are",
+            fix="set vocab_size=, such as 256 for bytes",
         )
-    names = ("tokens", "length", "positions", "activation", "norm", "bias", "dropout", "recompute")
+    names = (
+        "vocab_size",
+        "context_length",
+        "positions",
+        "activation",
+        "norm",
+        "bias",
+        "dropout",
+        "recompute",
+    )
     return Design(shape, **{name: getattr(config, name) for name in names})
 
 
-def from_start(config: GptConfig) -> tuple[GptConfig, dict[str, Tensor] | None]:
+def load_initial_weights(config: GptConfig) -> tuple[GptConfig, dict[str, Tensor] | None]:
     """Return the settings with all that the weights to start from decide, and these weights; None: new ones are drawn."""
-    if not config.start:
+    if not config.init_from:
         return config, None
-    design, weights = read_hub(Path(config.start))
-    names = ("tokens", "length", "positions", "activation", "norm", "bias")
+    design, weights = read_gpt2(Path(config.init_from))
+    names = ("vocab_size", "context_length", "positions", "activation", "norm", "bias")
     found: dict[str, Any] = design.shape._asdict() | {name: getattr(design, name) for name in names}
     said = {
         name: value
@@ -172,7 +185,7 @@ def from_start(config: GptConfig) -> tuple[GptConfig, dict[str, Tensor] | None]:
         other.insert(0, f"size={config.size}, not {design.shape}")
     if other:
         raise ConfigError(
-            f"the weights in {config.start} are of another model: {'; '.join(other)}",
+            f"the weights in {config.init_from} are of another model: {'; '.join(other)}",
             fix="leave these settings out: the weights decide them",
         )
     return replace(config, **found, tokenizer=config.tokenizer or _tokenizer_of(config)), weights
@@ -180,18 +193,18 @@ def from_start(config: GptConfig) -> tuple[GptConfig, dict[str, Tensor] | None]:
 
 def _tokenizer_of(config: GptConfig) -> str:
     """Return the tokenizer that lies beside the weights, if one is wanted and none is named."""
-    place = Path(config.start)
+    place = Path(config.init_from)
     path = (place if place.is_dir() else place.parent) / TOKENIZER
-    wanted = config.level == "tokens" and config.data == "text" and not config.vocabulary
+    wanted = config.level == "tokens" and config.data == "text" and not config.train_tokenizer
     return str(path) if wanted and path.is_file() else ""
 
 
-def for_text(config: GptConfig, vocabulary: Vocabulary | None) -> GptConfig:
+def with_vocabulary(config: GptConfig, vocabulary: Vocabulary | None) -> GptConfig:
     """Return the settings with all that the text decides: how many tokens there are, and what they are."""
     if vocabulary is None:
-        if not config.tokens:
+        if not config.vocab_size:
             raise ConfigError(
-                "the set does not say how many tokens it has", fix="set tokens=, such as 50257"
+                "the set does not say how many tokens it has", fix="set vocab_size=, such as 50257"
             )
         return config
     if config.level not in {_DEFAULTS.level, vocabulary.level}:
@@ -199,14 +212,14 @@ def for_text(config: GptConfig, vocabulary: Vocabulary | None) -> GptConfig:
             f"level={config.level}, but the set is of {vocabulary.level}", fix="leave level= out"
         )
     size = vocabulary.size
-    if config.start and config.tokens != size and vocabulary.level != "tokens":
+    if config.init_from and config.vocab_size != size and vocabulary.level != "tokens":
         raise ConfigError(
-            f"the weights in {config.start} know {config.tokens} tokens, the text has {size} {vocabulary.level}",
+            f"the weights in {config.init_from} know {config.vocab_size} tokens, the text has {size} {vocabulary.level}",
             fix="add level=tokens and tokenizer=FILE, the tokenizer of these weights",
         )
-    if config.tokens and config.tokens < size:
+    if config.vocab_size and config.vocab_size < size:
         raise ConfigError(
-            f"tokens={config.tokens}, but the text has {size} different {vocabulary.level}",
-            fix=f"leave tokens= out, or set it to {size} or more",
+            f"vocab_size={config.vocab_size}, but the text has {size} different {vocabulary.level}",
+            fix=f"leave vocab_size= out, or set it to {size} or more",
         )
-    return replace(config, tokens=config.tokens or size, level=vocabulary.level)
+    return replace(config, vocab_size=config.vocab_size or size, level=vocabulary.level)

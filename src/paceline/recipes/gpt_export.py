@@ -25,12 +25,12 @@ from paceline.recipes.gpt_hf_names import (
     ONLY,
     PREFIX,
     WEIGHTS,
+    converted,
     differences,
-    turned,
     weights_of,
 )
 from paceline.recipes.gpt_model import Design
-from paceline.recipes.gpt_text import kept_vocabulary
+from paceline.recipes.gpt_text import load_vocabulary
 from paceline.rundir import RunDir, make_durable, write_whole, writing_to
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -43,7 +43,7 @@ def export_gpt2(catalog: Catalog, run: str, out: Path) -> Exported:
     _refuse_folder(out)
     found = load_newest(catalog, _refuse_design)
     tensors = found.model.state_dict()
-    size_bytes = write_hub(found.model.design, tensors, out, _vocabulary(run, found.config))
+    size_bytes = write_gpt2(found.model.design, tensors, out, _vocabulary(run, found.config))
     return Exported(found.step, found.where, out, len(tensors), size_bytes, found.passed_over)
 
 
@@ -52,11 +52,11 @@ def _vocabulary(run: str, config: GptConfig) -> Vocabulary | None:
     path = Path(run).absolute()
     for place in (path, *path.parents[:2]):
         if RunDir(place).config.is_file() and RunDir(place).vocabulary.is_file():
-            return kept_vocabulary(RunDir(place), config)
+            return load_vocabulary(RunDir(place), config)
     return None
 
 
-def write_hub(
+def write_gpt2(
     design: Design,
     tensors: Mapping[str, Tensor],
     folder: Path,
@@ -76,7 +76,7 @@ def write_hub(
             fix="give model.design and its own",
         )
     content = {
-        f"{PREFIX}{weight.theirs}": turned(tensors[weight.ours], weight) for weight in weights
+        f"{PREFIX}{weight.theirs}": converted(tensors[weight.ours], weight) for weight in weights
     }
     files = {WEIGHTS: save(content, metadata={"format": "pt"})}
     if isinstance(vocabulary, Tokens):
@@ -151,9 +151,9 @@ def _config(design: Design, end: int) -> dict[str, Any]:
         "model_type": "gpt2",
         "n_layer": shape.layers,
         "n_head": shape.heads,
-        "n_embd": shape.width,
-        "n_positions": design.length,
-        "vocab_size": design.tokens,
+        "n_embd": shape.embedding_dim,
+        "n_positions": design.context_length,
+        "vocab_size": design.vocab_size,
         **{name: values[0] for name, values in ONLY.items()},
         "attn_pdrop": drop,
         "embd_pdrop": drop,

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from paceline.checkpoint.catalog import Catalog, from_newest
-from paceline.checkpoint.manifest import Manifest, unreadable
+from paceline.checkpoint.catalog import Catalog, use_newest
+from paceline.checkpoint.manifest import Manifest, damaged
 from paceline.checkpoint.restore import read_tensors
-from paceline.checkpoint.storage import Storage, manifest_of
+from paceline.checkpoint.storage import Storage, read_manifest
 from paceline.config.values import field_types, with_settings
 from paceline.errors import ConfigError
 from paceline.recipes.gpt_config import GptConfig, design_of
 from paceline.recipes.gpt_model import GPT, Design
 
 _MODEL = "model."
-_OURS = {"size", "length", "tokens", "positions"}  # settings that every run of the recipe has
+_OURS = {
+    "size",
+    "context_length",
+    "vocab_size",
+    "positions",
+}  # settings that every run of the recipe has
 
 
 class Trained(NamedTuple):
@@ -31,13 +36,13 @@ class Trained(NamedTuple):
 
 def load_newest(catalog: Catalog, see: Callable[[Design], None] = lambda _: None) -> Trained:
     """Return the GPT of the newest good checkpoint; `see` may refuse its design before weights are read."""
-    found, passed_over = from_newest(catalog, lambda step: _load(catalog.storage, step, see))
+    found, passed_over = use_newest(catalog, lambda step: _load(catalog.storage, step, see))
     return found._replace(passed_over=passed_over)
 
 
 def _load(storage: Storage, step: int, see: Callable[[Design], None]) -> Trained:
     """Build the model of a checkpoint as its settings say; only bytes that were summed become weights."""
-    manifest = manifest_of(storage, step)
+    manifest = read_manifest(storage, step)
     config = _settings(manifest, storage.where(step))
     design = design_of(config)
     see(design)
@@ -46,13 +51,13 @@ def _load(storage: Storage, step: int, see: Callable[[Design], None]) -> Trained
     for name, value in read_tensors(storage, manifest):
         own = missing.pop(name.removeprefix(_MODEL), None) if name.startswith(_MODEL) else None
         if own is not None and own.shape != value.shape:
-            raise unreadable(
+            raise damaged(
                 storage.where(step), f"{name} is {list(value.shape)} instead of {list(own.shape)}"
             )
         if own is not None:
             own.copy_(value)
     if missing:
-        raise unreadable(storage.where(step), f"it lacks {', '.join(sorted(missing)[:3])}")
+        raise damaged(storage.where(step), f"it lacks {', '.join(sorted(missing)[:3])}")
     return Trained(model.eval(), config, step, storage.where(step))
 
 

@@ -31,19 +31,19 @@ class Weight(NamedTuple):
     theirs: str
     shape: tuple[int, ...]
     """With us; theirs is the other way round where it is turned."""
-    turned: bool = False
+    transposed: bool = False
 
     @property
     def their_shape(self) -> tuple[int, ...]:
         """The shape with them."""
-        return self.shape[::-1] if self.turned else self.shape
+        return self.shape[::-1] if self.transposed else self.shape
 
 
 def weights_of(design: Design) -> Iterator[Weight]:
     """Yield all tensors of a GPT-2."""
-    width = design.shape.width
-    yield Weight("embedding.weight", EMBEDDING, (design.tokens, width))
-    yield Weight("position.weight", "wpe.weight", (design.length, width))
+    width = design.shape.embedding_dim
+    yield Weight("embedding.weight", EMBEDDING, (design.vocab_size, width))
+    yield Weight("position.weight", "wpe.weight", (design.context_length, width))
     yield from _norm("norm", "ln_f", width)
     for layer in range(design.shape.layers):
         ours, theirs = f"blocks.{layer}.", f"h.{layer}."
@@ -61,14 +61,14 @@ def _norm(ours: str, theirs: str, width: int) -> list[Weight]:
 
 def _linear(ours: str, theirs: str, rows: int, columns: int) -> list[Weight]:
     """Return the weights of a linear layer, which they keep as [in, out]."""
-    weight = Weight(f"{ours}.weight", f"{theirs}.weight", (rows, columns), turned=True)
+    weight = Weight(f"{ours}.weight", f"{theirs}.weight", (rows, columns), transposed=True)
     return [weight, Weight(f"{ours}.bias", f"{theirs}.bias", (rows,))]
 
 
-def turned(value: Tensor, weight: Weight) -> Tensor:
+def converted(value: Tensor, weight: Weight) -> Tensor:
     """Return a tensor the other way round, if it must be, as fp32 in memory of its own."""
     value = value.detach().to("cpu", torch.float32, copy=True)
-    return value.t().contiguous() if weight.turned else value.contiguous()
+    return value.t().contiguous() if weight.transposed else value.contiguous()
 
 
 def differences(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> str:

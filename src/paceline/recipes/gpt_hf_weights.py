@@ -19,8 +19,8 @@ from paceline.recipes.gpt_hf_names import (
     ONLY,
     PREFIX,
     WEIGHTS,
+    converted,
     differences,
-    turned,
     weights_of,
 )
 from paceline.recipes.gpt_model import Design, Shape
@@ -30,7 +30,7 @@ _FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 _SAVE = "give what transformers has saved of a GPT2LMHeadModel: model.save_pretrained(FOLDER)"
 
 
-def read_hub(place: Path) -> tuple[Design, dict[str, Tensor]]:
+def read_gpt2(place: Path) -> tuple[Design, dict[str, Tensor]]:
     """Return the design and the weights of a GPT-2, from its folder or from its file of weights, for `GPT`."""
     if not place.exists():
         raise DataError(f"there is no folder {place} of weights", fix=_SAVE)
@@ -67,7 +67,7 @@ def _tensors(file: Any, path: Path, design: Design, *, tied: bool) -> dict[str, 
             raise DataError(
                 f"{weight.theirs} of {path} is of {value.dtype}, which is no weight", fix=_SAVE
             )
-        found[weight.ours] = turned(value, weight)
+        found[weight.ours] = converted(value, weight)
     return found
 
 

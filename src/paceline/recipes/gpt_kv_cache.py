@@ -32,7 +32,13 @@ class KVCache:
 
     def __init__(self, model: GPT, rows: int) -> None:
         shape, weight = model.design.shape, model.embedding.weight
-        room = (2, rows, shape.heads, model.design.length, shape.width // shape.heads)
+        room = (
+            2,
+            rows,
+            shape.heads,
+            model.design.context_length,
+            shape.embedding_dim // shape.heads,
+        )
         made = (
             torch.empty(room, dtype=weight.dtype, device=weight.device) for _ in range(shape.layers)
         )

@@ -19,7 +19,7 @@ class Shape(NamedTuple):
 
     layers: int
     heads: int
-    width: int
+    embedding_dim: int
 
 
 SHAPES = {
@@ -38,8 +38,8 @@ class Design:
     """What a GPT is made of. These are GPT-2's own choices."""
 
     shape: Shape
-    tokens: int
-    length: int
+    vocab_size: int
+    context_length: int
     positions: str = "learned"
     """learned: a vector for every place; rotary: queries and keys are turned by an angle that grows with the place."""
     activation: str = "gelu"
@@ -58,7 +58,7 @@ class Block(nn.Module):
 
     def __init__(self, design: Design) -> None:
         super().__init__()
-        width, bias = design.shape.width, design.bias
+        width, bias = design.shape.embedding_dim, design.bias
         self.heads, self.dropout, self.activation = (
             design.shape.heads,
             design.dropout,
@@ -98,7 +98,7 @@ class Block(nn.Module):
         )
         query, key, value = split.unbind(0)
         if angles is not None:
-            query, key = turned(query, angles), turned(key, angles)
+            query, key = rotate(query, angles), rotate(key, angles)
         if memory is not None:
             key, value = memory.extended(key, value)
         causal = memory is None or length > 1  # one more place may look at all that are remembered
@@ -115,9 +115,11 @@ class GPT(nn.Module):
     def __init__(self, design: Design) -> None:
         super().__init__()
         self.design = design
-        self.embedding = nn.Embedding(design.tokens, design.shape.width)
+        self.embedding = nn.Embedding(design.vocab_size, design.shape.embedding_dim)
         learned = design.positions == "learned"
-        self.position = nn.Embedding(design.length, design.shape.width) if learned else None
+        self.position = (
+            nn.Embedding(design.context_length, design.shape.embedding_dim) if learned else None
+        )
         self.register_buffer("angles", None if learned else rotary_angles(design), persistent=False)
         self.drop = nn.Dropout(design.dropout)
         self.blocks = nn.ModuleList(Block(design) for _ in range(design.shape.layers))
@@ -169,38 +171,40 @@ class GPT(nn.Module):
         return scores
 
 
-def flops_per_row(design: Design, parameters: int) -> float:
+def flops_per_sequence(design: Design, parameters: int) -> float:
     """Return the operations of forward and backward for a row: 6 for each weight that is multiplied, 12 for each score's width.
 
-    >>> round(flops_per_row(Design(SHAPES["124M"], 50304, 1024), 124_475_904) / 1e9)
+    >>> round(flops_per_sequence(Design(SHAPES["124M"], 50304, 1024), 124_475_904) / 1e9)
     876
     """
     layers, _, width = design.shape
-    unused = design.length * width if design.positions == "learned" else 0
-    return design.length * (6.0 * (parameters - unused) + 12.0 * layers * width * design.length)
+    unused = design.context_length * width if design.positions == "learned" else 0
+    return design.context_length * (
+        6.0 * (parameters - unused) + 12.0 * layers * width * design.context_length
+    )
 
 
 def make_norm(design: Design) -> nn.Module:
     """Return a norm over the width."""
     if design.norm == "rms":
-        return nn.RMSNorm(design.shape.width, eps=1e-6)
-    return nn.LayerNorm(design.shape.width, bias=design.bias)
+        return nn.RMSNorm(design.shape.embedding_dim, eps=1e-6)
+    return nn.LayerNorm(design.shape.embedding_dim, bias=design.bias)
 
 
 def rotary_angles(design: Design) -> Tensor:
     """Return cosine and sine of the angle by which each pair of numbers is turned, at every place: [length, 2, pairs]."""
-    size = design.shape.width // design.shape.heads
+    size = design.shape.embedding_dim // design.shape.heads
     speeds = _ROTARY_BASE ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
-    angles = torch.outer(torch.arange(design.length, dtype=torch.float64), speeds)
+    angles = torch.outer(torch.arange(design.context_length, dtype=torch.float64), speeds)
     return torch.stack([angles.cos(), angles.sin()], dim=1).float()
 
 
-def turned(values: Tensor, angles: Tensor) -> Tensor:
+def rotate(values: Tensor, angles: Tensor) -> Tensor:
     """Turn the pairs (i, i + half) of [batch, heads, length, size] by the angles of their places.
 
     >>> x = torch.randn(1, 1, 3, 4)
     >>> still = torch.stack([torch.ones(3, 2), torch.zeros(3, 2)], dim=1)
-    >>> torch.equal(turned(x, still), x)
+    >>> torch.equal(rotate(x, still), x)
     True
     """
     cosine, sine = angles.to(values.dtype).unbind(1)

@@ -21,7 +21,7 @@ from paceline.errors import ConfigError, TrainingError
 from paceline.recipes.gpt_from_run import load_newest
 from paceline.recipes.gpt_kv_cache import KVCache
 from paceline.recipes.gpt_model import GPT
-from paceline.recipes.gpt_text import kept_vocabulary
+from paceline.recipes.gpt_text import load_vocabulary
 from paceline.rundir import RunDir
 from paceline.world.randomness import mix
 
@@ -29,7 +29,7 @@ _TORN = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True)
-class Choice:
+class Sampling:
     """How the next token is chosen."""
 
     temperature: float = 0.8
@@ -62,13 +62,13 @@ class TextGenerator:
     passed_over: tuple[str, ...] = ()
     """What is wrong with newer checkpoints, which were not taken."""
 
-    def write(self, prompt: str, length: int, choice: Choice) -> Iterator[str]:
+    def write(self, prompt: str, length: int, choice: Sampling) -> Iterator[str]:
         """Yield what comes after the prompt, in pieces of whole characters; the same for the same seed."""
         numbers = self._numbers(prompt)
         drawn = itertools.islice(self._drawn(numbers, length, choice, 1), length)
         return spelled(self.vocabulary, numbers, (row[0] for row in drawn))
 
-    def write_several(self, prompt: str, length: int, choice: Choice, count: int) -> list[str]:
+    def write_several(self, prompt: str, length: int, choice: Sampling, count: int) -> list[str]:
         """Return several texts that come after the prompt, written side by side."""
         if count < 1:
             raise ConfigError(f"{count} texts are none", fix="give 1 or more")
@@ -80,7 +80,7 @@ class TextGenerator:
         ]
 
     def _drawn(
-        self, numbers: Sequence[int], length: int, choice: Choice, count: int
+        self, numbers: Sequence[int], length: int, choice: Sampling, count: int
     ) -> Iterator[list[int]]:
         if length < 1:
             raise ConfigError(f"a length of {length} tokens is no text", fix="give 1 or more")
@@ -104,7 +104,7 @@ class TextGenerator:
         return numbers
 
 
-def open_author(run: str, step: int | None = None) -> TextGenerator:
+def load_generator(run: str, step: int | None = None) -> TextGenerator:
     """Return the GPT of a run's newest good checkpoint, or of the one of a step."""
     catalog = find_catalog(run)
     folder = RunDir(Path(run))
@@ -115,7 +115,7 @@ def open_author(run: str, step: int | None = None) -> TextGenerator:
     found = load_newest(catalog if step is None else catalog.narrowed(step))
     model = found.model.to("cuda" if torch.cuda.is_available() else "cpu")
     return TextGenerator(
-        model, kept_vocabulary(folder, found.config), found.step, found.where, found.passed_over
+        model, load_vocabulary(folder, found.config), found.step, found.where, found.passed_over
     )
 
 
@@ -131,13 +131,13 @@ def window_begin(count: int, length: int) -> int:
 
 @torch.inference_mode()
 def draw(
-    model: GPT, numbers: Sequence[int], known: int, choice: Choice, count: int = 1
+    model: GPT, numbers: Sequence[int], known: int, choice: Sampling, count: int = 1
 ) -> Iterator[list[int]]:
     """Yield the next token of each of several texts, without end, of those that are known; all begin with the same numbers."""
     generators = [_generator(choice.seed, row) for row in range(count)]
     memory, device = KVCache(model, count), model.embedding.weight.device
     texts = [list(numbers) for _ in range(count)]
-    fresh = window_begin(len(numbers), model.design.length)
+    fresh = window_begin(len(numbers), model.design.context_length)
     while True:
         tokens = torch.tensor([text[fresh:] for text in texts], device=device)
         scores = model.read_on(tokens, memory)[:, :known].double().cpu()
@@ -149,16 +149,16 @@ def draw(
         for text, number in zip(texts, chosen, strict=True):
             text.append(number)
         fresh = len(texts[0]) - 1
-        if memory.seen == model.design.length:
+        if memory.seen == model.design.context_length:
             memory.forget()
-            fresh = window_begin(len(texts[0]), model.design.length)
+            fresh = window_begin(len(texts[0]), model.design.context_length)
 
 
 def _generator(seed: int, row: int) -> torch.Generator:
     return torch.Generator().manual_seed(mix(seed, *[row] * (row > 0)) & 0x7FFF_FFFF_FFFF_FFFF)
 
 
-def _chosen(scores: Tensor, choice: Choice, generator: torch.Generator) -> int:
+def _chosen(scores: Tensor, choice: Sampling, generator: torch.Generator) -> int:
     """Return the likeliest token, or one of the likeliest by chance."""
     if not scores.isfinite().all():
         raise TrainingError(

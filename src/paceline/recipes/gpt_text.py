@@ -10,10 +10,10 @@ from paceline.data.vocabulary import Bytes, Tokens, Vocabulary, vocabulary_of
 from paceline.errors import ConfigError, DataError
 from paceline.events import Event, RunStarted, Sink
 from paceline.recipes.corpus import (
+    make_vocabulary,
     text_from_shards,
     text_in_memory,
-    vocabulary_for,
-    vocabulary_of_sets,
+    vocabulary_of_datasets,
 )
 from paceline.recipes.gpt_config import GptConfig
 from paceline.rundir import RunDir, write_whole, writing_to
@@ -30,24 +30,25 @@ class Text(NamedTuple):
     """None: nobody has said it. Then there can be no writing."""
 
 
-def read_text(config: GptConfig, world: World) -> Text:
+def load_text(config: GptConfig, world: World) -> Text:
     """Return the text from where the config says. Every rank must call this."""
     if config.data == "shards":
         train, test = text_from_shards(config.data_folder, config)
         _check_length(train.source, config)
-        return Text(train, test, vocabulary_of_sets(train, test))
+        return Text(train, test, vocabulary_of_datasets(train, test))
     vocabulary = _vocabulary(config, world)
     return Text(
-        *text_in_memory(config.data_folder, config.length, vocabulary, config.rows), vocabulary
+        *text_in_memory(config.data_folder, config.context_length, vocabulary, config.windows),
+        vocabulary,
     )
 
 
 def _vocabulary(config: GptConfig, world: World) -> Vocabulary:
     """Return what the numbers are to stand for; one rank trains the tokenizer for all."""
-    chosen = config.data_folder, config.level, config.tokenizer, config.vocabulary
-    if not config.vocabulary or world.size == 1:
-        return vocabulary_for(*chosen)
-    mine = vocabulary_for(*chosen) if world.is_main else None
+    chosen = config.data_folder, config.level, config.tokenizer, config.train_tokenizer
+    if not config.train_tokenizer or world.size == 1:
+        return make_vocabulary(*chosen)
+    mine = make_vocabulary(*chosen) if world.is_main else None
     told = texts_of_all(world, mine.content.decode() if isinstance(mine, Tokens) else "")[0]
     return Tokens.of(told.encode())
 
@@ -58,14 +59,14 @@ def _check_length(source: Any, config: GptConfig) -> None:
         if hasattr(source, "columns") and hasattr(source, "vocabulary")
         else ()
     )
-    if shape and shape[0] - 1 > config.length:
+    if shape and shape[0] - 1 > config.context_length:
         raise ConfigError(
-            f"rows of {shape[0] - 1} tokens are longer than length={config.length}",
-            fix=f"set length={shape[0] - 1}",
+            f"rows of {shape[0] - 1} tokens are longer than context_length={config.context_length}",
+            fix=f"set context_length={shape[0] - 1}",
         )
 
 
-def keeper(config: GptConfig, vocabulary: Vocabulary | None) -> Sink:
+def vocabulary_saver(config: GptConfig, vocabulary: Vocabulary | None) -> Sink:
     """Return what writes the vocabulary into the run's folder, once that is ours and the training has begun."""
 
     def keep(event: Event) -> None:
@@ -89,13 +90,13 @@ def _keep(folder: RunDir, vocabulary: Vocabulary, *, goes_on: bool) -> None:
         write_whole(folder.vocabulary, content)
 
 
-def kept_vocabulary(folder: RunDir, config: GptConfig) -> Vocabulary:
+def load_vocabulary(folder: RunDir, config: GptConfig) -> Vocabulary:
     """Return what the numbers of a run stand for."""
     path = folder.vocabulary
     try:
         about = json.loads(path.read_bytes())
     except FileNotFoundError:
-        if config.level == "bytes" and config.tokens >= Bytes.size:
+        if config.level == "bytes" and config.vocab_size >= Bytes.size:
             return Bytes()  # earlier runs knew nothing else
         about = {}
     except (OSError, ValueError, RecursionError) as error:
@@ -113,9 +114,9 @@ def kept_vocabulary(folder: RunDir, config: GptConfig) -> Vocabulary:
             f"{where} does not say what its numbers stand for",
             fix="train on text, or on shards that `paceline data pack` has made of text",
         )
-    if found.size > config.tokens:
+    if found.size > config.vocab_size:
         raise ConfigError(
-            f"{path} has {found.size} tokens, the model {config.tokens}",
+            f"{path} has {found.size} tokens, the model {config.vocab_size}",
             fix="bring back the file that was written with this run",
         )
     return found

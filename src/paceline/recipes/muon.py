@@ -75,7 +75,7 @@ class Muon(torch.optim.Optimizer):
                 -1, rows // group["pieces"], columns
             )
             size = rate * (_USUAL * max(pieces.shape[1:]) ** 0.5)
-            even = orthogonalized(pieces).to(momenta[0].dtype).reshape(-1, rows, columns)
+            even = orthogonalize(pieces).to(momenta[0].dtype).reshape(-1, rows, columns)
             torch._foreach_sub_(
                 [parameters[place] for place in alike], list((even * size).unbind(0))
             )
@@ -116,12 +116,12 @@ class Muon(torch.optim.Optimizer):
         return [self.state[value][kind] for value in parameters]
 
 
-def orthogonalized(matrices: Tensor) -> Tensor:
+def orthogonalize(matrices: Tensor) -> Tensor:
     """Return the nearest matrices, roughly, whose singular values are all 1, by five Newton-Schulz iterations: [count, rows, columns].
 
     On a GPU the products are of bf16, which is all the accuracy this needs; on a CPU they are of fp32.
 
-    >>> found = orthogonalized(torch.tensor([[[3.0, 0.0], [0.0, 0.5]]]))
+    >>> found = orthogonalize(torch.tensor([[[3.0, 0.0], [0.0, 0.5]]]))
     >>> bool(((found - torch.eye(2)).abs() < 0.35).all())
     True
     """

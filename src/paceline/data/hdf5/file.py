@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy
 
-from paceline.data.pack.columns import chosen
+from paceline.data.pack.columns import select_columns
 from paceline.data.shards.shard import WORDS
 from paceline.errors import DataError, EnvironmentUnfit, did_you_mean
 from paceline.units import human_size
@@ -104,7 +104,9 @@ def columns_of(file: Any, names: Sequence[str], path: Path) -> tuple[H5Column, .
             if names
             else [name for name in names_of(file) if not _is_single(find(file, name, path))]
         )
-        found = [column_at(file, name, path) for name in names or chosen(there, (), str(path))]
+        found = [
+            column_at(file, name, path) for name in names or select_columns(there, (), str(path))
+        ]
     lengths = {column.name: column.rows for column in found}
     if len(set(lengths.values())) != 1:
         told = ", ".join(f"{name}: {rows:,}" for name, rows in lengths.items()) or "none"

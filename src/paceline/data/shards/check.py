@@ -11,7 +11,7 @@ from typing import IO, NamedTuple
 import numpy
 import xxhash
 
-from paceline.data.pack.plan import PLAN, SPOOL, plan_in, sum_of
+from paceline.data.pack.plan import PLAN, SPOOL, checksum_of, plan_in
 from paceline.data.safe_open import open_plain, read_bounded
 from paceline.data.shards.index import (
     INDEX,
@@ -146,7 +146,7 @@ def _beside(folder: Path, index: DatasetIndex) -> Iterator[DatasetProblem]:
     """Check the files that the index names besides the shards."""
     for name, total in files_beside(index).items():
         try:
-            if sum_of(folder / name) != total:
+            if checksum_of(folder / name) != total:
                 yield DatasetProblem(name, "its bytes are not those that were written")
         except OSError as error:
             yield DatasetProblem(
