@@ -93,7 +93,7 @@ def test_a_damaged_checkpoint_is_passed_over_unless_it_was_asked_for(sample, tmp
     assert "passed over: " in done.err
     asked = sample("runs/characters", "--prompt", "ab", "--step", 30)
     assert (asked.code, asked.out) == (3, "")
-    assert "fix: take " in asked.err
+    assert "fix: use " in asked.err
 
 
 def test_tokens_that_stand_for_nothing_are_never_drawn(sample):
@@ -105,9 +105,11 @@ def test_tokens_that_stand_for_nothing_are_never_drawn(sample):
 
 def another_settings(path):
     for manifest in path.rglob("manifest.json"):
-        from paceline.checkpoint.manifest import _SUM, _end
+        from paceline.checkpoint.manifest import _CHECKSUM, _end
 
-        body = manifest.read_bytes().rpartition(_SUM)[0].replace(b'"positions"', b'"elsewhere"')
+        body = (
+            manifest.read_bytes().rpartition(_CHECKSUM)[0].replace(b'"positions"', b'"elsewhere"')
+        )
         manifest.write_bytes(body + _end(body))
 
 

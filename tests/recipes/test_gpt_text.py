@@ -175,7 +175,7 @@ def test_a_model_may_have_more_tokens_than_the_text(tokens, tmp_path):
 
 
 REFUSED = [
-    (["vocab_size=100"], "vocab_size=100, but the text has 256 different bytes", "leave tokens= out"),
+    (["vocab_size=100"], "vocab_size=100, but the text has 256 different bytes", "leave vocab_size= out"),
     (["vocab_size=-1"], "vocab_size=-1 is too small", "0 or more"),
     (["context_length=0"], "context_length=0 is too small", "1 or more"),
     (["level=words"], "level=words is not a choice", "use one of"),
