@@ -22,6 +22,6 @@ if __name__ == "__main__":
     if "SLURM_RESTART_COUNT" in os.environ or any(checkpoints):
         os.environ["SLOW_STEP"] = "0"
 
-    import training
+    import survive_training as training
 
     training.main(paceline.config_from_argv())
