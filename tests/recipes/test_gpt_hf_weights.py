@@ -162,27 +162,27 @@ def in_parts(folder):
 
 
 REFUSED = [
-    (said(model_type="llama"), "type 'llama'", "save_pretrained"),
-    (said(model_type=...), "type None", "save_pretrained"),
+    (said(model_type="llama"), "model_type 'llama'", "save_pretrained"),
+    (said(model_type=...), "model_type None", "save_pretrained"),
     (said(activation_function="relu"), "activation_function='relu'", "'gelu_new'"),
     (said(layer_norm_epsilon=1e-6), "layer_norm_epsilon=1e-06", "1e-05"),
     (said(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx=True", "False"),
     (said(add_cross_attention=True), "add_cross_attention=True", "False"),
     (said(n_inner=32), "n_inner=32", "64"),
     (said(n_inner=[3]), "n_inner=", "64"),
-    (said(n_layer="two"), "n_layer='two'", "save_pretrained"),
-    (said(n_head=3), "3 heads", "save_pretrained"),
+    (said(n_layer="two"), "n_layer must be at least 1, got 'two'", "save_pretrained"),
+    (said(n_head=3), "n_embd=16, which is not a multiple of n_head=3", "save_pretrained"),
     (said(n_layer=3), "h.2.ln_1.weight is missing; .* and 8 more", "save_pretrained"),
     (said(n_layer=1), "h.1.attn.c_attn.bias is not in a GPT-2", "save_pretrained"),
     (said(vocab_size=34), r"wte.weight is \[33, 16\] instead of \[34, 16\]", "save_pretrained"),
-    (said(tie_word_embeddings=False), "lm_head.weight", "tied head"),
-    (held(lm_head__weight=torch.ones(33, 16)), "lm_head.weight", "tied head"),
+    (said(tie_word_embeddings=False), "lm_head.weight", "tie_word_embeddings"),
+    (held(lm_head__weight=torch.ones(33, 16)), "lm_head.weight", "tie_word_embeddings"),
     (held(transformer__ln_f__bias=None), "ln_f.bias is missing", "save_pretrained"),
     (held(score__weight=torch.ones(2, 16)), "score.weight is not in a GPT-2", "save_pretrained"),
     (held(transformer__h__0__mlp__c_fc__weight=torch.ones(64, 16)), r"c_fc.weight is \[64, 16\] instead of \[16, 64\]", "save_pretrained"),
     (held(transformer__ln_f__bias=torch.ones(16, dtype=torch.int32)), "ln_f.bias .*int32", "save_pretrained"),
     (bytes_of("config.json", b"{"), "config.json is not JSON", "save_pretrained"),
-    (bytes_of("config.json", b"[1]"), "type None", "save_pretrained"),
+    (bytes_of("config.json", b"[1]"), "model_type None", "save_pretrained"),
     (bytes_of("model.safetensors", b"\x80\x04K\x01."), "as a safetensors file", "save_pretrained"),
     (lambda folder: (folder / "config.json").unlink(), "cannot read .*config.json", "save_pretrained"),
     (lambda folder: (folder / "model.safetensors").unlink(), "there is no .*model.safetensors", "save_pretrained"),
@@ -207,7 +207,7 @@ def test_what_is_not_such_a_gpt_2_is_named(change, problem, fix, written, tmp_pa
 
 
 def test_what_is_no_folder_of_weights_is_named(tmp_path):
-    with pytest.raises(DataError, match="there is no folder .*nowhere of weights"):
+    with pytest.raises(DataError, match="there is no folder of weights at .*nowhere"):
         read_gpt2(tmp_path / "nowhere")
     torch.save({"weight": torch.ones(2)}, tmp_path / "weights.bin")
     with pytest.raises(
@@ -346,24 +346,24 @@ def test_the_checkpoint_that_is_exported_is_good_or_the_one_asked_for(export):
     [
         (
             ["runs/rotary", "hub"],
-            "GPT-2 has no positions=rotary, bias=false",
+            "GPT-2 does not support positions=rotary, bias=false",
             "train with positions=learned",
         ),
-        (["runs/tokens", "full"], "full exists", "name another folder"),
-        (["runs/tokens", "full/file"], "full/file exists", "name another folder"),
-        (["runs/tokens", "."], ". exists", "name another folder"),
+        (["runs/tokens", "full"], "full exists", "choose another folder"),
+        (["runs/tokens", "full/file"], "full/file exists", "choose another folder"),
+        (["runs/tokens", "."], ". exists", "choose another folder"),
         (["runs/tokens", "hub", "--force"], "--force", "leave --force out"),
         (["runs/tokens", "no/where"], "there is no folder no", "create it first"),
         (["runs/tokens", "s3://bucket/hub"], "there is no folder", "a path on this machine"),
         (
             ["runs/tokens", "runs/tokens/checkpoints/step-000000002"],
             "inside a checkpoint",
-            "stays as it was saved",
+            "checkpoints are never modified",
         ),
         (
             ["runs/tokens", "runs/tokens/checkpoints/step-000000002/hub"],
             "inside a checkpoint",
-            "stays as it was saved",
+            "checkpoints are never modified",
         ),
         (["runs/tokens"], "FOLDER is missing", "paceline ckpt export RUN --as gpt2 FOLDER"),
         (["runs/tokens", "hub", "--as", "gpt3"], "there is no layout 'gpt3'", "did you mean gpt2?"),
@@ -412,4 +412,4 @@ def test_settings_that_contradict_the_weights_are_refused(words, problem, tmp_pa
     assert design_of(load_initial_weights(tiny(*settled, f"init_from={tmp_path}/hub"))[0]) == design
     with pytest.raises(ConfigError, match=problem) as error:
         load_initial_weights(tiny(*settled, f"init_from={tmp_path}/hub", *words))
-    assert "leave these settings out" in error.value.fix
+    assert "remove these settings" in error.value.fix

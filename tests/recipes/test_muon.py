@@ -171,7 +171,7 @@ def test_it_learns(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("group", "problem"),
     [
-        ({"rule": "muon"}, r"not \[4\] as 1 pieces"),
+        ({"rule": "muon"}, r"matrix of 1 equal pieces, got shape \[4\]"),
         ({"rule": "sgd"}, "there is no rule 'sgd'"),
     ],
 )
