@@ -37,7 +37,7 @@ class TensorSpan(NamedTuple):
     end: int
 
 
-class Image(NamedTuple):
+class FileLayout(NamedTuple):
     """The plan of a file."""
 
     header: bytes
@@ -45,10 +45,10 @@ class Image(NamedTuple):
     size_bytes: int
 
 
-def plan_image(specs: Iterable[Spec], metadata: Mapping[str, str] | None = None) -> Image:
+def plan_file(specs: Iterable[Spec], metadata: Mapping[str, str] | None = None) -> FileLayout:
     """Plan a file for tensors, and words that readers may ask it for: wide types first, so that every one is aligned.
 
-    >>> image = plan_image([Spec("b", "U8", (3,)), Spec("a", "F32", (2, 2))])
+    >>> image = plan_file([Spec("b", "U8", (3,)), Spec("a", "F32", (2, 2))])
     >>> [(place.spec.name, place.end - place.begin) for place in image.places], image.size_bytes - len(image.header)
     ([('a', 16), ('b', 3)], 19)
     """
@@ -59,7 +59,7 @@ def plan_image(specs: Iterable[Spec], metadata: Mapping[str, str] | None = None)
 
 def plan_in_order(
     ordered: Sequence[Spec], metadata: Mapping[str, str] | None, *, aligned: int, align: int
-) -> Image:
+) -> FileLayout:
     """Plan a file for tensors in this order; the one numbered `aligned` begins at a multiple of `align` bytes.
 
     >>> image = plan_in_order([Spec("b", "U8", (3,)), Spec("a", "F32", (2, 2))], None, aligned=1, align=4096)
@@ -81,7 +81,7 @@ def plan_in_order(
         TensorSpan(spec, data + begin, data + end)
         for spec, (begin, end) in zip(ordered, spans, strict=True)
     ]
-    return Image(header, places, data + (ends[-1] if ends else 0))
+    return FileLayout(header, places, data + (ends[-1] if ends else 0))
 
 
 def read_places(start: bytes | memoryview, size_bytes: int) -> list[TensorSpan]:

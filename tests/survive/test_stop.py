@@ -15,7 +15,7 @@ from survive.conftest import SCRIPT, SHORT, digest, pid
 
 from paceline import handover
 from paceline.checkpoint.local_storage import LocalStorage
-from paceline.checkpoint.storage import check
+from paceline.checkpoint.storage import verify
 from paceline.errors import STOPPED
 from paceline.events import surviving
 
@@ -32,7 +32,7 @@ def stopped_well(folder: Path, running: Running) -> int:
     assert "Traceback" not in done.out + done.err
     storage = LocalStorage(folder / "runs/run/checkpoints")
     newest = storage.steps()[0]
-    assert check(storage, newest).step == newest
+    assert verify(storage, newest).step == newest
     last = surviving(folder / "runs/run/events.jsonl")[-1]
     assert (last["event"], last["step"]) == ("RunStopped", newest)
     assert [path.name for path in storage.root.iterdir() if not path.name.startswith("step-")] == []

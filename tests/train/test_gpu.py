@@ -169,7 +169,7 @@ def gpt_digest(words: list[str]) -> str:
     given = [
         "device=cuda",
         "steps=6",
-        "length=32",
+        "context_length=32",
         "batch.global_size=12",
         "checkpoint.every=end",
         *words,

@@ -238,9 +238,9 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> str:
 
 def _need(module: str) -> Any:
     # Not at the top: the package of this module imports vocabulary first.
-    from paceline.data.pack.optional_packages import need
+    from paceline.data.pack.optional_packages import import_optional
 
-    return need(module, "text as tokens")
+    return import_optional(module, "text as tokens")
 
 
 def end_of_text(tokenizer: Any) -> int:

@@ -15,11 +15,13 @@ import torch
 from torch import nn
 
 from paceline import handover
-from paceline.checkpoint.address import open_storage
 from paceline.checkpoint.cadence import Cadence
+from paceline.checkpoint.commit import CommitHooks, Saved, SaveFailed
+from paceline.checkpoint.find import open_storage
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.restore import newest_good, read_tensors
-from paceline.checkpoint.save import Saved, SaveFailed, Saver
+from paceline.checkpoint.retention import Retention
+from paceline.checkpoint.save import Saver
 from paceline.config import RunConfig
 from paceline.config.intervals import Every, seconds_from
 from paceline.config.values import flatten
@@ -70,15 +72,14 @@ class Lifeline:
         self._storage = open_storage(home, config.checkpoint.to, config.name)
         token = all_gather_texts(world, secrets.token_hex(4))[0]
         kept = config.checkpoint
+        before = claim.check if claim is not None else None
         self._saver = Saver(
             self._storage,
             world,
             token,
-            keep=kept.keep,
-            best=kept.best,
+            retention=Retention(kept.keep, kept.best),
+            hooks=CommitHooks(before, self._tell_launcher),
             silence_s=config.timeout.step_s,
-            before_commit=claim.check if claim is not None else None,
-            on_commit=self._tell_launcher,
             whole=whole,
         )
         self._cadence = Cadence(

@@ -15,10 +15,10 @@ from paceline.errors import ConfigError, DataError, did_you_mean
 _LABELS = {"label", "labels", "target", "targets", "class", "y"}
 
 
-def chosen(there: Sequence[str], wanted: Sequence[str], where: str) -> list[str]:
+def select_columns(there: Sequence[str], wanted: Sequence[str], where: str) -> list[str]:
     """Return the columns that are wanted, in that order; all of them, what is called a label last, if none is named.
 
-    >>> chosen(["label", "pixels"], [], "x.npz"), chosen(["a", "b", "c"], ["c", "a"], "x.npz")
+    >>> select_columns(["label", "pixels"], [], "x.npz"), select_columns(["a", "b", "c"], ["c", "a"], "x.npz")
     (['pixels', 'label'], ['c', 'a'])
     """
     for name in wanted:
@@ -47,7 +47,7 @@ def check_lengths(lengths: Mapping[str, int], where: str) -> int:
     return samples
 
 
-def storable(dtype: numpy.dtype[Any], name: str, where: str) -> numpy.dtype[Any]:
+def storable_dtype(dtype: numpy.dtype[Any], name: str, where: str) -> numpy.dtype[Any]:
     """Return a type as a shard holds it, little end first, if it does."""
     if dtype.hasobject:
         raise DataError(

@@ -11,7 +11,7 @@ from typing import IO, NamedTuple
 import numpy
 import xxhash
 
-from paceline.data.pack.plan import PLAN, SPOOL, plan_in, sum_of
+from paceline.data.pack.plan import PLAN, SPOOL, checksum_of, plan_in
 from paceline.data.safe_open import open_plain, read_bounded
 from paceline.data.shards.index import (
     INDEX,
@@ -149,7 +149,7 @@ def _offset_problems(
 def _extra_file_problems(folder: Path, index: DatasetIndex) -> Iterator[DatasetProblem]:
     for name, checksum in extra_files(index).items():
         try:
-            if sum_of(folder / name) != checksum:
+            if checksum_of(folder / name) != checksum:
                 yield DatasetProblem(name, _CHANGED)
         except FileNotFoundError:
             yield DatasetProblem(name, "is missing")

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy
 import xxhash
 
-from paceline.data.pack.optional_packages import need
+from paceline.data.pack.optional_packages import import_optional
 from paceline.data.safe_open import open_plain
 from paceline.data.shards.index import OFFSETS, Column, DatasetIndex
 from paceline.data.shards.shard import Array, damaged, read_head
@@ -155,7 +155,7 @@ def _bytes_as_text(value: Array, errors: str) -> str | None:
 def _decoded(value: Array) -> Array | None:
     """Decode an image file; None if it is not one, or Pillow is not installed."""
     try:
-        image = need("PIL.Image", "showing images")
+        image = import_optional("PIL.Image", "showing images")
     except PacelineError:
         return None
     try:
