@@ -16,10 +16,10 @@ from paceline.cluster.slurm import QueuedJob
 from paceline.events import Evaluated, RunEnded, RunFailed, RunStopped
 from paceline.hang.verdict import HangVerdict, keep
 from paceline.report.history import History
-from paceline.report.jobs import UNKNOWN, RunJob, joined
-from paceline.report.jobs_table import is_current, stands, table_of
+from paceline.report.jobs import UNKNOWN, RunJob, with_queue_state
+from paceline.report.jobs_table import is_current, status_of, table_of
 from paceline.report.dashboard import lines_of
-from paceline.report.state import Lookout, RunState, state_of
+from paceline.report.state import RunWatcher, RunState, state_of
 from paceline.report.find_run import NamedRun
 from paceline.rundir import make_private
 from support.run_folders import holding, make_run, put_beat, started, submission, trained
@@ -202,7 +202,7 @@ def test_the_state_is_json_with_null_for_what_is_no_number(tmp_path: Path) -> No
 def test_slurm_that_does_not_answer_does_not_end_the_watch(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     folder = make_run(tmp_path / "run", started(), *trained(1, 51))
-    found = Lookout(NamedRun(folder, (submission("17", folder.root),))).look()
+    found = RunWatcher(NamedRun(folder, (submission("17", folder.root),))).look()
     assert "there is no Slurm on this machine" in found.queue_problem
     assert (found.jobs[0].state, found.step, found.over) == ("UNKNOWN", 51, False)
 
@@ -218,7 +218,7 @@ def test_one_row_for_a_run_across_its_jobs(tmp_path: Path) -> None:
             "19|PENDING|Dependency|0:00|1:00|N/A|1||/x",
         )  # fmt: skip
     ]
-    found = state(folder, *joined(sent, shown, {}))
+    found = state(folder, *with_queue_state(sent, shown, {}))
     head, row = table_of([found])
     assert head.split() == ["run", "jobs", "state", "step", "loss", "used", "left", "starts", "log"]
     assert row.startswith(
@@ -242,7 +242,7 @@ def test_a_run_whose_jobs_are_gone_is_as_its_events_tell(
     tmp_path: Path, ending, job: RunJob, said: str
 ) -> None:
     assert (
-        stands(
+        status_of(
             state(
                 make_run(
                     tmp_path / "run", started(time_s=AN_HOUR_AGO), *([ending] if ending else [])

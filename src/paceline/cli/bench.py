@@ -14,7 +14,7 @@ from paceline.cluster.allocation import allocation_from
 from paceline.errors import ConfigError
 from paceline.launch.spec import module
 from paceline.measure.bench_plan import OPERATIONS, BenchPlan, operations_from, sizes_from
-from paceline.measure.bench_results import Measurement, as_dict, binary_size, describe, figures_of
+from paceline.measure.bench_results import Measurement, as_dict, binary_size, describe, results_of
 from paceline.measure.plot import Line, Plot, to_svg
 from paceline.rundir import make_private, write_whole, writing_to
 from paceline.world.detect import detect_world
@@ -110,7 +110,7 @@ def _start(plan: BenchPlan, known: argparse.Namespace) -> int:
 
 def _show(found: Measurement, known: argparse.Namespace) -> None:
     """Print the figures, and write them where that was asked for."""
-    figures = figures_of(found)
+    figures = results_of(found)
     title = f"bus bandwidth, {found.ranks} ranks, {found.gpu or found.device}, {found.backend}"
     lines = [
         Line(each.operation, [(row.size_bytes, row.busbw_gb_per_s) for row in each.rows])

@@ -18,8 +18,8 @@ from paceline.hang.phrasing import ranks_words
 from paceline.hang.rank_report import RankReport, read_all
 from paceline.hang.stacks import MAIN
 from paceline.hang.verdict import HangVerdict, kept
-from paceline.report.failure import left_page
-from paceline.report.failure_page import Page
+from paceline.report.failure import ensure_failure_page
+from paceline.report.failure_page import FailurePage
 from paceline.report.find_run import NamedRun, find_run
 from paceline.report.screen import say
 from paceline.report.state import is_held
@@ -49,7 +49,7 @@ def main(known: argparse.Namespace) -> int:
     alive = is_held(target.folder.lock)
     records = _ask(target.folder) if alive else read_all(target.folder)
     verdict = (None if alive else kept(target.folder)) or _verdict(records)
-    page = None if alive else left_page(target)
+    page = None if alive else ensure_failure_page(target)
     if known.json:
         print(json.dumps(_facts(target, records, verdict, page, alive=alive), indent=2))
     else:
@@ -89,7 +89,7 @@ def _facts(
     target: NamedRun,
     records: Sequence[RankReport],
     verdict: HangVerdict,
-    page: Page | None,
+    page: FailurePage | None,
     *,
     alive: bool,
 ) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from paceline.errors import ConfigError, did_you_mean
 from paceline.report.dashboard import lines_of
 from paceline.report.find_run import find_run
 from paceline.report.screen import Screen, say
-from paceline.report.state import Lookout, RunState
+from paceline.report.state import RunState, RunWatcher
 
 HELP = "live view of a run or a job: queue, step, loss, speed, time left, last checkpoint, slowest rank, log"
 
@@ -66,7 +66,7 @@ def main(known: argparse.Namespace) -> int:
         named_run(known, ("--once", "--json", "--every", "--runs")),
         _seconds(known.every),
     )
-    lookout = Lookout(find_run(word, Path(known.runs)))
+    lookout = RunWatcher(find_run(word, Path(known.runs)))
     if known.json:
         print(json.dumps(lookout.look().facts(), indent=2))
     elif known.once or not _is_terminal():
@@ -92,7 +92,7 @@ def _is_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-def _follow(lookout: Lookout, every_s: float) -> None:
+def _follow(lookout: RunWatcher, every_s: float) -> None:
     """Redraw until the run is over or the person has seen enough."""
     try:
         with Screen() as screen:
@@ -103,7 +103,7 @@ def _follow(lookout: Lookout, every_s: float) -> None:
     say([f"the run is over ({state.phase}); nothing more is to come"])
 
 
-def _draw(lookout: Lookout, screen: Screen) -> RunState:
+def _draw(lookout: RunWatcher, screen: Screen) -> RunState:
     state = lookout.look()
     screen.draw(lines_of(state, screen.size.columns, screen.size.lines - 1))
     return state

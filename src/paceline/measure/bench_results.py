@@ -18,7 +18,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 @dataclass(frozen=True)
-class Measured:
+class Timing:
     """One operation at one size: the seconds of a message, by round, on the slowest rank."""
 
     operation: str
@@ -51,7 +51,7 @@ class Measurement:
     gpu: str
     backend: str
     torch: str
-    measured: list[Measured]
+    measured: list[Timing]
     checked: int
     """Results that were looked at, on all ranks."""
     wrong: int
@@ -66,7 +66,7 @@ class Measurement:
     def from_json(cls, text: str) -> Measurement:
         """Return what rank 0 wrote down."""
         found = json.loads(text)
-        found["measured"] = [Measured(**each) for each in found["measured"]]
+        found["measured"] = [Timing(**each) for each in found["measured"]]
         found["mistakes"] = [Mistake(**each) for each in found["mistakes"]]
         return cls(**found)
 
@@ -96,7 +96,7 @@ class BenchResults:
     fit: Fit | None
 
 
-def figures_of(found: Measurement) -> list[BenchResults]:
+def results_of(found: Measurement) -> list[BenchResults]:
     """Return the figures of every operation, in the order in which they were measured."""
     names = dict.fromkeys(each.operation for each in found.measured)
     return [
@@ -105,7 +105,7 @@ def figures_of(found: Measurement) -> list[BenchResults]:
     ]
 
 
-def _figures(name: str, ranks: int, measured: Sequence[Measured]) -> BenchResults:
+def _figures(name: str, ranks: int, measured: Sequence[Timing]) -> BenchResults:
     factor = BUS_FACTORS[name](ranks)
     rows = {
         each.size_bytes: _row(each, factor) for each in measured
@@ -116,7 +116,7 @@ def _figures(name: str, ranks: int, measured: Sequence[Measured]) -> BenchResult
     return BenchResults(name, factor, list(rows.values()), fit)
 
 
-def _row(each: Measured, factor: float) -> Row:
+def _row(each: Timing, factor: float) -> Row:
     seconds = statistics.median(each.seconds)
     algbw = each.size_bytes / seconds / 1e9
     return Row(

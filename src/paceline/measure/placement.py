@@ -15,7 +15,7 @@ from paceline.launch.spec import LaunchSpec, Program
 from paceline.launch.supervisor import launch
 
 
-def only_looked_at(home: Path) -> dict[str, object]:
+def isolated_settings(home: Path) -> dict[str, object]:
     """Return the settings under which a training can be measured: it goes on from nothing, leaves nothing, tells nobody."""
     return {
         "runs": str(home / "runs"),

@@ -22,10 +22,10 @@ def union(spans: Iterable[tuple[float, float]]) -> Spans:
     return found
 
 
-def both(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> Spans:
+def intersection(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> Spans:
     """Return what is in two unions.
 
-    >>> both([(0, 4), (6, 9)], [(1, 2), (3, 7)])
+    >>> intersection([(0, 4), (6, 9)], [(1, 2), (3, 7)])
     [(1, 2), (3, 4), (6, 7)]
     """
     found: Spans = []
@@ -41,10 +41,10 @@ def both(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]
     return found
 
 
-def without(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> Spans:
+def difference(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> Spans:
     """Return what is in the first union and not in the second.
 
-    >>> without([(0, 4), (6, 9)], [(1, 2), (3, 7)])
+    >>> difference([(0, 4), (6, 9)], [(1, 2), (3, 7)])
     [(0, 1), (2, 3), (7, 9)]
     """
     if not one:
@@ -52,7 +52,7 @@ def without(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, flo
     edge = one[0][0], one[-1][1]
     cuts = [edge[0], *(moment for span in other for moment in span), edge[1]]
     gaps = [(begin, end) for begin, end in zip(cuts[::2], cuts[1::2], strict=True) if begin < end]
-    return both(one, gaps)
+    return intersection(one, gaps)
 
 
 def length(spans: Iterable[tuple[float, float]]) -> float:

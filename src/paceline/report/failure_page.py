@@ -11,7 +11,7 @@ from paceline.rundir import RunDir
 
 
 @dataclass(frozen=True)
-class Page:
+class FailurePage:
     """How a run failed."""
 
     run: str

@@ -37,7 +37,7 @@ def find_run(word: str, runs: Path) -> NamedRun:
     raise _not_known(word, runs, sent)
 
 
-def by_run(sent: Iterable[Submission]) -> list[NamedRun]:
+def group_by_run(sent: Iterable[Submission]) -> list[NamedRun]:
     """Return each run for which jobs were submitted, the one that was submitted last at the end."""
     found: dict[str, list[Submission]] = {}
     for job in sent:
@@ -58,7 +58,7 @@ def _of_path(word: str, runs: Path) -> Path | None:
 
 
 def _of_name(word: str, sent: Sequence[Submission]) -> Path | None:
-    found = [target.folder.root for target in by_run(sent) if target.name == word]
+    found = [target.folder.root for target in group_by_run(sent) if target.name == word]
     if len(found) > 1:
         raise ConfigError(
             f"{len(found)} runs are called {word}",

@@ -41,7 +41,7 @@ def _row(state: RunState) -> tuple[str, ...]:
     return (
         state.name,
         ids,
-        stands(state),
+        status_of(state),
         step,
         loss,
         first.used or "-",
@@ -57,7 +57,7 @@ def _first(state: RunState) -> RunJob:
     return next((job for job in live if job.runs), live[0] if live else state.jobs[-1])
 
 
-def stands(state: RunState) -> str:
+def status_of(state: RunState) -> str:
     """Return how a run stands, in a few words: as Slurm says while it has a job, as its events say afterwards."""
     first, live = _first(state), state.live_jobs
     if not live:
@@ -73,11 +73,11 @@ def stands(state: RunState) -> str:
     return f"{first.state}{reason}{f', {more} more waiting' if more else ''}"
 
 
-def facts_of(states: Sequence[RunState]) -> list[dict[str, Any]]:
+def as_dicts(states: Sequence[RunState]) -> list[dict[str, Any]]:
     """Return the same as JSON would have it."""
     left_out = {"losses", "log_tail", "slowest"}
     return [
         {name: value for name, value in state.facts().items() if name not in left_out}
-        | {"stands": stands(state)}
+        | {"stands": status_of(state)}
         for state in states
     ]

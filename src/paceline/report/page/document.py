@@ -24,7 +24,7 @@ _THEMES = ("auto", "light", "dark")
 Run = Mapping[str, Any]
 
 
-def page_of(facts: Mapping[str, Any]) -> bytes:
+def render_page(facts: Mapping[str, Any]) -> bytes:
     """Return the page of what `facts_of` found."""
     runs, charts = named_apart(facts["runs"]), Charts()
     sections = [

@@ -34,10 +34,10 @@ class Curve:
         return vars(self)
 
 
-def thinned(steps: Sequence[float], values: Sequence[float], columns: int) -> Curve:
+def downsample(steps: Sequence[float], values: Sequence[float], columns: int) -> Curve:
     """Return at most so many points, evenly spread; each is the last step of its column.
 
-    >>> thinned([1, 2, 3, 4], [8, 2, 3, float("nan")], 2)
+    >>> downsample([1, 2, 3, 4], [8, 2, 3, float("nan")], 2)
     Curve(steps=[2.0, 4.0], mean=[5.0, 3.0], low=[2.0, 3.0], high=[8.0, 3.0], not_finite=1)
     """
     x, y = numpy.asarray(steps, dtype=float), numpy.asarray(values, dtype=float)

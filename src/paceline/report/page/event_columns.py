@@ -19,7 +19,7 @@ from paceline.events import (
     SlowRank,
     StepDone,
 )
-from paceline.report.history import metrics_in, number, parsed
+from paceline.report.history import as_number, metrics_in, parse_event
 
 COLUMNS = ("step", "time_s", "loss", "lr", "samples_per_s", "mfu")
 _ENDINGS = {
@@ -56,7 +56,7 @@ class Start:
 
 
 @dataclass
-class Account:
+class EventColumns:
     """All that was told; figures of steps that were lost and done again are those of the last time."""
 
     steps: dict[str, array[float]] = field(
@@ -80,7 +80,7 @@ class Account:
         if kind == StepDone.__name__:
             for name, column in self.steps.items():
                 value = event.get(name)
-                column.append(value if type(value) is float else number(value))
+                column.append(value if type(value) is float else as_number(value))
         elif kind == RunStarted.__name__:
             self._start(event)
         elif kind in {EpochDone.__name__, Evaluated.__name__}:
@@ -101,18 +101,18 @@ class Account:
             self.evaluations.append(event)
 
     def _start(self, event: dict[str, Any]) -> None:
-        step, when = whole(event.get("from_step", 0)), number(event.get("time_s"), 0.0)
+        step, when = as_count(event.get("from_step", 0)), as_number(event.get("time_s"), 0.0)
         if self.starts:
             self.starts[-1].lost_steps = max(0, self.starts[-1].step - step)
         told = self.steps["step"]
         while told and not told[-1] <= step:
             for column in self.steps.values():
                 column.pop()
-        self.epochs = [event for event in self.epochs if whole(event.get("step", 0)) <= step]
+        self.epochs = [event for event in self.epochs if as_count(event.get("step", 0)) <= step]
         self.evaluations = [
-            event for event in self.evaluations if whole(event.get("step", 0)) <= step
+            event for event in self.evaluations if as_count(event.get("step", 0)) <= step
         ]
-        self.starts.append(Start(when, step, whole(event.get("world_size", 0)), when, step))
+        self.starts.append(Start(when, step, as_count(event.get("world_size", 0)), when, step))
         self.started, self.digest = event, ""
 
     def _end(self, event: dict[str, Any]) -> None:
@@ -124,24 +124,24 @@ class Account:
         self.digest = str(event.get("digest", ""))
 
 
-def read_account(path: Path) -> Account:
+def read_event_columns(path: Path) -> EventColumns:
     """Read a run's events. Lines that were cut off, by a power cut or by reading too early, are passed over."""
-    account = Account()
+    account = EventColumns()
     try:
         with path.open("rb") as file:
             for line in file:
-                if event := parsed(line):
+                if event := parse_event(line):
                     account.take(event)
     except OSError:
         pass  # nothing was told yet
     return account
 
 
-def whole(value: Any) -> int:
+def as_count(value: Any) -> int:
     """Return a count, whatever a file says.
 
-    >>> whole(7), whole("x"), whole(float("nan")), whole(-2)
+    >>> as_count(7), as_count("x"), as_count(float("nan")), as_count(-2)
     (7, 0, 0, 0)
     """
-    found = number(value, 0.0)
+    found = as_number(value, 0.0)
     return max(0, int(found)) if math.isfinite(found) else 0

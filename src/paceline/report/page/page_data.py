@@ -13,13 +13,13 @@ from typing import Any
 from paceline.config.values import from_toml
 from paceline.redact import without_logins, without_secrets
 from paceline.report.find_run import NamedRun
-from paceline.report.history import metrics_in, number
-from paceline.report.page.downsample import Curve, thinned
-from paceline.report.page.event_columns import Account, read_account, whole
+from paceline.report.history import as_number, metrics_in
+from paceline.report.page.downsample import Curve, downsample
+from paceline.report.page.event_columns import EventColumns, as_count, read_event_columns
 from paceline.report.page.rank_map import rank_times_of
 from paceline.report.page.saved_studies import environment_of, scaling_of, verdict_of
 from paceline.report.page.steptime import breakdown, pace
-from paceline.report.state import Lookout, RunState
+from paceline.report.state import RunState, RunWatcher
 from paceline.telemetry.stragglers import find_straggler, read_beats
 from paceline.version import VERSION
 
@@ -28,9 +28,9 @@ _FEWEST, _MOST = 40, 400
 _FIGURES = ("loss", "lr", "samples_per_s", "mfu")
 
 
-def facts_of(targets: Sequence[NamedRun]) -> dict[str, Any]:
+def report_data(targets: Sequence[NamedRun]) -> dict[str, Any]:
     """Return what is known of runs."""
-    accounts = [read_account(target.folder.events) for target in targets]
+    accounts = [read_event_columns(target.folder.events) for target in targets]
     curves = sum(len(_FIGURES) + len(metrics_of(account)) for account in accounts)
     columns = max(_FEWEST, min(_MOST, _POINTS // max(1, curves)))
     runs = [
@@ -39,22 +39,24 @@ def facts_of(targets: Sequence[NamedRun]) -> dict[str, Any]:
     return {"paceline": VERSION, "made_s": time.time(), "runs": runs}
 
 
-def metrics_of(account: Account) -> list[str]:
+def metrics_of(account: EventColumns) -> list[str]:
     """Return the names of all metrics of the evaluations, in the order in which they came."""
     return list(
         dict.fromkeys(str(name) for event in account.evaluations for name in metrics_in(event))
     )
 
 
-def _run(target: NamedRun, account: Account, columns: int) -> dict[str, Any]:
-    state, folder = Lookout(target).look(), target.folder
+def _run(target: NamedRun, account: EventColumns, columns: int) -> dict[str, Any]:
+    state, folder = RunWatcher(target).look(), target.folder
     beats = read_beats(
-        folder.beat(0).parent, state.world_size, number(account.started.get("time_s"), 0.0)
+        folder.beat(0).parent, state.world_size, as_number(account.started.get("time_s"), 0.0)
     )
-    ranks = [beat for beat in beats if math.isfinite(number(beat.own_s) + number(beat.data_s))]
+    ranks = [
+        beat for beat in beats if math.isfinite(as_number(beat.own_s) + as_number(beat.data_s))
+    ]
     times, slow = (
         pace(account),
-        find_straggler(ranks, whole(account.started.get("lanes")), state.world_size),
+        find_straggler(ranks, as_count(account.started.get("lanes")), state.world_size),
     )
     found = _course(state, account) | {
         "curves": _curves(account, columns),
@@ -80,7 +82,7 @@ def _run(target: NamedRun, account: Account, columns: int) -> dict[str, Any]:
     return {key: _plain(value) for key, value in found.items()}
 
 
-def _course(state: RunState, account: Account) -> dict[str, Any]:
+def _course(state: RunState, account: EventColumns) -> dict[str, Any]:
     started, newest = account.started, account.evaluations[-1] if account.evaluations else {}
     return {
         "name": state.name,
@@ -91,8 +93,8 @@ def _course(state: RunState, account: Account) -> dict[str, Any]:
         "step": state.step,
         "total_steps": state.total_steps,
         "loss": state.loss,
-        "metrics": {name: number(value) for name, value in metrics_in(newest).items()},
-        "metrics_step": whole(newest.get("step")) if newest else None,
+        "metrics": {name: as_number(value) for name, value in metrics_in(newest).items()},
+        "metrics_step": as_count(newest.get("step")) if newest else None,
         "world_size": state.world_size,
         "device": state.device,
         "launcher": str(started.get("launcher", "")),
@@ -104,7 +106,7 @@ def _course(state: RunState, account: Account) -> dict[str, Any]:
     }
 
 
-def _curves(account: Account, columns: int) -> dict[str, Any]:
+def _curves(account: EventColumns, columns: int) -> dict[str, Any]:
     """Return the curves of the figures; a run too short for step events has those of its epochs."""
     steps = account.steps
     if len(steps["step"]) < 2 <= len(account.epochs):
@@ -112,38 +114,38 @@ def _curves(account: Account, columns: int) -> dict[str, Any]:
             name: _of_epochs(account, name, columns).facts() for name in ("loss", "samples_per_s")
         }
     shown = [name for name in _FIGURES if name != "mfu" or any(value > 0 for value in steps["mfu"])]
-    return {name: thinned(steps["step"], steps[name], columns).facts() for name in shown}
+    return {name: downsample(steps["step"], steps[name], columns).facts() for name in shown}
 
 
-def _of_epochs(account: Account, name: str, columns: int) -> Curve:
-    steps = [float(whole(epoch.get("step"))) for epoch in account.epochs]
-    return thinned(steps, [number(epoch.get(name)) for epoch in account.epochs], columns)
+def _of_epochs(account: EventColumns, name: str, columns: int) -> Curve:
+    steps = [float(as_count(epoch.get("step"))) for epoch in account.epochs]
+    return downsample(steps, [as_number(epoch.get(name)) for epoch in account.epochs], columns)
 
 
-def _metric(account: Account, name: str, columns: int) -> Curve:
+def _metric(account: EventColumns, name: str, columns: int) -> Curve:
     told = [event for event in account.evaluations if name in metrics_in(event)]
-    steps = [float(whole(event.get("step"))) for event in told]
-    return thinned(steps, [number(metrics_in(event)[name]) for event in told], columns)
+    steps = [float(as_count(event.get("step"))) for event in told]
+    return downsample(steps, [as_number(metrics_in(event)[name]) for event in told], columns)
 
 
 def _save(event: dict[str, Any]) -> dict[str, Any]:
-    figures = {name: number(event.get(name)) for name in ("time_s", "held_s", "total_s")}
-    counts = {name: whole(event.get(name)) for name in ("step", "size_bytes")}
+    figures = {name: as_number(event.get(name)) for name in ("time_s", "held_s", "total_s")}
+    counts = {name: as_count(event.get(name)) for name in ("step", "size_bytes")}
     return counts | figures | {"path": without_logins(str(event.get("path", "")))}
 
 
 def _trouble(event: dict[str, Any]) -> dict[str, Any]:
     facts = {
         "event": str(event["event"]),
-        "time_s": number(event.get("time_s")),
-        "step": whole(event.get("step")),
+        "time_s": as_number(event.get("time_s")),
+        "step": as_count(event.get("step")),
     }
     return facts | {"reason": without_logins(str(event.get("reason", "")))}
 
 
 def _slow(event: dict[str, Any]) -> dict[str, Any]:
-    figures = {name: number(event.get(name)) for name in ("time_s", "more_s", "times")}
-    counts = {name: whole(event.get(name)) for name in ("step", "rank")}
+    figures = {name: as_number(event.get(name)) for name in ("time_s", "more_s", "times")}
+    counts = {name: as_count(event.get(name)) for name in ("step", "rank")}
     return (
         counts
         | figures

@@ -11,8 +11,8 @@ from typing import Any
 from paceline.measure.profile_shares import KINDS
 from paceline.measure.scaling_store import read_studies
 from paceline.redact import without_logins, without_secrets
-from paceline.report.history import number
-from paceline.report.page.event_columns import whole
+from paceline.report.history import as_number
+from paceline.report.page.event_columns import as_count
 
 _LARGEST_BYTES = 1 << 20
 _MOST = 64  # ranks or causes that are taken from a file
@@ -47,7 +47,7 @@ def verdict_of(path: Path) -> dict[str, Any] | None:
     )
     return {
         **{name: _text(found.get(name)) for name in ("script", "device", "words")},
-        **{name: whole(found.get(name)) for name in ("ranks", "steps", "decisive_rank")},
+        **{name: as_count(found.get(name)) for name in ("ranks", "steps", "decisive_rank")},
         "step_s": step_s,
         "seconds": seconds,
         "shares": _kinds(found.get("shares")),
@@ -73,7 +73,7 @@ def _cause(cause: dict[str, Any]) -> dict[str, Any]:
 
 def _slow(slow: dict[str, Any]) -> dict[str, Any]:
     figures = {name: _finite(slow.get(name)) for name in ("more_s", "times")}
-    return {"rank": whole(slow.get("rank")), "phase": _text(slow.get("phase"))} | figures
+    return {"rank": as_count(slow.get("rank")), "phase": _text(slow.get("phase"))} | figures
 
 
 def _text(value: Any) -> str:
@@ -94,7 +94,7 @@ def environment_of(path: Path) -> dict[str, str]:
 
 
 def _finite(value: Any) -> float | None:
-    found = number(value)
+    found = as_number(value)
     return found if math.isfinite(found) and abs(found) < 1e12 else None
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy
 
-from paceline.report.history import number
-from paceline.report.page.event_columns import Account
+from paceline.report.history import as_number
+from paceline.report.page.event_columns import EventColumns
 from paceline.telemetry.heartbeat import NOTHING, Beat
 from paceline.telemetry.phases import PHASES, WAIT
 
@@ -17,12 +17,12 @@ _BARS = 40
 _LATE = 20  # step events that tell how long a step takes by now
 
 
-def pace(account: Account) -> dict[str, Any] | None:
+def pace(account: EventColumns) -> dict[str, Any] | None:
     """Return the distribution of step times. Each value is the mean of the steps between two step events.
 
     The last bar also holds what took longer than 99 % did.
     """
-    batch = number(account.started.get("global_batch"))
+    batch = as_number(account.started.get("global_batch"))
     rates = numpy.frombuffer(account.steps["samples_per_s"], dtype=float)
     rates = rates[numpy.isfinite(rates) & (rates > 0)]
     if not rates.size or not batch > 0:
