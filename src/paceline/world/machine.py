@@ -25,7 +25,11 @@ def cpu_name() -> str:
     """Return what the processor is called; /proc/cpuinfo names those of ARM by numbers only."""
     try:
         said = subprocess.run(
-            ["lscpu"], capture_output=True, text=True, check=True, timeout=10
+            ["lscpu"],  # noqa: S607
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
         ).stdout
     except (OSError, subprocess.SubprocessError):
         said = ""

@@ -1,0 +1,131 @@
+"""How text reaches a terminal: wrapped at its width, in colour where that is wanted, and never as a control sequence."""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+_UNLIMITED = 1 << 15
+"""Columns of output that is not a terminal: a pipe or a file gets its lines in one piece."""
+
+# ESC [ ... letter; ESC ] ... BEL and the other strings that run to a terminator; ESC and one more.
+# C1 controls are the same in one character.
+_CONTROL_SEQUENCES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
+    r"|\x1b[ -/]*[0-~]"
+)
+_INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+def plain(text: str) -> str:
+    r"""Return one printable line: no escape sequence, no control character, no change of direction.
+
+    >>> plain("loss \x1b[31m0.5\x1b[0m\ttoo\x07 high"), plain("\x1b]0;title\x07ok\x9b2J")
+    ('loss 0.5 too� high', 'ok')
+    >>> plain("a\u202eb\nc")
+    'a�b c'
+    """
+    visible = []
+    for letter in _CONTROL_SEQUENCES.sub("", text):
+        if is_printable(letter):
+            visible.append(letter)
+        else:
+            visible.append(" " if letter in "\t\n\r\v\f" else _REPLACEMENT)
+    return "".join(visible)
+
+
+def is_printable(letter: str) -> bool:
+    """Return whether a character only shows something, and changes nothing."""
+    if letter.isascii():
+        return letter.isprintable()
+    return unicodedata.category(letter) not in _INVISIBLE
+
+
+def console(stream: IO[str] | None = None) -> Console:
+    """Return rich's console on a stream (standard output by default).
+
+    It honours NO_COLOR and FORCE_COLOR. Only a terminal has a width at which lines are wrapped.
+    """
+    from rich.console import Console  # slow to import: only when something is drawn
+
+    stream = stream or sys.stdout
+    width = None if stream.isatty() else _UNLIMITED
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+
+
+def say(text: str | Text = "", stream: IO[str] | None = None) -> None:
+    """Print text, wrapped at words on a terminal; a plain string loses its control sequences."""
+    stream = stream or sys.stdout
+    if isinstance(text, str):
+        text = "\n".join(plain(line) for line in text.split("\n"))
+        if not stream.isatty():
+            print(text, file=stream, flush=True)  # a pipe needs no rich
+            return
+    console(stream).print(text)
+    stream.flush()
+
+
+def error_text(message: str) -> Text:
+    r"""Return a message in colour: `error:` in red, `fix:` in cyan.
+
+    >>> error_text("error: no such file\n  fix: check the path").plain
+    'error: no such file\n  fix: check the path'
+    """
+    from rich.text import Text
+
+    text = Text("\n".join(plain(line) for line in message.split("\n")))
+    text.highlight_regex(r"(?m)^error:", "bold red")
+    text.highlight_regex(r"(?m)^\s*fix:", "bold cyan")
+    return text
+
+
+def error(message: str) -> None:
+    """Print an error message with its fix on standard error."""
+    say(error_text(message) if sys.stderr.isatty() else message, sys.stderr)
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, droppable: Sequence[str] = ()
+) -> None:
+    """Print aligned columns; a terminal that is too narrow loses the droppable columns, first named first."""
+    out = console()
+    kept, cells = list(head), [[plain(cell) for cell in row] for row in rows]
+    for name in droppable:
+        if _width(out, _aligned(kept, cells)) <= out.width:
+            break
+        column = kept.index(name)
+        del kept[column]
+        for row in cells:
+            del row[column]
+    if out.is_terminal:
+        out.print(_aligned(kept, cells))
+        return
+    for line in out.render_lines(_aligned(kept, cells), pad=False):
+        text = "".join(segment.text for segment in line)
+        print(text.rstrip(), file=out.file)
+
+
+def _width(out: Console, drawn: Table) -> int:
+    """Return the columns that a table takes if nothing is wrapped."""
+    return out.measure(drawn, options=out.options.update(max_width=_UNLIMITED)).maximum
+
+
+def _aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    from rich.table import Table
+
+    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for name in head:
+        drawn.add_column(name, overflow="fold")
+    for row in rows:
+        drawn.add_row(*row)
+    return drawn
