@@ -129,3 +129,19 @@ def _aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     for row in rows:
         drawn.add_row(*row)
     return drawn
+
+
+def fit(text: str, width: int) -> str:
+    """Return as much of a line as fits into a width, without control sequences.
+
+    >>> fit("abcdef", 4), fit("日本語", 4), fit("ok", 4)
+    ('abc…', '日…', 'ok')
+    """
+    line = plain(text)
+    if line.isascii() and len(line) <= width:
+        return line
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(line) <= width:
+        return line
+    return set_cell_size(line, width - 1).rstrip() + "…" if width > 0 else ""

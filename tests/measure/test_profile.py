@@ -20,7 +20,7 @@ from paceline.errors import EnvironmentUnfit
 from paceline.measure.profile import TRACE_FILE, write_verdict
 from paceline.measure.profile_shares import shares_of
 from paceline.measure.trace import RankTrace, clock_offset, read_traces
-from paceline.report.page.saved_studies import verdict_of
+from paceline.report.page.studies import verdict_of
 from paceline.rundir import VERDICT_FILE, RunDir, make_private
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "trials"

@@ -18,7 +18,7 @@ from paceline.measure.efficiency import Scaling, Trial, sizes_of
 from paceline.measure.scaling_report import describe, plot_of, to_html, to_markdown
 from paceline.measure.recorded_step_times import RankStep, StepPace, RecordedRun, pace_of
 from paceline.measure.scaling_store import read_studies
-from paceline.report.page.saved_studies import scaling_of
+from paceline.report.page.studies import scaling_of
 from paceline.rundir import RunDir
 
 FACTS = {"nodes": 1, "sees_waits": True, "sees_ready": True}

@@ -18,7 +18,7 @@ from paceline.report.page.event_columns import read_event_columns
 from paceline.report.page.page_data import report_data
 from paceline.report.page.document import render_page
 from paceline.report.find_run import NamedRun
-from paceline.report.page.downsample import downsample
+from paceline.plot.downsample import downsample
 from paceline.rundir import RunDir
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
@@ -38,14 +38,14 @@ def training(tmp_path_factory) -> RunDir:
 
 
 def test_steps_that_were_lost_and_done_again_count_once(training: RunDir) -> None:
-    account = read_event_columns(training.events)
+    columns = read_event_columns(training.events)
     kept = [event for event in surviving(training.events) if event["event"] == "StepDone"]
     assert (
-        list(account.steps["step"])
+        list(columns.steps["step"])
         == [event["step"] for event in kept]
         == list(range(10, 6001, 10))
     )
-    assert list(account.steps["loss"]) == [event["loss"] for event in kept]
+    assert list(columns.steps["loss"]) == [event["loss"] for event in kept]
     run = facts(training)[0]
     starts = [
         (start["from_step"], start["step"], start["lost_steps"], start["ending"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from paceline.errors import ConfigError, did_you_mean
 from paceline.report.failure import ensure_failure_page
 from paceline.report.find_run import NamedRun, find_run
-from paceline.report.sanitize import harmless
+from paceline.terminal import plain
 from paceline.units import human_size
 
 HELP = "one HTML file that shows a run, or several: curves, times, ranks, restarts, settings"
@@ -53,10 +53,10 @@ def main(known: argparse.Namespace) -> int:
     with writing_to(path, "name another file with --to FILE"):
         make_private(path.absolute().parent)
         write_whole(path, page)
-    print(f"{harmless(str(path))} ({human_size(len(page))})")
+    print(f"{plain(str(path))} ({human_size(len(page))})")
     for target in targets:
         if ensure_failure_page(target):
-            print(f"{harmless(target.name)} failed: {harmless(str(target.folder.failure))}")
+            print(f"{plain(target.name)} failed: {plain(str(target.folder.failure))}")
     return 0
 
 

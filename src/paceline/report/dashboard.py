@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from paceline.plot.text import column_means as thinned
+from paceline.plot.text import is_steep
+from paceline.plot.text import text_curve as curve
 from paceline.report.jobs import GONE, UNKNOWN, RunJob
-from paceline.report.sanitize import fit
 from paceline.report.state import RunState
-from paceline.report.text_plot import curve, is_steep, thinned
 from paceline.telemetry.stragglers import IN_WORDS, in_words
+from paceline.terminal import fit
 from paceline.units import human_loss, human_size, human_time, short_time
 
 _LABEL = 7

@@ -27,8 +27,8 @@ from paceline.hang.verdict import HangVerdict, kept
 from paceline.launch.failure import Failure
 from paceline.report.failure_page import FailurePage
 from paceline.report.find_run import NamedRun
+from paceline.report.job_logs import first_end
 from paceline.report.jobs import jobs_of
-from paceline.report.srun_errors import first_end
 from paceline.report.state import is_held
 from paceline.rundir import RunDir, write_whole
 

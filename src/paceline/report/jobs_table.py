@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.report.jobs import GONE, RunJob
-from paceline.report.sanitize import harmless
 from paceline.report.state import RunState
+from paceline.terminal import plain
 from paceline.units import human_loss
 
 _HEAD = ("run", "jobs", "state", "step", "loss", "used", "left", "starts", "log")
@@ -22,7 +22,7 @@ def is_current(state: RunState) -> bool:
 
 def table_of(states: Sequence[RunState]) -> list[str]:
     """Return the rows as aligned lines, head first."""
-    rows = [_HEAD, *(tuple(map(harmless, _row(state))) for state in states)]
+    rows = [_HEAD, *(tuple(map(plain, _row(state))) for state in states)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

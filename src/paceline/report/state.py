@@ -17,8 +17,8 @@ from paceline.events import RunEnded, RunFailed
 from paceline.hang.verdict import HangVerdict, kept
 from paceline.report.find_run import NamedRun
 from paceline.report.history import History
+from paceline.report.job_logs import tail
 from paceline.report.jobs import RunJob, jobs_of, unknown_jobs
-from paceline.report.sanitize import tail
 from paceline.telemetry.heartbeat import Beat
 from paceline.telemetry.stragglers import Straggler, find_straggler, read_beats
 from paceline.world.timelimit import time_left
