@@ -21,7 +21,7 @@ from paceline.hang.verdict import HangVerdict, kept
 from paceline.report.failure import ensure_failure_page
 from paceline.report.failure_page import FailurePage
 from paceline.report.find_run import NamedRun, find_run
-from paceline.report.screen import say
+from paceline.terminal import say
 from paceline.report.state import is_held
 from paceline.rundir import RunDir
 
@@ -53,13 +53,12 @@ def main(known: argparse.Namespace) -> int:
     if known.json:
         print(json.dumps(_facts(target, records, verdict, page, alive=alive), indent=2))
     else:
-        say(
-            [
-                verdict.sentence,
-                *(line for record in records for line in _lines(record, whole=known.stacks)),
-            ]
-        )
-        say(["", *page.text().splitlines()] if page else [])
+        say(verdict.sentence)
+        for record in records:
+            for line in _lines(record, whole=known.stacks):
+                say(line)
+        if page:
+            say(f"\n{page.text().rstrip()}")
     return 1 if verdict.found or page else 0
 
 

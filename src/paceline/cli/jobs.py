@@ -11,8 +11,7 @@ from paceline.errors import ConfigError, did_you_mean
 from paceline.report.find_run import group_by_run
 from paceline.report.history import History
 from paceline.report.jobs import all_jobs
-from paceline.report.jobs_table import as_dicts, is_current, table_of
-from paceline.report.screen import say
+from paceline.report.jobs_table import as_dicts, is_current, print_jobs
 from paceline.report.state import RunState, state_of
 
 HELP = "my submitted runs, one line each across requeues: state, step, loss, time left, log"
@@ -34,7 +33,7 @@ def main(known: argparse.Namespace) -> int:
     if known.json:
         print(json.dumps({"runs": as_dicts(states)}, indent=2))
     elif states:
-        say(table_of(states))
+        print_jobs(states)
     else:
         print(
             "no runs were submitted in the last day; `paceline jobs --all` lists older ones, `paceline submit` starts one"

@@ -102,9 +102,8 @@ class _Axes:
             parts.append(tag("line", class_="grid", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y))
             parts.append(_text(_LEFT - 6, self.y(value) + 4, label(value), "end"))
         every = math.ceil(len(self.xs) / _MOST_X_LABELS)
-        for value in self.xs[::every]:
-            parts.append(_text(self.x(value), _HEIGHT - _BOTTOM + 18, x_label(value)))
-        return parts
+        below = _HEIGHT - _BOTTOM + 18
+        return parts + [_text(self.x(value), below, x_label(value)) for value in self.xs[::every]]
 
 
 def _line(line: Line, places: Sequence[Point]) -> list[Html]:

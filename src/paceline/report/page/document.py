@@ -88,9 +88,11 @@ def _curves(runs: Sequence[Run], charts: Charts) -> list[Html]:
     losses += _lines(runs, "metric_curves", "eval_loss", ", evaluation")
     shown = [charts.add("Loss", "mean of all ranks", losses, _not_finite(runs), first=True)]
     for name in metrics[:_MOST_CHARTS]:
-        shown.append(charts.add(name, "evaluation", _lines(runs, "metric_curves", name)))
+        lines = _lines(runs, "metric_curves", name)
+        shown.append(charts.add(name, "evaluation", lines))
     for name, title, unit in _CURVES:
-        shown.append(charts.add(title, unit, _lines(runs, "curves", name)))
+        lines = _lines(runs, "curves", name)
+        shown.append(charts.add(title, unit, lines))
     if len(metrics) > _MOST_CHARTS:
         more = f"{len(metrics) - _MOST_CHARTS} more metrics are in `paceline report --json`"
         shown.append(tag("p", more, class_="note"))

@@ -35,7 +35,8 @@ def rank_times_of(path: Path) -> dict[str, Any] | None:
     first_ranks = list(range(0, size, group))
     own_s = []
     for rank in first_ranks:
-        own_s.append([_slowest_of_group(sample, rank, group) for sample in samples])
+        row = [_slowest_of_group(sample, rank, group) for sample in samples]
+        own_s.append(row)
     return {"steps": [sample.step for sample in samples], "ranks": first_ranks, "own_s": own_s}
 
 
@@ -127,7 +128,8 @@ def _step_labels(steps: Sequence[int]) -> list[Html]:
     every = math.ceil(len(steps) / _LABELS)
     labels = []
     for place in range(every // 2, len(steps), every):
-        labels.append(axis_label("x", SIZE * (place + 0.5) / len(steps), label(steps[place])))
+        x = SIZE * (place + 0.5) / len(steps)
+        labels.append(axis_label("x", x, label(steps[place])))
     return labels
 
 

@@ -114,14 +114,15 @@ def scaling(run: Mapping[str, Any], charts: Charts) -> Html:
 def _study_table(study: Scaling, name: str) -> Html:
     rows = []
     for size in study.sizes:
-        rows.append(tag("tr", *(tag("td", cell, class_="n") for cell in row_of(size))))
+        cells = [tag("td", cell, class_="n") for cell in row_of(size)]
+        rows.append(tag("tr", *cells))
     head = tag("thead", tag("tr", *(tag("th", title, class_="n") for title in HEAD)))
-    cells = tag("table", head, tag("tbody", *rows), class_="plain figures")
+    body = tag("table", head, tag("tbody", *rows), class_="plain figures")
     notes = [tag("p", remark, class_="note") for remark in remarks(study)]
     how = tag("details", tag("summary", "How it was measured"), tag("p", method(study)))
     title = tag("h3", f"{study.kind.capitalize()} scaling")
     caption = tag("figcaption", title, tag("span", name, class_="unit"))
-    table = tag("div", cells, class_="scroll")
+    table = tag("div", body, class_="scroll")
     return tag("figure", caption, table, *notes, how, class_="chart wide")
 
 

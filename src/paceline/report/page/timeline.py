@@ -33,7 +33,8 @@ def timeline(runs: Sequence[Run]) -> Html:
     labels = []
     for seconds in time_ticks(longest_s):
         if seconds <= _LAST_LABEL * longest_s:
-            labels.append(axis_label("x", SIZE * seconds / longest_s, time_label(seconds)))
+            x = SIZE * seconds / longest_s
+            labels.append(axis_label("x", x, time_label(seconds)))
     unit = tag("span", "time since the first start", class_="unit")
     head = tag("figcaption", tag("h3", "Starts and checkpoints"), unit)
     axis = tag("div", *labels, class_="times")
