@@ -1,6 +1,6 @@
 """The programs of a lesson (python, torchrun, paceline) in processes that have torch already, forked by `paceline lesson`.
 
-As in warm.py, what is replaced is `exec` alone: the files that run are the lessons, and torchrun's agent is torch's.
+As in forkserver.py, what is replaced is `exec` alone: the files that run are the lessons, and torchrun's agent is torch's.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _AGENTS_OWN = (signal.SIGHUP, signal.SIGQUIT)
 
 def warm_programs() -> None:
     """Let the lessons of this process start their programs as forks of it."""
-    from paceline.course import attempt, play
+    from paceline.course import attempt, run_lesson
 
-    for module in (play, attempt):
+    for module in (run_lesson, attempt):
         module.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": Program})
 
 
