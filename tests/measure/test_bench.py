@@ -18,11 +18,11 @@ from support.program import paceline, started, wait_until
 from paceline.cli.main import run_verb
 from paceline.measure.bench_results import (
     Measurement,
-    Measured,
+    Timing,
     Mistake,
     as_dict,
     describe,
-    figures_of,
+    results_of,
 )
 from paceline.measure.bench_plan import OPERATIONS
 
@@ -125,7 +125,7 @@ def test_ranks_that_are_there_start_no_others(tmp_path: Path) -> None:
 
 def found_by(ranks: int, *, wrong: int = 0) -> Measurement:
     measured = [
-        Measured(name, size, 4, [2e-3, 1e-3, 9.0])
+        Timing(name, size, 4, [2e-3, 1e-3, 9.0])
         for name in OPERATIONS
         for size in (1_000_000, 4_000_000)
     ]
@@ -134,17 +134,17 @@ def found_by(ranks: int, *, wrong: int = 0) -> Measurement:
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
-    factors = {each.operation: each.bus_factor for each in figures_of(found_by(4))}
+    factors = {each.operation: each.bus_factor for each in results_of(found_by(4))}
     assert factors == {
         "all-reduce": 1.5, "tree": 1.5, "all-gather": 0.75, "reduce-scatter": 0.75, "all-to-all": 0.75, "pair": 1.0,
     }  # fmt: skip
-    row = figures_of(found_by(4))[0].rows[1]
+    row = results_of(found_by(4))[0].rows[1]
     assert (row.seconds, row.algbw_gb_per_s, row.busbw_gb_per_s) == (2e-3, 2.0, 3.0)
 
 
 def test_a_wrong_result_is_said_with_its_rank_and_number() -> None:
     found = found_by(4, wrong=3)
-    figures = figures_of(found)
+    figures = results_of(found)
     assert "WRONG: 3 of 100 results" in describe(found, figures)
     assert "rank 1: all-reduce of 1.0 MB, number 17: nothing instead of 5" in describe(
         found, figures

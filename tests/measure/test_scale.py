@@ -16,9 +16,9 @@ from paceline.launch.spec import module
 from paceline.measure import scaling
 from paceline.measure.efficiency import Scaling, Trial, sizes_of
 from paceline.measure.scaling_report import describe, plot_of, to_html, to_markdown
-from paceline.measure.recorded_step_times import Moment, StepPace, RecordedRun, pace_of
+from paceline.measure.recorded_step_times import RankStep, StepPace, RecordedRun, pace_of
 from paceline.measure.scaling_store import read_studies
-from paceline.report.page.saved_studies import scaling_of
+from paceline.report.page.studies import scaling_of
 from paceline.rundir import RunDir
 
 FACTS = {"nodes": 1, "sees_waits": True, "sees_ready": True}
@@ -61,12 +61,12 @@ def test_where_waits_are_hidden_the_end_of_a_step_is_compared_with_that_of_one_r
 
 
 def test_the_shares_of_a_step_are_those_of_its_ranks() -> None:
-    def step(begin: float, samples: int = 8) -> tuple[Moment, ...]:
-        quick = Moment(samples, begin, begin + 0.1, begin + 0.3, begin + 1.0, 0.5)
-        slow = Moment(samples, begin, begin + 0.3, begin + 0.7, begin + 1.0, 0.1)
+    def step(begin: float, samples: int = 8) -> tuple[RankStep, ...]:
+        quick = RankStep(samples, begin, begin + 0.1, begin + 0.3, begin + 1.0, 0.5)
+        slow = RankStep(samples, begin, begin + 0.3, begin + 0.7, begin + 1.0, 0.1)
         return quick, slow
 
-    warm = (Moment(8, 0, 5, 6, 9, 0), Moment(8, 0, 5, 6, 9, 0))
+    warm = (RankStep(8, 0, 5, 6, 9, 0), RankStep(8, 0, 5, 6, 9, 0))
     ran = RecordedRun(FACTS, ("cpu", "cpu"), [warm, step(10), step(20), step(30, samples=3)])
     found = pace_of(ran, warmup=1)
     assert (found.seconds, found.samples) == (pytest.approx(1.0), 8)
@@ -205,7 +205,7 @@ def test_a_folder_that_cannot_be_written_is_known_before_the_first_run(tmp_path:
 
 def test_secrets_among_the_words_do_not_reach_the_report(tmp_path: Path) -> None:
     ran = RecordedRun(
-        FACTS | {"ranks": 1, "gpu": "", "cores": 1}, ("cpu",), [(Moment(8, 0, 1, 2, 3, 0),)] * 3
+        FACTS | {"ranks": 1, "gpu": "", "cores": 1}, ("cpu",), [(RankStep(8, 0, 1, 2, 3, 0),)] * 3
     )
     runs = scaling._Runs(
         scaling.Study(module("x", "y"), ("hub_token=hf_1", "lr.base=1"), (1,), False, 1, 0, 3),

@@ -14,8 +14,9 @@ from paceline.cluster.allocation import allocation_from
 from paceline.errors import ConfigError
 from paceline.launch.spec import module
 from paceline.measure.bench_plan import OPERATIONS, BenchPlan, operations_from, sizes_from
-from paceline.measure.bench_results import Measurement, as_dict, binary_size, describe, figures_of
-from paceline.measure.plot import Line, Plot, to_svg
+from paceline.measure.bench_results import Measurement, as_dict, binary_size, describe, results_of
+from paceline.plot.line import LIGHT, Curve, Line
+from paceline.plot.svg_file import Plot, to_svg
 from paceline.rundir import make_private, write_whole, writing_to
 from paceline.world.detect import detect_world
 
@@ -110,12 +111,13 @@ def _start(plan: BenchPlan, known: argparse.Namespace) -> int:
 
 def _show(found: Measurement, known: argparse.Namespace) -> None:
     """Print the figures, and write them where that was asked for."""
-    figures = figures_of(found)
+    figures = results_of(found)
     title = f"bus bandwidth, {found.ranks} ranks, {found.gpu or found.device}, {found.backend}"
-    lines = [
-        Line(each.operation, [(row.size_bytes, row.busbw_gb_per_s) for row in each.rows])
-        for each in figures
-    ]
+    lines = []
+    for place, each in enumerate(figures):
+        sizes = [float(row.size_bytes) for row in each.rows]
+        curve = Curve.of(sizes, (row.busbw_gb_per_s for row in each.rows))
+        lines.append(Line(each.operation, place % len(LIGHT), curve))
     svg = to_svg(
         Plot(title, "message", "GB/s", lines, lambda size: binary_size(int(size)), log_y=True)
     )

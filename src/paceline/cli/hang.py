@@ -17,12 +17,12 @@ from paceline.hang.judge import judge, still_moving
 from paceline.hang.rank_report import RankReport, read_reports
 from paceline.hang.stacks import MAIN
 from paceline.hang.verdict import HangVerdict, format_ranks, read_verdict
-from paceline.report.failure import left_page
-from paceline.report.failure_page import Page
+from paceline.report.failure import ensure_failure_page
+from paceline.report.failure_page import FailurePage
 from paceline.report.find_run import NamedRun, find_run
-from paceline.report.screen import say
 from paceline.report.state import is_held
 from paceline.rundir import RunDir
+from paceline.terminal import say
 
 HELP = "which rank is stuck, where, and what the others wait for; how a run failed"
 
@@ -48,17 +48,16 @@ def main(known: argparse.Namespace) -> int:
     alive = is_held(target.folder.lock)
     records = _ask(target.folder) if alive else read_reports(target.folder)
     verdict = (None if alive else read_verdict(target.folder)) or _verdict(records)
-    page = None if alive else left_page(target)
+    page = None if alive else ensure_failure_page(target)
     if known.json:
         print(json.dumps(_facts(target, records, verdict, page, alive=alive), indent=2))
     else:
-        say(
-            [
-                verdict.sentence,
-                *(line for record in records for line in _lines(record, whole=known.stacks)),
-            ]
-        )
-        say(["", *page.text().splitlines()] if page else [])
+        say(verdict.sentence)
+        for record in records:
+            for line in _lines(record, whole=known.stacks):
+                say(line)
+        if page:
+            say(f"\n{page.text().rstrip()}")
     return 1 if verdict.found or page else 0
 
 
@@ -89,7 +88,7 @@ def _facts(
     target: NamedRun,
     records: Sequence[RankReport],
     verdict: HangVerdict,
-    page: Page | None,
+    page: FailurePage | None,
     *,
     alive: bool,
 ) -> dict[str, Any]:

@@ -20,9 +20,15 @@ from torch._C._distributed_c10d import HashStore
 
 from paceline.config import BatchConfig, RunConfig, TimeoutConfig
 from paceline.errors import EnvironmentUnfit
-from paceline.measure.bench_operations import MOST_RANKS, Operation, Run, Saw, make_operation
+from paceline.measure.bench_operations import (
+    MOST_RANKS,
+    Operation,
+    RunOperation,
+    Sawtooth,
+    make_operation,
+)
 from paceline.measure.bench_plan import ELEMENT_BYTES, BenchPlan
-from paceline.measure.bench_results import Measured, Measurement, Mistake
+from paceline.measure.bench_results import Measurement, Mistake, Timing
 from paceline.rundir import write_whole
 from paceline.world.collectives import all_gather_rows, sum_across, wire_device
 from paceline.world.device import choose_backend
@@ -76,7 +82,7 @@ class Case:
     """One operation at one size, and how long its batches took."""
 
     operation: Operation
-    run: Run
+    run: RunOperation
     messages: int = 1
     seconds: list[float] = field(default_factory=list)
     turn: int = 0
@@ -124,7 +130,7 @@ class Bench:
         largest = max(plan.sizes_bytes) // ELEMENT_BYTES + world.size
         try:
             self._saw, self._room = (
-                Saw(largest, world.size, self._device),
+                Sawtooth(largest, world.size, self._device),
                 Buffers(largest, self._device),
             )
         except (RuntimeError, MemoryError) as error:
@@ -160,7 +166,7 @@ class Bench:
         case.messages = min(wanted, _MOST, self._room.most(operation))
         return case
 
-    def _staged(self, operation: Operation) -> Run:
+    def _staged(self, operation: Operation) -> RunOperation:
         """Return the operation for memory of this rank's device, through the host where the backend wants that."""
         if self._wire == self._device or not operation.on_wire:
             return operation.run
@@ -239,7 +245,7 @@ class Bench:
         """Put together what all ranks know: the time of a batch is that of its slowest rank."""
         slowest = [self._of_all(case.seconds).max(0).values.tolist() for case in cases]
         measured = [
-            Measured(case.operation.name, case.operation.size_bytes, case.messages, seconds)
+            Timing(case.operation.name, case.operation.size_bytes, case.messages, seconds)
             for case, seconds in zip(cases, slowest, strict=True)
         ]
         checked, wrong = (

@@ -27,16 +27,16 @@ _GENERATOR = 2  # of all numbers below the period
 _OF_RANK, _OF_TURN = 17, 61
 
 
-def place(rank: int, turn: int) -> int:
+def offset_of(rank: int, turn: int) -> int:
     """Return where in the saw a rank's message begins; no rule that a wrong slice could follow by chance.
 
-    >>> len({place(rank, 3) for rank in range(2000)})
+    >>> len({offset_of(rank, 3) for rank in range(2000)})
     2000
     """
     return pow(_GENERATOR, _OF_RANK * rank + _OF_TURN * turn + 1, _PERIOD)
 
 
-class Saw:
+class Sawtooth:
     """The numbers that messages are cut from, and their sums over all ranks."""
 
     def __init__(self, elements: int, ranks: int, device: torch.device) -> None:
@@ -46,7 +46,7 @@ class Saw:
 
     def of(self, rank: int, turn: int, elements: int, skip: int = 0) -> Tensor:
         """Return what a rank sends in a turn, or the part of it after the first `skip` numbers."""
-        begin = (place(rank, turn) + skip) % _PERIOD
+        begin = (offset_of(rank, turn) + skip) % _PERIOD
         return self._long[begin : begin + elements]
 
     def sum_of_all(self, turn: int, elements: int, skip: int = 0) -> Tensor:
@@ -61,7 +61,7 @@ def _teeth(elements: int) -> int:
     return -(-elements // _PERIOD) + 1
 
 
-Run = Callable[[Tensor, Tensor], None]
+RunOperation = Callable[[Tensor, Tensor], None]
 """run(sent, received): one whole message, done when it returns or, on a GPU, when its stream has come so far."""
 
 
@@ -76,8 +76,8 @@ class Operation:
     """Numbers that each rank sends in."""
     received: int
     """Numbers that each rank gets."""
-    run: Run
-    right: Callable[[Saw, int], Tensor]
+    run: RunOperation
+    right: Callable[[Sawtooth, int], Tensor]
     """What this rank must get in a turn."""
     messages: int = 1
     """Messages, one after the other, that one run takes."""
@@ -117,7 +117,7 @@ def _tree(name: str, numbers: int, world: World, wire: torch.device) -> Operatio
     return replace(_whole(name, numbers, run), on_wire=False)
 
 
-def _whole(name: str, numbers: int, run: Run) -> Operation:
+def _whole(name: str, numbers: int, run: RunOperation) -> Operation:
     return Operation(
         name,
         numbers * ELEMENT_BYTES,
@@ -140,7 +140,7 @@ def _pair(name: str, numbers: int, world: World, wire: torch.device) -> Operatio
             dist.recv(received, peer)
             dist.send(sent, peer)
 
-    def right(saw: Saw, turn: int) -> Tensor:
+    def right(saw: Sawtooth, turn: int) -> Tensor:
         return saw.of(peer, turn, numbers)
 
     plays = world.size > 1 and world.rank in {0, last}
@@ -153,7 +153,7 @@ def _all_gather(name: str, piece: int, world: World) -> Operation:
     def run(sent: Tensor, received: Tensor) -> None:
         gather(received, sent).wait()
 
-    def right(saw: Saw, turn: int) -> Tensor:
+    def right(saw: Sawtooth, turn: int) -> Tensor:
         return torch.cat([saw.of(rank, turn, piece) for rank in range(world.size)])
 
     return Operation(
@@ -165,7 +165,7 @@ def _reduce_scatter(name: str, piece: int, world: World) -> Operation:
     def run(sent: Tensor, received: Tensor) -> None:
         dist.group.WORLD._reduce_scatter_base(received, sent).wait()  # type: ignore[union-attr,call-arg]  # noqa: SLF001 - as `gather`
 
-    def right(saw: Saw, turn: int) -> Tensor:
+    def right(saw: Sawtooth, turn: int) -> Tensor:
         return saw.sum_of_all(turn, piece, skip=world.rank * piece)
 
     return Operation(
@@ -179,7 +179,7 @@ def _all_to_all(name: str, piece: int, world: World) -> Operation:
     def run(sent: Tensor, received: Tensor) -> None:
         exchange(received, sent, pieces, pieces).wait()
 
-    def right(saw: Saw, turn: int) -> Tensor:
+    def right(saw: Sawtooth, turn: int) -> Tensor:
         return torch.cat(
             [saw.of(rank, turn, piece, skip=world.rank * piece) for rank in range(world.size)]
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 from paceline.launch.failure import RunFailed
 from paceline.launch.spec import LaunchSpec, Program
 from paceline.launch.supervisor import launch
-from paceline.measure.placement import only_looked_at
+from paceline.measure.placement import isolated_settings
 from paceline.measure.profile_shares import beat_of, shares_of
 from paceline.measure.profile_verdict import ProfileVerdict, as_dict, judge
 from paceline.measure.trace import RankTrace, merged, read_traces
@@ -35,7 +35,7 @@ def profile(
             "profile.to": str(measured),
             "profile.skip": window[0],
             "profile.steps": window[1],
-            **only_looked_at(Path(scratch)),
+            **isolated_settings(Path(scratch)),
         }
         failure = launch(LaunchSpec(target, ranks, tuple(arguments), settings))
         if failure is not None:
@@ -44,10 +44,10 @@ def profile(
         home = RunDir(_runs(arguments) / str(traces[0].facts["name"])).profile
         with writing_to(home):
             _keep(measured, make_private(home))
-        return judged(target.name, traces, home), home
+        return write_verdict(target.name, traces, home), home
 
 
-def judged(script: str, traces: Sequence[RankTrace], home: Path) -> ProfileVerdict:
+def write_verdict(script: str, traces: Sequence[RankTrace], home: Path) -> ProfileVerdict:
     """Write the merged trace and the verdict; return it."""
     facts = traces[0].facts
     beats = [beat_of(trace) for trace in traces]

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.measure.trace import Event, RankTrace
-from paceline.measure.trace_intervals import Spans, both, length, union, without
+from paceline.measure.trace_intervals import Spans, difference, intersection, length, union
 from paceline.telemetry.heartbeat import Beat
 from paceline.telemetry.phases import PHASES, PhaseTime
 
@@ -55,31 +55,40 @@ def _on_cpu(trace: RankTrace, window: Spans) -> tuple[Spans, Spans, Spans, Spans
     work = union([*_phase(trace, "forward"), *_phase(trace, "backward")])
     wait = _phase(trace, "wait")
     if work:
-        work = both(work, _spans(trace, lambda event: event.get("cat") == "cpu_op"))
+        work = intersection(work, _spans(trace, lambda event: event.get("cat") == "cpu_op"))
     else:  # slices of a model are sent in the midst of forward and backward
-        work = both(
+        work = intersection(
             wait, _spans(trace, lambda event: str(event.get("name", "")).startswith("aten::"))
         )
-        wait = without(both(wait, _spans(trace, _sends)), work)
+        wait = difference(intersection(wait, _spans(trace, _sends)), work)
     parts = work, wait, _phase(trace, "data"), _phase(trace, "optimizer")
-    compute, wait, data, update = (both(part, window) for part in parts)
+    compute, wait, data, update = (intersection(part, window) for part in parts)
     return compute, wait, data, update
 
 
 def _on_gpu(trace: RankTrace, window: Spans) -> tuple[Spans, Spans, Spans, Spans]:
-    sending = both(_spans(trace, lambda event: _is_kernel(event) and _sends(event)), window)
-    working = both(_spans(trace, lambda event: _is_kernel(event) and not _sends(event)), window)
-    updating = both(working, _spans(trace, _is_update))
-    idle = without(without(window, working), sending)
-    data = both(idle, _phase(trace, "data"))
-    wait = both(idle, _phase(trace, "wait")) if not sending else []  # gloo: messages are no kernels
-    return without(working, updating), union([*without(sending, working), *wait]), data, updating
+    sending = intersection(_spans(trace, lambda event: _is_kernel(event) and _sends(event)), window)
+    working = intersection(
+        _spans(trace, lambda event: _is_kernel(event) and not _sends(event)), window
+    )
+    updating = intersection(working, _spans(trace, _is_update))
+    idle = difference(difference(window, working), sending)
+    data = intersection(idle, _phase(trace, "data"))
+    wait = (
+        intersection(idle, _phase(trace, "wait")) if not sending else []
+    )  # gloo: messages are no kernels
+    return (
+        difference(working, updating),
+        union([*difference(sending, working), *wait]),
+        data,
+        updating,
+    )
 
 
 def _phase(trace: RankTrace, name: str) -> Spans:
     """Return when a rank was in a phase; garbage collections lie within others, and are not of them."""
     collections = union((begin, end) for phase, begin, end in trace.phases if phase == "gc")
-    return without(
+    return difference(
         union((begin, end) for phase, begin, end in trace.phases if phase == name), collections
     )
 

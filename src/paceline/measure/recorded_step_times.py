@@ -13,7 +13,7 @@ from paceline.errors import ConfigError
 from paceline.rundir import times_file
 
 
-class Moment(NamedTuple):
+class RankStep(NamedTuple):
     """One step of one rank; the times are of one clock on each node."""
 
     samples: int
@@ -56,7 +56,7 @@ class RecordedRun:
 
     facts: dict[str, Any]
     devices: tuple[str, ...]
-    steps: list[tuple[Moment, ...]]
+    steps: list[tuple[RankStep, ...]]
     """By step, the moments of all ranks."""
 
     @property
@@ -64,7 +64,7 @@ class RecordedRun:
         """Samples of the largest step."""
         return max(step[0].samples for step in self.steps)
 
-    def whole(self, warmup: int) -> list[tuple[Moment, ...]]:
+    def whole(self, warmup: int) -> list[tuple[RankStep, ...]]:
         """Return the steps after the warm-up; a short last step of an epoch does not count."""
         return [step for step in self.steps[warmup:] if step[0].samples == self.most_samples]
 
@@ -80,7 +80,7 @@ def read_run(folder: Path, ranks: int, name: str) -> RecordedRun:
                 fix="train with `paceline.Trainer`, which does when it is asked",
             )
         found.append(json.loads(file.read_text(encoding="utf-8")))
-    moments = [[Moment(*step) for step in each["steps"]] for each in found]
+    moments = [[RankStep(*step) for step in each["steps"]] for each in found]
     facts = {key: value for key, value in found[0].items() if key != "steps"}
     return RecordedRun(
         facts, tuple(each["device"] for each in found), list(zip(*moments, strict=True))
@@ -102,13 +102,13 @@ def pace_of(ran: RecordedRun, warmup: int) -> StepPace:
     )
 
 
-def _tail(steps: Sequence[Sequence[Moment]]) -> float:
+def _tail(steps: Sequence[Sequence[RankStep]]) -> float:
     return statistics.median(
         statistics.mean(moment.ended_s - moment.ready_s for moment in step) for step in steps
     )
 
 
-def _uneven(step: Sequence[Moment]) -> float:
+def _uneven(step: Sequence[RankStep]) -> float:
     """Return how long the ranks of a step waited for the last one to be ready; their clock is one."""
     last = max(moment.ready_s for moment in step)
     return sum(min(moment.waited_s, last - moment.ready_s) for moment in step)

@@ -16,7 +16,7 @@ from paceline.errors import ConfigError
 from paceline.launch.failure import RunFailed
 from paceline.launch.spec import Program
 from paceline.measure.efficiency import Scaling, Trial, sizes_of
-from paceline.measure.placement import only_looked_at, run_ranks
+from paceline.measure.placement import isolated_settings, run_ranks
 from paceline.measure.recorded_step_times import RecordedRun, StepPace, pace_of, read_run
 from paceline.redact import without_logins
 from paceline.version import VERSION
@@ -110,7 +110,7 @@ class _Runs:
         settings: dict[str, object] = {
             "record.times": str(home / "times"),
             "steps": self._study.warmup + self._study.steps,
-            **only_looked_at(home),
+            **isolated_settings(home),
         }
         if self._study.weak and self._batch is not None:
             batch = self._of_world(world)

@@ -7,7 +7,8 @@ from html import escape
 from typing import NamedTuple
 
 from paceline.measure.efficiency import GOOD, Scaling, Size
-from paceline.measure.plot import Line, Plot, to_svg
+from paceline.plot.line import Curve, Line
+from paceline.plot.svg_file import Plot, to_svg
 from paceline.units import human_size, short_time
 
 _ENOUGH = 3
@@ -106,12 +107,14 @@ def _how_often(scaling: Scaling) -> str:
 
 def plot_of(scaling: Scaling) -> str:
     """Return speed-up over ranks, beside what would be ideal and what is asked for, as SVG."""
-    first = scaling.sizes[0].ranks
-    measured = [(float(size.ranks), size.speedup) for size in scaling.sizes]
+    ranks = [float(size.ranks) for size in scaling.sizes]
+    ideal = [count / ranks[0] for count in ranks]
+    measured = Curve.of(ranks, (size.speedup for size in scaling.sizes))
+    required = Curve.of(ranks, (GOOD * value for value in ideal))
     lines = [
-        Line("measured", measured),
-        Line("ideal", [(x, x / first) for x, _ in measured], dashed=True),
-        Line(f"{GOOD:.0%} efficiency", [(x, GOOD * x / first) for x, _ in measured], dashed=True),
+        Line("measured", 0, measured),
+        Line("ideal", 7, Curve.of(ranks, ideal), dashed=True),
+        Line(f"{GOOD:.0%} efficiency", 6, required, dashed=True),
     ]
     return to_svg(Plot(f"{scaling.script}: {scaling.kind} scaling", "ranks", "speed-up", lines))
 

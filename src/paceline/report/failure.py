@@ -25,10 +25,10 @@ from paceline.hang.rank_report import RankReport, read_reports
 from paceline.hang.stacks import MAIN
 from paceline.hang.verdict import HangVerdict, read_verdict
 from paceline.launch.failure import Failure
-from paceline.report.failure_page import Page
+from paceline.report.failure_page import FailurePage
 from paceline.report.find_run import NamedRun
+from paceline.report.job_logs import first_end
 from paceline.report.jobs import jobs_of
-from paceline.report.srun_errors import first_end
 from paceline.report.state import is_held
 from paceline.rundir import RunDir, write_whole
 
@@ -40,7 +40,7 @@ _EXPLAIN = {
 }  # why gloo ended a task, which may be the one that did no wrong
 
 
-def page_of_launch(failure: Failure, resume: str) -> Page:
+def page_from_launch(failure: Failure, resume: str) -> FailurePage:
     """Return the page for a failure that the launcher saw, also where the rank itself could not say a word."""
     folder = RunDir(Path(failure.run))
     records = read_reports(folder)
@@ -81,7 +81,7 @@ def _of_rank(records: Sequence[RankReport], rank: int) -> RankReport | None:
     return next((record for record in records if record.rank == rank), None)
 
 
-def page_of(target: NamedRun) -> Page | None:
+def page_from_run(target: NamedRun) -> FailurePage | None:
     """Return the page of a run that failed and that nobody goes on with; nothing if it did not, or is not known to have."""
     folder = target.folder
     events = _events(folder)
@@ -137,7 +137,7 @@ def _own_words(first: RankReport | None) -> str:
 
 def _with_history(
     folder: RunDir, rank: int, how: str, words: str, records: Sequence[RankReport]
-) -> Page:
+) -> FailurePage:
     events = _events(folder)
     steps = [event for event in events if event["event"] == StepDone.__name__][-_STEPS:]
     saved_step, saved = _newest_checkpoint(folder, events)
@@ -146,7 +146,7 @@ def _with_history(
     held = verdict if verdict and verdict.cause not in {"none", "exception", "gone"} else None
     step = max([0, *(record.step for record in records), *(event["step"] for event in steps)])
     mine = _of_rank(records, rank)
-    return Page(
+    return FailurePage(
         str(folder.root.absolute()), rank, mine.node if mine else "", how, words, held.cause if held else "", held.sentence if held else "", step,
         tuple({name: event[name] for name in ("step", "loss", "samples_per_s")} for event in steps),
         saved, saved_step, "", _SAME_WAY,
@@ -205,7 +205,7 @@ def _slurm(target: NamedRun) -> str:
     return ""
 
 
-def leave(page: Page) -> None:
+def write_failure_page(page: FailurePage) -> None:
     """Write the page into the run's folder; the disk may be what failed, so it need not succeed."""
     folder = RunDir(Path(page.run))
     with contextlib.suppress(OSError):
@@ -213,20 +213,20 @@ def leave(page: Page) -> None:
         write_whole(folder.failure, page.text().encode(errors="replace"))
 
 
-def left_page(target: NamedRun) -> Page | None:
+def ensure_failure_page(target: NamedRun) -> FailurePage | None:
     """Return how a run failed, if it did, and leave the page in its folder if nobody has."""
-    page = page_of(target)
+    page = page_from_run(target)
     if page is not None and not page.written:
-        leave(page)
+        write_failure_page(page)
     return page
 
 
-def _left(folder: RunDir, since_s: float) -> Page | None:
+def _left(folder: RunDir, since_s: float) -> FailurePage | None:
     """Return the page of the last start, if it is there: who was there when it failed knows best."""
     try:
         if folder.failure_facts.stat().st_mtime < since_s:
             return None
         facts = json.loads(folder.failure_facts.read_text(encoding="utf-8"))
-        return Page(**(facts | {"steps": tuple(facts["steps"]), "written": True}))
+        return FailurePage(**(facts | {"steps": tuple(facts["steps"]), "written": True}))
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -17,8 +17,8 @@ from paceline.events import RunEnded, RunFailed
 from paceline.hang.verdict import HangVerdict, read_verdict
 from paceline.report.find_run import NamedRun
 from paceline.report.history import History
-from paceline.report.jobs import RunJob, jobs_of, unanswered
-from paceline.report.sanitize import tail
+from paceline.report.job_logs import tail
+from paceline.report.jobs import RunJob, jobs_of, unknown_jobs
 from paceline.telemetry.heartbeat import Beat
 from paceline.telemetry.stragglers import Straggler, find_straggler, read_beats
 from paceline.world.timelimit import time_left
@@ -102,7 +102,7 @@ class RunState:
         return facts | {"over": self.over}
 
 
-class Lookout:
+class RunWatcher:
     """Looks at a run again and again, cheaply: of the events only what is new, at the queue only now and then."""
 
     def __init__(self, target: NamedRun, queue_every_s: float = 10.0) -> None:
@@ -131,7 +131,7 @@ class Lookout:
         try:
             self._jobs, self._queue_problem = tuple(jobs_of(self._target.jobs)), ""
         except EnvironmentUnfit as error:
-            self._jobs, self._queue_problem = tuple(unanswered(self._target.jobs)), error.problem
+            self._jobs, self._queue_problem = tuple(unknown_jobs(self._target.jobs)), error.problem
 
 
 def state_of(

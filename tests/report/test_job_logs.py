@@ -1,4 +1,4 @@
-"""Can a foreign text move the cursor, or leave its line?"""
+"""Can text from a log move the cursor, or leave its line?"""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
-from paceline.report.text_plot import curve
-from paceline.report.sanitize import fit, harmless, tail
+from paceline.plot.text import text_curve
+from paceline.report.job_logs import tail
+from paceline.terminal import fit, plain
 
 HOSTILE = st.text(
     st.characters() | st.sampled_from("\x1b[]()0123;mHJK?\x07\x08\r\n\x9b\x9d\x9c\u202e\u2028\\")
@@ -19,15 +21,14 @@ HOSTILE = st.text(
 
 @given(HOSTILE)
 def test_nothing_is_left_that_a_terminal_obeys(text: str) -> None:
-    shown = harmless(text)
+    shown = plain(text)
     assert not {unicodedata.category(letter) for letter in shown} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
-    assert harmless(shown) == shown
+    assert plain(shown) == shown
 
 
 @given(HOSTILE, st.integers(0, 40))
 def test_a_line_is_never_wider_than_it_may_be(text: str, width: int) -> None:
-    wide = sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in fit(text, width) if not unicodedata.combining(letter))  # fmt: skip
-    assert wide <= width
+    assert cell_len(fit(text, width)) <= width
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_the_tail_of_a_large_log_without_any_line_end_and_of_none(tmp_path: Path
 def test_a_curve_has_its_size_whatever_the_losses(
     values: list[float], width: int, height: int
 ) -> None:
-    rows = curve(values, width, height)
+    rows = text_curve(values, width, height)
     assert len(rows) == height
     assert len({len(row) for row in rows}) == 1
     assert len(rows[0]) <= width
