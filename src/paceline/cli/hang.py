@@ -21,9 +21,9 @@ from paceline.hang.verdict import HangVerdict, kept
 from paceline.report.failure import ensure_failure_page
 from paceline.report.failure_page import FailurePage
 from paceline.report.find_run import NamedRun, find_run
-from paceline.terminal import say
 from paceline.report.state import is_held
 from paceline.rundir import RunDir
+from paceline.terminal import say
 
 HELP = "which rank is stuck, where, and what the others wait for; how a run failed"
 

@@ -118,7 +118,9 @@ def _size(text: str) -> int:
     size = int(match[1]) * _UNITS[match[2]]
     if size > _MOST_BYTES:
         most = f"{_MOST_BYTES >> 30}GiB"
-        raise ConfigError(f"--sizes: must be at most {most}, got {text}", fix=f"give {most} or less")
+        raise ConfigError(
+            f"--sizes: must be at most {most}, got {text}", fix=f"give {most} or less"
+        )
     if size < ELEMENT_BYTES:
         raise ConfigError(
             f"--sizes: must be at least {ELEMENT_BYTES} bytes (one float32), got {text}",

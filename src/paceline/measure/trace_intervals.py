@@ -22,7 +22,9 @@ def union(spans: Iterable[tuple[float, float]]) -> Spans:
     return merged
 
 
-def intersection(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]) -> Spans:
+def intersection(
+    first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]
+) -> Spans:
     """Return the time that is in both of two unions.
 
     >>> intersection([(0, 4), (6, 9)], [(1, 2), (3, 7)])
@@ -41,7 +43,9 @@ def intersection(first: Sequence[tuple[float, float]], second: Sequence[tuple[fl
     return common
 
 
-def difference(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]) -> Spans:
+def difference(
+    first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]
+) -> Spans:
     """Return the time that is in the first union and not in the second.
 
     >>> difference([(0, 4), (6, 9)], [(1, 2), (3, 7)])
