@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,10 +22,10 @@ from paceline.measure.bench_results import (
     Timing,
     Mistake,
     as_dict,
-    describe,
     results_of,
 )
 from paceline.measure.bench_plan import OPERATIONS
+from paceline.measure.bench_table import print_results
 
 SHORT = ("--sizes", "1KiB,64KiB", "--seconds", "0", "--device", "cpu")
 
@@ -77,7 +78,7 @@ def test_under_torchrun_it_measures_the_ranks_that_are_there(tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("2 ranks on 1 node, cpu, gloo") == 1
-    assert done.stdout.count("results were right") == 1
+    assert done.stdout.count("results were correct") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
@@ -96,12 +97,15 @@ def test_a_bench_that_is_told_to_go_leaves_nothing(tmp_path: Path, number: signa
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--sizes", "4000GiB"], "4000GiB is more than any message\n  fix: give at most 64GiB"),
-        (["--sizes", "1"], "less than one number"),
-        (["--sizes", "2MB:1MB"], "goes from large to small"),
+        (
+            ["--sizes", "4000GiB"],
+            "--sizes: must be at most 64GiB, got 4000GiB\n  fix: give 64GiB or less",
+        ),
+        (["--sizes", "1"], "must be at least 4 bytes (one float32), got 1\n"),
+        (["--sizes", "2MB:1MB"], "the first size is larger than the last"),
         (
             ["--ops", "all-reduced"],
-            "there is no operation 'all-reduced'\n  fix: did you mean all-reduce?",
+            "unknown operation 'all-reduced'\n  fix: did you mean all-reduce?",
         ),
     ],
 )
@@ -142,13 +146,16 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
     assert (row.seconds, row.algbw_gb_per_s, row.busbw_gb_per_s) == (2e-3, 2.0, 3.0)
 
 
-def test_a_wrong_result_is_said_with_its_rank_and_number() -> None:
+def test_a_wrong_result_is_said_with_its_rank_and_number(capsys) -> None:
     found = found_by(4, wrong=3)
-    figures = results_of(found)
-    assert "WRONG: 3 of 100 results" in describe(found, figures)
-    assert "rank 1: all-reduce of 1.0 MB, number 17: nothing instead of 5" in describe(
-        found, figures
-    )
-    told = json.loads(json.dumps(as_dict(found, figures, ""), allow_nan=False))
+    results = results_of(found)
+    print_results(found, results)
+    out = capsys.readouterr().out
+    assert "WRONG: 3 of 100 results" in out
+    assert "rank 1: all-reduce of 1.0 MB, element 17: got nothing, expected 5" in out
+    assert re.search(r"(?m)^tree +time +fastest +slowest +algbw GB/s +busbw GB/s$", out)
+    assert re.search(r"(?m)^4.0 MB +2,000 us +1,000 us +9,000 ms +2 +3  █{24}$", out)
+    assert "fit error: median 50 %, worst 50 %" in out
+    told = json.loads(json.dumps(as_dict(found, results, ""), allow_nan=False))
     assert (told["right"], told["mistakes"][0]["found"]) == (False, None)
     assert Measurement.from_json(found.as_json()).mistakes[0].rank == 1

@@ -175,7 +175,7 @@ def test_a_damaged_profile_is_an_error_with_a_way_out(
 
 
 def test_a_run_that_was_too_short_is_an_error_with_a_way_out(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentUnfit, match="rank 0 has left no profile"):
+    with pytest.raises(EnvironmentUnfit, match="rank 0 wrote no profile"):
         read_traces(make_private(tmp_path / "empty"))
 
 

@@ -184,7 +184,9 @@ def test_a_frame_fits_its_terminal_whatever_a_log_says(
     )  # fmt: skip
     lines = lines_of(found, width, height)
     assert len(lines) <= height
-    assert all(cell_len(line) <= width and "\x1b" not in line and "\n" not in line for line in lines)
+    assert all(
+        cell_len(line) <= width and "\x1b" not in line and "\n" not in line for line in lines
+    )
 
 
 def test_the_state_is_json_with_null_for_what_is_no_number(tmp_path: Path) -> None:

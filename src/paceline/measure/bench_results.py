@@ -132,9 +132,9 @@ def _row(timing: Timing, factor: float) -> Row:
 
 def as_dict(measurement: Measurement, results: Sequence[BenchResults], svg: str) -> dict[str, Any]:
     """Return everything with the keys of docs/bench.md."""
-    mistakes = []
-    for mistake in measurement.mistakes:
-        mistakes.append(asdict(mistake) | {"found": _or_none(mistake.found)})
+    mistakes = [
+        asdict(mistake) | {"found": _or_none(mistake.found)} for mistake in measurement.mistakes
+    ]
     return {
         "right": not measurement.wrong,
         **{name: getattr(measurement, name) for name in _IN_JSON},

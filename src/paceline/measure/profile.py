@@ -1,4 +1,4 @@
-"""Where does the time of a training go? Runs some steps of it, merges what the ranks traced, and judges."""
+"""Profile some steps of a training on all ranks, merge the traces, and find the causes of its step time."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ TRACE_FILE = "trace.json.gz"
 def profile(
     target: Program, ranks: int, window: tuple[int, int], arguments: Sequence[str]
 ) -> tuple[ProfileVerdict, Path]:
-    """Run a target for a window of (steps before, steps measured); return the verdict and the folder that holds it.
+    """Train for a window of (steps skipped, steps measured); return the verdict and its folder.
 
-    The training itself is done in a folder that goes away: it neither goes on from a run nor changes one.
+    The training runs in a temporary folder: it neither resumes nor changes a run.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-profile-") as scratch:
         measured = Path(scratch) / "profile"
@@ -48,7 +48,7 @@ def profile(
 
 
 def write_verdict(script: str, traces: Sequence[RankTrace], home: Path) -> ProfileVerdict:
-    """Write the merged trace and the verdict; return it."""
+    """Judge the traces of all ranks; write the merged trace and the verdict."""
     facts = traces[0].facts
     beats = [beat_of(trace) for trace in traces]
     slow = find_straggler(beats, int(facts["lanes"]), len(traces))
@@ -66,7 +66,7 @@ def write_verdict(script: str, traces: Sequence[RankTrace], home: Path) -> Profi
 
 
 def _keep(measured: Path, home: Path) -> None:
-    """Keep what the ranks wrote, in place of an earlier profile."""
+    """Copy the files of the ranks, in place of an earlier profile."""
     shutil.rmtree(home / TENSORBOARD, ignore_errors=True)
     for old in home.glob("rank-*.json"):
         old.unlink()
@@ -76,13 +76,13 @@ def _keep(measured: Path, home: Path) -> None:
 
 
 def _runs(arguments: Sequence[str]) -> Path:
-    """Return the folder of runs that the words of a training name.
+    """Return the folder of runs that the arguments of a training name.
 
     >>> _runs(["epochs=3", "runs=/data/runs"]), _runs(["--runs", "x"]), _runs([])
     (PosixPath('/data/runs'), PosixPath('x'), PosixPath('runs'))
     """
-    for number, word in enumerate(arguments):
-        name, equals, value = word.lstrip("-").partition("=")
+    for number, argument in enumerate(arguments):
+        name, equals, value = argument.lstrip("-").partition("=")
         if name == "runs" and (equals or number + 1 < len(arguments)):
             return Path(value if equals else arguments[number + 1])
     return Path("runs")

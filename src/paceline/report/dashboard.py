@@ -49,12 +49,14 @@ Row = tuple[str, "str | RenderableType"]
 
 def print_state(state: RunState) -> None:
     """Print the state once: wrapped on a terminal, one line per row elsewhere."""
-    _replace_unknown_characters()
     if sys.stdout.isatty():
+        _replace_unknown_characters()
         out = console()
         out.print(frame(state, out, _ALL_ROWS))
-    else:
-        print("\n".join(lines_of(state)), flush=True)
+        return
+    encoding = sys.stdout.encoding or "utf-8"
+    text = "\n".join(lines_of(state)).encode(encoding, "replace").decode(encoding)
+    print(text, flush=True)
 
 
 def follow(watcher: RunWatcher, every_s: float) -> None:
