@@ -16,7 +16,7 @@ def joined_mark(meeting: Path, rank: int) -> Path:
     return meeting.with_name(f"joined-{rank:04d}")
 
 
-def heeds_mark(meeting: Path, rank: int) -> Path:
+def graceful_stop_mark(meeting: Path, rank: int) -> Path:
     """Return the file by which a rank says that it saves before it stops, and is to be waited for."""
     return meeting.with_name(f"heeds-{rank:04d}")
 

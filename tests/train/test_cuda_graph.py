@@ -63,7 +63,7 @@ def lanes_added(config, world) -> list[float]:
             if lane is not step.lanes[-1]:
                 add.after_lane()
         if world.size > 1:
-            add.bring_back(add.left(), notes)
+            add.load_lanes(add.lane_gradients(), notes)
         total = add.finish()
         found += [
             total.loss,

@@ -50,7 +50,7 @@ class EarlyNotice:
     """
 
     def __init__(self) -> None:
-        self.told = ""
+        self.stop_signal = ""
         self.failing = False
 
     def listen(self, leave: Callable[[], None]) -> None:
@@ -58,7 +58,7 @@ class EarlyNotice:
 
         def heed(number: int, frame: FrameType | None) -> None:
             if self.failing or _have_met():
-                self.told = signal.Signals(number).name
+                self.stop_signal = signal.Signals(number).name
             else:
                 leave()
 

@@ -41,7 +41,7 @@ class _Rank:
     output: RankOutput
     failure_file: Path
     joined_mark: Path
-    heeds_mark: Path
+    graceful_stop_mark: Path
     ended_s: float = 0.0
     told_to_stop: bool = False
 
@@ -150,7 +150,7 @@ def _start(spec: LaunchSpec, number: int, folder: Path, screen: TextIO | None) -
     )
     meeting = folder / MEETING_FILE
     output = RankOutput(number, spec.size, screen)
-    marks = handover.joined_mark(meeting, number), handover.heeds_mark(meeting, number)
+    marks = handover.joined_mark(meeting, number), handover.graceful_stop_mark(meeting, number)
     return _Rank(number, process, output, failure_file, *marks)
 
 
@@ -209,7 +209,11 @@ def _patience(ranks: list[_Rank], signals: StopSignals) -> float:
     running = [rank for rank in ranks if not rank.ended_s]
     _tell_to_stop([rank for rank in running if not rank.told_to_stop])
     leaving = any(rank.process.returncode == STOPPED for rank in ranks)
-    return _SAVE_S if leaving or all(rank.heeds_mark.exists() for rank in running) else _GRACE_S
+    return (
+        _SAVE_S
+        if leaving or all(rank.graceful_stop_mark.exists() for rank in running)
+        else _GRACE_S
+    )
 
 
 def _tell_to_stop(ranks: list[_Rank]) -> None:

@@ -127,7 +127,7 @@ class CudaGraphStep(OptimizerStep):
             return recording
         update = torch.cuda.CUDAGraph()
         assert isinstance(self._sum, ReduceAfterBackward)
-        left = self._sum.left()
+        left = self._sum.lane_gradients()
         with self._recording(update):
             self._apply()
         return recording._replace(update=update, left=left)
@@ -182,7 +182,7 @@ class CudaGraphStep(OptimizerStep):
             for pair in zip(step.lanes, recording.losses.tolist(), strict=True)
         ]
         notes[-1] = notes[-1]._replace(save=asked.save, stop=asked.stop)
-        self._sum.bring_back(recording.left, notes)
+        self._sum.load_lanes(recording.left, notes)
         total = self._sum.finish()
         recording.update.replay()
         return total

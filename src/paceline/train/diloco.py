@@ -61,7 +61,7 @@ class _Place(NamedTuple):
 class DilocoStep(OptimizerStep):
     """A step of every replica, each on its lanes; after `local_sgd.steps` of them, at the end of an epoch and of the run, they meet."""
 
-    _walks_apart = True
+    _is_local_sgd = True
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class DilocoStep(OptimizerStep):
         ]
         self._mean_way = OuterGradient(world, config)
         self._apart = False
-        self._seat(self._common)
+        self._swap_in(self._common)
 
     def __call__(self, step: RankBatch, asks: Callable[[], RankRequests] | None = None) -> Note:
         """Let this rank's replicas take a step, one after the other; where all meet after it, meet."""
@@ -106,15 +106,15 @@ class DilocoStep(OptimizerStep):
                 total = total.plus(note._replace(loss=round(float(note.loss) * _GRID) / _GRID))
         if asks is not None:
             total = total.asking(asks())
-        self.met = self._meets_after(step.plan)
-        self._apart = not self.met
-        if self.met:
+        self.synchronized = self._meets_after(step.plan)
+        self._apart = not self.synchronized
+        if self.synchronized:
             with self.clock.waiting():
                 self._meet()
         return total
 
     @property
-    def knows_all(self) -> bool:
+    def totals_are_global(self) -> bool:
         """Whether a step's note is the sum over all ranks: only if there is no other."""
         return self._world.size == 1
 
@@ -167,7 +167,7 @@ class DilocoStep(OptimizerStep):
 
         problems += load_state(self._model, self._outer, common(), {})
         if not self._apart:
-            self._set_out()
+            self._reset_replicas()
             return problems
         return problems + [
             f"{name} of replica {number} was not saved"
@@ -202,22 +202,22 @@ class DilocoStep(OptimizerStep):
             parameter.grad = way
         self._outer.step()
         drop_gradients(self._trainable)
-        self._set_out()
+        self._reset_replicas()
 
-    def _set_out(self) -> None:
+    def _reset_replicas(self) -> None:
         for replica in self._replicas:
             torch._foreach_copy_(replica.weights, self._common.weights)
 
     @contextlib.contextmanager
     def _turn_of(self, replica: Replica) -> Iterator[None]:
         """Let model and optimizer be those of a replica for a while."""
-        self._seat(replica)
+        self._swap_in(replica)
         try:
             yield
         finally:
-            self._seat(self._common)
+            self._swap_in(self._common)
 
-    def _seat(self, replica: Replica) -> None:
+    def _swap_in(self, replica: Replica) -> None:
         for parameter, value in zip(self._trainable, replica.weights, strict=True):
             parameter.data = value
         self._optimizer.state = replica.memory

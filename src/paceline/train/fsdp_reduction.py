@@ -135,7 +135,7 @@ class ShardedTree:
     """The lane sum of a sharded model, along the tree."""
 
     scale = 1.0
-    knows_all = True
+    totals_are_global = True
 
     def __init__(
         self, model: nn.Module, parameters: list[nn.Parameter], lanes: int, world: World

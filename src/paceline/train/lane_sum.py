@@ -86,7 +86,7 @@ class LaneSum(Protocol):
 
     scale: float
     """What the gradient of every lane must be multiplied with beforehand."""
-    knows_all: bool
+    totals_are_global: bool
     """Whether `finish` returns sums over all ranks, at no cost of its own."""
     idle: int
     """Lanes that this rank must run before its own, only so that others get its part of the weights."""
@@ -117,7 +117,7 @@ class TreeStack:
         self._merges = merges_after(share(lanes, rank, size), lanes)
         self.gradients: list[list[Tensor]] = []
         self.notes: list[Note] = []
-        self.owed = 0
+        self.pending_additions = 0
         """Additions that the lane under way still owes to the newest sums."""
 
     def clear(self) -> None:
@@ -128,11 +128,13 @@ class TreeStack:
 
     def before_lane(self, note: Note) -> None:
         """Add a lane's note, and let its backward add to its sibling's gradients where that is due."""
-        self.owed = self._merges[self._lane]
+        self.pending_additions = self._merges[self._lane]
         self._lane += 1
-        self._add_note(note, self.owed)
-        if self.owed:  # backward adds in place, which are the bits of the tree's own addition
-            self.owed -= 1
+        self._add_note(note, self.pending_additions)
+        if (
+            self.pending_additions
+        ):  # backward adds in place, which are the bits of the tree's own addition
+            self.pending_additions -= 1
             for parameter, sibling in zip(self.parameters, self.gradients.pop(), strict=True):
                 parameter.grad = sibling
         else:
@@ -153,7 +155,7 @@ class TreeStack:
     def after_lane(self) -> None:
         """Take one lane's gradients out of the parameters."""
         newest = gradients_of(self.parameters)
-        for _ in range(self.owed):
+        for _ in range(self.pending_additions):
             torch._foreach_add_(newest, self.gradients.pop())
         self.gradients.append(newest)
 
@@ -162,7 +164,7 @@ class LocalTree:
     """The fixed tree in a world of one rank."""
 
     scale = 1.0
-    knows_all = True
+    totals_are_global = True
     idle = 0
 
     def __init__(self, parameters: list[nn.Parameter], lanes: int) -> None:
@@ -173,7 +175,7 @@ class LocalTree:
 
     def finish(self) -> Note:
         """Add what the last lane still owes; the sum is in the parameters."""
-        for _ in range(self._stack.owed):
+        for _ in range(self._stack.pending_additions):
             torch._foreach_add_(gradients_of(self._stack.parameters), self._stack.gradients.pop())
         return self._stack.notes[0]
 
@@ -188,7 +190,7 @@ class FreeSum:
     idle = 0
 
     def __init__(self, parameters: list[nn.Parameter], world: World) -> None:
-        self.knows_all = world.size == 1
+        self.totals_are_global = world.size == 1
         self.scale = float(world.size)  # DDP divides by the number of ranks; a sum is wanted
         self._parameters = parameters
         self._world = world

@@ -58,13 +58,18 @@ class Lifeline:
         optimizer: torch.optim.Optimizer,
         batches: Batches,
         config: RunConfig,
-        take: OptimizerStep,
+        optimizer_step: OptimizerStep,
         meters: Mapping[str, Meter],
         emit: Callable[[Event], None],
         claim: Claim | None = None,
     ) -> None:
         self._world, self._model, self._optimizer, self._config = world, model, optimizer, config
-        self._batches, self._take, self._meters, self._emit = batches, take, meters, emit
+        self._batches, self._optimizer_step, self._meters, self._emit = (
+            batches,
+            optimizer_step,
+            meters,
+            emit,
+        )
         self._claim, self._claim_looked_at = claim, 0.0
         home = RunDir.of(config).checkpoints
         self._storage = open_storage(home, config.checkpoint.to, config.name)
@@ -90,14 +95,17 @@ class Lifeline:
         agree_s = AGREE_APART_S if config.local_sgd.steps else AGREE_S
         self.size_bytes = sum(
             value.nbytes
-            for value in {**dict(named_state(model, optimizer)), **take.own_state()}.values()
+            for value in {
+                **dict(named_state(model, optimizer)),
+                **optimizer_step.own_state(),
+            }.values()
         )
         self.request = StopRequest(
             self._deadline() if world.is_main else math.inf,
             self.size_bytes,
-            0.0 if take.knows_all else agree_s,
+            0.0 if optimizer_step.totals_are_global else agree_s,
         )
-        self._agreement = Agreement(take, agree_s)
+        self._agreement = Agreement(optimizer_step, agree_s)
         self._saved_step = -1
         self._prepared = False
         self._step_begun = time.monotonic()
@@ -106,7 +114,9 @@ class Lifeline:
     def listening(self) -> Iterator[None]:
         """Take signals as requests to save and stop; whatever ends the run, a save under way is given its time."""
         if self._world.launcher_file is not None:
-            handover.heeds_mark(self._world.launcher_file, self._world.rank).touch(mode=0o600)
+            handover.graceful_stop_mark(self._world.launcher_file, self._world.rank).touch(
+                mode=0o600
+            )
             if self._world.local_rank == 0:
                 folder = str(RunDir.of(self._config).root.absolute())
                 write_whole(
@@ -140,7 +150,7 @@ class Lifeline:
         """Keep all checkpoints aside, once: a later start of the same launch or job goes on from those of the earlier ones."""
         mark = RunDir.of(self._config).started_over
         if (
-            self._world.again
+            self._world.is_restart
             and mark.exists()
             and mark.read_text(encoding="utf-8") == self._world.launch
         ):
@@ -149,9 +159,9 @@ class Lifeline:
             self._storage.set_aside(step)
         write_whole(mark, self._world.launch.encode())
 
-    def take(self, step: Any) -> Note:
+    def optimizer_step(self, step: Any) -> Note:
         """Take one step, and ask with it for what this rank wants."""
-        return self._take(step, self._asks)
+        return self._optimizer_step(step, self._asks)
 
     def _asks(self) -> RankRequests:
         self._check_claim()
@@ -173,7 +183,7 @@ class Lifeline:
         if not self._prepared:
             self._prepared = True
             self._saver.prepare(
-                dict(named_state(self._model, self._optimizer)), self._take.own_state()
+                dict(named_state(self._model, self._optimizer)), self._optimizer_step.own_state()
             )
         step_s = (
             time.monotonic() - self._step_begun
@@ -197,12 +207,14 @@ class Lifeline:
             files={},
             metrics=dict(metrics),
             values={
-                "meters": {name: meter.state(self._take) for name, meter in self._meters.items()},
-                "numbers": self._take.numbers(),
+                "meters": {
+                    name: meter.state(self._optimizer_step) for name, meter in self._meters.items()
+                },
+                "numbers": self._optimizer_step.numbers(),
                 "optimizer": optimizer_facts(self._optimizer),
                 "dataset_samples": self._batches.plan.samples,
                 "world_size": self._world.size,
-                "precision": self._take.precision.state(),
+                "precision": self._optimizer_step.precision.state(),
             },
             config=dict(flatten(self._config)),
             versions={
@@ -212,7 +224,7 @@ class Lifeline:
             },
         )
         self._saver.save(
-            dict(named_state(self._model, self._optimizer)), draft, self._take.own_state()
+            dict(named_state(self._model, self._optimizer)), draft, self._optimizer_step.own_state()
         )
 
     def finish(self, *, in_time: bool = False) -> None:
@@ -253,7 +265,7 @@ class Lifeline:
                 f"{self._storage.where(found.step)} holds {replicas[0]} replicas that walk apart, and {replicas[1]} are wanted",
                 fix="set local_sgd.steps and local_sgd.replicas as they were, or give this run another name=",
             )
-        problems = self._take.load(saved, found.values["numbers"])
+        problems = self._optimizer_step.load(saved, found.values["numbers"])
         kinds = [
             facts["optimizer"]
             for facts in (found.values["optimizer"], optimizer_facts(self._optimizer))
@@ -265,10 +277,11 @@ class Lifeline:
                 f"{self._storage.where(found.step)} is of another model: {_some(problems)}",
                 fix="build model and optimizer as they were, or give this run another name=",
             )
-        self._take.precision.restore(found.values.get("precision", []))
+        self._optimizer_step.precision.restore(found.values.get("precision", []))
         for name, meter in self._meters.items():
             meter.restore(
-                found.values["meters"][name], mine=self._take.knows_all or self._world.is_main
+                found.values["meters"][name],
+                mine=self._optimizer_step.totals_are_global or self._world.is_main,
             )
 
     def _refuse_another_training(self, found: Manifest) -> None:

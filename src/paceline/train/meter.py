@@ -45,18 +45,18 @@ class Meter:
         while len(self._late) > left:
             self._loss += float(self._late.popleft())
 
-    def close(self, take: OptimizerStep) -> tuple[float, float]:
+    def close(self, optimizer_step: OptimizerStep) -> tuple[float, float]:
         """Return mean loss and samples per second over all ranks, and start anew. Every rank must call this."""
         self.settle()
-        total = take.total(Note(self._loss, self._counted))
+        total = optimizer_step.total(Note(self._loss, self._counted))
         rate = self._samples / max(1e-9, time.perf_counter() - self._begun)
         self.restart()
         return float(total.loss) / total.counted, rate
 
-    def state(self, take: OptimizerStep) -> list[float]:
+    def state(self, optimizer_step: OptimizerStep) -> list[float]:
         """Return the sums so far, over all ranks, for a checkpoint. Every rank must call this."""
         self.settle()
-        total = take.total(Note(self._loss, self._counted))
+        total = optimizer_step.total(Note(self._loss, self._counted))
         return [float(total.loss), total.counted]
 
     def restore(self, state: list[float], *, mine: bool) -> None:

@@ -26,18 +26,27 @@ class Observers:
     """Hear from the loop what happens when; none of them changes what is trained."""
 
     def __init__(
-        self, world: World, config: RunConfig, take: OptimizerStep, emit: Callable[[Event], None]
+        self,
+        world: World,
+        config: RunConfig,
+        optimizer_step: OptimizerStep,
+        emit: Callable[[Event], None],
     ) -> None:
-        self._world, self._config, self._take, self._emit = world, config, take, emit
+        self._world, self._config, self._optimizer_step, self._emit = (
+            world,
+            config,
+            optimizer_step,
+            emit,
+        )
         self._directory = RunDir.of(config)
         beats = self._directory.beat(0).parent.absolute()
         kept = RankTimes(self._directory.rank_times.absolute(), world.size)
         self._slow = StragglerWatch(beats, config.batch.lanes, world.size, time.time(), kept.add)
         look = self._slow.look if world.is_main and world.size > 1 else lambda: None
-        self._heart = Heartbeat(self._directory, world, clock=take.clock, after_beat=look)
+        self._heart = Heartbeat(self._directory, world, clock=optimizer_step.clock, after_beat=look)
         self._pulse = pulse_of(config)
         self._times = StepTimes(config, world)
-        self._profiling = Profiling(config, world, take.clock)
+        self._profiling = Profiling(config, world, optimizer_step.clock)
         self._saving_s = 0.0
 
     @contextlib.contextmanager
@@ -54,7 +63,7 @@ class Observers:
 
     def step_taken(self, samples: int) -> None:
         """Hear that the weights are new."""
-        self._times.step_done(samples, self._take.ready)
+        self._times.step_done(samples, self._optimizer_step.ready)
 
     def evaluating(self) -> Callable[[], None]:
         """Hear that an evaluation begins; return what is to be called after each part of it."""
@@ -63,7 +72,7 @@ class Observers:
 
     def step_done(self, done: int) -> None:
         """Hear that all is done that belongs to a step; a save may follow."""
-        self._heart.step_done(done, self._take.ready)
+        self._heart.step_done(done, self._optimizer_step.ready)
         self._pulse.step_done(done)
         self._tell_slow_rank(done)
         self._pulse.begin("saving", self._saving_s)

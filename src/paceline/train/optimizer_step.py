@@ -32,9 +32,9 @@ LossFunction = Callable[..., Tensor | tuple[Tensor, Tensor | int]]
 class OptimizerStep:
     """One call is one optimizer step, the same bits on any number of ranks."""
 
-    met = False
+    synchronized = False
     """Whether ranks that walk apart met after the last step."""
-    _walks_apart = False
+    _is_local_sgd = False
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class OptimizerStep:
         config: RunConfig,
         total_samples: int = 0,
     ) -> None:
-        if bool(config.local_sgd.steps) is not self._walks_apart:
+        if bool(config.local_sgd.steps) is not self._is_local_sgd:
             raise ConfigError(
                 f"local_sgd.steps={config.local_sgd.steps} is not for {type(self).__name__}",
                 fix="let `paceline.Trainer` take the steps, or set local_sgd.steps=0",
@@ -136,9 +136,9 @@ class OptimizerStep:
             return self._sum.total(note)
 
     @property
-    def knows_all(self) -> bool:
+    def totals_are_global(self) -> bool:
         """Whether a step's note is the sum over all ranks already."""
-        return self._sum.knows_all
+        return self._sum.totals_are_global
 
     def own_state(self) -> Mapping[str, Tensor]:
         """Return the state that lies on this rank alone, beside that of model and optimizer."""

@@ -16,7 +16,7 @@ class LaneGradients(NamedTuple):
 
     gradients: list[Tensor]
     sums: list[list[Tensor]]
-    owed: int
+    pending_additions: int
 
 
 class ReduceAfterBackward(TreeReduction):
@@ -39,18 +39,23 @@ class ReduceAfterBackward(TreeReduction):
             torch._foreach_copy_(gradients_of(bucket.parameters()), bucket.gradients())
         return super().finish()
 
-    def left(self) -> LaneGradients:
+    def lane_gradients(self) -> LaneGradients:
         """Return what the lanes of the step under way left behind."""
         return LaneGradients(
-            gradients_of(self._stack.parameters), list(self._stack.gradients), self._stack.owed
+            gradients_of(self._stack.parameters),
+            list(self._stack.gradients),
+            self._stack.pending_additions,
         )
 
-    def bring_back(self, left: LaneGradients, notes: list[Note]) -> None:
+    def load_lanes(self, left: LaneGradients, notes: list[Note]) -> None:
         """Take what lanes that were replayed have left, as if they had run."""
         self._noted = None
         for parameter, gradient in zip(self._stack.parameters, left.gradients, strict=True):
             parameter.grad = gradient
-        self._stack.gradients, self._stack.owed = list(left.sums), left.owed
+        self._stack.gradients, self._stack.pending_additions = (
+            list(left.sums),
+            left.pending_additions,
+        )
         self._stack.take_notes(notes)
 
 

@@ -47,7 +47,7 @@ class StopRequest:
         before: dict[signal.Signals, _Handler] = {
             number: signal.signal(number, self._heed) for number in STOP_SIGNALS
         }
-        self.reason = self.reason or EARLY.told
+        self.reason = self.reason or EARLY.stop_signal
         try:
             yield
         except Exception:
@@ -93,17 +93,17 @@ class StopRequest:
 class Agreement:
     """What any rank asked for with a step, known to all of them after it."""
 
-    def __init__(self, take: OptimizerStep, every_s: float = AGREE_S) -> None:
-        self._take, self._every_s = take, every_s
+    def __init__(self, optimizer_step: OptimizerStep, every_s: float = AGREE_S) -> None:
+        self._optimizer_step, self._every_s = optimizer_step, every_s
         self._left = 1
 
     def on(self, note: Note, step_s: float) -> RankRequests:
         """Return whether to save and whether to stop, the same on all ranks. Every rank must call this after every step."""
-        if not self._take.knows_all:
+        if not self._optimizer_step.totals_are_global:
             self._left -= 1
-            if self._left and not self._take.met:
+            if self._left and not self._optimizer_step.synchronized:
                 return RankRequests()
-            note = self._take.total(Note(step_s, 1.0, save=note.save, stop=note.stop))
+            note = self._optimizer_step.total(Note(step_s, 1.0, save=note.save, stop=note.stop))
             self._left = max(
                 1, min(1000, int(self._every_s * note.counted / max(float(note.loss), 1e-9)))
             )

@@ -81,9 +81,11 @@ class Trainer:
             if evaluation is None
             else Evaluation(evaluation, loss, metrics or {}, config, world)
         )
-        self._take = make_step(world, model, optimizer, loss, config, batches.total_samples)
+        self._optimizer_step = make_step(
+            world, model, optimizer, loss, config, batches.total_samples
+        )
         self._since_report, self._in_epoch = Meter(), Meter()
-        self._onlookers = Observers(world, config, self._take, self._emit)
+        self._onlookers = Observers(world, config, self._optimizer_step, self._emit)
         self._last = Note(0.0, 0.0)
         self._metrics: Mapping[str, float] = {}
         self._done = 0
@@ -95,7 +97,7 @@ class Trainer:
         with self._opened(), self._lifeline() as life, self._onlookers.attending(life.size_bytes):
             self._done = first = life.restore()
             self._announce()
-            recorder.start(self.model, self.optimizer, self._take.own_state())
+            recorder.start(self.model, self.optimizer, self._optimizer_step.own_state())
             for step in self._onlookers.reading(self.batches.steps(first)):
                 self._train(step, life)
                 self._onlookers.step_done(self._done)
@@ -113,12 +115,12 @@ class Trainer:
                 life.save(self._done, self._metrics)
             life.finish()
             self._onlookers.concluding()
-            own = digests_of_all(self.world, self._take.own_state())
+            own = digests_of_all(self.world, self._optimizer_step.own_state())
             digest = state_digest(self.model, self.optimizer, own)
             self._emit(RunEnded(self._done, self._in_epoch.run_seconds, digest))
 
     def _train(self, step: RankBatch, life: Lifeline) -> None:
-        note = self._last = life.take(step)
+        note = self._last = life.optimizer_step(step)
         self._onlookers.step_taken(step.plan.samples)
         self._done = done = step.plan.step + 1
         self._metrics = {}
@@ -135,7 +137,9 @@ class Trainer:
         """Return whether to evaluate after so many steps; of replicas that walk apart, the common weights are new when they met."""
         every = self.config.evaluate_steps
         return (
-            every > 0 and done % every == 0 and (self._take.met or not self.config.local_sgd.steps)
+            every > 0
+            and done % every == 0
+            and (self._optimizer_step.synchronized or not self.config.local_sgd.steps)
         )
 
     def _evaluate_between(self, evaluation: Evaluation) -> None:
@@ -149,16 +153,22 @@ class Trainer:
             meter.leave_out(time.perf_counter() - begun)
 
     def _report(self, step: RankBatch) -> None:
-        loss, rate = self._since_report.close(self._take)
+        loss, rate = self._since_report.close(self._optimizer_step)
         mfu = rate * self._share_per_rate
         self._emit(
             StepDone(
-                self._done, step.plan.epoch + 1, step.plan.seen, loss, self._take.rate, rate, mfu
+                self._done,
+                step.plan.epoch + 1,
+                step.plan.seen,
+                loss,
+                self._optimizer_step.rate,
+                rate,
+                mfu,
             )
         )
 
     def _end_epoch(self, step: RankBatch) -> None:
-        loss, rate = self._in_epoch.close(self._take)
+        loss, rate = self._in_epoch.close(self._optimizer_step)
         epoch = step.plan.epoch + 1
         if self._evaluation:
             self._metrics = self._evaluation.run(self.model, self._onlookers.evaluating())
@@ -176,9 +186,9 @@ class Trainer:
         """Let verify record the step; true when it has seen enough."""
         if not recorder.active:
             return False
-        total = self._take.total(Note(self._last.loss, self._last.counted))
+        total = self._optimizer_step.total(Note(self._last.loss, self._last.counted))
         batches = [lane.batch for lane in step.lanes if lane.samples]
-        loss, own = float(total.loss) / total.counted, self._take.own_state()
+        loss, own = float(total.loss) / total.counted, self._optimizer_step.own_state()
         return recorder.step(self._done, loss, self.model, self.optimizer, batches, own)
 
     def _stop(self, life: Lifeline) -> None:
@@ -197,7 +207,7 @@ class Trainer:
             self.optimizer,
             self.batches,
             self.config,
-            self._take,
+            self._optimizer_step,
             meters,
             self._emit,
             self._claim,

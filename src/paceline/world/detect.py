@@ -33,7 +33,7 @@ def detect_world(env: Env, parent: int = 0) -> World:
         interface=env.get(handover.INTERFACE, ""),
         incarnation=_incarnation(env),
         launch=_launch(env),
-        again=_again(env),
+        is_restart=_is_restart(env),
         progress_file=_path(env.get(handover.PROGRESS, "")),
     )
 
@@ -51,10 +51,10 @@ def _launch(env: Env) -> str:
     )
 
 
-def _again(env: Env) -> bool:
+def _is_restart(env: Env) -> bool:
     """Return whether an earlier start of it came before.
 
-    >>> _again({"SLURM_JOB_ID": "17"}), _again({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"})
+    >>> _is_restart({"SLURM_JOB_ID": "17"}), _again({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"})
     (False, True)
     """
     counts = (

@@ -31,7 +31,7 @@ from paceline.world.roll_call import RollCall
 from paceline.world.timelimit import job_end
 from paceline.world.world import FileRendezvous, PublishedRendezvous, TcpRendezvous, World
 
-_PARTED: list[dist.ProcessGroup] = []
+_DESTROYED_GROUPS: list[dist.ProcessGroup] = []
 """Groups that were left, kept for good. Whoever frees one holds Python's lock and waits for gloo's threads, of which one may
 be waiting for that lock to let go of the last tensors: seen as a rank that never ended, on a busy machine."""
 
@@ -198,7 +198,7 @@ def keep_to_loopback() -> None:
 
 def _leave(world: World) -> None:
     if dist.is_initialized():
-        _PARTED.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001 - no public way
+        _DESTROYED_GROUPS.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001 - no public way
         dist.destroy_process_group()
     if isinstance(world.meeting, FileRendezvous) and world.launcher != "paceline" and world.is_main:
         shutil.rmtree(world.meeting.path.parent, ignore_errors=True)

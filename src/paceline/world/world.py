@@ -63,7 +63,7 @@ class World:
     """Which start of a job this is, as FAMILY:NUMBER; empty: nothing is known of others."""
     launch: str = ""
     """Which launch or job this is a start of; all its starts have the same."""
-    again: bool = False
+    is_restart: bool = False
     """Whether an earlier start of it came before."""
     progress_file: Path | None = None
     """Where rank 0 writes the step of its newest checkpoint, for whoever starts the run again."""
