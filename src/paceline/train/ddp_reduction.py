@@ -17,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.telemetry.phases import PhaseClock
 from paceline.train.bucket_exchange import AllGatherExchange, Exchange, TreeShape, choose_exchange
-from paceline.train.lane_sum import NOTE_HEAD, Note, TreeStack, missing_gradient
+from paceline.train.lane_sum import TreeStack, missing_gradient
+from paceline.train.note import NOTE_HEAD, Note
 from paceline.world.collectives import wire_device
 from paceline.world.world import World
 

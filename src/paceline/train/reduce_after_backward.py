@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.train.ddp_reduction import TreeReduction, filled, laid_out
-from paceline.train.lane_sum import Note, gradients_of
+from paceline.train.lane_sum import gradients_of
+from paceline.train.note import Note
 
 
 class LaneGradients(NamedTuple):
@@ -56,7 +57,7 @@ class ReduceAfterBackward(TreeReduction):
             list(left.sums),
             left.pending_additions,
         )
-        self._stack.take_notes(notes)
+        self._stack.replace_notes(notes)
 
 
 class _WholeBucket:
