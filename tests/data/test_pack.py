@@ -123,7 +123,7 @@ def test_a_pack_that_is_interrupted_at_any_file_goes_on_to_the_same_bytes(
         if not (leftover and (out / "index.json").exists()):
             with pytest.raises(DataError, match="no set|not finished"):
                 open_index(out)
-            with pytest.raises(DataError, match="there is no set"):
+            with pytest.raises(DataError, match="is not a dataset"):
                 LocalShardStore(out).index()
         pack(request, out, workers=1)
         assert content(out) == wanted, survived
