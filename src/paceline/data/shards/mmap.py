@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy
 import xxhash
@@ -32,6 +33,13 @@ class MappedShard:
     facts: ShardFacts
     path: str
     layout: Layout
+
+
+class Origins(NamedTuple):
+    """Where sample 0 of the dataset would begin if all samples lay in one shard, for every shard."""
+
+    bytes: NDArray[numpy.int64]
+    rows: NDArray[numpy.int64]
 
 
 class _LeafFlags:
@@ -65,7 +73,6 @@ class MappedShards:
 
     def __init__(self, store: ShardStore, index: DatasetIndex, columns: Sequence[Column]) -> None:
         self._store, self._index, self._columns = store, index, columns
-        self._fetching = store if isinstance(store, FetchingStore) else None
         sizes = [shard.size_bytes for shard in index.shards]
         period = period_of((column.item_bytes for column in columns if not column.varying), sizes)
         self.in_rows, self._period = period is not None, period or mmap.PAGESIZE
@@ -76,11 +83,13 @@ class MappedShards:
         """Where each shard begins."""
         self.open: OrderedDict[int, MappedShard] = OrderedDict()
         self.is_open = numpy.zeros(len(sizes), dtype=bool)
-        # Where sample 0 of the dataset would begin if all samples lay in this shard: as byte, and as row.
-        self.origins = _zeros_by_column(columns, len(sizes))
-        self.first_rows = _zeros_by_column(columns, len(sizes))
+        self.origins = {column.name: _new_origins(len(sizes)) for column in columns}
         self._first_data = self.at + numpy.array([shard.head_bytes for shard in index.shards])
         self._leaves = _LeafFlags(index.shards)
+
+    @property
+    def _fetching(self) -> FetchingStore | None:
+        return self._store if isinstance(self._store, FetchingStore) else None
 
     @property
     def unverified(self) -> int:
@@ -129,8 +138,9 @@ class MappedShards:
         before = number * self._index.samples_per_shard
         for column in self._columns:
             begin, size = int(self.at[number]) + layout.begins[column.name], column.item_bytes
-            self.origins[column.name][number] = begin - before * size
-            self.first_rows[column.name][number] = begin // max(1, size) - before
+            origins = self.origins[column.name]
+            origins.bytes[number] = begin - before * size
+            origins.rows[number] = begin // max(1, size) - before
         self.is_open[number] = True
 
     def _align(self, number: int, descriptor: int, layout: Layout) -> None:
@@ -233,8 +243,8 @@ class MappedShards:
         return damaged(self.open[shard].path, why)
 
 
-def _zeros_by_column(columns: Sequence[Column], count: int) -> dict[str, NDArray[numpy.int64]]:
-    return {column.name: numpy.zeros(count, dtype=numpy.int64) for column in columns}
+def _new_origins(shards: int) -> Origins:
+    return Origins(numpy.zeros(shards, dtype=numpy.int64), numpy.zeros(shards, dtype=numpy.int64))
 
 
 def _reserve(size: int, where: str) -> Region:

@@ -122,12 +122,12 @@ class ShardSource:
             return
         size, origins = column.item_bytes, self._shards.origins[column.name]
         if self._shards.unverified:
-            self._shards.verify(samples * size + origins.take(shards), size, shards)
+            self._shards.verify(samples * size + origins.bytes.take(shards), size, shards)
         if self._shards.in_rows:
-            rows = samples + self._shards.first_rows[column.name].take(shards)
+            rows = samples + origins.rows.take(shards)
             self._rows_of(size).take(rows, axis=0, out=buffer, mode="clip")
         else:
-            begins = torch.from_numpy(samples * size + origins.take(shards))
+            begins = torch.from_numpy(samples * size + origins.bytes.take(shards))
             torch.index_select(self._items_of(size), 0, begins, out=torch.from_numpy(buffer))
 
     def _rows_of(self, size: int) -> Rows:
