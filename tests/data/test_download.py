@@ -204,7 +204,9 @@ def test_a_good_file_is_kept_and_a_bad_one_is_fetched_again(good, tmp_path) -> N
     shown = io.StringIO()
     check_whole(tmp_path, get.fetch("small", tmp_path, [good.address], progress=shown))
     assert good.asked == ["/files/two.txt"]
-    assert f"{tmp_path / 'two.txt'} has another checksum and is downloaded again" in shown.getvalue()
+    assert (
+        f"{tmp_path / 'two.txt'} has another checksum and is downloaded again" in shown.getvalue()
+    )
     assert f"downloaded two.txt (153,600 bytes) from {good.host}" in shown.getvalue()
 
 

@@ -1,4 +1,7 @@
-"""Download small public datasets from mirrors; only their checksums are trusted: `paceline data get`."""
+"""Download small public datasets from mirrors.
+
+Files are accepted by checksum only: `paceline data get`.
+"""
 
 from __future__ import annotations
 

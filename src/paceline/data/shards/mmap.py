@@ -1,4 +1,4 @@
-"""Memory-mapped shards: where each lies in the address space, and which of its bytes were verified."""
+"""Memory-mapped shards: where each lies, and which of its bytes were verified."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MappedShard:
 
 
 class Origins(NamedTuple):
-    """Where sample 0 of the dataset would begin if all samples lay in one shard, for every shard."""
+    """For every shard: where sample 0 would begin if all samples lay in it."""
 
     bytes: NDArray[numpy.int64]
     rows: NDArray[numpy.int64]
@@ -69,7 +69,10 @@ class _LeafFlags:
 
 
 class MappedShards:
-    """Shards side by side in one range of addresses. They are mapped and verified when they are needed."""
+    """Shards side by side in one range of addresses.
+
+    They are mapped and verified when they are needed.
+    """
 
     def __init__(self, store: ShardStore, index: DatasetIndex, columns: Sequence[Column]) -> None:
         self._store, self._index, self._columns = store, index, columns
@@ -97,7 +100,7 @@ class MappedShards:
         return self._leaves.left
 
     def reset(self) -> None:
-        """Forget the mapped shards after a fork, which may have interrupted another thread half way."""
+        """Forget the mapped shards: a fork may have interrupted another thread half way."""
         self.open.clear()
         self.is_open[:] = False
         self._leaves.clear()
@@ -144,7 +147,7 @@ class MappedShards:
         self.is_open[number] = True
 
     def _align(self, number: int, descriptor: int, layout: Layout) -> None:
-        """Move a mapped shard so that its columns are rows of one matrix with those of the others."""
+        """Move a mapped shard so that its columns are rows of the common matrices."""
         if not self.in_rows:
             return
         fixed = tuple(
@@ -207,7 +210,7 @@ class MappedShards:
         self._leaves.clear_shard(number, facts.leaves)
 
     def verify(self, begins: Places, size: int, shards: Places) -> None:
-        """Verify the checksums of the bytes that are about to be read, where that was not done before."""
+        """Verify the checksums of bytes to be read, if not done before."""
         offsets, first = begins - self._first_data[shards], self._leaves.first[shards]
         verified = self._leaves.verified
         for distance in [*range(0, size, LEAF_BYTES), size - 1]:
@@ -220,7 +223,7 @@ class MappedShards:
         for leaf, shard in zip(leaves.tolist(), shards.tolist(), strict=True):
             intact = self._is_intact(leaf, shard)
             if not intact and self._fetching is not None:
-                # It was intact when it was downloaded. The new file is the same, at the same addresses.
+                # It was intact when downloaded. The new file gets the same addresses.
                 self._fetching.drop(self._index.shards[shard])
                 self._close(shard)
                 self._open(shard)

@@ -1,4 +1,4 @@
-"""A dataset of shards as a source: samples are gathered from memory-mapped files, whose checksums are verified first."""
+"""A dataset of shards as a source: samples come from verified, memory-mapped files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from paceline.errors import ConfigError
 
 
 class ShardSource:
-    """The samples of a dataset. Only the index is read at first; a shard is opened when one of its samples is needed."""
+    """The samples of a dataset.
+
+    Only the index is read at first; a shard is opened when one of its samples is needed.
+    """
 
     def __init__(self, store: ShardStore, columns: Sequence[str] = ()) -> None:
         self._store, self.index = store, store.index()
@@ -98,7 +101,7 @@ class ShardSource:
         return self._lock
 
     def _turns(self, shards: Places) -> list[Places | slice]:
-        """Return which samples are read together: all, unless their shards exceed the capacity of the store."""
+        """Split samples into turns whose shards fit into the store together."""
         if not self._store.capacity_bytes:
             return [slice(None)]
         needed = numpy.unique(shards)
