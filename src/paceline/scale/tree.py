@@ -80,7 +80,7 @@ def additions_by_turn(
 ) -> list[list[tuple[int, int]]]:
     """Return the additions (to, from) that each turn makes possible.
 
-    The sum of a node replaces its first lane, so the total ends up in lane 0. With only
+    `turns` holds the turn in which each lane arrives. The sum of a node replaces its first lane, so the total ends up in lane 0. With only
     some of `lanes`, from `first` on, the sums of `whole_subtrees` remain.
 
     >>> additions_by_turn([0, 1, 0, 1])
