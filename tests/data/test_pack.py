@@ -121,7 +121,7 @@ def test_a_pack_that_is_interrupted_at_any_file_goes_on_to_the_same_bytes(
         except Killed:
             monkeypatch.setattr(Path, "replace", replace)
         if not (leftover and (out / "index.json").exists()):
-            with pytest.raises(DataError, match="no set|not finished"):
+            with pytest.raises(DataError, match="is not a dataset|unfinished"):
                 open_index(out)
             with pytest.raises(DataError, match="is not a dataset"):
                 LocalShardStore(out).index()
@@ -159,7 +159,7 @@ def test_a_pack_that_is_killed_goes_on_to_the_same_bytes(finished: int, tmp_path
         os.kill(running.process.pid, signal.SIGKILL)
         running.process.wait()
         assert running.left_over() == []
-    with pytest.raises(DataError, match="not finished") as error:
+    with pytest.raises(DataError, match="unfinished") as error:
         open_index(tmp_path / "out")
     assert "repeat the command" in error.value.fix
     for path in (tmp_path / "out").glob("*.safetensors"):
@@ -559,7 +559,7 @@ def test_samples_of_a_program_that_was_interrupted_are_packed_anew(tmp_path: Pat
 
     with pytest.raises(Killed):
         pack_samples(numbers(100), tmp_path / "out", shard_bytes=80)
-    with pytest.raises(DataError, match="not finished"):
+    with pytest.raises(DataError, match="unfinished"):
         open_index(tmp_path / "out")
     pack_samples(numbers(200), tmp_path / "out", shard_bytes=80)
     alike(read_back(tmp_path / "out"), {"x": numpy.arange(200)})
