@@ -384,7 +384,7 @@ BAD = [
     (save_array(x=LABELS), ["x.npy"], {"columns": ("x", "x")}, ConfigError, "names a column twice", "once"),
     (save_array(x=LABELS), ["x.npy"], {"grey": True}, ConfigError, "--grey means nothing for arrays", "arrays heeds --columns"),
     (save_array(x=LABELS), ["x.npy", "x=x.npy"], {}, ConfigError, "two columns are called x", "NAME=FILE.npy"),
-    (save_array(x=LABELS), ["a/b=x.npy"], {}, DataError, "a column named 'a/b'", "pack"),
+    (save_array(x=LABELS), ["a/b=x.npy"], {}, DataError, "invalid column name 'a/b'", "pack"),
     (write(x_npy="no array"), ["x.npy"], {}, DataError, "cannot read .*x.npy as arrays", "numpy.save"),
     (write(x_npz="no archive"), ["x.npz"], {}, DataError, "cannot read .*x.npz as arrays: File is not a zip file", "savez"),
     (broken_npz, ["x.npz"], {}, DataError, "cannot read .*x.npz as arrays", "savez"),
@@ -596,7 +596,7 @@ def test_samples_of_a_program_that_was_interrupted_are_packed_anew(tmp_path: Pat
             "same columns",
         ),
         ([{"x": None}], "x holds Python objects", "array of numbers"),
-        ([{"__x": 1}], "a column named '__x'", "pack"),
+        ([{"__x": 1}], "invalid column name '__x'", "pack"),
     ],
 )
 def test_samples_that_are_not_alike_are_refused(
