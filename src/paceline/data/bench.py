@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(known: argparse.Namespace) -> int:
-    """Time the first batch from several starts, then two full passes, and print the measurements."""
+    """Time the first batch from several starts, then two passes, and print the results."""
     import torch
 
     from paceline.data.reading.batches import Batches
