@@ -1,4 +1,4 @@
-"""Is every fact judged right? Tables of facts, made up; what gathers them has tests of its own."""
+"""Each fact gets the right finding: tables of made-up facts; other tests gather real ones."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DISK = DiskFacts("/scratch/runs", "lustre", 10**12, fsync_s=0.01, speed=1e9)
 
 
 def problems(found) -> dict[str, str]:
-    """Return what is wrong, by check; each has a fix."""
+    """Return the problems by check; each has a fix."""
     bad = [one for one in found if not one.ok]
     assert all(one.fix for one in bad)
     assert all(not one.fix for one in found if one.ok)

@@ -1,4 +1,4 @@
-"""Does the doctor see this very machine as it is, also where it is broken?"""
+"""The doctor examines this machine, also where it is broken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is it seen what a start costs, and does a packed environment work on a node, whatever happens while it is unpacked?"""
+"""The cost of a start is measured; a packed environment works, whatever happens during unpacking."""
 
 from __future__ import annotations
 

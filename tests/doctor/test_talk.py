@@ -1,4 +1,4 @@
-"""Do hosts report to one address, by JSON alone, and is a stranger, a wrong clock or a missing host told apart from a good one?"""
+"""Hosts report to one address by JSON alone; strangers, wrong clocks and missing hosts are found."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def facts(rank: int) -> RankFacts:
 
 
 def guest(port: int, rank: int, secret: str = SECRET, ahead_s: float = 0.0) -> list:
-    """Report as a rank does, with a clock that may be wrong; return what was asked."""
+    """Report like a rank, with a clock that may be wrong; return the requests it received."""
     heard = []
     with Connection(socket.create_connection(("127.0.0.1", port)), 30) as talk:
         try:

@@ -1,4 +1,4 @@
-"""Does the doctor find, on hosts of their own and in a Slurm job, what would keep a training from starting?"""
+"""The doctor finds, on emulated hosts and in a Slurm job, what would keep a training from starting."""
 
 from __future__ import annotations
 
