@@ -76,7 +76,7 @@ def test_runs_that_are_over_are_listed_for_a_day(tmp_path: Path, chain: Path, pa
     ]
     out = run(tmp_path, "jobs", "--all", path=path).out
     assert [line.split()[0] for line in out.splitlines()] == ["run", "run", "old", "new"]
-    assert "  9new   completed " in out
+    assert "  9new   finished " in out
 
 
 def test_no_jobs_at_all(tmp_path: Path, monkeypatch, path: str) -> None:

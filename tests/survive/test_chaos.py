@@ -91,7 +91,7 @@ def test_who_stops_chaos_stops_all_of_it(tmp_path: Path) -> None:
         done = running.wait()
         assert running.left_over() == []
     assert done.code == STOPPED
-    assert "was told to stop on" in done.err
+    assert "was asked to stop on" in done.err
     assert "make it run" not in done.err
 
 

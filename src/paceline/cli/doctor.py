@@ -20,7 +20,7 @@ from paceline.doctor.mistakes import find_mistakes
 from paceline.doctor.single_host import examine_host
 from paceline.doctor.software import query_torch
 from paceline.errors import ConfigError, did_you_mean
-from paceline.report.sanitize import harmless
+from paceline.terminal import plain
 from paceline.world.address import own_addresses, split_address
 from paceline.world.hostlist import expand_hostlist
 
@@ -189,7 +189,7 @@ def _read_script(path: Path, *, as_json: bool) -> int:
         _print_json({"script": str(path)}, found)
     else:
         print(
-            "\n".join(map(harmless, format_findings(found)))
+            "\n".join(map(plain, format_findings(found)))
             if found
             else f"ok       {path}: none of the known mistakes in {len(text.splitlines())} lines"
         )
@@ -264,7 +264,7 @@ def _show(looked: multi_host.Examination, *, as_json: bool) -> int:
     if as_json:
         _print_json({"hosts": looked.hosts, "ranks": looked.ranks}, looked.findings)
     else:
-        print("\n".join(map(harmless, format_findings(looked.findings, looked.hosts))))
+        print("\n".join(map(plain, format_findings(looked.findings, looked.hosts))))
         count = sum(not one.ok for one in looked.findings)
         print("\nall is well" if ok else f"\n{count} problem{'s' * (count > 1)}")
     return 0 if ok else 1

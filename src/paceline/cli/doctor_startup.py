@@ -22,7 +22,7 @@ _TOP = 10
 def startup(known: argparse.Namespace) -> int:
     """Measure a start, show its ten dearest packages, and judge it."""
     target = (
-        [*script(known.script).words, *known.arguments]
+        [*script(known.script).argv, *known.arguments]
         if known.script
         else ["import", "torch", "paceline"]
     )

@@ -117,7 +117,7 @@ def launch_on(
             [
                 *allocation.srun_command(spec.ranks),
                 *rank,
-                *spec.target.words,
+                *spec.target.argv,
                 *spec.arguments,
             ],
             env=_environment(spec, folder),

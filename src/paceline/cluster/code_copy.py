@@ -43,7 +43,7 @@ def plan_copy(target: Program, arguments: Sequence[str], below: Path) -> CodeCop
     The copy's folder is named by the digest of its contents. Recipes are part of the package and
     are not copied.
     """
-    kind, script = target.words
+    kind, script = target.argv
     files: dict[Path, Path] = {}
     if kind == "path":
         path = Path(script).resolve()

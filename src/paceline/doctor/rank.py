@@ -26,7 +26,7 @@ from paceline.doctor.software import query_torch, versions
 from paceline.doctor.wire import ANSWER_S, Connection
 from paceline.errors import PacelineError
 from paceline.world.address import address_on, interface_of
-from paceline.world.connectivity import doorbell, reach, ring
+from paceline.world.connectivity import probe_listener, probe_peer, reach
 from paceline.world.detect import detect_world
 from paceline.world.network import GLOO
 from paceline.world.world import World
@@ -101,7 +101,7 @@ def report(world: World, order: Mapping[str, str], facts: RankFacts) -> dict[str
         connection = stack.enter_context(Connection(accepted, wait_s + ANSWER_S))
         door = ""
         if world.local_rank == 0:
-            door = stack.enter_context(doorbell(_address(world, own)))
+            door = stack.enter_context(probe_listener(_address(world, own)))
         secret = str(order["secret"])
         connection.prove(secret, size=world.size, facts=facts_as_dict(facts), door=door)
         return _answer_requests(connection, world, door)
@@ -129,7 +129,7 @@ def _answer_requests(connection: Connection, world: World, door: str) -> dict[st
 def try_doors(doors: Mapping[str, str]) -> dict[str, str]:
     """Connect to other hosts, several at once; return those that do not answer, and why."""
     with ThreadPoolExecutor(_THREADS) as pool:
-        problems = list(pool.map(ring, map(str, doors.values())))
+        problems = list(pool.map(probe_peer, map(str, doors.values())))
     unreached = {}
     for node, problem in zip(doors, problems, strict=True):
         if problem:

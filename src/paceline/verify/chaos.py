@@ -106,7 +106,7 @@ class Chaos:
             failure, kind = self._kill_once(result, rng, timing, name, world)
             if failure is None:
                 return self._history(name)
-            if failure.hopeless or not kind:
+            if failure.permanent or not kind:
                 raise RunFailed(self.target.name, world, failure, result.launches)
             ranks = "1 rank" if world == 1 else f"{world} ranks"
             done = f"kill {result.kills_done} of {self.kills}"
