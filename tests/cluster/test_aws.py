@@ -1,4 +1,4 @@
-"""Clusters on AWS: the written file, what is refused, and what AWS ParallelCluster itself says."""
+"""Clusters on AWS: the configuration file, refused values, and the validation by ParallelCluster."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Does the doctor see this very machine as it is, also where it is broken?"""
+"""The doctor examines this machine, also where it is broken."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ BROKEN = {
         "libcudart.so.13: cannot open",
     ),
     "a crash": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "killed by signal 11"),
-    "a hang": ("import time; time.sleep(60)", "did not answer in 2 s"),
-    "something else": ("print('hello'); raise SystemExit(0)", "something else than"),
+    "a hang": ("import time; time.sleep(60)", "no answer within 2 s"),
+    "something else": ("print('hello'); raise SystemExit(0)", "unexpected output"),
 }
 
 
