@@ -39,7 +39,10 @@ _ANOTHER = "choose another folder"
 
 
 def export_gpt2(catalog: Catalog, run: str, out: Path) -> Exported:
-    """Write the GPT of the newest intact checkpoint; a checkpoint that was named is never replaced by another."""
+    """Write the GPT of the newest intact checkpoint.
+
+    A checkpoint that was named is never replaced by another.
+    """
     _refuse_folder(out)
     trained = load_newest(catalog, _refuse_design)
     tensors = trained.model.state_dict()
@@ -49,7 +52,10 @@ def export_gpt2(catalog: Catalog, run: str, out: Path) -> Exported:
 
 
 def _vocabulary(run: str, config: GptConfig) -> Vocabulary | None:
-    """Return the vocabulary of a run, named by its folder or by a checkpoint in it; None if it has none."""
+    """Return the vocabulary of a run, named by its folder or by a checkpoint in it.
+
+    None if it has none.
+    """
     path = Path(run).absolute()
     for root in (path, *path.parents[:2]):
         folder = RunDir(root)

@@ -72,7 +72,10 @@ def converted(value: Tensor, weight: Weight) -> Tensor:
 
 
 def differences(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> str:
-    """Return the missing, differently shaped and unknown tensors as a sentence; empty if there are none."""
+    """Return the missing, differently shaped and unknown tensors as a sentence.
+
+    Empty if there are none.
+    """
     problems = [f"{name} is missing" for name in wanted if name not in found]
     for name, shape in wanted.items():
         if name in found and found[name] != shape:

@@ -46,7 +46,10 @@ def read_gpt2(place: Path) -> tuple[Design, dict[str, Tensor]]:
 
 
 def _tensors(file: Any, path: Path, design: Design, *, tied: bool) -> dict[str, Tensor]:
-    """Return the tensors of an open file under our names; raise unless names and shapes match exactly."""
+    """Return the tensors of an open file under our names.
+
+    Raise unless names and shapes match exactly.
+    """
     named = {name.removeprefix(PREFIX): name for name in file.keys()}  # noqa: SIM118 - not a mapping
     shapes = {name: tuple(file.get_slice(full).get_shape()) for name, full in named.items()}
     for name in list(shapes):

@@ -17,8 +17,10 @@ _LABELS = {"label", "labels", "target", "targets", "class", "y"}
 def select_columns(available: Sequence[str], wanted: Sequence[str], where: str) -> list[str]:
     """Return the wanted columns in that order; by default all columns, labels last.
 
-    >>> select_columns(["label", "pixels"], [], "x.npz"), select_columns(["a", "b", "c"], ["c", "a"], "x.npz")
-    (['pixels', 'label'], ['c', 'a'])
+    >>> select_columns(["label", "pixels"], [], "x.npz")
+    ['pixels', 'label']
+    >>> select_columns(["a", "b", "c"], ["c", "a"], "x.npz")
+    ['c', 'a']
     """
     for name in wanted:
         if name not in available:

@@ -44,7 +44,10 @@ def prepare_csv(request: PackRequest, files: Sequence[Path], context: PackContex
 def _copy_to_parquet(
     path: Path, copy: Path, names: Sequence[str], kinds: dict[str, str]
 ) -> list[int]:
-    """Copy a file in blocks; return the rows per block, and widen `kinds` to the types that occur."""
+    """Copy a file in blocks.
+
+    Return the rows per block, and widen `kinds` to the types that occur.
+    """
     pyarrow, parquet = (
         import_optional("pyarrow", "a CSV file"),
         import_optional("pyarrow.parquet", "a CSV file"),

@@ -42,7 +42,10 @@ class Journal:
         return self.folder / SPOOL
 
     def begin(self, *, force: bool = False) -> bool:
-        """Start or resume this plan in the folder; return whether the dataset is complete already."""
+        """Start or resume this plan in the folder.
+
+        Return whether the dataset is complete already.
+        """
         plan = plan_in(self.folder)
         same = plan[:1] == [self._digest]
         if same:
@@ -72,7 +75,10 @@ class Journal:
 
 
 def plan_in(folder: Path) -> list[str]:
-    """Return the digest in the plan of a folder and the lines after it; an empty list without a plan."""
+    """Return the digest in the plan of a folder and the lines after it.
+
+    Return an empty list without a plan.
+    """
     try:
         first, *lines = (folder / PLAN).read_text(errors="replace").split("\n")
     except (FileNotFoundError, NotADirectoryError):

@@ -1,6 +1,7 @@
 """Run numbered tasks in worker processes, which receive them as JSON.
 
-Each worker is a new interpreter: nothing is forked beside running threads, and the caller's script is not imported.
+Each worker is a new interpreter: nothing is forked beside running threads, and the script of the
+caller is not imported.
 """
 
 from __future__ import annotations

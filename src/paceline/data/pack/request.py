@@ -25,7 +25,10 @@ FLAGS = {
 
 @dataclass(frozen=True)
 class PackRequest:
-    """An input and the options for packing it; an option with its default value counts as not given."""
+    """An input and the options for packing it.
+
+    An option with its default value counts as not given.
+    """
 
     inputs: tuple[str, ...]
     """Files or folders; NAME=FILE names the column of an array."""

@@ -36,10 +36,11 @@ def pack_samples(
     about: Mapping[str, Any] | None = None,
     force: bool = False,
 ) -> DatasetIndex:
-    """Write samples, each a mapping from column to array, number, string or bytes, as a dataset; return its index.
+    """Write samples as a dataset; return its index.
 
-    The first sample defines the columns and their order. Strings and bytes may have any length; so may flat arrays of a
-    column that is named in `varying`, or whose first samples differ in length.
+    A sample maps columns to arrays, numbers, strings or bytes. The first sample defines the columns
+    and their order. Strings and bytes may have any length; so may flat arrays of a column that is
+    named in `varying`, or whose first samples differ in length.
     """
     rest, folder, about = iter(samples), Path(folder), _as_json(about or {})
     first = list(itertools.islice(rest, _FIRST))

@@ -74,8 +74,12 @@ def write_rows(folder: Path, number: int, columns: tuple[Column, ...], rows: Row
 def describe_column(column: Column) -> str:
     """Return type and shape of a column for messages.
 
-    >>> describe_column(Column("image", "U8", (28, 28))), describe_column(Column("text", "U8", (), True)), describe_column(Column("label", "I64"))
-    ('U8 [28, 28]', 'U8 of varying length', 'I64')
+    >>> describe_column(Column("image", "U8", (28, 28)))
+    'U8 [28, 28]'
+    >>> describe_column(Column("text", "U8", (), True))
+    'U8 of varying length'
+    >>> describe_column(Column("label", "I64"))
+    'I64'
     """
     if column.varying:
         return f"{column.dtype} of varying length"

@@ -64,7 +64,10 @@ def has_texts(folder: Path) -> bool:
 
 
 def tasks_of(files: Sequence[Path]) -> list[list[TextPart]]:
-    """Return all parts in order, grouped into tasks of similar size; this depends on the files alone."""
+    """Return all parts in order, grouped into tasks of similar size.
+
+    This depends on the files alone.
+    """
     tasks: list[list[TextPart]] = [[]]
     size = 0
     for document, path in enumerate(files):

@@ -95,7 +95,10 @@ def _parts(tasks: Sequence[Sequence[Sequence[Any]]]) -> list[list[TextPart]]:
 
 
 def encode_part(part: TextPart, vocabulary: Vocabulary, end: int) -> Array:
-    """Return the tokens of a part, after the token `end` where a new document begins; a negative `end` is none."""
+    """Return the tokens of a part, after the token `end` where a new document begins.
+
+    A negative `end` is none.
+    """
     tokens = vocabulary.encode(part.text())
     if end < 0 or not part.document or part.begin:
         return tokens

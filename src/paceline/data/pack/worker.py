@@ -1,4 +1,4 @@
-"""Worker process of a pack: `python -m paceline.data.pack.worker PARENT` reads tasks from stdin, writes results to stdout."""
+"""Worker process of a pack: reads tasks from stdin, writes results to stdout as JSON lines."""
 
 from __future__ import annotations
 

@@ -29,7 +29,10 @@ def pack(
     force: bool = False,
     progress: Progress = silent,
 ) -> DatasetIndex:
-    """Pack a dataset, or resume the same pack; the number of workers (0: one per core) does not change a byte."""
+    """Pack a dataset, or resume the same pack.
+
+    The number of workers (0: one per core) does not change a byte.
+    """
     kind = kind_of(request)
     _refuse_inside(request, folder)
     files = _find_files(kind, request)
