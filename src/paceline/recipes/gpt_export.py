@@ -78,14 +78,14 @@ def write_gpt2(
     _refuse_folder(folder)
     weights = list(weights_of(design))
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
-    if problems := differences({weight.ours: weight.shape for weight in weights}, shapes):
+    if problems := differences({weight.name: weight.shape for weight in weights}, shapes):
         raise ConfigError(
             f"the weights do not match the design: {problems}",
             fix="pass model.design and model.state_dict()",
         )
     content = {}
     for weight in weights:
-        content[f"{PREFIX}{weight.theirs}"] = converted(tensors[weight.ours], weight)
+        content[f"{PREFIX}{weight.hf_name}"] = converted(tensors[weight.name], weight)
     files = {WEIGHTS: save(content, metadata={"format": "pt"})}
     if isinstance(vocabulary, Tokens):
         files |= {**vocabulary.files, _TOKENIZER_CONFIG: _json(_about_tokenizer(vocabulary))}

@@ -128,8 +128,8 @@ def _converted(array: Any) -> Array | Varying | None:
 def _is_text(kind: Any) -> bool:
     types = import_optional("pyarrow", "a table").types
     return any(
-        getattr(types, f"is_{word}")(kind)
-        for word in ("string", "large_string", "binary", "large_binary", "fixed_size_binary")
+        getattr(types, f"is_{name}")(kind)
+        for name in ("string", "large_string", "binary", "large_binary", "fixed_size_binary")
     )
 
 
