@@ -172,7 +172,7 @@ def test_a_text_that_is_shown_orders_the_terminal_nothing(data: Callable[..., Do
         (["pack", "x.npz", "--to", "out", "--shard", "0"], "--shard '0' is not a size", "give one"),
         (["pack", "x.npz", "--to", "out", "--workers", "-1"], "--workers -1 is too few", "give 1 or more"),
         (["pack", "x.npz", "--to", "out", "--size", "28"], "--size '28' is not a height and a width", "give both, as in --size 28x28"),
-        (["pack", "x.npz", "--to", "out", "--size", "28x28"], "--size means nothing for arrays", "leave it out"),
+        (["pack", "x.npz", "--to", "out", "--size", "28x28"], "--size does not apply to arrays", "remove it"),
         (["pack", "x.npz", "--to", "out", "--colums", "image"], "unexpected '--colums'", "did you mean --columns?"),
         (["show", "out", "--sample", "first"], "--sample 'first' is not a list of samples", "give their numbers, as in --sample 0,5"),
         (["show", "out", "extra"], "unexpected 'extra'", "take it out"),

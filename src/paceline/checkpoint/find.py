@@ -73,10 +73,10 @@ def _of_run(folder: RunDir) -> Catalog:
 
 def _started_in(folder: RunDir, config: RunConfig) -> Path:
     """Return the working directory in which a run was started, to resolve its relative paths."""
-    inside, here = RunDir.of(config).root, folder.root.absolute()
-    if inside.is_absolute() or here.parts[-len(inside.parts) :] != inside.parts:
+    relative, root = RunDir.of(config).root, folder.root.absolute()
+    if relative.is_absolute() or root.parts[-len(relative.parts) :] != relative.parts:
         return Path()
-    start = here.parents[len(inside.parts) - 1]
+    start = root.parents[len(relative.parts) - 1]
     return Path() if start == Path.cwd() else start
 
 

@@ -31,7 +31,10 @@ class Trained(NamedTuple):
 
 
 def load_newest(catalog: Catalog, check: Callable[[Design], None] = lambda _: None) -> Trained:
-    """Return the GPT of the newest intact checkpoint; `check` may refuse its design before weights are read."""
+    """Return the GPT of the newest intact checkpoint.
+
+    `check` may refuse its design before weights are read.
+    """
     trained, passed_over = use_newest(catalog, lambda step: _load(catalog.storage, step, check))
     return trained._replace(passed_over=passed_over)
 
