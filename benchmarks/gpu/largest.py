@@ -21,7 +21,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from figures import table  # noqa: E402 - after the path
+from ratios import table  # noqa: E402 - after the path
 
 STEPS = 3
 TINY = {"width": 32, "heads": 2, "length": 16, "tokens": 64, "first": 1, "most": 4}
@@ -116,8 +116,12 @@ def _steps(known: argparse.Namespace, found: dict[str, Any]) -> None:
     from paceline.train.cuda_graph import step_class
 
     words = [
-        f"{name}={getattr(known, name)}"
-        for name in ("device", "layers", "heads", "width", "length", "tokens")
+        f"device={known.device}",
+        f"layers={known.layers}",
+        f"heads={known.heads}",
+        f"embedding_dim={known.width}",
+        f"context_length={known.length}",
+        f"vocab_size={known.tokens}",
     ]
     words += [
         "parallel=fsdp",

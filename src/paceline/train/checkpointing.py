@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from paceline.checkpoint.address import open_storage
 from paceline.checkpoint.cadence import Cadence
+from paceline.checkpoint.commit import CommitHooks, Saved, SaveFailed
+from paceline.checkpoint.find import open_storage
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.restore import newest_good, read_tensors
-from paceline.checkpoint.save import Saved, SaveFailed, Saver
+from paceline.checkpoint.retention import Retention
+from paceline.checkpoint.save import Saver
 from paceline.config.intervals import Every
 from paceline.config.values import flatten
 from paceline.errors import ConfigError
@@ -21,7 +23,7 @@ from paceline.rundir import RunDir, write_whole
 from paceline.runlock import Claim
 from paceline.train.sharded_tensor import whole
 from paceline.train.training_state import TrainingState
-from paceline.world.collectives import texts_of_all
+from paceline.world.collectives import all_gather_texts
 from paceline.world.process_group import wait_for_all
 
 _CLAIM_S = 1.0  # how often to check that no later start of this job has taken the run over
@@ -55,16 +57,15 @@ class Checkpoints:
 
     def _make_saver(self) -> Saver:
         settings = self._config.checkpoint
-        token = texts_of_all(self._world, secrets.token_hex(4))[0]
+        before_commit = self._claim.check if self._claim is not None else None
+        token = all_gather_texts(self._world, secrets.token_hex(4))[0]
         return Saver(
             self._storage,
             self._world,
             token,
-            keep=settings.keep,
-            best=settings.best,
+            retention=Retention(settings.keep, settings.best),
+            hooks=CommitHooks(before_commit, self._report_progress),
             silence_s=self._config.timeout.step_s,
-            before_commit=self._claim.check if self._claim is not None else None,
-            on_commit=self._report_progress,
             whole=whole,
         )
 

@@ -160,7 +160,7 @@ class CudaGraphStep(OptimizerStep):
         memory = zip(step.lanes, captured.inputs, captured.generators, strict=True)
         for lane, inputs, generator in memory:
             torch._foreach_copy_(inputs, lane.batch)
-            generator.manual_seed(mix(self._config.seed, step.plan.step, lane.number))
+            generator.manual_seed(mix(self._config.seed, step.plan.index, lane.number))
         self._set_rate(step)
         captured.lanes.replay()
         self.ready = time.perf_counter()
@@ -181,12 +181,12 @@ class CudaGraphStep(OptimizerStep):
 
     def _async_note(self, captured: _CapturedStep, step: RankBatch) -> Note:
         counts = [float(lane.samples) for lane in step.lanes]
-        not_finite = partial(self._late_not_finite, step.plan.step)
+        not_finite = partial(self._late_not_finite, step.plan.index)
         return Note(self._async_losses.copy(captured.losses, counts, not_finite), sum(counts))
 
     def _note_of(self, step: RankBatch, lane: Lane, value: float) -> Note:
         if not math.isfinite(value):
-            raise self._not_finite(value, step.plan.step, lane.number)
+            raise self._not_finite(value, step.plan.index, lane.number)
         return Note(value * lane.samples, float(lane.samples)) if lane.samples else Note(0.0, 0.0)
 
     def _late_not_finite(self, step: int, value: float, lane: int) -> TrainingError:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paceline.config import RunConfig
 from paceline.data.order import Places
-from paceline.data.reading.resident import brought_to
+from paceline.data.reading.resident import cache_on_gpu
 from paceline.data.reading.source import Batch, as_source
 from paceline.data.reading.transform import Transformed
 from paceline.errors import ConfigError
@@ -58,7 +58,7 @@ class Evaluation:
         source = as_source(data)
         self._transform = source if isinstance(source, Transformed) else None
         stored = self._transform.source if self._transform else source
-        self._source = brought_to(stored, world.device, config.read.resident_gb)
+        self._source = cache_on_gpu(stored, world.device, config.read.resident_gb)
         self._precision = Precision(config, world.device, world.size)
         self._gathers_weights = shards(world, config)
         self._loss, self._metrics = loss, metrics

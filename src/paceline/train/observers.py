@@ -10,14 +10,14 @@ from typing import TypeVar
 from paceline.config import RunConfig
 from paceline.errors import Stopped
 from paceline.events import Event, SlowRank
-from paceline.hang.rank_report import WrongResult
+from paceline.hang.rank_report import RankException
 from paceline.hang.watchdog import Watchdog
-from paceline.launch.rank_local import lost_peer, words_of
+from paceline.launch.rank_local import format_error, lost_peer
 from paceline.rundir import RunDir
 from paceline.telemetry.heartbeat import Heartbeat
 from paceline.telemetry.pulse import REST_S, Pulse
 from paceline.telemetry.rank_times import RankTimes
-from paceline.telemetry.stragglers import StragglerWatch, in_words
+from paceline.telemetry.stragglers import StragglerWatch, describe_straggler
 from paceline.train.console import say
 from paceline.train.optimizer_step import OptimizerStep
 from paceline.train.profiling import Profiling
@@ -110,7 +110,7 @@ class Observers:
         if slow is not None:
             rank, node = slow.beat.rank, slow.beat.node
             facts = rank, node, slow.phase, slow.kind, slow.more_s, slow.times
-            self._emit(SlowRank(slow.step or done, *facts, in_words(slow)))
+            self._emit(SlowRank(slow.step or done, *facts, describe_straggler(slow)))
         elif before is not None and before.kind == "chronic":
             rank, node = before.beat.rank, before.beat.node
             sentence = f"rank {rank} ({node}) is no longer slow"
@@ -126,8 +126,8 @@ def _pulse_of(config: RunConfig) -> Pulse:
     return Pulse(config.timeout.hang_steps, rest_s)
 
 
-def _explain(error: BaseException) -> WrongResult | None:
+def _explain(error: BaseException) -> RankException | None:
     """Return what went wrong, for the hang report; None for a run that was asked to stop."""
     if isinstance(error, Stopped) or not isinstance(error, Exception):
         return None
-    return WrongResult(type(error).__name__, words_of(error), lost_peer(error))
+    return RankException(type(error).__name__, format_error(error), lost_peer(error))

@@ -179,7 +179,7 @@ class OptimizerStep:
     def _forward(self, model: nn.Module, step: RankBatch, lane: Lane) -> tuple[Tensor, Note]:
         """Run one lane; return the tensor to start backward from, and the lane's note."""
         assert self._buffers is not None
-        seed_everything(self._config.seed, step.plan.step, lane.number)
+        seed_everything(self._config.seed, step.plan.index, lane.number)
         *inputs, target = lane.batch
         with self.precision.context():
             result = self._loss(model(*inputs), target)
@@ -190,7 +190,7 @@ class OptimizerStep:
             output, count = result, float(lane.samples)
         value = output.item()
         if not math.isfinite(value):
-            raise self._not_finite(value, step.plan.step, lane.number)
+            raise self._not_finite(value, step.plan.index, lane.number)
         has_samples = lane.samples > 0
         moves = self._buffers.move_of_lane(counts=has_samples)
         if not has_samples:
@@ -259,7 +259,7 @@ class OptimizerStep:
 
     def _nothing_counted(self, step: RankBatch) -> TrainingError:
         return TrainingError(
-            f"the loss returned a total count of 0 in step {step.plan.step + 1}: every token of every lane is masked",
+            f"the loss returned a total count of 0 in step {step.plan.index + 1}: every token of every lane is masked",
             fix="check the mask of the loss and the samples that it masks",
         )
 

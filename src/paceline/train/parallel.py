@@ -18,7 +18,7 @@ from paceline.config import RunConfig
 from paceline.train.ddp_reduction import DDP_OPTIONS, TreeDDP
 from paceline.train.lane_sum import FreeSum, LaneSum, LocalTree
 from paceline.train.reduce_after_backward import ReduceAfterBackward
-from paceline.world.collectives import take_from_main
+from paceline.world.collectives import broadcast_from_main
 from paceline.world.world import World
 
 
@@ -38,7 +38,7 @@ def parallelize(
     if shards(world, config):
         from paceline.train.fsdp import shard
 
-        _broadcast_from_main(model)
+        _copy_from_main(model)
         return shard(model, world, config, wrap)
     model.to(world.device)
     if config.compile and config.parallel != "fsdp":
@@ -50,7 +50,7 @@ def parallelize(
     if world.size == 1:
         return model
     if captures(world, config) or config.local_sgd.steps:
-        _broadcast_from_main(model)
+        _copy_from_main(model)
         return model
     if config.exact:
         return TreeDDP(model, config.batch.lanes, world)
@@ -59,9 +59,9 @@ def parallelize(
     return ddp
 
 
-def _broadcast_from_main(model: nn.Module) -> None:
+def _copy_from_main(model: nn.Module) -> None:
     """Start all ranks with the weights and buffers of rank 0, as DDP does: each may have a different random init."""
-    take_from_main(value for value in (*model.parameters(), *model.buffers()) if value.numel())
+    broadcast_from_main(value for value in (*model.parameters(), *model.buffers()) if value.numel())
 
 
 def lane_sum(model: nn.Module, world: World, config: RunConfig) -> LaneSum:

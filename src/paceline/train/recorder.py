@@ -17,7 +17,7 @@ from paceline.rundir import DUMP_FILE, RECORD_FILE, make_private, write_whole
 from paceline.train.parallel import inner
 from paceline.train.sharded_tensor import whole
 from paceline.train.state import NOTHING, content, digest_of, digests_of_all, named_state
-from paceline.world.collectives import rows_of_all, sum_across
+from paceline.world.collectives import all_gather_rows, sum_across
 from paceline.world.world import World
 
 _48_BITS = 0xFFFFFFFFFFFF
@@ -116,7 +116,7 @@ class Recorder:
         """Return the distinct digests over all ranks of a value that may differ between them."""
         start = bytearray(hashlib.sha256(content).digest()[:8])
         digest = torch.frombuffer(start, dtype=torch.int64)
-        return sorted(set(rows_of_all(self._world, digest).flatten().tolist()))
+        return sorted(set(all_gather_rows(self._world, digest).flatten().tolist()))
 
     def _write(self, line: dict[str, object]) -> None:
         if self._world.is_main:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError
 from paceline.train.parallel import settled
 from paceline.train.sharded_tensor import put, sharded_like, whole
-from paceline.world.collectives import texts_of_all
+from paceline.world.collectives import all_gather_texts
 from paceline.world.world import World
 
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
@@ -174,7 +174,7 @@ def digests_of_all(world: World, own: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the SHA-256 of the tensors that only one rank holds, for all ranks. Every rank must call this."""
     own_digests = {name: digest_of(name, value) for name, value in own.items()}
     digests: dict[str, str] = {}
-    for text in texts_of_all(world, json.dumps(own_digests)):
+    for text in all_gather_texts(world, json.dumps(own_digests)):
         digests.update(json.loads(text))
     return digests
 

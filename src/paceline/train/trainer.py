@@ -136,7 +136,7 @@ class Trainer:
         for step in self._observers.reading(self.batches.steps(first)):
             self._train_step(step, recovery)
             self._observers.step_done(self._done)
-            if step.plan.step == first:
+            if step.plan.index == first:
                 shorten_timeout(self.world, self.config)
             stops = recovery.after_step(self._last_note, self._done, self._metrics)
             if stops and self._done < total_steps:
@@ -147,7 +147,7 @@ class Trainer:
     def _train_step(self, step: RankBatch, recovery: _Recovery) -> None:
         note = self._last_note = self._optimizer_step(step, recovery.requests)
         self._observers.step_taken(step.plan.samples)
-        self._done = done = step.plan.step + 1
+        self._done = done = step.plan.index + 1
         self._metrics = {}
         self._since_report.add(note, step.plan.samples)
         self._in_epoch.add(note, step.plan.samples)

@@ -70,7 +70,7 @@ def _settings(args: argparse.Namespace) -> Settings:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cluster",
-        description=slurm.cluster.__doc__,
+        description=support.slurm_cluster.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--dir", default=os.environ.get("CLUSTER_DIR", "/tmp/slurm-cluster"))

@@ -1,0 +1,78 @@
+"""Does text reach a terminal wrapped and in colour, a pipe unchanged, and neither with a control sequence?"""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from paceline import terminal
+
+HEAD, ROW = ["run", "state", "log"], ["first", "RUNNING", "/a/long/path/to/the/log.txt"]
+SCRIPT = f"""
+from paceline import terminal
+terminal.table({HEAD!r}, [{ROW!r}], droppable=["log"])
+terminal.say("one two three four five six seven")
+terminal.error("error: no such file\\n  fix: check the path")
+"""
+
+
+def on_a_terminal(columns: int, **variables: str) -> str:
+    """Return what the script shows on a pseudo-terminal of that width."""
+    ours, theirs = pty.openpty()
+    env = {
+        name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "FORCE_COLOR"}
+    }
+    env |= {"TERM": "xterm-256color", "COLUMNS": str(columns), **variables}
+    done = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=theirs, stderr=theirs, env=env)
+    os.close(theirs)
+    text = b""
+    while True:
+        try:
+            piece = os.read(ours, 4096)
+        except OSError:  # Linux reports the closed end of a terminal as an error
+            break
+        if not piece:
+            break
+        text += piece
+    os.close(ours)
+    assert done.wait() == 0
+    return text.decode().replace("\r\n", "\n")
+
+
+def test_a_narrow_terminal_loses_a_column_and_wraps_at_words() -> None:
+    shown = on_a_terminal(20, NO_COLOR="1")
+    assert "log" not in shown.splitlines()[0]
+    assert "first  RUNNING" in shown
+    assert "one two three four \nfive six seven" in shown
+
+
+def test_a_wide_terminal_shows_every_column() -> None:
+    assert "first  RUNNING  /a/long/path/to/the/log.txt" in on_a_terminal(100, NO_COLOR="1")
+
+
+@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_errors_are_coloured_unless_no_color_is_set(
+    variables: dict[str, str], coloured: bool
+) -> None:
+    shown = on_a_terminal(80, **variables)
+    assert ("\x1b[1;31merror:" in shown) is coloured
+    assert ("\x1b[1;36m  fix:" in shown) is coloured
+
+
+def test_a_pipe_gets_whole_lines_without_colour() -> None:
+    stream = io.StringIO()
+    terminal.say("word " * 100, stream)
+    assert stream.getvalue() == "word " * 100 + "\n"
+
+
+def test_no_control_sequence_of_a_foreign_text_gets_through(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    terminal.say("a\x1b[2Jb\x07\nc")
+    terminal.table(["x"], [["\x1b]0;title\x07cell"]])
+    assert capsys.readouterr().out == "ab\N{REPLACEMENT CHARACTER}\nc\nx\ncell\n"
