@@ -235,7 +235,7 @@ def test_another_model_is_refused_with_the_tensors_that_differ(net, told, tmp_pa
 
 def test_another_kind_of_optimizer_is_refused(tmp_path) -> None:
     train(settings(tmp_path))
-    with pytest.raises(ConfigError, match="optimizer was AdamW, is SGD"):
+    with pytest.raises(ConfigError, match="optimizer AdamW -> SGD"):
         train(settings(tmp_path), optimizer=OPTIMIZERS["SGD momentum"])
 
 
@@ -324,7 +324,7 @@ def test_settings_that_do_not_touch_the_bits_may_change(word, tmp_path, straight
 
 def test_a_dataset_of_another_length_is_refused(tmp_path) -> None:
     cut(settings(tmp_path), 7)
-    with pytest.raises(ConfigError, match="dataset_samples was 60, is 61"):
+    with pytest.raises(ConfigError, match="dataset_samples 60 -> 61"):
         train(settings(tmp_path), samples=61)
 
 

@@ -1,4 +1,4 @@
-"""A run that fails goes on from its newest checkpoint, by itself, and ends with the bits of one that did not."""
+"""A run that crashes is restarted from its newest checkpoint and ends with the bits of an undisturbed run."""
 
 from __future__ import annotations
 

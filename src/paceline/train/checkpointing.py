@@ -57,8 +57,8 @@ class Checkpoints:
 
     def _make_saver(self) -> Saver:
         settings = self._config.checkpoint
-        token = all_gather_texts(self._world, secrets.token_hex(4))[0]
         before_commit = self._claim.check if self._claim is not None else None
+        token = all_gather_texts(self._world, secrets.token_hex(4))[0]
         return Saver(
             self._storage,
             self._world,

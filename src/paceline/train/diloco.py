@@ -174,7 +174,8 @@ class DilocoStep(OptimizerStep):
         lanes_each = self._config.batch.lanes // self._config.local_sgd.replicas
         for start in range(0, len(step.lanes), lanes_each):
             lanes = step.lanes[start : start + lanes_each]
-            yield RankBatch(replace(step.plan, samples=sum(lane.samples for lane in lanes)), lanes)
+            samples = sum(lane.samples for lane in lanes)
+            yield RankBatch(replace(step.plan, samples=samples), lanes)
 
     def _synchronizes_after(self, plan: StepPlan) -> bool:
         is_last = plan.ends_epoch or plan.seen == self._total_samples

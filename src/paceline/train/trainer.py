@@ -98,8 +98,8 @@ class Trainer:
         self._evaluation: Evaluation | None = None
         if evaluation is not None:
             self._evaluation = Evaluation(evaluation, loss, metrics or {}, config, world)
-        make_step = step_class(world, optimizer, config)
-        self._optimizer_step = make_step(
+        make_optimizer_step = step_class(world, optimizer, config)
+        self._optimizer_step = make_optimizer_step(
             world, model, optimizer, loss, config, batches.total_samples
         )
         self._since_report, self._in_epoch = Meter(), Meter()
