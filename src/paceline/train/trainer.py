@@ -109,7 +109,7 @@ class Trainer:
                 if self._wants(recorder, step) or self._onlookers.seen_enough():
                     break
             self._onlookers.ending()
-            if not self.config.only_looked_at:
+            if not self.config.only_measures:
                 life.save(self._done, self._metrics)
             life.finish()
             self._onlookers.concluding()
