@@ -19,6 +19,8 @@ Role = Literal["positional", "option", "rest"]
 
 _METADATA = "argument"
 HELP_FLAGS = ("-h", "--help")
+REQUIRED = dataclasses.MISSING
+"""The default of an option that must be given."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +68,12 @@ def option(default: Any, *flags: str, metavar: str = "") -> Any:
     return _declare("option", default, flags, metavar)
 
 
-def positional(default: Any = dataclasses.MISSING, *, metavar: str = "") -> Any:
+def flag(*flags: str) -> Any:
+    """Declare a boolean option, false by default, with other flags than its name."""
+    return _declare("option", False, flags, "")  # noqa: FBT003
+
+
+def positional(default: Any = REQUIRED, *, metavar: str = "") -> Any:
     """Declare an argument without a flag; a field of type tuple[str, ...] takes several."""
     return _declare("positional", default, (), metavar)
 
@@ -126,7 +133,10 @@ def read_arguments(kind: type[A], words: Sequence[str], program: str) -> A:
     by_name = {argument.name: argument for argument in arguments}
     values = {name: _typed(by_name[name], text) for name, text in texts.items()}
     remainder = [argument for argument in arguments if argument.role == "rest"]
-    left = _take_positionals(arguments, bare, [] if remainder else after, values, program)
+    left = _take_positionals(arguments, bare, [] if remainder else after, values)
+    for argument in arguments:
+        if argument.required and argument.name not in values:
+            raise ConfigError(f"{argument.shown} is missing", fix=usage_of(arguments, program))
     if remainder:
         values[remainder[0].name] = (*left, *after)
     elif left:
@@ -198,7 +208,6 @@ def _take_positionals(
     bare: Sequence[str],
     after: Sequence[str],
     values: dict[str, Any],
-    program: str,
 ) -> list[str]:
     """Fill the positional arguments in their order; return the words that are left."""
     wanted = [argument for argument in arguments if argument.role == "positional"]
@@ -212,9 +221,6 @@ def _take_positionals(
         else:
             argument = wanted.pop(0)
             values[argument.name] = _typed(argument, word)
-    for argument in wanted:
-        if argument.required and argument.name not in values:
-            raise ConfigError(f"{argument.metavar} is missing", fix=usage_of(arguments, program))
     return left
 
 
@@ -245,7 +251,9 @@ def usage_of(arguments: Sequence[Argument], program: str) -> str:
         if argument.role == "positional":
             name = f"{argument.metavar} ..." if argument.many else argument.metavar
             words.append(name if argument.required else f"[{name}]")
-    if any(argument.role == "option" for argument in arguments):
+    options = [argument for argument in arguments if argument.role == "option"]
+    words += [f"{each.shown} {each.metavar}" for each in options if each.required]
+    if options:
         words.append("[options]")
     words += [f"[{argument.metavar} ...]" for argument in arguments if argument.role == "rest"]
     return " ".join(words)

@@ -1,26 +1,24 @@
-"""How help is laid out: one layout for the program, its verbs and the settings of a run."""
+"""Help of verbs and settings, from their dataclasses: the docstring line under a field is its help."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
 import inspect
-import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from paceline.config.arguments import HELP_FLAGS, Argument, arguments_of, usage_of
+from paceline.help_layout import section, sentence, wrapped
 
-_MOST_COLUMNS = 100
-_FLAG_COLUMNS = 26
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 
 def verb_help(kind: type, program: str, summary: str) -> str:
     """Return the help of a verb: usage, summary, details, arguments and options."""
     arguments, helps = arguments_of(kind), field_helps(kind)
-    parts = [f"usage: {usage_of(arguments, program)}", _sentence(summary), _details(kind)]
+    parts = [f"usage: {usage_of(arguments, program)}", sentence(summary), _details(kind)]
     positionals = [argument for argument in arguments if argument.role != "option"]
     options = [argument for argument in arguments if argument.role == "option"]
     parts.append(section("arguments", [_row(each, helps) for each in positionals]))
@@ -57,44 +55,6 @@ def settings_help(kind: type, program: str) -> str:
         )
     )
     return "\n\n".join(part for part in parts if part)
-
-
-def section(title: str, rows: Sequence[tuple[str, str]]) -> str:
-    """Return a titled list: names at the left, their help wrapped at the right."""
-    if not rows:
-        return ""
-    lines = [f"{title}:"]
-    for name, text in rows:
-        lines += _entry(name, text)
-    return "\n".join(lines)
-
-
-def _entry(name: str, text: str) -> list[str]:
-    head = f"  {name}"
-    indent = " " * _FLAG_COLUMNS
-    lines = textwrap.wrap(
-        text, _columns(), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
-    )
-    if lines and len(head) + 2 <= _FLAG_COLUMNS:
-        lines[0] = head.ljust(_FLAG_COLUMNS) + lines[0].lstrip()
-        return lines
-    return [head, *lines]
-
-
-def wrapped(text: str) -> str:
-    """Return text wrapped at the width of the terminal; blank lines separate paragraphs."""
-    paragraphs = text.split("\n\n")
-    width = _columns()
-    return "\n\n".join(textwrap.fill(" ".join(each.split()), width) for each in paragraphs)
-
-
-def _columns() -> int:
-    return min(_MOST_COLUMNS, shutil.get_terminal_size().columns)
-
-
-def _sentence(text: str) -> str:
-    full = text[:1].upper() + text[1:]
-    return wrapped(full if full.endswith((".", "?", "!")) else f"{full}.")
 
 
 def _details(kind: type) -> str:
@@ -136,7 +96,7 @@ def described(argument: Argument, text: str) -> str:
     """Return the help of an argument, with its default unless the text names it."""
     text = " ".join(text.split())
     default = argument.default
-    if argument.required or "default" in text:
+    if argument.required or "default" in text or "must be given" in text:
         return text
     if default is False or default is None or default in ("", ()):
         return text

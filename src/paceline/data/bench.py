@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Generator, Iterator
@@ -10,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import BatchConfig, ReadConfig, RunConfig
+from paceline.config.arguments import option, positional
 
 if TYPE_CHECKING:
     from paceline.data.reading.batches import Batches
@@ -26,25 +26,24 @@ class Pace:
     cpu_ns_per_sample: float
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.add_argument(
-        "address", metavar="SET", help="folder or address of a set, or an HDF5 file"
-    )
-    parser.add_argument(
-        "--batch", type=int, default=128, help="samples of a step (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--window", type=int, default=16, help="blocks that are mixed (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=10.0, help="longest time of a pass (default: %(default)s)"
-    )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+@dataclass(frozen=True, kw_only=True)
+class BenchArguments:
+    """Reads the dataset from several starting points, then twice from beginning to end."""
+
+    address: str = positional(metavar="DATASET")
+    """Folder or URL of a dataset, or an HDF5 file."""
+    batch: int = 128
+    """Samples per step."""
+    window: int = 16
+    """Blocks in the shuffle window (read.window)."""
+    seconds: float = option(10.0, metavar="S")
+    """Longest time of one pass."""
+    json: bool = False
+    """Print the measurements as JSON."""
 
 
-def main(known: argparse.Namespace) -> int:
-    """Read the set from several starts, then twice from end to end, and print how fast that went."""
+def main(arguments: BenchArguments) -> int:
+    """Measure how fast the dataset is read; return the exit code."""
     import torch
 
     from paceline.data.reading.batches import Batches
@@ -52,24 +51,24 @@ def main(known: argparse.Namespace) -> int:
     from paceline.world.world import World
 
     torch.set_num_threads(1)
-    read = ReadConfig(window=known.window)
-    config = RunConfig(epochs=1, batch=BatchConfig(known.batch, lanes=1), read=read)
+    read = ReadConfig(window=arguments.window)
+    config = RunConfig(epochs=1, batch=BatchConfig(arguments.batch, lanes=1), read=read)
     firsts = [
-        _first_ms(Batches(open_dataset(known.address, config), config, World()), start)
+        _first_ms(Batches(open_dataset(arguments.address, config), config, World()), start)
         for start in _STARTS
     ]
-    source = open_dataset(known.address, replace(config, epochs=2))
+    source = open_dataset(arguments.address, replace(config, epochs=2))
     batches = Batches(source, config, World())
-    cold, warm = (_pass(batches, known.seconds) for _ in range(2))
+    cold, warm = (_pass(batches, arguments.seconds) for _ in range(2))
     size = source.bytes_per_sample
-    if known.json:
+    if arguments.json:
         found: dict[str, Any] = {"samples": len(source), "bytes_per_sample": size}
         found["first_batch_ms"] = dict(zip((str(start) for start in _STARTS), firsts, strict=True))
         print(
             json.dumps(found | {"first_pass": asdict(cold), "later_pass": asdict(warm)}, indent=2)
         )
         return 0
-    print(f"{known.address}: {len(source):,} samples of {size:,} bytes")
+    print(f"{arguments.address}: {len(source):,} samples of {size:,} bytes")
     print(
         "first batch: "
         + ", ".join(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gzip
 import hashlib
@@ -16,12 +15,14 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 from urllib.parse import urlsplit
 
 from paceline import handover
+from paceline.config.arguments import option, positional
 from paceline.errors import ConfigError, DataError, EnvironmentUnfit, did_you_mean
 from paceline.rundir import make_private, write_whole
 from paceline.version import VERSION
@@ -112,33 +113,29 @@ SETS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `paceline data get`."""
-    parser.add_argument("name", metavar="NAME", help=f"one of: {', '.join(SETS)}")
-    parser.add_argument(
-        "--to",
-        default="",
-        metavar="FOLDER",
-        help="default: one of its name in PACELINE_DATA, or in ./data",
-    )
-    parser.add_argument("--json", action="store_true", help="print where the files are as JSON")
+@dataclass(frozen=True, kw_only=True)
+class GetArguments:
+    """Files are downloaded from public mirrors and checked by their SHA-256; intact files are kept."""
+
+    name: str = positional(metavar="NAME")
+    """Dataset to download: mnist, fashion-mnist or tinyshakespeare."""
+    to: str = option("", metavar="FOLDER")
+    """Folder for the files (default: a folder of that name in $PACELINE_DATA, or in ./data)."""
+    json: bool = False
+    """Print the paths as JSON."""
 
 
-def main(known: argparse.Namespace) -> int:
-    """Fetch a set, and say where it is."""
-    folder = (
-        Path(known.to) if known.to else Path(os.environ.get(handover.DATA) or "data") / known.name
-    )
-    paths = fetch(known.name, folder, shown=None if known.json else sys.stderr)
-    if known.json:
-        print(
-            json.dumps(
-                {"set": known.name, "folder": str(folder), "files": [str(path) for path in paths]},
-                indent=1,
-            )
-        )
+def main(arguments: GetArguments) -> int:
+    """Download a dataset, and print its paths."""
+    home = Path(os.environ.get(handover.DATA) or "data")
+    folder = Path(arguments.to) if arguments.to else home / arguments.name
+    paths = fetch(arguments.name, folder, shown=None if arguments.json else sys.stderr)
+    files = [str(path) for path in paths]
+    if arguments.json:
+        facts = {"set": arguments.name, "folder": str(folder), "files": files}
+        print(json.dumps(facts, indent=1))
     else:
-        print("\n".join(str(path) for path in paths))
+        print("\n".join(files))
     return 0
 
 
