@@ -37,7 +37,7 @@ _BESIDE = {
 class CheckpointArguments:
     """Arguments of every action on checkpoints."""
 
-    run: str = positional("", metavar="RUN")
+    run: str = positional("", metavar="RUN", needed=True)
     """Folder of a run, a folder of checkpoints, one checkpoint, or a URL such as s3://bucket/folder/NAME."""
     step: int | None = None
     """Only the checkpoint of this step."""

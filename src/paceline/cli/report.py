@@ -19,7 +19,7 @@ from paceline.units import human_size
 class ReportArguments:
     """The page shows curves, step times, ranks, restarts and settings. It needs no server and no network."""
 
-    names: tuple[str, ...] = positional((), metavar="RUN")
+    names: tuple[str, ...] = positional((), metavar="RUN", needed=True)
     """Names or folders of runs, or ids of Slurm jobs."""
     runs: str = option("runs", metavar="FOLDER")
     """Folder of all runs."""

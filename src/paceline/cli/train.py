@@ -15,7 +15,7 @@ from paceline.recipes import RECIPES
 class TrainArguments(LaunchArguments):
     """Run the same command again to resume from the newest intact checkpoint."""
 
-    recipe: str = positional("", metavar="RECIPE")
+    recipe: str = positional("", metavar="RECIPE", needed=True)
     """Recipe to train: toy (a linear model on 2,048 samples), mnist (a convolutional network on handwritten digits) or gpt (a small GPT on text)."""
     settings: tuple[str, ...] = rest("SETTING=VALUE")
     """Settings of the recipe, as key=value or as flags; `paceline train RECIPE --help` lists them."""

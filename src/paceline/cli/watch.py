@@ -27,7 +27,7 @@ _NEWEST = 3
 class NamedRunArguments:
     """Arguments of every verb that needs one run."""
 
-    run: str = positional("", metavar="RUN|JOBID")
+    run: str = positional("", metavar="RUN|JOBID", needed=True)
     """Name or folder of a run, or the id of a Slurm job."""
     runs: str = option("runs", metavar="FOLDER")
     """Folder of all runs."""

@@ -36,6 +36,8 @@ class Argument:
     role: Role = "option"
     flags: tuple[str, ...] = ()
     metavar: str = ""
+    needed: bool = False
+    """Whether the verb itself asks for it, with a better message than "is missing"."""
 
     @property
     def required(self) -> bool:
@@ -73,9 +75,12 @@ def flag(*flags: str) -> Any:
     return _declare("option", False, flags, "")  # noqa: FBT003
 
 
-def positional(default: Any = REQUIRED, *, metavar: str = "") -> Any:
-    """Declare an argument without a flag; a field of type tuple[str, ...] takes several."""
-    return _declare("positional", default, (), metavar)
+def positional(default: Any = REQUIRED, *, metavar: str = "", needed: bool = False) -> Any:
+    """Declare an argument without a flag; a field of type tuple[str, ...] takes several.
+
+    `needed`: there is a default only so that the verb can ask for it, with the choices at hand.
+    """
+    return _declare("positional", default, (), metavar, needed=needed)
 
 
 def rest(metavar: str) -> Any:
@@ -83,8 +88,10 @@ def rest(metavar: str) -> Any:
     return _declare("rest", (), (), metavar)
 
 
-def _declare(role: Role, default: Any, flags: tuple[str, ...], metavar: str) -> Any:
-    metadata = {_METADATA: (role, flags, metavar)}
+def _declare(
+    role: Role, default: Any, flags: tuple[str, ...], metavar: str, *, needed: bool = False
+) -> Any:
+    metadata = {_METADATA: (role, flags, metavar, needed)}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -109,13 +116,14 @@ def _default(item: dataclasses.Field[Any]) -> Any:
 
 
 def _argument(item: dataclasses.Field[Any], name: str, hint: Any, default: Any) -> Argument:
-    role, flags, metavar = item.metadata.get(_METADATA, ("option", (), ""))
+    declared = item.metadata.get(_METADATA, ("option", (), "", False))
+    role, flags, metavar, needed = declared
     long = [flag for flag in flags if flag.startswith("--")]
     if role == "option" and not long:
         flags = (*flags, f"--{name.replace('_', '-')}")
     if role == "positional" and not metavar:
         metavar = name.upper()
-    return Argument(name, _without_none(hint), default, role, flags, metavar)
+    return Argument(name, _without_none(hint), default, role, flags, metavar, needed)
 
 
 def _without_none(hint: Any) -> Any:
@@ -250,7 +258,8 @@ def usage_of(arguments: Sequence[Argument], program: str) -> str:
     for argument in arguments:
         if argument.role == "positional":
             name = f"{argument.metavar} ..." if argument.many else argument.metavar
-            words.append(name if argument.required else f"[{name}]")
+            optional = not (argument.required or argument.needed)
+            words.append(f"[{name}]" if optional else name)
     options = [argument for argument in arguments if argument.role == "option"]
     words += [f"{each.shown} {each.metavar}" for each in options if each.required]
     if options:
