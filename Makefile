@@ -1,34 +1,49 @@
-# Two commands for a fresh machine: `make demo` and `make test`. Each does all its own set-up (pip
-# would compile on one core).
+# Two commands for a fresh machine: `make demo` and `make test`. Each does all its own set-up.
+# `make quick` is for the inner loop: format, lint, types, doctests and the tests that start no process.
 PYTHON ?= python3
 VENV := .venv
-READY := $(VENV)/.ready
+RUN := $(VENV)/.run
+DEV := $(VENV)/.dev
+# Packages are compiled afterwards, on all cores; pip would use one.
 INSTALL := $(VENV)/bin/python -m pip install --quiet --no-compile --constraint constraints.txt
+COMPILE := $(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib/python*/site-packages || true
+IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
-.PHONY: demo test check site reference clean
+.PHONY: demo test quick check site reference clean
 
-demo: $(READY)
+demo: $(RUN)
 	$(VENV)/bin/paceline train mnist -n 2 name=demo resume=never
 	$(VENV)/bin/paceline verify mnist --worlds 1,2,3,4
 
-test: $(READY)
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" scripts/check
+test: $(DEV)
+	$(IN_VENV) scripts/check
+
+quick: $(DEV)
+	$(IN_VENV) scripts/check --quick
 
 check: test
 
-site: $(READY)  # the documentation, as pages in site/
+site: $(DEV)  # the documentation, as pages in site/
 	$(VENV)/bin/mkdocs build --strict
 
-reference: $(READY)  # what in docs/ is made from the code
+reference: $(DEV)  # the pages of docs/ that are generated from the code
 	$(VENV)/bin/python scripts/docs/reference.py
 
-$(READY): pyproject.toml constraints.txt
+$(RUN): pyproject.toml constraints.txt  # what a training needs: torch and eight packages
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: Paceline needs Python 3.11 or newer; $$($(PYTHON) --version 2>&1) is too old" >&2; \
+	  echo "  fix: name a newer one, such as: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) setuptools
 	$(INSTALL) torch==2.13.0
+	$(INSTALL) --no-build-isolation --editable .
+	$(COMPILE)  # some files are for other Pythons
+	touch $(RUN)
+
+$(DEV): $(RUN)  # what the tests need as well
 	$(INSTALL) --no-build-isolation --editable '.[dev]'
-	$(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib/python*/site-packages || true  # some are for other Pythons
-	touch $(READY)
+	$(COMPILE)
+	touch $(DEV)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis runs site

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
-from figures import spread, table
+from ratios import spread, table
 from torch import nn
 from torch.nn.functional import cross_entropy
 

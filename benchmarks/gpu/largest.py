@@ -21,7 +21,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from figures import table  # noqa: E402 - after the path
+from ratios import table  # noqa: E402 - after the path
 
 STEPS = 3
 TINY = {"width": 32, "heads": 2, "length": 16, "tokens": 64, "first": 1, "most": 4}

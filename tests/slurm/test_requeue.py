@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
 
 PROFILE = 'lead_s = 30\noptions = ["--exclusive"]'
 LONG = ("batch.global_size=16", "epochs=25", "checkpoint.every=end", "log.every_steps=1")
-ONE_NODE = ("haste.py", "--ranks-per-node", "1")
-TWO_NODES = ("haste.py", "--nodes", "2", "--ranks-per-node", "1")
+ONE_NODE = ("slow_then_fast.py", "--ranks-per-node", "1")
+TWO_NODES = ("slow_then_fast.py", "--nodes", "2", "--ranks-per-node", "1")
 SLOW_PYTHON = """
 import os, sys, time
 first = "SLURM_PROCID" in os.environ and "SLURM_RESTART_COUNT" not in os.environ
@@ -134,7 +134,7 @@ def stuck(desk: Desk) -> str:
 def told_early(desk: Desk) -> str:
     """Ranks that have not met yet leave at once, all of them, and the job starts again."""
     job = desk.submit(
-        "haste.py",
+        "slow_then_fast.py",
         *LONG,
         "name=early",
         "--ranks-per-node",
@@ -155,7 +155,7 @@ def told_before_it_listens(desk: Desk) -> str:
     (desk.folder / "slow" / "sitecustomize.py").write_text(SLOW_PYTHON)
     env = {"PYTHONPATH": str(desk.folder / "slow")}
     job = desk.submit(
-        "haste.py", *LONG, "name=unheard", "--ranks-per-node", "2", "--time", "10", env=env
+        "slow_then_fast.py", *LONG, "name=unheard", "--ranks-per-node", "2", "--time", "10", env=env
     )
     desk.await_line("unheard", job, "not listening yet", timeout_s=_PATIENCE_S, times=2)
     desk.cluster.run(["scancel", "--batch", "--signal=USR1", job])

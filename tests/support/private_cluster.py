@@ -21,7 +21,7 @@ from support.slurm_cluster.errors import ClusterError, NotAvailable
 from support.slurm_cluster.place import Place
 from support.slurm_cluster.settings import HEAD, Settings
 
-TOOL = (sys.executable, str(Path(__file__).with_name("cluster")))
+TOOL = (sys.executable, str(Path(__file__).with_name("slurm_cluster")))
 _LEAVES_WITHIN_S = 1
 _STOPS_WITHIN_S = 240
 _LINES_OF_A_LOG = 10

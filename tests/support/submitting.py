@@ -14,7 +14,7 @@ from support.program import Done
 from support.private_cluster import PrivateCluster
 
 PACELINE = (sys.executable, "-m", "paceline")
-SCRIPT = Path(__file__).with_name("survive_training.py")
+SCRIPT = Path(__file__).with_name("training.py")
 IN_HASTE = Path(__file__).with_name("slow_then_fast.py")
 SHORT = ("batch.global_size=16", "epochs=4", "checkpoint.every=end")
 _LOOK_S = 0.1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.program import paceline, wait_for
 
-SCRIPT = str(Path(__file__).resolve().parents[1] / "support" / "survive_training.py")
+SCRIPT = str(Path(__file__).resolve().parents[1] / "support" / "training.py")
 SHORT = ("batch.global_size=16", "epochs=8", "log.every_steps=1")
 
 

@@ -1,6 +1,6 @@
 """What do those cost who look on at a training: watchdog, heartbeat, phases, and torch's flight recorder?
 
-`python benchmarks/onlookers.py [--rounds 5] [--steps 1500]`. First their calls alone, a step each, by CPU time of the thread
+`python benchmarks/observers.py [--rounds 5] [--steps 1500]`. First their calls alone, a step each, by CPU time of the thread
 that trains, and a collective of one rank with the recorder and without. Then a small exact training on two ranks (two layers, 4 lanes of 8 samples), in turns: with all, without the
 watchdog, without the recorder. CPU is that of a whole rank, its threads included; both are the least of the rounds, for
 what else the machine does only ever adds.
@@ -231,12 +231,12 @@ def train(config: paceline.RunConfig) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         paceline.Trainer(world, model, optimizer, batches, loss, config).run()
         if world.is_main:
-            figures: dict[str, Any] = {"recorded": len(last_collectives())}
-            figures |= {
+            measured: dict[str, Any] = {"recorded": len(last_collectives())}
+            measured |= {
                 "cpu_us": 1e6 * loss.cpu_s / (steps - WARM),
                 "wall_us": 1e6 * loss.wall_s / (steps - WARM),
             }
-            Path(os.environ["COST_OUT"]).write_text(json.dumps(figures))
+            Path(os.environ["COST_OUT"]).write_text(json.dumps(measured))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How do the same records lie in the format of each contender?
 
-Run by data.py as `data_sets.py FORMAT FOLDER RECORDS SIDE`, in a process of its own. A record is an image of SIDE x SIDE bytes,
+Run by data.py as `data_formats.py FORMAT FOLDER RECORDS SIDE`, in a process of its own. A record is an image of SIDE x SIDE bytes,
 which are random but for the first eight, and a label: the number of the record, which is also what those eight say. So
 whoever reads can tell that each record came once, and whole.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+from data_task import import_streaming
 
 SHARDS = 16
 """Files, for the formats that are read in shards and do not choose a size themselves."""
@@ -98,8 +99,6 @@ def write_array_record(folder: Path, images: Any, labels: Any) -> None:
 
 def write_mds(folder: Path, images: Any, labels: Any) -> None:
     """Write the shards of MosaicML streaming, raw arrays, no compression."""
-    from data_peers import import_streaming
-
     side = images.shape[1]
     columns = {"image": f"ndarray:uint8:{side},{side}", "label": "int"}
     with import_streaming().MDSWriter(out=str(folder / "set"), columns=columns) as writer:
