@@ -409,7 +409,7 @@ def test_the_newest_good_checkpoint_is_exported(ckpt: Callable[..., Done]) -> No
     done = ckpt("export", "runs/net", "net.safetensors")
     assert done.code == 0
     assert done.err.startswith(
-        f"passed over: runs/net/checkpoints/{NEW} is damaged: {PART} has other bytes"
+        f"skipped: runs/net/checkpoints/{NEW} is damaged: {PART} has other bytes"
     )
     assert done.out.startswith(f"runs/net/checkpoints/{OLD}\n")
     for step in ("step-000000003", OLD):
@@ -441,21 +441,21 @@ def test_a_file_is_written_over_only_by_force(ckpt: Callable[..., Done]) -> None
 @pytest.mark.parametrize(
     ("words", "problem", "fix"),
     [
-        ([], "ckpt: what is to be done?", "use one of: check, export, list"),
-        (["lsit", "runs/net"], "ckpt cannot 'lsit'", "did you mean list?"),
-        (["list"], "RUN is missing", "paceline ckpt list RUN; here are: runs/net, runs/other"),
+        ([], "paceline ckpt needs an action: list, check, export", "see `paceline ckpt --help`"),
+        (["lsit", "runs/net"], "paceline ckpt has no action 'lsit'", "did you mean list?"),
+        (["list"], "which run? newest: ", "name its folder, such as runs/NAME"),
         (["list", "runs/nett"], "there is no run runs/nett", "did you mean runs/net?"),
         (["list", "net"], "there is no run net", "did you mean runs/net?"),
         (["list", "runs"], "runs is not a run", "use one of: runs/net, runs/other"),
         (["list", "runs/net/config.toml"], "runs/net/config.toml is a file", "name the folder it is in: runs/net"),
         (["list", "nowhere/at/all"], "there is no run nowhere/at/all", "use one of: runs/net, runs/other"),
-        (["list", "runs/net", "runs/other"], "unexpected word 'runs/other'", "paceline ckpt list RUN"),
+        (["list", "runs/net", "runs/other"], "unexpected argument 'runs/other'", "paceline ckpt list RUN [options]"),
         (["list", "runs/net", "--jsno"], "there is no option --jsno", "did you mean --json?"),
         (["list", "file:///nowhere/net"], "there is nothing at file:///nowhere/net", "check the address"),
         (["list", "nope://bucket/net"], "Protocol not known: nope", "use a path, s3://bucket/folder"),
         (["check", "runs/net", "--step", "7"], "there is no checkpoint of step 7 in runs/net/checkpoints", "use one of: 3, 6, 9"),
-        (["check", "runs/net", "--step", "last"], "--step 'last' is not a step", "give its number"),
-        (["export", "runs/net"], "OUT.safetensors is missing", "paceline ckpt export RUN OUT.safetensors"),
+        (["check", "runs/net", "--step", "last"], "--step must be a whole number, got 'last'", "for example: --step 4"),
+        (["export", "runs/net"], "OUT is missing", "paceline ckpt export RUN OUT [options]"),
         (["export", "runs/net", "net.pt"], "net.pt would be a safetensors file", "name it net.safetensors"),
         (["export", "runs/net", "runs"], "runs is a folder", "name a file in it: runs/model.safetensors"),
         (["export", "runs/net", "no/net.safetensors"], "there is no folder no", "create it first"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +12,9 @@ from support.documented import DOCUMENTS, keys_of, words_of
 from support import report_trainings as trainings
 from support import run_folders as runs
 
-import paceline.cli
+from paceline.cli.commands import COMMANDS, load
 from paceline.cli.main import run_verb
+from paceline.config.arguments import arguments_of
 from paceline.hang.verdict import HangVerdict, keep
 from paceline.rundir import make_private
 
@@ -98,12 +97,9 @@ def test_hang_and_doctor(tmp_path: Path, capsys) -> None:
 
 def test_every_verb_that_has_it_is_named() -> None:
     listed = (DOCUMENTS / "json.md").read_text(encoding="utf-8").partition("\n## ")[0]
-    for path in sorted(Path(paceline.cli.__file__).parent.glob("*.py")):
-        verb = importlib.import_module(f"paceline.cli.{path.stem}")
-        if not hasattr(verb, "HELP"):
-            continue
-        parser = argparse.ArgumentParser(add_help=False)
-        verb.add_arguments(parser)
-        assert ("--json" in parser.format_help() or path.stem in {"data", "cluster"}) == (
-            f"`{path.stem}`" in listed
-        ), path.stem
+    for name, verb in COMMANDS.items():
+        has_json = False
+        for command in verb.actions.values() if verb.actions else [verb]:
+            _, kind = load(command)
+            has_json |= any(argument.name == "json" for argument in arguments_of(kind))
+        assert has_json == (f"`{name}`" in listed), name

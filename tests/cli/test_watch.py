@@ -167,12 +167,20 @@ def test_off_a_terminal_it_is_shown_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "problem", "fix"),
     [
-        ([], "which run?", "`paceline jobs` lists those submitted"),
+        ([], "which run? newest: run", "`paceline jobs` lists submitted runs"),
         (["rnu"], "there is no run and no job 'rnu'", "did you mean run?"),
         (["run", "--onec"], "there is no option --onec", "did you mean --once?"),
-        (["run", "more"], "unexpected word 'more'", "name one run"),
-        (["run", "--every", "0"], "--every 0 is no interval", "give seconds"),
-        (["run", "--every", "nan"], "--every nan is no interval", "give seconds"),
+        (["run", "more"], "unexpected argument 'more'", "paceline watch RUN|JOBID [options]"),
+        (
+            ["run", "--every", "0"],
+            "--every must be 0.2 to 3600 seconds, got 0",
+            "for example: --every 2",
+        ),
+        (
+            ["run", "--every", "nan"],
+            "--every must be 0.2 to 3600 seconds, got nan",
+            "for example: --every 2",
+        ),
     ],
 )
 def test_bad_usage_is_refused(tmp_path: Path, words: list[str], problem: str, fix: str) -> None:

@@ -14,10 +14,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.cli import cluster as verb
+from paceline.cli.cluster_aws import AwsArguments, write_aws
 from paceline.cluster.aws import KNOWN, QUEUE, AwsCluster, commands, configuration, is_arm, remarks
 from paceline.cluster.profile import load_profile
 from paceline.cluster.yamltext import as_yaml
+from paceline.config.arguments import read_arguments
 from paceline.errors import ConfigError, EnvironmentUnfit
 
 HERE = Path(__file__).parent
@@ -221,13 +222,8 @@ def test_commands_name_this_cluster_and_quote_the_file():
 
 
 def run(tmp_path, *words):
-    import argparse
-
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    verb.add_arguments(parser)
-    known, rest = parser.parse_known_args(words)
-    known.arguments = rest
-    return verb.main(known)
+    assert words[0] == "aws"
+    return write_aws(read_arguments(AwsArguments, words[1:], "paceline cluster aws"))
 
 
 GIVEN = (

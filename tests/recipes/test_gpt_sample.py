@@ -120,7 +120,7 @@ REFUSED = [
     (["runs/characters"], 2, "what does the text begin with?", "--prompt"),
     (["runs/characters", "--prompt", ""], 2, "what does the text begin with?", "--prompt"),
     ([], 2, "which run?", "paceline sample"),
-    (["runs/characters", "ab", "--prompt", "ab"], 2, "unexpected word 'ab'", "quotes"),
+    (["runs/characters", "ab", "--prompt", "ab"], 2, "unexpected argument 'ab'", "paceline sample RUN --prompt TEXT"),
     (["runs/characters", "--prompt", "ab", "--promt", "ab"], 2, "there is no option --promt", "did you mean --prompt?"),
     (["runs/characters", "--prompt", "ab", "--length", "0"], 2, "a length of 0 tokens", "1 or more"),
     (["runs/characters", "--prompt", "ab", "--count", "0"], 2, "0 texts", "1 or more"),

@@ -174,7 +174,7 @@ REFUSED = [
     (["tokens=100"], "tokens=100, but the text has 256 different bytes", "leave tokens= out"),
     (["tokens=-1"], "tokens=-1 is too small", "0 or more"),
     (["length=0"], "length=0 is too small", "1 or more"),
-    (["level=words"], "level=words is not a choice", "use one of"),
+    (["level=words"], "level must be one of", "use one of"),
     (["level=tokens"], "level=tokens needs a tokenizer", "vocabulary="),
     (["vocabulary=300"], "vocabulary=300 needs level=tokens", "add level=tokens"),
     (["level=tokens", "vocabulary=100"], "vocabulary=100 cannot hold every byte", "257 or more"),

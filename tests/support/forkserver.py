@@ -105,9 +105,9 @@ def _command(words: list[str], folder: Path, env: dict[str, str], streams: list[
 
 def warm_ranks() -> None:
     """Let the launcher of this process fork its ranks."""
-    from paceline.launch import local
+    from paceline.launch import supervisor
 
-    local.subprocess = SimpleNamespace(
+    supervisor.subprocess = SimpleNamespace(
         **vars(subprocess) | {"Popen": Rank}
     )  # for this module alone
 

@@ -30,9 +30,9 @@ _AGENTS_OWN = (signal.SIGHUP, signal.SIGQUIT)
 
 def warm_programs() -> None:
     """Let the lessons of this process start their programs as forks of it."""
-    from paceline.course import attempt, play
+    from paceline.course import attempt, run_lesson
 
-    for module in (play, attempt):
+    for module in (run_lesson, attempt):
         module.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": Program})
 
 
