@@ -1,6 +1,6 @@
-"""What do verbs, settings, lessons and guides say of themselves? Written into docs/, from the code: `make reference`.
+"""Generate the reference pages, tables and drawings of docs/ from the code: `make reference`.
 
-`--check` writes nothing, and exits with 1 if a page is not what the code says. No torch is needed.
+`--check` writes nothing, and exits with 1 if a page is out of date. Needs no torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ END = "<!-- end -->"
 
 
 def pages() -> dict[Path, str]:
-    """Return all that is made from the code."""
+    """Return the content of every generated file."""
     made = "<!-- made from the code by `make reference` -->"
     return {
         DOCS / "reference" / "verbs.md": f"# Verbs\n\n{made}\n\n{verbs_page()}\n",
@@ -33,13 +33,13 @@ def pages() -> dict[Path, str]:
 
 
 def with_part(page: Path, part: str) -> str:
-    """Return a page with that part new which is made: between a comment that says so and the next."""
+    """Return a page with its generated part replaced, between two comments."""
     before, begin, rest = page.read_text(encoding="utf-8").partition("by `make reference` -->\n")
     return f"{before}{begin}\n{part}\n\n{END}{rest.partition(END)[2]}"
 
 
 def main() -> int:
-    """Write what has changed, or only name it."""
+    """Write the pages that changed; with --check only name them."""
     stale = {
         page: said
         for page, said in pages().items()

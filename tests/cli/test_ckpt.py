@@ -250,7 +250,7 @@ def test_what_lies_beside_the_checkpoints_is_shown(ckpt: Callable[..., Done]) ->
     assert lines[2].split()[0] == "6"
     assert lines[2].endswith("damaged: its manifest is missing")
     assert lines[3].split()[0] == "9"
-    left = "left by a save or a deletion that was interrupted, or is under way"
+    left = "left by an interrupted or running save or deletion"
     assert lines[4] == f"{left}: .step-000000012.0a1b2c3d (2.5 kB)"
     assert lines[5].startswith("set aside: aside-step-000000003 (")
     beside = json.loads(ckpt("list", "runs/net", "--json").out)["beside"]
@@ -264,7 +264,7 @@ def test_the_same_is_seen_at_an_address(ckpt: Callable[..., Done]) -> None:
     RemoteStorage("memory://bucket/net").set_aside(3)
     done = ckpt("list", "memory://bucket/net")
     assert [line.partition(": ")[0] for line in done.out.splitlines()[3:]] == [
-        "set aside", "left by a save or a deletion that was interrupted, or is under way",
+        "set aside", "left by an interrupted or running save or deletion",
     ]  # fmt: skip
     assert ckpt("export", "memory://bucket/net", "net.safetensors").code == 0
     assert ckpt("export", f"runs/net/checkpoints/{NEW}", "local.safetensors").code == 0
@@ -493,3 +493,15 @@ def test_none_of_it_needs_torch(folder: Path) -> None:
         [sys.executable, "-c", script, json.dumps(words)], capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_run_folder_with_old_setting_names_is_named_with_the_new_ones(
+    ckpt: Callable[..., Done],
+) -> None:
+    config = Path("runs/net/config.toml")
+    config.write_text(config.read_text().replace("hang_steps", "stuck"))
+    done = ckpt("list", "runs/net")
+    assert (done.code, done.out) == (2, "")
+    older = "runs/net/config.toml was written by an older version of Paceline"
+    assert f"{older}: timeout.stuck is now timeout.hang_steps" in done.err
+    assert "fix: rename it in that file, or start a new run" in done.err

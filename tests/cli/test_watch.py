@@ -120,7 +120,7 @@ def test_on_a_terminal_it_redraws_in_place_and_ends_with_the_run(tmp_path: Path)
             log(RunEnded(1000, 5.0, "d"))
         assert terminal.wait() == 0
     assert "state  ended: all steps are done" in terminal.frame()
-    assert "the run is over (ended)" in terminal.written
+    assert "the run is over: ended" in terminal.written
     assert terminal.written.startswith("\x1b[?25l\x1b[2J\x1b[H")
     assert "\x1b[?25h" in terminal.written.rpartition("\x1b[J")[2]  # the cursor is back
 

@@ -90,7 +90,7 @@ def test_a_damaged_checkpoint_is_passed_over_unless_it_was_asked_for(sample, tmp
     part.write_bytes(content)
     done = sample("runs/characters", "--prompt", "ab", "--json")
     assert json.loads(done.out)["step"] == 20
-    assert "passed over: " in done.err
+    assert "skipped: " in done.err
     asked = sample("runs/characters", "--prompt", "ab", "--step", 30)
     assert (asked.code, asked.out) == (3, "")
     assert "fix: take " in asked.err
@@ -117,18 +117,18 @@ REFUSED = [
     (["runs/characters/checkpoints", "--prompt", "x"], 2, "is not the folder of a run", "config.toml"),
     (["runs/characters", "--prompt", "x"], 2, "the character 'x' is not among", "leave it out"),
     (["runs/characters", "--prompt", "ab\udcff"], 2, "not text in UTF-8", "encoding"),
-    (["runs/characters"], 2, "what does the text begin with?", "--prompt"),
-    (["runs/characters", "--prompt", ""], 2, "what does the text begin with?", "--prompt"),
-    ([], 2, "which run?", "paceline sample"),
+    (["runs/characters"], 2, "--prompt is missing", "--prompt TEXT"),
+    (["runs/characters", "--prompt", ""], 2, "--prompt is empty", "--prompt"),
+    ([], 2, "RUN is missing", "paceline sample"),
     (["runs/characters", "ab", "--prompt", "ab"], 2, "unexpected argument 'ab'", "paceline sample RUN --prompt TEXT"),
     (["runs/characters", "--prompt", "ab", "--promt", "ab"], 2, "there is no option --promt", "did you mean --prompt?"),
     (["runs/characters", "--prompt", "ab", "--length", "0"], 2, "a length of 0 tokens", "1 or more"),
     (["runs/characters", "--prompt", "ab", "--count", "0"], 2, "0 texts", "1 or more"),
-    (["runs/characters", "--prompt", "ab", "--length", "x"], 2, "--length 'x' is not a number", "--length 1"),
+    (["runs/characters", "--prompt", "ab", "--length", "x"], 2, "--length must be a whole number, got 'x'", "--length 4"),
     (["runs/characters", "--prompt", "ab", "--temperature", "-1"], 2, "a temperature of -1.0", "0.8"),
     (["runs/characters", "--prompt", "ab", "--temperature", "nan"], 2, "a temperature of nan", "0.8"),
     (["runs/characters", "--prompt", "ab", "--top-k", "-3"], 2, "top-k -3", "0 for all"),
-    (["runs/characters", "--prompt", "ab", "--seed", "1.5"], 2, "--seed '1.5' is not a number", "--seed 1"),
+    (["runs/characters", "--prompt", "ab", "--seed", "1.5"], 2, "--seed must be a whole number, got '1.5'", "--seed 4"),
     (["runs/characters", "--prompt", "ab", "--step", "7"], 2, "no checkpoint of step 7", "use one of: 10, 20, 30"),
 ]  # fmt: skip
 

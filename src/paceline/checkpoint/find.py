@@ -9,6 +9,7 @@ from paceline.checkpoint.address import open_storage
 from paceline.checkpoint.catalog import Catalog, glance, reading
 from paceline.checkpoint.local_storage import LocalStorage
 from paceline.checkpoint.storage import step_of
+from paceline.config.renamed import refuse_old_names
 from paceline.config.schema import RunConfig
 from paceline.config.values import from_toml, with_settings
 from paceline.errors import ConfigError, did_you_mean
@@ -54,6 +55,7 @@ def _of_run(folder: RunDir) -> Catalog:
         raise ConfigError(
             f"{folder.config} is not TOML: {error}", fix=f"name {folder.checkpoints} itself"
         ) from error
+    refuse_old_names(settings, str(folder.config), fix="rename it in that file, or start a new run")
     known = {
         "name",
         "runs",

@@ -9,6 +9,7 @@ from paceline.checkpoint.catalog import Catalog, from_newest
 from paceline.checkpoint.manifest import Manifest, unreadable
 from paceline.checkpoint.restore import read_tensors
 from paceline.checkpoint.storage import Storage, manifest_of
+from paceline.config.renamed import refuse_old_names
 from paceline.config.values import field_types, with_settings
 from paceline.errors import ConfigError
 from paceline.recipes.gpt_config import GptConfig, design_of
@@ -62,6 +63,7 @@ def _settings(manifest: Manifest, where: str) -> GptConfig:
         raise ConfigError(
             f"{where} is not of the gpt recipe", fix="name a run that `paceline train gpt` has made"
         )
+    refuse_old_names(manifest.config, where, fix="start a new run with this version")
     known = field_types(GptConfig)
     return with_settings(
         GptConfig(), {name: value for name, value in manifest.config.items() if name in known}

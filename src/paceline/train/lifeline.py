@@ -22,6 +22,7 @@ from paceline.checkpoint.restore import newest_good, read_tensors
 from paceline.checkpoint.save import Saved, SaveFailed, Saver
 from paceline.config import RunConfig
 from paceline.config.intervals import Every, seconds_from
+from paceline.config.renamed import refuse_old_names
 from paceline.config.values import flatten
 from paceline.data.reading.batches import Batches
 from paceline.errors import ConfigError
@@ -272,6 +273,8 @@ class Lifeline:
             )
 
     def _refuse_another_training(self, found: Manifest) -> None:
+        where = self._storage.where(found.step)
+        refuse_old_names(found.config, where, fix="start a new run: give another name=")
         facts = optimizer_facts(self._optimizer) | {"dataset_samples": self._batches.plan.samples}
         now = dict(flatten(self._config)) | facts
         before = (
