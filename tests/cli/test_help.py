@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.program import Done, paceline
+from support.terminal import in_terminal
 
 from paceline.measure.bench_plan import OPERATIONS
 from paceline.recipes import RECIPES
@@ -135,3 +136,15 @@ def test_version_and_help_import_neither_argparse_nor_rich_nor_dataclasses(tmp_p
         imported = {line.rpartition("|")[2].strip() for line in done.err.splitlines()}
         assert not imported & {"argparse", "rich", "dataclasses", "torch", "numpy", "inspect"}
         assert not {name for name in imported if name.startswith("paceline.config")}
+
+
+def test_an_error_is_coloured_on_a_terminal_only(tmp_path: Path) -> None:
+    with in_terminal("trian", folder=tmp_path) as terminal:
+        assert terminal.wait() == 2
+    assert "\x1b[1;31merror:\x1b[0m there is no verb 'trian'" in terminal.written
+    assert "\x1b[1;36m  fix:\x1b[0m did you mean train?" in terminal.written
+    with in_terminal("trian", folder=tmp_path, env={"NO_COLOR": "1"}) as terminal:
+        assert terminal.wait() == 2
+    assert "31m" not in terminal.written
+    done = paceline("trian", folder=tmp_path)
+    assert done.err == "error: there is no verb 'trian'\n  fix: did you mean train?\n"

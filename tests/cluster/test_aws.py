@@ -294,7 +294,7 @@ def test_nothing_is_written_over_unless_asked(tmp_path):
         (("aws",), "--region"),
         (GIVEN[:-2], "describe-key-pairs"),
         ((*GIVEN, "--subnett", "x"), "did you mean --subnet?"),
-        ((*GIVEN, "extra"), "take it out"),
+        ((*GIVEN, "extra"), "paceline cluster aws [options]"),
     ],
 )
 def test_a_wrong_command_line_is_refused_with_a_fix(tmp_path, words, fix):

@@ -214,5 +214,5 @@ def test_a_batch_script_is_read_and_not_run(
     assert run_verb(["doctor", "long.sh"]) == 1
     assert "line 4: 2 nodes" in capsys.readouterr().out
     assert run_verb(["doctor", "good.sh"]) == 0
-    assert capsys.readouterr().out == "ok       good.sh: none of the known mistakes in 2 lines\n"
+    assert capsys.readouterr().out == "ok       good.sh: no known mistake in 2 lines\n"
     assert not (tmp_path / "ran").exists()
