@@ -7,10 +7,14 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.cli.data import Progress, summary_of
 from paceline.config.arguments import REQUIRED, option, positional
 from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.data.pack import PackRequest
 
 _UNITS = {
     "": 1,
@@ -60,7 +64,7 @@ class PackArguments:
 
 def pack_dataset(arguments: PackArguments) -> int:
     """Pack the input; return the exit code."""
-    from paceline.data.pack import PackRequest, pack
+    from paceline.data.pack import pack
     from paceline.data.shards.show import facts_of
 
     if arguments.workers < 0:
@@ -68,18 +72,7 @@ def pack_dataset(arguments: PackArguments) -> int:
             f"--workers must be at least 0, got {arguments.workers}",
             fix="remove it to use one worker per core",
         )
-    request = PackRequest(
-        arguments.input,
-        size_from(arguments.shard),
-        part=arguments.part,
-        columns=_names(arguments.columns),
-        size=_height_and_width(arguments.size),
-        grey=arguments.grey,
-        text=arguments.text,
-        tokenizer=arguments.tokenizer,
-        train_tokenizer=arguments.train_tokenizer,
-        length=arguments.length,
-    )
+    request = _request(arguments)
     folder, bar = arguments.to, Progress(quiet=arguments.json)
     begun = time.monotonic()
     try:
@@ -99,6 +92,23 @@ def pack_dataset(arguments: PackArguments) -> int:
     else:
         print(f"{folder}: {summary_of(facts_of(index))}, in {seconds:.1f} s")
     return 0
+
+
+def _request(arguments: PackArguments) -> PackRequest:
+    from paceline.data.pack import PackRequest
+
+    return PackRequest(
+        arguments.input,
+        size_from(arguments.shard),
+        part=arguments.part,
+        columns=_names(arguments.columns),
+        size=_height_and_width(arguments.size),
+        grey=arguments.grey,
+        text=arguments.text,
+        tokenizer=arguments.tokenizer,
+        train_tokenizer=arguments.train_tokenizer,
+        length=arguments.length,
+    )
 
 
 def size_from(text: str) -> int:
