@@ -14,11 +14,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.cli.cluster_aws import AwsArguments, write_aws
+from paceline.cli.main import _dispatch as dispatch
 from paceline.cluster.aws import KNOWN, QUEUE, AwsCluster, commands, configuration, is_arm, remarks
 from paceline.cluster.profile import load_profile
 from paceline.cluster.yamltext import as_yaml
-from paceline.config.arguments import read_arguments
 from paceline.errors import ConfigError, EnvironmentUnfit
 
 HERE = Path(__file__).parent
@@ -222,8 +221,7 @@ def test_commands_name_this_cluster_and_quote_the_file():
 
 
 def run(tmp_path, *words):
-    assert words[0] == "aws"
-    return write_aws(read_arguments(AwsArguments, words[1:], "paceline cluster aws"))
+    return dispatch(["cluster", *words])
 
 
 GIVEN = (
@@ -290,7 +288,7 @@ def test_nothing_is_written_over_unless_asked(tmp_path):
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
-        ((), "paceline cluster aws --help"),
+        ((), "see `paceline cluster --help`"),
         (("aws",), "--region"),
         (GIVEN[:-2], "describe-key-pairs"),
         ((*GIVEN, "--subnett", "x"), "did you mean --subnet?"),
