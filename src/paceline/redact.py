@@ -1,4 +1,4 @@
-"""What of settings, variables and messages may be shown to others: all but secrets."""
+"""Remove secrets from settings, environment variables and messages."""
 
 from __future__ import annotations
 

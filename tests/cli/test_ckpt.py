@@ -305,7 +305,7 @@ def test_what_may_not_be_read_or_written_is_said(
         full = ckpt("export", "runs/net", "net.safetensors")
     assert (full.code, os.listdir(".")) == (3, ["runs"])
     assert (
-        "cannot write net.safetensors: No space left on device\n  fix: free some space" in full.err
+        "cannot write net.safetensors: No space left on device\n  fix: free disk space" in full.err
     )
     monkeypatch.setattr(LocalStorage, "steps", refuse(errno.EACCES))
     for action in ("list", "check"):

@@ -169,7 +169,7 @@ def test_off_a_terminal_it_is_shown_once(tmp_path: Path) -> None:
     ("words", "problem", "fix"),
     [
         ([], "which run?", "`paceline jobs` lists those submitted"),
-        (["rnu"], "there is no run and no job 'rnu'", "did you mean run?"),
+        (["rnu"], "there is no run or job 'rnu'", "did you mean run?"),
         (["run", "--onec"], "there is no option --onec", "did you mean --once?"),
         (["run", "more"], "unexpected word 'more'", "name one run"),
         (["run", "--every", "0"], "--every 0 is no interval", "give seconds"),

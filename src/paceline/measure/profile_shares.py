@@ -71,9 +71,7 @@ def _on_gpu(trace: RankTrace, window: Spans) -> tuple[Spans, Spans, Spans, Spans
     updating = intersection(working, _spans(trace, _is_update))
     idle = difference(difference(window, working), sending)
     data = intersection(idle, _phase(trace, "data"))
-    wait = (
-        intersection(idle, _phase(trace, "wait")) if not sending else []
-    )  # gloo runs no kernels
+    wait = intersection(idle, _phase(trace, "wait")) if not sending else []  # gloo runs no kernels
     return (
         difference(working, updating),
         union([*difference(sending, working), *wait]),

@@ -1,4 +1,4 @@
-"""How a run failed: the first rank, its words, the last steps, and how to go on; left as a page in the run's folder."""
+"""How a run failed: the first rank, its traceback, the last steps, and how to resume; kept as a page in the run's folder."""
 
 from __future__ import annotations
 
@@ -33,37 +33,37 @@ from paceline.report.state import is_held
 from paceline.rundir import RunDir, write_whole
 
 _STEPS = 5
-_SAME_WAY = "the command that started it, once more"
+_SAME_COMMAND = "the command that started it"
 _EXPLAIN = {
     "another shape",
     "another collective",
-}  # why gloo ended a task, which may be the one that did no wrong
+}  # why gloo ended a rank, which may not be the one at fault
 
 
 def page_from_launch(failure: Failure, resume: str) -> FailurePage:
-    """Return the page for a failure that the launcher saw, also where the rank itself could not say a word."""
+    """Return the page of a failure that the launcher saw, even if the rank could not report it."""
     folder = RunDir(Path(failure.run))
     records = read_all(folder)
     rank, how = failure.rank, failure.how or "failed"
-    mine, verdict = _of_rank(records, rank), kept(folder) or judge(records)
-    if mine and _is_only_hit(mine) and verdict.ranks and rank not in verdict.ranks:
+    report, verdict = _of_rank(records, rank), kept(folder) or judge(records)
+    if report and _is_collateral(report) and verdict.ranks and rank not in verdict.ranks:
         rank = verdict.ranks[0]
         how = (
-            "gave another size than before"
+            "used another tensor size than before"
             if verdict.cause == "another shape"
-            else "held the others up"
+            else "did not join the others"
         )
-    words = "\n".join([failure.words or failure.message, *(_crash_lines(mine) if mine else [])])
+    words = "\n".join([failure.words or failure.message, *(_crash_lines(report) if report else [])])
     return replace(_with_history(folder, rank, how, words, records), resume=resume)
 
 
-def _is_only_hit(record: RankReport) -> bool:
-    """Return whether a rank ended as one does that another has brought down."""
+def _is_collateral(record: RankReport) -> bool:
+    """Return whether a rank ended because another one did."""
     return bool(record.crash) or (record.wrong is not None and record.wrong.lost_peer)
 
 
 def _crash_lines(record: RankReport) -> list[str]:
-    """Return where a rank was in Python when native code ended it, the innermost last."""
+    """Return the Python stack of a crash in native code, innermost last."""
     main = (
         next((stack for stack in record.stacks if stack.thread == MAIN), None)
         if record.crash
@@ -82,7 +82,7 @@ def _of_rank(records: Sequence[RankReport], rank: int) -> RankReport | None:
 
 
 def page_from_run(target: NamedRun) -> FailurePage | None:
-    """Return the page of a run that failed and that nobody goes on with; nothing if it did not, or is not known to have."""
+    """Return the page of a run that failed and was not restarted, else None."""
     folder = target.folder
     events = _events(folder)
     records = read_all(folder)
@@ -91,7 +91,7 @@ def page_from_run(target: NamedRun) -> FailurePage | None:
     since_s = next(
         event["time_s"] for event in reversed(events) if event["event"] == RunStarted.__name__
     )
-    if page := _left(folder, since_s):
+    if page := _written_page(folder, since_s):
         return (
             page
             if page.slurm
@@ -99,7 +99,7 @@ def page_from_run(target: NamedRun) -> FailurePage | None:
         )
     verdict = kept(folder) or judge(records)
     rank, node, how = _end(folder, records, verdict, since_s)
-    words = _own_words(_of_rank(records, rank)) or _reason(events)
+    words = _traceback(_of_rank(records, rank)) or _reason(events)
     page = _with_history(folder, rank, how, words, records)
     return replace(page, slurm=_slurm(target), node=page.node or node)
 
@@ -107,7 +107,7 @@ def page_from_run(target: NamedRun) -> FailurePage | None:
 def _end(
     folder: RunDir, records: Sequence[RankReport], verdict: HangVerdict, since_s: float
 ) -> tuple[int, str, str]:
-    """Return the first rank that failed, its node and how it ended: in its own words, in srun's, or as the others saw it."""
+    """Return the first rank that failed, its node and how it ended: by its own report, by srun, or by the other ranks."""
     rank = verdict.ranks[0] if verdict.ranks else -1
     first, task = _of_rank(records, rank), first_end(folder, since_s)
     if (
@@ -116,20 +116,20 @@ def _end(
         or (first and first.wrong and not first.wrong.lost_peer)
     ):
         return rank, "", _how(first, verdict)
-    its_own = _of_rank(records, task.task)
-    return task.task if its_own and its_own.node == task.node else -1, task.node, task.how
+    report = _of_rank(records, task.task)
+    return task.task if report and report.node == task.node else -1, task.node, task.how
 
 
 def _how(first: RankReport | None, verdict: HangVerdict) -> str:
-    """Return how a rank ended, from what it left."""
+    """Return how a rank ended, by its report."""
     if first and first.wrong and not first.wrong.lost_peer:
-        return f"failed with {first.wrong.what}"
+        return f"crashed with {first.wrong.what}"
     if first and first.crash:
-        return f"was ended by native code ({first.crash})"
-    return "ended without a word" if verdict.cause in {"gone", "none"} else "held the run up"
+        return f"crashed in native code ({first.crash})"
+    return "vanished without a report" if verdict.cause in {"gone", "none"} else "hung"
 
 
-def _own_words(first: RankReport | None) -> str:
+def _traceback(first: RankReport | None) -> str:
     if first is None or (first.wrong and first.wrong.lost_peer):
         return ""
     return first.wrong.text if first.wrong else "\n".join(_crash_lines(first))
@@ -145,16 +145,16 @@ def _with_history(
     verdict = kept(folder) or (judge(records) if stuck else None)
     held = verdict if verdict and verdict.cause not in {"none", "exception", "gone"} else None
     step = max([0, *(record.step for record in records), *(event["step"] for event in steps)])
-    mine = _of_rank(records, rank)
+    report = _of_rank(records, rank)
     return FailurePage(
-        str(folder.root.absolute()), rank, mine.node if mine else "", how, words, held.cause if held else "", held.sentence if held else "", step,
+        str(folder.root.absolute()), rank, report.node if report else "", how, words, held.cause if held else "", held.sentence if held else "", step,
         tuple({name: event[name] for name in ("step", "loss", "samples_per_s")} for event in steps),
-        saved, saved_step, "", _SAME_WAY,
+        saved, saved_step, "", _SAME_COMMAND,
     )  # fmt: skip
 
 
 def _newest_checkpoint(folder: RunDir, events: Sequence[dict[str, Any]]) -> tuple[int, str]:
-    """Return the step and the place of the newest checkpoint; one that came to be in the last moments has no event."""
+    """Return step and path of the newest checkpoint; one from the last moments may have no event."""
     found = [
         (event["step"], event["path"])
         for event in events
@@ -167,7 +167,7 @@ def _newest_checkpoint(folder: RunDir, events: Sequence[dict[str, Any]]) -> tupl
 
 
 def _has_failed(events: Sequence[dict[str, Any]], records: Sequence[RankReport]) -> bool:
-    """Return whether the last start neither ended nor stopped: it said that it failed, or it is gone."""
+    """Return whether the last start neither finished nor stopped: it reported a failure, or it is gone."""
     kinds = [event["event"] for event in events]
     last = (
         kinds[len(kinds) - 1 - kinds[::-1].index(RunStarted.__name__) :]
@@ -198,7 +198,7 @@ def _events(folder: RunDir) -> list[dict[str, Any]]:
 
 
 def _slurm(target: NamedRun) -> str:
-    """Return how the last job ended, in Slurm's words."""
+    """Return how the last job ended by Slurm's account."""
     with contextlib.suppress(EnvironmentUnfit):
         jobs = [job for job in jobs_of(target.jobs[-1:]) if not job.live]
         return f"job {jobs[-1].job} is {jobs[-1].state} {jobs[-1].reason}".strip() if jobs else ""
@@ -206,7 +206,7 @@ def _slurm(target: NamedRun) -> str:
 
 
 def write_failure_page(page: FailurePage) -> None:
-    """Write the page into the run's folder; the disk may be what failed, so it need not succeed."""
+    """Write the page into the run's folder; a full disk, which may be the failure itself, is ignored."""
     folder = RunDir(Path(page.run))
     with contextlib.suppress(OSError):
         write_whole(folder.failure_facts, f"{json.dumps(page.facts())}\n".encode())
@@ -214,15 +214,15 @@ def write_failure_page(page: FailurePage) -> None:
 
 
 def ensure_failure_page(target: NamedRun) -> FailurePage | None:
-    """Return how a run failed, if it did, and leave the page in its folder if nobody has."""
+    """Return the failure page of a run, if it failed, and write it unless the launcher has."""
     page = page_from_run(target)
     if page is not None and not page.written:
         write_failure_page(page)
     return page
 
 
-def _left(folder: RunDir, since_s: float) -> FailurePage | None:
-    """Return the page of the last start, if it is there: who was there when it failed knows best."""
+def _written_page(folder: RunDir, since_s: float) -> FailurePage | None:
+    """Return the page that the launcher wrote for the last start, if any: it knows most."""
     try:
         if folder.failure_facts.stat().st_mtime < since_s:
             return None
