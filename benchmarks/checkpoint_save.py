@@ -39,6 +39,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from paceline.checkpoint.local_storage import LocalStorage
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.restore import newest_good, read_tensors
+from paceline.checkpoint.retention import Retention
 from paceline.checkpoint.save import Saver
 from paceline.world.world import World
 
@@ -196,7 +197,8 @@ class SaveByPaceline:
     def prepare(self, state: State, folder: Path) -> None:
         """Get the memory ready, as a run does in a thread after its first step."""
         if self._saver is None:
-            self._saver = Saver(LocalStorage(folder), World(), "benchmark", keep=self._keep)
+            retention = Retention(self._keep)
+            self._saver = Saver(LocalStorage(folder), World(), "benchmark", retention=retention)
             self._saver.prepare(state)
             self._saver.close()
 

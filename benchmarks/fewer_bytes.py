@@ -30,9 +30,9 @@ import paceline
 from paceline.config import RunConfig, config_from_words
 from paceline.recipes import gpt, mnist
 from paceline.recipes.digits import embedded_digits
-from paceline.recipes.gpt_config import GptConfig, design_of, for_text
+from paceline.recipes.gpt_config import GptConfig, design_of, with_vocabulary
 from paceline.recipes.gpt_model import GPT
-from paceline.recipes.gpt_text import read_text
+from paceline.recipes.gpt_text import load_text
 from paceline.recipes.mnist import MnistConfig, Net
 from paceline.train.cuda_graph import make_step
 from paceline.train.evaluate import Evaluation
@@ -62,8 +62,13 @@ class Task(NamedTuple):
 
 def build_gpt(config: GptConfig, world: World) -> tuple[nn.Module, Any, Any, Any]:
     """Return a GPT and the text that the recipe takes by default."""
-    text = read_text(config, world)
-    return GPT(design_of(for_text(config, text.vocabulary))), text.train, text.test, gpt.token_loss
+    text = load_text(config, world)
+    return (
+        GPT(design_of(with_vocabulary(config, text.vocabulary))),
+        text.train,
+        text.test,
+        gpt.token_loss,
+    )
 
 
 def build_mnist(config: MnistConfig, _world: World) -> tuple[nn.Module, Any, Any, Any]:
@@ -72,7 +77,7 @@ def build_mnist(config: MnistConfig, _world: World) -> tuple[nn.Module, Any, Any
 
 
 TASKS = {
-    "gpt": Task(GptConfig, ["steps=256", "length=64", "batch.global_size=16"], build_gpt),
+    "gpt": Task(GptConfig, ["steps=256", "context_length=64", "batch.global_size=16"], build_gpt),
     "mnist": Task(MnistConfig, ["batch.global_size=32", "epochs=2"], build_mnist),
 }
 

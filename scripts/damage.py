@@ -39,12 +39,13 @@ from paceline import handover
 from paceline.checkpoint.local_storage import LocalStorage
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.restore import newest_good, read_tensors
+from paceline.checkpoint.retention import Retention
 from paceline.checkpoint.save import Saver
-from paceline.checkpoint.storage import check
+from paceline.checkpoint.storage import verify
 from paceline.config import RunConfig
 from paceline.errors import PacelineError
-from paceline.launch.failure import Ended, find_culprit
-from paceline.world.collectives import texts_of_all
+from paceline.launch.failure import RankEnd, find_culprit
+from paceline.world.collectives import all_gather_texts
 from paceline.world.process_group import join
 from paceline.world.world import World
 
@@ -134,9 +135,8 @@ def content_of(tensors: dict[str, Tensor]) -> Content:
 def save(root: Path, step: int, seed: int, keep: int = 3, world: World | None = None) -> list[str]:
     """Save a checkpoint as a run does; return where it is, or nothing if there was one already."""
     world = world or World()
-    saver = Saver(
-        LocalStorage(root), world, texts_of_all(world, secrets.token_hex(4))[0], keep=keep
-    )
+    token = all_gather_texts(world, secrets.token_hex(4))[0]
+    saver = Saver(LocalStorage(root), world, token, retention=Retention(keep))
     saver.save(tensors_of(seed), Manifest(step=step, samples=step, files={}))
     saver.close()
     return [done.where for done in saver.finished()]
@@ -216,7 +216,7 @@ def kill_while_saving(trial: Trial) -> None:
     child.process.kill()
     words = child.end()
     trial.must_be_newer = words == ["saved"]
-    trial.words += words or [find_culprit([Ended(0, -signal.SIGKILL, time.time())]).message]
+    trial.words += words or [find_culprit([RankEnd(0, -signal.SIGKILL, time.time())]).message]
 
 
 def fill_the_disk(trial: Trial) -> None:
@@ -335,7 +335,7 @@ def _older_is_left(trial: Trial, storage: LocalStorage, taken: int) -> bool:
     if taken == NEWER and trial.keep == 1:
         return True
     try:
-        manifest = check(storage, OLDER)
+        manifest = verify(storage, OLDER)
         return content_of(dict(read_tensors(storage, manifest))) == content_of(tensors_of(OLDER))
     except PacelineError:
         return False

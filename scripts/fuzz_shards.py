@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from paceline.data.shards.index import _sum_of  # noqa: E402
+from paceline.data.shards.index import _checksum  # noqa: E402
 from paceline.errors import DataError  # noqa: E402
 from support.datasets import make_set, open_folder, rows_of, text_of  # noqa: E402 - tests are not a package
 
@@ -134,7 +134,7 @@ def _index(path: Path, chance: random.Random) -> None:
             break
         node = node[key]
     node[key] = value
-    path.write_text(json.dumps(tree | {"xxh3": _sum_of(tree)}))
+    path.write_text(json.dumps(tree | {"xxh3": _checksum(tree)}))
 
 
 def _memory_kb() -> int:

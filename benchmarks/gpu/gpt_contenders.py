@@ -100,7 +100,7 @@ def by_hand(count: int, steps: int) -> float:
 
 def settings(count: int) -> list[str]:
     """Return what the recipe is told in every way to run it."""
-    model = f"device=cuda size=124M length={LENGTH} tokens={TOKENS} bias=false batch.global_size={count} batch.lanes=1"
+    model = f"device=cuda size=124M context_length={LENGTH} vocab_size={TOKENS} bias=false batch.global_size={count} batch.lanes=1"
     return [*model.split(), f"lr.base={RATE}", "precision=bf16", "capture=true", "compile=true"]
 
 

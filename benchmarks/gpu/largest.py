@@ -116,8 +116,12 @@ def _steps(known: argparse.Namespace, found: dict[str, Any]) -> None:
     from paceline.train.cuda_graph import make_step
 
     words = [
-        f"{name}={getattr(known, name)}"
-        for name in ("device", "layers", "heads", "width", "length", "tokens")
+        f"device={known.device}",
+        f"layers={known.layers}",
+        f"heads={known.heads}",
+        f"embedding_dim={known.width}",
+        f"context_length={known.length}",
+        f"vocab_size={known.tokens}",
     ]
     words += [
         "parallel=fsdp",

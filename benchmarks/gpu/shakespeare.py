@@ -91,7 +91,7 @@ def with_paceline(text: str) -> Curve:
 
     text, begun = str(Path(text).resolve()), time.time()
     os.chdir(tempfile.mkdtemp(prefix="paceline-gpu-"))
-    words = f"device=cuda data_folder={text} level=characters rows=any layers=6 heads=6 width=384 length={LENGTH} dropout=0.2"
+    words = f"device=cuda data_folder={text} level=characters windows=overlapping layers=6 heads=6 embedding_dim=384 context_length={LENGTH} dropout=0.2"
     words += f" bias=false batch.global_size={ROWS} batch.lanes=1 steps={STEPS // 3} evaluate_steps={EVERY // 2}"
     words += f" lr.base={RATE} lr.reference_batch={ROWS} lr.warmup_samples={WARMUP * ROWS} precision=bf16 capture=true"
     gpt.main(config_from_words(gpt.GptConfig, [*words.split(), "checkpoint.every=end"]))

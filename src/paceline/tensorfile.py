@@ -7,11 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-WIDTHS = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "C64": 8,
-    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
-}  # fmt: skip
-"""Bytes of one element, by the format's own word for the type."""
+from paceline.dtypes import WIDTHS
 
 _ALIGN = 64  # data begin at a multiple of this, so that elements of any type are aligned
 _LONGEST_HEADER = 100_000_000  # the format's own limit
@@ -41,7 +37,7 @@ class TensorSpan(NamedTuple):
     end: int
 
 
-class Image(NamedTuple):
+class FileLayout(NamedTuple):
     """The plan of a file."""
 
     header: bytes
@@ -49,10 +45,10 @@ class Image(NamedTuple):
     size_bytes: int
 
 
-def plan_image(specs: Iterable[Spec], metadata: Mapping[str, str] | None = None) -> Image:
+def plan_file(specs: Iterable[Spec], metadata: Mapping[str, str] | None = None) -> FileLayout:
     """Plan a file for tensors, and words that readers may ask it for: wide types first, so that every one is aligned.
 
-    >>> image = plan_image([Spec("b", "U8", (3,)), Spec("a", "F32", (2, 2))])
+    >>> image = plan_file([Spec("b", "U8", (3,)), Spec("a", "F32", (2, 2))])
     >>> [(place.spec.name, place.end - place.begin) for place in image.places], image.size_bytes - len(image.header)
     ([('a', 16), ('b', 3)], 19)
     """
@@ -63,7 +59,7 @@ def plan_image(specs: Iterable[Spec], metadata: Mapping[str, str] | None = None)
 
 def plan_in_order(
     ordered: Sequence[Spec], metadata: Mapping[str, str] | None, *, aligned: int, align: int
-) -> Image:
+) -> FileLayout:
     """Plan a file for tensors in this order; the one numbered `aligned` begins at a multiple of `align` bytes.
 
     >>> image = plan_in_order([Spec("b", "U8", (3,)), Spec("a", "F32", (2, 2))], None, aligned=1, align=4096)
@@ -85,7 +81,7 @@ def plan_in_order(
         TensorSpan(spec, data + begin, data + end)
         for spec, (begin, end) in zip(ordered, spans, strict=True)
     ]
-    return Image(header, places, data + (ends[-1] if ends else 0))
+    return FileLayout(header, places, data + (ends[-1] if ends else 0))
 
 
 def read_places(start: bytes | memoryview, size_bytes: int) -> list[TensorSpan]:

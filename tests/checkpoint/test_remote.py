@@ -34,7 +34,8 @@ from support.processes import CONTEXT, run_on_processes
 from werkzeug.serving import make_server
 
 from paceline.checkpoint.remote_storage import RemoteStorage
-from paceline.checkpoint.address import open_storage
+from paceline.checkpoint.retention import Retention
+from paceline.checkpoint.find import open_storage
 from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError, EnvironmentUnfit
 
@@ -277,7 +278,7 @@ def test_what_was_set_aside_outlives_the_step_that_is_saved_again(storage, clien
     save(storage, 1, tensors_of(1))
     storage.set_aside(1)
     aside = keys(client, bucket)
-    saver = new_saver(storage, keep=1)
+    saver = new_saver(storage, retention=Retention(1))
     for step in (1, 2):
         saver.save(tensors_of(step), draft(step))
     saver.close()
@@ -287,7 +288,7 @@ def test_what_was_set_aside_outlives_the_step_that_is_saved_again(storage, clien
 
 
 def test_the_newest_are_kept_and_nothing_of_the_others(storage, client, bucket) -> None:
-    saver = new_saver(storage, keep=2)
+    saver = new_saver(storage, retention=Retention(2))
     for step in (1, 2, 3, 4):
         saver.save(tensors_of(step), draft(step))
     saver.close()
@@ -459,7 +460,7 @@ def test_a_run_saves_to_memory_and_goes_on_from_it(memory, tmp_path, straight) -
 def test_memory_keeps_the_newest_and_the_bits(memory, tmp_path) -> None:
     storage = open_storage(tmp_path, memory, "run")
     assert storage.steps() == []
-    saver = new_saver(storage, keep=1)
+    saver = new_saver(storage, retention=Retention(1))
     for step in (1, 2):
         saver.save(tensors_of(step), draft(step))
     saver.close()

@@ -27,7 +27,7 @@ from torch import nn
 
 import paceline
 from paceline.checkpoint import manifest as manifest_module
-from paceline.checkpoint import save
+from paceline.checkpoint import commit
 from paceline.checkpoint.local_storage import LocalStorage
 from paceline.checkpoint.manifest import Manifest, NewerFormat
 from paceline.checkpoint.save import Saver
@@ -93,7 +93,7 @@ def test_a_run_that_is_cut_again_and_again_ends_with_the_same_bits(tmp_path, str
 
 
 def train_there(world, runs: str, cut_after: int = 0) -> str:
-    save._LAST_WORDS_S = (
+    commit._GRACE_S = (
         60  # in this process of its own: a slow disk may take long for the others' files
     )
     try:

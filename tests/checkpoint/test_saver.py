@@ -14,9 +14,10 @@ from support.checkpoint_contents import (
 )  # fmt: skip
 from support.processes import run_on_processes
 
-from paceline.checkpoint import save as save_module
+from paceline.checkpoint import commit as commit_module
 from paceline.checkpoint.local_storage import LocalStorage
-from paceline.checkpoint.storage import check
+from paceline.checkpoint.retention import Retention
+from paceline.checkpoint.storage import verify
 from paceline.errors import BadCheckpoint, EnvironmentUnfit, PacelineError
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "paceline"
@@ -77,9 +78,9 @@ def save_there(world, root: str, seed: int, step: int = 1) -> list[int]:
 
 def new_saver_of_all(storage, world, **options):
     from paceline.checkpoint.save import Saver
-    from paceline.world.collectives import texts_of_all
+    from paceline.world.collectives import all_gather_texts
 
-    return Saver(storage, world, texts_of_all(world, os.urandom(4).hex())[0], **options)
+    return Saver(storage, world, all_gather_texts(world, os.urandom(4).hex())[0], **options)
 
 
 def read_there(world, root: str):
@@ -339,7 +340,7 @@ def give_up(world, root: str) -> str:
     """Rank 1 never saves."""
     if not world.is_main:
         return ""
-    save_module._LAST_WORDS_S = 0.2
+    commit_module._GRACE_S = 0.2
     saver = new_saver(local(Path(root)), world)
     saver.save(tensors_of(1), draft(1))
     saver.give_up()
@@ -368,7 +369,7 @@ def test_a_save_that_lacks_a_rank_never_exists(tmp_path) -> None:
     ],
 )
 def test_the_newest_are_kept_and_the_best(keep, best, left, tmp_path) -> None:
-    saver = new_saver(local(tmp_path), keep=keep, best=best)
+    saver = new_saver(local(tmp_path), retention=Retention(keep, best))
     for step, metrics in enumerate(
         [{"acc": 0.1}, {"acc": 0.9}, {}, {"acc": 0.9}, {"acc": float("nan")}], start=1
     ):
@@ -380,7 +381,7 @@ def test_the_newest_are_kept_and_the_best(keep, best, left, tmp_path) -> None:
 
 
 def test_nothing_is_deleted_for_a_newest_that_does_not_verify(tmp_path) -> None:
-    saver = new_saver(DamagingStorage(tmp_path, spoiled=3), keep=1)
+    saver = new_saver(DamagingStorage(tmp_path, spoiled=3), retention=Retention(1))
     for step in (1, 2):
         saver.save(tensors_of(step), draft(step))
         saver.close()
@@ -403,7 +404,7 @@ def test_nothing_is_deleted_for_a_newest_that_does_not_verify(tmp_path) -> None:
 def test_a_checkpoint_that_cannot_be_judged_is_not_deleted(tmp_path) -> None:
     save(local(tmp_path), 1, tensors_of(1))
     flip(tmp_path / "step-000000001" / "manifest.json", 20)
-    saver = new_saver(local(tmp_path), keep=1)
+    saver = new_saver(local(tmp_path), retention=Retention(1))
     for step in (2, 3):
         saver.save(tensors_of(step), draft(step))
     saver.close()
@@ -413,7 +414,7 @@ def test_a_checkpoint_that_cannot_be_judged_is_not_deleted(tmp_path) -> None:
 def test_a_deletion_that_was_interrupted_does_not_stop_a_later_one(tmp_path) -> None:
     (tmp_path / ".deleted-step-000000001").mkdir()
     (tmp_path / ".deleted-step-000000001" / "part").write_text("left")
-    saver = new_saver(local(tmp_path), keep=1)
+    saver = new_saver(local(tmp_path), retention=Retention(1))
     for step in (1, 2):
         saver.save(tensors_of(step), draft(step))
     saver.close()
@@ -474,7 +475,7 @@ def test_damage_is_told_of_and_the_older_one_is_taken(damage, why, tmp_path) -> 
         save(local(tmp_path), step, tensors_of(step))
     damage(part_of(tmp_path, 2))
     with pytest.raises(BadCheckpoint, match=why):
-        check(local(tmp_path), 2)
+        verify(local(tmp_path), 2)
     step, bits, told = restore(local(tmp_path))
     assert (step, bits) == (1, bits_of(tensors_of(1)))
     ((bad, reason),) = told
@@ -567,7 +568,7 @@ def test_memory_that_is_still_being_written_is_never_filled_again(tmp_path) -> N
 
 
 def test_a_part_that_rank_0_does_not_see_is_not_committed(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("paceline.checkpoint.save._SHOWN_S", 0.1)
+    monkeypatch.setattr("paceline.checkpoint.commit._VISIBLE_S", 0.1)
     monkeypatch.setattr(LocalStorage, "written_size", lambda *words: -1)
     saver = new_saver(local(tmp_path))
     saver.save(tensors_of(1), draft(1))

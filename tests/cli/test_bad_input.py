@@ -149,10 +149,10 @@ def idx(*shape: int, held: int) -> bytes:
     ("files", "problem", "fix"),
     [
         (None, "data=mnist needs the folder of MNIST's IDX files", "set PACELINE_DATA or data_folder="),
-        ({}, "there is neither train-images-idx3-ubyte nor train-images-idx3-ubyte.gz in data", "put that file into data"),
-        ({"train-images-idx3-ubyte": idx(10, 28, 28, held=7000)}, "should hold 7,840 bytes (10, 28, 28), but holds 7,000", "fetch that file again"),
-        ({"train-images-idx3-ubyte": b"<html>not found</html>"}, "is not an IDX file of bytes (it starts with 3c68746d)", "fetch that file again"),
-        ({"train-images-idx3-ubyte": idx(1, 28, 28, held=784)}, "(checksum differs)", "fetch that file again"),
+        ({}, "data has neither train-images-idx3-ubyte nor train-images-idx3-ubyte.gz", "put the file into data"),
+        ({"train-images-idx3-ubyte": idx(10, 28, 28, held=7000)}, "must have 7,840 bytes of data (10, 28, 28), got 7,000", "download the file again"),
+        ({"train-images-idx3-ubyte": b"<html>not found</html>"}, "is not an IDX file of bytes (it starts with 3c68746d)", "download the file again"),
+        ({"train-images-idx3-ubyte": idx(1, 28, 28, held=784)}, "its checksum is not that of train-images-idx3-ubyte", "download the file again"),
     ],
     ids=["no folder", "missing", "truncated", "not IDX", "checksum"],
 )  # fmt: skip

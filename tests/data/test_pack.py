@@ -276,7 +276,7 @@ def test_shards_of_unknown_origin_are_not_written_over(source: Path, tmp_path: P
 
 def test_two_packs_do_not_write_into_one_folder(source: Path, tmp_path: Path) -> None:
     with (
-        plan.taken(tmp_path / "out"),
+        plan.locked_folder(tmp_path / "out"),
         pytest.raises(ConfigError, match="another process is packing into"),
     ):
         pack(packable.npz(source).request, tmp_path / "out")

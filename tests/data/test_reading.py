@@ -12,7 +12,7 @@ import torch
 
 from support.datasets import make_set, open_folder, rows_of
 from paceline.config import BatchConfig, ReadConfig, RunConfig
-from paceline.data.reading import batches
+from paceline.data.reading import schedule
 from paceline.data.reading.prefetch import prefetched
 from paceline.data.reading.batches import Batches
 from paceline.data.reading.sample_rng import SampleRng
@@ -29,7 +29,7 @@ def lanes_of(data, config=CONFIG, world=None, start=0):
     for step in Batches(data, config, world or World()).steps(start):
         for lane in step.lanes:
             if lane.samples:
-                found[step.plan.step, lane.number] = tuple(tensor.clone() for tensor in lane.batch)
+                found[step.plan.index, lane.number] = tuple(tensor.clone() for tensor in lane.batch)
     return found
 
 
@@ -80,7 +80,7 @@ def test_any_step_can_be_the_first(tmp_path, start):
 
 
 def test_a_late_start_opens_only_the_shards_of_its_windows(tmp_path, monkeypatch):
-    monkeypatch.setattr(batches, "_TOGETHER_STEPS", 1)
+    monkeypatch.setattr(schedule, "_MOST_STEPS", 1)
     source = open_folder(make_set(tmp_path, 400, 10))
     steps = Batches(source, windowed(2, prefetch_steps=1), World()).steps(25)
     next(steps)

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from support.datasets import make_set, open_folder, rows_of, text_of
 from paceline.data.shards import index
 from paceline.data.shards import mmap as mapped
-from paceline.data.shards.alignment import period_of
+from paceline.data.shards.address_space import period_of
 from paceline.data.shards.index import INDEX, DatasetIndex
 from paceline.data.shards.source import ShardSource
 from paceline.errors import ConfigError, DataError
@@ -117,7 +117,7 @@ def test_samples_before_the_sums_are_refused(tmp_path):
     facts = index.ShardFacts("00000.safetensors", 6, len(content), head, *sums)
     columns = DatasetIndex.from_json((folder / INDEX).read_bytes(), "").columns
     (folder / INDEX).write_bytes(DatasetIndex(columns, 6, (facts,)).to_json())
-    with pytest.raises(DataError, match="before the sums"):
+    with pytest.raises(DataError, match="before the checksums"):
         open_folder(folder)[3]
 
 
@@ -125,17 +125,17 @@ def test_what_is_no_plain_file_is_refused_and_never_waited_for(tmp_path):
     folder = make_set(tmp_path, 6, 6)
     (folder / "00000.safetensors").unlink()
     os.mkfifo(folder / "00000.safetensors")
-    with pytest.raises(DataError, match="is not a plain file"):
+    with pytest.raises(DataError, match="is not a regular file"):
         open_folder(folder)[3]
     (folder / INDEX).unlink()
     os.mkfifo(folder / INDEX)
-    with pytest.raises(DataError, match="is not a plain file"):
+    with pytest.raises(DataError, match="is not a regular file"):
         open_folder(folder)
 
 
 def test_an_index_is_read_with_a_bound(tmp_path):
     os.truncate(make_set(tmp_path, 6, 6) / INDEX, 1 << 41)
-    with pytest.raises(DataError, match="too many"):
+    with pytest.raises(DataError, match="bytes; the limit is"):
         open_folder(tmp_path)
 
 
@@ -169,7 +169,7 @@ def test_items_larger_than_a_leaf(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "LEAF_BYTES", 5)
     source = open_folder(make_set(tmp_path, 30, 7))
     assert gathered(source, [29, 3])[0].tolist() == rows_of(0, 30)["image"][[29, 3]].tolist()
-    assert source._shards.to_sum > 0
+    assert source._shards.unverified > 0
 
 
 def test_only_what_is_read_is_summed(tmp_path):
@@ -218,7 +218,7 @@ def test_damaged_sets_are_refused_by_name(tmp_path, harm, words):
 
 def resummed(tree):
     return tree | {
-        "xxh3": index._sum_of({key: value for key, value in tree.items() if key != "xxh3"})
+        "xxh3": index._checksum({key: value for key, value in tree.items() if key != "xxh3"})
     }
 
 
@@ -246,7 +246,7 @@ def test_an_index_that_cannot_be_is_refused_even_with_a_right_sum(tmp_path, chan
 
     tree = json.loads((make_set(tmp_path, 30, 10) / INDEX).read_bytes())
     content = json.dumps(resummed(tree | change)).encode()
-    with pytest.raises(DataError, match="pack or fetch"):
+    with pytest.raises(DataError, match="pack or download"):
         DatasetIndex.from_json(content, "somewhere")
 
 
@@ -267,7 +267,7 @@ def test_shards_that_cannot_be_are_refused(tmp_path, change):
 
     tree = json.loads((make_set(tmp_path, 30, 10) / INDEX).read_bytes())
     tree["shards"][0] |= change
-    with pytest.raises(DataError, match="pack or fetch"):
+    with pytest.raises(DataError, match="pack or download"):
         DatasetIndex.from_json(json.dumps(resummed(tree)).encode(), "somewhere")
 
 
@@ -298,17 +298,17 @@ def test_a_header_of_2_to_the_60_bytes_takes_no_memory(tmp_path):
 
 
 class SmallShelf:
-    """A shelf that holds two shards at a time."""
+    """A store that holds two shards at a time."""
 
     def __init__(self, folder):
         from paceline.data.shards.store import LocalShardStore
 
         self._inner, self.fetched = LocalShardStore(folder), []
-        self.address, self.room = str(folder), 0
+        self.address, self.capacity_bytes = str(folder), 0
 
     def index(self):
         found = self._inner.index()
-        self.room = 2 * found.shards[0].size_bytes
+        self.capacity_bytes = 2 * found.shards[0].size_bytes
         return found
 
     def fetch(self, shard):
@@ -317,12 +317,12 @@ class SmallShelf:
 
 
 def test_no_more_shards_are_open_than_there_is_room_for(tmp_path):
-    shelf = SmallShelf(make_set(tmp_path, 40, 5))
-    source = ShardSource(shelf)
+    store = SmallShelf(make_set(tmp_path, 40, 5))
+    source = ShardSource(store)
     for number in [0, 5, 10, 15, 0, 39, 5]:
         assert gathered(source, [number])[1].tolist() == [number]
         assert len(source._shards.open) <= 2
-    assert len(shelf.fetched) == 7
+    assert len(store.fetched) == 7
     assert gathered(source, range(40))[1].tolist() == list(
         range(40)
     )  # what is asked for at once is open at once

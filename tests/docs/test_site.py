@@ -97,6 +97,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs mkdocs-material")
     place = tmp_path_factory.mktemp("site")
     env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    env |= {"NO_MKDOCS_2_WARNING": "1"}
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(place)]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr

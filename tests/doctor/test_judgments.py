@@ -10,23 +10,23 @@ from paceline.doctor.cross_host import (
     AllocationRequest,
     judge_affinity,
     judge_clocks,
-    judge_coming,
+    judge_missing_ranks,
     judge_request,
     judge_versions,
-    judge_ways,
+    judge_connectivity,
 )
 from paceline.doctor.disk import DiskFacts, judge_disk
-from paceline.doctor.finding import Finding, fine, lines, merged, problem
+from paceline.doctor.finding import Finding, passed, format_findings, merged, problem
 from paceline.doctor.gpu import Driver, judge_gpus, read_gpus
-from paceline.doctor.host import HostFacts, judge_host
+from paceline.doctor.resources import Resources, judge_resources
 from paceline.doctor.network import Interface, NetworkFacts, judge_network
 from paceline.doctor.rank_facts import RankFacts
-from paceline.doctor.software import TorchFacts, judge_python, judge_settings, judge_torch
-from paceline.doctor.startup import Package, Startup, judge_startup, summarise
+from paceline.doctor.software import TorchFacts, judge_python, judge_variables, judge_torch
+from paceline.doctor.startup import Package, Startup, judge_startup, summarize
 
 H200 = "0, NVIDIA H200, 580.159.04, 143771, 0, Enabled, 0, 700.00, 700.00, 39, 0x0000000000000001, Disabled"
 TORCH = TorchFacts("2.13.0+cu130", 3.0, "13.0", ["gloo", "nccl"], ["NVIDIA H200"] * 2, "2.28.9")
-HOST = HostFacts((0, 1, 2, 3), 4, 0.0, 65536, -1, 8 << 30, 8 << 30, 64 << 30, has_rdma=True)
+HOST = Resources((0, 1, 2, 3), 4, 0.0, 65536, -1, 8 << 30, 8 << 30, 64 << 30, has_rdma=True)
 ETH, LO, IB = (
     Interface("eth0", "10.0.0.1", 10000, 1500),
     Interface("lo", "127.0.0.1"),
@@ -110,10 +110,10 @@ def test_torch(torch, check, says):
 def test_python_and_variables():
     assert judge_python((3, 11, 0), "p").ok
     assert "too old" in judge_python((3, 10, 9), "p").says
-    assert list(judge_settings({"NCCL_P2P_DISABLE": "0"})) == []
+    assert list(judge_variables({"NCCL_P2P_DISABLE": "0"})) == []
     assert (
         "NCCL_P2P_DISABLE=1"
-        in problems(list(judge_settings({"NCCL_P2P_DISABLE": "1"})))["variables"]
+        in problems(list(judge_variables({"NCCL_P2P_DISABLE": "1"})))["variables"]
     )
 
 
@@ -135,7 +135,7 @@ def test_python_and_variables():
     ],
 )
 def test_host(host, ranks, env, check):
-    assert list(problems(list(judge_host(host, ranks, env)))) == ([check] if check else [])
+    assert list(problems(list(judge_resources(host, ranks, env)))) == ([check] if check else [])
 
 
 @pytest.mark.parametrize(
@@ -207,10 +207,10 @@ def with_rank(number: int, **change) -> list[RankFacts]:
         (judge_clocks, with_rank(2, clock_s=-16.0), ["n0 is 16.0 s ahead of n1"]),
         (judge_clocks, with_rank(2, clock_s=3.0, clock_error_s=2.5), []),
         (judge_clocks, with_rank(2, clock_error_s=float("inf")), []),
-        (judge_ways, ranks(), []),
-        (judge_ways, ranks(1), []),
-        (judge_ways, with_rank(2, unreached={2: "timed out"}), ["n1 does not reach n2 (n2 reaches n1): timed out"]),
-        (judge_ways, [replace(one, unreached={node: "off" for node in range(3) if node != one.node and 1 in {node, one.node}}) for one in ranks(3, 1)], ["no other host reaches n1: off"]),
+        (judge_connectivity, ranks(), []),
+        (judge_connectivity, ranks(1), []),
+        (judge_connectivity, with_rank(2, unreached={2: "timed out"}), ["n1 does not reach n2 (n2 reaches n1): timed out"]),
+        (judge_connectivity, [replace(one, unreached={node: "off" for node in range(3) if node != one.node and 1 in {node, one.node}}) for one in ranks(3, 1)], ["no other host reaches n1: off"]),
         (judge_affinity, ranks(), []),
         (judge_affinity, [replace(one, cores=(0, 1, 2, 3)) for one in ranks()], []),
         (judge_affinity, [replace(one, cores=(0,)) for one in ranks()], ["2 ranks of n0 are bound to the same 1 core (0)"]),
@@ -223,10 +223,10 @@ def test_ranks_that_do_not_fit_together(judge, facts, says):
 
 
 def test_ranks_that_did_not_come():
-    assert judge_coming(ranks(), 4, []).ok
-    missing = judge_coming(ranks(), 7, [])
+    assert judge_missing_ranks(ranks(), 4, []).ok
+    missing = judge_missing_ranks(ranks(), 7, [])
     assert "ranks 4-6 of 7 did not come" in missing.says
-    told = judge_coming(ranks(), 5, [("n3", "cannot reach rank 0", "open the firewall")])
+    told = judge_missing_ranks(ranks(), 5, [("n3", "cannot reach rank 0", "open the firewall")])
     assert (told.says, told.fix) == (
         "rank 4 of 5 did not come; n3 says: cannot reach rank 0",
         "open the firewall",
@@ -256,15 +256,15 @@ def test_what_slurm_was_asked_for(request_, facts, check, says):
 
 
 def test_what_hosts_say_alike_is_one_line():
-    same, slow = fine("python", "3.12"), problem("disk", "slow", "scratch")
+    same, slow = passed("python", "3.12"), problem("disk", "slow", "scratch")
     found = merged(
         [
-            ("a", [same, fine("disk", "1 ms")]),
-            ("b", [same, fine("disk", "2 ms")]),
+            ("a", [same, passed("disk", "1 ms")]),
+            ("b", [same, passed("disk", "2 ms")]),
             ("c", [same, slow]),
         ]
     )
-    assert lines(found, 3) == [
+    assert format_findings(found, 3) == [
         "ok       python  3.12",
         "ok       disk    1 ms (a)",
         "problem  disk    slow (c)",
@@ -283,11 +283,11 @@ def test_a_start_is_summed_up_by_package():
         "stepped": True,
         "opened": {"/v/site-packages/torch/a.py": 2, "/me/x.py": 1, "/proc/stat": 1},
     }
-    start = summarise("x.py", seen, IMPORTS, CALLS, roots)
+    start = summarize("x.py", seen, IMPORTS, CALLS, roots)
     assert [one.name for one in start.packages][0] == "torch"
     assert Package("torch", 3.0, 2, 1) in start.packages
     assert (start.opened, start.calls, start.not_found, start.uncompiled) == (4, 2, 1, 1)
-    assert summarise("x.py", seen, IMPORTS, None, roots).calls == -1
+    assert summarize("x.py", seen, IMPORTS, None, roots).calls == -1
 
 
 START = Startup(

@@ -17,13 +17,13 @@ from safetensors.torch import load_file, save_file
 from paceline.cli.main import run_verb
 from paceline.config import config_from_words
 from paceline.errors import ConfigError, DataError
-from paceline.recipes.gpt_config import GptConfig, design_of, from_start
-from paceline.recipes.gpt_export import write_hub
-from paceline.recipes.gpt_hf_weights import read_hub
+from paceline.recipes.gpt_config import GptConfig, design_of, load_initial_weights
+from paceline.recipes.gpt_export import write_gpt2
+from paceline.recipes.gpt_hf_weights import read_gpt2
 from paceline.recipes.gpt_model import GPT, Design, Shape
-from paceline.recipes.gpt_sample import open_author
+from paceline.recipes.gpt_sample import load_generator
 
-DESIGN = Design(Shape(2, 4, 16), tokens=33, length=8)
+DESIGN = Design(Shape(2, 4, 16), vocab_size=33, context_length=8)
 PROMPT = torch.randint(33, (3, 8), generator=torch.Generator().manual_seed(1))
 
 
@@ -54,7 +54,7 @@ def scatter(model, seed: int) -> None:
 
 
 def ours(place):
-    design, tensors = read_hub(place)
+    design, tensors = read_gpt2(place)
     model = GPT(design)
     model.load_state_dict(tensors)
     return model.eval()
@@ -93,7 +93,7 @@ def test_their_weights_give_their_scores_here(theirs, way, tmp_path):
 def test_our_weights_give_our_scores_there(theirs, tmp_path):
     model = GPT(DESIGN).eval()
     scatter(model, 3)
-    write_hub(model.design, model.state_dict(), tmp_path / "out")
+    write_gpt2(model.design, model.state_dict(), tmp_path / "out")
     loaded, facts = type(theirs[0]).from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(facts.values()), "neither missing nor unexpected"
     with torch.no_grad():
@@ -106,8 +106,8 @@ def test_our_weights_give_our_scores_there(theirs, tmp_path):
 
 def test_what_is_written_is_read_with_the_same_bits(tmp_path):
     model = GPT(DESIGN)
-    write_hub(model.design, model.state_dict(), tmp_path / "out")
-    design, tensors = read_hub(tmp_path / "out")
+    write_gpt2(model.design, model.state_dict(), tmp_path / "out")
+    design, tensors = read_gpt2(tmp_path / "out")
     assert design == DESIGN
     assert all(torch.equal(tensors[name], value) for name, value in model.state_dict().items())
     assert tensors.keys() == model.state_dict().keys()
@@ -119,7 +119,7 @@ def test_half_weights_become_whole(theirs, tmp_path):
         name: value.bfloat16() for name, value in load_file(folder / "model.safetensors").items()
     }
     save_file(tensors, folder / "model.safetensors")
-    found = read_hub(folder)[1]
+    found = read_gpt2(folder)[1]
     assert {value.dtype for value in found.values()} == {torch.float32}
     assert torch.equal(found["embedding.weight"], tensors["transformer.wte.weight"].float())
 
@@ -162,27 +162,27 @@ def in_parts(folder):
 
 
 REFUSED = [
-    (said(model_type="llama"), "type 'llama'", "save_pretrained"),
-    (said(model_type=...), "type None", "save_pretrained"),
+    (said(model_type="llama"), "model_type 'llama'", "save_pretrained"),
+    (said(model_type=...), "model_type None", "save_pretrained"),
     (said(activation_function="relu"), "activation_function='relu'", "'gelu_new'"),
     (said(layer_norm_epsilon=1e-6), "layer_norm_epsilon=1e-06", "1e-05"),
     (said(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx=True", "False"),
     (said(add_cross_attention=True), "add_cross_attention=True", "False"),
     (said(n_inner=32), "n_inner=32", "64"),
     (said(n_inner=[3]), "n_inner=", "64"),
-    (said(n_layer="two"), "n_layer='two'", "save_pretrained"),
-    (said(n_head=3), "3 heads", "save_pretrained"),
+    (said(n_layer="two"), "n_layer must be at least 1, got 'two'", "save_pretrained"),
+    (said(n_head=3), "n_embd=16, which is not a multiple of n_head=3", "save_pretrained"),
     (said(n_layer=3), "h.2.ln_1.weight is missing; .* and 8 more", "save_pretrained"),
     (said(n_layer=1), "h.1.attn.c_attn.bias is not in a GPT-2", "save_pretrained"),
     (said(vocab_size=34), r"wte.weight is \[33, 16\] instead of \[34, 16\]", "save_pretrained"),
-    (said(tie_word_embeddings=False), "lm_head.weight", "tied head"),
-    (held(lm_head__weight=torch.ones(33, 16)), "lm_head.weight", "tied head"),
+    (said(tie_word_embeddings=False), "lm_head.weight", "tie_word_embeddings"),
+    (held(lm_head__weight=torch.ones(33, 16)), "lm_head.weight", "tie_word_embeddings"),
     (held(transformer__ln_f__bias=None), "ln_f.bias is missing", "save_pretrained"),
     (held(score__weight=torch.ones(2, 16)), "score.weight is not in a GPT-2", "save_pretrained"),
     (held(transformer__h__0__mlp__c_fc__weight=torch.ones(64, 16)), r"c_fc.weight is \[64, 16\] instead of \[16, 64\]", "save_pretrained"),
     (held(transformer__ln_f__bias=torch.ones(16, dtype=torch.int32)), "ln_f.bias .*int32", "save_pretrained"),
     (bytes_of("config.json", b"{"), "config.json is not JSON", "save_pretrained"),
-    (bytes_of("config.json", b"[1]"), "type None", "save_pretrained"),
+    (bytes_of("config.json", b"[1]"), "model_type None", "save_pretrained"),
     (bytes_of("model.safetensors", b"\x80\x04K\x01."), "as a safetensors file", "save_pretrained"),
     (lambda folder: (folder / "config.json").unlink(), "cannot read .*config.json", "save_pretrained"),
     (lambda folder: (folder / "model.safetensors").unlink(), "there is no .*model.safetensors", "save_pretrained"),
@@ -194,7 +194,7 @@ REFUSED = [
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("written") / "hub"
-    write_hub(DESIGN, GPT(DESIGN).state_dict(), folder)
+    write_gpt2(DESIGN, GPT(DESIGN).state_dict(), folder)
     return folder
 
 
@@ -202,18 +202,18 @@ def written(tmp_path_factory):
 def test_what_is_not_such_a_gpt_2_is_named(change, problem, fix, written, tmp_path):
     change(shutil.copytree(written, tmp_path / "hub"))
     with pytest.raises(DataError, match=problem) as error:
-        read_hub(tmp_path / "hub")
+        read_gpt2(tmp_path / "hub")
     assert fix in error.value.fix
 
 
 def test_what_is_no_folder_of_weights_is_named(tmp_path):
-    with pytest.raises(DataError, match="there is no folder .*nowhere of weights"):
-        read_hub(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="there is no folder of weights at .*nowhere"):
+        read_gpt2(tmp_path / "nowhere")
     torch.save({"weight": torch.ones(2)}, tmp_path / "weights.bin")
     with pytest.raises(
         DataError, match="weights.bin is not a safetensors file\n.*a pickle is never read"
     ):
-        read_hub(tmp_path / "weights.bin")
+        read_gpt2(tmp_path / "weights.bin")
 
 
 @pytest.mark.parametrize(
@@ -228,15 +228,15 @@ def test_what_is_no_folder_of_weights_is_named(tmp_path):
 def test_a_design_that_gpt_2_has_not_is_not_written(design, problem, tmp_path):
     other = Design(Shape(1, 2, 8), 5, 4, **design)
     with pytest.raises(ConfigError, match=problem):
-        write_hub(other, GPT(other).state_dict(), tmp_path / "out")
+        write_gpt2(other, GPT(other).state_dict(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_nothing_is_written_over_and_weights_of_another_model_are_not_written(written, tmp_path):
     with pytest.raises(ConfigError, match="exists"):
-        write_hub(DESIGN, GPT(DESIGN).state_dict(), written)
+        write_gpt2(DESIGN, GPT(DESIGN).state_dict(), written)
     with pytest.raises(ConfigError, match="norm.bias is missing"):
-        write_hub(DESIGN, {}, tmp_path / "other")
+        write_gpt2(DESIGN, {}, tmp_path / "other")
 
 
 @pytest.fixture(scope="module")
@@ -248,12 +248,19 @@ def runs(theirs, tmp_path_factory):
         f"runs={folder}/runs",
         "steps=2",
     ]
-    train(*words, "name=tokens", "level=tokens", "vocabulary=270", "checkpoint.every=1steps")
+    train(*words, "name=tokens", "level=tokens", "train_tokenizer=270", "checkpoint.every=1steps")
     train(*words, "name=rotary", "positions=rotary", "bias=false")
     wide = transformers_gpt2(n_layer=1, n_head=2, n_embd=16, vocab_size=256, n_positions=12)
     wide.save_pretrained(folder / "start")
-    shape = ["layers=0", "heads=0", "width=0", "length=128"]  # as nobody has said them
-    train(*words, *shape, "name=started", f"start={folder}/start", "lr.base=0", "weight_decay=0")
+    shape = [
+        "layers=0",
+        "heads=0",
+        "embedding_dim=0",
+        "context_length=128",
+    ]  # as nobody has said them
+    train(
+        *words, *shape, "name=started", f"init_from={folder}/start", "lr.base=0", "weight_decay=0"
+    )
     return folder, wide
 
 
@@ -288,7 +295,7 @@ def test_a_run_is_exported_with_its_tokenizer(export, theirs):
     assert [oct(Path(name).stat().st_mode)[-3:] for name in ("hub", *sorted(Path("hub").iterdir()))] == [
         "700", "600", "600", "600", "600",
     ]  # fmt: skip
-    author, model = open_author("runs/tokens"), loaded(theirs, "hub")
+    author, model = load_generator("runs/tokens"), loaded(theirs, "hub")
     tokenizer = transformers.AutoTokenizer.from_pretrained("hub")
     numbers = author.vocabulary.encode("words again").tolist()
     assert tokenizer("words again").input_ids == numbers
@@ -310,7 +317,13 @@ def test_their_weights_come_back_out_of_a_run_as_they_were(export, theirs, runs)
     )
     assert not Path("hub/tokenizer.json").exists()
     kept = config_from_words(GptConfig, ["--config", "runs/started/config.toml"])
-    assert (kept.layers, kept.heads, kept.width, kept.length, kept.tokens) == (1, 2, 16, 12, 256)
+    assert (kept.layers, kept.heads, kept.embedding_dim, kept.context_length, kept.vocab_size) == (
+        1,
+        2,
+        16,
+        12,
+        256,
+    )
 
 
 def test_the_checkpoint_that_is_exported_is_good_or_the_one_asked_for(export):
@@ -333,24 +346,24 @@ def test_the_checkpoint_that_is_exported_is_good_or_the_one_asked_for(export):
     [
         (
             ["runs/rotary", "hub"],
-            "GPT-2 has no positions=rotary, bias=false",
+            "GPT-2 does not support positions=rotary, bias=false",
             "train with positions=learned",
         ),
-        (["runs/tokens", "full"], "full exists", "name another folder"),
-        (["runs/tokens", "full/file"], "full/file exists", "name another folder"),
-        (["runs/tokens", "."], ". exists", "name another folder"),
+        (["runs/tokens", "full"], "full exists", "choose another folder"),
+        (["runs/tokens", "full/file"], "full/file exists", "choose another folder"),
+        (["runs/tokens", "."], ". exists", "choose another folder"),
         (["runs/tokens", "hub", "--force"], "--force", "leave --force out"),
         (["runs/tokens", "no/where"], "there is no folder no", "create it first"),
         (["runs/tokens", "s3://bucket/hub"], "there is no folder", "a path on this machine"),
         (
             ["runs/tokens", "runs/tokens/checkpoints/step-000000002"],
             "inside a checkpoint",
-            "stays as it was saved",
+            "checkpoints are never modified",
         ),
         (
             ["runs/tokens", "runs/tokens/checkpoints/step-000000002/hub"],
             "inside a checkpoint",
-            "stays as it was saved",
+            "checkpoints are never modified",
         ),
         (["runs/tokens"], "FOLDER is missing", "paceline ckpt export RUN --as gpt2 FOLDER"),
         (["runs/tokens", "hub", "--as", "gpt3"], "there is no layout 'gpt3'", "did you mean gpt2?"),
@@ -381,22 +394,22 @@ def test_nothing_is_left_of_a_folder_that_cannot_be_written(export, monkeypatch)
     [
         (["size=124M"], "size=124M"),
         (["layers=2"], "layers=2, not 1"),
-        (["tokens=300"], "tokens=300, not 256"),
-        (["length=16"], "length=16, not 12"),
+        (["vocab_size=300"], "vocab_size=300, not 256"),
+        (["context_length=16"], "context_length=16, not 12"),
         (["norm=rms"], "norm=rms, not layer"),
         (["bias=false"], "bias=False, not True"),
     ],
 )
 def test_settings_that_contradict_the_weights_are_refused(words, problem, tmp_path):
-    design = Design(Shape(1, 2, 16), tokens=256, length=12)
-    write_hub(design, GPT(design).state_dict(), tmp_path / "hub")
+    design = Design(Shape(1, 2, 16), vocab_size=256, context_length=12)
+    write_gpt2(design, GPT(design).state_dict(), tmp_path / "hub")
     settled = [
         "layers=1",
         "heads=2",
-        "width=16",
-        "length=12",
+        "embedding_dim=16",
+        "context_length=12",
     ]  # as the run's own config.toml says them
-    assert design_of(from_start(tiny(*settled, f"start={tmp_path}/hub"))[0]) == design
+    assert design_of(load_initial_weights(tiny(*settled, f"init_from={tmp_path}/hub"))[0]) == design
     with pytest.raises(ConfigError, match=problem) as error:
-        from_start(tiny(*settled, f"start={tmp_path}/hub", *words))
-    assert "leave these settings out" in error.value.fix
+        load_initial_weights(tiny(*settled, f"init_from={tmp_path}/hub", *words))
+    assert "remove these settings" in error.value.fix

@@ -16,12 +16,12 @@ from paceline.data.vocabulary import Bytes, Characters
 from paceline.errors import TrainingError
 from paceline.recipes.gpt_model import GPT, Design, Shape
 from paceline.recipes.gpt_sample import (
-    Choice,
+    Sampling,
     _chosen,
     _generator,
     draw,
-    open_author,
-    spelled,
+    load_generator,
+    decode_stream,
     window_begin,
 )
 
@@ -35,8 +35,8 @@ def trained(tmp_path_factory):
     text = write(folder, ROUND * 100)
     words = [f"data_folder={text}", f"runs={folder}/runs", "lr.base=0.03", "steps=30"]
     train(*words, "name=characters", "level=characters", "checkpoint.every=10steps")
-    train(*words, "name=tokens", "level=tokens", "vocabulary=258", "positions=rotary")
-    train(*words, "name=wide", "tokens=300", "steps=1")
+    train(*words, "name=tokens", "level=tokens", "train_tokenizer=258", "positions=rotary")
+    train(*words, "name=wide", "vocab_size=300", "steps=1")
     text.unlink()
     shutil.copytree(folder / "runs/wide", folder / "runs/toy")
     return folder
@@ -93,41 +93,45 @@ def test_a_damaged_checkpoint_is_passed_over_unless_it_was_asked_for(sample, tmp
     assert "passed over: " in done.err
     asked = sample("runs/characters", "--prompt", "ab", "--step", 30)
     assert (asked.code, asked.out) == (3, "")
-    assert "fix: take " in asked.err
+    assert "fix: use " in asked.err
 
 
 def test_tokens_that_stand_for_nothing_are_never_drawn(sample):
-    author = open_author("runs/wide")
-    assert author.model.design.tokens == 300
-    drawn = draw(author.model, [1, 2], author.vocabulary.size, Choice(temperature=50.0, top_k=0))
+    generator = load_generator("runs/wide")
+    assert generator.model.design.vocab_size == 300
+    drawn = draw(
+        generator.model, [1, 2], generator.vocabulary.size, Sampling(temperature=50.0, top_k=0)
+    )
     assert max(next(drawn)[0] for _ in range(300)) < 256
 
 
 def another_settings(path):
     for manifest in path.rglob("manifest.json"):
-        from paceline.checkpoint.manifest import _SUM, _end
+        from paceline.checkpoint.manifest import _CHECKSUM, _end
 
-        body = manifest.read_bytes().rpartition(_SUM)[0].replace(b'"positions"', b'"elsewhere"')
+        body = (
+            manifest.read_bytes().rpartition(_CHECKSUM)[0].replace(b'"positions"', b'"elsewhere"')
+        )
         manifest.write_bytes(body + _end(body))
 
 
 REFUSED = [
     (["runs/nowhere", "--prompt", "x"], 2, "there is no run runs/nowhere", "did you mean"),
-    (["runs/toy", "--prompt", "x"], 2, "is not of the gpt recipe", "paceline train gpt"),
-    (["runs/characters/checkpoints", "--prompt", "x"], 2, "is not the folder of a run", "config.toml"),
+    (["runs/toy", "--prompt", "x"], 2, "was not saved by the gpt recipe", "paceline train gpt"),
+    (["runs/characters/checkpoints", "--prompt", "x"], 2, "is not a run folder", "config.toml"),
     (["runs/characters", "--prompt", "x"], 2, "the character 'x' is not among", "leave it out"),
-    (["runs/characters", "--prompt", "ab\udcff"], 2, "not text in UTF-8", "encoding"),
+    (["runs/characters", "--prompt", "ab\udcff"], 2, "not UTF-8 text", "encoding"),
     (["runs/characters"], 2, "what does the text begin with?", "--prompt"),
     (["runs/characters", "--prompt", ""], 2, "what does the text begin with?", "--prompt"),
     ([], 2, "which run?", "paceline sample"),
     (["runs/characters", "ab", "--prompt", "ab"], 2, "unexpected word 'ab'", "quotes"),
     (["runs/characters", "--prompt", "ab", "--promt", "ab"], 2, "there is no option --promt", "did you mean --prompt?"),
-    (["runs/characters", "--prompt", "ab", "--length", "0"], 2, "a length of 0 tokens", "1 or more"),
-    (["runs/characters", "--prompt", "ab", "--count", "0"], 2, "0 texts", "1 or more"),
+    (["runs/characters", "--prompt", "ab", "--length", "0"], 2, "--length must be at least 1, got 0", "1 or more"),
+    (["runs/characters", "--prompt", "ab", "--count", "0"], 2, "--count must be at least 1, got 0", "1 or more"),
     (["runs/characters", "--prompt", "ab", "--length", "x"], 2, "--length 'x' is not a number", "--length 1"),
-    (["runs/characters", "--prompt", "ab", "--temperature", "-1"], 2, "a temperature of -1.0", "0.8"),
-    (["runs/characters", "--prompt", "ab", "--temperature", "nan"], 2, "a temperature of nan", "0.8"),
-    (["runs/characters", "--prompt", "ab", "--top-k", "-3"], 2, "top-k -3", "0 for all"),
+    (["runs/characters", "--prompt", "ab", "--temperature", "-1"], 2, "temperature must be >= 0, got -1.0", "0.8"),
+    (["runs/characters", "--prompt", "ab", "--temperature", "nan"], 2, "temperature must be >= 0, got nan", "0.8"),
+    (["runs/characters", "--prompt", "ab", "--top-k", "-3"], 2, "top-k must be at least 0, got -3", "0 for all"),
     (["runs/characters", "--prompt", "ab", "--seed", "1.5"], 2, "--seed '1.5' is not a number", "--seed 1"),
     (["runs/characters", "--prompt", "ab", "--step", "7"], 2, "no checkpoint of step 7", "use one of: 10, 20, 30"),
 ]  # fmt: skip
@@ -157,20 +161,22 @@ def read_anew(model, numbers, choice, tokens=30):
     """Return the tokens that come after numbers, with nothing remembered."""
     numbers, generator = list(numbers), _generator(choice.seed, 0)
     for _ in range(tokens):
-        window = numbers[window_begin(len(numbers), model.design.length) :]
+        window = numbers[window_begin(len(numbers), model.design.context_length) :]
         numbers.append(_chosen(model(torch.tensor([window]))[0, -1].double(), choice, generator))
     return numbers[-tokens:]
 
 
 @pytest.mark.parametrize("prompt", [1, 5, 7, 8, 9, 31])
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
-def test_with_memory_it_writes_what_it_would_by_reading_all_anew(positions, prompt):
+def test_the_kv_cache_gives_what_the_whole_window_gives(positions, prompt):
     torch.manual_seed(prompt)
-    model = GPT(Design(Shape(2, 2, 16), tokens=20, length=8, positions=positions)).eval()
+    model = GPT(
+        Design(Shape(2, 2, 16), vocab_size=20, context_length=8, positions=positions)
+    ).eval()
     for value in model.parameters():
         value.data.add_(torch.randn_like(value), alpha=0.2)  # else what was before matters little
     numbers = torch.randint(20, (prompt,)).tolist()
-    for choice in (Choice(temperature=0), Choice(temperature=3.0, top_k=0, seed=2)):
+    for choice in (Sampling(temperature=0), Sampling(temperature=3.0, top_k=0, seed=2)):
         assert first(model, numbers, choice) == [read_anew(model, numbers, choice)]
     assert len(set(read_anew(model, numbers, choice))) > 5
 
@@ -190,13 +196,13 @@ def test_the_window_moves_by_a_quarter_and_never_looks_back_further_than_the_mod
 
 def test_texts_written_side_by_side_differ_and_are_those_of_the_seed():
     torch.manual_seed(5)
-    model = GPT(Design(Shape(1, 2, 16), tokens=20, length=6)).eval()
-    wild = Choice(temperature=2.0, top_k=0, seed=3)
+    model = GPT(Design(Shape(1, 2, 16), vocab_size=20, context_length=6)).eval()
+    wild = Sampling(temperature=2.0, top_k=0, seed=3)
     several = first(model, [3], wild, count=3)
     assert len({tuple(text) for text in several}) == 3
     assert several == first(model, [3], wild, count=3)
     assert several[:1] == first(model, [3], wild)
-    assert first(model, [3], Choice(0.0), count=2) == 2 * first(model, [3], Choice(0.0))
+    assert first(model, [3], Sampling(0.0), count=2) == 2 * first(model, [3], Sampling(0.0))
 
 
 def test_several_texts_are_shown_one_below_the_other(sample):
@@ -218,12 +224,12 @@ def test_chances_follow_the_scores():
         drawn = torch.tensor([_chosen(scores, choice, generator) for _ in range(500)])
         return (torch.bincount(drawn, minlength=3) / 500).tolist()
 
-    assert counts(Choice(1.0, 0)) == pytest.approx([0.5, 0.1, 0.4], abs=0.08)
-    assert counts(Choice(1.0, 2)) == pytest.approx([5 / 9, 0, 4 / 9], abs=0.08)
-    assert counts(Choice(0.5, 0)) == pytest.approx([25 / 42, 1 / 42, 16 / 42], abs=0.08)
-    assert counts(Choice(0.0, 0)) == [1, 0, 0]
-    with pytest.raises(TrainingError, match="no numbers"):
-        _chosen(torch.tensor([float("nan")]), Choice(), generator)
+    assert counts(Sampling(1.0, 0)) == pytest.approx([0.5, 0.1, 0.4], abs=0.08)
+    assert counts(Sampling(1.0, 2)) == pytest.approx([5 / 9, 0, 4 / 9], abs=0.08)
+    assert counts(Sampling(0.5, 0)) == pytest.approx([25 / 42, 1 / 42, 16 / 42], abs=0.08)
+    assert counts(Sampling(0.0, 0)) == [1, 0, 0]
+    with pytest.raises(TrainingError, match="not finite"):
+        _chosen(torch.tensor([float("nan")]), Sampling(), generator)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +242,7 @@ def test_chances_follow_the_scores():
     ],
 )
 def test_characters_are_shown_when_they_are_whole(vocabulary, prompt, drawn, pieces):
-    assert list(spelled(vocabulary, list(prompt), iter(drawn))) == pieces
+    assert list(decode_stream(vocabulary, list(prompt), iter(drawn))) == pieces
 
 
 def test_what_it_writes_orders_a_terminal_nothing(sample, monkeypatch):
@@ -245,3 +251,17 @@ def test_what_it_writes_orders_a_terminal_nothing(sample, monkeypatch):
     )
     done = sample("runs/wide", "--prompt", "x", "--length", 9)
     assert done.out == "xa\tb\n\ufffd[2Jc\n"
+
+
+def test_a_run_from_before_the_settings_were_renamed_is_named_as_such(sample, tmp_path):
+    run = tmp_path / "old"
+    shutil.copytree("runs/characters", run)
+    for manifest in run.glob("checkpoints/*/manifest.json"):
+        from paceline.checkpoint.manifest import _CHECKSUM, _end
+
+        body = manifest.read_bytes().rpartition(_CHECKSUM)[0]
+        body = body.replace(b'"context_length"', b'"length"').replace(b'"vocab_size"', b'"tokens"')
+        manifest.write_bytes(body + _end(body))
+    done = sample(str(run), "--prompt", "ab")
+    assert done.code == 2
+    assert "was saved by an older version" in done.err

@@ -14,11 +14,11 @@ from tokenizers import Tokenizer
 from paceline.data.pack import PackRequest, pack
 from paceline.data.vocabulary import Bytes, Characters, Tokens, train_tokenizer
 from paceline.errors import ConfigError, DataError
-from paceline.recipes.corpus import numbers_in, rows_of, text_in_memory, vocabulary_for
-from paceline.recipes.gpt_config import GptConfig, design_of, for_text, from_start
-from paceline.recipes.gpt_export import write_hub
+from paceline.recipes.corpus import encode_text, split_rows, text_in_memory, make_vocabulary
+from paceline.recipes.gpt_config import GptConfig, design_of, with_vocabulary, load_initial_weights
+from paceline.recipes.gpt_export import write_gpt2
 from paceline.recipes.gpt_model import GPT, Design, Shape
-from paceline.recipes.gpt_text import kept_vocabulary, read_text
+from paceline.recipes.gpt_text import load_vocabulary, load_text
 from paceline.world.world import World
 
 TEXT = "Grüße an alle, die das lesen: ein Satz über Wörter und Zeichen.\n" * 8
@@ -26,25 +26,29 @@ LETTERS = "".join(sorted(set(TEXT)))
 LEVELS = {
     "bytes": ([], 256),
     "characters": (["level=characters"], len(LETTERS)),
-    "tokens": (["level=tokens", "vocabulary=270"], 270),
+    "tokens": (["level=tokens", "train_tokenizer=270"], 270),
 }
 
 
 def settled(text, *words):
     """Return the settings after the text was read, and the text."""
     config = tiny(f"data_folder={text}", *words)
-    found = read_text(config, World())
-    return for_text(config, found.vocabulary), found
+    found = load_text(config, World())
+    return with_vocabulary(config, found.vocabulary), found
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_level_reads_the_same_text(level, tmp_path):
     words, tokens = LEVELS[level]
     config, found = settled(write(tmp_path, TEXT), *words)
-    assert (config.level, config.tokens, design_of(config).tokens) == (level, tokens, tokens)
-    numbers = numbers_in(config.data_folder, found.vocabulary)
+    assert (config.level, config.vocab_size, design_of(config).vocab_size) == (
+        level,
+        tokens,
+        tokens,
+    )
+    numbers = encode_text(config.data_folder, found.vocabulary)
     assert found.vocabulary.decode(list(numbers)) == TEXT
-    rows = len(rows_of(numbers, 8))
+    rows = len(split_rows(numbers, 8))
     assert (len(found.train), len(found.test)) == (rows - rows // 20, rows // 20)
     inputs, targets = found.train.gather(numpy.array([0, 1]), (0, 0))
     assert found.vocabulary.decode(
@@ -58,8 +62,8 @@ def test_a_run_keeps_what_its_numbers_stand_for(level, tmp_path, monkeypatch):
     run = train(*LEVELS[level][0], f"data_folder={write(tmp_path, TEXT)}")
     (tmp_path / "text").unlink()
     config = tiny("--config", run.config)
-    assert (config.level, config.tokens) == (level, LEVELS[level][1])
-    found = kept_vocabulary(run, config)
+    assert (config.level, config.vocab_size) == (level, LEVELS[level][1])
+    found = load_vocabulary(run, config)
     assert found.level == level
     assert found.decode(found.encode("alle Zeichen").tolist()) == "alle Zeichen"
     kept = {"vocabulary.json", *found.files}
@@ -72,13 +76,13 @@ def test_a_run_of_bytes_from_before_is_known_and_others_must_say_it(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     run = train(f"data_folder={write(tmp_path, TEXT)}")
     run.vocabulary.unlink()
-    assert kept_vocabulary(run, tiny("tokens=256")) == Bytes()
-    for words in (["tokens=256", "level=characters"], ["tokens=80"]):
-        with pytest.raises(DataError, match="does not say what its numbers stand for"):
-            kept_vocabulary(run, tiny(*words))
+    assert load_vocabulary(run, tiny("vocab_size=256")) == Bytes()
+    for words in (["vocab_size=256", "level=characters"], ["vocab_size=80"]):
+        with pytest.raises(DataError, match="stores no vocabulary"):
+            load_vocabulary(run, tiny(*words))
     run.vocabulary.write_text("{")
     with pytest.raises(DataError, match="cannot read .*vocabulary.json"):
-        kept_vocabulary(run, tiny("tokens=256"))
+        load_vocabulary(run, tiny("vocab_size=256"))
 
 
 def digest_on_ranks(words):
@@ -127,7 +131,7 @@ def test_memory_and_pack_make_the_same_numbers(words, tmp_path, monkeypatch):
     } == found.vocabulary.about()
     assert (
         index.samples
-        == len(rows_of(numbers_in("texts", found.vocabulary), 8))
+        == len(split_rows(encode_text("texts", found.vocabulary), 8))
         == len(found.train) + len(found.test)
     )
     for part in ("train", "test"):
@@ -137,15 +141,15 @@ def test_memory_and_pack_make_the_same_numbers(words, tmp_path, monkeypatch):
             workers=1,
         )
     streamed, sets = settled("sets", "data=shards")
-    assert (streamed.level, streamed.tokens, sets.vocabulary) == (
+    assert (streamed.level, streamed.vocab_size, sets.vocabulary) == (
         config.level,
-        config.tokens,
+        config.vocab_size,
         found.vocabulary,
     )
-    rows = rows_of(numbers_in("texts", found.vocabulary), 8).long()
+    rows = split_rows(encode_text("texts", found.vocabulary), 8).long()
     assert sets.train.gather(numpy.array([2]), (0, 0))[0].tolist() == [rows[2, :-1].tolist()]
-    with pytest.raises(ConfigError, match="rows of 8 tokens are longer than length=4"):
-        settled("sets", "data=shards", "length=4")
+    with pytest.raises(ConfigError, match="sequences of 8 tokens exceed context_length=4"):
+        settled("sets", "data=shards", "context_length=4")
     with pytest.raises(ConfigError, match="level="):
         settled(
             "sets",
@@ -167,23 +171,23 @@ def test_sets_with_different_vocabularies_are_refused(tmp_path):
 
 @pytest.mark.parametrize("tokens", [300, 50304])
 def test_a_model_may_have_more_tokens_than_the_text(tokens, tmp_path):
-    assert settled(write(tmp_path, TEXT), f"tokens={tokens}")[0].tokens == tokens
+    assert settled(write(tmp_path, TEXT), f"vocab_size={tokens}")[0].vocab_size == tokens
 
 
 REFUSED = [
-    (["tokens=100"], "tokens=100, but the text has 256 different bytes", "leave tokens= out"),
-    (["tokens=-1"], "tokens=-1 is too small", "0 or more"),
-    (["length=0"], "length=0 is too small", "1 or more"),
+    (["vocab_size=100"], "vocab_size must be at least 256, the bytes of the text, got 100", "remove vocab_size="),
+    (["vocab_size=-1"], "vocab_size must be at least 0, got -1", "0 or more"),
+    (["context_length=0"], "context_length must be at least 1, got 0", "1 or more"),
     (["level=words"], "level=words is not a choice", "use one of"),
-    (["level=tokens"], "level=tokens needs a tokenizer", "vocabulary="),
-    (["vocabulary=300"], "vocabulary=300 needs level=tokens", "add level=tokens"),
-    (["level=tokens", "vocabulary=100"], "vocabulary=100 cannot hold every byte", "257 or more"),
-    (["level=tokens", "vocabulary=300", "tokenizer=x"], "two tokenizers", "one of them"),
-    (["level=tokens", "vocabulary=300", "data=shards"], "shards were made with a tokenizer", "leave it out"),
+    (["level=tokens"], "level=tokens needs a tokenizer", "train_tokenizer="),
+    (["train_tokenizer=300"], "train_tokenizer=300 needs level=tokens", "add level=tokens"),
+    (["level=tokens", "train_tokenizer=100"], "train_tokenizer must be at least 257 .*, got 100", "257 or more"),
+    (["level=tokens", "train_tokenizer=300", "tokenizer=x"], "two tokenizers", "one of them"),
+    (["level=tokens", "train_tokenizer=300", "data=shards"], "does not apply to data=shards", "remove it"),
     (["level=tokens", "tokenizer=nowhere.json"], "cannot read nowhere.json as a tokenizer", "tokenizer.json"),
-    (["heads=3"], "3 heads cannot share a width of 16", "multiple of heads"),
-    (["heads=16", "positions=rotary"], "a head has 1 numbers", "even multiple"),
-    (["dropout=1"], "dropout=1.0 is no share", "below 1"),
+    (["heads=3"], "embedding_dim=16 is not a multiple of heads=3", "set embedding_dim=15"),
+    (["heads=16", "positions=rotary"], "needs an even head size, got 1", "even multiple"),
+    (["dropout=1"], "dropout must be at least 0 and below 1, got 1.0", "dropout=0.1"),
 ]  # fmt: skip
 
 
@@ -212,25 +216,30 @@ def test_text_that_is_none_is_named(content, level, problem, tmp_path):
 
 
 def test_weights_of_another_vocabulary_want_their_tokenizer():
-    config = tiny("start=gpt2", "tokens=50257")
-    with pytest.raises(ConfigError, match="know 50257 tokens, the text has 256 bytes") as error:
-        for_text(config, Bytes())
+    config = tiny("init_from=gpt2", "vocab_size=50257")
+    with pytest.raises(ConfigError, match="have 50257 tokens, the text has 256 bytes") as error:
+        with_vocabulary(config, Bytes())
     assert "level=tokens" in error.value.fix
-    assert for_text(tiny("start=gpt2", "tokens=50257"), Tokens(b"", 50257)).tokens == 50257
+    assert (
+        with_vocabulary(tiny("init_from=gpt2", "vocab_size=50257"), Tokens(b"", 50257)).vocab_size
+        == 50257
+    )
 
 
 def test_the_tokenizer_beside_the_weights_is_taken(tmp_path):
-    design = Design(Shape(1, 2, 16), tokens=280, length=8)
-    write_hub(design, GPT(design).state_dict(), tmp_path / "hub")
+    design = Design(Shape(1, 2, 16), vocab_size=280, context_length=8)
+    write_gpt2(design, GPT(design).state_dict(), tmp_path / "hub")
     write(tmp_path / "hub", train_tokenizer([TEXT], 270), "tokenizer.json")
-    words = [f"start={tmp_path}/hub", f"data_folder={write(tmp_path, TEXT)}"]
-    config, _ = from_start(tiny(*words, "level=tokens"))
+    words = [f"init_from={tmp_path}/hub", f"data_folder={write(tmp_path, TEXT)}"]
+    config, _ = load_initial_weights(tiny(*words, "level=tokens"))
     assert config.tokenizer == f"{tmp_path}/hub/tokenizer.json"
-    found = read_text(config, World()).vocabulary
-    assert (found.size, for_text(config, found).tokens) == (270, 280)
-    assert from_start(tiny(*words, "level=tokens", "vocabulary=260"))[0].tokenizer == ""
-    with pytest.raises(ConfigError, match="know 280 tokens, the text has 256 bytes"):
-        for_text(from_start(tiny(*words))[0], Bytes())
+    found = load_text(config, World()).vocabulary
+    assert (found.size, with_vocabulary(config, found).vocab_size) == (270, 280)
+    assert (
+        load_initial_weights(tiny(*words, "level=tokens", "train_tokenizer=260"))[0].tokenizer == ""
+    )
+    with pytest.raises(ConfigError, match="have 280 tokens, the text has 256 bytes"):
+        with_vocabulary(load_initial_weights(tiny(*words))[0], Bytes())
 
 
 def test_a_tokenizer_is_read_from_an_address_too(tmp_path):
@@ -243,33 +252,38 @@ def test_a_tokenizer_is_read_from_an_address_too(tmp_path):
     for part in ("train", "test"):
         files.put(f"{tmp_path}/set/", f"/sets/{part}/", recursive=True)
     config, found = settled("memory://sets", "data=shards", f"read.cache={tmp_path}/cache")
-    assert (config.level, config.tokens) == ("tokens", 270)
+    assert (config.level, config.vocab_size) == ("tokens", 270)
     files.pipe("/sets/test/tokenizer.json", b"{}")
-    with pytest.raises(DataError, match="tokenizer.json has other bytes than were written"):
+    with pytest.raises(DataError, match="tokenizer.json has changed since it was written"):
         settled("memory://sets", "data=shards", f"read.cache={tmp_path}/cache")
     files.rm("/sets", recursive=True)
 
 
 def test_a_vocabulary_says_what_it_lacks():
-    with pytest.raises(ConfigError, match="'z' is not among the 3"):
+    with pytest.raises(ConfigError, match="'z' is not in the vocabulary of 3 characters"):
         Characters("abc").encode("abz")
     from tokenizers import models, pre_tokenizers
 
     words = Tokenizer(models.WordLevel({"ein": 0, "Satz": 1, "?": 2}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     known = Tokens.of(words.to_str().encode())
-    assert (known.size, known.end, known.lost("ein Satz"), known.lost("ein Wort")) == (
+    assert (
+        known.size,
+        known.end,
+        known.first_unencodable("ein Satz"),
+        known.first_unencodable("ein Wort"),
+    ) == (
         3,
         -1,
         "",
         "W",
     )
-    assert isinstance(vocabulary_for("", "bytes", "", 0), Bytes)
+    assert isinstance(make_vocabulary("", "bytes", "", 0), Bytes)
 
 
 def test_rows_may_begin_anywhere_and_the_last_tenth_is_held_out(tmp_path):
     (tmp_path / "text").write_bytes(bytes(range(100)))
-    train, test = text_in_memory(str(tmp_path / "text"), 4, rows="any")
+    train, test = text_in_memory(str(tmp_path / "text"), 4, windows="overlapping")
     assert len(train) == 86
     assert train.source.gather(numpy.array([0, 85, 7]), (0, 0))[0].tolist() == [
         [*range(5)],
@@ -280,8 +294,8 @@ def test_rows_may_begin_anywhere_and_the_last_tenth_is_held_out(tmp_path):
         [*range(90, 95)],
         [*range(94, 99)],
     ]
-    with pytest.raises(DataError, match="less than one row of 95"):
-        text_in_memory(str(tmp_path / "text"), 95, rows="any")
+    with pytest.raises(DataError, match="fewer than one sequence of 95"):
+        text_in_memory(str(tmp_path / "text"), 95, windows="overlapping")
 
 
 def test_of_a_few_rows_one_is_held_out(tmp_path):
@@ -293,5 +307,5 @@ def test_of_a_few_rows_one_is_held_out(tmp_path):
 
 
 def test_rows_of_shards_are_what_they_are():
-    with pytest.raises(ConfigError, match="rows already"):
-        GptConfig(rows="any", data="shards")
+    with pytest.raises(ConfigError, match="does not apply to data=shards"):
+        GptConfig(windows="overlapping", data="shards")

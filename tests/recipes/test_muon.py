@@ -14,7 +14,7 @@ from paceline.events import surviving
 from paceline.recipes.gpt import build_optimizer
 from paceline.recipes.gpt_config import design_of
 from paceline.recipes.gpt_model import GPT
-from paceline.recipes.muon import Muon, orthogonalized
+from paceline.recipes.muon import Muon, orthogonalize
 
 TEXT = "the same bits, whoever counts them.\n" * 20
 
@@ -37,16 +37,16 @@ def push(optimizers, parameters, steps: int = 5) -> None:
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 5, 40), (2, 40, 5)])
 def test_all_directions_become_about_equally_strong(shape):
     matrices = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 100
-    values = torch.linalg.svdvals(orthogonalized(matrices))
+    values = torch.linalg.svdvals(orthogonalize(matrices))
     assert values.min() > 0.3
     assert values.max() < 1.3
     signs = torch.linalg.svd(matrices, full_matrices=False)
-    apart = orthogonalized(matrices) - signs.U @ signs.Vh
+    apart = orthogonalize(matrices) - signs.U @ signs.Vh
     assert torch.linalg.matrix_norm(apart, 2).max() < 0.7, "it turns nothing"
 
 
 def test_no_gradient_moves_nothing():
-    assert torch.equal(orthogonalized(torch.zeros(1, 3, 4)), torch.zeros(1, 3, 4))
+    assert torch.equal(orthogonalize(torch.zeros(1, 3, 4)), torch.zeros(1, 3, 4))
 
 
 @pytest.mark.filterwarnings("ignore")  # torch multiplies in bf16, and says where a CPU has none
@@ -114,7 +114,7 @@ def test_a_rate_may_be_a_tensor_and_gives_the_same_bits(rule):
 
 
 def test_only_the_matrices_of_the_blocks_move_by_muon():
-    config = tiny("optimizer=muon", "tokens=256")
+    config = tiny("optimizer=muon", "vocab_size=256")
     model = GPT(design_of(config))
     optimizer = build_optimizer(model, config)
     names = {value: name for name, value in model.named_parameters()}
@@ -171,7 +171,7 @@ def test_it_learns(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("group", "problem"),
     [
-        ({"rule": "muon"}, r"not \[4\] as 1 pieces"),
+        ({"rule": "muon"}, r"matrix of 1 equal pieces, got shape \[4\]"),
         ({"rule": "sgd"}, "there is no rule 'sgd'"),
     ],
 )

@@ -18,7 +18,7 @@ LENGTH = 16
 
 def text_sets(folder, text):
     """Pack the rows that the recipe takes from memory."""
-    rows = corpus.rows_of(text, LENGTH).numpy()
+    rows = corpus.split_rows(text, LENGTH).numpy()
     held_out = numpy.arange(len(rows)) % 20 == 19
     for part, mine in (("train", rows[~held_out]), ("test", rows[held_out])):
         make_set(
@@ -27,7 +27,7 @@ def text_sets(folder, text):
 
 
 def gpt_digest(words):
-    run = train(f"length={LENGTH}", "steps=14", *words)
+    run = train(f"context_length={LENGTH}", "steps=14", *words)
     return digest(run) if run.events.exists() else ""
 
 

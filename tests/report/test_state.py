@@ -14,7 +14,7 @@ from rich.cells import cell_len
 
 from paceline.cluster.slurm import QueuedJob
 from paceline.events import Evaluated, RunEnded, RunFailed, RunStopped
-from paceline.hang.verdict import HangVerdict, keep
+from paceline.hang.verdict import HangVerdict, write_verdict
 from paceline.report.history import History
 from paceline.report.jobs import UNKNOWN, RunJob, with_queue_state
 from paceline.report.jobs_table import is_current, print_jobs, status_of
@@ -152,7 +152,7 @@ def test_a_damaged_beat_and_one_from_before_the_start_say_nothing(tmp_path: Path
 def test_what_holds_a_run_up_is_shown_while_it_does(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", started(time_s=AN_HOUR_AGO), Evaluated(4, {"acc": 0.25}))
     make_private(folder.hang_verdict.parent)
-    keep(
+    write_verdict(
         folder, HangVerdict("own code", (1,), (0,), "rank 1 is in f at x.py:3; rank 0 waits for it")
     )
     with holding(folder.lock):

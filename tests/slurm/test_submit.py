@@ -123,7 +123,7 @@ def test_a_run_that_is_in_the_queue_is_not_submitted_twice(slurm) -> None:
     first = desk.submit("training.py", *SHORT)
     second = desk.paceline("submit", "training.py", *SHORT)
     assert second.code == 2
-    assert f"the run training has jobs in the queue already: {first}" in second.err
+    assert f"run training already has jobs in the queue: {first}" in second.err
     assert f"`paceline cancel {first}` first" in second.err
     assert desk.paceline("cancel", first).code == 0
     other = desk.paceline("submit", "--json", "training.py", *SHORT, "name=other")
@@ -160,7 +160,7 @@ def test_an_account_that_one_may_not_use_is_refused(slurm) -> None:
     )
     assert done.code == 3
     assert "sbatch refused: Batch job submission failed: Invalid account" in done.err
-    assert "fix: name an account that you may use" in done.err
+    assert "fix: use an account of yours" in done.err
 
 
 @pytest.mark.slurm(nodes=2, cpus=4, gpus=2)

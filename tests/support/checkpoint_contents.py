@@ -14,7 +14,8 @@ from torch import Tensor
 from paceline.checkpoint.local_storage import LocalStorage
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.restore import newest_good, read_tensors
-from paceline.checkpoint.save import Saved, Saver
+from paceline.checkpoint.commit import Saved
+from paceline.checkpoint.save import Saver
 from paceline.checkpoint.staging import DTYPES
 from paceline.checkpoint.storage import Storage
 from paceline.world.world import World

@@ -167,8 +167,8 @@ def kept(tmp_path: Path) -> list[str]:
 
 def train_elsewhere(env: Mapping[str, str], words: list[str], chunk_bytes: int, width: int) -> None:
     """Train in a process of its own, with its own variables, and with smaller pieces for uploads."""
-    from paceline.checkpoint import remote
+    from paceline.checkpoint import remote_storage
 
     os.environ |= env
-    remote.CHUNK_BYTES = chunk_bytes
+    remote_storage.CHUNK_BYTES = chunk_bytes
     train(config_from_words(RunConfig, words), net=lambda: Net(width), optimizer=OPTIMIZERS["SGD"])

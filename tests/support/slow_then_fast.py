@@ -1,4 +1,4 @@
-"""The training of the tests, slow at the first start, in haste when its job is started again or goes on from a checkpoint."""
+"""The training of the tests: slow at the first start, fast when its job restarts or resumes from a checkpoint."""
 
 import json
 import os

@@ -10,7 +10,7 @@ from paceline.recipes.gpt_config import GptConfig
 from paceline.rundir import RunDir
 
 TINY = [
-    "layers=1", "heads=2", "width=16", "length=8", "steps=3", "batch.global_size=8", "batch.lanes=2",
+    "layers=1", "heads=2", "embedding_dim=16", "context_length=8", "steps=3", "batch.global_size=8", "batch.lanes=2",
     "lr.schedule=constant", "lr.warmup_samples=0", "checkpoint.every=end", "log.progress=lines",
 ]  # fmt: skip
 

@@ -60,7 +60,7 @@ class Watched(paceline.Batches):
                 for row in lane.batch[0].tolist()
             ]
             yield step
-            os.write(seen, f"{time.time()} {step.plan.step} {ids}\n".encode())
+            os.write(seen, f"{time.time()} {step.plan.index} {ids}\n".encode())
 
 
 def main(config: paceline.RunConfig) -> None:

@@ -15,7 +15,7 @@ from survive.conftest import SCRIPT, SHORT, digest, pid
 
 from paceline import handover
 from paceline.checkpoint.local_storage import LocalStorage
-from paceline.checkpoint.storage import check
+from paceline.checkpoint.storage import verify
 from paceline.errors import STOPPED
 from paceline.events import surviving
 
@@ -32,7 +32,7 @@ def stopped_well(folder: Path, running: Running) -> int:
     assert "Traceback" not in done.out + done.err
     storage = LocalStorage(folder / "runs/run/checkpoints")
     newest = storage.steps()[0]
-    assert check(storage, newest).step == newest
+    assert verify(storage, newest).step == newest
     last = surviving(folder / "runs/run/events.jsonl")[-1]
     assert (last["event"], last["step"]) == ("RunStopped", newest)
     assert [path.name for path in storage.root.iterdir() if not path.name.startswith("step-")] == []
@@ -173,7 +173,7 @@ def test_a_launch_that_was_told_to_stop_is_not_started_again(tmp_path: Path) -> 
         done = running.wait(timeout_s=120)
     assert done.code == 1, done
     assert "IndexError" in done.err
-    assert "starting again" not in done.err
+    assert "restarting on" not in done.err
 
 
 FAILS = """
@@ -238,4 +238,4 @@ def test_a_rank_that_is_killed_while_it_stops_is_named(tmp_path: Path) -> None:
         os.kill(rank, signal.SIGKILL)
         done = running.wait(timeout_s=120)
     assert done.code == 137, done
-    assert "rank 1 was killed by SIGKILL" in done.err
+    assert "rank 1 was killed (SIGKILL)" in done.err

@@ -232,7 +232,7 @@ def by_hand(config: RunConfig, world: World) -> nn.Module:
                 optimizer.zero_grad()
                 nn.functional.mse_loss(one(inputs), targets).backward()
                 optimizer.step()
-        if step.plan.step % 3 != 2:  # epochs of three steps, and H = 4
+        if step.plan.index % 3 != 2:  # epochs of three steps, and H = 4
             continue
         walked = [[v for v in one.parameters() if v.requires_grad] for one in copies]
         for value, *theirs in zip(shared, *walked, strict=True):

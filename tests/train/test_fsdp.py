@@ -180,8 +180,8 @@ def gpt_learned(world: World, words: list[str]) -> list[str]:
     for precision in ("fp32", "bf16", "bf16-master"):
         fixed = [
             "size=nano",
-            "length=16",
-            "tokens=40",
+            "context_length=16",
+            "vocab_size=40",
             "batch.global_size=8",
             "steps=2",
             "dropout=0.1",

@@ -169,7 +169,7 @@ def gpt_digest(words: list[str]) -> str:
     given = [
         "device=cuda",
         "steps=6",
-        "length=32",
+        "context_length=32",
         "batch.global_size=12",
         "checkpoint.every=end",
         *words,
@@ -237,12 +237,12 @@ def test_the_loss_kernel_finds_torchs_loss_and_gradient(dtype):
 def test_what_lies_on_the_host_is_sent_by_nccl_too(tmp_path):
     import torch.distributed as dist
 
-    from paceline.world.collectives import side_by_side
+    from paceline.world.collectives import all_gather_flat
 
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group("nccl", store=store, rank=0, world_size=1)
     try:
-        found = side_by_side(torch.arange(3))
+        found = all_gather_flat(torch.arange(3))
     finally:
         dist.destroy_process_group()
     assert found.device.type == "cpu"

@@ -112,8 +112,8 @@ def gpt_losses(world) -> dict[str, list[float]]:
         words = [
             "size=nano",
             "layers=1",
-            "length=8",
-            "tokens=40",
+            "context_length=8",
+            "vocab_size=40",
             "batch.global_size=4",
             "batch.lanes=2",
         ]

@@ -1,1 +1,1 @@
-"""What survives a run."""
+"""Checkpoints: saving, verifying, finding, restoring and exporting them."""

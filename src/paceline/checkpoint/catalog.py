@@ -1,4 +1,4 @@
-"""Which checkpoints a run has, and in what state they are."""
+"""The checkpoints of a run, and the state of each: intact, damaged, or of a newer format."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeVar
 
 from paceline.checkpoint.manifest import Manifest, NewerFormat
-from paceline.checkpoint.storage import Storage, check_file, folder_name, manifest_of, step_of
+from paceline.checkpoint.storage import Storage, folder_name, read_manifest, step_of, verify_file
 from paceline.errors import BadCheckpoint, ConfigError, EnvironmentUnfit, PacelineError
 
 T = TypeVar("T")
 
-SAVE_FIRST = "train until one is saved; checkpoint.every says how often that is"
+SAVE_FIRST = "train until one is saved; checkpoint.every sets the interval"
 
 
 @dataclass(frozen=True)
 class Catalog:
-    """Where the checkpoints of a run lie, and what its settings say of them."""
+    """The storage of a run's checkpoints, with the settings that matter for them."""
 
     storage: Storage
     best: str = ""
     only: int | None = None
-    """The one checkpoint that was asked for by its own name."""
+    """The step of the one checkpoint that the user named."""
 
     @property
     def where(self) -> str:
-        """The name of the place, for people."""
+        """The path or address, for messages."""
         return self.storage.address if self.only is None else self.storage.where(self.only)
 
     def steps(self) -> list[int]:
-        """Return the steps of the checkpoints that exist, the oldest first."""
+        """Return the steps of all checkpoints, oldest first."""
         with reading(self.where):
             return sorted(step for step in self.storage.steps() if self.only in {None, step})
 
     def narrowed(self, step: int) -> Catalog:
-        """Return a catalog of one step; say which there are if it is not there."""
+        """Return a catalog of one step; raise with the available steps if it does not exist."""
         steps = self.steps()
         if step in steps:
             return replace(self, only=step)
@@ -45,7 +45,7 @@ class Catalog:
 
 
 class Entry(NamedTuple):
-    """What a look at one checkpoint found."""
+    """The state of one checkpoint."""
 
     step: int
     where: str
@@ -55,63 +55,67 @@ class Entry(NamedTuple):
 
 
 class Remnant(NamedTuple):
-    """A folder beside the checkpoints that no reader takes for one."""
+    """A folder beside the checkpoints that is not a checkpoint."""
 
     name: str
     kind: Literal["aside", "leftover"]
     size_bytes: int
 
 
-def glance(storage: Storage) -> tuple[list[Entry], list[Remnant]]:
-    """Look at names, sizes and manifests only; return the checkpoints, the oldest first, and what lies beside them."""
+def list_entries(storage: Storage) -> tuple[list[Entry], list[Remnant]]:
+    """Return the checkpoints, oldest first, and other folders, from names, sizes and manifests only."""
+    entries = []
     with reading(storage.address):
         steps, sizes = sorted(storage.steps()), storage.sizes()
-        found = [
-            _look(storage, step, lambda manifest: _wrong_sizes(manifest, sizes)) for step in steps
-        ]
-    return [entry for entry in found if entry], _remnants(sizes, steps)
+        for step in steps:
+            entry = _entry(storage, step, lambda manifest: _wrong_sizes(manifest, sizes))
+            if entry:
+                entries.append(entry)
+    return entries, _remnants(sizes, steps)
 
 
-def examine(storage: Storage, step: int) -> Entry | None:
-    """Read every byte of a checkpoint; None if it is gone, as old ones go while their run trains on."""
-    return _look(storage, step, lambda manifest: _wrong_bytes(storage, manifest))
+def verify_entry(storage: Storage, step: int) -> Entry | None:
+    """Verify every byte of a checkpoint; None if a running training deleted it meanwhile."""
+    return _entry(storage, step, lambda manifest: _wrong_bytes(storage, manifest))
 
 
-def from_newest(catalog: Catalog, take: Callable[[int], T]) -> tuple[T, tuple[str, ...]]:
-    """Return what `take` makes of the newest good step, and what is wrong with newer ones; one that was asked for is never replaced."""
+def use_newest(catalog: Catalog, load: Callable[[int], T]) -> tuple[T, tuple[str, ...]]:
+    """Return `load(step)` of the newest intact step, and the problems of newer ones; a step that was named is never replaced."""
     problems: list[str] = []
     for step in reversed(catalog.steps()):
         try:
-            return take(step), tuple(problems)
+            return load(step), tuple(problems)
         except NewerFormat as error:
             raise BadCheckpoint(
-                error.problem, fix=f"update paceline, or {_instead(catalog, step)}"
+                error.problem, fix=f"update paceline, or {_alternative(catalog, step)}"
             ) from error
         except BadCheckpoint as error:
             problems.append(error.problem)
             if catalog.only is not None:
-                raise BadCheckpoint(error.problem, fix=_instead(catalog, step)) from error
+                raise BadCheckpoint(error.problem, fix=_alternative(catalog, step)) from error
     if problems:
         raise BadCheckpoint(
-            f"no checkpoint in {catalog.where} is good: {problems[0]}",
-            fix="look for a copy of it, or train again",
+            f"no checkpoint in {catalog.where} is intact: {problems[0]}",
+            fix="restore it from a backup, or train again",
         )
     raise PacelineError(f"there are no checkpoints in {catalog.where}", fix=SAVE_FIRST)
 
 
-def _instead(catalog: Catalog, bad: int) -> str:
-    """Return what to do instead: the newest good checkpoint before a bad one, else after it."""
+def _alternative(catalog: Catalog, bad: int) -> str:
+    """Return a fix that names the newest intact checkpoint before a damaged one, else after it."""
     for step in sorted(catalog.storage.steps(), key=lambda step: (step > bad, -step)):
-        if step != bad and (entry := examine(catalog.storage, step)) and entry.verdict == "ok":
-            return f"take {entry.where}, of which every byte is right"
-    return "look for a copy of it: no other checkpoint here is good"
+        if step != bad and (entry := verify_entry(catalog.storage, step)) and entry.verdict == "ok":
+            return f"use {entry.where}, which is intact"
+    return "restore it from a backup: no other checkpoint here is intact"
 
 
-def _look(storage: Storage, step: int, see: Callable[[Manifest], list[str]]) -> Entry | None:
+def _entry(
+    storage: Storage, step: int, find_problems: Callable[[Manifest], list[str]]
+) -> Entry | None:
     where, manifest = storage.where(step), None
     try:
-        manifest = manifest_of(storage, step)
-        problems = see(manifest)
+        manifest = read_manifest(storage, step)
+        problems = find_problems(manifest)
     except NewerFormat as error:
         return Entry(step, where, "newer", problems=(error.problem.removeprefix(f"{where} has "),))
     except BadCheckpoint as error:
@@ -122,21 +126,21 @@ def _look(storage: Storage, step: int, see: Callable[[Manifest], list[str]]) -> 
 
 
 def _wrong_sizes(manifest: Manifest, sizes: Mapping[str, Mapping[str, int]]) -> list[str]:
-    there = sizes.get(folder_name(manifest.step), {})
-    return [
-        f"{name} has {there[name]:,} bytes instead of {facts.size_bytes:,}"
-        if name in there
-        else f"{name} is missing"
-        for name, facts in manifest.files.items()
-        if there.get(name) != facts.size_bytes
-    ]
+    stored = sizes.get(folder_name(manifest.step), {})
+    problems = []
+    for name, facts in manifest.files.items():
+        if name not in stored:
+            problems.append(f"{name} is missing")
+        elif stored[name] != facts.size_bytes:
+            problems.append(f"{name} has {stored[name]:,} bytes instead of {facts.size_bytes:,}")
+    return problems
 
 
 def _wrong_bytes(storage: Storage, manifest: Manifest) -> list[str]:
     problems = []
     for name, facts in manifest.files.items():
         try:
-            check_file(storage, manifest.step, name, facts)
+            verify_file(storage, manifest.step, name, facts)
         except BadCheckpoint as error:
             problems.append(_why(error, storage.where(manifest.step)))
     return problems
@@ -147,24 +151,25 @@ def _why(error: BadCheckpoint, where: str) -> str:
 
 
 def _remnants(sizes: Mapping[str, Mapping[str, int]], steps: list[int]) -> list[Remnant]:
-    """Return what was set aside, and what interrupted saves and deletions left."""
-    found = []
+    """Return checkpoints that were set aside, and leftovers of interrupted saves and deletions."""
+    remnants = []
     for name, files in sorted(sizes.items()):
         step = step_of(name)
-        unmade = step is not None and step not in steps
+        uncommitted = step is not None and step not in steps
         aside = name.startswith("aside-step-")
-        if aside or unmade or name.startswith((".step-", ".deleted-step-")):
-            found.append(Remnant(name, "aside" if aside else "leftover", sum(files.values())))
-    return found
+        if aside or uncommitted or name.startswith((".step-", ".deleted-step-")):
+            kind: Literal["aside", "leftover"] = "aside" if aside else "leftover"
+            remnants.append(Remnant(name, kind, sum(files.values())))
+    return remnants
 
 
 @contextlib.contextmanager
 def reading(where: str) -> Iterator[None]:
-    """Turn a failure to read into an error that names the place and the way out."""
+    """Turn an OSError into an error that names the path and the fix."""
     try:
         yield
     except OSError as error:
         raise EnvironmentUnfit(
             f"cannot read {where}: {error.strerror or error}",
-            fix="check the path, and that you may read it",
+            fix="check the path and its permissions",
         ) from error

@@ -1,4 +1,4 @@
-"""How the weights of a checkpoint become one plain safetensors file. Every byte is summed before it is taken."""
+"""Export the weights of a checkpoint as one safetensors file. Every byte is verified before it is copied."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from paceline.checkpoint.catalog import Catalog, from_newest
-from paceline.checkpoint.image import read_places
-from paceline.checkpoint.manifest import MANIFEST, FileFacts, unreadable
-from paceline.checkpoint.storage import Storage, manifest_of, read_verified
+from paceline.checkpoint.catalog import Catalog, use_newest
+from paceline.checkpoint.manifest import MANIFEST, FileFacts, damaged
+from paceline.checkpoint.storage import Storage, read_manifest, read_verified, tensor_spans
 from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError
 from paceline.rundir import make_durable
-from paceline.tensorfile import Spec, TensorSpan, plan_image
+from paceline.tensorfile import Spec, TensorSpan, plan_file
 
 _MODEL = "model."
 _SUFFIX = ".safetensors"
 
 
 class Exported(NamedTuple):
-    """A file that was written."""
+    """The file that an export wrote."""
 
     step: int
     where: str
@@ -30,51 +29,46 @@ class Exported(NamedTuple):
     tensors: int
     size_bytes: int
     passed_over: tuple[str, ...] = ()
-    """What is wrong with newer checkpoints, which were not taken."""
+    """Problems of newer checkpoints, which were skipped."""
 
 
 def export_newest(catalog: Catalog, out: Path, *, force: bool = False) -> Exported:
-    """Write the weights of the newest good checkpoint; one that was asked for is never replaced by another."""
+    """Write the weights of the newest intact checkpoint; a checkpoint that was named is never replaced by another."""
     refuse_path(out, force=force)
-    done, passed_over = from_newest(
+    done, passed_over = use_newest(
         catalog, lambda step: export(catalog.storage, step, out, force=force)
     )
     return done._replace(passed_over=passed_over)
 
 
 def export(storage: Storage, step: int, out: Path, *, force: bool = False) -> Exported:
-    """Write the weights of one checkpoint, file by file; nothing is left if any byte of it is wrong."""
-    manifest = manifest_of(storage, step)
+    """Write the weights of one checkpoint, file by file; leave no file behind if any byte is wrong."""
+    manifest = read_manifest(storage, step)
     files = sorted(manifest.files.items())
-    specs = [
-        place.spec
-        for name, facts in files
-        for place in _weights(_planned(storage, step, name, facts))
-    ]
+    specs: list[Spec] = []
+    for name, facts in files:
+        spans = _unverified_spans(storage, step, name, facts)
+        specs += [span.spec for span in _weights(spans)]
     if not specs:
         raise PacelineError(
-            f"{storage.where(step)} holds no weights of a model",
+            f"{storage.where(step)} contains no model weights",
             fix="export another step with --step",
         )
-    image = plan_image(sorted(specs), metadata={"format": "pt", "step": str(step)})
-    room = {place.spec: place for place in image.places}
-    with _becoming(out, force=force) as file:
-        file.write(image.header)
-        file.truncate(image.size_bytes)
+    layout = plan_file(sorted(specs), metadata={"format": "pt", "step": str(step)})
+    pending = {span.spec: span for span in layout.places}
+    with _atomic_file(out, force=force) as file:
+        file.write(layout.header)
+        file.truncate(layout.size_bytes)
         for name, facts in files:
-            _copy(
-                read_verified(storage, step, name, facts),
-                f"{storage.where(step)}/{name}",
-                room,
-                file,
-            )
-        if room:
-            raise unreadable(storage.where(step), "its files changed while they were read")
-    return Exported(step, storage.where(step), out, len(specs), image.size_bytes)
+            content = read_verified(storage, step, name, facts)
+            _copy(content, f"{storage.where(step)}/{name}", pending, file)
+        if pending:
+            raise damaged(storage.where(step), "its files changed while they were read")
+    return Exported(step, storage.where(step), out, len(specs), layout.size_bytes)
 
 
-def _planned(storage: Storage, step: int, name: str, facts: FileFacts) -> list[TensorSpan]:
-    """Return what a file says it holds. It has not been summed yet, so this is a plan, to be held against the file itself."""
+def _unverified_spans(storage: Storage, step: int, name: str, facts: FileFacts) -> list[TensorSpan]:
+    """Return where a file claims to hold tensors; its checksum is verified later, when it is copied."""
     start = bytearray()
     try:
         for chunk in storage.chunks(step, name):
@@ -82,32 +76,34 @@ def _planned(storage: Storage, step: int, name: str, facts: FileFacts) -> list[T
             if len(start) >= 8 + int.from_bytes(start[:8], "little"):
                 break
     except OSError as error:
-        raise unreadable(
+        raise damaged(
             storage.where(step), f"{name} cannot be read ({error.strerror or error})"
         ) from error
-    return read_places(memoryview(start), facts.size_bytes, f"{storage.where(step)}/{name}")
+    return tensor_spans(memoryview(start), facts.size_bytes, f"{storage.where(step)}/{name}")
 
 
-def _weights(places: list[TensorSpan]) -> list[TensorSpan]:
-    """Return the model's tensors under the model's own names."""
-    return [
-        place._replace(spec=place.spec._replace(name=place.spec.name.removeprefix(_MODEL)))
-        for place in places
-        if place.spec.name.startswith(_MODEL)
-    ]
+def _weights(spans: list[TensorSpan]) -> list[TensorSpan]:
+    """Return the tensors of the model, under the names of its state dict."""
+    weights = []
+    for span in spans:
+        name = span.spec.name
+        if name.startswith(_MODEL):
+            spec = span.spec._replace(name=name.removeprefix(_MODEL))
+            weights.append(span._replace(spec=spec))
+    return weights
 
 
-def _copy(content: bytearray, where: str, room: dict[Spec, TensorSpan], file: BinaryIO) -> None:
-    """Copy the weights of one file to their places, and take those off the list."""
+def _copy(content: bytearray, where: str, pending: dict[Spec, TensorSpan], file: BinaryIO) -> None:
+    """Copy the weights of one file to their offsets in the output, and remove them from `pending`."""
     with memoryview(content) as view:
-        for place in _weights(read_places(view, len(view), where)):
-            if place.spec in room:
-                file.seek(room.pop(place.spec).begin)
-                file.write(view[place.begin : place.end])
+        for span in _weights(tensor_spans(view, len(view), where)):
+            if span.spec in pending:
+                file.seek(pending.pop(span.spec).begin)
+                file.write(view[span.begin : span.end])
 
 
 def refuse_path(out: Path, *, force: bool) -> None:
-    """Refuse to write where no file can be, or where something would be lost."""
+    """Raise if no file can be written here, or if one would be overwritten."""
     if "://" in str(out) or not out.parent.is_dir():
         raise ConfigError(
             f"there is no folder {out.parent}",
@@ -118,21 +114,19 @@ def refuse_path(out: Path, *, force: bool) -> None:
             f"{out} is a folder", fix=f"name a file in it: {out / 'model.safetensors'}"
         )
     if out.suffix != _SUFFIX:
-        raise ConfigError(
-            f"{out} would be a safetensors file", fix=f"name it {out.with_suffix(_SUFFIX)}"
-        )
+        raise ConfigError(f"{out} must end in {_SUFFIX}", fix=f"name it {out.with_suffix(_SUFFIX)}")
     if (out.parent / MANIFEST).exists():
         raise ConfigError(
-            f"{out} lies inside a checkpoint",
-            fix="write it elsewhere: a checkpoint stays as it was saved",
+            f"{out} is inside a checkpoint",
+            fix="write it elsewhere: checkpoints are never modified",
         )
     if os.path.lexists(out) and not force:
-        raise ConfigError(f"{out} exists", fix="give another name, or write over it with --force")
+        raise ConfigError(f"{out} exists", fix="choose another name, or overwrite it with --force")
 
 
 @contextlib.contextmanager
-def _becoming(out: Path, *, force: bool) -> Iterator[BinaryIO]:
-    """Yield a file that gets its name only when it is whole and on disk; else nothing of it stays."""
+def _atomic_file(out: Path, *, force: bool) -> Iterator[BinaryIO]:
+    """Yield a temporary file that is renamed to `out` once it is complete and on disk, else removed."""
     partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -145,7 +139,7 @@ def _becoming(out: Path, *, force: bool) -> Iterator[BinaryIO]:
     except OSError as error:
         raise EnvironmentUnfit(
             f"cannot write {out}: {error.strerror or error}",
-            fix="free some space or permit writing there, or give another path",
+            fix="free some space, allow writing there, or choose another path",
         ) from error
     finally:
         partial.unlink(missing_ok=True)

@@ -1,22 +1,30 @@
-"""Where the checkpoints of a run are that a person names in one way or another."""
+"""Find the checkpoints of a run by its folder, by one checkpoint, or by an address."""
 
 from __future__ import annotations
 
 import tomllib
 from pathlib import Path
 
-from paceline.checkpoint.address import open_storage
-from paceline.checkpoint.catalog import Catalog, glance, reading
+from paceline.checkpoint.catalog import Catalog, list_entries, reading
 from paceline.checkpoint.local_storage import LocalStorage
-from paceline.checkpoint.storage import step_of
+from paceline.checkpoint.storage import Storage, step_of
 from paceline.config.schema import RunConfig
 from paceline.config.values import from_toml, with_settings
 from paceline.errors import ConfigError, did_you_mean
 from paceline.rundir import RunDir
 
 
+def open_storage(home: Path, to: str, name: str) -> Storage:
+    """Return the storage of a run: its folder `home`, or a folder of its name under the path or address `to`."""
+    if "://" in to:
+        from paceline.checkpoint.remote_storage import RemoteStorage
+
+        return RemoteStorage(f"{to.rstrip('/')}/{name}")
+    return LocalStorage(Path(to) / name if to else home)
+
+
 def find_catalog(run: str) -> Catalog:
-    """Return the checkpoints of a run folder, a folder of checkpoints, one checkpoint, or an address."""
+    """Return the checkpoints of a run folder, a checkpoint folder, one checkpoint, or an address."""
     if "://" in run:
         return _at_address(run.rstrip("/"))
     path = Path(run) if Path(run).name not in {"", ".."} else Path(run).resolve()
@@ -29,7 +37,7 @@ def find_catalog(run: str) -> Catalog:
             return Catalog(LocalStorage(path.parent), only=step)
         home = RunDir(path).checkpoints
         storage = LocalStorage(home if home.is_dir() else path)
-        if (inside := runs_in(path)) and not any(glance(storage)):
+        if (inside := runs_in(path)) and not any(list_entries(storage)):
             raise ConfigError(f"{run} is not a run", fix=f"use one of: {', '.join(inside)}")
         return Catalog(storage)
 
@@ -39,30 +47,24 @@ def _at_address(address: str) -> Catalog:
 
     above, _, name = address.rpartition("/")
     step = step_of(name)
-    found = Catalog(RemoteStorage(address if step is None else above), only=step)
-    if not any(glance(found.storage)):
-        fix = "check the address: it is checkpoint.to of the run, and the name of the run"
-        raise ConfigError(f"there is nothing at {address}", fix=fix)
-    return found
+    catalog = Catalog(RemoteStorage(address if step is None else above), only=step)
+    if not any(list_entries(catalog.storage)):
+        fix = "check the address: checkpoint.to of the run, then / and the name of the run"
+        raise ConfigError(f"there is no checkpoint at {address}", fix=fix)
+    return catalog
 
 
 def _of_run(folder: RunDir) -> Catalog:
-    """Return the checkpoints of a run, wherever its settings say that they are."""
+    """Return the checkpoints of a run, from the storage that its settings name."""
     try:
         settings = from_toml(tomllib.loads(folder.config.read_text(encoding="utf-8")))
     except ValueError as error:
         raise ConfigError(
             f"{folder.config} is not TOML: {error}", fix=f"name {folder.checkpoints} itself"
         ) from error
-    known = {
-        "name",
-        "runs",
-        "checkpoint.to",
-        "checkpoint.best",
-    }  # the rest may be a script's own, or a later version's
-    config = with_settings(
-        RunConfig(), {name: value for name, value in settings.items() if name in known}
-    )
+    # Other settings may belong to the script, or to a later version.
+    names = settings.keys() & {"name", "runs", "checkpoint.to", "checkpoint.best"}
+    config = with_settings(RunConfig(), {name: settings[name] for name in names})
     to = config.checkpoint.to
     if to and "://" not in to:
         to = str(_started_in(folder, config) / to)
@@ -70,7 +72,7 @@ def _of_run(folder: RunDir) -> Catalog:
 
 
 def _started_in(folder: RunDir, config: RunConfig) -> Path:
-    """Return the folder from which a run was started: its relative paths count from there."""
+    """Return the working directory in which a run was started, to resolve its relative paths."""
     inside, here = RunDir.of(config).root, folder.root.absolute()
     if inside.is_absolute() or here.parts[-len(inside.parts) :] != inside.parts:
         return Path()
@@ -91,7 +93,7 @@ def _not_there(path: Path) -> ConfigError:
 
 
 def runs_in(folder: Path) -> list[str]:
-    """Return what in a folder could have checkpoints."""
+    """Return the paths in a folder that look like runs or checkpoints."""
     inside = sorted(folder.iterdir()) if folder.is_dir() else []
     return [
         str(path)

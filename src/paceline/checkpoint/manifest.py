@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself. It is written last: a checkpoint without it does not exist."""
+"""The manifest of a checkpoint: files, checksums, settings. It is written last: without it there is no checkpoint."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from paceline.errors import BadCheckpoint
 MANIFEST = "manifest.json"
 FORMAT = 1
 _NO_MANIFEST = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-_SUM = b',\n "xxh3": "'
+_CHECKSUM = b',\n "xxh3": "'
 
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What a file must be: its length, and the XXH3 sum of its bytes (64 bits, as 16 hexadecimal digits)."""
+    """Length of a file, and the XXH3 checksum of its bytes (64 bits, 16 hexadecimal digits)."""
 
     size_bytes: int
     xxh3: str
@@ -27,15 +27,15 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds, and a sum for every byte of it."""
+    """What a checkpoint contains, with a checksum for every file."""
 
     step: int
     samples: int
     files: Mapping[str, FileFacts]
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """The evaluation at this step, if there was one."""
+    """Evaluation metrics at this step, if there was an evaluation."""
     values: Mapping[str, Any] = field(default_factory=dict)
-    """What is not a tensor: numbers and words of the one who saved, as JSON."""
+    """State that is not a tensor: JSON values of the trainer."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The settings of the run, by dotted name."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -46,34 +46,32 @@ class Manifest:
         return sum(facts.size_bytes for facts in self.files.values())
 
     def to_json(self) -> bytes:
-        """Return the manifest as it is stored: its last entry is the sum of all bytes before it."""
+        """Return the stored form: its last entry is the checksum of all bytes before it."""
         body = json.dumps({"format": FORMAT} | asdict(self), indent=1).encode().removesuffix(b"\n}")
         return body + _end(body)
 
     @classmethod
     def from_json(cls, content: bytes, where: str) -> Manifest:
-        """Read a manifest; refuse a newer format, and say so when it is none."""
-        body, mark, _ = content.rpartition(_SUM)
+        """Parse a manifest; raise `NewerFormat`, or `BadCheckpoint` if any byte is wrong."""
+        body, mark, _ = content.rpartition(_CHECKSUM)
         if not mark or content != body + _end(body):
-            raise unreadable(where, "its manifest has other bytes than were written")
+            raise damaged(where, "its manifest has other bytes than were written")
         try:
             tree = json.loads(body + b"}")
             known = int(tree.pop("format"))
         except _NO_MANIFEST as error:
-            raise unreadable(
-                where, f"its manifest is not whole ({type(error).__name__})"
-            ) from error
+            raise damaged(where, f"its manifest is incomplete ({type(error).__name__})") from error
         if known > FORMAT:
             raise NewerFormat(where, known)
         try:
             files = {_plain(name): FileFacts(**facts) for name, facts in tree.pop("files").items()}
             return _checked(cls(files=files, **tree))
         except _NO_MANIFEST as error:
-            raise unreadable(where, f"its manifest lacks something ({error})") from error
+            raise damaged(where, f"its manifest is invalid ({error})") from error
 
 
 def _checked(manifest: Manifest) -> Manifest:
-    """Refuse entries of another kind than their names promise."""
+    """Raise for entries of the wrong type."""
     for number in (
         manifest.step,
         manifest.samples,
@@ -85,34 +83,34 @@ def _checked(manifest: Manifest) -> Manifest:
         if not isinstance(table, dict):
             raise TypeError(f"{table!r} is not a table")
     if not all(isinstance(facts.xxh3, str) for facts in manifest.files.values()):
-        raise TypeError("a sum is not a text")
+        raise TypeError("a checksum is not a string")
     return manifest
 
 
 class NewerFormat(BadCheckpoint):
-    """A checkpoint of a later version of this program: good perhaps, but not for us to judge."""
+    """A checkpoint of a later version of this program, which this version cannot verify."""
 
     def __init__(self, where: str, known: int) -> None:
         super().__init__(
             f"{where} has checkpoint format {known}; this version reads up to {FORMAT}",
-            fix="update paceline, or give the run another name to start anew",
+            fix="update paceline, or start a new run with another name=",
         )
 
 
-def unreadable(where: str, why: str) -> BadCheckpoint:
+def damaged(where: str, why: str) -> BadCheckpoint:
     """Return the error for a checkpoint that must not be loaded."""
     return BadCheckpoint(
         f"{where} is damaged: {why}",
-        fix="an older checkpoint is taken instead where there is one; `paceline ckpt check` looks at all of them",
+        fix="run `paceline ckpt check` to find an intact checkpoint; a training resumes from one by itself",
     )
 
 
 def _end(body: bytes) -> bytes:
-    return _SUM + xxhash.xxh3_64_hexdigest(body).encode() + b'"\n}'
+    return _CHECKSUM + xxhash.xxh3_64_hexdigest(body).encode() + b'"\n}'
 
 
 def _plain(name: str) -> str:
-    """Return a file name that stays inside its folder."""
+    """Return a file name; raise if it leaves its folder."""
     if not name or name.startswith(".") or any(letter in name for letter in "/\\\0"):
         raise ValueError(f"file name {name!r}")
     return name

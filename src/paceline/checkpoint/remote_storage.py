@@ -1,4 +1,4 @@
-"""Checkpoints at an address (s3:// and whatever else fsspec knows). There is no rename there: the manifest is the commit."""
+"""Checkpoints in an object store (s3:// or any other fsspec address), where writing the manifest is the commit."""
 
 from __future__ import annotations
 
@@ -16,38 +16,37 @@ _IN_BUCKETS = {"s3", "s3a", "gs", "gcs"}
 
 
 class RemoteStorage:
-    """A folder of checkpoints in an object store. Each writer's files have names of their own, so none is written over."""
+    """Checkpoints under one prefix. File names carry the token of their writer, so that none is overwritten."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._fs, self._root = open_address(address)
 
     def steps(self) -> list[int]:
-        """Return the steps that have a manifest, the newest first."""
-        return sorted(
-            (step for step, names in self._found().items() if MANIFEST in names), reverse=True
-        )
+        """Return the steps that have a manifest, newest first."""
+        files = self._files_by_step()
+        return sorted((step for step, names in files.items() if MANIFEST in names), reverse=True)
 
     def where(self, step: int) -> str:
         """Return the address of a checkpoint."""
         return f"{self.address}/{folder_name(step)}"
 
     def write(self, step: int, token: str, name: str, image: memoryview) -> tuple[str, FileFacts]:
-        """Upload one file in pieces; the store shows it only when the last has come."""
-        total = xxhash.xxh3_64()
-        own = f"{token}-{name}"
+        """Upload one file in chunks; the store shows it once the last chunk has arrived."""
+        checksum = xxhash.xxh3_64()
+        unique = f"{token}-{name}"
         with (
             self._reaching("write"),
-            self._fs.open(self._path(step, own), "wb", block_size=CHUNK_BYTES) as file,
+            self._fs.open(self._path(step, unique), "wb", block_size=CHUNK_BYTES) as file,
         ):
             for begin in range(0, len(image), CHUNK_BYTES):
                 chunk = image[begin : begin + CHUNK_BYTES]
                 file.write(chunk)
-                total.update(chunk)
-        return own, FileFacts(len(image), total.hexdigest())
+                checksum.update(chunk)
+        return unique, FileFacts(len(image), checksum.hexdigest())
 
     def written_size(self, step: int, token: str, name: str) -> int:
-        """Return the size of an object; -1 if it is not there."""
+        """Return the size of an object, or -1 if there is none."""
         with self._reaching("read"):
             self._fs.invalidate_cache()
             try:
@@ -56,19 +55,18 @@ class RemoteStorage:
                 return -1
 
     def commit(self, step: int, token: str, manifest: Manifest) -> bool:
-        """Put the manifest, unless there is one."""
+        """Write the manifest, unless this step has one."""
         with self._reaching("write"):
             self._fs.invalidate_cache()
-            if not self._fs.exists(self._path(step, MANIFEST)) and self._put_first(
-                step, manifest.to_json()
-            ):
+            exists = self._fs.exists(self._path(step, MANIFEST))
+            if not exists and self._create(step, manifest.to_json()):
                 return True
             for name in manifest.files:
                 self._fs.rm_file(self._path(step, name))
         return False
 
-    def _put_first(self, step: int, content: bytes) -> bool:
-        """Put a manifest if there is none, in one act where the store can; return whether it is ours that is there."""
+    def _create(self, step: int, content: bytes) -> bool:
+        """Create a manifest, atomically where the store can; return False if another writer was first."""
         try:
             self._fs.pipe_file(self._path(step, MANIFEST), content, mode="create")
         except FileExistsError:
@@ -76,14 +74,13 @@ class RemoteStorage:
         return True
 
     def manifest(self, step: int) -> Manifest:
-        """Read what a checkpoint says of itself."""
+        """Read the manifest of a checkpoint."""
         with self._reaching("read"):
-            return Manifest.from_json(
-                self._fs.cat_file(self._path(step, MANIFEST)), self.where(step)
-            )
+            content = self._fs.cat_file(self._path(step, MANIFEST))
+            return Manifest.from_json(content, self.where(step))
 
     def chunks(self, step: int, name: str, *, cached: bool = True) -> Iterator[memoryview]:
-        """Read one file piece by piece."""
+        """Read one file in chunks."""
         with (
             self._reaching("read"),
             self._fs.open(self._path(step, name), "rb", block_size=CHUNK_BYTES) as file,
@@ -92,7 +89,7 @@ class RemoteStorage:
                 yield memoryview(chunk)
 
     def set_aside(self, step: int) -> str:
-        """Copy a checkpoint to a name that no reader takes, then delete it."""
+        """Copy a checkpoint to a prefix that no reader looks at, then delete it."""
         names = {
             f"aside-{folder_name(step)}{f'-{number}' if number else ''}" for number in range(1000)
         }
@@ -104,36 +101,36 @@ class RemoteStorage:
         return f"{self.address}/{aside}"
 
     def delete(self, step: int) -> None:
-        """Take the manifest away, then the files."""
+        """Remove the manifest, then the files."""
         with self._reaching("write"):
             self._fs.rm_file(self._path(step, MANIFEST))
             self._fs.invalidate_cache()
-            with contextlib.suppress(FileNotFoundError):  # nothing but the manifest was left
+            with contextlib.suppress(FileNotFoundError):  # only the manifest was left
                 self._fs.rm(f"{self._root}/{folder_name(step)}", recursive=True)
 
     def sweep(self) -> None:
-        """Remove uploads that never got a manifest, older than the newest checkpoint: another writer may be at a later one."""
-        found = self._found()
-        newest = max((step for step, names in found.items() if MANIFEST in names), default=-1)
-        for step, names in found.items():
+        """Remove uncommitted uploads older than the newest checkpoint; another writer may be at a later step."""
+        files = self._files_by_step()
+        newest = max((step for step, names in files.items() if MANIFEST in names), default=-1)
+        for step, names in files.items():
             if step < newest and MANIFEST not in names:
                 with self._reaching("write"):
                     self._fs.rm(f"{self._root}/{folder_name(step)}", recursive=True)
 
     def sizes(self) -> dict[str, dict[str, int]]:
-        """Return the bytes of every file, by folder."""
-        found: dict[str, dict[str, int]] = {}
+        """Return the size of every file, by folder."""
+        sizes: dict[str, dict[str, int]] = {}
         with self._reaching("read"), contextlib.suppress(FileNotFoundError):
             self._fs.invalidate_cache()
             for path, facts in self._fs.find(self._root, detail=True).items():
                 folder, _, name = path.removeprefix(self._root).lstrip("/").partition("/")
-                found.setdefault(folder, {})[name] = facts["size"]
-        if not found and self.address.partition("://")[0] in _IN_BUCKETS:
-            self._see_bucket()
-        return found
+                sizes.setdefault(folder, {})[name] = facts["size"]
+        if not sizes and self.address.partition("://")[0] in _IN_BUCKETS:
+            self._check_bucket()
+        return sizes
 
-    def _see_bucket(self) -> None:
-        """Tell a bucket without checkpoints from one that is not there."""
+    def _check_bucket(self) -> None:
+        """Raise if the bucket does not exist."""
         bucket = self._root.partition("/")[0]
         with self._reaching("read"):
             if not self._fs.exists(bucket):
@@ -142,10 +139,14 @@ class RemoteStorage:
                     fix="create the bucket, or check the address",
                 )
 
-    def _found(self) -> dict[int, set[str]]:
-        """Return the names of all files of checkpoints, and of what may become one, by step."""
-        found = ((step_of(folder), set(files)) for folder, files in self.sizes().items())
-        return {step: names for step, names in found if step is not None}
+    def _files_by_step(self) -> dict[int, set[str]]:
+        """Return the files of all checkpoints, committed or not."""
+        names_by_step = {}
+        for folder, files in self.sizes().items():
+            step = step_of(folder)
+            if step is not None:
+                names_by_step[step] = set(files)
+        return names_by_step
 
     def _path(self, step: int, name: str) -> str:
         return f"{self._root}/{folder_name(step)}/{name}"

@@ -1,64 +1,52 @@
-"""Where a file waits in host memory until it is written: laid out as it will be on disk."""
+"""Host memory that holds a checkpoint file until it is written, laid out as on disk."""
 
 from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from paceline.tensorfile import Spec, plan_image
+from paceline.dtypes import torch_dtypes
+from paceline.tensorfile import Spec, plan_file
 
-WORDS = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.complex64: "C64",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.int64: "I64", torch.int32: "I32",
-    torch.int16: "I16", torch.int8: "I8", torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16",
-    torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
-"""The format's own word for a type."""
-
-DTYPES = {word: dtype for dtype, word in WORDS.items()}
+DTYPES = torch_dtypes()
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+"""The safetensors name of a torch dtype."""
 
 
 class Staging:
-    """Page-aligned memory, pinned for a GPU, that is kept from save to save."""
+    """Page-aligned host memory, pinned for a GPU, reused from save to save."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._growing = threading.Lock()
 
-    def prepare(self, mine: Mapping[Spec, Tensor]) -> None:
-        """Make room for a file of these tensors, and touch every page of it."""
-        if mine:
-            self._room(plan_image(mine).size_bytes, pinned=_on_gpu(mine), touched=True)
+    def prepare(self, tensors: Mapping[Spec, Tensor]) -> None:
+        """Allocate memory for a file of these tensors, and touch every page of it."""
+        if tensors:
+            size = plan_file(tensors).size_bytes
+            self._buffer(size, pinned=_on_gpu(tensors), touched=True)
 
     def fill(
-        self, mine: Mapping[Spec, Tensor], all_of_them: Iterable[tuple[Spec, Tensor]]
+        self, share: Mapping[Spec, Tensor], tensors: Iterable[tuple[Spec, Tensor]]
     ) -> memoryview | None:
-        """Copy my tensors to where they will lie in the file, each as it comes, and return the file."""
-        image = plan_image(mine)
-        places = {place.spec: place for place in image.places}
-        memory = self._room(image.size_bytes, pinned=_on_gpu(mine))
-        memory[: len(image.header)] = torch.frombuffer(bytearray(image.header), dtype=torch.uint8)
-        for spec, value in all_of_them:
-            place = places.get(spec)
-            if place is not None and place.end > place.begin:
-                flat = (
-                    value.detach()
-                    .resolve_conj()
-                    .resolve_neg()
-                    .contiguous()
-                    .reshape(-1)
-                    .view(torch.uint8)
-                )
-                memory[place.begin : place.end].copy_(flat, non_blocking=True)
-        if _on_gpu(mine):
+        """Copy this rank's share to its offsets in the file, in the order of all `tensors`; return the file."""
+        layout = plan_file(share)
+        spans = {span.spec: span for span in layout.places}
+        memory = self._buffer(layout.size_bytes, pinned=_on_gpu(share))
+        memory[: len(layout.header)] = torch.frombuffer(bytearray(layout.header), dtype=torch.uint8)
+        for spec, value in tensors:
+            span = spans.get(spec)
+            if span is not None and span.end > span.begin:
+                memory[span.begin : span.end].copy_(_flat_bytes(value), non_blocking=True)
+        if _on_gpu(share):
             torch.cuda.current_stream().synchronize()
-        return memoryview(memory.numpy()) if mine else None  # type: ignore[arg-type]
+        return memoryview(memory.numpy()) if share else None  # type: ignore[arg-type]
 
-    def _room(self, size: int, *, pinned: bool, touched: bool = False) -> Tensor:
+    def _buffer(self, size: int, *, pinned: bool, touched: bool = False) -> Tensor:
         with self._growing:
             if len(self._memory) < size:
                 self._memory = _page_aligned(size, pinned=pinned)
@@ -67,14 +55,33 @@ class Staging:
             return self._memory[:size]
 
 
+def split_by_size(sizes: Sequence[int], parts: int) -> list[list[int]]:
+    """Return the indices of each of several parts of similar total size, dealt greedily, the largest first.
+
+    >>> split_by_size([5, 1, 4, 3, 2], 2)
+    [[0, 1, 4], [2, 3]]
+    """
+    shares: list[list[int]] = [[] for _ in range(parts)]
+    loads = [0] * parts
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+        least = loads.index(min(loads))
+        shares[least].append(number)
+        loads[least] += sizes[number]
+    return [sorted(share) for share in shares]
+
+
+def _flat_bytes(value: Tensor) -> Tensor:
+    plain = value.detach().resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8)
+
+
 def _on_gpu(tensors: Mapping[Spec, Tensor]) -> bool:
     return any(value.is_cuda for value in tensors.values())
 
 
 def _page_aligned(size: int, *, pinned: bool) -> Tensor:
-    """Return memory that can be written to disk past the page cache."""
+    """Return memory that can be written to disk with O_DIRECT."""
     if pinned:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    return torch.frombuffer(
-        mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8
-    )
+    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=torch.uint8)

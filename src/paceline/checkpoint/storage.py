@@ -1,4 +1,4 @@
-"""Where checkpoints lie, and how one comes to exist only when it is whole."""
+"""The interface of checkpoint storage, and how bytes are verified as they are read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Protocol
 
 import xxhash
 
-from paceline.checkpoint.manifest import FileFacts, Manifest, unreadable
+from paceline import tensorfile
+from paceline.checkpoint.manifest import FileFacts, Manifest, damaged
+from paceline.errors import BadCheckpoint
+from paceline.tensorfile import TensorSpan
 
 NO_MANIFEST = "its manifest is missing"
 CHUNK_BYTES = 16 << 20
@@ -16,46 +19,46 @@ _NAME = re.compile(r"step-(\d{9,})")
 
 
 class Storage(Protocol):
-    """A place for the checkpoints of one run. A checkpoint exists when its manifest does."""
+    """The checkpoints of one run. A checkpoint exists once its manifest does."""
 
     address: str
 
     def steps(self) -> list[int]:
-        """Return the steps of the checkpoints that exist, the newest first."""
+        """Return the steps of all checkpoints, newest first."""
 
     def where(self, step: int) -> str:
-        """Return the name of a checkpoint for people."""
+        """Return the path or address of a checkpoint, for messages."""
 
     def write(self, step: int, token: str, name: str, image: memoryview) -> tuple[str, FileFacts]:
-        """Write one file of a checkpoint to be, durably; return the name it got, and its facts. Any rank may call this."""
+        """Write one file of an uncommitted checkpoint durably; return its name, size and checksum. Any rank may call this."""
 
     def written_size(self, step: int, token: str, name: str) -> int:
-        """Return the size of a file of a checkpoint to be, as this rank sees it; -1 if it does not."""
+        """Return the size of a file of an uncommitted checkpoint, or -1 if this rank does not see it."""
 
     def commit(self, step: int, token: str, manifest: Manifest) -> bool:
-        """Make a checkpoint exist, all of it at once; false if one of this step is there already, which then stays."""
+        """Publish a checkpoint atomically; return False, and keep the old one, if the step has one already."""
 
     def manifest(self, step: int) -> Manifest:
-        """Read what a checkpoint says of itself."""
+        """Read the manifest of a checkpoint."""
 
     def sizes(self) -> dict[str, dict[str, int]]:
-        """Return the bytes of every file here, by folder: of checkpoints, and of what lies beside them."""
+        """Return the size of every file by folder, including files that belong to no checkpoint."""
 
     def chunks(self, step: int, name: str, *, cached: bool = True) -> Iterator[memoryview]:
-        """Read one file of a checkpoint, piece by piece; not `cached`: from the disk itself where that can be."""
+        """Read one file in chunks; with `cached=False` bypass the page cache if possible."""
 
     def set_aside(self, step: int) -> str:
-        """Make sure that nobody takes a checkpoint again, and keep it; return where it is."""
+        """Rename a checkpoint so that no reader finds it; return its new path or address."""
 
     def delete(self, step: int) -> None:
-        """Remove a checkpoint; at no moment is half of one to be seen."""
+        """Remove a checkpoint atomically: no reader ever sees half of one."""
 
     def sweep(self) -> None:
-        """Remove what interrupted saves left. Only who knows that nobody else is writing may call this."""
+        """Remove files of interrupted saves. Call this only while no other process writes."""
 
 
 def folder_name(step: int) -> str:
-    """Return the name of a checkpoint.
+    """Return the folder of a checkpoint.
 
     >>> folder_name(120)
     'step-000000120'
@@ -64,33 +67,41 @@ def folder_name(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """Return the step that a name stands for, if it is the name of a checkpoint.
+    """Return the step in the name of a checkpoint folder, None for other names.
 
     >>> step_of("step-000000120"), step_of(".step-000000120.a1"), step_of("aside-step-000000120")
     (120, None, None)
     """
-    found = _NAME.fullmatch(name)
-    return int(found[1]) if found else None
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
 
 
-def manifest_of(storage: Storage, step: int) -> Manifest:
-    """Read what a checkpoint says of itself, and see that it speaks of itself."""
+def read_manifest(storage: Storage, step: int) -> Manifest:
+    """Read a manifest; raise `BadCheckpoint` if it is unreadable or belongs to another step."""
     try:
         manifest = storage.manifest(step)
+    except FileNotFoundError as error:
+        raise damaged(storage.where(step), NO_MANIFEST) from error
     except OSError as error:
-        why = (
-            NO_MANIFEST
-            if isinstance(error, FileNotFoundError)
-            else f"its manifest cannot be read ({error})"
-        )
-        raise unreadable(storage.where(step), why) from error
+        raise damaged(storage.where(step), f"its manifest cannot be read ({error})") from error
     if manifest.step != step:
-        raise unreadable(storage.where(step), f"its manifest is of step {manifest.step}")
+        raise damaged(storage.where(step), f"its manifest belongs to step {manifest.step}")
     return manifest
 
 
+def tensor_spans(start: bytes | memoryview, size_bytes: int, where: str) -> list[TensorSpan]:
+    """Return where the tensors of a file lie, from its first bytes, which must include the header."""
+    try:
+        return tensorfile.read_places(start, size_bytes)
+    except ValueError as error:
+        raise BadCheckpoint(
+            f"{where} is not a safetensors file ({error})",
+            fix="use another checkpoint: `paceline ckpt list`",
+        ) from error
+
+
 def read_verified(storage: Storage, step: int, name: str, facts: FileFacts) -> bytearray:
-    """Return the bytes of one file; whatever is returned has been summed."""
+    """Return the bytes of one file after their checksum was verified."""
     content, filled = bytearray(facts.size_bytes), 0
     for chunk in _verified(storage, step, name, facts):
         content[filled : filled + len(chunk)] = chunk
@@ -98,48 +109,48 @@ def read_verified(storage: Storage, step: int, name: str, facts: FileFacts) -> b
     return content
 
 
-def check_file(
+def verify_file(
     storage: Storage, step: int, name: str, facts: FileFacts, *, cached: bool = True
 ) -> None:
-    """Read one file and see that every byte is what was written."""
+    """Read one file, and raise `BadCheckpoint` if its checksum is wrong."""
     for _ in _verified(storage, step, name, facts, cached=cached):
         pass
 
 
-def check(storage: Storage, step: int, *, cached: bool = True) -> Manifest:
-    """Read a whole checkpoint and see that every byte is what was written; return its manifest."""
-    manifest = manifest_of(storage, step)
+def verify(storage: Storage, step: int, *, cached: bool = True) -> Manifest:
+    """Read all files of a checkpoint, verify their checksums, and return the manifest."""
+    manifest = read_manifest(storage, step)
     for name, facts in manifest.files.items():
-        check_file(storage, step, name, facts, cached=cached)
+        verify_file(storage, step, name, facts, cached=cached)
     return manifest
 
 
 def _verified(
     storage: Storage, step: int, name: str, facts: FileFacts, *, cached: bool = True
 ) -> Iterator[memoryview]:
-    """Yield a file's bytes; the end is reached only if they were right."""
-    total, seen = xxhash.xxh3_64(), 0
+    """Yield the bytes of a file; raise at the end if its checksum is wrong."""
+    checksum, seen = xxhash.xxh3_64(), 0
     try:
         for chunk in storage.chunks(step, name, cached=cached):
-            total.update(chunk)
+            checksum.update(chunk)
             seen += len(chunk)
             if seen > facts.size_bytes:
                 break
             yield chunk
     except FileNotFoundError as error:
-        raise unreadable(storage.where(step), f"{name} is missing") from error
+        raise damaged(storage.where(step), f"{name} is missing") from error
     except OSError as error:
-        raise unreadable(
+        raise damaged(
             storage.where(step), f"{name} cannot be read ({error.strerror or error})"
         ) from error
     if seen != facts.size_bytes:
         most = "more than " if seen > facts.size_bytes else ""
-        raise unreadable(
+        raise damaged(
             storage.where(step),
             f"{name} has {most}{min(seen, facts.size_bytes):,} bytes instead of {facts.size_bytes:,}",
         )
-    if total.hexdigest() != facts.xxh3:
-        raise unreadable(
+    if checksum.hexdigest() != facts.xxh3:
+        raise damaged(
             storage.where(step),
-            f"{name} has other bytes than were written (sum {total.hexdigest()} instead of {facts.xxh3})",
+            f"{name} has other bytes than were written (checksum {checksum.hexdigest()} instead of {facts.xxh3})",
         )

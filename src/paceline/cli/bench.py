@@ -93,7 +93,7 @@ def _start(plan: BenchPlan, known: argparse.Namespace) -> int:
     allocation = allocation_from(os.environ) if place.nodes == 1 else None
     known.ranks = known.ranks or ("" if allocation else "2")
     known.max_restarts, known.stop_after = 0, ""
-    shared = Path.cwd() if allocation and not allocation.here else None
+    shared = Path.cwd() if allocation and not allocation.is_local else None
     with tempfile.TemporaryDirectory(prefix=".paceline-bench-", dir=shared) as folder:
         file = Path(folder) / "found.json"
         known.arguments = [replace(plan, to=str(file)).as_json()]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.checkpoint.catalog import SAVE_FIRST, Catalog, Entry, examine, glance
+from paceline.checkpoint.catalog import SAVE_FIRST, Catalog, Entry, list_entries, verify_entry
 from paceline.checkpoint.export import Exported, export_newest
 from paceline.checkpoint.find import find_catalog, runs_in
 from paceline.checkpoint.retention import best_step
@@ -116,7 +116,7 @@ def _action(words: Sequence[str], forms: Mapping[str, str]) -> str:
 
 
 def _list(catalog: Catalog, *, as_json: bool) -> int:
-    everything, beside = glance(catalog.storage)
+    everything, beside = list_entries(catalog.storage)
     marks = _marks(catalog, everything)
     entries = [entry for entry in everything if catalog.only in {None, entry.step}]
     beside = [] if entries and catalog.only is not None else beside
@@ -142,7 +142,7 @@ def _check(catalog: Catalog, *, as_json: bool) -> int:
     """Say of each checkpoint as soon as it is known whether all is well."""
     found: list[Entry] = []
     for step in catalog.steps():
-        if entry := examine(catalog.storage, step):
+        if entry := verify_entry(catalog.storage, step):
             found.append(entry)
             if not as_json:
                 size = f" ({human_size(entry.manifest.size_bytes)})" if entry.manifest else ""

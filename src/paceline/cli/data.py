@@ -278,14 +278,16 @@ def _show_file(known: argparse.Namespace) -> int:
 
 def _show_set(known: argparse.Namespace) -> int:
     from paceline.data.shards.check import open_index
-    from paceline.data.shards.show import facts_of, look, read_sample
+    from paceline.data.shards.show import facts_of, preview_of, read_sample
 
     index = open_index(known.folder)
     facts = facts_of(index)
     samples = {number: read_sample(known.folder, index, number) for number in known.sample}
     columns = {column.name: column for column in index.columns}
     looks = {
-        number: [look(known.folder, index, columns[name], value) for name, value in sample.items()]
+        number: [
+            preview_of(known.folder, index, columns[name], value) for name, value in sample.items()
+        ]
         for number, sample in samples.items()
     }
     if known.json:

@@ -19,7 +19,7 @@ from paceline.config.intervals import seconds_from
 from paceline.errors import STOPPED, ConfigError, EnvironmentUnfit
 from paceline.launch.failure import Failure
 from paceline.launch.oom import killed_for_memory
-from paceline.launch.restart import DEFAULT_RESTARTS, Begin, Restarts, launch_with_restarts
+from paceline.launch.restart import DEFAULT_RESTARTS, Launch, Restarts, launch_with_restarts
 from paceline.launch.spec import LaunchSpec, Program, script
 from paceline.launch.supervisor import launch
 from paceline.report.failure import page_from_launch, write_failure_page
@@ -123,7 +123,7 @@ def start(
         place.address,
     )
     _see_that_it_is_free(spec)
-    begin = launch if allocation is None or allocation.here else partial(launch_on, allocation)
+    begin = launch if allocation is None or allocation.is_local else partial(launch_on, allocation)
     restarts = Restarts(_most_restarts(known, spec), fewest)
     failure = launch_with_restarts(spec, restarts, screen, _say, partial(_begin_and_tell, begin))
     if failure is None:
@@ -132,7 +132,7 @@ def start(
     return failure.exit_code
 
 
-def _begin_and_tell(begin: Begin, spec: LaunchSpec, **given: Any) -> Failure | None:
+def _begin_and_tell(begin: Launch, spec: LaunchSpec, **given: Any) -> Failure | None:
     """Run the ranks to their end; a failure leaves a page in the run's folder, and its last lines with the message."""
     killed = killed_for_memory()
     failure = begin(spec, **given)

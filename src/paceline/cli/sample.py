@@ -74,24 +74,24 @@ def main(known: argparse.Namespace) -> int:
     )
     temperature = _number(float, "--temperature", known)
     step = None if known.step is None else _number(int, "--step", known)
-    from paceline.recipes.gpt_sample import Choice, open_author
+    from paceline.recipes.gpt_sample import Sampling, load_generator
 
-    choice = Choice(temperature, top_k, seed)
-    author = open_author(known.run, step)
+    choice = Sampling(temperature, top_k, seed)
+    author = load_generator(known.run, step)
     for problem in author.passed_over:
         print(f"passed over: {problem}", file=sys.stderr)
     if known.json:
-        texts = author.write_several(known.prompt, length, choice, count)
+        texts = author.generate_several(known.prompt, length, choice, count)
         facts = {"where": author.where, "step": author.step, "prompt": known.prompt, "texts": texts}
         print(json.dumps(facts, indent=2))
     elif count == 1:
         for piece in itertools.chain(
-            [known.prompt], author.write(known.prompt, length, choice), ["\n"]
+            [known.prompt], author.generate(known.prompt, length, choice), ["\n"]
         ):
             _show(piece)
     else:
         for number, text in enumerate(
-            author.write_several(known.prompt, length, choice, count), start=1
+            author.generate_several(known.prompt, length, choice, count), start=1
         ):
             _show(f"--- {number} of {count}\n{known.prompt}{text}\n")
     return 0

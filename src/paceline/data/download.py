@@ -86,7 +86,7 @@ _SHAKESPEARE = (
     ),
 )
 
-SETS = {
+PUBLIC_DATASETS = {
     "mnist": PublicDataset(
         _MNIST,
         (
@@ -114,7 +114,7 @@ SETS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `paceline data get`."""
-    parser.add_argument("name", metavar="NAME", help=f"one of: {', '.join(SETS)}")
+    parser.add_argument("name", metavar="NAME", help=f"one of: {', '.join(PUBLIC_DATASETS)}")
     parser.add_argument(
         "--to",
         default="",
@@ -146,9 +146,11 @@ def fetch(
     name: str, folder: Path, mirrors: Sequence[str] | None = None, shown: TextIO | None = None
 ) -> list[Path]:
     """Return the files of a set; those that are not in the folder, or not what they should be, are fetched."""
-    if name not in SETS:
-        raise ConfigError(f"there is no set {name!r} to get", fix=did_you_mean(name, SETS))
-    chosen = SETS[name]
+    if name not in PUBLIC_DATASETS:
+        raise ConfigError(
+            f"there is no set {name!r} to get", fix=did_you_mean(name, PUBLIC_DATASETS)
+        )
+    chosen = PUBLIC_DATASETS[name]
     asked = _Mirrors(chosen.mirrors if mirrors is None else mirrors, shown)
     with _using(folder):
         found = {file: _present(folder, file) for file in chosen.files}

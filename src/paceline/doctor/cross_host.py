@@ -7,22 +7,22 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.doctor.finding import Finding, fine, problem
-from paceline.doctor.host import spans
+from paceline.doctor.finding import Finding, passed, problem
 from paceline.doctor.rank_facts import RankFacts
+from paceline.doctor.resources import spans
 from paceline.units import short_time
 
 _APART_S = 1.0
 _SHOWN = 6
 
 
-def judge_coming(
+def judge_missing_ranks(
     ranks: Sequence[RankFacts], size: int, said: Sequence[tuple[str, str, str]]
 ) -> Finding:
     """Judge whether all ranks came; `said` is what those printed that could not report: host, problem and fix."""
     missing = sorted(set(range(size)) - {one.rank for one in ranks})
     if not missing:
-        return fine("ranks", f"all {size} came, from {len({one.node for one in ranks})} hosts")
+        return passed("ranks", f"all {size} came, from {len({one.node for one in ranks})} hosts")
     for host, why, fix in said[:1]:
         return problem(
             "ranks",
@@ -55,7 +55,7 @@ def judge_versions(ranks: Sequence[RankFacts]) -> Finding:
                 "start all ranks from one environment, on a shared disk or packed: `paceline doctor --pack`",
             )
     same = ranks[0].versions
-    return fine(
+    return passed(
         "versions",
         ", ".join(
             f"{name} {same[name]}" for name in ("python", "torch", "paceline") if name in same
@@ -86,10 +86,10 @@ def judge_clocks(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
             f"start chrony or ntpd on both: `timedatectl status` on {first.host} and {last.host}",
         )
     else:
-        yield fine("clocks", f"at most {short_time(apart + doubt)} apart")
+        yield passed("clocks", f"at most {short_time(apart + doubt)} apart")
 
 
-def judge_ways(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
+def judge_connectivity(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
     """Judge whether every host reaches every other, each way, at free ports."""
     hosts = {one.node: one for one in ranks if one.local_rank == 0}
     if len(hosts) < 2:
@@ -101,7 +101,7 @@ def judge_ways(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
         if node in hosts
     ]
     if not closed:
-        yield fine(
+        yield passed(
             "ways",
             f"all {len(hosts) * (len(hosts) - 1)} ways between {len(hosts)} hosts are open, at any port",
         )
@@ -147,7 +147,9 @@ def judge_affinity(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
             )
             return
     shared = any(len({one.cores for one in mine}) < len(mine) for mine in by_node.values())
-    yield fine("affinity", f"{each}, {'shared by the ranks of a host' if shared else 'of its own'}")
+    yield passed(
+        "affinity", f"{each}, {'shared by the ranks of a host' if shared else 'of its own'}"
+    )
 
 
 def _overlap(ranks: Sequence[RankFacts]) -> bool:
@@ -194,7 +196,7 @@ def _judge_tasks(request: AllocationRequest) -> Finding:
             f"{said}, but {request.gpus_per_node} GPUs on each: one rank a GPU was meant?",
             f"--ntasks-per-node={request.gpus_per_node}",
         )
-    return fine("slurm tasks", said)
+    return passed("slurm tasks", said)
 
 
 def _judge_cpus(request: AllocationRequest, ranks: Sequence[RankFacts]) -> Iterator[Finding]:
@@ -207,7 +209,7 @@ def _judge_cpus(request: AllocationRequest, ranks: Sequence[RankFacts]) -> Itera
             'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK" (Slurm 22.05 and later), or ask for no more than a node has',
         )
     elif request.cpus_per_task:
-        yield fine("slurm cpus", f"{request.cpus_per_task} cores a task, as asked for")
+        yield passed("slurm cpus", f"{request.cpus_per_task} cores a task, as asked for")
 
 
 def _judge_gpus(request: AllocationRequest, ranks: Sequence[RankFacts]) -> Iterator[Finding]:
@@ -228,7 +230,7 @@ def _judge_gpus(request: AllocationRequest, ranks: Sequence[RankFacts]) -> Itera
             "ask for them, or others may get them too: --gpus-per-node, or --gres=gpu:N",
         )
     elif asked and request.gpus_per_node:
-        yield fine("slurm gpus", f"{request.gpus_per_node} on each node, as asked for")
+        yield passed("slurm gpus", f"{request.gpus_per_node} on each node, as asked for")
 
 
 def _given(request: AllocationRequest, one: RankFacts) -> int:

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.doctor.finding import Finding, fine, problem
+from paceline.doctor.finding import Finding, passed, problem
 from paceline.units import human_size, short_time
 
 _WRITTEN = 8 << 20
@@ -36,10 +36,10 @@ class DiskFacts:
     """Bytes a second, durable, of a file of 8 MB."""
 
 
-def look_at_disk(folder: Path) -> DiskFacts:
+def probe_disk(folder: Path) -> DiskFacts:
     """Write a little into a folder, or the nearest one above it that exists, and leave nothing behind."""
     there = next(part for part in [folder, *folder.parents] if part.exists())
-    kind = kind_of(there)
+    kind = filesystem_of(there)
     try:
         free = shutil.disk_usage(there).free
         with tempfile.TemporaryDirectory(prefix=".paceline-doctor-", dir=there) as place:
@@ -62,7 +62,7 @@ def _write(path: Path, size: int) -> float:
     return time.perf_counter() - begun
 
 
-def kind_of(folder: Path) -> str:
+def filesystem_of(folder: Path) -> str:
     """Return what file system a folder lies on."""
     best, found = "", ""
     with contextlib.suppress(OSError):
@@ -100,4 +100,4 @@ def judge_disk(disk: DiskFacts) -> Finding:
             f"{said}: checkpoints will be slow",
             "put the runs on scratch: runs=FOLDER; or save less often: checkpoint.every=10m",
         )
-    return fine("disk", said)
+    return passed("disk", said)

@@ -23,7 +23,7 @@ class Finding:
     """Where it was found, if more than one host was looked at."""
 
 
-def fine(check: str, says: str) -> Finding:
+def passed(check: str, says: str) -> Finding:
     """Return that all is well."""
     return Finding(check, ok=True, says=says)
 
@@ -36,7 +36,7 @@ def problem(check: str, says: str, fix: str, line: int = 0) -> Finding:
 def as_dict(found: Finding) -> dict[str, Any]:
     """Return the finding as plain values, of which the names do not change.
 
-    >>> as_dict(fine("python", "3.12"))
+    >>> as_dict(passed("python", "3.12"))
     {'check': 'python', 'ok': True, 'says': '3.12', 'fix': '', 'line': 0, 'hosts': []}
     """
     return asdict(found) | {"hosts": list(found.hosts)}
@@ -47,7 +47,7 @@ def from_dict(said: dict[str, Any]) -> Finding:
     return Finding(str(said["check"]), bool(said["ok"]), str(said["says"]), str(said["fix"]))
 
 
-def all_well(found: Iterable[Finding]) -> bool:
+def all_ok(found: Iterable[Finding]) -> bool:
     """Return whether no check has found a problem."""
     return all(one.ok for one in found)
 
@@ -55,7 +55,7 @@ def all_well(found: Iterable[Finding]) -> bool:
 def merged(by_host: Sequence[tuple[str, Sequence[Finding]]]) -> list[Finding]:
     """Return the findings of several hosts, those that say the same as one, in the order of the checks.
 
-    >>> [(one.says, one.hosts) for one in merged([("a", [fine("python", "3.12")]), ("b", [fine("python", "3.12")])])]
+    >>> [(one.says, one.hosts) for one in merged([("a", [passed("python", "3.12")]), ("b", [passed("python", "3.12")])])]
     [('3.12', ('a', 'b'))]
     """
     found: dict[Finding, list[str]] = {}
@@ -67,7 +67,7 @@ def merged(by_host: Sequence[tuple[str, Sequence[Finding]]]) -> list[Finding]:
     return sorted(each, key=lambda one: order[one.check])
 
 
-def lines(found: Sequence[Finding], hosts: int = 1) -> list[str]:
+def format_findings(found: Sequence[Finding], hosts: int = 1) -> list[str]:
     """Return what is shown: a line for each check; where hosts are well in different words, those of the first."""
     width = max((len(one.check) for one in found), default=0)
     shown, said = [], set[str]()

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.doctor.finding import Finding, fine, problem
+from paceline.doctor.finding import Finding, passed, problem
 from paceline.doctor.software import TorchFacts
 from paceline.units import human_size
 
@@ -56,7 +56,7 @@ class Driver:
     """Of GPUs in /dev, whether or not the driver speaks of them."""
 
 
-def ask_driver() -> Driver:
+def query_driver() -> Driver:
     """Return what the driver says of the GPUs of this machine."""
     devices = len([file for file in Path("/dev").glob("nvidia[0-9]*") if file.name[6:].isdecimal()])
     if not shutil.which("nvidia-smi"):
@@ -109,21 +109,21 @@ def _judge_driver(driver: Driver) -> Finding:
             "leave this node out of the job (--exclude), and tell the cluster's support",
         )
     if driver.gpus:
-        return fine("driver", driver.gpus[0].driver)
+        return passed("driver", driver.gpus[0].driver)
     if driver.devices:
         return problem(
             "driver",
             f"{driver.devices} GPUs in /dev, but nvidia-smi knows none",
             "leave this node out of the job, and tell the cluster's support",
         )
-    return fine("gpus", "none here: ranks train on the CPU")
+    return passed("gpus", "none here: ranks train on the CPU")
 
 
 def _judge_count(driver: Driver, torch: TorchFacts | None, visible: str | None) -> Finding:
     here = len(driver.gpus)
     names = ", ".join(dict.fromkeys(one.name for one in driver.gpus))
     if torch is None or torch.failure:
-        return fine("gpus", f"{here} x {names}; torch did not say what it sees")
+        return passed("gpus", f"{here} x {names}; torch did not say what it sees")
     seen = len(torch.gpus)
     if not torch.cuda:
         return problem(
@@ -134,7 +134,7 @@ def _judge_count(driver: Driver, torch: TorchFacts | None, visible: str | None) 
     if visible is not None and seen < here:
         wanted = [word for word in visible.split(",") if word.strip()]
         if seen == len(wanted):
-            return fine(
+            return passed(
                 "gpus", f"{seen} of {here} x {names} visible (CUDA_VISIBLE_DEVICES={visible})"
             )
         return problem(
@@ -148,7 +148,7 @@ def _judge_count(driver: Driver, torch: TorchFacts | None, visible: str | None) 
             f"the driver has {here}, torch sees {seen}",
             "the driver is too old for this torch, or a GPU is lost: see `nvidia-smi`",
         )
-    return fine("gpus", f"{seen} x {names}")
+    return passed("gpus", f"{seen} x {names}")
 
 
 def _judge_memory(gpus: Sequence[Gpu]) -> Finding:
@@ -165,7 +165,7 @@ def _judge_memory(gpus: Sequence[Gpu]) -> Finding:
             f"in use by others: {said}",
             "see `nvidia-smi` for the processes, and end yours; or take other GPUs",
         )
-    return fine(
+    return passed(
         "gpu memory", f"{human_size(min(_number(one.memory_mb) for one in gpus) * 1e6)} each, free"
     )
 
@@ -180,7 +180,7 @@ def _judge_ecc(gpus: Sequence[Gpu]) -> Finding:
             "leave this node out of the job (--exclude), and tell the cluster's support",
         )
     modes = ", ".join(sorted({one.ecc or "not there" for one in gpus}))
-    return fine("gpu ecc", f"{modes.lower()}, no error")
+    return passed("gpu ecc", f"{modes.lower()}, no error")
 
 
 def _judge_power(gpus: Sequence[Gpu]) -> Finding:
@@ -209,7 +209,7 @@ def _judge_power(gpus: Sequence[Gpu]) -> Finding:
         if _number(gpus[0].full_power_w)
         else "no limit is told"
     )
-    return fine("gpu power", f"{said}, at most {hottest:.0f} °C now")
+    return passed("gpu power", f"{said}, at most {hottest:.0f} °C now")
 
 
 def _slowed(one: Gpu) -> str:
@@ -228,7 +228,7 @@ def _judge_peers(torch: TorchFacts) -> Finding:
             f"no direct way between GPUs {pairs}: their messages go through the host's memory",
             "see `nvidia-smi topo -m`; in a virtual machine or container, ask for the whole node",
         )
-    return fine("gpu peers", f"all {len(torch.gpus)} reach each other directly")
+    return passed("gpu peers", f"all {len(torch.gpus)} reach each other directly")
 
 
 def _number(text: str) -> float:

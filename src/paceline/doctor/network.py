@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline import handover
-from paceline.doctor.finding import Finding, fine, problem
+from paceline.doctor.finding import Finding, passed, problem
 from paceline.errors import PacelineError
 from paceline.world.address import choose_address, interface_of, is_loopback, own_addresses, resolve
 from paceline.world.network import GLOO, NCCL
@@ -49,7 +49,7 @@ class NetworkFacts:
     """Why MASTER_PORT cannot be had, where it is set."""
 
 
-def look_at_network(env: Mapping[str, str], peers: tuple[str, ...] = ()) -> NetworkFacts:
+def gather_network(env: Mapping[str, str], peers: tuple[str, ...] = ()) -> NetworkFacts:
     """Gather what this host is called, and by which address others would reach it."""
     host = socket.gethostname()
     chosen = refusal = ""
@@ -124,7 +124,7 @@ def _judge_interface(network: NetworkFacts, env: Mapping[str, str], *, alone: bo
             )
     if not network.chosen:
         if alone:
-            return fine("interface", "lo: no other host can be reached, and none is needed")
+            return passed("interface", "lo: no other host can be reached, and none is needed")
         return problem(
             "interface", network.refusal, f"set {handover.INTERFACE} to one of: {', '.join(names)}"
         )
@@ -156,7 +156,7 @@ def _judge_chosen(network: NetworkFacts) -> Finding:
             f"{said}, but {best.name} is faster{_speed(best)}",
             f"export {handover.INTERFACE}={best.name}, if it joins the hosts",
         )
-    return fine("interface", said)
+    return passed("interface", said)
 
 
 def _speed(one: Interface) -> str:
@@ -172,9 +172,9 @@ def interface_named(network: NetworkFacts, address: str) -> Interface:
 def _judge_name(network: NetworkFacts, *, alone: bool) -> Finding:
     said = f"{network.host} stands for {', '.join(network.named) or 'nothing'}"
     if network.named and not all(map(is_loopback, network.named)):
-        return fine("host name", said)
+        return passed("host name", said)
     if alone:
-        return fine("host name", f"{said}; no other host needs it")
+        return passed("host name", f"{said}; no other host needs it")
     why = (
         "others that are told this name look for it on themselves"
         if network.named
@@ -215,4 +215,4 @@ def _judge_ports(network: NetworkFacts, env: Mapping[str, str]) -> Finding:
             f"MASTER_PORT={port} is one that the kernel gives to anybody ({first}-{last})",
             f"take one below {first}, or unset it",
         )
-    return fine("ports", f"free ones can be had; the kernel gives out {first}-{last}")
+    return passed("ports", f"free ones can be had; the kernel gives out {first}-{last}")

@@ -16,15 +16,15 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from paceline import handover
-from paceline.doctor.gpu import ask_driver
-from paceline.doctor.host import look_at_host
+from paceline.doctor.gpu import query_driver
 from paceline.doctor.rank_facts import RankFacts, sent
-from paceline.doctor.software import TorchFacts, ask_torch, versions
-from paceline.doctor.this_host import examine_here
+from paceline.doctor.resources import gather_resources
+from paceline.doctor.single_host import examine_host
+from paceline.doctor.software import TorchFacts, query_torch, versions
 from paceline.doctor.wire import ANSWER_S, Connection
 from paceline.errors import PacelineError
 from paceline.world.address import address_on, interface_of
-from paceline.world.connectivity import doorbell, reach, ring
+from paceline.world.connectivity import probe_listener, probe_peer, reach
 from paceline.world.detect import detect_world
 from paceline.world.network import GLOO
 from paceline.world.world import World
@@ -67,7 +67,7 @@ def look(
     `peers` are the other hosts: the way to them decides which interface carries the messages.
     """
     first = world.local_rank == 0
-    torch = ask_torch() if first and not quick else None
+    torch = query_torch() if first and not quick else None
     given = env.get("SLURM_GPUS_ON_NODE", "")
     alone = world.nodes == 1
     return RankFacts(
@@ -76,11 +76,11 @@ def look(
         node=world.node,
         local_rank=world.local_rank,
         versions=versions(),
-        cores=look_at_host().cores,
+        cores=gather_resources().cores,
         gpus_seen=_gpus_seen(torch) if first else -1,
         gpus_given=int(given) if given.isdecimal() else 0,
         visible=env.get("CUDA_VISIBLE_DEVICES", ""),
-        found=tuple(examine_here(env, runs, world.local_size, peers, alone=alone, torch=torch))
+        found=tuple(examine_host(env, runs, world.local_size, peers, alone=alone, torch=torch))
         if first
         else (),
     )
@@ -88,7 +88,7 @@ def look(
 
 def _gpus_seen(torch: TorchFacts | None) -> int:
     if torch is None:
-        return len(ask_driver().gpus)
+        return len(query_driver().gpus)
     return -1 if torch.failure else len(torch.gpus)
 
 
@@ -99,7 +99,11 @@ def report(world: World, told: Mapping[str, str], facts: RankFacts) -> dict[str,
     connection = socket.create_connection((host, port), 10)
     with ExitStack() as stack:
         talk = stack.enter_context(Connection(connection, wait_s + ANSWER_S))
-        door = stack.enter_context(doorbell(_address(world, own))) if world.local_rank == 0 else ""
+        door = (
+            stack.enter_context(probe_listener(_address(world, own)))
+            if world.local_rank == 0
+            else ""
+        )
         talk.prove(str(told["secret"]), size=world.size, facts=sent(facts), door=door)
         return _answer(talk, world, door)
 
@@ -130,7 +134,7 @@ def _answer(talk: Connection, world: World, door: str) -> dict[str, object]:
 def try_doors(doors: Mapping[str, str]) -> dict[str, str]:
     """Ring at the doors of other hosts, several at once; return those that do not answer, and why."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        problems = dict(zip(doors, pool.map(ring, doors.values()), strict=True))
+        problems = dict(zip(doors, pool.map(probe_peer, doors.values()), strict=True))
     return {node: problem.problem for node, problem in problems.items() if problem}
 
 

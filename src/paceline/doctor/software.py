@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.doctor.finding import Finding, fine, problem
+from paceline.doctor.finding import Finding, passed, problem
 from paceline.version import VERSION
 
 TORCH_S = 180.0
@@ -40,9 +40,9 @@ class TorchFacts:
     """How long the import had to wait for a core; 0: none, or the kernel does not tell."""
 
 
-def ask_torch(timeout_s: float = TORCH_S, python: str = sys.executable) -> TorchFacts:
+def query_torch(timeout_s: float = TORCH_S, python: str = sys.executable) -> TorchFacts:
     """Return what torch says, or why it says nothing: it is asked in a child, for a broken one may crash or hang."""
-    words = [python, "-m", "paceline.doctor.torch_child"]
+    words = [python, "-m", "paceline.doctor.torch_probe"]
     try:
         done = subprocess.run(
             words, capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
@@ -93,7 +93,7 @@ def judge_python(version: tuple[int, ...], executable: str) -> Finding:
         return problem(
             "python", f"{said} is too old", "make an environment with Python 3.11 or newer"
         )
-    return fine("python", said)
+    return passed("python", said)
 
 
 def judge_torch(torch: TorchFacts) -> Iterator[Finding]:
@@ -124,7 +124,7 @@ def judge_torch(torch: TorchFacts) -> Iterator[Finding]:
             "see what takes so long: `paceline doctor --startup`; pack the environment: --pack",
         )
     else:
-        yield fine("torch", said)
+        yield passed("torch", said)
     yield _judge_backends(torch)
 
 
@@ -141,10 +141,10 @@ def _judge_backends(torch: TorchFacts) -> Finding:
             f"torch has no {' and no '.join(missing)} (it has: {have or 'none'})",
             "install a torch of pytorch.org's own builds",
         )
-    return fine("backends", have)
+    return passed("backends", have)
 
 
-def judge_settings(env: Mapping[str, str]) -> Iterator[Finding]:
+def judge_variables(env: Mapping[str, str]) -> Iterator[Finding]:
     """Judge variables that are left over from debugging, or hurt."""
     slow = {
         "CUDA_LAUNCH_BLOCKING": "1",

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline import handover
-from paceline.doctor.disk import kind_of
-from paceline.doctor.finding import Finding, fine, problem
+from paceline.doctor.disk import filesystem_of
+from paceline.doctor.finding import Finding, passed, problem
 from paceline.errors import EnvironmentUnfit, TrainingError
 from paceline.launch.signals import StopSignals
 
@@ -72,7 +72,7 @@ class Startup:
     """Modules that were compiled again."""
 
 
-def measure(target: Sequence[str], timeout_s: float, *, trace: bool = True) -> Startup:
+def measure_startup(target: Sequence[str], timeout_s: float, *, trace: bool = True) -> Startup:
     """Start a program twice: once to take its time and its imports, once under strace, if there is one, to count its calls."""
     with StopSignals() as signals, tempfile.TemporaryDirectory(prefix="paceline-start-") as folder:
         place = Path(folder)
@@ -84,7 +84,7 @@ def measure(target: Sequence[str], timeout_s: float, *, trace: bool = True) -> S
 
         seen, said = run(["-X", "importtime"], [])
         calls = _trace(place, run) if trace and shutil.which("strace") else None
-    return summarise(" ".join(target), seen, said, calls)
+    return summarize(" ".join(target), seen, said, calls)
 
 
 Run = Callable[[Sequence[str], Sequence[str]], tuple[dict[str, Any], str]]
@@ -111,7 +111,7 @@ def _start(
         sys.executable,
         *options,
         "-m",
-        "paceline.doctor.startup_child",
+        "paceline.doctor.startup_probe",
         str(out),
         str(time.monotonic()),
     ]
@@ -181,7 +181,7 @@ def _trace(place: Path, run: Run) -> str | None:
     return record.read_text(encoding="utf-8", errors="replace")
 
 
-def summarise(
+def summarize(
     what: str,
     seen: Mapping[str, Any],
     said: str,
@@ -209,7 +209,7 @@ def summarise(
         opened=opened.total(),
         calls=traced.total() if calls is not None else -1,
         not_found=not_found,
-        kind=kind_of(Path(roots["packages"])),
+        kind=filesystem_of(Path(roots["packages"])),
         uncompiled=sum(
             path.endswith(".py") and owner(path, roots) not in {OWN, SYSTEM}
             for path in seen["opened"]
@@ -311,7 +311,7 @@ def _judge_disk(start: Startup) -> Finding:
             f"{said}, which every rank asks for all of them",
             "unpack the environment on every node's own disk: `paceline doctor --pack DIR`",
         )
-    return fine("files", said)
+    return passed("files", said)
 
 
 def _judge_time(start: Startup) -> Finding:
@@ -337,4 +337,4 @@ def _judge_time(start: Startup) -> Finding:
             f"{said}; beside torch: {names}",
             "import it where it is needed, if not every start needs it",
         )
-    return fine("time", said)
+    return passed("time", said)

@@ -30,7 +30,7 @@ from paceline.measure.bench_operations import (
 from paceline.measure.bench_plan import ELEMENT_BYTES, BenchPlan
 from paceline.measure.bench_results import Measurement, Mistake, Timing
 from paceline.rundir import write_whole
-from paceline.world.collectives import rows_of_all, sum_across, wire_device
+from paceline.world.collectives import all_gather_rows, sum_across, wire_device
 from paceline.world.device import choose_backend
 from paceline.world.process_group import join, keep_to_loopback, wait_for_all
 from paceline.world.world import World
@@ -232,7 +232,7 @@ class Bench:
 
     def _of_all(self, values: list[float]) -> Tensor:
         """Return the values of all ranks, one row per rank."""
-        return rows_of_all(
+        return all_gather_rows(
             self._world, torch.tensor(values, dtype=torch.float64, device=self._wire)
         ).cpu()
 

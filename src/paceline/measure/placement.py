@@ -36,7 +36,7 @@ def run_ranks(
     allocation: Allocation | None,
 ) -> Failure | None:
     """Run a program on a number of ranks until it ends; return the failure, if any."""
-    if allocation is None or allocation.here:
+    if allocation is None or allocation.is_local:
         return launch(LaunchSpec(target, ranks, arguments, settings))
     nodes = nodes_for(ranks, allocation)
     part = replace(allocation, nodes=allocation.nodes[:nodes])

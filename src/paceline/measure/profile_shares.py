@@ -9,7 +9,7 @@ from typing import Any
 from paceline.measure.trace import Event, RankTrace
 from paceline.measure.trace_intervals import Spans, difference, intersection, length, union
 from paceline.telemetry.heartbeat import Beat
-from paceline.telemetry.phases import PHASES, Spent
+from paceline.telemetry.phases import PHASES, PhaseTime
 
 KINDS = ("compute", "exposed_communication", "data_wait", "optimizer", "host_gaps")
 
@@ -114,11 +114,11 @@ def _is_update(event: Event) -> bool:
 def beat_of(trace: RankTrace) -> Beat:
     """Return a profile as a heartbeat, so that stragglers are found as in any run."""
     steps = max(1, int(trace.facts["steps"]))
-    phases: dict[str, Spent] = {}
+    phases: dict[str, PhaseTime] = {}
     for phase in PHASES:
         spans = _phase(trace, phase) if phase != "gc" else _collections(trace)
         mean = length(spans) * 1e-6 / steps
-        phases[phase] = Spent(mean, mean, 0.0, 0)
+        phases[phase] = PhaseTime(mean, mean, 0.0, 0)
     own_s = sum(phase.mean_s for phase in phases.values())
     facts: dict[str, Any] = dict(trace.facts)
     return Beat(

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.measure.profile_shares import KINDS, Shares
-from paceline.telemetry.stragglers import Straggler, in_words
+from paceline.telemetry.stragglers import Straggler, describe_straggler
 from paceline.units import short_time
 
 _MOST_CAUSES = 3
@@ -146,7 +146,7 @@ def sentences(verdict: ProfileVerdict) -> list[str]:
         f"{verdict.script}, {ranks} on {verdict.device}: {short_time(step_s)} per step over {verdict.steps} steps{where}"
     ]
     if verdict.slow is not None:
-        lines.append(in_words(verdict.slow))
+        lines.append(describe_straggler(verdict.slow))
     if verdict.waiting_s > _WORTH * step_s:
         what, advice = CAUSES["waiting_for_slowest"]
         lines.append(f"{what}: {short_time(verdict.waiting_s)} per step. Try: {advice}")

@@ -62,7 +62,7 @@ class Batch:
 
 def run_study(study: Study) -> Scaling:
     """Run every world size once per round, every other round in reverse, so that drift affects all alike."""
-    shared = study.allocation is not None and not study.allocation.here
+    shared = study.allocation is not None and not study.allocation.is_local
     home = Path.cwd() if shared else None  # other nodes must see the files
     with tempfile.TemporaryDirectory(prefix=".paceline-scale-", dir=home) as folder:
         runs = _Runs(study, Path(folder))

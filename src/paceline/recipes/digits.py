@@ -1,4 +1,4 @@
-"""Handwritten digits as tensors: the embedded set, and MNIST from files."""
+"""Handwritten digits as tensors: built-in UCI digits, MNIST from IDX files, or shards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from paceline.config import RunConfig
-from paceline.data.download import SETS
+from paceline.data.download import PUBLIC_DATASETS
 from paceline.data.mnist_idx import read_idx
 from paceline.data.reading.open_dataset import open_dataset
 from paceline.data.reading.sample_rng import SampleRng
@@ -30,11 +30,13 @@ _FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
-_SHA256 = {file.name.removesuffix(".gz"): file.plain_sha256 for file in SETS["mnist"].files}
+_SHA256 = {
+    file.name.removesuffix(".gz"): file.plain_sha256 for file in PUBLIC_DATASETS["mnist"].files
+}
 
 
 def embedded_digits() -> tuple[Digits, Digits]:
-    """Return training and held-out digits, brought to 28x28."""
+    """Return training and held-out digits, resized to 28x28."""
     stored = load(EMBEDDED.read_bytes())
     images = torch.nn.functional.interpolate(
         stored["images"].float().unsqueeze(1) / 16, size=28, mode="bilinear"
@@ -48,18 +50,18 @@ def mnist_digits(folder: str) -> tuple[Digits, Digits]:
     """Return MNIST's training and test digits from a folder of IDX files, gzipped or not."""
     if not folder:
         raise DataError(
-            "data=mnist needs the folder of MNIST's IDX files",
-            fix="set PACELINE_DATA or data_folder= to a folder with train-images-idx3-ubyte.gz and its three siblings, or use data=digits",
+            "data=mnist needs the folder of the MNIST IDX files",
+            fix="run `paceline data get mnist`, or set data_folder= or PACELINE_DATA to their folder, or use data=digits",
         )
     return _part(Path(folder), "train"), _part(Path(folder), "test")
 
 
 def packed_digits(address: str, config: RunConfig) -> tuple[Any, Any]:
-    """Return digits that stream from two sets, `train` and `test`, as `paceline data pack` makes them of IDX files."""
+    """Return the datasets `train` and `test`, streamed from shards that `paceline data pack` made of IDX files."""
     if not address:
         raise DataError(
-            "data=shards needs the folder or address that holds the sets `train` and `test`",
-            fix="make them with `paceline data pack FOLDER --part train --to SETS/train`, and set data_folder=SETS",
+            "data=shards needs the folder or address of the datasets `train` and `test`",
+            fix="run `paceline data pack FOLDER --part train --to SETS/train`, the same for test, and set data_folder=SETS",
         )
     train, test = (
         open_dataset(f"{address.rstrip('/')}/{part}", config, transform=_scaled)
@@ -74,7 +76,7 @@ def _scaled(batch: Batch, draws: SampleRng) -> Batch:
 
 
 def _pixels(images: Tensor) -> Tensor:
-    """Return bytes as numbers around 0, with a channel."""
+    """Return normalized pixels with a channel dimension."""
     return images.float().div_(255).sub_(_MEAN).div_(_SPREAD).unsqueeze(1)
 
 
@@ -84,7 +86,7 @@ def _part(folder: Path, part: str) -> Digits:
     images, labels = (read_idx(home, name, _SHA256[name]) for name in _FILES[part])
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
         raise DataError(
-            f"{home}: images {images.shape} and labels {labels.shape} do not belong together",
-            fix="fetch the four files again",
+            f"{home}: images of shape {images.shape} do not match labels of shape {labels.shape}",
+            fix="download the four files again",
         )
     return _pixels(torch.from_numpy(images)), torch.from_numpy(labels).long()

@@ -1,4 +1,4 @@
-"""A GPT that learns to write: bytes, characters or tokens. `paceline train gpt`."""
+"""Train a GPT on text, by bytes, characters or tokens: `paceline train gpt`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import paceline
-from paceline.recipes.gpt_config import GptConfig, design_of, for_text, from_start
-from paceline.recipes.gpt_model import GPT, Block, flops_per_row
-from paceline.recipes.gpt_text import keeper, read_text
+from paceline.recipes.gpt_config import GptConfig, design_of, load_initial_weights, with_vocabulary
+from paceline.recipes.gpt_model import GPT, Block, flops_per_sequence
+from paceline.recipes.gpt_text import load_text, vocabulary_saver
 from paceline.recipes.muon import Muon
 from paceline.train.parallel import inner
 
@@ -20,7 +20,7 @@ _HAS_TRITON = find_spec("triton") is not None
 
 
 def build_optimizer(model: nn.Module, config: GptConfig) -> torch.optim.Optimizer:
-    """Return what the config asks for; matrices decay, and nothing else does."""
+    """Return AdamW or Muon; only weight matrices decay."""
     if config.optimizer == "muon":
         return _muon(model, config)
     matrices = [value for value in model.parameters() if value.dim() > 1]
@@ -34,42 +34,46 @@ def build_optimizer(model: nn.Module, config: GptConfig) -> torch.optim.Optimize
 
 
 def _muon(model: nn.Module, config: GptConfig) -> Muon:
-    """Return Muon for the matrices of the blocks; those of queries, keys and values are three in one."""
+    """Return Muon for the matrices of the blocks, AdamW for the rest; a qkv matrix is three matrices in one."""
     groups: dict[str, dict[str, Any]] = {
-        "threes": {"params": [], "rule": "muon", "pieces": 3, "weight_decay": config.weight_decay},
+        "qkv": {"params": [], "rule": "muon", "pieces": 3, "weight_decay": config.weight_decay},
         "matrices": {"params": [], "rule": "muon", "weight_decay": config.weight_decay},
-        "tables": {"params": [], "weight_decay": config.weight_decay},
-        "others": {"params": []},
+        "embeddings": {"params": [], "weight_decay": config.weight_decay},
+        "vectors": {"params": []},
     }
     for name, value in inner(model).named_parameters():
-        of_block = "threes" if name.endswith("qkv.weight") else "matrices"
-        kind = "others" if value.dim() < 2 else of_block if name.startswith("blocks.") else "tables"
-        groups[kind]["params"].append(value)
+        if value.dim() < 2:
+            group = "vectors"
+        elif not name.startswith("blocks."):
+            group = "embeddings"
+        else:
+            group = "qkv" if name.endswith("qkv.weight") else "matrices"
+        groups[group]["params"].append(value)
     return Muon(groups.values(), paceline.scaled_lr(config))
 
 
-def token_loss(scores: Tensor, target: Tensor) -> Tensor:
-    """Return the mean loss of all places."""
-    if scores.is_cuda and _HAS_TRITON:
-        found: Tensor = _on_gpu(scores.flatten(0, 1), target.flatten())
-        return found
-    return cross_entropy(scores.flatten(0, 1), target.flatten())
+def token_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """Return the mean cross entropy over all positions."""
+    if logits.is_cuda and _HAS_TRITON:
+        loss: Tensor = _fused_loss(logits.flatten(0, 1), target.flatten())
+        return loss
+    return cross_entropy(logits.flatten(0, 1), target.flatten())
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _on_gpu(scores: Tensor, target: Tensor) -> Tensor:
-    """Read the scores twice and write their gradient once: with 50,000 tokens that is what the loss costs."""
+def _fused_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """Read the logits twice and write their gradient once; with 50,000 tokens, memory traffic is the cost."""
     from paceline.recipes.loss_kernel import mean_loss
 
-    return mean_loss(scores, target)
+    return mean_loss(logits, target)
 
 
 def main(config: GptConfig) -> None:
-    """Train, and report the loss on rows that were held out."""
-    config, weights = from_start(config)
+    """Train, and report the loss on held-out sequences."""
+    config, weights = load_initial_weights(config)
     with paceline.join(config) as world:
-        text = read_text(config, world)
-        config = for_text(config, text.vocabulary)
+        text = load_text(config, world)
+        config = with_vocabulary(config, text.vocabulary)
         gpt = GPT(design_of(config))
         if weights is not None:
             gpt.load_state_dict(weights)
@@ -79,8 +83,8 @@ def main(config: GptConfig) -> None:
         paceline.Trainer(
             world, model, optimizer, batches, token_loss, config,
             evaluation=text.test,
-            sinks=[keeper(config, text.vocabulary)],
-            flops_per_sample=flops_per_row(gpt.design, sum(value.numel() for value in gpt.parameters())),
+            sinks=[vocabulary_saver(config, text.vocabulary)],
+            flops_per_sample=flops_per_sequence(gpt.design, sum(value.numel() for value in gpt.parameters())),
         ).run()  # fmt: skip
 
 

@@ -1,7 +1,8 @@
-"""The settings of a GPT, and what follows from them: its design, once it is known what it starts from and what it reads."""
+"""Settings of the gpt recipe, and the architecture that follows from them, the initial weights and the text."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +12,7 @@ from torch import Tensor
 from paceline.config import BatchConfig, LrConfig, RunConfig
 from paceline.data.vocabulary import SMALLEST_VOCABULARY, TOKENIZER, Vocabulary
 from paceline.errors import ConfigError
-from paceline.recipes.gpt_hf_weights import read_hub
+from paceline.recipes.gpt_hf_weights import read_gpt2
 from paceline.recipes.gpt_model import SHAPES, Design, Shape
 
 
@@ -30,183 +31,192 @@ class GptConfig(RunConfig):
         )
     )
     size: Literal["nano", "mini", "124M", "350M", "774M", "1.5B"] = "nano"
-    """How large the model is."""
+    """Model size: a preset of layers, heads and embedding_dim."""
     layers: int = 0
-    """Blocks; 0: as many as the size has."""
+    """Transformer blocks; 0: those of the size."""
     heads: int = 0
-    """Heads of attention; 0: as many as the size has."""
-    width: int = 0
-    """Numbers that stand for a token inside; 0: as many as the size has."""
-    length: int = 128
-    """Tokens of a row: how far back the model looks."""
-    tokens: int = 0
-    """How many different tokens the model has; 0: as many as the text."""
+    """Attention heads; 0: those of the size."""
+    embedding_dim: int = 0
+    """Embedding width; 0: that of the size."""
+    context_length: int = 128
+    """Context length in tokens: the length of a training sequence."""
+    vocab_size: int = 0
+    """Vocabulary size of the model; 0: that of the text."""
     positions: Literal["learned", "rotary"] = "learned"
-    """How the model knows places: a vector for each, or queries and keys that are turned."""
+    """Positional embedding: learned, or rotary (RoPE)."""
     activation: Literal["gelu", "relu2"] = "gelu"
-    """Between the two linear layers: GELU, or the square of the positive part."""
+    """Activation of the MLP: GELU, or squared ReLU."""
     norm: Literal["layer", "rms"] = "layer"
     """LayerNorm, or RMSNorm."""
     bias: bool = True
-    """Whether linear layers and norms have biases."""
+    """Biases in linear layers and norms."""
     dropout: float = 0.0
-    """Share of numbers that are dropped."""
+    """Dropout probability."""
     recompute: bool = False
-    """Compute each block again in backward instead of keeping what it computed: less memory, a third more work."""
-    start: str = ""
-    """Folder of GPT-2 weights in the Hugging Face layout to start from; it decides size, tokens and length."""
+    """Activation checkpointing: recompute each block in backward; less memory, a third more compute."""
+    init_from: str = ""
+    """Start from GPT-2 weights in this folder (Hugging Face layout); they set size, vocab_size and context_length."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """AdamW, or Muon for the matrices of the blocks and AdamW for the rest."""
+    """AdamW, or Muon for the weight matrices of the blocks and AdamW for the rest."""
     weight_decay: float = 0.1
-    """Decay of the weights of matrices; biases and norms have none."""
+    """Weight decay of matrices; biases and norms have none."""
     data: Literal["text", "shards"] = "text"
-    """Text in memory, or sets of shards that stream."""
+    """Text in memory, or shards that are streamed."""
     data_folder: str = ""
-    """A file or folder of text, or the folder or address of the sets `train` and `test`; empty: Python's own modules."""
-    rows: Literal["cut", "any"] = "cut"
-    """Rows of a text in memory follow each other, every twentieth is held out; any: they begin at every place of its first
-    nine tenths, and the last tenth is held out."""
+    """File or folder of text, or folder or address of the datasets `train` and `test`; empty: the Python standard library."""
+    windows: Literal["disjoint", "overlapping"] = "disjoint"
+    """Training sequences of a text in memory. disjoint: one after the other, every 20th held out; overlapping: starting at
+    every token of the first 90 %, the last 10 % held out."""
     level: Literal["bytes", "characters", "tokens"] = "bytes"
-    """What a token of a text in memory is: a byte, a character, or a token of a tokenizer. Shards say it themselves."""
+    """What a token of a text in memory is: a byte, a character, or a token of a tokenizer. Shards store it."""
     tokenizer: str = ""
     """A tokenizer.json for level=tokens."""
-    vocabulary: int = 0
-    """Train a byte-level BPE tokenizer of so many tokens on the text, for level=tokens."""
+    train_tokenizer: int = 0
+    """Train a byte-level BPE tokenizer of this vocabulary size on the text, for level=tokens."""
 
     def __post_init__(self) -> None:
         """Refuse settings that contradict each other."""
         super().__post_init__()
-        for name, least in (
-            ("length", 1),
-            ("tokens", 0),
-            ("layers", 0),
-            ("heads", 0),
-            ("width", 0),
-            ("vocabulary", 0),
-        ):
-            if getattr(self, name) < least:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value < least:
                 raise ConfigError(
-                    f"{name}={getattr(self, name)} is too small",
-                    fix=f"set {name} to {least} or more",
+                    f"{name} must be at least {least}, got {value}",
+                    fix=f"set {name}={least} or more",
                 )
-        if self.rows == "any" and self.data == "shards":
+        if self.windows == "overlapping" and self.data == "shards":
             raise ConfigError(
-                "rows=any is for text in memory: shards are rows already", fix="leave rows= out"
+                "windows=overlapping does not apply to data=shards, whose sequences are fixed",
+                fix="remove windows=",
             )
         if not 0 <= self.dropout < 1:
             raise ConfigError(
-                f"dropout={self.dropout} is no share", fix="set dropout to 0 or more, below 1"
+                f"dropout must be at least 0 and below 1, got {self.dropout}", fix="set dropout=0.1"
             )
         self._check_tokenizer()
 
     def _check_tokenizer(self) -> None:
-        given = [
-            f"{name}={getattr(self, name)}"
-            for name in ("tokenizer", "vocabulary")
-            if getattr(self, name)
-        ]
+        settings = {"tokenizer": self.tokenizer, "train_tokenizer": self.train_tokenizer}
+        given = [f"{name}={value}" for name, value in settings.items() if value]
         if len(given) > 1:
-            raise ConfigError(f"{' and '.join(given)} are two tokenizers", fix="give one of them")
+            raise ConfigError(f"{' and '.join(given)} are two tokenizers", fix="set one of them")
         if given and self.data == "shards":
             raise ConfigError(
-                f"{given[0]}, but shards were made with a tokenizer", fix="leave it out"
+                f"{given[0]} does not apply to data=shards, which are tokenized already",
+                fix="remove it",
             )
         if given and self.level != "tokens":
             raise ConfigError(
-                f"{given[0]} needs level=tokens", fix="add level=tokens, or leave the tokenizer out"
+                f"{given[0]} needs level=tokens", fix="add level=tokens, or remove the tokenizer"
             )
-        if self.vocabulary and self.vocabulary < SMALLEST_VOCABULARY:
+        if self.train_tokenizer and self.train_tokenizer < SMALLEST_VOCABULARY:
             raise ConfigError(
-                f"vocabulary={self.vocabulary} cannot hold every byte and the end of a text",
-                fix=f"set vocabulary={SMALLEST_VOCABULARY} or more",
+                f"train_tokenizer must be at least {SMALLEST_VOCABULARY} "
+                f"(all bytes and the end of text), got {self.train_tokenizer}",
+                fix=f"set train_tokenizer={SMALLEST_VOCABULARY} or more",
             )
 
 
+_LEAST = {
+    "context_length": 1,
+    "vocab_size": 0,
+    "layers": 0,
+    "heads": 0,
+    "embedding_dim": 0,
+    "train_tokenizer": 0,
+}
 _DEFAULTS = GptConfig()
+_FROM_WEIGHTS = ("vocab_size", "context_length", "positions", "activation", "norm", "bias")
 
 
 def design_of(config: GptConfig) -> Design:
-    """Return what the model is made of."""
-    usual = SHAPES[config.size]
+    """Return the architecture that the settings describe."""
+    preset = SHAPES[config.size]
     shape = Shape(
-        config.layers or usual.layers, config.heads or usual.heads, config.width or usual.width
+        config.layers or preset.layers,
+        config.heads or preset.heads,
+        config.embedding_dim or preset.embedding_dim,
     )
-    if shape.width % shape.heads:
-        near = max(1, round(shape.width / shape.heads)) * shape.heads
+    width, heads = shape.embedding_dim, shape.heads
+    if width % heads:
+        nearest = max(1, round(width / heads)) * heads
         raise ConfigError(
-            f"{shape.heads} heads cannot share a width of {shape.width}",
-            fix=f"set width to a multiple of heads: width={near}, or heads= to a divisor of {shape.width}",
+            f"embedding_dim={width} is not a multiple of heads={heads}",
+            fix=f"set embedding_dim={nearest}, or heads= to a divisor of {width}",
         )
-    if config.positions == "rotary" and shape.width // shape.heads % 2:
+    if config.positions == "rotary" and shape.head_dim % 2:
         raise ConfigError(
-            f"positions=rotary turns pairs, but a head has {shape.width // shape.heads} numbers",
-            fix="set width to an even multiple of heads",
+            f"positions=rotary needs an even head size, got {shape.head_dim}",
+            fix="set embedding_dim to an even multiple of heads",
         )
-    if not config.tokens:
+    if not config.vocab_size:
         raise ConfigError(
-            "it is not known how many tokens there are", fix="set tokens=, such as 256 for bytes"
+            "the vocabulary size is unknown", fix="set vocab_size=, such as 256 for bytes"
         )
-    names = ("tokens", "length", "positions", "activation", "norm", "bias", "dropout", "recompute")
+    names = (*_FROM_WEIGHTS, "dropout", "recompute")
     return Design(shape, **{name: getattr(config, name) for name in names})
 
 
-def from_start(config: GptConfig) -> tuple[GptConfig, dict[str, Tensor] | None]:
-    """Return the settings with all that the weights to start from decide, and these weights; None: new ones are drawn."""
-    if not config.start:
+def load_initial_weights(config: GptConfig) -> tuple[GptConfig, dict[str, Tensor] | None]:
+    """Return the settings as completed by the weights of `init_from`, and these weights; None without `init_from`."""
+    if not config.init_from:
         return config, None
-    design, weights = read_hub(Path(config.start))
-    names = ("tokens", "length", "positions", "activation", "norm", "bias")
-    found: dict[str, Any] = design.shape._asdict() | {name: getattr(design, name) for name in names}
-    said = {
-        name: value
-        for name in found
-        if (value := getattr(config, name)) != getattr(_DEFAULTS, name)
-    }
-    other = [
-        f"{name}={value}, not {found[name]}" for name, value in said.items() if value != found[name]
-    ]
-    if config.size not in {
-        _DEFAULTS.size,
-        *(name for name, shape in SHAPES.items() if shape == design.shape),
-    }:
-        other.insert(0, f"size={config.size}, not {design.shape}")
-    if other:
+    design, weights = read_gpt2(Path(config.init_from))
+    decided: dict[str, Any] = design.shape._asdict()
+    for name in _FROM_WEIGHTS:
+        decided[name] = getattr(design, name)
+    if conflicts := _conflicts(config, design, decided):
         raise ConfigError(
-            f"the weights in {config.start} are of another model: {'; '.join(other)}",
-            fix="leave these settings out: the weights decide them",
+            f"the weights in {config.init_from} belong to another model: {'; '.join(conflicts)}",
+            fix="remove these settings: the weights decide them",
         )
-    return replace(config, **found, tokenizer=config.tokenizer or _tokenizer_of(config)), weights
+    tokenizer = config.tokenizer or _tokenizer_beside_weights(config)
+    return replace(config, **decided, tokenizer=tokenizer), weights
 
 
-def _tokenizer_of(config: GptConfig) -> str:
-    """Return the tokenizer that lies beside the weights, if one is wanted and none is named."""
-    place = Path(config.start)
+def _conflicts(config: GptConfig, design: Design, decided: Mapping[str, Any]) -> list[str]:
+    """Return the settings that the user changed to other values than those of the weights."""
+    conflicts = []
+    sizes = [name for name, shape in SHAPES.items() if shape == design.shape]
+    if config.size not in {_DEFAULTS.size, *sizes}:
+        conflicts.append(f"size={config.size}, not {design.shape}")
+    for name, wanted in decided.items():
+        value = getattr(config, name)
+        if value not in {getattr(_DEFAULTS, name), wanted}:
+            conflicts.append(f"{name}={value}, not {wanted}")
+    return conflicts
+
+
+def _tokenizer_beside_weights(config: GptConfig) -> str:
+    place = Path(config.init_from)
     path = (place if place.is_dir() else place.parent) / TOKENIZER
-    wanted = config.level == "tokens" and config.data == "text" and not config.vocabulary
+    wanted = config.level == "tokens" and config.data == "text" and not config.train_tokenizer
     return str(path) if wanted and path.is_file() else ""
 
 
-def for_text(config: GptConfig, vocabulary: Vocabulary | None) -> GptConfig:
-    """Return the settings with all that the text decides: how many tokens there are, and what they are."""
+def with_vocabulary(config: GptConfig, vocabulary: Vocabulary | None) -> GptConfig:
+    """Return the settings as completed by the text: vocabulary size, and what a token is."""
     if vocabulary is None:
-        if not config.tokens:
+        if not config.vocab_size:
             raise ConfigError(
-                "the set does not say how many tokens it has", fix="set tokens=, such as 50257"
+                "the dataset does not store its vocabulary size",
+                fix="set vocab_size=, such as 50257",
             )
         return config
     if config.level not in {_DEFAULTS.level, vocabulary.level}:
         raise ConfigError(
-            f"level={config.level}, but the set is of {vocabulary.level}", fix="leave level= out"
+            f"level={config.level}, but the dataset stores {vocabulary.level}", fix="remove level="
         )
     size = vocabulary.size
-    if config.start and config.tokens != size and vocabulary.level != "tokens":
+    if config.init_from and config.vocab_size != size and vocabulary.level != "tokens":
         raise ConfigError(
-            f"the weights in {config.start} know {config.tokens} tokens, the text has {size} {vocabulary.level}",
+            f"the weights in {config.init_from} have {config.vocab_size} tokens, "
+            f"the text has {size} {vocabulary.level}",
             fix="add level=tokens and tokenizer=FILE, the tokenizer of these weights",
         )
-    if config.tokens and config.tokens < size:
+    if config.vocab_size and config.vocab_size < size:
         raise ConfigError(
-            f"tokens={config.tokens}, but the text has {size} different {vocabulary.level}",
-            fix=f"leave tokens= out, or set it to {size} or more",
+            f"vocab_size must be at least {size}, the {vocabulary.level} of the text, got {config.vocab_size}",
+            fix=f"remove vocab_size=, or set it to {size} or more",
         )
-    return replace(config, tokens=config.tokens or size, level=vocabulary.level)
+    return replace(config, vocab_size=config.vocab_size or size, level=vocabulary.level)

@@ -1,4 +1,4 @@
-"""How the GPT of a run becomes a folder that Hugging Face's transformers load."""
+"""Export the GPT of a run as a folder that Hugging Face transformers can load."""
 
 from __future__ import annotations
 
@@ -25,46 +25,48 @@ from paceline.recipes.gpt_hf_names import (
     ONLY,
     PREFIX,
     WEIGHTS,
+    converted,
     differences,
-    turned,
     weights_of,
 )
 from paceline.recipes.gpt_model import Design
-from paceline.recipes.gpt_text import kept_vocabulary
+from paceline.recipes.gpt_text import load_vocabulary
 from paceline.rundir import RunDir, make_durable, write_whole, writing_to
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _LIKE_GPT2 = {"positions": "learned", "activation": "gelu", "norm": "layer", "bias": True}
-_ANOTHER = "name another folder"
+_ANOTHER = "choose another folder"
 
 
 def export_gpt2(catalog: Catalog, run: str, out: Path) -> Exported:
-    """Write the GPT of the newest good checkpoint; one that was asked for is never replaced by another."""
+    """Write the GPT of the newest intact checkpoint; a checkpoint that was named is never replaced by another."""
     _refuse_folder(out)
-    found = load_newest(catalog, _refuse_design)
-    tensors = found.model.state_dict()
-    size_bytes = write_hub(found.model.design, tensors, out, _vocabulary(run, found.config))
-    return Exported(found.step, found.where, out, len(tensors), size_bytes, found.passed_over)
+    trained = load_newest(catalog, _refuse_design)
+    tensors = trained.model.state_dict()
+    vocabulary = _vocabulary(run, trained.config)
+    size_bytes = write_gpt2(trained.model.design, tensors, out, vocabulary)
+    return Exported(trained.step, trained.where, out, len(tensors), size_bytes, trained.passed_over)
 
 
 def _vocabulary(run: str, config: GptConfig) -> Vocabulary | None:
-    """Return what the numbers stand for, if the run says it; it may be named by its folder, or by a checkpoint in it."""
+    """Return the vocabulary of a run, named by its folder or by a checkpoint in it; None if it has none."""
     path = Path(run).absolute()
-    for place in (path, *path.parents[:2]):
-        if RunDir(place).config.is_file() and RunDir(place).vocabulary.is_file():
-            return kept_vocabulary(RunDir(place), config)
+    for root in (path, *path.parents[:2]):
+        folder = RunDir(root)
+        if folder.config.is_file() and folder.vocabulary.is_file():
+            return load_vocabulary(folder, config)
     return None
 
 
-def write_hub(
+def write_gpt2(
     design: Design,
     tensors: Mapping[str, Tensor],
     folder: Path,
     vocabulary: Vocabulary | None = None,
 ) -> int:
-    """Write the weights of a `GPT` so that `GPT2LMHeadModel.from_pretrained(folder)` loads them; return how many bytes.
+    """Write weights for `GPT2LMHeadModel.from_pretrained(folder)`, with a tokenizer if there is one; return the bytes.
 
-    A tokenizer goes with them. The folder appears when all of it is there.
+    The folder appears once all of its files are complete.
     """
     _refuse_design(design)
     _refuse_folder(folder)
@@ -72,12 +74,12 @@ def write_hub(
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
     if problems := differences({weight.ours: weight.shape for weight in weights}, shapes):
         raise ConfigError(
-            f"these are not the weights of that design: {problems}",
-            fix="give model.design and its own",
+            f"the weights do not match the design: {problems}",
+            fix="pass model.design and model.state_dict()",
         )
-    content = {
-        f"{PREFIX}{weight.theirs}": turned(tensors[weight.ours], weight) for weight in weights
-    }
+    content = {}
+    for weight in weights:
+        content[f"{PREFIX}{weight.theirs}"] = converted(tensors[weight.ours], weight)
     files = {WEIGHTS: save(content, metadata={"format": "pt"})}
     if isinstance(vocabulary, Tokens):
         files |= {**vocabulary.files, _TOKENIZER_CONFIG: _json(_about_tokenizer(vocabulary))}
@@ -87,21 +89,21 @@ def write_hub(
 
 
 def _refuse_design(design: Design) -> None:
-    """Refuse what GPT-2 is not made of."""
-    odd = [
-        f"{name}={getattr(design, name)}"
-        for name, value in _LIKE_GPT2.items()
-        if getattr(design, name) != value
-    ]
-    if odd:
+    """Raise if the design differs from GPT-2."""
+    unsupported = []
+    for name, required in _LIKE_GPT2.items():
+        value = getattr(design, name)
+        if value != required:
+            unsupported.append(f"{name}={value}".lower())
+    if unsupported:
         raise ConfigError(
-            f"GPT-2 has no {', '.join(odd).lower()}",
+            f"GPT-2 does not support {', '.join(unsupported)}",
             fix="train with positions=learned activation=gelu norm=layer bias=true",
         )
 
 
 def _refuse_folder(folder: Path) -> None:
-    """Refuse to write where no folder can be, or where something would be lost."""
+    """Raise if no folder can be written here, or if files would be overwritten."""
     if "://" in str(folder) or not folder.parent.is_dir():
         raise ConfigError(
             f"there is no folder {folder.parent}",
@@ -109,17 +111,17 @@ def _refuse_folder(folder: Path) -> None:
         )
     if any((place / MANIFEST).exists() for place in (folder, folder.parent)):
         raise ConfigError(
-            f"{folder} lies inside a checkpoint",
-            fix="write elsewhere: a checkpoint stays as it was saved",
+            f"{folder} is inside a checkpoint",
+            fix="write elsewhere: checkpoints are never modified",
         )
     with writing_to(folder, elsewhere=_ANOTHER):
         free = not os.path.lexists(folder) or (folder.is_dir() and not any(folder.iterdir()))
         if not free or folder.name in {"", ".."}:
-            raise ConfigError(f"{folder} exists", fix=f"{_ANOTHER}: nothing is written over")
+            raise ConfigError(f"{folder} exists", fix=f"{_ANOTHER}: nothing is overwritten")
 
 
 def _write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files into a folder that gets its name when all are there; else nothing of it stays."""
+    """Write files into a temporary folder, then rename it; leave nothing behind on failure."""
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
     try:
         with writing_to(folder, elsewhere=_ANOTHER):
@@ -137,13 +139,13 @@ def _json(tree: Mapping[str, Any]) -> bytes:
 
 
 def _about_tokenizer(vocabulary: Tokens) -> dict[str, Any]:
-    """Return what tokenizer_config.json is to say: that tokenizer.json is taken as it is."""
+    """Return the content of tokenizer_config.json, which refers to tokenizer.json."""
     end = vocabulary.decode([vocabulary.end]) if vocabulary.end >= 0 else None
     return {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": end, "eos_token": end}
 
 
 def _config(design: Design, end: int) -> dict[str, Any]:
-    """Return what config.json is to say."""
+    """Return the content of config.json."""
     shape, drop = design.shape, design.dropout
     end_of_text = end if end >= 0 else None
     return {
@@ -151,9 +153,9 @@ def _config(design: Design, end: int) -> dict[str, Any]:
         "model_type": "gpt2",
         "n_layer": shape.layers,
         "n_head": shape.heads,
-        "n_embd": shape.width,
-        "n_positions": design.length,
-        "vocab_size": design.tokens,
+        "n_embd": shape.embedding_dim,
+        "n_positions": design.context_length,
+        "vocab_size": design.vocab_size,
         **{name: values[0] for name, values in ONLY.items()},
         "attn_pdrop": drop,
         "embd_pdrop": drop,

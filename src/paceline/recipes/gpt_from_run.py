@@ -1,68 +1,75 @@
-"""Which GPT a run has trained: the model of its newest good checkpoint, as the settings saved with it say."""
+"""Load the GPT of a run: the model of its newest intact checkpoint, built from the settings in its manifest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from paceline.checkpoint.catalog import Catalog, from_newest
-from paceline.checkpoint.manifest import Manifest, unreadable
+from paceline.checkpoint.catalog import Catalog, use_newest
+from paceline.checkpoint.manifest import Manifest, damaged
 from paceline.checkpoint.restore import read_tensors
-from paceline.checkpoint.storage import Storage, manifest_of
+from paceline.checkpoint.storage import Storage, read_manifest
 from paceline.config.values import field_types, with_settings
 from paceline.errors import ConfigError
 from paceline.recipes.gpt_config import GptConfig, design_of
 from paceline.recipes.gpt_model import GPT, Design
 
 _MODEL = "model."
-_OURS = {"size", "length", "tokens", "positions"}  # settings that every run of the recipe has
+_EXPECTED = {"size", "context_length", "vocab_size", "positions"}  # settings of every gpt run
+_BEFORE_RENAME = {"size", "length", "tokens", "positions"}
 
 
 class Trained(NamedTuple):
-    """A GPT out of a checkpoint."""
+    """A GPT from a checkpoint."""
 
     model: GPT
     config: GptConfig
     step: int
     where: str
     passed_over: tuple[str, ...] = ()
-    """What is wrong with newer checkpoints, which were not taken."""
+    """Problems of newer checkpoints, which were skipped."""
 
 
-def load_newest(catalog: Catalog, see: Callable[[Design], None] = lambda _: None) -> Trained:
-    """Return the GPT of the newest good checkpoint; `see` may refuse its design before weights are read."""
-    found, passed_over = from_newest(catalog, lambda step: _load(catalog.storage, step, see))
-    return found._replace(passed_over=passed_over)
+def load_newest(catalog: Catalog, check: Callable[[Design], None] = lambda _: None) -> Trained:
+    """Return the GPT of the newest intact checkpoint; `check` may refuse its design before weights are read."""
+    trained, passed_over = use_newest(catalog, lambda step: _load(catalog.storage, step, check))
+    return trained._replace(passed_over=passed_over)
 
 
-def _load(storage: Storage, step: int, see: Callable[[Design], None]) -> Trained:
-    """Build the model of a checkpoint as its settings say; only bytes that were summed become weights."""
-    manifest = manifest_of(storage, step)
+def _load(storage: Storage, step: int, check: Callable[[Design], None]) -> Trained:
+    """Build the model of a checkpoint and load its weights, whose checksums are verified."""
+    manifest = read_manifest(storage, step)
     config = _settings(manifest, storage.where(step))
     design = design_of(config)
-    see(design)
+    check(design)
     model = GPT(design)
     missing = dict(model.state_dict())
     for name, value in read_tensors(storage, manifest):
-        own = missing.pop(name.removeprefix(_MODEL), None) if name.startswith(_MODEL) else None
-        if own is not None and own.shape != value.shape:
-            raise unreadable(
-                storage.where(step), f"{name} is {list(value.shape)} instead of {list(own.shape)}"
-            )
-        if own is not None:
-            own.copy_(value)
+        if not name.startswith(_MODEL):
+            continue
+        weight = missing.pop(name.removeprefix(_MODEL), None)
+        if weight is None:
+            continue
+        if weight.shape != value.shape:
+            shapes = f"{list(value.shape)} instead of {list(weight.shape)}"
+            raise damaged(storage.where(step), f"{name} is {shapes}")
+        weight.copy_(value)
     if missing:
-        raise unreadable(storage.where(step), f"it lacks {', '.join(sorted(missing)[:3])}")
+        raise damaged(storage.where(step), f"it has no {', '.join(sorted(missing)[:3])}")
     return Trained(model.eval(), config, step, storage.where(step))
 
 
 def _settings(manifest: Manifest, where: str) -> GptConfig:
-    """Return the settings of a run of the recipe; a script's own, and a later version's, are left out."""
-    if not manifest.config.keys() >= _OURS:
+    """Return the settings of a gpt run, without those of its script or of a later version."""
+    names = manifest.config.keys()
+    if not names >= _EXPECTED and names >= _BEFORE_RENAME:
         raise ConfigError(
-            f"{where} is not of the gpt recipe", fix="name a run that `paceline train gpt` has made"
+            f"{where} was saved by an older version, which called context_length length",
+            fix="use the version that trained it, or train again",
         )
-    known = field_types(GptConfig)
-    return with_settings(
-        GptConfig(), {name: value for name, value in manifest.config.items() if name in known}
-    )
+    if not names >= _EXPECTED:
+        raise ConfigError(
+            f"{where} was not saved by the gpt recipe", fix="name a run of `paceline train gpt`"
+        )
+    known = names & field_types(GptConfig).keys()
+    return with_settings(GptConfig(), {name: manifest.config[name] for name in known})

@@ -1,4 +1,4 @@
-"""Which tensor of a GPT-2 is which in the files of Hugging Face, config.json and model.safetensors, and what these may say."""
+"""Names and layouts of GPT-2 tensors in Hugging Face files, and the values of config.json that are supported."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from paceline.recipes.gpt_model import Design
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 PREFIX, HEAD, EMBEDDING = "transformer.", "lm_head.weight", "wte.weight"
-_SHOWN = 4  # problems of one file
+_SHOWN = 4  # problems per message
 
-# What config.json may say of what our GPT does in one way only; the first is meant where it says nothing.
+# Supported values in config.json; the first is the default.
 ONLY: dict[str, tuple[Any, ...]] = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
     "layer_norm_epsilon": (1e-5,),
@@ -25,25 +25,25 @@ ONLY: dict[str, tuple[Any, ...]] = {
 
 
 class Weight(NamedTuple):
-    """One tensor, under our name and theirs."""
+    """One tensor, under our name and that of Hugging Face."""
 
     ours: str
     theirs: str
     shape: tuple[int, ...]
-    """With us; theirs is the other way round where it is turned."""
-    turned: bool = False
+    """In our layout."""
+    transposed: bool = False
 
     @property
     def their_shape(self) -> tuple[int, ...]:
-        """The shape with them."""
-        return self.shape[::-1] if self.turned else self.shape
+        """The shape in the Hugging Face layout."""
+        return self.shape[::-1] if self.transposed else self.shape
 
 
 def weights_of(design: Design) -> Iterator[Weight]:
     """Yield all tensors of a GPT-2."""
-    width = design.shape.width
-    yield Weight("embedding.weight", EMBEDDING, (design.tokens, width))
-    yield Weight("position.weight", "wpe.weight", (design.length, width))
+    width = design.shape.embedding_dim
+    yield Weight("embedding.weight", EMBEDDING, (design.vocab_size, width))
+    yield Weight("position.weight", "wpe.weight", (design.context_length, width))
     yield from _norm("norm", "ln_f", width)
     for layer in range(design.shape.layers):
         ours, theirs = f"blocks.{layer}.", f"h.{layer}."
@@ -60,25 +60,23 @@ def _norm(ours: str, theirs: str, width: int) -> list[Weight]:
 
 
 def _linear(ours: str, theirs: str, rows: int, columns: int) -> list[Weight]:
-    """Return the weights of a linear layer, which they keep as [in, out]."""
-    weight = Weight(f"{ours}.weight", f"{theirs}.weight", (rows, columns), turned=True)
+    """Return weight and bias of a linear layer, which Hugging Face stores as Conv1D: [in, out]."""
+    weight = Weight(f"{ours}.weight", f"{theirs}.weight", (rows, columns), transposed=True)
     return [weight, Weight(f"{ours}.bias", f"{theirs}.bias", (rows,))]
 
 
-def turned(value: Tensor, weight: Weight) -> Tensor:
-    """Return a tensor the other way round, if it must be, as fp32 in memory of its own."""
+def converted(value: Tensor, weight: Weight) -> Tensor:
+    """Return an fp32 copy on the CPU, transposed where the layouts differ."""
     value = value.detach().to("cpu", torch.float32, copy=True)
-    return value.t().contiguous() if weight.turned else value.contiguous()
+    return value.t().contiguous() if weight.transposed else value.contiguous()
 
 
 def differences(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> str:
-    """Return what is missing, of another shape or too much, in words; empty: nothing."""
+    """Return the missing, differently shaped and unknown tensors as a sentence; empty if there are none."""
     problems = [f"{name} is missing" for name in wanted if name not in found]
-    problems += [
-        f"{name} is {list(found[name])} instead of {list(shape)}"
-        for name, shape in wanted.items()
-        if name in found and found[name] != shape
-    ]
+    for name, shape in wanted.items():
+        if name in found and found[name] != shape:
+            problems.append(f"{name} is {list(found[name])} instead of {list(shape)}")
     problems += [f"{name} is not in a GPT-2" for name in sorted(found) if name not in wanted]
     more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
     return "; ".join(problems[:_SHOWN] + more)

@@ -1,4 +1,4 @@
-"""How GPT-2 weights in the layout of Hugging Face are read: config.json, and model.safetensors beside it."""
+"""Read GPT-2 weights in the Hugging Face layout: config.json and model.safetensors."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from paceline.recipes.gpt_hf_names import (
     ONLY,
     PREFIX,
     WEIGHTS,
+    converted,
     differences,
-    turned,
     weights_of,
 )
 from paceline.recipes.gpt_model import Design, Shape
 
-_BUFFERS = (".attn.bias", ".attn.masked_bias")  # masks, which older versions saved
+_BUFFERS = (".attn.bias", ".attn.masked_bias")  # attention masks, saved by older versions
 _FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
-_SAVE = "give what transformers has saved of a GPT2LMHeadModel: model.save_pretrained(FOLDER)"
+_SAVE = "save a GPT2LMHeadModel with transformers: model.save_pretrained(FOLDER)"
 
 
-def read_hub(place: Path) -> tuple[Design, dict[str, Tensor]]:
-    """Return the design and the weights of a GPT-2, from its folder or from its file of weights, for `GPT`."""
+def read_gpt2(place: Path) -> tuple[Design, dict[str, Tensor]]:
+    """Return design and state dict of a GPT-2 for `GPT`, from its folder or its safetensors file."""
     if not place.exists():
-        raise DataError(f"there is no folder {place} of weights", fix=_SAVE)
+        raise DataError(f"there is no folder of weights at {place}", fix=_SAVE)
     path = place / WEIGHTS if place.is_dir() else place
     if path.suffix != ".safetensors" or not path.is_file():
         raise _no_weights(path)
@@ -46,45 +46,42 @@ def read_hub(place: Path) -> tuple[Design, dict[str, Tensor]]:
 
 
 def _tensors(file: Any, path: Path, design: Design, *, tied: bool) -> dict[str, Tensor]:
-    """Return the tensors of an open file under our names, if they are all there is and have the right shapes."""
-    named = {name.removeprefix(PREFIX): name for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    """Return the tensors of an open file under our names; raise unless names and shapes match exactly."""
+    named = {name.removeprefix(PREFIX): name for name in file.keys()}  # noqa: SIM118 - not a mapping
     shapes = {name: tuple(file.get_slice(full).get_shape()) for name, full in named.items()}
-    plain = {
-        name: shape
-        for name, shape in shapes.items()
-        if not name.endswith(_BUFFERS) and name != HEAD
-    }
+    for name in list(shapes):
+        if name.endswith(_BUFFERS) or name == HEAD:
+            del shapes[name]
     weights = list(weights_of(design))
-    if problems := differences({weight.theirs: weight.their_shape for weight in weights}, plain):
-        raise DataError(
-            f"{path} is not the GPT-2 that its {CONFIG} speaks of: {problems}", fix=_SAVE
-        )
+    expected = {weight.theirs: weight.their_shape for weight in weights}
+    if problems := differences(expected, shapes):
+        raise DataError(f"{path} does not match its {CONFIG}: {problems}", fix=_SAVE)
     _check_head(file, path, named, tied=tied)
-    found = {}
+    tensors = {}
     for weight in weights:
         value = file.get_tensor(named[weight.theirs])
         if value.dtype not in _FLOATS:
             raise DataError(
-                f"{weight.theirs} of {path} is of {value.dtype}, which is no weight", fix=_SAVE
+                f"{weight.theirs} in {path} has dtype {value.dtype}, not a float type", fix=_SAVE
             )
-        found[weight.ours] = turned(value, weight)
-    return found
+        tensors[weight.ours] = converted(value, weight)
+    return tensors
 
 
 def _check_head(file: Any, path: Path, named: Mapping[str, str], *, tied: bool) -> None:
-    """Refuse a head that is not the embedding: ours always is."""
+    """Raise if the output head is not tied to the embedding."""
     same = HEAD in named and torch.equal(
         file.get_tensor(named[HEAD]), file.get_tensor(named[EMBEDDING])
     )
     if not (same or (tied and HEAD not in named)):
         raise DataError(
-            f"{HEAD} of {path} is not its embedding, as it is here",
-            fix="give a GPT-2 with a tied head",
+            f"{HEAD} in {path} is not tied to the embedding",
+            fix="use a GPT-2 with tie_word_embeddings",
         )
 
 
 def _design(path: Path) -> tuple[Design, bool]:
-    """Return what config.json says, and whether the head is tied to the embedding."""
+    """Return the design in config.json, and whether the output head is tied to the embedding."""
     try:
         tree = json.loads(path.read_bytes())
     except OSError as error:
@@ -93,38 +90,39 @@ def _design(path: Path) -> tuple[Design, bool]:
         raise DataError(f"{path} is not JSON: {error}", fix=_SAVE) from error
     if not isinstance(tree, dict) or tree.get("model_type") != "gpt2":
         kind = tree.get("model_type") if isinstance(tree, dict) else None
-        raise DataError(f"{path} is of a model of type {kind!r}, not of a gpt2", fix=_SAVE)
+        raise DataError(f"{path} has model_type {kind!r} instead of 'gpt2'", fix=_SAVE)
     for name, values in ONLY.items():
         if tree.get(name, values[0]) not in values:
             raise DataError(
-                f"{path} has {name}={tree[name]!r}, which this GPT has not",
-                fix=f"give one with {name}={' or '.join(map(repr, values))}",
+                f"{path} has {name}={tree[name]!r}, which is not supported",
+                fix=f"use a model with {name}={' or '.join(map(repr, values))}",
             )
     layers, heads, width, tokens, length = (
         _count(tree, path, name)
         for name in ("n_layer", "n_head", "n_embd", "vocab_size", "n_positions")
     )
     if width % heads:
-        raise DataError(f"{path} has {heads} heads that cannot share a width of {width}", fix=_SAVE)
+        raise DataError(
+            f"{path} has n_embd={width}, which is not a multiple of n_head={heads}", fix=_SAVE
+        )
     if tree.get("n_inner") not in (None, 4 * width):
         raise DataError(
-            f"{path} has n_inner={tree['n_inner']!r}, which this GPT has not",
-            fix=f"give one of {4 * width}",
+            f"{path} has n_inner={tree['n_inner']!r}, which is not supported",
+            fix=f"use a model with n_inner={4 * width}",
         )
-    return Design(Shape(layers, heads, width), tokens, length), tree.get(
-        "tie_word_embeddings", True
-    ) is True
+    tied = tree.get("tie_word_embeddings", True) is True
+    return Design(Shape(layers, heads, width), tokens, length), tied
 
 
 def _count(tree: Mapping[str, Any], path: Path, name: str) -> int:
     value = tree.get(name)
     if type(value) is not int or value < 1:
-        raise DataError(f"{path} has {name}={value!r}, which is no count", fix=_SAVE)
+        raise DataError(f"{path}: {name} must be at least 1, got {value!r}", fix=_SAVE)
     return value
 
 
 def _no_weights(path: Path) -> DataError:
-    """Return the error for weights that are not there, or not in a file that is safe to read."""
+    """Return the error for weights that are missing, sharded or pickled."""
     fix = _SAVE
     if path.with_name(f"{WEIGHTS}.index.json").is_file():
         fix = 'save them as one file: model.save_pretrained(FOLDER, max_shard_size="100GB")'

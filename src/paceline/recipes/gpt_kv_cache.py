@@ -1,49 +1,45 @@
-"""What a GPT that writes remembers of a text: keys and values of every place, so that the next token costs one place."""
+"""KV cache: keys and values of past positions, so that generating a token costs one position."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from paceline.recipes.gpt_model import GPT
-
 
 class BlockKVCache:
-    """Keys and values of one block: [rows, heads, places, numbers]."""
+    """Keys and values of one block: [batch, heads, positions, head size]."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.keys, self.values, self.seen = keys, values, 0
+        self.keys, self.values, self.positions = keys, values, 0
 
-    def extended(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the next places; return those of all places so far."""
-        begin, self.seen = self.seen, self.seen + keys.shape[2]
-        assert begin == 0 or self.seen == begin + 1, (
-            "several places at once would need a mask of their own"
-        )
-        self.keys[:, :, begin : self.seen], self.values[:, :, begin : self.seen] = keys, values
-        return self.keys[:, :, : self.seen], self.values[:, :, : self.seen]
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the keys and values of the next positions; return those of all positions so far."""
+        begin = self.positions
+        self.positions = end = begin + keys.shape[2]
+        assert begin == 0 or end == begin + 1, "appending several positions needs another mask"
+        self.keys[:, :, begin:end] = keys
+        self.values[:, :, begin:end] = values
+        return self.keys[:, :, :end], self.values[:, :, :end]
 
 
 class KVCache:
-    """Room for as many places as a GPT looks back, in so many texts of equal length."""
+    """Caches of all blocks, for a batch of sequences of equal length."""
 
-    def __init__(self, model: GPT, rows: int) -> None:
-        shape, weight = model.design.shape, model.embedding.weight
-        room = (2, rows, shape.heads, model.design.length, shape.width // shape.heads)
-        made = (
-            torch.empty(room, dtype=weight.dtype, device=weight.device) for _ in range(shape.layers)
-        )
-        self.blocks = [BlockKVCache(*both.unbind(0)) for both in made]
+    def __init__(
+        self, layers: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Allocate keys and values of `shape` [batch, heads, context length, head size] per layer."""
+        self.blocks = []
+        for _ in range(layers):
+            keys, values = torch.empty((2, *shape), dtype=dtype, device=device).unbind(0)
+            self.blocks.append(BlockKVCache(keys, values))
 
     @property
-    def seen(self) -> int:
-        """How many places it holds."""
-        return self.blocks[0].seen
+    def positions(self) -> int:
+        """The number of positions in the cache."""
+        return self.blocks[0].positions
 
-    def forget(self) -> None:
-        """Make room for another text."""
+    def clear(self) -> None:
+        """Start another sequence."""
         for block in self.blocks:
-            block.seen = 0
+            block.positions = 0

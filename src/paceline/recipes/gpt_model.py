@@ -1,4 +1,4 @@
-"""A GPT: causal attention and two linear layers in each block, each added to what came in; the head tied to the embedding."""
+"""GPT: a decoder-only transformer with pre-norm blocks and tied input and output embeddings."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ from paceline.recipes.gpt_kv_cache import BlockKVCache, KVCache
 
 
 class Shape(NamedTuple):
-    """How large a GPT is."""
+    """Layers, attention heads and embedding width of a GPT."""
 
     layers: int
     heads: int
-    width: int
+    embedding_dim: int
+
+    @property
+    def head_dim(self) -> int:
+        """The size of the queries, keys and values of one attention head."""
+        return self.embedding_dim // self.heads
 
 
 SHAPES = {
@@ -35,172 +40,169 @@ _ROTARY_BASE = 10_000.0
 
 @dataclass(frozen=True)
 class Design:
-    """What a GPT is made of. These are GPT-2's own choices."""
+    """The architecture of a GPT. The defaults are those of GPT-2."""
 
     shape: Shape
-    tokens: int
-    length: int
+    vocab_size: int
+    context_length: int
     positions: str = "learned"
-    """learned: a vector for every place; rotary: queries and keys are turned by an angle that grows with the place."""
+    """learned: positional embeddings; rotary: rotary position embeddings (RoPE)."""
     activation: str = "gelu"
-    """gelu, GPT-2's (by tanh), or relu2: the square of the positive part."""
+    """gelu (tanh approximation, as in GPT-2), or relu2: squared ReLU."""
     norm: str = "layer"
-    """layer, or rms: without mean and bias."""
+    """layer: LayerNorm; rms: RMSNorm."""
     bias: bool = True
-    """Whether linear layers and norms have one."""
+    """Whether linear layers and norms have biases."""
     dropout: float = 0.0
     recompute: bool = False
-    """Whether blocks are computed again in backward, instead of kept."""
+    """Activation checkpointing: recompute each block in the backward pass."""
 
 
 class Block(nn.Module):
-    """Attention, then two linear layers, each added to what came in."""
+    """One transformer layer: causal self-attention, then an MLP, each with a residual connection."""
 
     def __init__(self, design: Design) -> None:
         super().__init__()
-        width, bias = design.shape.width, design.bias
-        self.heads, self.dropout, self.activation = (
-            design.shape.heads,
-            design.dropout,
-            design.activation,
-        )
-        self.norm1, self.norm2 = make_norm(design), make_norm(design)
-        self.qkv, self.out = (
-            nn.Linear(width, 3 * width, bias=bias),
-            nn.Linear(width, width, bias=bias),
-        )
-        self.up, self.down = (
-            nn.Linear(width, 4 * width, bias=bias),
-            nn.Linear(4 * width, width, bias=bias),
-        )
+        width, bias = design.shape.embedding_dim, design.bias
+        self.heads = design.shape.heads
+        self.dropout = design.dropout
+        self.activation = design.activation
+        self.norm1 = make_norm(design)
+        self.norm2 = make_norm(design)
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.out = nn.Linear(width, width, bias=bias)
+        self.up = nn.Linear(width, 4 * width, bias=bias)
+        self.down = nn.Linear(4 * width, width, bias=bias)
         self.drop = nn.Dropout(design.dropout)
 
     def forward(
-        self, hidden: Tensor, angles: Tensor | None = None, memory: BlockKVCache | None = None
+        self, hidden: Tensor, angles: Tensor | None = None, cache: BlockKVCache | None = None
     ) -> Tensor:
-        """Return the next layer's input."""
-        hidden = hidden + self.drop(self.out(self._attend(self.norm1(hidden), angles, memory)))
+        """Return the hidden states after this layer."""
+        hidden = hidden + self.drop(self.out(self._attend(self.norm1(hidden), angles, cache)))
         inside = self.up(self.norm2(hidden))
-        inside = (
-            relu(inside).square()
-            if self.activation == "relu2"
-            else gelu(inside, approximate="tanh")
-        )
+        if self.activation == "relu2":
+            inside = relu(inside).square()
+        else:
+            inside = gelu(inside, approximate="tanh")
         result: Tensor = hidden + self.drop(self.down(inside))
         return result
 
-    def _attend(self, hidden: Tensor, angles: Tensor | None, memory: BlockKVCache | None) -> Tensor:
+    def _attend(self, hidden: Tensor, angles: Tensor | None, cache: BlockKVCache | None) -> Tensor:
         batch, length, width = hidden.shape
-        split = (
-            self.qkv(hidden)
-            .view(batch, length, 3, self.heads, width // self.heads)
-            .permute(2, 0, 3, 1, 4)
-        )
-        query, key, value = split.unbind(0)
+        split = self.qkv(hidden).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
         if angles is not None:
-            query, key = turned(query, angles), turned(key, angles)
-        if memory is not None:
-            key, value = memory.extended(key, value)
-        causal = memory is None or length > 1  # one more place may look at all that are remembered
+            query, key = rotate(query, angles), rotate(key, angles)
+        if cache is not None:
+            key, value = cache.append(key, value)
+        causal = cache is None or length > 1  # a single new position attends to all cached ones
         dropout = self.dropout if self.training else 0.0
-        found = scaled_dot_product_attention(query, key, value, is_causal=causal, dropout_p=dropout)
-        return found.transpose(1, 2).reshape(batch, length, width)
+        heads = scaled_dot_product_attention(query, key, value, is_causal=causal, dropout_p=dropout)
+        return heads.transpose(1, 2).reshape(batch, length, width)
 
 
 class GPT(nn.Module):
-    """Scores of the next token, at every place of a text."""
+    """Predicts the next token at every position of a sequence."""
 
     angles: Tensor | None
 
     def __init__(self, design: Design) -> None:
         super().__init__()
         self.design = design
-        self.embedding = nn.Embedding(design.tokens, design.shape.width)
+        width = design.shape.embedding_dim
         learned = design.positions == "learned"
-        self.position = nn.Embedding(design.length, design.shape.width) if learned else None
+        self.embedding = nn.Embedding(design.vocab_size, width)
+        self.position = nn.Embedding(design.context_length, width) if learned else None
         self.register_buffer("angles", None if learned else rotary_angles(design), persistent=False)
         self.drop = nn.Dropout(design.dropout)
         self.blocks = nn.ModuleList(Block(design) for _ in range(design.shape.layers))
         self.norm = make_norm(design)
-        self.apply(_start)
+        self.apply(_initialize)
+        residual_std = 0.02 / math.sqrt(2 * design.shape.layers)
         for name, value in self.named_parameters():
-            if name.endswith(
-                ("out.weight", "down.weight")
-            ):  # many are added up: each starts smaller
-                nn.init.normal_(value, std=0.02 / math.sqrt(2 * design.shape.layers))
+            if name.endswith(("out.weight", "down.weight")):
+                nn.init.normal_(value, std=residual_std)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return scores [batch, length, tokens]."""
-        hidden, angles = self._placed(tokens, 0)
+        """Return logits [batch, length, vocabulary]."""
+        hidden, angles = self._embed(tokens, 0)
         kind = hidden.device.type
         if torch.is_autocast_enabled(kind):
-            hidden = hidden.to(
-                torch.get_autocast_dtype(kind)
-            )  # else all that is added up would stay twice as wide
+            # Otherwise the residual stream would stay in fp32.
+            hidden = hidden.to(torch.get_autocast_dtype(kind))
         hidden = self.drop(hidden)
         for block in self.blocks:
             if self.design.recompute and self.training:
-                # Random states are kept only where there is dropout: a graph cannot be captured while they are.
-                kept = self.design.dropout > 0
+                # RNG states are saved only for dropout: no CUDA graph can be captured while they are.
+                has_dropout = self.design.dropout > 0
                 hidden = checkpoint(
-                    block, hidden, angles, use_reentrant=False, preserve_rng_state=kept
+                    block, hidden, angles, use_reentrant=False, preserve_rng_state=has_dropout
                 )
             else:
                 hidden = block(hidden, angles)
-        return self._scores(hidden)
+        return self._logits(hidden)
 
-    def read_on(self, tokens: Tensor, memory: KVCache) -> Tensor:
-        """Return scores [batch, tokens] of what comes after tokens that follow those in memory: a whole text, or one more."""
-        hidden, angles = self._placed(tokens, memory.seen)
-        for block, remembered in zip(self.blocks, memory.blocks, strict=True):
-            hidden = block(hidden, angles, remembered)
-        return self._scores(hidden[:, -1])
+    def next_logits(self, tokens: Tensor, cache: KVCache) -> Tensor:
+        """Return logits [batch, vocabulary] after `tokens`, which extend the cache: a prompt, or one token."""
+        hidden, angles = self._embed(tokens, cache.positions)
+        for block, block_cache in zip(self.blocks, cache.blocks, strict=True):
+            hidden = block(hidden, angles, block_cache)
+        return self._logits(hidden[:, -1])
 
-    def _placed(self, tokens: Tensor, begin: int) -> tuple[Tensor, Tensor | None]:
-        """Return what the first block gets: vectors of tokens at their places, or with them the angles of these places."""
-        places = slice(begin, begin + tokens.shape[1])
+    def new_cache(self, batch: int) -> KVCache:
+        """Return an empty KV cache for a batch of sequences."""
+        shape, weight = self.design.shape, self.embedding.weight
+        size = (batch, shape.heads, self.design.context_length, shape.head_dim)
+        return KVCache(shape.layers, size, weight.dtype, weight.device)
+
+    def _embed(self, tokens: Tensor, begin: int) -> tuple[Tensor, Tensor | None]:
+        """Return the input of the first block, and the rotary angles if there are any."""
+        positions = slice(begin, begin + tokens.shape[1])
         hidden = self.embedding(tokens)
         if self.position is not None:
-            hidden = hidden + self.position.weight[places]
-        return hidden, None if self.angles is None else self.angles[places]
+            hidden = hidden + self.position.weight[positions]
+        return hidden, None if self.angles is None else self.angles[positions]
 
-    def _scores(self, hidden: Tensor) -> Tensor:
-        scores: Tensor = nn.functional.linear(self.norm(hidden), self.embedding.weight)
-        return scores
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = nn.functional.linear(self.norm(hidden), self.embedding.weight)
+        return logits
 
 
-def flops_per_row(design: Design, parameters: int) -> float:
-    """Return the operations of forward and backward for a row: 6 for each weight that is multiplied, 12 for each score's width.
+def flops_per_sequence(design: Design, parameters: int) -> float:
+    """Return the FLOPs of forward and backward: 6 per weight and token, 12 per layer, width and pair of tokens.
 
-    >>> round(flops_per_row(Design(SHAPES["124M"], 50304, 1024), 124_475_904) / 1e9)
+    >>> round(flops_per_sequence(Design(SHAPES["124M"], 50304, 1024), 124_475_904) / 1e9)
     876
     """
     layers, _, width = design.shape
-    unused = design.length * width if design.positions == "learned" else 0
-    return design.length * (6.0 * (parameters - unused) + 12.0 * layers * width * design.length)
+    length = design.context_length
+    unused = length * width if design.positions == "learned" else 0
+    return length * (6.0 * (parameters - unused) + 12.0 * layers * width * length)
 
 
 def make_norm(design: Design) -> nn.Module:
-    """Return a norm over the width."""
+    """Return a LayerNorm or RMSNorm over the embedding width."""
     if design.norm == "rms":
-        return nn.RMSNorm(design.shape.width, eps=1e-6)
-    return nn.LayerNorm(design.shape.width, bias=design.bias)
+        return nn.RMSNorm(design.shape.embedding_dim, eps=1e-6)
+    return nn.LayerNorm(design.shape.embedding_dim, bias=design.bias)
 
 
 def rotary_angles(design: Design) -> Tensor:
-    """Return cosine and sine of the angle by which each pair of numbers is turned, at every place: [length, 2, pairs]."""
-    size = design.shape.width // design.shape.heads
-    speeds = _ROTARY_BASE ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
-    angles = torch.outer(torch.arange(design.length, dtype=torch.float64), speeds)
+    """Return cosines and sines of the rotary position embedding: [context length, 2, head size / 2]."""
+    size = design.shape.head_dim
+    frequencies = _ROTARY_BASE ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+    positions = torch.arange(design.context_length, dtype=torch.float64)
+    angles = torch.outer(positions, frequencies)
     return torch.stack([angles.cos(), angles.sin()], dim=1).float()
 
 
-def turned(values: Tensor, angles: Tensor) -> Tensor:
-    """Turn the pairs (i, i + half) of [batch, heads, length, size] by the angles of their places.
+def rotate(values: Tensor, angles: Tensor) -> Tensor:
+    """Apply rotary position embeddings to the pairs (i, i + half) of [batch, heads, length, head size].
 
     >>> x = torch.randn(1, 1, 3, 4)
-    >>> still = torch.stack([torch.ones(3, 2), torch.zeros(3, 2)], dim=1)
-    >>> torch.equal(turned(x, still), x)
+    >>> zero_angle = torch.stack([torch.ones(3, 2), torch.zeros(3, 2)], dim=1)
+    >>> torch.equal(rotate(x, zero_angle), x)
     True
     """
     cosine, sine = angles.to(values.dtype).unbind(1)
@@ -208,7 +210,7 @@ def turned(values: Tensor, angles: Tensor) -> Tensor:
     return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
 
 
-def _start(module: nn.Module) -> None:
+def _initialize(module: nn.Module) -> None:
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:

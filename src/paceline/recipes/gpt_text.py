@@ -1,121 +1,118 @@
-"""What a GPT reads: rows to train on, rows held out, and what their numbers stand for, which is kept with the run."""
+"""Training and held-out text of a GPT, and its vocabulary, which is stored in the run folder."""
 
 from __future__ import annotations
 
 import json
 from typing import Any, NamedTuple
 
-from paceline.data.shards.store import read_beside
+from paceline.data.shards.store import read_dataset_file
 from paceline.data.vocabulary import Bytes, Tokens, Vocabulary, vocabulary_of
 from paceline.errors import ConfigError, DataError
 from paceline.events import Event, RunStarted, Sink
 from paceline.recipes.corpus import (
+    make_vocabulary,
     text_from_shards,
     text_in_memory,
-    vocabulary_for,
-    vocabulary_of_sets,
+    vocabulary_of_datasets,
 )
 from paceline.recipes.gpt_config import GptConfig
 from paceline.rundir import RunDir, write_whole, writing_to
-from paceline.world.collectives import texts_of_all
+from paceline.world.collectives import all_gather_texts
 from paceline.world.world import World
 
 
 class Text(NamedTuple):
-    """Rows, and what they are made of."""
+    """Training and held-out sequences, with their vocabulary."""
 
     train: Any
     test: Any
     vocabulary: Vocabulary | None
-    """None: nobody has said it. Then there can be no writing."""
+    """None if the dataset does not store it; such a GPT cannot generate text."""
 
 
-def read_text(config: GptConfig, world: World) -> Text:
-    """Return the text from where the config says. Every rank must call this."""
+def load_text(config: GptConfig, world: World) -> Text:
+    """Return the text that the settings name. Every rank must call this."""
     if config.data == "shards":
         train, test = text_from_shards(config.data_folder, config)
         _check_length(train.source, config)
-        return Text(train, test, vocabulary_of_sets(train, test))
+        return Text(train, test, vocabulary_of_datasets(train, test))
     vocabulary = _vocabulary(config, world)
-    return Text(
-        *text_in_memory(config.data_folder, config.length, vocabulary, config.rows), vocabulary
-    )
+    length = config.context_length
+    train, test = text_in_memory(config.data_folder, length, vocabulary, config.windows)
+    return Text(train, test, vocabulary)
 
 
 def _vocabulary(config: GptConfig, world: World) -> Vocabulary:
-    """Return what the numbers are to stand for; one rank trains the tokenizer for all."""
-    chosen = config.data_folder, config.level, config.tokenizer, config.vocabulary
-    if not config.vocabulary or world.size == 1:
-        return vocabulary_for(*chosen)
-    mine = vocabulary_for(*chosen) if world.is_main else None
-    told = texts_of_all(world, mine.content.decode() if isinstance(mine, Tokens) else "")[0]
-    return Tokens.of(told.encode())
+    """Return the vocabulary; rank 0 trains a tokenizer for all ranks."""
+    settings = config.data_folder, config.level, config.tokenizer, config.train_tokenizer
+    if not config.train_tokenizer or world.size == 1:
+        return make_vocabulary(*settings)
+    trained = make_vocabulary(*settings) if world.is_main else None
+    content = trained.content.decode() if isinstance(trained, Tokens) else ""
+    return Tokens.of(all_gather_texts(world, content)[0].encode())
 
 
 def _check_length(source: Any, config: GptConfig) -> None:
-    shape = (
-        source.columns[0].shape
-        if hasattr(source, "columns") and hasattr(source, "vocabulary")
-        else ()
-    )
-    if shape and shape[0] - 1 > config.length:
+    if not (hasattr(source, "columns") and hasattr(source, "vocabulary")):
+        return
+    shape = source.columns[0].shape
+    if shape and shape[0] - 1 > config.context_length:
         raise ConfigError(
-            f"rows of {shape[0] - 1} tokens are longer than length={config.length}",
-            fix=f"set length={shape[0] - 1}",
+            f"sequences of {shape[0] - 1} tokens exceed context_length={config.context_length}",
+            fix=f"set context_length={shape[0] - 1}",
         )
 
 
-def keeper(config: GptConfig, vocabulary: Vocabulary | None) -> Sink:
-    """Return what writes the vocabulary into the run's folder, once that is ours and the training has begun."""
+def vocabulary_saver(config: GptConfig, vocabulary: Vocabulary | None) -> Sink:
+    """Return an event sink that writes the vocabulary to the run folder when the training starts."""
 
-    def keep(event: Event) -> None:
+    def save(event: Event) -> None:
         if isinstance(event, RunStarted) and vocabulary is not None:
-            goes_on = event.from_step > 0 and config.resume != "changed"
-            _keep(RunDir.of(config), vocabulary, goes_on=goes_on)
+            resumed = event.from_step > 0 and config.resume != "changed"
+            _write_vocabulary(RunDir.of(config), vocabulary, resumed=resumed)
 
-    return keep
+    return save
 
 
-def _keep(folder: RunDir, vocabulary: Vocabulary, *, goes_on: bool) -> None:
+def _write_vocabulary(folder: RunDir, vocabulary: Vocabulary, *, resumed: bool) -> None:
     content = json.dumps(vocabulary.about(), indent=1).encode()
     with writing_to(folder.root):
-        if goes_on and folder.vocabulary.exists() and folder.vocabulary.read_bytes() != content:
+        if resumed and folder.vocabulary.exists() and folder.vocabulary.read_bytes() != content:
             raise ConfigError(
-                f"{folder.root} was trained on text of another vocabulary",
-                fix="give the text and tokenizer that it had, or this run another name=",
+                f"{folder.root} was trained with another vocabulary",
+                fix="use the same text and tokenizer, or another name=",
             )
         for name, part in vocabulary.files.items():
             write_whole(folder.root / name, part)
         write_whole(folder.vocabulary, content)
 
 
-def kept_vocabulary(folder: RunDir, config: GptConfig) -> Vocabulary:
-    """Return what the numbers of a run stand for."""
+def load_vocabulary(folder: RunDir, config: GptConfig) -> Vocabulary:
+    """Return the vocabulary that a run was trained with."""
     path = folder.vocabulary
     try:
         about = json.loads(path.read_bytes())
     except FileNotFoundError:
-        if config.level == "bytes" and config.tokens >= Bytes.size:
-            return Bytes()  # earlier runs knew nothing else
+        if config.level == "bytes" and config.vocab_size >= Bytes.size:
+            return Bytes()  # older runs stored no vocabulary
         about = {}
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(
-            f"cannot read {path}: {error}", fix="train again: it says what the numbers stand for"
+            f"cannot read {path}: {error}",
+            fix="restore the vocabulary file of this run, or train again",
         ) from error
     where = str(folder.root)
-    found = (
-        vocabulary_of(about, lambda name: read_beside(folder.root, name), where)
-        if isinstance(about, dict)
-        else None
-    )
-    if found is None:
+    vocabulary = None
+    if isinstance(about, dict):
+        vocabulary = vocabulary_of(about, lambda name: read_dataset_file(folder.root, name), where)
+    if vocabulary is None:
         raise DataError(
-            f"{where} does not say what its numbers stand for",
-            fix="train on text, or on shards that `paceline data pack` has made of text",
+            f"{where} stores no vocabulary",
+            fix="train on text, or on shards of text made by `paceline data pack`",
         )
-    if found.size > config.tokens:
+    if vocabulary.size > config.vocab_size:
         raise ConfigError(
-            f"{path} has {found.size} tokens, the model {config.tokens}",
-            fix="bring back the file that was written with this run",
+            f"{path} has {vocabulary.size} tokens, the model {config.vocab_size}",
+            fix="restore the file that was written with this run",
         )
-    return found
+    return vocabulary

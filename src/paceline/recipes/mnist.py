@@ -1,4 +1,4 @@
-"""A convolutional network on handwritten digits: the embedded UCI digits, or MNIST from IDX files."""
+"""Train a convolutional network on handwritten digits: the built-in UCI digits, MNIST from IDX files, or shards."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class MnistConfig(RunConfig):
         default_factory=lambda: LrConfig(base=1e-3, reference_batch=64, schedule="one-cycle")
     )
     optimizer: Literal["adamw", "adadelta", "sgd"] = "adamw"
-    """AdamW, Adadelta (give it lr.base=1), or SGD with momentum."""
+    """AdamW, Adadelta (with lr.base=1), or SGD with momentum."""
     norm: Literal["none", "batch"] = "none"
     """BatchNorm after each convolution, or none."""
     data: Literal["digits", "mnist", "shards"] = "digits"
-    """The 1,797 digits in the package, MNIST from data_folder, or sets of shards that stream from there."""
+    """The 1,797 built-in digits, MNIST from data_folder, or shards that are streamed from there."""
     data_folder: str = ""
-    """Folder of the IDX files, or folder or address of the sets `train` and `test`; empty: the folder in PACELINE_DATA."""
+    """Folder of the IDX files, or folder or address of the datasets `train` and `test`; empty: PACELINE_DATA."""
 
 
 class Net(nn.Module):
-    """Two convolutions, a pool, two linear layers, with dropout."""
+    """Two convolutions, max pooling and two linear layers, with dropout."""
 
     def __init__(self, norm: str = "none") -> None:
         super().__init__()
@@ -48,12 +48,12 @@ class Net(nn.Module):
         self.fc1, self.fc2 = nn.Linear(9216, 128), nn.Linear(128, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return ten scores for each 28x28 image."""
+        """Return ten logits per 28x28 image."""
         hidden = self.norm1(self.conv1(images)).relu()
         hidden = self.norm2(self.conv2(hidden)).relu()
         hidden = self.dropout1(nn.functional.max_pool2d(hidden, 2)).flatten(1)
-        scores: Tensor = self.fc2(self.dropout2(self.fc1(hidden).relu()))
-        return scores
+        logits: Tensor = self.fc2(self.dropout2(self.fc1(hidden).relu()))
+        return logits
 
 
 def build_optimizer(model: nn.Module, config: MnistConfig) -> torch.optim.Optimizer:
@@ -64,13 +64,12 @@ def build_optimizer(model: nn.Module, config: MnistConfig) -> torch.optim.Optimi
     fused = next(model.parameters()).is_cuda
     if config.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, fused=fused)
-    return torch.optim.AdamW(
-        model.parameters(), lr=rate, fused=fused and not config.compile
-    )  # compiled it is faster
+    fused = fused and not config.compile  # torch.compile makes a faster one
+    return torch.optim.AdamW(model.parameters(), lr=rate, fused=fused)
 
 
 def read_digits(config: MnistConfig) -> tuple[Any, Any]:
-    """Return training and held-out digits, from where the config says."""
+    """Return the training and held-out digits that the settings name."""
     folder = config.data_folder or os.environ.get(handover.DATA, "")
     if config.data == "shards":
         return packed_digits(folder, config)
@@ -78,13 +77,11 @@ def read_digits(config: MnistConfig) -> tuple[Any, Any]:
 
 
 def main(config: MnistConfig) -> None:
-    """Train, and report the accuracy on digits that were held out."""
+    """Train, and report the accuracy on held-out digits."""
     train, test = read_digits(config)
     with paceline.join(config) as world:
         net = Net(config.norm)
-        if (
-            world.device != "cpu" and config.parallel != "fsdp"
-        ):  # which takes weights in the usual order only
+        if world.device != "cpu" and config.parallel != "fsdp":  # FSDP needs contiguous weights
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         model = paceline.parallelize(net, world, config)
         optimizer = build_optimizer(model, config)

@@ -1,4 +1,4 @@
-"""Muon: matrices move by their momentum with all its directions made equally strong; everything else moves by AdamW."""
+"""The Muon optimizer: orthogonalized momentum for matrices, AdamW for all other parameters."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from torch import Tensor
 
 from paceline.errors import ConfigError
 
-# An odd polynomial of degree five that lifts every singular value below 1 to about 1, small ones as fast as can be.
+# Newton-Schulz: an odd polynomial of degree five that moves every singular value below 1 quickly to about 1.
 _POLYNOMIAL = (3.4445, -4.7750, 2.0315)
-_ROUNDS = 5
-_TINY = 1e-7
-_USUAL = 0.2  # about the root mean square of AdamW's updates: so that one learning rate fits both
+_ITERATIONS = 5
+_EPSILON = 1e-7
+_UPDATE_RMS = 0.2  # about that of AdamW, so that one learning rate fits both
 
 
 class Muon(torch.optim.Optimizer):
-    """One optimizer with two rules: `rule="muon"` for groups of matrices, `rule="adamw"` for the others.
+    """Two update rules by parameter group: `rule="muon"` for matrices, `rule="adamw"` for the others.
 
-    All it remembers are tensors beside their parameters, on their device; no number of a step ever comes to the host. So
-    steps can be captured, and a captured step has the same bits. `pieces` says of how many matrices, one above the
-    other, a parameter consists.
+    All state is tensors on the device of the parameters, and no step synchronizes with the host. So a step can be captured
+    in a CUDA graph, with the same bits. `pieces` is the number of matrices that are stacked in one parameter.
     """
 
     def __init__(
@@ -50,43 +49,42 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Change all parameters by their gradients."""
+        """Update all parameters that have gradients."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            moving = [value for value in group["params"] if value.grad is not None]
-            if moving:
-                (self._by_muon if group["rule"] == "muon" else self._by_adamw)(group, moving)
+            parameters = [value for value in group["params"] if value.grad is not None]
+            if not parameters:
+                continue
+            if group["rule"] == "muon":
+                self._update_muon(group, parameters)
+            else:
+                self._update_adamw(group, parameters)
         return loss
 
-    def _by_muon(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        gradients, share = [_gradient(value) for value in parameters], group["momentum"]
-        momenta = self._remembered("momentum", parameters)
-        torch._foreach_lerp_(momenta, gradients, 1 - share)
-        # Nesterov's look at where the momentum will be.
-        ahead = torch._foreach_lerp(gradients, momenta, share)  # noqa: SLF001 - no public way
+    def _update_muon(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        gradients, beta = [_gradient(value) for value in parameters], group["momentum"]
+        momenta = self._state_of("momentum", parameters)
+        torch._foreach_lerp_(momenta, gradients, 1 - beta)
+        nesterov = torch._foreach_lerp(gradients, momenta, beta)  # noqa: SLF001 - no public way
         rate = _rate(group, parameters[0])
         torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
-        for alike in _by_shape(parameters):
-            rows, columns = parameters[alike[0]].shape
-            pieces = torch.stack([ahead[place] for place in alike]).view(
-                -1, rows // group["pieces"], columns
-            )
-            size = rate * (_USUAL * max(pieces.shape[1:]) ** 0.5)
-            even = orthogonalized(pieces).to(momenta[0].dtype).reshape(-1, rows, columns)
-            torch._foreach_sub_(
-                [parameters[place] for place in alike], list((even * size).unbind(0))
-            )
+        for indices in _by_shape(parameters):
+            rows, columns = parameters[indices[0]].shape
+            stacked = torch.stack([nesterov[index] for index in indices])
+            pieces = stacked.view(-1, rows // group["pieces"], columns)
+            size = rate * (_UPDATE_RMS * max(pieces.shape[1:]) ** 0.5)
+            updates = orthogonalize(pieces).to(momenta[0].dtype).reshape(-1, rows, columns)
+            updated = [parameters[index] for index in indices]
+            torch._foreach_sub_(updated, list((updates * size).unbind(0)))
 
-    def _by_adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+    def _update_adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         gradients, (first, second) = [_gradient(value) for value in parameters], group["betas"]
-        means, squares = (
-            self._remembered("exp_avg", parameters),
-            self._remembered("exp_avg_sq", parameters),
-        )
-        counts = self._remembered("count", parameters, shape=())
+        means = self._state_of("exp_avg", parameters)
+        squares = self._state_of("exp_avg_sq", parameters)
+        counts = self._state_of("count", parameters, shape=())
         torch._foreach_add_(counts, 1)
         torch._foreach_lerp_(means, gradients, 1 - first)
         torch._foreach_mul_(squares, second)
@@ -94,60 +92,58 @@ class Muon(torch.optim.Optimizer):
         rate = _rate(group, parameters[0])
         torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
         roots = torch._foreach_sqrt(squares)  # noqa: SLF001 - no public way
-        torch._foreach_div_(roots, torch._foreach_sqrt(_seen(second, counts)))  # noqa: SLF001
+        torch._foreach_div_(roots, torch._foreach_sqrt(_bias_correction(second, counts)))  # noqa: SLF001
         torch._foreach_add_(roots, group["eps"])
-        moves = torch._foreach_div(means, roots)  # noqa: SLF001
-        torch._foreach_div_(moves, _seen(first, counts))
-        torch._foreach_mul_(moves, rate)
-        torch._foreach_sub_(parameters, moves)
+        updates = torch._foreach_div(means, roots)  # noqa: SLF001
+        torch._foreach_div_(updates, _bias_correction(first, counts))
+        torch._foreach_mul_(updates, rate)
+        torch._foreach_sub_(parameters, updates)
 
-    def _remembered(
+    def _state_of(
         self, kind: str, parameters: list[Tensor], shape: tuple[int, ...] | None = None
     ) -> list[Tensor]:
-        """Return one kind of memory of every parameter, zeros at first; of a shape of its own, if it has one."""
+        """Return one state tensor per parameter, initialized to zeros, in the shape of the parameter or in `shape`."""
         for value in parameters:
             if kind not in self.state[value]:
-                empty = (
-                    torch.zeros_like(value)
-                    if shape is None
-                    else torch.zeros(shape, device=value.device)
-                )
-                self.state[value][kind] = empty
+                if shape is None:
+                    zeros = torch.zeros_like(value)
+                else:
+                    zeros = torch.zeros(shape, device=value.device)
+                self.state[value][kind] = zeros
         return [self.state[value][kind] for value in parameters]
 
 
-def orthogonalized(matrices: Tensor) -> Tensor:
-    """Return the nearest matrices, roughly, whose singular values are all 1, by five Newton-Schulz iterations: [count, rows, columns].
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Return roughly the nearest semi-orthogonal matrices [count, rows, columns], by Newton-Schulz iterations.
 
-    On a GPU the products are of bf16, which is all the accuracy this needs; on a CPU they are of fp32.
+    Products are computed in bf16 on a GPU, which is accurate enough, and in fp32 on a CPU.
 
-    >>> found = orthogonalized(torch.tensor([[[3.0, 0.0], [0.0, 0.5]]]))
-    >>> bool(((found - torch.eye(2)).abs() < 0.35).all())
+    >>> result = orthogonalize(torch.tensor([[[3.0, 0.0], [0.0, 0.5]]]))
+    >>> bool(((result - torch.eye(2)).abs() < 0.35).all())
     True
     """
     first, third, fifth = _POLYNOMIAL
     wide = matrices.shape[1] <= matrices.shape[2]
-    found = matrices if wide else matrices.mT  # the products are of the shorter side
-    found = found / found.norm(dim=(1, 2), keepdim=True).clamp(min=_TINY)
-    found = found.to(torch.bfloat16 if found.is_cuda else torch.float32)
-    for _ in range(_ROUNDS):
-        square = found @ found.mT
-        found = torch.baddbmm(
-            found, torch.baddbmm(square, square, square, beta=third, alpha=fifth), found, beta=first
-        )
-    return found if wide else found.mT
+    result = matrices if wide else matrices.mT  # so that the products have the shorter side
+    result = result / result.norm(dim=(1, 2), keepdim=True).clamp(min=_EPSILON)
+    result = result.to(torch.bfloat16 if result.is_cuda else torch.float32)
+    for _ in range(_ITERATIONS):
+        square = result @ result.mT
+        factor = torch.baddbmm(square, square, square, beta=third, alpha=fifth)
+        result = torch.baddbmm(result, factor, result, beta=first)
+    return result if wide else result.mT
 
 
-def _seen(beta: float, counts: list[Tensor]) -> list[Tensor]:
-    """Return which share of an average that started at 0 are values that were seen."""
-    found = list(torch._foreach_pow(beta, counts))  # noqa: SLF001
-    torch._foreach_neg_(found)
-    torch._foreach_add_(found, 1)
-    return found
+def _bias_correction(beta: float, counts: list[Tensor]) -> list[Tensor]:
+    """Return 1 - beta ** count for every count."""
+    result = list(torch._foreach_pow(beta, counts))  # noqa: SLF001
+    torch._foreach_neg_(result)
+    torch._foreach_add_(result, 1)
+    return result
 
 
 def _rate(group: dict[str, Any], parameter: Tensor) -> Tensor:
-    """Return the learning rate as a tensor beside the parameters; so the bits are the same whoever keeps it."""
+    """Return the learning rate as a tensor on the device, so that a number and a tensor give the same bits."""
     rate = group["lr"]
     if isinstance(rate, Tensor):
         return rate.to(parameter.device, torch.float32)
@@ -160,26 +156,26 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 
 def _by_shape(parameters: list[Tensor]) -> list[list[int]]:
-    """Return the places of parameters that have the same shape, together."""
-    found: dict[torch.Size, list[int]] = defaultdict(list)
-    for place, value in enumerate(parameters):
-        found[value.shape].append(place)
-    return list(found.values())
+    """Return the indices of parameters, grouped by shape."""
+    groups: dict[torch.Size, list[int]] = defaultdict(list)
+    for index, value in enumerate(parameters):
+        groups[value.shape].append(index)
+    return list(groups.values())
 
 
 def _check(group: dict[str, Any]) -> None:
-    from torch.distributed.tensor import DTensor  # slow to import, and most trainings need it not
+    from torch.distributed.tensor import DTensor  # slow to import, and rarely needed
 
     if group["rule"] not in {"muon", "adamw"}:
         raise ConfigError(f"there is no rule {group['rule']!r}", fix="use one of: adamw, muon")
     for value in group["params"] if group["rule"] == "muon" else ():
         if isinstance(value, DTensor):
             raise ConfigError(
-                "Muon needs matrices that are whole on every rank",
+                "Muon does not support sharded matrices",
                 fix="set optimizer=adamw or parallel=ddp",
             )
         if value.dim() != 2 or value.shape[0] % group["pieces"]:
             raise ConfigError(
-                f"Muon moves matrices, not {list(value.shape)} as {group['pieces']} pieces",
+                f"Muon needs a matrix of {group['pieces']} equal pieces, got shape {list(value.shape)}",
                 fix='set rule="adamw" for it',
             )

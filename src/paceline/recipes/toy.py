@@ -1,4 +1,4 @@
-"""The smallest training there is: a linear model that learns a linear target. `paceline train toy [EPOCHS] [SAVE_EVERY]`."""
+"""Train a linear model on a linear target: `paceline train toy [EPOCHS] [SAVE_EVERY]`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ToyConfig(RunConfig):
 
 
 def samples() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return features and a target that is a linear function of them, plus a little noise."""
+    """Return features, and targets that are a linear function of them plus noise."""
     generator = torch.Generator().manual_seed(1)
     features = torch.randn(SAMPLES, FEATURES, generator=generator)
     weights = torch.randn(FEATURES, 1, generator=generator)

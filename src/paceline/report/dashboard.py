@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from paceline.plot.text import column_means, is_steep, text_curve
 from paceline.report.jobs import GONE, UNKNOWN, RunJob
 from paceline.report.state import RunState, RunWatcher
-from paceline.telemetry.stragglers import in_words
+from paceline.telemetry.stragglers import describe_straggler
 from paceline.terminal import console, drawn, plain
 from paceline.units import human_loss, human_size, human_time
 
@@ -240,7 +240,7 @@ def _saved(state: RunState) -> str:
 def _ranks(state: RunState) -> str:
     ranks = f"{state.world_size} on {state.device.partition(':')[0]}"
     if state.slowest is not None:
-        return f"{ranks}; {in_words(state.slowest)}"
+        return f"{ranks}; {describe_straggler(state.slowest)}"
     if state.world_size < 2 or state.phase != "training":
         return ranks
     if state.ranks_seen < state.world_size:

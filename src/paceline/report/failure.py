@@ -21,9 +21,9 @@ from paceline.events import (
     surviving,
 )
 from paceline.hang.judge import judge
-from paceline.hang.rank_report import RankReport, read_all
+from paceline.hang.rank_report import RankReport, read_reports
 from paceline.hang.stacks import MAIN
-from paceline.hang.verdict import HangVerdict, kept
+from paceline.hang.verdict import HangVerdict, read_verdict
 from paceline.launch.failure import Failure
 from paceline.report.failure_page import FailurePage
 from paceline.report.find_run import NamedRun
@@ -43,9 +43,9 @@ _EXPLAIN = {
 def page_from_launch(failure: Failure, resume: str) -> FailurePage:
     """Return the page of a failure that the launcher saw, even if the rank could not report it."""
     folder = RunDir(Path(failure.run))
-    records = read_all(folder)
+    records = read_reports(folder)
     rank, how = failure.rank, failure.how or "failed"
-    report, verdict = _of_rank(records, rank), kept(folder) or judge(records)
+    report, verdict = _of_rank(records, rank), read_verdict(folder) or judge(records)
     if report and _is_collateral(report) and verdict.ranks and rank not in verdict.ranks:
         rank = verdict.ranks[0]
         how = (
@@ -53,7 +53,9 @@ def page_from_launch(failure: Failure, resume: str) -> FailurePage:
             if verdict.cause == "another shape"
             else "did not join the others"
         )
-    words = "\n".join([failure.words or failure.message, *(_crash_lines(report) if report else [])])
+    words = "\n".join(
+        [failure.details or failure.message, *(_crash_lines(report) if report else [])]
+    )
     return replace(_with_history(folder, rank, how, words, records), resume=resume)
 
 
@@ -85,7 +87,7 @@ def page_from_run(target: NamedRun) -> FailurePage | None:
     """Return the page of a run that failed and was not restarted, else None."""
     folder = target.folder
     events = _events(folder)
-    records = read_all(folder)
+    records = read_reports(folder)
     if is_held(folder.lock) or not events or not _has_failed(events, records):
         return None
     since_s = next(
@@ -97,7 +99,7 @@ def page_from_run(target: NamedRun) -> FailurePage | None:
             if page.slurm
             else replace(page, slurm=(ended := _slurm(target)), written=not ended)
         )
-    verdict = kept(folder) or judge(records)
+    verdict = read_verdict(folder) or judge(records)
     rank, node, how = _end(folder, records, verdict, since_s)
     words = _traceback(_of_rank(records, rank)) or _reason(events)
     page = _with_history(folder, rank, how, words, records)
@@ -142,7 +144,7 @@ def _with_history(
     steps = [event for event in events if event["event"] == StepDone.__name__][-_STEPS:]
     saved_step, saved = _newest_checkpoint(folder, events)
     stuck = [record for record in records if record.state in {"stuck", "failed"}]
-    verdict = kept(folder) or (judge(records) if stuck else None)
+    verdict = read_verdict(folder) or (judge(records) if stuck else None)
     held = verdict if verdict and verdict.cause not in {"none", "exception", "gone"} else None
     step = max([0, *(record.step for record in records), *(event["step"] for event in steps)])
     report = _of_rank(records, rank)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.cluster.registry import Submission
-from paceline.cluster.slurm import OVER, QueuedJob, ask, queued
+from paceline.cluster.slurm import FINAL_STATES, QueuedJob, queued_jobs, run_command
 from paceline.errors import EnvironmentUnfit
 
 WAITING = frozenset(
@@ -40,7 +40,7 @@ class RunJob:
     @property
     def live(self) -> bool:
         """Whether it waits or runs, or its state is unknown."""
-        return self.state not in OVER and self.state != GONE
+        return self.state not in FINAL_STATES and self.state != GONE
 
     @property
     def waits(self) -> bool:
@@ -56,12 +56,12 @@ class RunJob:
 def jobs_of(submissions: Sequence[Submission]) -> list[RunJob]:
     """Return the jobs of a run with their state in Slurm."""
     ids = [submission.job for submission in submissions]
-    return with_queue_state(submissions, queued(*ids), forecasts(ids)) if ids else []
+    return with_queue_state(submissions, queued_jobs(*ids), forecasts(ids)) if ids else []
 
 
 def all_jobs(submissions: Sequence[Submission]) -> list[RunJob]:
     """Return submitted jobs with their state, from one query for all jobs of the user."""
-    shown = queued()
+    shown = queued_jobs()
     return with_queue_state(submissions, shown, forecasts([job.job for job in shown]))
 
 
@@ -109,7 +109,7 @@ def forecasts(jobs: Sequence[str]) -> dict[str, tuple[str, int]]:
         return {}
     fields = "JobID:32,StartTime:32,RestartCnt:12"
     try:
-        output = ask(
+        output = run_command(
             "squeue", "--noheader", "--states=all", f"--Format={fields}", f"--jobs={','.join(jobs)}"
         )
     except EnvironmentUnfit:

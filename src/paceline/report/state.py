@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from paceline.errors import EnvironmentUnfit
 from paceline.events import RunEnded, RunFailed
-from paceline.hang.verdict import HangVerdict, kept
+from paceline.hang.verdict import HangVerdict, read_verdict
 from paceline.report.find_run import NamedRun
 from paceline.report.history import History
 from paceline.report.job_logs import tail
@@ -168,7 +168,7 @@ def state_of(
         checkpoint=_checkpoint(history, now_s),
         ranks_seen=len(beats),
         slowest=find_straggler(beats, lanes, ranks) if phase == "training" else None,
-        hang=kept(target.folder) if phase in _MAY_HANG else None,
+        hang=read_verdict(target.folder) if phase in _MAY_HANG else None,
         log=log,
         log_tail=tuple(tail(Path(log), _LOG_LINES)) if log else (),
         quiet_s=max(0.0, now_s - _last_active_s(target, history, beats)),

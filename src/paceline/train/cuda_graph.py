@@ -169,7 +169,7 @@ class CudaGraphStep(OptimizerStep):
             step.lanes, recording.inputs, recording.generators, strict=True
         ):
             torch._foreach_copy_(inputs, lane.batch)
-            generator.manual_seed(mix(self._config.seed, step.plan.step, lane.number))
+            generator.manual_seed(mix(self._config.seed, step.plan.index, lane.number))
         self._set_rate(step)
         recording.lanes.replay()
         self.ready = time.perf_counter()
@@ -189,12 +189,12 @@ class CudaGraphStep(OptimizerStep):
 
     def _later_note(self, recording: _Recording, step: RankBatch) -> Note:
         counts = [float(lane.samples) for lane in step.lanes]
-        not_finite = partial(self._found_not_finite, step.plan.step)
+        not_finite = partial(self._found_not_finite, step.plan.index)
         return Note(self._late.copy(recording.losses, counts, not_finite), sum(counts))
 
     def _note_of(self, step: RankBatch, lane: Lane, value: float) -> Note:
         if not math.isfinite(value):
-            raise self._not_finite(value, step.plan.step, lane.number)
+            raise self._not_finite(value, step.plan.index, lane.number)
         return Note(value * lane.samples, float(lane.samples)) if lane.samples else Note(0.0, 0.0)
 
     def _found_not_finite(self, step: int, value: float, lane: int) -> TrainingError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -189,7 +190,8 @@ class DilocoStep(OptimizerStep):
         each = self._config.batch.lanes // self._config.local_sgd.replicas
         for start in range(0, len(step.lanes), each):
             lanes = step.lanes[start : start + each]
-            yield RankBatch(step.plan._replace(samples=sum(lane.samples for lane in lanes)), lanes)
+            samples = sum(lane.samples for lane in lanes)
+            yield RankBatch(replace(step.plan, samples=samples), lanes)
 
     def _meets_after(self, plan: StepPlan) -> bool:
         last = plan.ends_epoch or plan.seen == self._total_samples

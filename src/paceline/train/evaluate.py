@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paceline.config import RunConfig
 from paceline.data.order import Places
-from paceline.data.reading.resident import brought_to
+from paceline.data.reading.resident import cache_on_gpu
 from paceline.data.reading.source import Batch, as_source
 from paceline.data.reading.transform import Transformed
 from paceline.errors import ConfigError
@@ -57,7 +57,7 @@ class Evaluation:
     ) -> None:
         source = as_source(data)
         self._transform = source if isinstance(source, Transformed) else None
-        self._source = brought_to(
+        self._source = cache_on_gpu(
             self._transform.source if self._transform else source,
             world.device,
             config.read.resident_gb,

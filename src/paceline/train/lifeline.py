@@ -15,11 +15,13 @@ import torch
 from torch import nn
 
 from paceline import handover
-from paceline.checkpoint.address import open_storage
 from paceline.checkpoint.cadence import Cadence
+from paceline.checkpoint.commit import CommitHooks, Saved, SaveFailed
+from paceline.checkpoint.find import open_storage
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.restore import newest_good, read_tensors
-from paceline.checkpoint.save import Saved, SaveFailed, Saver
+from paceline.checkpoint.retention import Retention
+from paceline.checkpoint.save import Saver
 from paceline.config import RunConfig
 from paceline.config.intervals import Every, seconds_from
 from paceline.config.values import flatten
@@ -35,7 +37,7 @@ from paceline.train.sharded_tensor import whole
 from paceline.train.state import named_state, optimizer_facts
 from paceline.train.stopping import AGREE_APART_S, AGREE_S, Agreement, StopRequest
 from paceline.version import VERSION
-from paceline.world.collectives import texts_of_all
+from paceline.world.collectives import all_gather_texts
 from paceline.world.process_group import wait_for_all
 from paceline.world.world import World
 
@@ -68,17 +70,16 @@ class Lifeline:
         self._claim, self._claim_looked_at = claim, 0.0
         home = RunDir.of(config).checkpoints
         self._storage = open_storage(home, config.checkpoint.to, config.name)
-        token = texts_of_all(world, secrets.token_hex(4))[0]
+        token = all_gather_texts(world, secrets.token_hex(4))[0]
         kept = config.checkpoint
+        before = claim.check if claim is not None else None
         self._saver = Saver(
             self._storage,
             world,
             token,
-            keep=kept.keep,
-            best=kept.best,
+            retention=Retention(kept.keep, kept.best),
+            hooks=CommitHooks(before, self._tell_launcher),
             silence_s=config.timeout.step_s,
-            before_commit=claim.check if claim is not None else None,
-            on_commit=self._tell_launcher,
             whole=whole,
         )
         self._cadence = Cadence(
@@ -106,7 +107,9 @@ class Lifeline:
     def listening(self) -> Iterator[None]:
         """Take signals as requests to save and stop; whatever ends the run, a save under way is given its time."""
         if self._world.launcher_file is not None:
-            handover.heeds_mark(self._world.launcher_file, self._world.rank).touch(mode=0o600)
+            handover.graceful_stop_mark(self._world.launcher_file, self._world.rank).touch(
+                mode=0o600
+            )
             if self._world.local_rank == 0:
                 folder = str(RunDir.of(self._config).root.absolute())
                 write_whole(
@@ -140,7 +143,7 @@ class Lifeline:
         """Keep all checkpoints aside, once: a later start of the same launch or job goes on from those of the earlier ones."""
         mark = RunDir.of(self._config).started_over
         if (
-            self._world.again
+            self._world.is_restart
             and mark.exists()
             and mark.read_text(encoding="utf-8") == self._world.launch
         ):

@@ -124,7 +124,7 @@ class Loggers:
 def make_sink(name: str, config: RunConfig, world: World, directory: RunDir) -> Logger:
     """Return the sink of a name."""
     settings: dict[str, Any] = without_secrets(dict(flatten(config)))
-    anew = config.resume == "never" and not world.again
+    anew = config.resume == "never" and not world.is_restart
     if name == "csv":
         return CsvSink(directory.csv)
     if name == "tensorboard":

@@ -12,7 +12,7 @@ from paceline.events import Event, SlowRank
 from paceline.rundir import RunDir
 from paceline.telemetry.heartbeat import Heartbeat
 from paceline.telemetry.rank_times import RankTimes
-from paceline.telemetry.stragglers import StragglerWatch, in_words
+from paceline.telemetry.stragglers import StragglerWatch, describe_straggler
 from paceline.train.optimizer_step import OptimizerStep
 from paceline.train.profiling import Profiling
 from paceline.train.step_times import StepTimes
@@ -94,7 +94,7 @@ class Observers:
                 found.more_s,
                 found.times,
             )
-            self._emit(SlowRank(found.step or done, *facts, in_words(found)))
+            self._emit(SlowRank(found.step or done, *facts, describe_straggler(found)))
         elif before is not None and before.kind == "chronic":
             words = f"rank {before.beat.rank} on {before.beat.node} no longer holds the others up"
             self._emit(

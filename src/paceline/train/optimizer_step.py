@@ -160,7 +160,7 @@ class OptimizerStep:
     def _forward(self, model: nn.Module, step: RankBatch, lane: Lane) -> tuple[Tensor, Note]:
         """Run one lane; return what to run backward from, and the lane's note."""
         assert self._buffers is not None
-        seed_everything(self._config.seed, step.plan.step, lane.number)
+        seed_everything(self._config.seed, step.plan.index, lane.number)
         *inputs, target = lane.batch
         with self.precision.context():
             found = self._loss(model(*inputs), target)
@@ -172,7 +172,7 @@ class OptimizerStep:
         )
         value = output.item()
         if not math.isfinite(value):
-            raise self._not_finite(value, step.plan.step, lane.number)
+            raise self._not_finite(value, step.plan.index, lane.number)
         counts = lane.samples > 0
         moves = self._buffers.move_of_lane(counts=counts)
         return output, Note(
@@ -242,7 +242,7 @@ class OptimizerStep:
 
     def _nothing_counted(self, step: RankBatch) -> TrainingError:
         return TrainingError(
-            f"the loss counted nothing in step {step.plan.step + 1}: no sample of any lane has a token that counts",
+            f"the loss counted nothing in step {step.plan.index + 1}: no sample of any lane has a token that counts",
             fix="look at the mask of the loss and at the samples it masks",
         )
 

@@ -18,7 +18,7 @@ from paceline.config import RunConfig
 from paceline.train.ddp_reduction import DDP_OPTIONS, TreeDDP
 from paceline.train.lane_sum import FreeSum, LaneSum, LocalTree
 from paceline.train.reduce_after_backward import ReduceAfterBackward
-from paceline.world.collectives import take_from_main
+from paceline.world.collectives import broadcast_from_main
 from paceline.world.world import World
 
 
@@ -62,7 +62,7 @@ def parallelize(
 
 def _make_alike(model: nn.Module) -> None:
     """Let all ranks begin with the weights and buffers of rank 0, as DDP does: they may have drawn others."""
-    take_from_main(value for value in (*model.parameters(), *model.buffers()) if value.numel())
+    broadcast_from_main(value for value in (*model.parameters(), *model.buffers()) if value.numel())
 
 
 def lane_sum(model: nn.Module, world: World, config: RunConfig) -> LaneSum:

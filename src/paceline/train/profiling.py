@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, tensorboa
 from paceline.config import RunConfig
 from paceline.rundir import CLOCK_MARK, TENSORBOARD, make_private, profile_facts, write_whole
 from paceline.telemetry.phases import PhaseClock
-from paceline.world.collectives import rows_of_all
+from paceline.world.collectives import all_gather_rows
 from paceline.world.world import World
 
 _ROUNDS = 8
@@ -70,7 +70,7 @@ class Profiling:
         rounds = []
         for _ in range(_ROUNDS):
             spoke = time.perf_counter_ns()
-            rows_of_all(self._world, torch.zeros(1))
+            all_gather_rows(self._world, torch.zeros(1))
             rounds.append([spoke, time.perf_counter_ns()])
         return rounds
 

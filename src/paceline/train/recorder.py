@@ -17,7 +17,7 @@ from paceline.rundir import DUMP_FILE, RECORD_FILE, make_private, write_whole
 from paceline.train.parallel import inner
 from paceline.train.sharded_tensor import whole
 from paceline.train.state import NOTHING, content, digest_of, digests_of_all, named_state
-from paceline.world.collectives import rows_of_all, sum_across
+from paceline.world.collectives import all_gather_rows, sum_across
 from paceline.world.world import World
 
 
@@ -114,7 +114,7 @@ class Recorder:
     def _of_all(self, mine: bytes) -> list[int]:
         """Return the different digests that the ranks have of something."""
         digest = torch.frombuffer(bytearray(hashlib.sha256(mine).digest()[:8]), dtype=torch.int64)
-        return sorted(set(rows_of_all(self._world, digest).flatten().tolist()))
+        return sorted(set(all_gather_rows(self._world, digest).flatten().tolist()))
 
     def _write(self, line: dict[str, object]) -> None:
         if self._world.is_main:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from paceline.world.collectives import side_by_side
+from paceline.world.collectives import all_gather_flat
 
 if TYPE_CHECKING:  # slow to import, and most trainings need it not
     from torch.distributed.device_mesh import DeviceMesh
@@ -41,7 +41,7 @@ def whole(value: Tensor) -> Tensor:
         return value
     padded = torch.zeros(_slice_size(value), dtype=value.dtype, device=value.device)
     padded[: mine(value).numel()] = mine(value).flatten()
-    return side_by_side(padded, _mesh(value).get_group())[: value.numel()].view(value.shape)
+    return all_gather_flat(padded, _mesh(value).get_group())[: value.numel()].view(value.shape)
 
 
 def put(target: Tensor, value: Tensor) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError
 from paceline.train.parallel import settled
 from paceline.train.sharded_tensor import put, sharded_like, whole
-from paceline.world.collectives import texts_of_all
+from paceline.world.collectives import all_gather_texts
 from paceline.world.world import World
 
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
@@ -182,7 +182,7 @@ def digests_of_all(world: World, own: Mapping[str, Tensor]) -> dict[str, str]:
     mine = {name: digest_of(name, value) for name, value in own.items()}
     return {
         name: found
-        for text in texts_of_all(world, json.dumps(mine))
+        for text in all_gather_texts(world, json.dumps(mine))
         for name, found in json.loads(text).items()
     }
 

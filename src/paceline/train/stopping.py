@@ -47,7 +47,7 @@ class StopRequest:
         before: dict[signal.Signals, _Handler] = {
             number: signal.signal(number, self._heed) for number in STOP_SIGNALS
         }
-        self.reason = self.reason or EARLY.told
+        self.reason = self.reason or EARLY.stop_signal
         try:
             yield
         except Exception:

@@ -99,7 +99,7 @@ class Trainer:
             for step in self._onlookers.reading(self.batches.steps(first)):
                 self._train(step, life)
                 self._onlookers.step_done(self._done)
-                if step.plan.step == first:
+                if step.plan.index == first:
                     shorten_timeout(self.world, self.config)
                 if (
                     life.after_step(self._last, self._done, self._metrics)
@@ -120,7 +120,7 @@ class Trainer:
     def _train(self, step: RankBatch, life: Lifeline) -> None:
         note = self._last = life.take(step)
         self._onlookers.step_taken(step.plan.samples)
-        self._done = done = step.plan.step + 1
+        self._done = done = step.plan.index + 1
         self._metrics = {}
         self._since_report.add(note, step.plan.samples)
         self._in_epoch.add(note, step.plan.samples)

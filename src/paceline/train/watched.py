@@ -6,9 +6,9 @@ import contextlib
 
 from paceline.config import RunConfig
 from paceline.errors import Stopped
-from paceline.hang.rank_report import WrongResult
+from paceline.hang.rank_report import RankException
 from paceline.hang.watchdog import Watchdog
-from paceline.launch.rank_local import lost_peer, words_of
+from paceline.launch.rank_local import format_error, lost_peer
 from paceline.rundir import RunDir
 from paceline.telemetry.pulse import REST_S, Pulse
 from paceline.train.console import say
@@ -43,8 +43,8 @@ def watchdog_of(
     return Watchdog(directory, world, pulse, say, explain)
 
 
-def explain(error: BaseException) -> WrongResult | None:
+def explain(error: BaseException) -> RankException | None:
     """Return what went wrong; nothing for a run that was told to stop."""
     if isinstance(error, Stopped) or not isinstance(error, Exception):
         return None
-    return WrongResult(type(error).__name__, words_of(error), lost_peer(error))
+    return RankException(type(error).__name__, format_error(error), lost_peer(error))

@@ -14,8 +14,8 @@ from typing import IO, Any
 import numpy
 
 from paceline.data.mnist_idx import read_idx
-from paceline.data.pack.columns import check_lengths, chosen, storable
-from paceline.data.pack.inputs import Prepared, Workshop
+from paceline.data.pack.columns import check_lengths, select_columns, storable_dtype
+from paceline.data.pack.inputs import PackContext, Prepared
 from paceline.data.pack.request import PackRequest
 from paceline.data.shards.shard import Array, Rows
 from paceline.errors import ConfigError, DataError
@@ -71,10 +71,10 @@ class Arrays:
         return cls(tuple(Stored(**one | {"shape": tuple(one["shape"])}) for one in tree["stored"]))
 
 
-def split_word(word: str) -> tuple[str, Path]:
+def parse_input(word: str) -> tuple[str, Path]:
     """Return the name of a column and its file; a name that is not given is the file's.
 
-    >>> split_word("image=data/a.npy"), split_word("data/a.npy")
+    >>> parse_input("image=data/a.npy"), parse_input("data/a.npy")
     (('image', PosixPath('data/a.npy')), ('a', PosixPath('data/a.npy')))
     """
     name, equals, path = word.partition("=")
@@ -85,10 +85,10 @@ def split_word(word: str) -> tuple[str, Path]:
 
 def find_arrays(request: PackRequest) -> list[Path]:
     """Return the files that are named."""
-    return [split_word(word)[1] for word in request.words]
+    return [parse_input(word)[1] for word in request.words]
 
 
-def prepare_arrays(request: PackRequest, files: Sequence[Path], shop: Workshop) -> Prepared:
+def prepare_arrays(request: PackRequest, files: Sequence[Path], shop: PackContext) -> Prepared:
     """Return the arrays of some .npy files, or of one .npz."""
     if files[0].suffix.lower() == NPZ:
         if len(files) > 1:
@@ -96,7 +96,7 @@ def prepare_arrays(request: PackRequest, files: Sequence[Path], shop: Workshop) 
                 f"{files[0]} is a set of columns of its own", fix="pack one .npz at a time"
             )
         return _arrays(_members(files[0], shop.spool), request.columns, str(files[0]))
-    names = [split_word(word)[0] for word in request.words]
+    names = [parse_input(word)[0] for word in request.words]
     if len(set(names)) < len(names):
         raise ConfigError(
             f"two columns are called {max(names, key=names.count)}", fix="name them: NAME=FILE.npy"
@@ -108,7 +108,7 @@ def prepare_arrays(request: PackRequest, files: Sequence[Path], shop: Workshop) 
 
 def _arrays(found: Sequence[Stored], wanted: Sequence[str], where: str) -> Prepared:
     by_name = {one.name: one for one in found}
-    taken = [by_name[name] for name in chosen(list(by_name), wanted, where)]
+    taken = [by_name[name] for name in select_columns(list(by_name), wanted, where)]
     for one in taken:
         said = where if where.lower().endswith(NPZ) else one.path
         if not one.shape:
@@ -116,7 +116,7 @@ def _arrays(found: Sequence[Stored], wanted: Sequence[str], where: str) -> Prepa
                 f"{said}: {one.name} is one number, not rows of samples",
                 fix="leave it out: --columns",
             )
-        storable(numpy.dtype(one.dtype), one.name, said)
+        storable_dtype(numpy.dtype(one.dtype), one.name, said)
     check_lengths({one.name: one.shape[0] for one in taken}, where)
     return Prepared(Arrays(tuple(taken)))
 
@@ -221,7 +221,7 @@ def find_idx(request: PackRequest) -> list[Path]:
     return [files[0] for files in found]
 
 
-def prepare_idx(request: PackRequest, files: Sequence[Path], shop: Workshop) -> Prepared:
+def prepare_idx(request: PackRequest, files: Sequence[Path], shop: PackContext) -> Prepared:
     """Unpack a part of MNIST; labels become int64, as losses want them."""
     images, labels = (read_idx(path.parent, path.name.removesuffix(".gz")) for path in files)
     if labels.ndim != 1 or images.ndim != 3:

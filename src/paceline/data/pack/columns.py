@@ -8,16 +8,17 @@ from typing import Any
 import numpy
 
 from paceline.data.shards.index import Column, DatasetIndex, ShardFacts
-from paceline.data.shards.shard import WORDS, Rows, column_of
+from paceline.data.shards.shard import Rows, column_of
+from paceline.dtypes import SAFETENSORS_NAMES
 from paceline.errors import ConfigError, DataError, did_you_mean
 
 _LABELS = {"label", "labels", "target", "targets", "class", "y"}
 
 
-def chosen(there: Sequence[str], wanted: Sequence[str], where: str) -> list[str]:
+def select_columns(there: Sequence[str], wanted: Sequence[str], where: str) -> list[str]:
     """Return the columns that are wanted, in that order; all of them, what is called a label last, if none is named.
 
-    >>> chosen(["label", "pixels"], [], "x.npz"), chosen(["a", "b", "c"], ["c", "a"], "x.npz")
+    >>> select_columns(["label", "pixels"], [], "x.npz"), select_columns(["a", "b", "c"], ["c", "a"], "x.npz")
     (['pixels', 'label'], ['c', 'a'])
     """
     for name in wanted:
@@ -46,17 +47,17 @@ def check_lengths(lengths: Mapping[str, int], where: str) -> int:
     return samples
 
 
-def storable(dtype: numpy.dtype[Any], name: str, where: str) -> numpy.dtype[Any]:
+def storable_dtype(dtype: numpy.dtype[Any], name: str, where: str) -> numpy.dtype[Any]:
     """Return a type as a shard holds it, little end first, if it does."""
     if dtype.hasobject:
         raise DataError(
             f"{where}: {name} holds Python objects, which are never unpickled",
             fix="save it as an array of numbers (object arrays come of rows of different lengths, or of None)",
         )
-    if dtype.name not in WORDS:
+    if dtype.name not in SAFETENSORS_NAMES:
         raise DataError(
             f"{where}: {name} is of type {dtype}, which a shard cannot hold",
-            fix=f"make it one of: {', '.join(WORDS)}",
+            fix=f"make it one of: {', '.join(SAFETENSORS_NAMES)}",
         )
     return dtype.newbyteorder("<")
 

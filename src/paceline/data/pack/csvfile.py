@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.data.pack.columns import check_lengths, chosen
-from paceline.data.pack.inputs import Prepared, Workshop
-from paceline.data.pack.optional_packages import need
+from paceline.data.pack.columns import check_lengths, select_columns
+from paceline.data.pack.inputs import PackContext, Prepared
+from paceline.data.pack.optional_packages import import_optional
 from paceline.data.pack.request import PackRequest
 from paceline.data.pack.tables import Table
 from paceline.errors import DataError
@@ -19,10 +19,10 @@ _BLOCK_BYTES = 1 << 22
 _AS_WIDE = {"int64": ("int64", "double"), "double": ("double",), "": ()}
 
 
-def prepare_csv(request: PackRequest, files: Sequence[Path], shop: Workshop) -> Prepared:
+def prepare_csv(request: PackRequest, files: Sequence[Path], shop: PackContext) -> Prepared:
     """Copy the columns that are wanted, file by file; a column is of numbers if its first cell is one."""
     there = _names(files[0])
-    names = chosen(there, request.columns, str(files[0]))
+    names = select_columns(there, request.columns, str(files[0]))
     kinds: dict[str, str] = {}
     groups: list[list[Any]] = []
     for number, path in enumerate(files):
@@ -45,7 +45,10 @@ def prepare_csv(request: PackRequest, files: Sequence[Path], shop: Workshop) -> 
 
 def _copied(path: Path, copy: Path, names: Sequence[str], kinds: dict[str, str]) -> list[int]:
     """Copy a file, block by block; return the rows of each, and widen the kinds of columns as they turn out."""
-    pyarrow, parquet = need("pyarrow", "a CSV file"), need("pyarrow.parquet", "a CSV file")
+    pyarrow, parquet = (
+        import_optional("pyarrow", "a CSV file"),
+        import_optional("pyarrow.parquet", "a CSV file"),
+    )
     schema = pyarrow.schema([(name, pyarrow.string()) for name in names])
     rows: list[int] = []
     with parquet.ParquetWriter(copy, schema) as writer:
@@ -64,7 +67,7 @@ def _kind(values: Any, kind: str | None, where: str, rows_before: int) -> str:
     if kind is None:
         first = next((cell for cell in values.to_pylist() if cell.strip()), "")
         kind = "int64" if _is_number(first) else ""
-    trimmed = need("pyarrow.compute", "a CSV file").utf8_trim_whitespace(values)
+    trimmed = import_optional("pyarrow.compute", "a CSV file").utf8_trim_whitespace(values)
     for wider in _AS_WIDE[kind]:
         with contextlib.suppress(ValueError):
             trimmed.cast(wider)
@@ -86,7 +89,7 @@ def _refuse_texts(values: Any, where: str, rows_before: int) -> None:
 
 
 def _is_number(cell: str) -> bool:
-    pyarrow = need("pyarrow", "a CSV file")
+    pyarrow = import_optional("pyarrow", "a CSV file")
     try:
         pyarrow.scalar(cell.strip()).cast("double")
     except ValueError:
@@ -112,7 +115,7 @@ def _names(path: Path) -> list[str]:
 
 
 def _blocks(path: Path, names: Sequence[str]) -> Iterator[Any]:
-    text = need("pyarrow", "a CSV file").string()
+    text = import_optional("pyarrow", "a CSV file").string()
     reader = _reader(path, dict.fromkeys(names, text))
     try:
         yield from (block for block in reader if block.num_rows)
@@ -121,7 +124,7 @@ def _blocks(path: Path, names: Sequence[str]) -> Iterator[Any]:
 
 
 def _reader(path: Path, types: dict[str, Any]) -> Any:
-    csv = need("pyarrow.csv", "a CSV file")
+    csv = import_optional("pyarrow.csv", "a CSV file")
     convert = csv.ConvertOptions(column_types=types, include_columns=list(types))
     parse = csv.ParseOptions(
         delimiter="\t" if path.suffix == ".tsv" else ",", newlines_in_values=True

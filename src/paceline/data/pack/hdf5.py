@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy
 
-from paceline.data.pack.columns import check_lengths, chosen, storable
-from paceline.data.pack.inputs import Prepared, Workshop
-from paceline.data.pack.optional_packages import need
-from paceline.data.pack.ragged import varying_of
+from paceline.data.pack.columns import check_lengths, select_columns, storable_dtype
+from paceline.data.pack.inputs import PackContext, Prepared
+from paceline.data.pack.optional_packages import import_optional
+from paceline.data.pack.ragged import make_varying
 from paceline.data.pack.request import PackRequest
 from paceline.data.shards.shard import Array, Rows, Varying
 from paceline.errors import ConfigError, DataError
@@ -44,8 +44,8 @@ class Hdf5:
             ) from error
         inner = _inner(dataset)
         if inner is not None:
-            return varying_of(list(values), inner)
-        return numpy.ascontiguousarray(values, dtype=storable(values.dtype, name, self.path))
+            return make_varying(list(values), inner)
+        return numpy.ascontiguousarray(values, dtype=storable_dtype(values.dtype, name, self.path))
 
     def tree(self) -> dict[str, Any]:
         """Return this as JSON can say it."""
@@ -57,7 +57,7 @@ class Hdf5:
         return cls(**tree)
 
 
-def prepare_hdf5(request: PackRequest, files: Sequence[Path], shop: Workshop) -> Prepared:
+def prepare_hdf5(request: PackRequest, files: Sequence[Path], shop: PackContext) -> Prepared:
     """Find the datasets that are wanted."""
     from paceline.data.hdf5.file import stay_inside  # which needs this package's columns
 
@@ -67,7 +67,7 @@ def prepare_hdf5(request: PackRequest, files: Sequence[Path], shop: Workshop) ->
         file.visititems(
             lambda name, item: there.update({name: item}) if getattr(item, "shape", ()) else None
         )
-        names = chosen(list(there), request.columns, str(files[0]))
+        names = select_columns(list(there), request.columns, str(files[0]))
         if len({_column(name) for name in names}) < len(names):
             raise ConfigError(
                 f"{files[0]}: two columns would have one name",
@@ -76,7 +76,7 @@ def prepare_hdf5(request: PackRequest, files: Sequence[Path], shop: Workshop) ->
         for name in names:
             stay_inside(there[name], name, files[0])
             if _inner(there[name]) is None:
-                storable(there[name].dtype, name, str(files[0]))
+                storable_dtype(there[name].dtype, name, str(files[0]))
         samples = check_lengths({name: there[name].shape[0] for name in names}, str(files[0]))
     return Prepared(Hdf5(path, names, samples))
 
@@ -87,19 +87,21 @@ def _column(name: str) -> str:
 
 def _inner(dataset: Any) -> numpy.dtype[Any] | None:
     """Return the type of an element, where rows are flat and of different lengths."""
-    h5py = need("h5py", "an HDF5 file")
+    h5py = import_optional("h5py", "an HDF5 file")
     if dataset.ndim != 1:
         return None
     if h5py.check_string_dtype(dataset.dtype) is not None:
         return numpy.dtype("u1")
     inner = h5py.check_vlen_dtype(dataset.dtype)
     return (
-        None if inner is None else storable(numpy.dtype(inner), dataset.name, dataset.file.filename)
+        None
+        if inner is None
+        else storable_dtype(numpy.dtype(inner), dataset.name, dataset.file.filename)
     )
 
 
 def _opened(path: str) -> Any:
-    h5py = need("h5py", "an HDF5 file")
+    h5py = import_optional("h5py", "an HDF5 file")
     try:
         return h5py.File(path, "r")
     except OSError as error:

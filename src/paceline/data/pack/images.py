@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy
 
-from paceline.data.pack.inputs import Prepared, Workshop
-from paceline.data.pack.optional_packages import need
-from paceline.data.pack.ragged import varying_of
+from paceline.data.pack.inputs import PackContext, Prepared
+from paceline.data.pack.optional_packages import import_optional
+from paceline.data.pack.ragged import make_varying
 from paceline.data.pack.request import PackRequest
 from paceline.data.shards.shard import Array, Rows
 from paceline.errors import ConfigError, DataError
@@ -42,7 +42,7 @@ class Images:
         paths = [Path(self.folder, name) for name in self.files[begin:end]]
         if not self.size[0]:
             return {
-                "image": varying_of([_content(path) for path in paths], numpy.dtype("u1")),
+                "image": make_varying([_content(path) for path in paths], numpy.dtype("u1")),
                 "label": labels,
             }
         height, width = self.size
@@ -72,7 +72,7 @@ def _content(path: Path) -> bytes:
 
 def _pixels(path: Path, size: tuple[int, int], mode: str) -> Array:
     """Return a picture, brought to a size; its sides may be stretched differently."""
-    image = need("PIL.Image", "decoding images")
+    image = import_optional("PIL.Image", "decoding images")
     try:
         with image.open(path) as picture:
             if picture.mode.startswith(("I", "F")):
@@ -121,7 +121,7 @@ def find_images(request: PackRequest) -> list[Path]:
     return found
 
 
-def prepare_images(request: PackRequest, files: Sequence[Path], shop: Workshop) -> Prepared:
+def prepare_images(request: PackRequest, files: Sequence[Path], shop: PackContext) -> Prepared:
     """Give every class a number, by its name; the names go into the index."""
     if request.grey and not request.size[0]:
         raise ConfigError(
@@ -129,7 +129,7 @@ def prepare_images(request: PackRequest, files: Sequence[Path], shop: Workshop) 
         )
     folder = Path(request.words[0])
     if request.size[0]:
-        need("PIL.Image", "decoding images")
+        import_optional("PIL.Image", "decoding images")
     names = [path.relative_to(folder) for path in files]
     classes = sorted({name.parts[0] for name in names})
     numbers = {name: number for number, name in enumerate(classes)}

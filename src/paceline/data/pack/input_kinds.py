@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from paceline.data.pack import arrays, csvfile, hdf5, images, tables, text
 from paceline.data.pack import text_tasks as pieces
-from paceline.data.pack.arrays import Arrays, split_word
+from paceline.data.pack.arrays import Arrays, parse_input
 from paceline.data.pack.hdf5 import Hdf5
 from paceline.data.pack.images import Images
-from paceline.data.pack.inputs import Input, Prepared, Workshop
+from paceline.data.pack.inputs import Input, PackContext, Prepared
 from paceline.data.pack.request import FLAGS, PackRequest
 from paceline.data.pack.stream import Stream
 from paceline.data.pack.tables import Table
@@ -31,7 +31,7 @@ class Kind(NamedTuple):
     """What may be asked of it."""
     find: Callable[[PackRequest], list[Path]]
     """Finds the files that it is made of."""
-    prepare: Callable[[PackRequest, Sequence[Path], Workshop], Prepared]
+    prepare: Callable[[PackRequest, Sequence[Path], PackContext], Prepared]
 
 
 def _files(request: PackRequest, suffixes: tuple[str, ...]) -> list[Path]:
@@ -105,7 +105,7 @@ def input_from(tree: dict[str, Any]) -> Input:
 def kind_of(request: PackRequest) -> Kind:
     """Return the kind of an input, if it is there and heeds the options."""
     for word in request.words:
-        _check_there(split_word(word)[1])
+        _check_there(parse_input(word)[1])
     name = _name(request)
     for option in request.asked:
         if option not in KINDS[name].options:
@@ -131,7 +131,7 @@ def _check_there(path: Path) -> None:
 def _name(request: PackRequest) -> str:
     if _TEXT_OPTIONS.intersection(request.asked):
         return "text"
-    names = {_name_of(split_word(word)[1]) for word in request.words}
+    names = {_name_of(parse_input(word)[1]) for word in request.words}
     if len(names) > 1:
         raise ConfigError(
             f"inputs of several kinds: {', '.join(sorted(names))}", fix="pack them one by one"

@@ -38,7 +38,7 @@ class Prepared:
     """Files that go into the set beside the shards: their names, and where they are."""
 
 
-class Workshop(NamedTuple):
+class PackContext(NamedTuple):
     """Where and with whom an input is made ready."""
 
     spool: Path

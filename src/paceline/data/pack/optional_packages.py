@@ -10,7 +10,7 @@ from paceline.errors import EnvironmentUnfit
 _INSTALLED_AS = {"PIL": "pillow"}
 
 
-def need(module: str, purpose: str) -> Any:
+def import_optional(module: str, purpose: str) -> Any:
     """Import a module of an optional package, or say how to get it."""
     package = module.partition(".")[0]
     try:

@@ -99,12 +99,12 @@ def _whole_ones(folder: Path, lines: list[str]) -> dict[str, ShardFacts]:
             ValueError, TypeError, OSError
         ):  # a line that was cut off, a shard that is not there
             facts = ShardFacts(**json.loads(line))
-            if re.fullmatch(_OURS, facts.name) and sum_of(folder / facts.name) == facts.xxh3:
+            if re.fullmatch(_OURS, facts.name) and checksum_of(folder / facts.name) == facts.xxh3:
                 found[facts.name] = facts
     return found
 
 
-def sum_of(path: Path) -> str:
+def checksum_of(path: Path) -> str:
     """Return the sum of a file's bytes."""
     total = xxhash.xxh3_64()
     with path.open("rb") as file:
@@ -152,7 +152,7 @@ def _clear_partial(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def taken(folder: Path) -> Iterator[None]:
+def locked_folder(folder: Path) -> Iterator[None]:
     """Make a folder, and keep other packs out of it; a failure to write says what to do."""
     try:
         descriptor = os.open(make_private(folder), os.O_RDONLY)
@@ -162,10 +162,10 @@ def taken(folder: Path) -> Iterator[None]:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise fault_of(error, folder) from error
+        raise storage_error(error, folder) from error
 
 
-def fault_of(error: OSError, folder: str | Path) -> EnvironmentUnfit:
+def storage_error(error: OSError, folder: str | Path) -> EnvironmentUnfit:
     """Return what to say of a failure to read an input or to write into a folder."""
     return EnvironmentUnfit(
         f"cannot read or write {error.filename or folder}: {error.strerror or error}",

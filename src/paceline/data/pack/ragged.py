@@ -10,10 +10,10 @@ import numpy
 from paceline.data.shards.shard import Varying
 
 
-def varying_of(values: Sequence[Any], dtype: numpy.dtype[Any]) -> Varying:
+def make_varying(values: Sequence[Any], dtype: numpy.dtype[Any]) -> Varying:
     """Return texts, bytes or flat arrays, one after the other.
 
-    >>> varying_of(["ab", b"", "é"], numpy.dtype("u1"))
+    >>> make_varying(["ab", b"", "é"], numpy.dtype("u1"))
     Varying(flat=array([ 97,  98, 195, 169], dtype=uint8), offsets=array([0, 2, 2, 4]))
     """
     flat = [_flat(value, dtype) for value in values]

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from paceline.data.pack.columns import columns_of, storable
-from paceline.data.pack.plan import Journal, plan_in, taken
-from paceline.data.pack.ragged import varying_of
+from paceline.data.pack.columns import columns_of, storable_dtype
+from paceline.data.pack.plan import Journal, locked_folder, plan_in
+from paceline.data.pack.ragged import make_varying
 from paceline.data.pack.request import SHARD_BYTES
 from paceline.data.pack.shard_writer import samples_in, write_rows
 from paceline.data.shards.index import INDEX, DatasetIndex
@@ -51,7 +51,7 @@ def pack_samples(
     }
     rows = _rows(first, cells, 0)
     columns, each = columns_of(rows), samples_in(shard_bytes, rows)
-    with taken(folder):
+    with locked_folder(folder):
         journal = Journal(folder, _PLAN + secrets.token_hex(8))
         journal.begin(force=force or _was_interrupted(folder))
         for number, batch in enumerate(_batches(itertools.chain(first, rest), each)):
@@ -97,7 +97,7 @@ def _cell(name: str, values: Sequence[Any], varying: bool) -> _Cell:  # noqa: FB
         return _Cell(numpy.dtype("u1"), (), varying=True)
     arrays = [numpy.asarray(value) for value in values]
     told = [array for array in arrays if array.size] or arrays  # an empty list is of no type
-    dtype = storable(numpy.result_type(*told), name, "the first samples")
+    dtype = storable_dtype(numpy.result_type(*told), name, "the first samples")
     shapes = {array.shape for array in arrays}
     if varying or (len(shapes) > 1 and all(len(shape) == 1 for shape in shapes)):
         return _Cell(dtype, (), varying=True)
@@ -112,7 +112,7 @@ def _rows(samples: Sequence[Sample], cells: Mapping[str, _Cell], begin: int) -> 
             _checked(_value(sample, name, begin + k), name, cell, begin + k)
             for k, sample in enumerate(samples)
         ]
-        found[name] = varying_of(values, cell.dtype) if cell.varying else numpy.stack(values)
+        found[name] = make_varying(values, cell.dtype) if cell.varying else numpy.stack(values)
     for number, sample in enumerate(samples):
         if len(sample) != len(cells):
             raise DataError(

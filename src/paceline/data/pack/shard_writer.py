@@ -65,16 +65,16 @@ def write_rows(folder: Path, number: int, columns: tuple[Column, ...], rows: Row
     for expected, found in zip(columns, columns_of(rows), strict=True):
         if found != expected:
             raise DataError(
-                f"column {found.name} is {said(expected)} in the first samples, and {said(found)} in shard {number}",
+                f"column {found.name} is {describe_column(expected)} in the first samples, and {describe_column(found)} in shard {number}",
                 fix="make all samples alike",
             )
     return write_shard(folder, shard_name(number), columns, rows)
 
 
-def said(column: Column) -> str:
+def describe_column(column: Column) -> str:
     """Return what a column holds, in words.
 
-    >>> said(Column("image", "U8", (28, 28))), said(Column("text", "U8", (), True)), said(Column("label", "I64"))
+    >>> describe_column(Column("image", "U8", (28, 28))), describe_column(Column("text", "U8", (), True)), describe_column(Column("label", "I64"))
     ('U8 [28, 28]', 'U8 of varying length', 'I64')
     """
     shape = (
@@ -83,7 +83,7 @@ def said(column: Column) -> str:
     return f"{column.dtype}{shape}"
 
 
-def cut(given: Input, folder: Path, shard_bytes: int) -> ShardJob:
+def plan_shards(given: Input, folder: Path, shard_bytes: int) -> ShardJob:
     """Choose how many samples a shard has, by the first ones, so that it has about as many bytes as are wanted."""
     first = bytes_each(given.read(0, 1))
     tried = min(given.samples, _TRIED, max(1, int(shard_bytes // max(1, first))))

@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy
 
-from paceline.data.pack.columns import check_lengths, chosen
-from paceline.data.pack.inputs import Prepared, Workshop
-from paceline.data.pack.optional_packages import need
+from paceline.data.pack.columns import check_lengths, select_columns
+from paceline.data.pack.inputs import PackContext, Prepared
+from paceline.data.pack.optional_packages import import_optional
 from paceline.data.pack.request import PackRequest
-from paceline.data.shards.shard import WORDS, Array, Rows, Varying
+from paceline.data.shards.shard import Array, Rows, Varying
+from paceline.dtypes import SAFETENSORS_NAMES
 from paceline.errors import DataError
 
 PARQUET = (".parquet", ".pq")
@@ -46,7 +47,7 @@ class Table:
 
     def read(self, begin: int, end: int) -> Rows:
         """Return some rows."""
-        pyarrow = need("pyarrow", "a table")
+        pyarrow = import_optional("pyarrow", "a table")
         parts = []
         for number in range(bisect_right(self._ends, begin), bisect_left(self._ends, end) + 1):
             first = self._ends[number] - self.groups[number][2]
@@ -70,14 +71,14 @@ class Table:
 
     def _values(self, name: str, values: Any, begin: int) -> Array | Varying:
         """Return the rows of one column as numpy has them."""
-        pyarrow = need("pyarrow", "a table")
+        pyarrow = import_optional("pyarrow", "a table")
         if values.null_count:
             row = begin + values.is_null().index(pyarrow.scalar(value=True)).as_py()
             raise _empty_cell(self.where, name, row)
         array = pyarrow.concat_arrays(values.chunks) if values.num_chunks != 1 else values.chunk(0)
         if name in self.numbers:
-            return plain(
-                need("pyarrow.compute", "a table")
+            return to_numpy(
+                import_optional("pyarrow.compute", "a table")
                 .utf8_trim_whitespace(array)
                 .cast(self.numbers[name])
             )
@@ -98,14 +99,14 @@ class Table:
         return cls(**tree)
 
 
-def plain(array: Any) -> Array:
+def to_numpy(array: Any) -> Array:
     """Return numbers as numpy has them."""
     return numpy.ascontiguousarray(array.to_numpy(zero_copy_only=False))
 
 
 def _unfolded(array: Any) -> Array | Varying | None:
     """Return numbers, texts or lists of numbers; None if a list has an empty place."""
-    types = need("pyarrow", "a table").types
+    types = import_optional("pyarrow", "a table").types
     if (
         types.is_list(array.type)
         or types.is_large_list(array.type)
@@ -115,9 +116,9 @@ def _unfolded(array: Any) -> Array | Varying | None:
         if inner.null_count:
             return None
         if types.is_fixed_size_list(array.type):
-            return plain(inner).reshape(len(array), array.type.list_size)
-        offsets = plain(array.offsets).astype(numpy.int64)
-        return Varying(plain(inner), offsets - offsets[0])
+            return to_numpy(inner).reshape(len(array), array.type.list_size)
+        offsets = to_numpy(array.offsets).astype(numpy.int64)
+        return Varying(to_numpy(inner), offsets - offsets[0])
     if _is_text(array.type):
         array = array.cast("large_binary")
         _, places, content = array.buffers()
@@ -126,18 +127,18 @@ def _unfolded(array: Any) -> Array | Varying | None:
         ]
         flat = numpy.frombuffer(content or b"", numpy.uint8)[offsets[0] : offsets[-1]]
         return Varying(flat, offsets - offsets[0])
-    return plain(array)
+    return to_numpy(array)
 
 
 def _is_text(kind: Any) -> bool:
-    types = need("pyarrow", "a table").types
+    types = import_optional("pyarrow", "a table").types
     return any(
         getattr(types, f"is_{word}")(kind)
         for word in ("string", "large_string", "binary", "large_binary", "fixed_size_binary")
     )
 
 
-def prepare_parquet(request: PackRequest, files: Sequence[Path], shop: Workshop) -> Prepared:
+def prepare_parquet(request: PackRequest, files: Sequence[Path], shop: PackContext) -> Prepared:
     """Find the row groups, and see that all files have the columns alike."""
     groups: list[list[Any]] = []
     schemas = []
@@ -152,7 +153,7 @@ def prepare_parquet(request: PackRequest, files: Sequence[Path], shop: Workshop)
             schemas.append(
                 {name: file.schema_arrow.field(name).type for name in file.schema_arrow.names}
             )
-    names = chosen(list(schemas[0]), request.columns, str(files[0]))
+    names = select_columns(list(schemas[0]), request.columns, str(files[0]))
     for path, schema in zip(files, schemas, strict=True):
         for name in names:
             _check_type(schemas[0][name], schema.get(name), name, path)
@@ -163,7 +164,7 @@ def prepare_parquet(request: PackRequest, files: Sequence[Path], shop: Workshop)
 
 
 def _check_type(first: Any, kind: Any, name: str, path: Path) -> None:
-    types = need("pyarrow", "a table").types
+    types = import_optional("pyarrow", "a table").types
     if kind != first:
         raise DataError(
             f"{path}: {name} is {kind or 'missing'}, and {first} in the first file",
@@ -172,7 +173,7 @@ def _check_type(first: Any, kind: Any, name: str, path: Path) -> None:
     if types.is_dictionary(kind):
         kind = kind.value_type
     inner = kind.value_type if types.is_nested(kind) and hasattr(kind, "value_type") else kind
-    if not _is_text(kind) and WORDS.get(_numpy_name(inner)) is None:
+    if not _is_text(kind) and SAFETENSORS_NAMES.get(_numpy_name(inner)) is None:
         raise DataError(
             f"{path}: {name} is of type {kind}, which a shard cannot hold",
             fix="choose other columns with --columns, or make it a number",
@@ -180,14 +181,14 @@ def _check_type(first: Any, kind: Any, name: str, path: Path) -> None:
 
 
 def _numpy_name(kind: Any) -> str:
-    types = need("pyarrow", "a table").types
+    types = import_optional("pyarrow", "a table").types
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
         return str(kind)
     return str(numpy.dtype(kind.to_pandas_dtype()).name)
 
 
 def _opened(path: str) -> Any:
-    parquet = need("pyarrow.parquet", "a Parquet file")
+    parquet = import_optional("pyarrow.parquet", "a Parquet file")
     try:
         return parquet.ParquetFile(path)
     except (OSError, ValueError) as error:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.data.pack.inputs import Prepared, Workshop
+from paceline.data.pack.inputs import PackContext, Prepared
 from paceline.data.pack.pool import PackTask, run_all
 from paceline.data.pack.request import PackRequest, stat_of
 from paceline.data.pack.stream import Stream
 from paceline.data.pack.text_tasks import TextPart, tasks_of
-from paceline.data.pack.tokens import CharacterTask, TokenTask, joined
+from paceline.data.pack.tokens import CharacterTask, TokenTask, merge_characters
 from paceline.data.vocabulary import (
     TOKENIZER,
     Bytes,
@@ -27,7 +27,7 @@ from paceline.rundir import write_whole
 _Made = tuple[Stream, dict[str, Any]]
 
 
-def prepare_text(request: PackRequest, files: Sequence[Path], shop: Workshop) -> Prepared:
+def prepare_text(request: PackRequest, files: Sequence[Path], shop: PackContext) -> Prepared:
     """Make the text numbers, and say what they mean."""
     how = _element(request)
     if not sum(stat_of(path)[0] for path in files):
@@ -76,17 +76,17 @@ def _bytes(files: Sequence[Path], length: int) -> _Made:
     return stream, Bytes().about()
 
 
-def _characters(files: Sequence[Path], length: int, shop: Workshop) -> _Made:
+def _characters(files: Sequence[Path], length: int, shop: PackContext) -> _Made:
     tasks = tasks_of(files)
     found = (
         letters for _, letters in _run(CharacterTask(tasks), range(len(tasks)), shop, "reading")
     )
-    letters = joined(found)
+    letters = merge_characters(found)
     job = TokenTask(tasks, str(shop.spool), width_for(len(letters)), letters=letters)
     return _stream(job, length, shop), Characters(letters).about()
 
 
-def _tokens(files: Sequence[Path], request: PackRequest, shop: Workshop) -> _Made:
+def _tokens(files: Sequence[Path], request: PackRequest, shop: PackContext) -> _Made:
     tasks = tasks_of(files)
     path = shop.spool / TOKENIZER
     if not path.exists():
@@ -97,7 +97,9 @@ def _tokens(files: Sequence[Path], request: PackRequest, shop: Workshop) -> _Mad
     return _stream(job, request.length, shop), tokens.about()
 
 
-def _tokenizer(request: PackRequest, tasks: Sequence[Sequence[TextPart]], shop: Workshop) -> bytes:
+def _tokenizer(
+    request: PackRequest, tasks: Sequence[Sequence[TextPart]], shop: PackContext
+) -> bytes:
     """Return the file of the tokenizer that was given, or that is trained now."""
     if request.tokenizer:
         return load_tokenizer(Path(request.tokenizer)).content
@@ -106,7 +108,7 @@ def _tokenizer(request: PackRequest, tasks: Sequence[Sequence[TextPart]], shop: 
     return train_tokenizer(texts, request.train_tokenizer).encode()
 
 
-def _stream(job: TokenTask, length: int, shop: Workshop) -> Stream:
+def _stream(job: TokenTask, length: int, shop: PackContext) -> Stream:
     """Make the numbers of all tasks that were not done before."""
     done = job.done()
     left = [number for number in range(len(job.tasks)) if number not in done]
@@ -120,7 +122,7 @@ def _stream(job: TokenTask, length: int, shop: Workshop) -> Stream:
     return Stream(parts, [sum(counts) for counts in ordered], job.dtype, starts, length)
 
 
-def _run(job: PackTask, numbers: Sequence[int], shop: Workshop, what: str) -> Any:
+def _run(job: PackTask, numbers: Sequence[int], shop: PackContext, what: str) -> Any:
     for count, found in enumerate(run_all(job, numbers, shop.workers), 1):
         shop.progress(f"{what} texts", count, len(numbers))
         yield found

@@ -56,7 +56,7 @@ class TokenTask:
     def run(self, number: int) -> list[int]:
         """Write the numbers of a task; return how many every piece has."""
         found = [
-            numbers_of(piece, self._vocabulary, self.end).astype(self.dtype)
+            encode_part(piece, self._vocabulary, self.end).astype(self.dtype)
             for piece in self.tasks[number]
         ]
         counts = [len(numbers) for numbers in found]
@@ -97,7 +97,7 @@ def _pieces(tasks: Sequence[Sequence[Sequence[Any]]]) -> list[list[TextPart]]:
     return [[TextPart(*piece) for piece in task] for task in tasks]
 
 
-def numbers_of(piece: TextPart, vocabulary: Vocabulary, end: int) -> Array:
+def encode_part(piece: TextPart, vocabulary: Vocabulary, end: int) -> Array:
     """Return a piece of text as numbers; where it begins a document that is not the first, after `end`, if not negative."""
     numbers = vocabulary.encode(piece.text())
     if end < 0 or not piece.document or piece.begin:
@@ -105,15 +105,15 @@ def numbers_of(piece: TextPart, vocabulary: Vocabulary, end: int) -> Array:
     return numpy.concatenate([numpy.array([end]), numbers])
 
 
-def letters_of(tasks: Sequence[Sequence[TextPart]]) -> str:
+def characters_in(tasks: Sequence[Sequence[TextPart]]) -> str:
     """Return the characters of all pieces, each once, in order."""
-    return joined(CharacterTask(tasks).run(number) for number in range(len(tasks)))
+    return merge_characters(CharacterTask(tasks).run(number) for number in range(len(tasks)))
 
 
-def joined(found: Iterable[str]) -> str:
+def merge_characters(found: Iterable[str]) -> str:
     """Return what was found in several tasks, each character once, in order.
 
-    >>> joined(["ad", "ab"])
+    >>> merge_characters(["ad", "ab"])
     'abd'
     """
     return "".join(sorted(set().union(*found)))

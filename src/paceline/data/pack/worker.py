@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import Any
 
-from paceline.data.pack.plan import fault_of
+from paceline.data.pack.plan import storage_error
 from paceline.data.pack.pool import PackTask
 from paceline.data.pack.shard_writer import ShardJob
 from paceline.data.pack.tokens import CharacterTask, TokenTask
@@ -41,7 +41,7 @@ def _done(job: PackTask, number: int) -> dict[str, Any]:
     try:
         return {"number": number, "done": job.run(number)}
     except (PacelineError, OSError) as error:
-        told = fault_of(error, "the set") if isinstance(error, OSError) else error
+        told = storage_error(error, "the set") if isinstance(error, OSError) else error
         return {
             "number": number,
             "error": type(told).__name__,

@@ -7,13 +7,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.data.pack.arrays import split_word
+from paceline.data.pack.arrays import parse_input
 from paceline.data.pack.input_kinds import Kind, input_from, kind_of, tree_of
-from paceline.data.pack.inputs import Prepared, Progress, Workshop, silent
-from paceline.data.pack.plan import Journal, taken
+from paceline.data.pack.inputs import PackContext, Prepared, Progress, silent
+from paceline.data.pack.plan import Journal, locked_folder
 from paceline.data.pack.pool import run_all
 from paceline.data.pack.request import PackRequest
-from paceline.data.pack.shard_writer import cut, shard_name
+from paceline.data.pack.shard_writer import plan_shards, shard_name
 from paceline.data.shards.index import INDEX, DatasetIndex, ShardFacts
 from paceline.errors import ConfigError, DataError
 from paceline.rundir import write_whole
@@ -34,10 +34,10 @@ def pack(
     _refuse_inside(request, folder)
     files = _found(kind, request)
     digest = request.digest(files)
-    with taken(folder):
+    with locked_folder(folder):
         journal = Journal(folder, digest)
         if not journal.begin(force=force):
-            shop = Workshop(journal.spool, workers or _cores(), progress)
+            shop = PackContext(journal.spool, workers or _cores(), progress)
             index = _make(journal, _ready(kind, request, files, shop), request, shop)
             if request.digest(_found(kind, request)) != digest:
                 raise DataError(
@@ -71,7 +71,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _ready(kind: Kind, request: PackRequest, files: Sequence[Path], shop: Workshop) -> Prepared:
+def _ready(kind: Kind, request: PackRequest, files: Sequence[Path], shop: PackContext) -> Prepared:
     """Return the input, made ready now or before an interruption."""
     note, here = shop.spool / _READY, str(shop.spool.absolute())
     if note.exists():
@@ -79,7 +79,7 @@ def _ready(kind: Kind, request: PackRequest, files: Sequence[Path], shop: Worksh
         if tree["spool"] == here:  # else the folder was moved
             return Prepared(input_from(tree["input"]), tree["about"], tree["beside"])
     found = kind.prepare(request, files, shop)
-    about = {"from": [split_word(word)[1].name for word in request.words], **found.about}
+    about = {"from": [parse_input(word)[1].name for word in request.words], **found.about}
     tree = {
         "spool": here,
         "input": tree_of(found.input),
@@ -91,10 +91,10 @@ def _ready(kind: Kind, request: PackRequest, files: Sequence[Path], shop: Worksh
 
 
 def _make(
-    journal: Journal, prepared: Prepared, request: PackRequest, shop: Workshop
+    journal: Journal, prepared: Prepared, request: PackRequest, shop: PackContext
 ) -> DatasetIndex:
     """Write every shard that is not there; return what the index is to say."""
-    job = cut(prepared.input, journal.folder, request.shard_bytes)
+    job = plan_shards(prepared.input, journal.folder, request.shard_bytes)
     left = [number for number in range(job.count) if shard_name(number) not in journal.finished]
     shop.progress("packing shards", job.count - len(left), job.count)
     for _, facts in run_all(job, left, shop.workers):

@@ -13,7 +13,7 @@ from paceline.plot.page import SIZE, Charts, axis_label, picture
 from paceline.plot.ticks import label
 from paceline.report.page.step_times import median_or_one
 from paceline.telemetry.phases import PHASES, WAIT
-from paceline.telemetry.rank_times import RankSample, evened, read_looks
+from paceline.telemetry.rank_times import RankSample, downsample, read_samples
 from paceline.units import short_time
 
 _COLUMNS, _ROWS = 96, 64  # of a map at most
@@ -27,7 +27,7 @@ Rows = Sequence[Sequence[float | None]]
 
 def rank_times_of(path: Path) -> dict[str, Any] | None:
     """Return each rank's own time at some steps; with very many ranks, the slowest of each group of neighbours."""
-    samples = evened(read_looks(path), _COLUMNS)
+    samples = downsample(read_samples(path), _COLUMNS)
     size = max((len(sample.own_s) for sample in samples), default=0)
     if size < 2:
         return None

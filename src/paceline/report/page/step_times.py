@@ -13,8 +13,7 @@ from paceline.plot.page import SIZE, axis_label, key, path, picture
 from paceline.plot.ticks import label, linear_ticks
 from paceline.report.history import as_number
 from paceline.report.page.event_columns import EventColumns
-from paceline.telemetry.heartbeat import NOTHING as NO_TIME
-from paceline.telemetry.heartbeat import Beat
+from paceline.telemetry.heartbeat import NO_TIME, Beat
 from paceline.telemetry.phases import PHASES, WAIT
 from paceline.units import short_time
 

@@ -6,15 +6,15 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from paceline.doctor.disk import judge_disk, look_at_disk
+from paceline.doctor.disk import judge_disk, probe_disk
 from paceline.doctor.finding import Finding
-from paceline.doctor.gpu import ask_driver, judge_gpus
-from paceline.doctor.host import judge_host, look_at_host
-from paceline.doctor.network import judge_network, look_at_network
-from paceline.doctor.software import TorchFacts, judge_python, judge_settings, judge_torch
+from paceline.doctor.gpu import judge_gpus, query_driver
+from paceline.doctor.network import gather_network, judge_network
+from paceline.doctor.resources import gather_resources, judge_resources
+from paceline.doctor.software import TorchFacts, judge_python, judge_torch, judge_variables
 
 
-def examine_here(
+def examine_host(
     env: Mapping[str, str],
     runs: Path,
     ranks: int,
@@ -27,9 +27,9 @@ def examine_here(
     return [
         judge_python(tuple(sys.version_info[:3]), sys.executable),
         *(judge_torch(torch) if torch else ()),
-        *judge_gpus(ask_driver(), torch, env.get("CUDA_VISIBLE_DEVICES")),
-        *judge_settings(env),
-        *judge_host(look_at_host(), ranks, env),
-        *judge_network(look_at_network(env, peers), env, alone=alone),
-        judge_disk(look_at_disk(runs)),
+        *judge_gpus(query_driver(), torch, env.get("CUDA_VISIBLE_DEVICES")),
+        *judge_variables(env),
+        *judge_resources(gather_resources(), ranks, env),
+        *judge_network(gather_network(env, peers), env, alone=alone),
+        judge_disk(probe_disk(runs)),
     ]

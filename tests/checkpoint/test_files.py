@@ -9,9 +9,10 @@ from support.checkpoint_contents import SHAPES, bits_of, random_tensor, tensors_
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.checkpoint.image import read_places, split_by_size
-from paceline.tensorfile import WIDTHS, Spec, plan_image
-from paceline.checkpoint.staging import DTYPES
+from paceline.dtypes import WIDTHS
+from paceline.tensorfile import Spec, plan_file
+from paceline.checkpoint.staging import DTYPES, split_by_size
+from paceline.checkpoint.storage import tensor_spans
 from paceline.errors import BadCheckpoint
 
 WORDS = {dtype: word for word, dtype in DTYPES.items()}
@@ -26,7 +27,7 @@ specs = st.builds(
 
 def file_of(tensors: dict[str, torch.Tensor]) -> bytes:
     """Return the file that a plan describes."""
-    image = plan_image(
+    image = plan_file(
         Spec(name, WORDS[value.dtype], tuple(value.shape)) for name, value in tensors.items()
     )
     content = bytearray(image.size_bytes)
@@ -64,7 +65,7 @@ def test_a_file_without_tensors_is_a_file() -> None:
 def test_what_plain_safetensors_writes_is_read() -> None:
     tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(3, dtype=torch.bool)}
     content = safetensors.torch.save(tensors, metadata={"from": "elsewhere"})
-    places = {place.spec.name: place for place in read_places(content, len(content), "x")}
+    places = {place.spec.name: place for place in tensor_spans(content, len(content), "x")}
     assert {name: (place.spec.dtype, place.spec.shape) for name, place in places.items()} == {
         "a": ("F32", (2, 3)),
         "b": ("BOOL", (3,)),
@@ -74,7 +75,7 @@ def test_what_plain_safetensors_writes_is_read() -> None:
 
 @given(st.lists(specs, max_size=12, unique_by=lambda spec: spec.name))
 def test_tensors_lie_side_by_side_and_aligned(wanted) -> None:
-    image = plan_image(wanted)
+    image = plan_file(wanted)
     assert sorted(place.spec for place in image.places) == sorted(wanted)
     assert len(image.header) % 64 == 0
     end = len(image.header)
@@ -87,8 +88,8 @@ def test_tensors_lie_side_by_side_and_aligned(wanted) -> None:
 
 @given(st.lists(specs, max_size=12, unique_by=lambda spec: spec.name))
 def test_the_places_are_read_back_from_the_header_alone(wanted) -> None:
-    image = plan_image(wanted)
-    assert read_places(memoryview(image.header), image.size_bytes, "x") == image.places
+    image = plan_file(wanted)
+    assert tensor_spans(memoryview(image.header), image.size_bytes, "x") == image.places
 
 
 LIES = {
@@ -121,7 +122,7 @@ LIES = {
 @pytest.mark.parametrize("content", LIES.values(), ids=LIES)
 def test_a_file_that_lies_about_itself_is_refused(content) -> None:
     with pytest.raises(BadCheckpoint, match="somewhere/part is not a safetensors file") as caught:
-        read_places(memoryview(content), len(content), "somewhere/part")
+        tensor_spans(memoryview(content), len(content), "somewhere/part")
     assert caught.value.fix
 
 
@@ -139,7 +140,7 @@ SUBTLE = {
 @pytest.mark.parametrize("content", SUBTLE.values(), ids=SUBTLE)
 def test_a_file_that_lies_about_itself_in_a_subtle_way_is_refused(content) -> None:
     with pytest.raises(BadCheckpoint, match="somewhere/part is not a safetensors file"):
-        read_places(memoryview(content), len(content), "somewhere/part")
+        tensor_spans(memoryview(content), len(content), "somewhere/part")
 
 
 @given(st.lists(st.integers(0, 1000), max_size=40), st.integers(1, 7))

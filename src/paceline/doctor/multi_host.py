@@ -23,12 +23,12 @@ from paceline.doctor.cross_host import (
     AllocationRequest,
     judge_affinity,
     judge_clocks,
-    judge_coming,
+    judge_connectivity,
+    judge_missing_ranks,
     judge_request,
     judge_versions,
-    judge_ways,
 )
-from paceline.doctor.finding import Finding, all_well, merged
+from paceline.doctor.finding import Finding, all_ok, merged
 from paceline.doctor.rank import look, report
 from paceline.doctor.rank_facts import RankFacts
 from paceline.errors import ConfigError, EnvironmentUnfit
@@ -42,16 +42,16 @@ _MOST_PRINTED = 1 << 20
 
 
 @dataclass(frozen=True)
-class Looked:
+class Examination:
     """What was found on all hosts, and on how many."""
 
-    found: list[Finding]
+    findings: list[Finding]
     hosts: int
     ranks: int
 
 
 @dataclass(frozen=True)
-class HostPlan:
+class ExaminationPlan:
     """How hosts are looked at."""
 
     ranks: int
@@ -63,7 +63,9 @@ class HostPlan:
     """Whether torch is left out."""
 
 
-def look_at_allocation(allocation: Allocation, plan: HostPlan, env: Mapping[str, str]) -> Looked:
+def examine_allocation(
+    allocation: Allocation, plan: ExaminationPlan, env: Mapping[str, str]
+) -> Examination:
     """Start as many ranks on every node as a training would have, and put together what they say."""
     slurm.require("srun")
     nodes = len(allocation.nodes)
@@ -77,7 +79,11 @@ def look_at_allocation(allocation: Allocation, plan: HostPlan, env: Mapping[str,
         "quick": plan.quick,
         "nodes": allocation.nodes,
     }
-    words = [*allocation.srun_words(plan.ranks), f"--nodelist={','.join(allocation.nodes)}", *_RANK]
+    words = [
+        *allocation.srun_command(plan.ranks),
+        f"--nodelist={','.join(allocation.nodes)}",
+        *_RANK,
+    ]
     surroundings = step_environment(env) | {handover.DOCTOR: json.dumps(told)}
     with (
         tempfile.TemporaryFile() as output,
@@ -90,8 +96,8 @@ def look_at_allocation(allocation: Allocation, plan: HostPlan, env: Mapping[str,
             lambda: process.poll() is not None or reception.came + len(_printed(output)) >= size,
         )
         found = _judge(came, size, _printed(output), request_from(env, allocation))
-        reception.dismiss(ok=all_well(found))
-        return Looked(found, nodes, size)
+        reception.dismiss(ok=all_ok(found))
+        return Examination(found, nodes, size)
 
 
 _RANK = (sys.executable, "-u", "-m", "paceline.doctor.rank")
@@ -122,9 +128,13 @@ def _printed(output: IO[bytes]) -> list[tuple[str, str, str]]:
     return found
 
 
-def look_from(
-    node: int, hosts: Sequence[str], meet: tuple[str, int], plan: HostPlan, env: Mapping[str, str]
-) -> Looked | bool:
+def examine_together(
+    node: int,
+    hosts: Sequence[str],
+    meet: tuple[str, int],
+    plan: ExaminationPlan,
+    env: Mapping[str, str],
+) -> Examination | bool:
     """Look at this host, one of several; the first puts together what all say, the others return whether all was well."""
     nodes = len(hosts)
     peers = (*hosts[:node], *hosts[node + 1 :])
@@ -158,9 +168,9 @@ def look_from(
         own = pool.submit(tell)
         came = reception.examine(plan.wait_s, lambda: own.done() and own.exception() is not None)
         found = _judge(came, nodes, [], None)
-        reception.dismiss(ok=all_well(found))
+        reception.dismiss(ok=all_ok(found))
         own.result()
-        return Looked(found, nodes, nodes)
+        return Examination(found, nodes, nodes)
 
 
 def _judge(
@@ -170,15 +180,15 @@ def _judge(
     request: AllocationRequest | None,
 ) -> list[Finding]:
     if not came:
-        return [judge_coming(came, size, printed)]
+        return [judge_missing_ranks(came, size, printed)]
     named = _with_names(came)
     by_host = merged([(one.host, one.found) for one in named if one.found])
     found = [
-        judge_coming(named, size, printed),
+        judge_missing_ranks(named, size, printed),
         *by_host,
         judge_versions(named),
         *judge_clocks(named),
-        *judge_ways(named),
+        *judge_connectivity(named),
     ]
     return [*found, *judge_affinity(named), *(judge_request(request, named) if request else [])]
 
@@ -194,7 +204,7 @@ def _with_names(came: Sequence[RankFacts]) -> list[RankFacts]:
     ]
 
 
-def chosen_nodes(allocation: Allocation, wanted: Sequence[str]) -> Allocation:
+def select_nodes(allocation: Allocation, wanted: Sequence[str]) -> Allocation:
     """Return the part of an allocation that was asked for; all of it, if nothing was."""
     if strange := [name for name in wanted if name not in allocation.nodes]:
         raise ConfigError(
@@ -207,7 +217,7 @@ def chosen_nodes(allocation: Allocation, wanted: Sequence[str]) -> Allocation:
 def request_from(env: Mapping[str, str], allocation: Allocation) -> AllocationRequest:
     """Return what Slurm was asked for.
 
-    >>> request_from({"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_CPUS_PER_TASK": "4"}, Allocation(("a", "b"), 2, here=False))
+    >>> request_from({"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_CPUS_PER_TASK": "4"}, Allocation(("a", "b"), 2, is_local=False))
     Request(job='7', nodes=2, tasks=0, tasks_on=(2, 2), cpus_per_task=4, gpus_per_node=0)
     """
     return AllocationRequest(
@@ -233,7 +243,7 @@ def _each(text: str) -> Iterator[int]:
         yield from [_number(count)] * (_number(times.rstrip(")")) or 1)
 
 
-def own_place(hosts: Sequence[str], own: Sequence[str]) -> int | None:
+def own_index(hosts: Sequence[str], own: Sequence[str]) -> int | None:
     """Return which of some hosts this one is, by its name and its addresses."""
     for place, host in enumerate(hosts):
         if host == os.uname().nodename or set(resolve(host)) & set(own):

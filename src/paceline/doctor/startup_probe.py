@@ -1,6 +1,6 @@
 """Start a program under watch: which files it opens until its first optimizer step, at which it is ended, or until its own end.
 
-`python -X importtime -m paceline.doctor.startup_child OUT BEGUN path|module|import WHAT ...`
+`python -X importtime -m paceline.doctor.startup_probe OUT BEGUN path|module|import WHAT ...`
 """
 
 from __future__ import annotations

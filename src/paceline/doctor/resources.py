@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.doctor.finding import Finding, fine, problem
+from paceline.doctor.finding import Finding, passed, problem
 from paceline.launch.oom import own_groups
 from paceline.units import human_size
 
@@ -19,7 +19,7 @@ _LEAST_MEMORY = 2 << 30
 
 
 @dataclass(frozen=True)
-class HostFacts:
+class Resources:
     """What this process may use."""
 
     cores: tuple[int, ...]
@@ -39,10 +39,10 @@ class HostFacts:
     has_rdma: bool
 
 
-def look_at_host(root: Path = Path("/")) -> HostFacts:
+def gather_resources(root: Path = Path("/")) -> Resources:
     """Gather the facts of this host, as this process meets them; the kernel's files lie below `root`."""
     shared = _room(root / "dev/shm")
-    return HostFacts(
+    return Resources(
         cores=_cores(),
         cores_here=os.cpu_count() or 1,
         quota=_quota(root),
@@ -97,7 +97,7 @@ def _memory(root: Path) -> int:
     return min(limits)
 
 
-def judge_host(host: HostFacts, ranks: int, env: Mapping[str, str]) -> Iterator[Finding]:
+def judge_resources(host: Resources, ranks: int, env: Mapping[str, str]) -> Iterator[Finding]:
     """Judge what this host gives to `ranks` ranks."""
     yield _judge_cores(host, ranks, env)
     yield _judge_files(host)
@@ -108,7 +108,7 @@ def judge_host(host: HostFacts, ranks: int, env: Mapping[str, str]) -> Iterator[
     yield _judge_memory(host, ranks)
 
 
-def _judge_cores(host: HostFacts, ranks: int, env: Mapping[str, str]) -> Finding:
+def _judge_cores(host: Resources, ranks: int, env: Mapping[str, str]) -> Finding:
     usable = min(len(host.cores), host.quota or len(host.cores))
     threads = env.get("OMP_NUM_THREADS", "")
     said = (
@@ -126,7 +126,7 @@ def _judge_cores(host: HostFacts, ranks: int, env: Mapping[str, str]) -> Finding
             f"{said}, and OMP_NUM_THREADS={threads} in each",
             f"export OMP_NUM_THREADS={max(1, int(usable // ranks))}",
         )
-    return fine("cores", said)
+    return passed("cores", said)
 
 
 def spans(numbers: Sequence[int]) -> str:
@@ -147,22 +147,22 @@ def spans(numbers: Sequence[int]) -> str:
     )
 
 
-def _judge_files(host: HostFacts) -> Finding:
+def _judge_files(host: Resources) -> Finding:
     if 0 <= host.open_files < _LEAST_FILES:
         return problem(
             "ulimit files",
             f"{host.open_files} open files: workers and shards need more",
             "ulimit -n 65536 in the batch script, or ask for a higher hard limit",
         )
-    return fine(
+    return passed(
         "ulimit files",
         f"{'no limit' if host.open_files < 0 else f'{host.open_files:,}'} open files",
     )
 
 
-def _judge_locked(host: HostFacts) -> Finding:
+def _judge_locked(host: Resources) -> Finding:
     if host.locked_memory < 0:
-        return fine("ulimit memory", "any amount may be locked, as InfiniBand needs")
+        return passed("ulimit memory", "any amount may be locked, as InfiniBand needs")
     return problem(
         "ulimit memory",
         f"only {human_size(host.locked_memory)} may be locked, and InfiniBand needs more",
@@ -170,7 +170,7 @@ def _judge_locked(host: HostFacts) -> Finding:
     )
 
 
-def _judge_shared(host: HostFacts) -> Finding:
+def _judge_shared(host: Resources) -> Finding:
     said = (
         f"{human_size(host.shared_memory)} of {human_size(host.shared_memory_all)} free in /dev/shm"
     )
@@ -180,11 +180,11 @@ def _judge_shared(host: HostFacts) -> Finding:
             f"{said}: data workers and NCCL die of a bus error when it is full",
             "docker run --shm-size=8g (or --ipc=host); remove old files from /dev/shm; or read.workers=0",
         )
-    return fine("shared memory", said)
+    return passed("shared memory", said)
 
 
-def _judge_memory(host: HostFacts, ranks: int) -> Finding:
+def _judge_memory(host: Resources, ranks: int) -> Finding:
     said = f"{human_size(host.memory)} for {ranks} rank{'s' * (ranks > 1)}"
     if host.memory < _LEAST_MEMORY * ranks:
         return problem("memory", said, "ask for more: --mem, or start fewer ranks")
-    return fine("memory", said)
+    return passed("memory", said)

@@ -1,4 +1,4 @@
-"""What torch says of this machine, as JSON: `python -m paceline.doctor.torch_child`. Run apart, for it may crash or hang."""
+"""What torch says of this machine, as JSON: `python -m paceline.doctor.torch_probe`. Run apart, for it may crash or hang."""
 
 from __future__ import annotations
 
