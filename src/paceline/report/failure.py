@@ -22,7 +22,7 @@ from paceline.events import (
 )
 from paceline.hang.judge import judge
 from paceline.hang.rank_report import RankReport, read_reports
-from paceline.hang.stacks import MAIN
+from paceline.hang.stacks import MAIN, CodeLine
 from paceline.hang.verdict import HangVerdict, read_verdict
 from paceline.launch.failure import Failure
 from paceline.report.failure_page import FailurePage
@@ -34,10 +34,11 @@ from paceline.rundir import RunDir, write_whole
 
 _STEPS = 5
 _SAME_COMMAND = "the command that started it"
-_EXPLAIN = {
-    "another shape",
-    "another collective",
-}  # why gloo ended a rank, which may not be the one at fault
+# Why gloo ended a rank, which may not be the one at fault.
+_GLOO_CAUSES = {"another shape", "another collective"}
+_NO_HANG = {"none", "exception", "gone"}
+
+Events = Sequence[dict[str, Any]]
 
 
 def page_from_launch(failure: Failure, resume: str) -> FailurePage:
@@ -48,14 +49,13 @@ def page_from_launch(failure: Failure, resume: str) -> FailurePage:
     report, verdict = _of_rank(records, rank), read_verdict(folder) or judge(records)
     if report and _is_collateral(report) and verdict.ranks and rank not in verdict.ranks:
         rank = verdict.ranks[0]
-        how = (
-            "used another tensor size than before"
-            if verdict.cause == "another shape"
-            else "did not join the others"
-        )
-    words = "\n".join(
-        [failure.details or failure.message, *(_crash_lines(report) if report else [])]
-    )
+        how = "did not join the others"
+        if verdict.cause == "another shape":
+            how = "used another tensor size than before"
+    lines = [failure.details or failure.message]
+    if report:
+        lines += _crash_lines(report)
+    words = "\n".join(lines)
     return replace(_with_history(folder, rank, how, words, records), resume=resume)
 
 
@@ -66,17 +66,15 @@ def _is_collateral(record: RankReport) -> bool:
 
 def _crash_lines(record: RankReport) -> list[str]:
     """Return the Python stack of a crash in native code, innermost last."""
-    main = (
-        next((stack for stack in record.stacks if stack.thread == MAIN), None)
-        if record.crash
-        else None
-    )
-    places = (
-        [f'  File "{place.file}", line {place.line}, in {place.function}' for place in main.places]
-        if main
-        else []
-    )
-    return [f"{record.crash} in native code, called from Python:", *places] if places else []
+    for stack in record.stacks:
+        if record.crash and stack.thread == MAIN and stack.places:
+            head = f"{record.crash} in native code, called from Python:"
+            return [head, *(_place_line(place) for place in stack.places)]
+    return []
+
+
+def _place_line(place: CodeLine) -> str:
+    return f'  File "{place.file}", line {place.line}, in {place.function}'
 
 
 def _of_rank(records: Sequence[RankReport], rank: int) -> RankReport | None:
@@ -90,17 +88,14 @@ def page_from_run(target: NamedRun) -> FailurePage | None:
     records = read_reports(folder)
     if is_held(folder.lock) or not events or not _has_failed(events, records):
         return None
-    since_s = next(
-        event["time_s"] for event in reversed(events) if event["event"] == RunStarted.__name__
-    )
-    if page := _written_page(folder, since_s):
-        return (
-            page
-            if page.slurm
-            else replace(page, slurm=(ended := _slurm(target)), written=not ended)
-        )
+    starts = [event["time_s"] for event in events if event["event"] == RunStarted.__name__]
+    if page := _written_page(folder, starts[-1]):
+        if page.slurm:
+            return page
+        slurm = _slurm(target)
+        return replace(page, slurm=slurm, written=not slurm)
     verdict = read_verdict(folder) or judge(records)
-    rank, node, how = _end(folder, records, verdict, since_s)
+    rank, node, how = _end(folder, records, verdict, starts[-1])
     words = _traceback(_of_rank(records, rank)) or _reason(events)
     page = _with_history(folder, rank, how, words, records)
     return replace(page, slurm=_slurm(target), node=page.node or node)
@@ -112,11 +107,8 @@ def _end(
     """Return the first rank that failed, its node and how it ended: by its own report, by srun, or by the other ranks."""
     rank = verdict.ranks[0] if verdict.ranks else -1
     first, task = _of_rank(records, rank), first_end(folder, since_s)
-    if (
-        task is None
-        or verdict.cause in _EXPLAIN
-        or (first and first.wrong and not first.wrong.lost_peer)
-    ):
+    crashed = first and first.wrong and not first.wrong.lost_peer
+    if task is None or crashed or verdict.cause in _GLOO_CAUSES:
         return rank, "", _how(first, verdict)
     report = _of_rank(records, task.task)
     return task.task if report and report.node == task.node else -1, task.node, task.how
@@ -143,53 +135,58 @@ def _with_history(
     events = _events(folder)
     steps = [event for event in events if event["event"] == StepDone.__name__][-_STEPS:]
     saved_step, saved = _newest_checkpoint(folder, events)
-    stuck = [record for record in records if record.state in {"stuck", "failed"}]
-    verdict = read_verdict(folder) or (judge(records) if stuck else None)
-    held = verdict if verdict and verdict.cause not in {"none", "exception", "gone"} else None
-    step = max([0, *(record.step for record in records), *(event["step"] for event in steps)])
+    verdict = read_verdict(folder)
+    if verdict is None and any(record.state in {"stuck", "failed"} for record in records):
+        verdict = judge(records)
+    hang = verdict if verdict and verdict.cause not in _NO_HANG else None
     report = _of_rank(records, rank)
     return FailurePage(
-        str(folder.root.absolute()), rank, report.node if report else "", how, words, held.cause if held else "", held.sentence if held else "", step,
-        tuple({name: event[name] for name in ("step", "loss", "samples_per_s")} for event in steps),
-        saved, saved_step, "", _SAME_COMMAND,
-    )  # fmt: skip
+        run=str(folder.root.absolute()),
+        rank=rank,
+        node=report.node if report else "",
+        how=how,
+        words=words,
+        cause=hang.cause if hang else "",
+        hang=hang.sentence if hang else "",
+        step=max([0, *(record.step for record in records), *(event["step"] for event in steps)]),
+        steps=tuple(_metrics(event) for event in steps),
+        checkpoint=saved,
+        checkpoint_step=saved_step,
+        slurm="",
+        resume=_SAME_COMMAND,
+    )
 
 
-def _newest_checkpoint(folder: RunDir, events: Sequence[dict[str, Any]]) -> tuple[int, str]:
+def _metrics(event: dict[str, Any]) -> dict[str, Any]:
+    return {name: event[name] for name in ("step", "loss", "samples_per_s")}
+
+
+def _newest_checkpoint(folder: RunDir, events: Events) -> tuple[int, str]:
     """Return step and path of the newest checkpoint; one from the last moments may have no event."""
-    found = [
-        (event["step"], event["path"])
-        for event in events
-        if event["event"] == CheckpointSaved.__name__
-    ][-1:]
+    saves = [event for event in events if event["event"] == CheckpointSaved.__name__]
+    checkpoints = [(event["step"], event["path"]) for event in saves[-1:]]
     storage = LocalStorage(folder.checkpoints)
     with contextlib.suppress(OSError):
-        found += [(step, storage.where(step)) for step in storage.steps()[:1]]
-    return max(found, default=(-1, ""))
+        checkpoints += [(step, storage.where(step)) for step in storage.steps()[:1]]
+    return max(checkpoints, default=(-1, ""))
 
 
-def _has_failed(events: Sequence[dict[str, Any]], records: Sequence[RankReport]) -> bool:
+def _has_failed(events: Events, records: Sequence[RankReport]) -> bool:
     """Return whether the last start neither finished nor stopped: it reported a failure, or it is gone."""
-    kinds = [event["event"] for event in events]
-    last = (
-        kinds[len(kinds) - 1 - kinds[::-1].index(RunStarted.__name__) :]
-        if RunStarted.__name__ in kinds
-        else []
-    )
-    if not last or RunEnded.__name__ in last or RunStopped.__name__ in last:
+    since_start: list[str] = []
+    for event in events:
+        if event["event"] == RunStarted.__name__:
+            since_start = []
+        since_start.append(event["event"])
+    has_started = RunStarted.__name__ in since_start
+    if not has_started or RunEnded.__name__ in since_start or RunStopped.__name__ in since_start:
         return False
-    return RunFailed.__name__ in last or any(record.state != "left" for record in records)
+    return RunFailed.__name__ in since_start or any(record.state != "left" for record in records)
 
 
-def _reason(events: Sequence[dict[str, Any]]) -> str:
-    return next(
-        (
-            str(event["reason"])
-            for event in reversed(events)
-            if event["event"] == RunFailed.__name__
-        ),
-        "",
-    )
+def _reason(events: Events) -> str:
+    reasons = [str(event["reason"]) for event in events if event["event"] == RunFailed.__name__]
+    return reasons[-1] if reasons else ""
 
 
 def _events(folder: RunDir) -> list[dict[str, Any]]:
@@ -202,8 +199,9 @@ def _events(folder: RunDir) -> list[dict[str, Any]]:
 def _slurm(target: NamedRun) -> str:
     """Return how the last job ended by Slurm's account."""
     with contextlib.suppress(EnvironmentUnfit):
-        jobs = [job for job in jobs_of(target.jobs[-1:]) if not job.live]
-        return f"job {jobs[-1].job} is {jobs[-1].state} {jobs[-1].reason}".strip() if jobs else ""
+        for job in jobs_of(target.jobs[-1:]):
+            if not job.live:
+                return f"job {job.job} is {job.state} {job.reason}".strip()
     return ""
 
 
