@@ -135,7 +135,7 @@ def test_a_loss_that_is_not_a_number_stops_every_rank_and_names_step_and_lane(fo
     done = paceline(
         "run", "train.py", "-n", "2", "batch.global_size=8", "epochs=5", folder=folder, env=poison
     )
-    refused(done, 1, "the loss is nan at step 3, lane 3 (rank 1)", "look at the learning rate")
+    refused(done, 1, "the loss is nan at step 3, lane 3 (rank 1)", "try lr.base 10 x lower")
     assert [(folder / f"updates-{rank}").read_text().count("update") for rank in range(2)] == [2, 2]
     last = json.loads((folder / "runs/run/events.jsonl").read_text().splitlines()[-1])
     assert (last["event"], last["step"]) == ("RunFailed", 2)

@@ -26,8 +26,8 @@ def dawdle(name: str) -> None:
         time.sleep(0.01)
 
 
-def heed(self, number, frame, heed=StopRequest._heed):
-    heed(self, number, frame)
+def on_signal(self, number, frame, on_signal=StopRequest._on_signal):
+    on_signal(self, number, frame)
     mark("heard")
 
 
@@ -64,7 +64,7 @@ class Watched(paceline.Batches):
 
 
 def main(config: paceline.RunConfig) -> None:
-    local._write_durably, StopRequest._heed = slow_writer, heed
+    local._write_durably, StopRequest._on_signal = slow_writer, on_signal
     dawdle("begin")
     with paceline.join(config) as world:
         dawdle("join")

@@ -21,20 +21,20 @@ SAVING = (*SHORT, "checkpoint.every=5steps")
 CRASH_ONCE = """
 import os, runpy
 from pathlib import Path
-import paceline.train.lifeline as lifeline
+import paceline.train.trainer as trainer
 
-def crash(self, note, done, metrics, after=lifeline.Lifeline.after_step):
+def crash(self, note, done, metrics, after=trainer._Recovery.after_step):
     stop = after(self, note, done, metrics)
     times = Path(f"crashes-{done}")
     if os.environ["RANK"] == "1" and done in {int(word) for word in os.environ["CRASH_AT"].split()}:
         count = len(times.read_bytes()) if times.exists() else 0
         if count < int(os.environ.get("TIMES", "1")):
             times.write_bytes(b"x" * (count + 1))
-            self._saver.wait()  # a save that has begun is there before this rank is gone
+            self.checkpoints._saver.wait()  # a save that has begun is there before this rank is gone
             {"raise": lambda: [][0], "kill": lambda: os.kill(os.getpid(), 9)}[os.environ.get("HOW", "kill")]()
     return stop
 
-lifeline.Lifeline.after_step = crash
+trainer._Recovery.after_step = crash
 runpy.run_path(os.environ["SCRIPT"], run_name="__main__")
 """
 

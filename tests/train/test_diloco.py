@@ -327,7 +327,7 @@ def test_other_steps_and_other_models_are_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_of_other_replicas_is_refused(tmp_path: Path) -> None:
     for more, problem in [
         ({}, ""),
-        ({"local_sgd.replicas": 2}, "holds 4 replicas"),
+        ({"local_sgd.replicas": 2}, "saved with 4 local SGD replicas, this run has 2"),
         ({"local_sgd.steps": 0}, "0 are wanted"),
     ]:
         config = config_of(str(tmp_path), resume="changed", epochs=2, **more)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data.reading.source import Batch
-from paceline.train.lane_sum import NO_MOVES, Moves
+from paceline.train.note import NO_MOVES, Moves
 from paceline.world.collectives import sum_across
 from paceline.world.world import World
 

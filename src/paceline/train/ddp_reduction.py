@@ -17,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.telemetry.phases import PhaseClock
 from paceline.train.bucket_exchange import AllGatherExchange, Exchange, TreeShape, choose_exchange
-from paceline.train.lane_sum import NOTE_HEAD, Note, TreeStack, missing_gradient
+from paceline.train.lane_sum import TreeStack, missing_gradient
+from paceline.train.note import NOTE_HEAD, Note
 from paceline.world.collectives import wire_device
 from paceline.world.world import World
 
@@ -70,7 +71,7 @@ class TreeReduction:
     """The lane sum of a rank under DDP: the communication hook, and what it needs from step to step."""
 
     scale = 1.0
-    knows_all = True
+    totals_are_global = True
     idle = 0
 
     def __init__(self, parameters: list[nn.Parameter], lanes: int, world: World) -> None:
@@ -141,7 +142,7 @@ class TreeReduction:
             return [buffer]
         parameters = bucket.parameters()
         numbers = [self._index[id(parameter)] for parameter in parameters]
-        kept = len(held) - self._stack.owed
+        kept = len(held) - self._stack.pending_additions
         for earlier in reversed(held[kept:]):
             torch._foreach_add_(
                 laid_out(buffer, parameters), [earlier[number] for number in numbers]

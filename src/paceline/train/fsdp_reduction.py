@@ -18,7 +18,8 @@ from paceline.config import RunConfig
 from paceline.scale.batch import share
 from paceline.scale.tree import additions_by_turn, whole_subtrees
 from paceline.train.bucket_exchange import AllGatherExchange, TreeShape, choose_exchange
-from paceline.train.lane_sum import FreeSum, Note, TreeStack, drop_gradients
+from paceline.train.lane_sum import FreeSum, TreeStack, drop_gradients
+from paceline.train.note import Note
 from paceline.train.shard_mesh import ShardMesh, shard_mesh_of
 from paceline.world.collectives import exchange, gather, wire_device
 from paceline.world.world import World
@@ -135,7 +136,7 @@ class ShardedTree:
     """The lane sum of a sharded model, along the tree."""
 
     scale = 1.0
-    knows_all = True
+    totals_are_global = True
 
     def __init__(
         self, model: nn.Module, parameters: list[nn.Parameter], lanes: int, world: World
@@ -163,7 +164,7 @@ class ShardedTree:
         self._turns.now = self.idle + len(self._notes)
         self._notes.append(note)
         if self._turns.now == self._turns.last:
-            self._stack.take_notes(self._notes)
+            self._stack.replace_notes(self._notes)
             self._send_notes([held.to_tensor() for held in self._stack.notes])
 
     def after_lane(self) -> None:

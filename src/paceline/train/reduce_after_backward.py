@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.train.ddp_reduction import TreeReduction, filled, laid_out
-from paceline.train.lane_sum import Note, gradients_of
+from paceline.train.lane_sum import gradients_of
+from paceline.train.note import Note
 
 
 class LaneGradients(NamedTuple):
@@ -16,7 +17,7 @@ class LaneGradients(NamedTuple):
 
     gradients: list[Tensor]
     sums: list[list[Tensor]]
-    owed: int
+    pending_additions: int
 
 
 class ReduceAfterBackward(TreeReduction):
@@ -39,19 +40,24 @@ class ReduceAfterBackward(TreeReduction):
             torch._foreach_copy_(gradients_of(bucket.parameters()), bucket.gradients())
         return super().finish()
 
-    def left(self) -> LaneGradients:
+    def lane_gradients(self) -> LaneGradients:
         """Return what the lanes of the step under way left behind."""
         return LaneGradients(
-            gradients_of(self._stack.parameters), list(self._stack.gradients), self._stack.owed
+            gradients_of(self._stack.parameters),
+            list(self._stack.gradients),
+            self._stack.pending_additions,
         )
 
-    def bring_back(self, left: LaneGradients, notes: list[Note]) -> None:
+    def load_lanes(self, left: LaneGradients, notes: list[Note]) -> None:
         """Take what lanes that were replayed have left, as if they had run."""
         self._noted = None
         for parameter, gradient in zip(self._stack.parameters, left.gradients, strict=True):
             parameter.grad = gradient
-        self._stack.gradients, self._stack.owed = list(left.sums), left.owed
-        self._stack.take_notes(notes)
+        self._stack.gradients, self._stack.pending_additions = (
+            list(left.sums),
+            left.pending_additions,
+        )
+        self._stack.replace_notes(notes)
 
 
 class _WholeBucket:

@@ -28,7 +28,7 @@ def is_sharded(value: Tensor) -> bool:
     return tensors is not None and isinstance(value, tensors.DTensor)
 
 
-def mine(value: Tensor) -> Tensor:
+def local_part(value: Tensor) -> Tensor:
     """Return this rank's slice, in place; all of it if it is whole."""
     sharded: Any = value
     found: Tensor = sharded.to_local() if is_sharded(value) else value
@@ -40,7 +40,7 @@ def whole(value: Tensor) -> Tensor:
     if not is_sharded(value):
         return value
     padded = torch.zeros(_slice_size(value), dtype=value.dtype, device=value.device)
-    padded[: mine(value).numel()] = mine(value).flatten()
+    padded[: local_part(value).numel()] = local_part(value).flatten()
     return all_gather_flat(padded, _mesh(value).get_group())[: value.numel()].view(value.shape)
 
 
@@ -48,7 +48,7 @@ def put(target: Tensor, value: Tensor) -> None:
     """Fill a tensor, or the slice of it that is this rank's, from a whole one."""
     if is_sharded(target):
         value = _cut(value, target)
-    mine(target).copy_(value)
+    local_part(target).copy_(value)
 
 
 def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
@@ -81,9 +81,9 @@ def clip_sharded(parameters: list[nn.Parameter], largest: float) -> None:
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norms = torch.stack([torch._foreach_norm([whole(value)])[0] for value in gradients])  # noqa: SLF001 - as get_total_norm does
-    slices = [mine(parameter).detach() for parameter in parameters]
+    slices = [local_part(parameter).detach() for parameter in parameters]
     for value, gradient in zip(slices, gradients, strict=True):
-        value.grad = mine(gradient)
+        value.grad = local_part(gradient)
     nn.utils.clip_grads_with_norm_(slices, largest, torch.linalg.vector_norm(norms))
 
 

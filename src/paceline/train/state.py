@@ -103,7 +103,7 @@ def load_state(
 ) -> list[str]:
     """Put saved tensors where `named_state` found them; return what does not fit. Nothing may be trained if something does not."""
     weights = dict(settled(model).state_dict())
-    slots = Slots(model, optimizer)
+    slots = OptimizerSlots(model, optimizer)
     problems, seen = [], set()
     with torch.no_grad():
         for full_name, value in saved:
@@ -131,7 +131,7 @@ def load_weight(weights: Mapping[str, Tensor], name: str, value: Tensor) -> list
     return []
 
 
-class Slots:
+class OptimizerSlots:
     """What an optimizer remembers of each parameter."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
