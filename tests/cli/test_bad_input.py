@@ -112,7 +112,7 @@ def folder(tmp_path: Path) -> Path:
     [
         (["-n", "2", "batch.lanes=1"], "32", 2, "2 ranks cannot share 1 lanes", "set batch.lanes=2, or start at most 1 ranks"),
         ([], "0", 2, "the dataset has 0 samples", "check the path or the filter that made it"),
-        (["-n", "2", "runs=occupied"], "32", 3, "cannot write occupied/run: ", "free some space or permit writing there"),
+        (["-n", "2", "runs=occupied"], "32", 3, "cannot write occupied/run: ", "free disk space, allow writing there"),
         (["device=cuda"], "32", 3, "device=cuda, but this rank sees no GPU", "ask the scheduler for GPUs, or set device=cpu"),
     ],
 )  # fmt: skip

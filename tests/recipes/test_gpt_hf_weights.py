@@ -386,7 +386,7 @@ def test_nothing_is_left_of_a_folder_that_cannot_be_written(export, monkeypatch)
     monkeypatch.setattr(os, "fsync", full)
     done = export("runs/tokens", "hub")
     assert (done.code, sorted(os.listdir("."))) == (3, ["runs"])
-    assert "cannot write hub: No space left on device\n  fix: free some space" in done.err
+    assert "cannot write hub: No space left on device\n  fix: free disk space" in done.err
 
 
 @pytest.mark.parametrize(

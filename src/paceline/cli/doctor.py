@@ -13,7 +13,7 @@ from typing import Any
 from paceline.cluster.allocation import Allocation, allocation_from
 from paceline.config.arguments import arguments_of, option, positional, rest
 from paceline.doctor import multi_host
-from paceline.doctor.finding import Finding, all_ok, as_dict
+from paceline.doctor.finding import Finding, all_ok, as_dict, format_findings
 from paceline.doctor.mistakes import find_mistakes
 from paceline.doctor.single_host import examine_host
 from paceline.doctor.software import query_torch

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from paceline.doctor.finding import all_ok, as_dict
+from paceline.doctor.finding import all_ok, as_dict, format_findings
 from paceline.doctor.pack import pack as pack_environment
 from paceline.doctor.pack import snippet
 from paceline.doctor.startup import Startup, judge_startup
+from paceline.doctor.startup_run import measure_startup
 from paceline.units import human_size
 
 _TOP = 10
