@@ -24,7 +24,7 @@ quick: $(DEV)
 check: test
 
 site: $(DEV)  # the documentation, as pages in site/
-	$(VENV)/bin/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 reference: $(DEV)  # the pages of docs/ that are generated from the code
 	$(VENV)/bin/python scripts/docs/reference.py

@@ -31,7 +31,7 @@ from types import FrameType
 
 import torch
 import torch.distributed.checkpoint as dcp
-from figures import ratios, rotated, spread, table
+from ratios import ratios, rotated, spread, table
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions

@@ -45,8 +45,8 @@ from data_runs import (
     measure_resume,
     measure_scale,
 )
-from figures import ratios, spread, table
 from peers import peers_python
+from ratios import ratios, spread, table
 
 KINDS = {"small": Kind("small", 60_000, 28, 128), "large": Kind("large", 4_000, 256, 64)}
 QUICK = {"small": Kind("small", 2_000, 28, 128), "large": Kind("large", 336, 256, 64)}
@@ -127,7 +127,7 @@ def report_scale(found: dict[str, Any]) -> str:
 
 
 def facts(bench: Bench) -> dict[str, Any]:
-    """Return what the figures depend on."""
+    """Return what the measurements depend on."""
     (folder,) = bench.python.parent.parent.glob("lib/python*/site-packages")
     versions = {
         each.name: each.version
@@ -150,11 +150,11 @@ def measure(
         bench.problems = {}
         make_sets(bench, kind, names)
         if "reading" in known.parts:
-            figures = measure_reading(bench, kind, names, known.rounds)
-            found["reading"][kind.name] = {"found": figures, "problems": dict(bench.problems)}
+            measured = measure_reading(bench, kind, names, known.rounds)
+            found["reading"][kind.name] = {"found": measured, "problems": dict(bench.problems)}
         if "resume" in known.parts:
-            figures = measure_resume(bench, kind, names, known.resume_rounds)
-            found["resume"][kind.name] = {"found": figures, "problems": dict(bench.problems)}
+            measured = measure_resume(bench, kind, names, known.resume_rounds)
+            found["resume"][kind.name] = {"found": measured, "problems": dict(bench.problems)}
     if "scale" in known.parts:
         found["scale"] = measure_scale(bench, known.scale, known.resume_rounds)
     return found | {"load_after": os.getloadavg()}

@@ -8,7 +8,6 @@ a reader with `state` takes what that gave instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -17,25 +16,13 @@ from typing import Any, Protocol
 import data_peers
 import numpy
 import torch
-from data_sets import chunk_rows, load_arrays, spans
+from data_formats import chunk_rows, load_arrays, spans
+from data_task import Task
 from torch import Tensor
 
 Pairs = Iterator[tuple[Tensor, Tensor]]
 WINDOW = 16
 """Chunks of HDF5 that are mixed, as many as Paceline mixes."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """What one process reads."""
-
-    folder: Path
-    records: int
-    side: int
-    batch: int
-    """Of all ranks together."""
-    rank: int = 0
-    world: int = 1
 
 
 class Reader(Protocol):

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from data_contenders import READERS, Reader, Task
+from data_contenders import READERS, Reader
+from data_task import Task
 
 LATER_EPOCHS = 2
 PATIENCE_S = 120.0

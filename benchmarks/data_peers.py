@@ -5,28 +5,16 @@ Where a peer can do without worker processes it does: on few cores they only add
 
 from __future__ import annotations
 
-import sys
-import types
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 import torch
+from data_formats import load_arrays
+from data_task import Task, import_streaming
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from data_contenders import Task
-
 Pairs = Iterator[tuple[Tensor, Tensor]]
-
-
-def import_streaming() -> Any:
-    """Import MosaicML streaming without its ready-made sets, which ask for torchvision; what reads is as it is."""
-    for name in ("text", "vision", "multimodal"):
-        sys.modules.setdefault(f"streaming.{name}", types.ModuleType(f"streaming.{name}"))
-    import streaming
-
-    return streaming
 
 
 class _Loader:
@@ -156,8 +144,6 @@ class GrainMemoryMap(Grain):
     """grain over memory-mapped arrays."""
 
     def _source(self) -> Any:
-        from data_sets import load_arrays
-
         images, labels = load_arrays(self._task.folder / "arrays")
         return _Rows(images, labels)
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from figures import rotated
+from ratios import rotated
 
 HERE = Path(__file__).resolve().parent
 PATIENCE_S = 900.0
@@ -81,7 +81,7 @@ class Bench:
     """For all sets, and whatever else is written."""
     least_s: float
     problems: dict[str, str] = field(default_factory=dict)
-    """Why a contender has no figures."""
+    """Why a contender has no measurements."""
 
     def run(self, script: str, *words: str) -> str:
         """Run a script to its end; return what it printed."""
@@ -127,7 +127,7 @@ class Bench:
             ]
 
     def attempt(self, names: Iterable[str], work: Callable[[], Any]) -> Any:
-        """Do some work; if that fails, the contenders for which it was done have no figures, and are told why."""
+        """Do some work; if that fails, the contenders for which it was done have no measurements, and are told why."""
         try:
             return work()
         except Failed as problem:
@@ -173,7 +173,7 @@ def make_sets(bench: Bench, kind: Kind, names: Sequence[str]) -> None:
         note(f"{kind.name}: writing {form}")
         users = [name for name in names if CONTENDERS[name].form == form]
         words = form, str(bench.folder / kind.name), str(kind.records), str(kind.side)
-        bench.attempt(users, partial(bench.run, "data_sets.py", *words))
+        bench.attempt(users, partial(bench.run, "data_formats.py", *words))
 
 
 def measure_reading(bench: Bench, kind: Kind, names: Sequence[str], rounds: int) -> dict[str, Any]:

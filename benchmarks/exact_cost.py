@@ -23,7 +23,7 @@ from itertools import islice
 
 import torch
 import torch.distributed as dist
-from figures import ratios, rotated, spread, table
+from ratios import ratios, rotated, spread, table
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel

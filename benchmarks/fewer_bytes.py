@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
-from figures import spread, table
+from ratios import spread, table
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -34,7 +34,7 @@ from paceline.recipes.gpt_config import GptConfig, design_of, with_vocabulary
 from paceline.recipes.gpt_model import GPT
 from paceline.recipes.gpt_text import load_text
 from paceline.recipes.mnist import MnistConfig, Net
-from paceline.train.cuda_graph import make_step
+from paceline.train.cuda_graph import step_class
 from paceline.train.evaluate import Evaluation
 from paceline.world.world import World
 
@@ -98,7 +98,9 @@ def train(task: Task, words: list[str], seed: int, world: World) -> tuple[float,
     recipe: Any = gpt if task.kind is GptConfig else mnist
     optimizer = recipe.build_optimizer(model, config)
     batches = paceline.Batches(samples, config, world)
-    take = make_step(world, model, optimizer, loss, config, batches.total_samples)
+    take = step_class(world, optimizer, config)(
+        world, model, optimizer, loss, config, batches.total_samples
+    )
     dist.barrier()
     before = sent_bytes()
     dist.barrier()

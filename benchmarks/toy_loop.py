@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from figures import ratios, rotated, spread, table
 from peers import peers_python
+from ratios import ratios, rotated, spread, table
 
 WARMUP_EPOCHS, STEPS_PER_EPOCH, SAMPLES = 2, 64, 2048
 CONTENDERS = {

@@ -1,12 +1,12 @@
 """Lesson 0: four processes, one all_reduce.
 
-Every process has a number of its own. After all_reduce, every process has the sum of all of them.
-Nearly all of distributed training is this one act.
+Each process holds its own number. After all_reduce, every process holds the sum of all numbers.
+Nearly all of distributed training is built on this one operation.
 
     torchrun --standalone --nproc-per-node 4 lessons/00_all_reduce.py    four processes
-    python lessons/00_all_reduce.py                                      alone
+    python lessons/00_all_reduce.py                                      one process
 
-Expect: each of the ranks 0, 1, 2, 3 says which number it had, and that the sum is 6. Alone, the sum is 0.
+Expect: ranks 0, 1, 2 and 3 each print their own number and the sum, 6. One process prints the sum 0.
 Time: about 11 s on 2 cores.
 Over several nodes: lesson 9.
 """
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 
 def join() -> tuple[int, int]:
-    """Meet the other processes; return who we are, and how many. torchrun tells both through the environment."""
+    """Join the process group; return rank and world size, which torchrun passes as variables."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in alone.items():
         os.environ.setdefault(name, value)
@@ -27,10 +27,10 @@ def join() -> tuple[int, int]:
 
 
 def main() -> None:
-    """Add up one number of each rank."""
+    """Sum one number per rank."""
     rank, size = join()
     number = torch.tensor([float(rank)])
-    dist.all_reduce(number)  # nobody goes on before all have come here
+    dist.all_reduce(number)  # returns when every rank has called it
     print(f"rank {rank} of {size} had {rank}, and the sum is {number.item():.0f}")
     dist.destroy_process_group()
 

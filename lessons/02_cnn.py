@@ -1,12 +1,13 @@
 """Lesson 2: a convolutional network learns digits, on one device.
 
-The loop that all later lessons keep: forward, loss, backward, step. The digits are those that come with
-the package (`paceline data get mnist` fetches the 60,000 of MNIST, `paceline train mnist data=mnist` trains on
-them). A model with dropout or BatchNorm would need `model.eval()` before it is asked, and `model.train()` after.
+This is the loop that all later lessons keep: forward, loss, backward, step. The digits come with the
+package (`paceline data get mnist` downloads the 60,000 of MNIST, and `paceline train mnist data=mnist`
+trains on them). A model with dropout or BatchNorm needs `model.eval()` before it is evaluated, and
+`model.train()` afterwards.
 
     python lessons/02_cnn.py
 
-Expect: the loss falls in each epoch, and more than 0.9 of the held-out digits are read right.
+Expect: the loss falls in each epoch; the accuracy on the held-out digits is above 0.9.
 Time: about 7 s on 2 cores.
 """
 
@@ -14,9 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from paceline.recipes.digits import (
-    embedded_digits,
-)  # 1,797 digits that come with the package: nothing to download
+from paceline.recipes.digits import embedded_digits  # 1,797 digits in the package: no download
 
 EPOCHS, BATCH, RATE = 3, 64, 0.05
 
@@ -31,7 +30,7 @@ def make_model() -> nn.Module:
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Return the share of digits that the model reads right."""
+    """Return the fraction of digits that the model classifies correctly."""
     with torch.no_grad():
         return (model(images).argmax(1) == labels).float().mean().item()
 

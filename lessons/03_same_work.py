@@ -1,13 +1,13 @@
-"""Lesson 3: four processes that all do the same work, and why that is no help.
+"""Lesson 3: four processes that all do the same work, and why that does not help.
 
-Started four times, the program of lesson 2 trains four models that are the same. They have met, and have
-nothing to say to each other. It takes as long as one, or longer, for they share the machine.
+Four copies of lesson 2 train four identical models. They have joined one process group, but they
+exchange nothing. It takes as long as one process, or longer, because they share the machine.
 
     torchrun --standalone --nproc-per-node 4 lessons/03_same_work.py
 
-Expect: the same losses four times over.
+Expect: the same losses four times.
 Time: about 14 s on 2 cores.
-New since lesson 2: `pick_device` and `join` of lesson 1; `main` says which rank it is.
+New since lesson 2: `pick_device` and `join` of lesson 1; `main` prints the rank.
 """
 
 import os
@@ -17,27 +17,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from paceline.recipes.digits import (
-    embedded_digits,
-)  # 1,797 digits that come with the package: nothing to download
+from paceline.recipes.digits import embedded_digits  # 1,797 digits in the package: no download
 
 EPOCHS, BATCH, RATE = 3, 64, 0.05
 
 
 def pick_device() -> torch.device:
-    """Return this process's own GPU, or the CPU if there are not enough of them."""
-    local_rank, here = (
-        int(os.environ.get("LOCAL_RANK", "0")),
-        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-    )
-    if torch.cuda.device_count() < here:
+    """Return the GPU of this local rank, or the CPU if there are not enough GPUs."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         return torch.device("cpu")
-    torch.cuda.set_device(local_rank)  # or what names no device would take GPU 0 in every process
+    torch.cuda.set_device(local_rank)  # "cuda" without a number would be GPU 0 everywhere
     return torch.device("cuda", local_rank)
 
 
 def join(device: torch.device) -> tuple[int, int]:
-    """Meet the other processes; return who we are, and how many. torchrun tells both through the environment."""
+    """Join the process group; return rank and world size, which torchrun passes as variables."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in alone.items():
         os.environ.setdefault(name, value)
@@ -55,7 +50,7 @@ def make_model() -> nn.Module:
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Return the share of digits that the model reads right."""
+    """Return the fraction of digits that the model classifies correctly."""
     with torch.no_grad():
         return (model(images).argmax(1) == labels).float().mean().item()
 

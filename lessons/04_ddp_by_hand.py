@@ -1,17 +1,17 @@
 """Lesson 4: data parallel by hand: a sampler, and averaged gradients.
 
-Each rank takes its share of the samples, and `BATCH // size` of them for a step. After backward the
-gradients are averaged: the mean of the means over equal parts is the mean over the whole batch. So all
-models take the same step, and stay the same. The order is drawn anew in every epoch, from its number:
-what `set_epoch` of torch's DistributedSampler is for.
+Each rank reads its share of the samples, `BATCH // size` of them per step. After backward the
+gradients are averaged: the mean of the means over equal parts is the mean over the whole batch.
+So all models make the same update and stay identical. The order is shuffled anew in every epoch,
+seeded by the epoch number: `set_epoch` of torch's DistributedSampler does that.
 
     torchrun --standalone --nproc-per-node 4 lessons/04_ddp_by_hand.py    four processes
-    python lessons/04_ddp_by_hand.py                                      alone: the same curve
+    python lessons/04_ddp_by_hand.py                                      one: the same curve
 
-Expect: other losses on each rank, for each sees other samples; the same accuracy on all, for the models
-are the same.
+Expect: a different loss on each rank (each sees different samples), and the same accuracy on all
+(the models are identical).
 Time: about 22 s on 2 cores.
-Over several nodes: with the line of lesson 10.
+Over several nodes: with the command of lesson 10.
 New since lesson 3: `share_of`, `average_gradients`, and their use in `main`.
 """
 
@@ -22,27 +22,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from paceline.recipes.digits import (
-    embedded_digits,
-)  # 1,797 digits that come with the package: nothing to download
+from paceline.recipes.digits import embedded_digits  # 1,797 digits in the package: no download
 
 EPOCHS, BATCH, RATE = 3, 64, 0.05
 
 
 def pick_device() -> torch.device:
-    """Return this process's own GPU, or the CPU if there are not enough of them."""
-    local_rank, here = (
-        int(os.environ.get("LOCAL_RANK", "0")),
-        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-    )
-    if torch.cuda.device_count() < here:
+    """Return the GPU of this local rank, or the CPU if there are not enough GPUs."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         return torch.device("cpu")
-    torch.cuda.set_device(local_rank)  # or what names no device would take GPU 0 in every process
+    torch.cuda.set_device(local_rank)  # "cuda" without a number would be GPU 0 everywhere
     return torch.device("cuda", local_rank)
 
 
 def join(device: torch.device) -> tuple[int, int]:
-    """Meet the other processes; return who we are, and how many. torchrun tells both through the environment."""
+    """Join the process group; return rank and world size, which torchrun passes as variables."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in alone.items():
         os.environ.setdefault(name, value)
@@ -60,23 +55,21 @@ def make_model() -> nn.Module:
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Return the share of digits that the model reads right."""
+    """Return the fraction of digits that the model classifies correctly."""
     with torch.no_grad():
         return (model(images).argmax(1) == labels).float().mean().item()
 
 
 def share_of(rank: int, size: int, samples: int, epoch: int) -> Tensor:
-    """Return which samples this rank takes in an epoch: every size-th of an order that all ranks draw alike."""
-    order = torch.randperm(
-        samples, generator=torch.Generator().manual_seed(epoch)
-    )  # a new one in every epoch
-    return order[
-        rank : samples - samples % BATCH : size
-    ]  # whole batches: a mean of means needs equal parts
+    """Return the samples of this rank in an epoch: every size-th of one shuffled order."""
+    generator = torch.Generator().manual_seed(epoch)  # a new order in every epoch
+    order = torch.randperm(samples, generator=generator)
+    complete = samples - samples % BATCH  # a mean of means needs equal parts
+    return order[rank:complete:size]
 
 
 def average_gradients(model: nn.Module, size: int) -> None:
-    """Give every rank the mean of all ranks' gradients, so that all take the same step."""
+    """Replace the gradients of every rank by their mean, so that all make the same update."""
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
         parameter.grad /= size
@@ -86,7 +79,7 @@ def main() -> None:
     """Train."""
     device = pick_device()
     rank, size = join(device)
-    torch.manual_seed(0)  # the same first weights everywhere
+    torch.manual_seed(0)  # the same initial weights on every rank
     (images, labels), held_out = embedded_digits()
     model = make_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)

@@ -1,13 +1,13 @@
-"""Lesson 5: the profiler on it.
+"""Lesson 5: the profiler.
 
-Where does the time of lesson 4 go? torch's profiler skips two steps, warms up for two, and records five.
-Open lesson-5.json in ui.perfetto.dev or chrome://tracing: the averaging comes when backward is over,
-parameter after parameter, and all else waits for it.
+Where does the time of lesson 4 go? torch's profiler skips two steps, warms up for two and records
+five. Open lesson-5.json in ui.perfetto.dev or chrome://tracing: the averaging begins only when
+backward has ended, one parameter after the other, and everything else waits for it.
 
     torchrun --standalone --nproc-per-node 4 lessons/05_profiler.py
 
-Expect: a table in which average_gradients stands high, most of it waiting. `paceline profile` does this
-for all ranks on one clock, and says in words where the time went.
+Expect: a table with average_gradients near the top; most of its time is waiting. `paceline profile`
+does this for all ranks on one clock, and says in words where the time went.
 Time: about 16 s on 2 cores.
 New since lesson 4: the profiler in `main`.
 """
@@ -19,27 +19,22 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from paceline.recipes.digits import (
-    embedded_digits,
-)  # 1,797 digits that come with the package: nothing to download
+from paceline.recipes.digits import embedded_digits  # 1,797 digits in the package: no download
 
 EPOCHS, BATCH, RATE = 3, 64, 0.05
 
 
 def pick_device() -> torch.device:
-    """Return this process's own GPU, or the CPU if there are not enough of them."""
-    local_rank, here = (
-        int(os.environ.get("LOCAL_RANK", "0")),
-        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-    )
-    if torch.cuda.device_count() < here:
+    """Return the GPU of this local rank, or the CPU if there are not enough GPUs."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         return torch.device("cpu")
-    torch.cuda.set_device(local_rank)  # or what names no device would take GPU 0 in every process
+    torch.cuda.set_device(local_rank)  # "cuda" without a number would be GPU 0 everywhere
     return torch.device("cuda", local_rank)
 
 
 def join(device: torch.device) -> tuple[int, int]:
-    """Meet the other processes; return who we are, and how many. torchrun tells both through the environment."""
+    """Join the process group; return rank and world size, which torchrun passes as variables."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in alone.items():
         os.environ.setdefault(name, value)
@@ -57,23 +52,21 @@ def make_model() -> nn.Module:
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Return the share of digits that the model reads right."""
+    """Return the fraction of digits that the model classifies correctly."""
     with torch.no_grad():
         return (model(images).argmax(1) == labels).float().mean().item()
 
 
 def share_of(rank: int, size: int, samples: int, epoch: int) -> Tensor:
-    """Return which samples this rank takes in an epoch: every size-th of an order that all ranks draw alike."""
-    order = torch.randperm(
-        samples, generator=torch.Generator().manual_seed(epoch)
-    )  # a new one in every epoch
-    return order[
-        rank : samples - samples % BATCH : size
-    ]  # whole batches: a mean of means needs equal parts
+    """Return the samples of this rank in an epoch: every size-th of one shuffled order."""
+    generator = torch.Generator().manual_seed(epoch)  # a new order in every epoch
+    order = torch.randperm(samples, generator=generator)
+    complete = samples - samples % BATCH  # a mean of means needs equal parts
+    return order[rank:complete:size]
 
 
 def average_gradients(model: nn.Module, size: int) -> None:
-    """Give every rank the mean of all ranks' gradients, so that all take the same step."""
+    """Replace the gradients of every rank by their mean, so that all make the same update."""
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
         parameter.grad /= size
@@ -83,13 +76,12 @@ def main() -> None:
     """Train."""
     device = pick_device()
     rank, size = join(device)
-    torch.manual_seed(0)  # the same first weights everywhere
+    torch.manual_seed(0)  # the same initial weights on every rank
     (images, labels), held_out = embedded_digits()
     model = make_model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
-    profiler = torch.profiler.profile(
-        schedule=torch.profiler.schedule(wait=2, warmup=2, active=5, repeat=1)
-    )
+    schedule = torch.profiler.schedule(wait=2, warmup=2, active=5, repeat=1)
+    profiler = torch.profiler.profile(schedule=schedule)
     profiler.start()
     for epoch in range(EPOCHS):
         total, mine = 0.0, share_of(rank, size, len(images), epoch)
@@ -105,11 +97,8 @@ def main() -> None:
         print(f"rank {rank}, epoch {epoch + 1}: {len(mine)} samples, loss {total / len(mine):.4f}")
     profiler.stop()
     if rank == 0:
-        print(
-            profiler.key_averages().table(
-                sort_by="cpu_time_total", row_limit=8, max_name_column_width=40
-            )
-        )
+        averages = profiler.key_averages()
+        print(averages.table(sort_by="cpu_time_total", row_limit=8, max_name_column_width=40))
         profiler.export_chrome_trace("lesson-5.json")
     test_images, test_labels = (part.to(device) for part in held_out)
     print(f"rank {rank}: accuracy {accuracy(model, test_images, test_labels):.3f}")

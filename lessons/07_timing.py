@@ -1,16 +1,17 @@
-"""Lesson 7: timing: the world sizes are the argument, and the speed-up is printed.
+"""Lesson 7: timing: pass the world sizes as arguments, get the speed-up.
 
-A speed-up is a ratio of two times of the same work, so the batch of all ranks together stays the same.
-What warms up is left out. A GPU works behind the program's back, and is waited for before the clock is
-read: `loss.item()` does that in every step. On a machine with fewer GPUs than ranks hide them all
-(`CUDA_VISIBLE_DEVICES=`), or a GPU is compared with cores.
+A speed-up compares two times of the same work, so the global batch stays the same. Warm-up is not
+counted. A GPU works asynchronously, so the program must wait for it before it reads the clock:
+`loss.item()` does that in every step. On a machine with fewer GPUs than ranks, hide them all
+(`CUDA_VISIBLE_DEVICES=`); otherwise you compare a GPU with CPU cores.
 
-    python lessons/07_timing.py 1 2    sizes that divide 64; the first is what the others are compared with
+    python lessons/07_timing.py 1 2    sizes that divide 64; the first one is the reference
 
 Expect: well below 2 on two cores: the model is small, and ranks wait for each other in every step.
-`paceline scale SCRIPT --worlds 1,2,4` repeats it in rounds, and says what was waited for.
+`paceline scale SCRIPT --worlds 1,2,4` repeats it in rounds, and says what the ranks waited for.
 Time: about 19 s on 2 cores.
-New since lesson 6: `train` is the old `main` with a clock; `main` starts it at every size; `accuracy` is not asked for.
+New since lesson 6: `train` is the old `main` with a clock; `main` starts it at every size; there is
+no `accuracy`.
 """
 
 import os
@@ -24,27 +25,22 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.recipes.digits import (
-    embedded_digits,
-)  # 1,797 digits that come with the package: nothing to download
+from paceline.recipes.digits import embedded_digits  # 1,797 digits in the package: no download
 
 EPOCHS, BATCH, RATE = 3, 64, 0.05
 
 
 def pick_device() -> torch.device:
-    """Return this process's own GPU, or the CPU if there are not enough of them."""
-    local_rank, here = (
-        int(os.environ.get("LOCAL_RANK", "0")),
-        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-    )
-    if torch.cuda.device_count() < here:
+    """Return the GPU of this local rank, or the CPU if there are not enough GPUs."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         return torch.device("cpu")
-    torch.cuda.set_device(local_rank)  # or what names no device would take GPU 0 in every process
+    torch.cuda.set_device(local_rank)  # "cuda" without a number would be GPU 0 everywhere
     return torch.device("cuda", local_rank)
 
 
 def join(device: torch.device) -> tuple[int, int]:
-    """Meet the other processes; return who we are, and how many. torchrun tells both through the environment."""
+    """Join the process group; return rank and world size, which torchrun passes as variables."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in alone.items():
         os.environ.setdefault(name, value)
@@ -62,26 +58,24 @@ def make_model() -> nn.Module:
 
 
 def share_of(rank: int, size: int, samples: int, epoch: int) -> Tensor:
-    """Return which samples this rank takes in an epoch: every size-th of an order that all ranks draw alike."""
-    order = torch.randperm(
-        samples, generator=torch.Generator().manual_seed(epoch)
-    )  # a new one in every epoch
-    return order[
-        rank : samples - samples % BATCH : size
-    ]  # whole batches: a mean of means needs equal parts
+    """Return the samples of this rank in an epoch: every size-th of one shuffled order."""
+    generator = torch.Generator().manual_seed(epoch)  # a new order in every epoch
+    order = torch.randperm(samples, generator=generator)
+    complete = samples - samples % BATCH  # a mean of means needs equal parts
+    return order[rank:complete:size]
 
 
 def train() -> None:
-    """Train, and say how long it took."""
+    """Train, and print the time it took."""
     device = pick_device()
     rank, size = join(device)
-    torch.manual_seed(0)  # the same first weights everywhere
+    torch.manual_seed(0)  # the same initial weights on every rank
     (images, labels), _ = embedded_digits()
     model = DistributedDataParallel(make_model().to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
     for epoch in range(EPOCHS):
         if epoch == 1:
-            begun = time.perf_counter()  # in the first epoch everything is still cold
+            begun = time.perf_counter()  # the first epoch warms up
         total, mine = 0.0, share_of(rank, size, len(images), epoch)
         for batch in mine.split(BATCH // size):
             loss = cross_entropy(model(images[batch].to(device)), labels[batch].to(device))
@@ -99,26 +93,18 @@ def main() -> None:
     if "RANK" in os.environ:
         train()
         return
-    first, one_thread = (
-        0.0,
-        os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # or one rank alone would take all cores
+    reference = 0.0
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # or one rank would use all cores
     for size in sys.argv[1:] or ["1", "2"]:
-        agent = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            size,
-            __file__,
-        ]
-        said = subprocess.run(
-            agent, check=True, stdout=subprocess.PIPE, text=True, env=one_thread
-        ).stdout.strip()
-        seconds = float(said.split(": ")[1].split(" s")[0])
-        first = first or seconds
-        print(f"{said}, speed-up {first / seconds:.2f}")
+        agent = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command = [*agent, "--nproc-per-node", size, __file__]
+        done = subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, text=True, env=one_thread
+        )
+        line = done.stdout.strip()
+        seconds = float(line.split(": ")[1].split(" s")[0])
+        reference = reference or seconds
+        print(f"{line}, speed-up {reference / seconds:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,20 @@
-"""Lesson 8: learning rate and batch: the curve of one device, matched on four.
+"""Lesson 8: learning rate and batch size: match the curve of one device on four.
 
-Most first tries keep the batch of each rank. Then four ranks take steps of four times as many samples,
-and a quarter as many of them: another training, with another curve. Either scale the rate with the batch
-(still another training, that often comes as far in fewer steps), or keep the batch of all ranks together:
-the same training, spread out.
+Most people first keep the batch size per rank. Then four ranks use four times as many samples per
+step and take a quarter of the steps: another training, with another curve. Either scale the
+learning rate with the batch (still another training, which often gets as far in fewer steps), or
+keep the global batch: the same training, spread over ranks.
 
-    python lessons/08_rate_and_batch.py                                                 the curve to match
-    torchrun --standalone --nproc-per-node 4 lessons/08_rate_and_batch.py               it falls behind
-    torchrun --standalone --nproc-per-node 4 lessons/08_rate_and_batch.py scale-rate    closer
-    torchrun --standalone --nproc-per-node 4 lessons/08_rate_and_batch.py keep-batch    the same curve
+    python lessons/08_rate_and_batch.py                                                the reference
+    torchrun --standalone --nproc-per-node 4 lessons/08_rate_and_batch.py              falls behind
+    torchrun --standalone --nproc-per-node 4 lessons/08_rate_and_batch.py scale-rate   closer
+    torchrun --standalone --nproc-per-node 4 lessons/08_rate_and_batch.py keep-batch   the same curve
 
-Expect: with keep-batch the losses of one process to three digits. Which samples meet in a batch is the
-same; in which order they are added up is not. Lesson 23 brings the last bit.
+Expect: with keep-batch, the losses of one process to three digits. The same samples form a batch,
+but the order in which they are summed differs. Lesson 23 makes the last bit equal.
 Time: about 50 s on 2 cores.
-New since lesson 6: `main` takes both choices, and prints the loss of all ranks; a smaller `BATCH`, and a `RATE` for it.
+New since lesson 6: `main` takes both options and prints the loss over all ranks; a smaller `BATCH`,
+and a `RATE` for it.
 """
 
 import os
@@ -25,27 +26,22 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.recipes.digits import (
-    embedded_digits,
-)  # 1,797 digits that come with the package: nothing to download
+from paceline.recipes.digits import embedded_digits  # 1,797 digits in the package: no download
 
 EPOCHS, BATCH, RATE = 3, 16, 0.003
 
 
 def pick_device() -> torch.device:
-    """Return this process's own GPU, or the CPU if there are not enough of them."""
-    local_rank, here = (
-        int(os.environ.get("LOCAL_RANK", "0")),
-        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-    )
-    if torch.cuda.device_count() < here:
+    """Return the GPU of this local rank, or the CPU if there are not enough GPUs."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         return torch.device("cpu")
-    torch.cuda.set_device(local_rank)  # or what names no device would take GPU 0 in every process
+    torch.cuda.set_device(local_rank)  # "cuda" without a number would be GPU 0 everywhere
     return torch.device("cuda", local_rank)
 
 
 def join(device: torch.device) -> tuple[int, int]:
-    """Meet the other processes; return who we are, and how many. torchrun tells both through the environment."""
+    """Join the process group; return rank and world size, which torchrun passes as variables."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in alone.items():
         os.environ.setdefault(name, value)
@@ -63,19 +59,17 @@ def make_model() -> nn.Module:
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Return the share of digits that the model reads right."""
+    """Return the fraction of digits that the model classifies correctly."""
     with torch.no_grad():
         return (model(images).argmax(1) == labels).float().mean().item()
 
 
 def share_of(rank: int, size: int, samples: int, epoch: int) -> Tensor:
-    """Return which samples this rank takes in an epoch: every size-th of an order that all ranks draw alike."""
-    order = torch.randperm(
-        samples, generator=torch.Generator().manual_seed(epoch)
-    )  # a new one in every epoch
-    return order[
-        rank : samples - samples % BATCH : size
-    ]  # whole batches: a mean of means needs equal parts
+    """Return the samples of this rank in an epoch: every size-th of one shuffled order."""
+    generator = torch.Generator().manual_seed(epoch)  # a new order in every epoch
+    order = torch.randperm(samples, generator=generator)
+    complete = samples - samples % BATCH  # a mean of means needs equal parts
+    return order[rank:complete:size]
 
 
 def main() -> None:
@@ -83,7 +77,7 @@ def main() -> None:
     keep_batch, scale_rate = "keep-batch" in sys.argv, "scale-rate" in sys.argv
     device = pick_device()
     rank, size = join(device)
-    torch.manual_seed(0)  # the same first weights everywhere
+    torch.manual_seed(0)  # the same initial weights on every rank
     (images, labels), held_out = embedded_digits()
     model = DistributedDataParallel(make_model().to(device))
     each = BATCH // size if keep_batch else BATCH
@@ -104,7 +98,7 @@ def main() -> None:
                 f"epoch {epoch + 1}: batch {each * size}, rate {rate:.3f}, loss of all ranks {mean.item():.4f}"
             )
     test_images, test_labels = (part.to(device) for part in held_out)
-    if rank == 0:  # without the wrapper: alone in DDP's own forward, a rank may wait for the others
+    if rank == 0:  # unwrapped: DDP's forward may wait for other ranks
         print(f"accuracy {accuracy(model.module, test_images, test_labels):.3f}")
     dist.destroy_process_group()
 

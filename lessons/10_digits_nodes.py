@@ -1,14 +1,14 @@
 """Lesson 10: digits over several nodes.
 
-The training of lesson 6 runs on any number of nodes as it is: ranks are counted over all of them, and so
-are shares. What changes is the line that starts it, once on every node. The data must be on every node, or
-on a disk that all of them see.
+The training of lesson 6 runs on any number of nodes without a change: ranks are numbered across
+all nodes, and the samples are split over all ranks. Only the start command changes; type it on
+every node. The data must be on every node, or on a disk that all nodes share.
 
     torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29400 lessons/10_digits_nodes.py
 
 Expect: the losses and the accuracy of lesson 6 with four processes.
 Time: about 15 s on 2 cores.
-New since lesson 6: `main` says on which node it is.
+New since lesson 6: `main` prints its node.
 """
 
 import os
@@ -19,27 +19,22 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.recipes.digits import (
-    embedded_digits,
-)  # 1,797 digits that come with the package: nothing to download
+from paceline.recipes.digits import embedded_digits  # 1,797 digits in the package: no download
 
 EPOCHS, BATCH, RATE = 3, 64, 0.05
 
 
 def pick_device() -> torch.device:
-    """Return this process's own GPU, or the CPU if there are not enough of them."""
-    local_rank, here = (
-        int(os.environ.get("LOCAL_RANK", "0")),
-        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-    )
-    if torch.cuda.device_count() < here:
+    """Return the GPU of this local rank, or the CPU if there are not enough GPUs."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         return torch.device("cpu")
-    torch.cuda.set_device(local_rank)  # or what names no device would take GPU 0 in every process
+    torch.cuda.set_device(local_rank)  # "cuda" without a number would be GPU 0 everywhere
     return torch.device("cuda", local_rank)
 
 
 def join(device: torch.device) -> tuple[int, int]:
-    """Meet the other processes; return who we are, and how many. torchrun tells both through the environment."""
+    """Join the process group; return rank and world size, which torchrun passes as variables."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in alone.items():
         os.environ.setdefault(name, value)
@@ -57,19 +52,17 @@ def make_model() -> nn.Module:
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Return the share of digits that the model reads right."""
+    """Return the fraction of digits that the model classifies correctly."""
     with torch.no_grad():
         return (model(images).argmax(1) == labels).float().mean().item()
 
 
 def share_of(rank: int, size: int, samples: int, epoch: int) -> Tensor:
-    """Return which samples this rank takes in an epoch: every size-th of an order that all ranks draw alike."""
-    order = torch.randperm(
-        samples, generator=torch.Generator().manual_seed(epoch)
-    )  # a new one in every epoch
-    return order[
-        rank : samples - samples % BATCH : size
-    ]  # whole batches: a mean of means needs equal parts
+    """Return the samples of this rank in an epoch: every size-th of one shuffled order."""
+    generator = torch.Generator().manual_seed(epoch)  # a new order in every epoch
+    order = torch.randperm(samples, generator=generator)
+    complete = samples - samples % BATCH  # a mean of means needs equal parts
+    return order[rank:complete:size]
 
 
 def main() -> None:
@@ -77,7 +70,7 @@ def main() -> None:
     device = pick_device()
     rank, size = join(device)
     node = os.environ.get("GROUP_RANK", "0")
-    torch.manual_seed(0)  # the same first weights everywhere
+    torch.manual_seed(0)  # the same initial weights on every rank
     (images, labels), held_out = embedded_digits()
     model = DistributedDataParallel(make_model().to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)

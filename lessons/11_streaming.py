@@ -1,17 +1,19 @@
-"""Lesson 11: streaming from chunked files on disk, and making them.
+"""Lesson 11: streaming from chunked files on disk, and writing them.
 
-A set that does not fit into memory is read chunk by chunk. A disk is fast at whole chunks, and slow at
-single samples from everywhere; so chunks are shuffled, and samples within a chunk. All ranks must take the
-same number of steps, or one waits in a collective for ever (lesson 20): so all chunks have the same size.
+A dataset that does not fit into memory is read chunk by chunk. Disks read whole chunks fast and
+scattered samples slowly; so the chunks are shuffled, and then the samples within a chunk. All ranks
+must take the same number of steps, or one waits in a collective forever (lesson 20): so all chunks
+have the same size.
 
     python lessons/11_streaming.py create                                   writes lesson-11/
     torchrun --standalone --nproc-per-node 2 lessons/11_streaming.py
 
-Expect: nearly as in lesson 6, from files. The price: samples of one chunk stay near each other, and what
-makes no whole chunk or batch is left out. `paceline data pack` and `paceline.open_dataset` mix over many
-chunks, leave nothing out, check every byte, and begin anywhere.
+Expect: nearly the losses of lesson 6, from files. The price: samples of one chunk stay close
+together, and an incomplete chunk or batch is dropped. `paceline data pack` and
+`paceline.open_dataset` mix many chunks, drop nothing, verify every byte, and resume anywhere.
 Time: about 11 s on 2 cores.
-New since lesson 6: `create` and `stream` in place of `share_of`, their `CHUNK` and `FOLDER`, and their use in `main`.
+New since lesson 6: `create` and `stream` replace `share_of`, with their `CHUNK` and `FOLDER`, and
+their use in `main`.
 """
 
 import os
@@ -26,28 +28,23 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.recipes.digits import (
-    embedded_digits,
-)  # 1,797 digits that come with the package: nothing to download
+from paceline.recipes.digits import embedded_digits  # 1,797 digits in the package: no download
 
 EPOCHS, BATCH, RATE = 3, 64, 0.05
 CHUNK, FOLDER = 100, Path("lesson-11")
 
 
 def pick_device() -> torch.device:
-    """Return this process's own GPU, or the CPU if there are not enough of them."""
-    local_rank, here = (
-        int(os.environ.get("LOCAL_RANK", "0")),
-        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-    )
-    if torch.cuda.device_count() < here:
+    """Return the GPU of this local rank, or the CPU if there are not enough GPUs."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         return torch.device("cpu")
-    torch.cuda.set_device(local_rank)  # or what names no device would take GPU 0 in every process
+    torch.cuda.set_device(local_rank)  # "cuda" without a number would be GPU 0 everywhere
     return torch.device("cuda", local_rank)
 
 
 def join(device: torch.device) -> tuple[int, int]:
-    """Meet the other processes; return who we are, and how many. torchrun tells both through the environment."""
+    """Join the process group; return rank and world size, which torchrun passes as variables."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in alone.items():
         os.environ.setdefault(name, value)
@@ -65,13 +62,13 @@ def make_model() -> nn.Module:
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Return the share of digits that the model reads right."""
+    """Return the fraction of digits that the model classifies correctly."""
     with torch.no_grad():
         return (model(images).argmax(1) == labels).float().mean().item()
 
 
 def create(folder: Path) -> None:
-    """Write the training set as chunks of 100 samples, a file a chunk: no program ever has to hold all of it."""
+    """Write the training set as files of 100 samples, so that no program must hold all of it."""
     (images, labels), _ = embedded_digits()
     folder.mkdir(exist_ok=True)
     for number in range(len(images) // CHUNK):
@@ -82,36 +79,31 @@ def create(folder: Path) -> None:
 
 
 def stream(folder: Path, rank: int, size: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield this rank's batches of an epoch: whole chunks, in an order that is new in every epoch, mixed within each."""
+    """Yield this rank's batches of an epoch: whole chunks, shuffled, and shuffled within."""
     draw, each = torch.Generator().manual_seed(epoch), BATCH // size
     chunks = sorted(folder.glob("*.safetensors"))
     if len(chunks) < size:
-        sys.exit(
-            f"{len(chunks)} chunks for {size} ranks: make them with `create`, and start no more ranks than chunks"
-        )
-    order = torch.randperm(len(chunks), generator=draw)[
-        : len(chunks) - len(chunks) % size
-    ]  # as many for each rank
-    images, labels = torch.empty(0), torch.empty(0, dtype=torch.long)  # read, and not yet given out
+        sys.exit(f"{len(chunks)} chunks for {size} ranks: run `create`, and start fewer ranks")
+    complete = len(chunks) - len(chunks) % size  # the same number of chunks for each rank
+    order = torch.randperm(len(chunks), generator=draw)[:complete]
+    images, labels = torch.empty(0), torch.empty(0, dtype=torch.long)  # read, but not yet yielded
     for number in order[rank::size].tolist():
         chunk, mixed = load_file(chunks[number]), torch.randperm(CHUNK, generator=draw)
-        images, labels = (
-            torch.cat([images, chunk["images"][mixed]]),
-            torch.cat([labels, chunk["labels"][mixed]]),
-        )
+        images = torch.cat([images, chunk["images"][mixed]])
+        labels = torch.cat([labels, chunk["labels"][mixed]])
         while len(labels) >= each:
             yield images[:each], labels[:each]
             images, labels = images[each:], labels[each:]
 
 
 def main() -> None:
-    """Train, or make the files."""
+    """Train, or write the files."""
     if "create" in sys.argv:
         create(FOLDER)
         return
     device = pick_device()
     rank, size = join(device)
-    torch.manual_seed(0)  # the same first weights everywhere
+    torch.manual_seed(0)  # the same initial weights on every rank
     _, held_out = embedded_digits()
     model = DistributedDataParallel(make_model().to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)

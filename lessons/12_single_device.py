@@ -1,7 +1,7 @@
-"""Lesson 12: one device, with the number of epochs and how often to save as arguments.
+"""Lesson 12: one device; the number of epochs and how often to save are arguments.
 
-The smallest whole training program: data, model, a class that trains, and a file that is written now and
-then. Lessons 13 to 16 let it grow up.
+The smallest complete training program: data, model, a class that trains, and a checkpoint that is
+written now and then. Lessons 13 to 16 extend it.
 
     python lessons/12_single_device.py 6 2    six epochs, saved every two
 
@@ -20,7 +20,7 @@ BATCH, RATE, FILE = 32, 0.05, Path("lesson-12.pt")
 
 
 def make_samples() -> tuple[Tensor, Tensor]:
-    """Return 2,048 samples whose target is a linear function of their 20 features, plus a little noise."""
+    """Return 2,048 samples: 20 features, and a target that is linear in them plus noise."""
     generator = torch.Generator().manual_seed(1)
     features = torch.randn(2048, 20, generator=generator)
     weights = torch.randn(20, 1, generator=generator)
@@ -28,7 +28,7 @@ def make_samples() -> tuple[Tensor, Tensor]:
 
 
 class Trainer:
-    """Trains a model, and saves it every so many epochs."""
+    """Trains a model and saves it every few epochs."""
 
     def __init__(self, device: torch.device, save_every: int) -> None:
         torch.manual_seed(0)
@@ -64,9 +64,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("epochs", type=int, nargs="?", default=6)
     parser.add_argument("save_every", type=int, nargs="?", default=2)
-    words = parser.parse_args()
+    arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    Trainer(device, words.save_every).train(words.epochs)
+    Trainer(device, arguments.save_every).train(arguments.epochs)
 
 
 if __name__ == "__main__":

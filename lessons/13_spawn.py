@@ -1,13 +1,15 @@
 """Lesson 13: several devices, spawned from Python.
 
-One program starts its own processes, as many as you say; with as many GPUs, each takes one. They meet in a file
-that nobody else knows of: no port to agree on, so two of these on one machine never meet each other.
+One program starts its own processes, as many as you ask for; if there are as many GPUs, each process
+uses one. They meet through a file with a private name: there is no port to agree on, so two of these
+programs on one machine never mix.
 
     python lessons/13_spawn.py 6 2 2    six epochs, saved every two, two processes
 
-Expect: the losses of both ranks; rank 0 alone writes lesson-13.pt.
+Expect: the losses of both ranks; only rank 0 writes lesson-13.pt.
 Time: about 9 s on 2 cores.
-New since lesson 12: `work`, and `main` starts it; `Trainer` wraps the model, takes its share, saves on rank 0.
+New since lesson 12: `work`, and `main` starts it; `Trainer` wraps the model, uses its share of the
+samples, and saves on rank 0.
 """
 
 import argparse
@@ -24,7 +26,7 @@ BATCH, RATE, FILE = 32, 0.05, Path("lesson-13.pt")
 
 
 def make_samples() -> tuple[Tensor, Tensor]:
-    """Return 2,048 samples whose target is a linear function of their 20 features, plus a little noise."""
+    """Return 2,048 samples: 20 features, and a target that is linear in them plus noise."""
     generator = torch.Generator().manual_seed(1)
     features = torch.randn(2048, 20, generator=generator)
     weights = torch.randn(20, 1, generator=generator)
@@ -32,7 +34,7 @@ def make_samples() -> tuple[Tensor, Tensor]:
 
 
 class Trainer:
-    """Trains a model, and saves it every so many epochs."""
+    """Trains a model and saves it every few epochs."""
 
     def __init__(self, device: torch.device, save_every: int, rank: int, size: int) -> None:
         torch.manual_seed(0)
@@ -46,9 +48,7 @@ class Trainer:
         for epoch in range(epochs):
             loss = self.run_epoch(epoch)
             print(f"rank {self.rank}, epoch {epoch + 1}: loss {loss:.4f}")
-            if (
-                self.rank == 0 and (epoch + 1) % self.save_every == 0
-            ):  # all have the same weights: one writes them
+            if self.rank == 0 and (epoch + 1) % self.save_every == 0:  # all weights are equal
                 torch.save(self.model.module.state_dict(), FILE)
                 print(f"epoch {epoch + 1}: saved {FILE}")
 
@@ -66,16 +66,15 @@ class Trainer:
         return total / len(order)
 
 
-def work(rank: int, size: int, meeting: str, epochs: int, save_every: int) -> None:
-    """Be one process of the world: meet the others in a file, train, leave."""
-    device = (
-        torch.device("cuda", rank) if torch.cuda.device_count() >= size else torch.device("cpu")
-    )
-    if device.type == "cuda":
+def work(rank: int, size: int, rendezvous: str, epochs: int, save_every: int) -> None:
+    """Run as one rank: join through a file, train, leave."""
+    device = torch.device("cpu")
+    if torch.cuda.device_count() >= size:
+        device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     torch.set_num_threads(1)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=size)
+    dist.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=size)
     Trainer(device, save_every, rank, size).train(epochs)
     dist.destroy_process_group()
 
@@ -86,11 +85,11 @@ def main() -> None:
     parser.add_argument("epochs", type=int, nargs="?", default=6)
     parser.add_argument("save_every", type=int, nargs="?", default=2)
     parser.add_argument("processes", type=int, nargs="?", default=2)
-    words = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        meeting = f"{folder}/meeting"
-        told = words.processes, meeting, words.epochs, words.save_every
-        torch.multiprocessing.spawn(work, told, nprocs=words.processes)
+        rendezvous = f"{folder}/rendezvous"
+        passed = arguments.processes, rendezvous, arguments.epochs, arguments.save_every
+        torch.multiprocessing.spawn(work, passed, nprocs=arguments.processes)
 
 
 if __name__ == "__main__":

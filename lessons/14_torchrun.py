@@ -1,15 +1,15 @@
 """Lesson 14: torchrun.
 
-The program no longer starts processes: an agent does, watches them, and tells each who it is. So the same
-file serves for one machine and for many. A rank that dies ends the others of its node; those of other nodes
-fail in the next collective that it does not come to.
+The program no longer starts processes: an agent does, watches them, and passes each one its rank.
+So the same file works on one machine and on many. If a rank dies, its agent ends the other ranks of
+that node; ranks on other nodes fail in their next collective.
 
     torchrun --standalone --nproc-per-node 2 lessons/14_torchrun.py 6 2
     torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29400 lessons/14_torchrun.py 6 2
 
-Expect: as in lesson 13; with the second line, typed on each of two nodes, from four ranks.
+Expect: the output of lesson 13; with the second command, typed on each of two nodes, from four ranks.
 Time: about 25 s on 2 cores.
-New since lesson 13: `main` asks the environment, and `work` is gone.
+New since lesson 13: `main` reads the environment, and `work` is gone.
 """
 
 import argparse
@@ -26,7 +26,7 @@ BATCH, RATE, FILE = 32, 0.05, Path("lesson-14.pt")
 
 
 def make_samples() -> tuple[Tensor, Tensor]:
-    """Return 2,048 samples whose target is a linear function of their 20 features, plus a little noise."""
+    """Return 2,048 samples: 20 features, and a target that is linear in them plus noise."""
     generator = torch.Generator().manual_seed(1)
     features = torch.randn(2048, 20, generator=generator)
     weights = torch.randn(20, 1, generator=generator)
@@ -34,7 +34,7 @@ def make_samples() -> tuple[Tensor, Tensor]:
 
 
 class Trainer:
-    """Trains a model, and saves it every so many epochs."""
+    """Trains a model and saves it every few epochs."""
 
     def __init__(self, device: torch.device, save_every: int, rank: int, size: int) -> None:
         torch.manual_seed(0)
@@ -48,9 +48,7 @@ class Trainer:
         for epoch in range(epochs):
             loss = self.run_epoch(epoch)
             print(f"rank {self.rank}, epoch {epoch + 1}: loss {loss:.4f}")
-            if (
-                self.rank == 0 and (epoch + 1) % self.save_every == 0
-            ):  # all have the same weights: one writes them
+            if self.rank == 0 and (epoch + 1) % self.save_every == 0:  # all weights are equal
                 torch.save(self.model.module.state_dict(), FILE)
                 print(f"epoch {epoch + 1}: saved {FILE}")
 
@@ -69,24 +67,18 @@ class Trainer:
 
 
 def main() -> None:
-    """Be one of the processes that torchrun starts: it tells each who it is."""
+    """Run as one of the processes that torchrun starts."""
     parser = argparse.ArgumentParser()
     parser.add_argument("epochs", type=int, nargs="?", default=6)
     parser.add_argument("save_every", type=int, nargs="?", default=2)
-    words = parser.parse_args()
-    rank, size, local_rank = (
-        int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    )
-    here = int(os.environ["LOCAL_WORLD_SIZE"])
-    device = (
-        torch.device("cuda", local_rank)
-        if torch.cuda.device_count() >= here
-        else torch.device("cpu")
-    )
-    if device.type == "cuda":
+    arguments = parser.parse_args()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = torch.device("cpu")
+    if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    Trainer(device, words.save_every, rank, size).train(words.epochs)
+    Trainer(device, arguments.save_every, rank, size).train(arguments.epochs)
     dist.destroy_process_group()
 
 

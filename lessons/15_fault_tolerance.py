@@ -1,18 +1,19 @@
 """Lesson 15: fault tolerance: kill it, and see it resume.
 
-A file that helps holds the optimizer and the place in the training, not only the weights; it is written
-whole or not at all, whenever the program is killed; and the program looks for it at every start. Then torchrun may start all ranks again
-after one has died. (The variable gives each start a store of its own: in the agent's, a second start
-finds where the ranks of the first one were.)
+A useful checkpoint holds the optimizer state and the position in the training, not only the
+weights; it exists completely or not at all, whenever the program is killed; and the program looks
+for it at every start. Then torchrun can restart all ranks after one has died. (The variable gives
+each start its own store: in the agent's store, a second start would find the addresses of the first.)
 
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 --max-restarts 1 lessons/15_fault_tolerance.py 6 2 die
 
-Expect: the last rank kills itself in epoch 3; torchrun starts again; the run goes on after epoch 2, which
-was saved, and ends with the losses of a run that nobody disturbed. Typed again, there is nothing left to
-do: remove lesson-15.safetensors. `paceline run` does all this for a `paceline.Trainer`, within an epoch, too.
+Expect: the last rank kills itself in epoch 3; torchrun restarts; the run resumes after epoch 2, which
+was saved, and ends with the losses of an undisturbed run. Run the command again and there is nothing
+left to do: remove lesson-15.safetensors. `paceline run` does all this for a `paceline.Trainer`, also
+within an epoch.
 Time: about 14 s on 2 cores.
-New since lesson 14: `restore` and `save`, and a `FILE` that holds numbers and no code; `__init__` and `train` begin where they left off, and `train` dies if
-it is told to, by a word that `main` knows.
+New since lesson 14: `restore` and `save`, and a `FILE` that holds numbers and no code; `__init__` and
+`train` continue at the saved epoch, and `train` dies on request, by an argument that `main` reads.
 """
 
 import argparse
@@ -32,7 +33,7 @@ BATCH, RATE, FILE = 32, 0.05, Path("lesson-15.safetensors")
 
 
 def make_samples() -> tuple[Tensor, Tensor]:
-    """Return 2,048 samples whose target is a linear function of their 20 features, plus a little noise."""
+    """Return 2,048 samples: 20 features, and a target that is linear in them plus noise."""
     generator = torch.Generator().manual_seed(1)
     features = torch.randn(2048, 20, generator=generator)
     weights = torch.randn(20, 1, generator=generator)
@@ -40,7 +41,7 @@ def make_samples() -> tuple[Tensor, Tensor]:
 
 
 class Trainer:
-    """Trains a model, and saves it every so many epochs."""
+    """Trains a model and saves it every few epochs."""
 
     def __init__(self, device: torch.device, save_every: int, rank: int, size: int) -> None:
         torch.manual_seed(0)
@@ -51,15 +52,12 @@ class Trainer:
         self.begin_at = self.restore()
 
     def restore(self) -> int:
-        """Go on from the checkpoint, if there is one; return how many epochs it has seen."""
+        """Resume from the checkpoint, if there is one; return how many epochs it has seen."""
         if not FILE.exists():
             return 0
-        saved = load_file(
-            FILE, device=str(self.device)
-        )  # numbers alone: a pickle may run code when it is loaded
-        self.model.module.load_state_dict(
-            {name: saved[name] for name in self.model.module.state_dict()}
-        )
+        saved = load_file(FILE, device=str(self.device))  # loading a pickle could run code
+        model = self.model.module
+        model.load_state_dict({name: saved[name] for name in model.state_dict()})
         state = self.optimizer.state_dict()
         for name in [name for name in saved if name.startswith("optimizer.")]:
             _, number, key = name.split(".")
@@ -68,14 +66,12 @@ class Trainer:
         return int(saved["epochs"])
 
     def save(self, epochs: int) -> None:
-        """Write all that a later start needs, under another name first: a half-written file must never be found."""
+        """Save what a resume needs; rename it last, so that no partial file is ever found."""
         tensors = self.model.module.state_dict() | {"epochs": torch.tensor(epochs)}
         for number, state in self.optimizer.state_dict()["state"].items():
-            tensors |= {
-                f"optimizer.{number}.{key}": value
-                for key, value in state.items()
-                if value is not None
-            }
+            for key, value in state.items():
+                if value is not None:
+                    tensors[f"optimizer.{number}.{key}"] = value
         whole = FILE.with_suffix(".new")
         save_file(tensors, whole)
         whole.replace(FILE)
@@ -85,17 +81,11 @@ class Trainer:
         for epoch in range(self.begin_at, epochs):
             loss = self.run_epoch(epoch)
             print(f"rank {self.rank}, epoch {epoch + 1}: loss {loss:.4f}")
-            if (
-                self.rank == 0 and (epoch + 1) % self.save_every == 0
-            ):  # all have the same weights: one writes them
+            if self.rank == 0 and (epoch + 1) % self.save_every == 0:  # all weights are equal
                 self.save(epoch + 1)
                 print(f"epoch {epoch + 1}: saved {FILE}")
-            if (
-                "die" in sys.argv
-                and epoch == 2
-                and self.begin_at == 0
-                and self.rank == self.size - 1
-            ):
+            is_last = self.rank == self.size - 1
+            if "die" in sys.argv and is_last and epoch == 2 and self.begin_at == 0:
                 os.kill(os.getpid(), signal.SIGKILL)  # as if the machine had run out of memory
 
     def run_epoch(self, epoch: int) -> float:
@@ -113,25 +103,19 @@ class Trainer:
 
 
 def main() -> None:
-    """Be one of the processes that torchrun starts: it tells each who it is."""
+    """Run as one of the processes that torchrun starts."""
     parser = argparse.ArgumentParser()
     parser.add_argument("epochs", type=int, nargs="?", default=6)
     parser.add_argument("save_every", type=int, nargs="?", default=2)
     parser.add_argument("die", nargs="?", choices=["die"])
-    words = parser.parse_args()
-    rank, size, local_rank = (
-        int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    )
-    here = int(os.environ["LOCAL_WORLD_SIZE"])
-    device = (
-        torch.device("cuda", local_rank)
-        if torch.cuda.device_count() >= here
-        else torch.device("cpu")
-    )
-    if device.type == "cuda":
+    arguments = parser.parse_args()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = torch.device("cpu")
+    if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    Trainer(device, words.save_every, rank, size).train(words.epochs)
+    Trainer(device, arguments.save_every, rank, size).train(arguments.epochs)
     dist.destroy_process_group()
 
 

@@ -1,14 +1,14 @@
 """Lesson 17: DataParallel against DistributedDataParallel.
 
-DataParallel is one process with many threads: in every step it copies the model to all GPUs, cuts the
-batch, and brings the outputs back to the first one, all under one interpreter. DDP has a process for each
-GPU, and only gradients travel. There is no reason left to use the former.
+DataParallel is one process with many threads: in every step it copies the model to all GPUs, splits
+the batch, and gathers the outputs on the first GPU, all under one interpreter lock. DDP has one
+process per GPU and sends only gradients. There is no reason left to use DataParallel.
 
     python lessons/17_data_parallel.py dp                                    one process for all GPUs
-    torchrun --standalone --nproc-per-node 2 lessons/17_data_parallel.py     one for each
+    torchrun --standalone --nproc-per-node 2 lessons/17_data_parallel.py     one per GPU
 
-Expect: on two GPUs or more, the second is faster, and the more so the more there are. Without a GPU,
-DataParallel just calls the model, and both take about as long.
+Expect: on two or more GPUs the second is faster, and more so with more GPUs. Without a GPU,
+DataParallel just calls the model, and both take about the same time.
 Time: about 14 s on 2 cores.
 New since lesson 6: the choice of the wrapper in `main`, and a clock.
 """
@@ -23,27 +23,22 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.recipes.digits import (
-    embedded_digits,
-)  # 1,797 digits that come with the package: nothing to download
+from paceline.recipes.digits import embedded_digits  # 1,797 digits in the package: no download
 
 EPOCHS, BATCH, RATE = 3, 64, 0.05
 
 
 def pick_device() -> torch.device:
-    """Return this process's own GPU, or the CPU if there are not enough of them."""
-    local_rank, here = (
-        int(os.environ.get("LOCAL_RANK", "0")),
-        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-    )
-    if torch.cuda.device_count() < here:
+    """Return the GPU of this local rank, or the CPU if there are not enough GPUs."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         return torch.device("cpu")
-    torch.cuda.set_device(local_rank)  # or what names no device would take GPU 0 in every process
+    torch.cuda.set_device(local_rank)  # "cuda" without a number would be GPU 0 everywhere
     return torch.device("cuda", local_rank)
 
 
 def join(device: torch.device) -> tuple[int, int]:
-    """Meet the other processes; return who we are, and how many. torchrun tells both through the environment."""
+    """Join the process group; return rank and world size, which torchrun passes as variables."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in alone.items():
         os.environ.setdefault(name, value)
@@ -61,31 +56,29 @@ def make_model() -> nn.Module:
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Return the share of digits that the model reads right."""
+    """Return the fraction of digits that the model classifies correctly."""
     with torch.no_grad():
         return (model(images).argmax(1) == labels).float().mean().item()
 
 
 def share_of(rank: int, size: int, samples: int, epoch: int) -> Tensor:
-    """Return which samples this rank takes in an epoch: every size-th of an order that all ranks draw alike."""
-    order = torch.randperm(
-        samples, generator=torch.Generator().manual_seed(epoch)
-    )  # a new one in every epoch
-    return order[
-        rank : samples - samples % BATCH : size
-    ]  # whole batches: a mean of means needs equal parts
+    """Return the samples of this rank in an epoch: every size-th of one shuffled order."""
+    generator = torch.Generator().manual_seed(epoch)  # a new order in every epoch
+    order = torch.randperm(samples, generator=generator)
+    complete = samples - samples % BATCH  # a mean of means needs equal parts
+    return order[rank:complete:size]
 
 
 def main() -> None:
     """Train."""
     device = pick_device()
     rank, size = join(device)
-    torch.manual_seed(0)  # the same first weights everywhere
+    torch.manual_seed(0)  # the same initial weights on every rank
     (images, labels), held_out = embedded_digits()
     wrap = nn.DataParallel if "dp" in sys.argv else DistributedDataParallel
     model = wrap(make_model().to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
-    torch.set_num_threads(1)  # for both, or the one process would take all cores
+    torch.set_num_threads(1)  # for both, or the one process would use all cores
     begun = time.perf_counter()
     for epoch in range(EPOCHS):
         total, mine = 0.0, share_of(rank, size, len(images), epoch)

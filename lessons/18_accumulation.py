@@ -1,17 +1,18 @@
 """Lesson 18: gradient accumulation, and out of memory.
 
-What forward keeps for backward grows with the batch. If it does not fit, the batch is cut into parts: each
-goes forward and backward by itself, and the gradients add up. The loss of a part counts by its share, so
-that their sum is that of the whole batch. BatchNorm would see the parts, not the batch. With DDP all but the
-last part belong within `model.no_sync()`, or the gradients travel with every part.
+The activations that forward keeps for backward grow with the batch. If they do not fit, split the
+batch into micro-batches: each runs forward and backward alone, and the gradients add up. Weight the
+loss of each micro-batch by its share, so that the sum is that of the whole batch. BatchNorm would see
+micro-batches, not the batch. With DDP, run all but the last one under `model.no_sync()`, or the
+gradients are exchanged every time.
 
-    python lessons/18_accumulation.py 1    fails: the whole batch is out of memory, of a budget set in this file
-    python lessons/18_accumulation.py 4    in four parts: a quarter of the memory, the curve of lesson 2
+    python lessons/18_accumulation.py 1    fails: the batch exceeds the memory budget set in this file
+    python lessons/18_accumulation.py 4    in four parts: a quarter of the memory, the same curve
 
-Expect: an error; then nearly the losses of lesson 2, with about a quarter of the bytes kept. Nearly, for parts
-are rounded where the whole was not.
+Expect: an error; then nearly the losses of lesson 2, with about a quarter of the bytes. Nearly,
+because each part is rounded by itself.
 Time: about 11 s on 2 cores.
-New since lesson 2: `Ledger` and `BUDGET_BYTES`, and the parts in `main`.
+New since lesson 2: `Ledger` and `BUDGET_BYTES`, and the micro-batches in `main`.
 """
 
 import sys
@@ -20,12 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from paceline.recipes.digits import (
-    embedded_digits,
-)  # 1,797 digits that come with the package: nothing to download
+from paceline.recipes.digits import embedded_digits  # 1,797 digits in the package: no download
 
 EPOCHS, BATCH, RATE = 3, 64, 0.05
-BUDGET_BYTES = 1_000_000  # what forward may keep for backward, as if the device were small
+BUDGET_BYTES = 1_000_000  # for what forward keeps for backward, as if the device were small
 
 
 def make_model() -> nn.Module:
@@ -38,7 +37,7 @@ def make_model() -> nn.Module:
 
 
 class Ledger:
-    """Counts what forward keeps for backward; more than the budget is an error, as on a full GPU."""
+    """Counts what forward keeps for backward; more than the budget is an error."""
 
     def __init__(self, budget: int) -> None:
         self.budget, self.held, self.most = budget, 0, 0
@@ -54,13 +53,13 @@ class Ledger:
         return value
 
     def watch(self) -> torch.autograd.graph.saved_tensors_hooks:
-        """Count all that is kept from now on."""
+        """Start counting."""
         self.held = 0
         return torch.autograd.graph.saved_tensors_hooks(self.keep, lambda value: value)
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Return the share of digits that the model reads right."""
+    """Return the fraction of digits that the model classifies correctly."""
     with torch.no_grad():
         return (model(images).argmax(1) == labels).float().mean().item()
 
@@ -80,9 +79,7 @@ def main() -> None:
             for part in batch.split(-(-len(batch) // parts)):
                 with ledger.watch():
                     loss = cross_entropy(model(images[part].to(device)), labels[part].to(device))
-                (
-                    loss * len(part) / len(batch)
-                ).backward()  # the gradients of all parts add up to those of the batch
+                (loss * len(part) / len(batch)).backward()  # gradients add up over the parts
                 total += loss.item() * len(part)
             optimizer.step()
         print(

@@ -1,15 +1,15 @@
 """Lesson 19: mixed precision.
 
-Products are computed in numbers of 16 bits, weights and sums stay in 32. bf16 has the range of fp32 and
-needs nothing more; fp16 is finer, but small gradients vanish in it, so the loss is scaled up before
-backward and the gradients down before they are used.
+Matrix products are computed in 16 bits; weights and sums stay in 32. bf16 has the range of fp32 and
+needs nothing else; fp16 has more digits, but small gradients underflow, so the loss is scaled up
+before backward and the gradients are scaled down before the update.
 
     python lessons/19_mixed_precision.py         fp32
-    python lessons/19_mixed_precision.py bf16    on a GPU with a larger model twice as fast, or more
-    python lessons/19_mixed_precision.py fp16    with a scaler
+    python lessons/19_mixed_precision.py bf16    twice as fast or more on a GPU with a larger model
+    python lessons/19_mixed_precision.py fp16    with a gradient scaler
 
-Expect: three curves that stay close together. On a CPU it is slower, not faster; one that has no such
-numbers at all warns of it.
+Expect: three curves that stay close together. On a CPU it is slower, not faster; a CPU without 16-bit
+support prints a warning.
 Time: about 22 s on 2 cores.
 New since lesson 2: autocast, the scaler, and clipping in `main`; another `make_model`.
 """
@@ -20,20 +20,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from paceline.recipes.digits import (
-    embedded_digits,
-)  # 1,797 digits that come with the package: nothing to download
+from paceline.recipes.digits import embedded_digits  # 1,797 digits in the package: no download
 
 EPOCHS, BATCH, RATE = 3, 64, 0.05
 
 
 def make_model() -> nn.Module:
-    """Return a smaller network: many CPUs compute in 16 bits a hundred times slower than in 32."""
+    """Return a smaller network: many CPUs are a hundred times slower in 16 bits than in 32."""
     return nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Return the share of digits that the model reads right."""
+    """Return the fraction of digits that the model classifies correctly."""
     with torch.no_grad():
         return (model(images).argmax(1) == labels).float().mean().item()
 
@@ -53,14 +51,10 @@ def main() -> None:
             with torch.autocast(device.type, kind, enabled=kind is not None):
                 loss = cross_entropy(model(images[batch].to(device)), labels[batch].to(device))
             optimizer.zero_grad()
-            scaler.scale(
-                loss
-            ).backward()  # fp16 ends at 6e-8: without a factor, small gradients would become 0
-            scaler.unscale_(
-                optimizer
-            )  # before clipping, or the limit would be one of scaled gradients
+            scaler.scale(loss).backward()  # below 6e-8, fp16 gradients would become 0
+            scaler.unscale_(optimizer)  # before clipping: the limit is for unscaled gradients
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scaler.step(optimizer)  # leaves a step out whose gradients are not finite
+            scaler.step(optimizer)  # skips a step with infinite or nan gradients
             scaler.update()
             total += loss.item() * len(batch)
         print(

@@ -1,20 +1,22 @@
-"""Lesson 20: hangs: make one, and find it.
+"""Lesson 20: hangs: cause one, and find it.
 
-A rank that does not come to a collective stops all others in it, without a word: nobody fails, nobody
-moves, and after ten to thirty minutes some timeout names the wrong rank. With `hang`, the last rank leaves
-a batch out, as a bug in one branch of the code would. To find it, look at the stacks of all ranks: the odd
-one out is the cause. Here faulthandler prints them after five seconds in one step, and the timeout is fifteen.
+If one rank does not reach a collective, all others block in it without a message: nothing fails,
+nothing moves, and after ten to thirty minutes a timeout names the wrong rank. With `hang`, the last
+rank skips a batch, as a bug in one branch of the code would. To find it, compare the stacks of all
+ranks: the odd one out is the cause. Here faulthandler prints them after five seconds in one step, and
+the timeout is fifteen.
 
-    torchrun --standalone --nproc-per-node 2 lessons/20_hang.py hang    fails: after five seconds, the stacks
+    torchrun --standalone --nproc-per-node 2 lessons/20_hang.py hang    fails: after 5 s, the stacks
     torchrun --standalone --nproc-per-node 2 lessons/20_hang.py
 
-Expect: rank 0 is in `backward`, and waits for a gradient; rank 1 is done with its epochs, and waits for
-rank 0 in `barrier`. `py-spy dump --pid PID` shows the stack of any Python process from outside. In a
-`paceline.Trainer` a watchdog says within seconds who has not come to which collective, and at which line
-it is; `paceline hang RUN` asks again. (On GPUs rank 0 is in `item`: NCCL only queues what backward sends. And
-its barrier is a sum like any other: it may meet a gradient, and wrong numbers come instead of a hang.)
+Expect: rank 0 is in `backward` and waits for a gradient; rank 1 has finished its epochs and waits for
+rank 0 in `barrier`. `py-spy dump --pid PID` shows the stack of any Python process from outside. With
+`paceline.Trainer`, a watchdog says within seconds which rank is missing in which collective, and at
+which line it is; `paceline hang RUN` shows it again. (On GPUs rank 0 is in `item`: NCCL only queues
+what backward sends. And its barrier is an all-reduce like any other: it may pair with a gradient, and
+give wrong numbers instead of a hang.)
 Time: about 31 s on 2 cores.
-New since lesson 6: a shorter timeout in `join`; the rank that leaves a batch out, and the stacks, in `main`.
+New since lesson 6: a shorter timeout in `join`; the rank that skips a batch, and the stacks, in `main`.
 """
 
 import faulthandler
@@ -28,27 +30,22 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.recipes.digits import (
-    embedded_digits,
-)  # 1,797 digits that come with the package: nothing to download
+from paceline.recipes.digits import embedded_digits  # 1,797 digits in the package: no download
 
 EPOCHS, BATCH, RATE = 3, 64, 0.05
 
 
 def pick_device() -> torch.device:
-    """Return this process's own GPU, or the CPU if there are not enough of them."""
-    local_rank, here = (
-        int(os.environ.get("LOCAL_RANK", "0")),
-        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-    )
-    if torch.cuda.device_count() < here:
+    """Return the GPU of this local rank, or the CPU if there are not enough GPUs."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         return torch.device("cpu")
-    torch.cuda.set_device(local_rank)  # or what names no device would take GPU 0 in every process
+    torch.cuda.set_device(local_rank)  # "cuda" without a number would be GPU 0 everywhere
     return torch.device("cuda", local_rank)
 
 
 def join(device: torch.device) -> tuple[int, int]:
-    """Meet the other processes; return who we are, and how many. torchrun tells both through the environment."""
+    """Join the process group; return rank and world size, which torchrun passes as variables."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in alone.items():
         os.environ.setdefault(name, value)
@@ -68,19 +65,17 @@ def make_model() -> nn.Module:
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Return the share of digits that the model reads right."""
+    """Return the fraction of digits that the model classifies correctly."""
     with torch.no_grad():
         return (model(images).argmax(1) == labels).float().mean().item()
 
 
 def share_of(rank: int, size: int, samples: int, epoch: int) -> Tensor:
-    """Return which samples this rank takes in an epoch: every size-th of an order that all ranks draw alike."""
-    order = torch.randperm(
-        samples, generator=torch.Generator().manual_seed(epoch)
-    )  # a new one in every epoch
-    return order[
-        rank : samples - samples % BATCH : size
-    ]  # whole batches: a mean of means needs equal parts
+    """Return the samples of this rank in an epoch: every size-th of one shuffled order."""
+    generator = torch.Generator().manual_seed(epoch)  # a new order in every epoch
+    order = torch.randperm(samples, generator=generator)
+    complete = samples - samples % BATCH  # a mean of means needs equal parts
+    return order[rank:complete:size]
 
 
 def main() -> None:
@@ -88,16 +83,14 @@ def main() -> None:
     device = pick_device()
     rank, size = join(device)
     forgetful = "hang" in sys.argv and rank == size - 1
-    torch.manual_seed(0)  # the same first weights everywhere
+    torch.manual_seed(0)  # the same initial weights on every rank
     (images, labels), held_out = embedded_digits()
     model = DistributedDataParallel(make_model().to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
     for epoch in range(EPOCHS):
         total, mine = 0.0, share_of(rank, size, len(images), epoch)
         for batch in mine.split(BATCH // size)[forgetful:]:
-            faulthandler.dump_traceback_later(
-                5 + rank
-            )  # print the stack, unless this is called again by then
+            faulthandler.dump_traceback_later(5 + rank)  # unless this is called again in time
             loss = cross_entropy(model(images[batch].to(device)), labels[batch].to(device))
             optimizer.zero_grad()
             loss.backward()

@@ -1,17 +1,16 @@
 """Lesson 22: FSDP: what is sharded, and the memory before and after.
 
-With DDP every rank holds all weights, all gradients and all optimizer state. FSDP gives each rank a slice
-of all three: before a unit of the model is used its weights are gathered, after it they are let go; in
-backward gradients are averaged and cut again. More is sent, and far less is held.
+With DDP every rank holds all weights, gradients and optimizer state. FSDP gives each rank a shard of
+all three: the weights of a unit are gathered before it runs and freed after it; in backward the
+gradients are averaged and sharded again. Ranks send more, and hold far less.
 
     torchrun --standalone --nproc-per-node 2 lessons/22_fsdp.py ddp    before
     torchrun --standalone --nproc-per-node 2 lessons/22_fsdp.py        after
 
-Expect: the losses of lesson 21 both times, and half of the bytes on each of two ranks. Any number of ranks that
-divides 16 will do.
-`paceline train gpt parallel=fsdp` keeps the same bits, too.
+Expect: the losses of lesson 21 both times, and half of the bytes on each of two ranks. Any number of
+ranks that divides 16 works. `paceline train gpt parallel=fsdp` also keeps the same bits.
 Time: about 26 s on 2 cores.
-New since lesson 21: `fully_shard` in `main`, and `held_bytes` in place of `write`.
+New since lesson 21: `fully_shard` in `main`, and `held_bytes` replaces `generate`.
 """
 
 import os
@@ -31,19 +30,16 @@ STEPS, BATCH, LENGTH, WIDTH, HEADS, LAYERS, RATE = 60, 16, 64, 64, 4, 3, 5e-3
 
 
 def pick_device() -> torch.device:
-    """Return this process's own GPU, or the CPU if there are not enough of them."""
-    local_rank, here = (
-        int(os.environ.get("LOCAL_RANK", "0")),
-        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-    )
-    if torch.cuda.device_count() < here:
+    """Return the GPU of this local rank, or the CPU if there are not enough GPUs."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")):
         return torch.device("cpu")
-    torch.cuda.set_device(local_rank)  # or what names no device would take GPU 0 in every process
+    torch.cuda.set_device(local_rank)  # "cuda" without a number would be GPU 0 everywhere
     return torch.device("cuda", local_rank)
 
 
 def join(device: torch.device) -> tuple[int, int]:
-    """Meet the other processes; return who we are, and how many. torchrun tells both through the environment."""
+    """Join the process group; return rank and world size, which torchrun passes as variables."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in alone.items():
         os.environ.setdefault(name, value)
@@ -52,87 +48,69 @@ def join(device: torch.device) -> tuple[int, int]:
 
 
 class Block(nn.Module):
-    """One layer: each place looks at those before it, then thinks by itself."""
+    """One transformer layer: causal self-attention, then an MLP."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.before_looking, self.before_thinking = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.ask, self.answer = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.think = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.projection = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        hidden = 4 * WIDTH
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, hidden), nn.GELU(), nn.Linear(hidden, WIDTH))
 
     def forward(self, values: Tensor) -> Tensor:
         rows, length, _ = values.shape
-        asked = (
-            self.ask(self.before_looking(values))
-            .view(rows, length, 3, HEADS, -1)
-            .permute(2, 0, 3, 1, 4)
-        )
-        seen = (
-            scaled_dot_product_attention(*asked, is_causal=True)
-            .transpose(1, 2)
-            .reshape(rows, length, WIDTH)
-        )
-        values = values + self.answer(seen)
-        return values + self.think(self.before_thinking(values))
+        qkv = self.qkv(self.norm1(values)).view(rows, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+        attended = scaled_dot_product_attention(*qkv, is_causal=True)
+        values = values + self.projection(attended.transpose(1, 2).reshape(rows, length, WIDTH))
+        return values + self.mlp(self.norm2(values))
 
 
 class Gpt(nn.Module):
-    """Bytes in, and for each place what the next one may be."""
+    """Bytes in, scores of the next byte out, for each position."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.byte, self.place = nn.Embedding(256, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.token, self.position = nn.Embedding(256, WIDTH), nn.Embedding(LENGTH, WIDTH)
         self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.last, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256)
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256)
 
     def forward(self, text: Tensor) -> Tensor:
-        values = self.byte(text) + self.place(torch.arange(text.shape[1], device=text.device))
-        return self.head(self.last(self.blocks(values)))
+        positions = torch.arange(text.shape[1], device=text.device)
+        values = self.token(text) + self.position(positions)
+        return self.head(self.norm(self.blocks(values)))
 
 
 def rows_of(text: Tensor, step: int, rank: int, size: int) -> Tensor:
-    """Return this rank's rows of a step; all ranks draw the same places, and each takes its own."""
-    places = torch.randint(
-        len(text) - LENGTH - 1, (BATCH,), generator=torch.Generator().manual_seed(step)
-    )
-    return torch.stack([text[place : place + LENGTH + 1] for place in places[rank::size]])
+    """Return this rank's rows of a step: all ranks draw the same offsets and split them."""
+    generator = torch.Generator().manual_seed(step)
+    offsets = torch.randint(len(text) - LENGTH - 1, (BATCH,), generator=generator)
+    return torch.stack([text[offset : offset + LENGTH + 1] for offset in offsets[rank::size]])
 
 
 def held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Return what this rank holds of weights, gradients and optimizer state."""
+    """Return the bytes of weights, gradients and optimizer state on this rank."""
     values = [value for one in model.parameters() for value in (one, one.grad) if value is not None]
-    values += [
-        value
-        for state in optimizer.state.values()
-        for value in state.values()
-        if torch.is_tensor(value)
-    ]
-    return sum(
-        (value.to_local() if isinstance(value, DTensor) else value).nbytes for value in values
-    )
+    for state in optimizer.state.values():
+        values += [value for value in state.values() if torch.is_tensor(value)]
+    local = [value.to_local() if isinstance(value, DTensor) else value for value in values]
+    return sum(value.nbytes for value in local)
 
 
 def main() -> None:
     """Train."""
     device = pick_device()
     rank, size = join(device)
-    torch.manual_seed(0)  # the same first weights everywhere
+    torch.manual_seed(0)  # the same initial weights on every rank
     source = b"".join(file.read_bytes() for file in sorted(Path(os.__file__).parent.glob("*.py")))
     text = torch.frombuffer(bytearray(source), dtype=torch.uint8).long()
     model = Gpt().to(device)
     if "ddp" in sys.argv:
         model = DistributedDataParallel(model)
     else:
-        mesh = init_device_mesh(
-            device.type, (size,)
-        )  # the ranks in a row, on the devices that they have
+        mesh = init_device_mesh(device.type, (size,))  # all ranks in one dimension
         for block in model.blocks:
-            fully_shard(
-                block, mesh=mesh
-            )  # a unit: its weights are gathered when it is its turn, and let go after it
-        fully_shard(model, mesh=mesh)  # what is left: embeddings and head
+            fully_shard(block, mesh=mesh)  # a unit: gathered before it runs, freed after it
+        fully_shard(model, mesh=mesh)  # the rest: embeddings and head
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
     for step in range(STEPS):
         rows = rows_of(text, step, rank, size).to(device)
@@ -143,9 +121,8 @@ def main() -> None:
         if rank == 0 and (step == 0 or (step + 1) % 20 == 0):
             print(f"step {step + 1}: loss {loss.item():.3f}")
     if rank == 0:
-        print(
-            f"rank 0 of {size} holds {held_bytes(model, optimizer):,} bytes: weights, gradients, optimizer state"
-        )
+        held = held_bytes(model, optimizer)
+        print(f"rank 0 of {size} holds {held:,} bytes: weights, gradients, optimizer state")
     dist.destroy_process_group()
 
 

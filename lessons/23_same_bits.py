@@ -1,21 +1,21 @@
 """Lesson 23: the same bits on any world: lanes, order, tree.
 
-Lesson 8 came close to the curve of one device, and no closer. Three things differ with the number of
-ranks: which samples meet in a step, what dropout draws, and in which order gradients are added up.
-Paceline fixes all three. A step is always cut into the same lanes, shared by whoever is there; which
-sample comes k-th is a function of (seed, epoch, k); every lane has its own generators; and the gradients
-of lanes are added along one fixed tree.
+Lesson 8 came close to the curve of one device, but not to its bits. Three things depend on the number
+of ranks: which samples form a step, which random numbers dropout draws, and the order in which
+gradients are summed. Paceline fixes all three. A step is always cut into the same lanes
+(micro-batches), which the ranks share; the k-th sample is a function of (seed, epoch, k); every lane
+seeds its own generators; and lane gradients are summed along one fixed tree.
 
     python lessons/23_same_bits.py epochs=2 name=one
     paceline run lessons/23_same_bits.py -n 2 epochs=2 name=two
     torchrun --standalone --nproc-per-node 4 lessons/23_same_bits.py epochs=2 name=four
     paceline verify lessons/23_same_bits.py --worlds 1,3 --steps 5
 
-Expect: each run ends with the same sixteen digits, those of weights and optimizer state, though dropout is
-on; verify says `the same bits`.
+Expect: each run prints the same sixteen digits, a digest of weights and optimizer state, with dropout
+on; verify prints `the same bits`.
 Time: about 38 s on 2 cores.
-New since lesson 6: `main` is written with Paceline's pieces, which hold `pick_device`, `join`, `share_of` and `accuracy`; settings
-take the place of `EPOCHS`, `BATCH` and `RATE`; `make_model` has dropout.
+New since lesson 6: `main` uses Paceline, which replaces `pick_device`, `join`, `share_of` and
+`accuracy`; settings replace `EPOCHS`, `BATCH` and `RATE`; `make_model` has dropout.
 """
 
 import torch
@@ -23,9 +23,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import paceline
-from paceline.recipes.digits import (
-    embedded_digits,
-)  # 1,797 digits that come with the package: nothing to download
+from paceline.recipes.digits import embedded_digits  # 1,797 digits in the package: no download
 
 
 def make_model() -> nn.Module:

@@ -44,8 +44,8 @@ from paceline.checkpoint.save import Saver
 from paceline.checkpoint.storage import verify
 from paceline.config import RunConfig
 from paceline.errors import PacelineError
-from paceline.launch.failure import Ended, find_culprit
-from paceline.world.collectives import texts_of_all
+from paceline.launch.failure import RankEnd, find_culprit
+from paceline.world.collectives import all_gather_texts
 from paceline.world.process_group import join
 from paceline.world.world import World
 
@@ -135,7 +135,7 @@ def content_of(tensors: dict[str, Tensor]) -> Content:
 def save(root: Path, step: int, seed: int, keep: int = 3, world: World | None = None) -> list[str]:
     """Save a checkpoint as a run does; return where it is, or nothing if there was one already."""
     world = world or World()
-    token = texts_of_all(world, secrets.token_hex(4))[0]
+    token = all_gather_texts(world, secrets.token_hex(4))[0]
     saver = Saver(LocalStorage(root), world, token, retention=Retention(keep))
     saver.save(tensors_of(seed), Manifest(step=step, samples=step, files={}))
     saver.close()
@@ -216,7 +216,7 @@ def kill_while_saving(trial: Trial) -> None:
     child.process.kill()
     words = child.end()
     trial.must_be_newer = words == ["saved"]
-    trial.words += words or [find_culprit([Ended(0, -signal.SIGKILL, time.time())]).message]
+    trial.words += words or [find_culprit([RankEnd(0, -signal.SIGKILL, time.time())]).message]
 
 
 def fill_the_disk(trial: Trial) -> None:

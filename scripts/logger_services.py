@@ -40,7 +40,7 @@ def told(first: int, last: int) -> list[Event]:
 def tell(kind: Any, path: Path) -> None:
     """Tell two starts of a run, the first of which breaks off."""
     for first, last in ((0, 8), (4, 12)):
-        sink = kind(path, "trial", SETTINGS, anew=False)
+        sink = kind(path, "trial", SETTINGS, is_new=False)
         for event in [*told(first, last), *([RunEnded(12, 1.0, "d")] if last == 12 else [])]:
             sink(event)
         sink.close(failed=last == 8)

@@ -114,8 +114,8 @@ def _one(desk: Desk, kind: str, number: int, seed: int) -> Outcome:
     # Long enough to be ended, also on a quick machine; and Slurm needs its time to notice a daemon that is gone.
     script, slow = {
         "slurmd": ("slow_then_fast.py", "1.2"),
-        "limit": ("survive_training.py", "0.4"),
-    }.get(kind, ("survive_training.py", "0.25"))
+        "limit": ("training.py", "0.4"),
+    }.get(kind, ("training.py", "0.25"))
     words = (script, "--nodes", "2", "--ranks-per-node", "1", "--time", limit, *partition)
     try:
         job = desk.submit(*words, *TRAINING, f"name={name}", env={"SLOW_STEP": slow})

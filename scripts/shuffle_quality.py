@@ -69,7 +69,7 @@ def table(orders: Iterable[tuple[int, int]], epochs: int, seed: int) -> str:
     """Return a line for each (block, window), relative to a full shuffle."""
     full = measure(SAMPLES, 1, epochs, seed)
     lines = [
-        "| block | window | of the set | mean distance | median distance | imbalance | against full | batches with < 8 classes |",
+        "| block | window | of the dataset | mean distance | median distance | imbalance | against full | batches with < 8 classes |",
         "|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for block, window in orders:

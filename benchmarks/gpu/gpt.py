@@ -18,7 +18,7 @@ from statistics import median
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from figures import ratios, rotated, spread, table  # noqa: E402 - after the path
+from ratios import ratios, rotated, spread, table  # noqa: E402 - after the path
 
 ROWS = {
     "paceline-free": 64,

@@ -112,7 +112,7 @@ def with_paceline(count: int, steps: int, *words: str) -> float:
     from paceline.data.reading.transform import Transformed
     from paceline.recipes.corpus import next_tokens
     from paceline.recipes.gpt import GptConfig, build_optimizer, design_of, token_loss
-    from paceline.train.cuda_graph import make_step
+    from paceline.train.cuda_graph import step_class
 
     os.chdir(tempfile.mkdtemp(prefix="paceline-gpu-"))
     config = config_from_words(GptConfig, [*settings(count), "steps=100000", *words])
@@ -121,7 +121,9 @@ def with_paceline(count: int, steps: int, *words: str) -> float:
         data = Transformed(TensorSource(rows(8 * count)), next_tokens)
         batches = paceline.Batches(data, config, world)
         optimizer = build_optimizer(model, config)
-        step = make_step(world, model, optimizer, token_loss, config, batches.total_samples)
+        step = step_class(world, optimizer, config)(
+            world, model, optimizer, token_loss, config, batches.total_samples
+        )
         return timed(step, batches.steps(), steps)
 
 

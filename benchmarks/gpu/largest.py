@@ -21,7 +21,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from figures import table  # noqa: E402 - after the path
+from ratios import table  # noqa: E402 - after the path
 
 STEPS = 3
 TINY = {"width": 32, "heads": 2, "length": 16, "tokens": 64, "first": 1, "most": 4}
@@ -113,7 +113,7 @@ def _steps(known: argparse.Namespace, found: dict[str, Any]) -> None:
     import paceline
     from paceline.config import config_from_words
     from paceline.recipes.gpt import GPT, Block, GptConfig, build_optimizer, design_of, token_loss
-    from paceline.train.cuda_graph import make_step
+    from paceline.train.cuda_graph import step_class
 
     words = [
         f"device={known.device}",
@@ -151,7 +151,9 @@ def _steps(known: argparse.Namespace, found: dict[str, Any]) -> None:
         batches = paceline.Batches(
             (text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world
         )
-        step = make_step(world, model, optimizer, token_loss, config, batches.total_samples)
+        step = step_class(world, optimizer, config)(
+            world, model, optimizer, token_loss, config, batches.total_samples
+        )
         _limit(known, found["parameters"])
         for number, batch in enumerate(batches.steps(), 1):
             found["end"] = f"in step {number}"

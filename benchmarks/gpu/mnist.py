@@ -19,7 +19,7 @@ from statistics import median
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from figures import ratios, rotated, spread, table  # noqa: E402 - after the path
+from ratios import ratios, rotated, spread, table  # noqa: E402 - after the path
 
 NAMES = ("hand-captured", "paceline", "paceline-free", "hand-eager", "accelerate", "lightning")
 TRAIN = 60_000

@@ -23,8 +23,8 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import torch  # noqa: E402 - after the path
-from figures import rotated, spread, table  # noqa: E402
 from gpt_contenders import Plain  # noqa: E402
+from ratios import rotated, spread, table  # noqa: E402
 
 from paceline.recipes.gpt_model import Design, Shape  # noqa: E402
 

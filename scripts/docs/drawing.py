@@ -1,6 +1,6 @@
-"""What does the contract look like? The lanes of a step on 1, 2 and 4 ranks, and the one tree that adds them, as an SVG.
+"""Draw the lanes of a step on 1, 2 and 4 ranks, and the one tree that adds them, as an SVG.
 
-Which rank has which lanes, and who is added to whom, is asked of the code that trains.
+The lanes of each rank and the additions come from the code that trains.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ text { fill: #e6edf3 }
 
 
 def draw() -> str:
-    """Return the drawing."""
+    """Return the SVG."""
     height = TOP + len(WORLDS) * PANEL + FOOT
     alt = "A step of eight lanes on one, two and four ranks: each time the same tree adds the same lanes in the same order."
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{alt}">',
         f"<style>{STYLE}</style>",
         f'<rect class="card" x="1" y="1" width="{WIDTH - 2}" height="{height - 2}" rx="12"/>',
-        words(WIDTH / 2, 40, f"One step is always {LANES} lanes, added along one tree", "title"),
-        words(WIDTH / 2, 66, "Only who runs a lane depends on the number of ranks.", "soft"),
+        label(WIDTH / 2, 40, f"One step is always {LANES} lanes, added along one tree", "title"),
+        label(WIDTH / 2, 66, "The number of ranks decides only which rank runs a lane.", "soft"),
         *(part for row, ranks in enumerate(WORLDS) for part in panel(ranks, TOP + row * PANEL)),
         *legend(TOP + len(WORLDS) * PANEL + 22),
         "</svg>",
@@ -59,21 +59,21 @@ def draw() -> str:
 
 
 def panel(ranks: int, top: float) -> Iterator[str]:
-    """Yield the lanes of a step on so many ranks, and the tree below them."""
+    """Yield the lanes of a step on this number of ranks, and the tree below them."""
     for rank in range(ranks):
         mine = share(LANES, rank, ranks)
         left, right = middle(mine.start) - LANE / 2 - 5, middle(mine.stop - 1) + LANE / 2 + 5
         shape = f'x="{left}" y="{top}" width="{right - left}" height="68" rx="8"'
         yield f'<rect class="rank r{rank}" {shape}/>'
-        yield words((left + right) / 2, top + 20, f"rank {rank}", f"name r{rank}")
+        yield label((left + right) / 2, top + 20, f"rank {rank}", f"name r{rank}")
         for lane in mine:
             place = (
                 f'x="{middle(lane) - LANE / 2}" y="{top + 30}" width="{LANE}" height="30" rx="5"'
             )
             yield f'<rect class="lane r{rank}" {place}/>'
-            yield words(middle(lane), top + 50, f"lane {lane}")
+            yield label(middle(lane), top + 50, f"lane {lane}")
     yield from tree(range(LANES), ranks, top + 60)
-    yield words(
+    yield label(
         middle_of(range(LANES)) + 18,
         top + 60 + 3 * ROW + 26,
         "the gradient of the step",
@@ -82,7 +82,7 @@ def panel(ranks: int, top: float) -> Iterator[str]:
 
 
 def tree(node: range, ranks: int, top: float) -> Iterator[str]:
-    """Yield the additions below a node, then its own: in the colour of the rank whose lanes they are."""
+    """Yield the additions below a node, then its own, in the colour of the rank that makes them."""
     if len(node) == 1:
         return
     owner = next(
@@ -100,39 +100,39 @@ def tree(node: range, ranks: int, top: float) -> Iterator[str]:
 
 
 def legend(top: float) -> Iterator[str]:
-    """Yield what the colours mean."""
+    """Yield the explanation of the colours."""
     own = [f"r{rank}" for rank in range(max(WORLDS))]
-    for row, (owners, said) in enumerate(
+    for row, (owners, meaning) in enumerate(
         [(own, "a rank adds its own lanes"), (["between"], "sums of different ranks are added")]
     ):
         x, y = MARGIN + 6, top + row * 28
         for owner in owners:
             yield plus(x, y, owner)
             x += 26
-        yield words(x, y + 5, said, "left")
+        yield label(x, y + 5, meaning, "left")
 
 
 def plus(x: float, y: float, owner: str) -> str:
-    """Return an addition."""
+    """Return the symbol of an addition."""
     sign = f'<path class="plus" d="M{x - 5} {y}h10M{x} {y - 5}v10"/>'
     return f'<circle class="node {owner}" cx="{x}" cy="{y}" r="10"/>{sign}'
 
 
 def level(node: range) -> int:
-    """Return how many additions lie above a node."""
+    """Return the height of a node in the tree."""
     return (len(node) - 1).bit_length()
 
 
 def middle(lane: int) -> float:
-    """Return where the middle of a lane is."""
+    """Return the x of the middle of a lane."""
     return MARGIN + LANE / 2 + lane * (LANE + GAP)
 
 
 def middle_of(node: range) -> float:
-    """Return where the middle of a node's lanes is."""
+    """Return the x of the middle of a node's lanes."""
     return (middle(node.start) + middle(node.stop - 1)) / 2
 
 
-def words(x: float, y: float, said: str, kind: str = "") -> str:
-    """Return a text."""
-    return f'<text x="{x}" y="{y}"' + (f' class="{kind}"' if kind else "") + f">{said}</text>"
+def label(x: float, y: float, text: str, kind: str = "") -> str:
+    """Return a line of text."""
+    return f'<text x="{x}" y="{y}"' + (f' class="{kind}"' if kind else "") + f">{text}</text>"

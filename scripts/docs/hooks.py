@@ -1,6 +1,6 @@
-"""How do pages that are written for a Git host become a site? MkDocs calls these functions while it builds.
+"""Turn pages that are written for a Git host into a site. MkDocs calls these functions while it builds.
 
-Pages may lead to any file of the project. What lies outside docs/ and is led to becomes a page below `project/`: Markdown
+Pages may link to any file of the project. A linked file outside docs/ becomes a page below `project/`: Markdown
 as it is, other text as a listing, a folder as the list of its files.
 """
 
@@ -29,7 +29,7 @@ LANGUAGES = {".py": "python", ".sh": "bash", ".toml": "toml", ".def": "singulari
 
 
 def on_config(config: Any) -> Any:
-    """Put guides and lessons into the navigation, where it names them without pages."""
+    """Fill the empty entries of the navigation with the guides and lessons."""
     lists = {
         "Guides": _guides(Path(config.docs_dir) / "guides"),
         "Course": ["course.md", *_lessons()],
@@ -43,7 +43,7 @@ def on_config(config: Any) -> Any:
 
 
 def _guides(folder: Path) -> list[str]:
-    """Return the guides that are there, in the order in which the home page names them; others come last."""
+    """Return the guides in the order of the home page; the others come last."""
     home = folder.with_name("index.md").read_text(encoding="utf-8")
     found = [f"guides/{file.name}" for file in sorted(folder.glob("*.md"))]
     return sorted(found, key=lambda page: home.find(f"]({page})") % (len(home) + 1))
@@ -61,14 +61,14 @@ def _short(title: str) -> str:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add what pages lead to outside docs/, and what that leads to in turn."""
+    """Add the files outside docs/ that pages link to, and those that these link to."""
     waiting = [f"lessons/{one.path.name}" for one in all_lessons()]
     for file in files.documentation_pages():
         waiting += _outside(file.content_string, f"docs/{file.src_uri}")
     done: set[str] = set()
     while waiting:
         path = waiting.pop()
-        if path in done or not (ROOT / path).exists():  # MkDocs complains of what does not exist
+        if path in done or not (ROOT / path).exists():  # MkDocs reports missing files itself
             continue
         done.add(path)
         if path.endswith(PICTURES):
@@ -81,10 +81,10 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let links lead to the pages that files have become, and lists be lists as on a Git host."""
+    """Rewrite links to files of the project, and separate lists as a Git host does."""
     uri: str = page.file.src_uri
     if uri.startswith(PLACE):
-        page.meta["search"] = {"boost": 0.5}  # what explains comes before what has changed
+        page.meta["search"] = {"boost": 0.5}  # guides rank above changelogs
     path = uri.removeprefix(PLACE) if uri.startswith(PLACE) else f"docs/{uri}"
     if uri.startswith(PLACE) and not (ROOT / path).exists():
         return markdown  # a listing
@@ -92,7 +92,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def with_blocks(text: str) -> str:
-    r"""Return a text in which lists and tables begin after an empty line, and inner lists stand four letters in.
+    r"""Return Markdown with an empty line before lists and tables, and inner lists indented by four spaces.
 
     >>> with_blocks("Two:\n- a\n  - b\n")
     'Two:\n\n- a\n    - b\n'
@@ -101,7 +101,7 @@ def with_blocks(text: str) -> str:
 
 
 def with_links(text: str, path: str) -> str:
-    """Return a document of the project with its links as the site has them; code stays as it is.
+    """Return a document with its links rewritten for the site; code stays unchanged.
 
     >>> with_links("[a](../../README.md#b), `[a](../../README.md)`, [c](c.md)", "docs/guides/x.md")
     '[a](../project/README.md#b), `[a](../../README.md)`, [c](c.md)'
@@ -118,13 +118,13 @@ def _target(link: str, path: str) -> str:
 
 
 def _resolved(link: str, path: str) -> str:
-    """Return which file a link leads to; of a folder, what a Git host would show."""
+    """Return the file that a link leads to; for a folder its README.md, if it has one."""
     found = posixpath.normpath(posixpath.join(posixpath.dirname(path), link))
     return f"{found}/README.md" if (ROOT / found / "README.md").is_file() else found
 
 
 def page_of(path: str) -> str:
-    """Return where the site has a file of the project.
+    """Return the path of a project file on the site.
 
     >>> page_of("docs/hang.md"), page_of("README.md"), page_of("lessons/04_ddp_by_hand.py")
     ('hang.md', 'project/README.md', 'project/lessons/04_ddp_by_hand.py.md')
@@ -135,13 +135,13 @@ def page_of(path: str) -> str:
 
 
 def _outside(text: str, path: str) -> list[str]:
-    """Return the files outside docs/ that a document leads to."""
+    """Return the files outside docs/ that a document links to."""
     found = [_resolved(link[2], path) for link in LINK.finditer(CODE.sub("", text))]
     return [one for one in found if not one.startswith(("docs/", ".."))]
 
 
 def _outside_code(text: str, change: Callable[[str], str]) -> str:
-    """Return a text of which all that is not code was changed."""
+    """Apply a change to everything but code."""
     parts, end = [], 0
     for code in CODE.finditer(text):
         parts += [change(text[end : code.start()]), code[0]]

@@ -1,4 +1,4 @@
-"""Which lessons and which guides are there? The tables of the course's page and of the home page."""
+"""The table of lessons on the course page and the table of guides on the home page."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SITUATIONS = {
     "from-torchrun": "I have a torchrun script",
     "from-accelerate": "I use Accelerate",
     "from-lightning": "I use Lightning",
-    "checkpoints": "I want to keep, check or take along what was trained",
-    "data": "My data do not fit into memory",
+    "checkpoints": "I want to save, resume, check or export a run",
+    "data": "My dataset does not fit into memory",
     "gpu": "I want the most out of a GPU",
 }
 
 
 def lessons_table() -> str:
-    """Return all lessons."""
+    """Return one row per lesson."""
     return table(
         ["", "lesson", "what it teaches", "time", "exercise"], list(map(_row, all_lessons()))
     )
@@ -56,7 +56,7 @@ def _paragraph(says: str) -> str:
 
 
 def situations_table() -> str:
-    """Return which guide is for which situation. One that is not listed above comes last, with its title."""
+    """Return one row per guide. Guides that SITUATIONS does not list come last, under their titles."""
     pages = {file.stem: file.read_text(encoding="utf-8") for file in sorted(GUIDES.glob("*.md"))}
     names = sorted(pages, key=lambda name: [*SITUATIONS, name].index(name))
     rows = [
@@ -66,7 +66,7 @@ def situations_table() -> str:
         ]
         for name in names
     ]
-    return table(["if you say", "which is"], rows) if rows else ""
+    return table(["your situation", "in more words"], rows) if rows else ""
 
 
 def _title(page: str) -> str:

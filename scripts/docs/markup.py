@@ -1,4 +1,4 @@
-"""How words become Markdown that a Git host and the site show alike."""
+"""Markdown that a Git host and the site render alike."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 def code(words: str) -> str:
-    """Return words as code. A table is cut at a bar even within code, so that one is written in another way.
+    """Return text as code. A bar ends a table cell even within backticks, so it becomes an entity.
 
     >>> code("-n 2"), code("list|check")
     ('`-n 2`', '<code>list&#124;check</code>')
@@ -21,7 +21,7 @@ def code(words: str) -> str:
 
 
 def text(words: str) -> str:
-    r"""Return words without their line breaks, as text that is no markup; what stands in backticks is code.
+    r"""Return text on one line with Markdown escaped; parts in backticks stay code.
 
     >>> print(text("a * b, [c], all_reduce and `d_*`"))
     a \* b, \[c\], all_reduce and `d_*`
@@ -36,10 +36,10 @@ def text(words: str) -> str:
 
 
 def sentence(words: str) -> str:
-    """Return words with a capital first and a full stop last.
+    """Return text with a capital letter and a full stop.
 
-    >>> sentence("the same bits?"), sentence("fetch a known set")
-    ('The same bits?', 'Fetch a known set.')
+    >>> sentence("the same bits?"), sentence("fetch a dataset")
+    ('The same bits?', 'Fetch a dataset.')
     """
     return words and words[0].upper() + words[1:] + ("" if words.endswith((".", "?", "!")) else ".")
 

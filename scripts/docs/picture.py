@@ -1,4 +1,4 @@
-"""What does the README show? The same bits at every world size, and how much faster each was, as an SVG of measured figures."""
+"""Draw the README's picture: the digest and the speed at every world size, as an SVG from measurements."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ text { font: 15px system-ui, sans-serif; fill: #24292f }
 
 
 def picture() -> str:
-    """Return the picture."""
+    """Return the SVG."""
     found = json.loads(MEASURED.read_text(encoding="utf-8"))
     alt = "On 1, 2, 4 and 8 processes the same training gives the same SHA-256 of weights and optimizer state, each time faster."
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{alt}">',
         f"<style>{STYLE}</style>",
         f'<rect class="card" x="1" y="1" width="{WIDTH - 2}" height="{HEIGHT - 2}" rx="12"/>',
-        words(LEFT, 40, "One training, the same bits, on any number of processes", "title"),
-        words(LEFT, 76, "processes", "soft"),
-        words(LEFT + 92, 76, "SHA-256 of weights and optimizer state", "soft"),
-        words(BAR_AT, 76, "samples a second (dashed: ideal)", "soft"),
+        label(LEFT, 40, "One training, the same bits, on any number of processes", "title"),
+        label(LEFT, 76, "processes", "soft"),
+        label(LEFT + 92, 76, "SHA-256 of weights and optimizer state", "soft"),
+        label(BAR_AT, 76, "samples per second (dashed: ideal)", "soft"),
         *(part for number, size in enumerate(found["sizes"]) for part in row(number, size, found)),
-        words(LEFT, HEIGHT - 24, found["conditions"], "soft"),
+        label(LEFT, HEIGHT - 24, found["conditions"], "soft"),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
 
 
 def row(number: int, size: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is drawn of one world size."""
+    """Yield the digest and the bar of one world size."""
     y, first, last = TOP + number * ROW, found["sizes"][0], found["sizes"][-1]
     scale = BAR_WIDTH / (first["samples_per_s"] * last["ranks"])
-    yield words(LEFT, y, str(size["ranks"]), "mono")
-    yield words(LEFT + 92, y, found["digests"][str(size["ranks"])][:24], "mono same")
+    yield label(LEFT, y, str(size["ranks"]), "mono")
+    yield label(LEFT + 92, y, found["digests"][str(size["ranks"])][:24], "mono same")
     wide, ideal = size["samples_per_s"] * scale, first["samples_per_s"] * size["ranks"] * scale
     yield f'<rect class="ideal" x="{BAR_AT}" y="{y - 15}" width="{ideal:.1f}" height="20" rx="3"/>'
     yield f'<rect class="bar" x="{BAR_AT}" y="{y - 15}" width="{wide:.1f}" height="20" rx="3"/>'
-    yield words(BAR_AT + max(wide, ideal) + 8, y, f"{size['samples_per_s']:,.0f}", "mono")
+    yield label(BAR_AT + max(wide, ideal) + 8, y, f"{size['samples_per_s']:,.0f}", "mono")
 
 
-def words(x: float, y: float, text: str, kind: str) -> str:
+def label(x: float, y: float, text: str, kind: str) -> str:
     """Return a line of text."""
     return f'<text class="{kind}" x="{x:g}" y="{y:g}">{text}</text>'

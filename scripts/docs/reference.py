@@ -1,6 +1,6 @@
-"""What do verbs, settings, lessons and guides say of themselves? Written into docs/, from the code: `make reference`.
+"""Generate the parts of docs/ that come from the code: verbs, settings, files, lessons, guides, drawings (`make reference`).
 
-`--check` writes nothing, and exits with 1 if a page is not what the code says. No torch is needed.
+`--check` writes nothing and exits with 1 if a page is stale. Works without torch.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from drawing import draw
 from lists import lessons_table, situations_table
+from modules import files_page
 from picture import picture
 from settings import settings_page
 from verbs import verbs_page
@@ -20,11 +21,12 @@ END = "<!-- end -->"
 
 
 def pages() -> dict[Path, str]:
-    """Return all that is made from the code."""
+    """Return the text of every generated file."""
     made = "<!-- made from the code by `make reference` -->"
     return {
         DOCS / "reference" / "verbs.md": f"# Verbs\n\n{made}\n\n{verbs_page()}\n",
         DOCS / "reference" / "settings.md": f"# Settings\n\n{made}\n\n{settings_page()}\n",
+        DOCS / "internals" / "files.md": f"# Files\n\n{made}\n\n{files_page()}\n",
         DOCS / "course.md": with_part(DOCS / "course.md", lessons_table()),
         DOCS / "index.md": with_part(DOCS / "index.md", situations_table()),
         DOCS / "images" / "contract.svg": draw(),
@@ -33,18 +35,19 @@ def pages() -> dict[Path, str]:
 
 
 def with_part(page: Path, part: str) -> str:
-    """Return a page with that part new which is made: between a comment that says so and the next."""
+    """Return a page with its generated part, between two comments, replaced."""
     before, begin, rest = page.read_text(encoding="utf-8").partition("by `make reference` -->\n")
     return f"{before}{begin}\n{part}\n\n{END}{rest.partition(END)[2]}"
 
 
+def is_stale(page: Path, text: str) -> bool:
+    """Return whether a file is missing or has another text."""
+    return not page.exists() or page.read_text(encoding="utf-8") != text
+
+
 def main() -> int:
-    """Write what has changed, or only name it."""
-    stale = {
-        page: said
-        for page, said in pages().items()
-        if not page.exists() or page.read_text("utf-8") != said
-    }
+    """Write the stale pages, or list them with --check."""
+    stale = {page: text for page, text in pages().items() if is_stale(page, text)}
     if "--check" in sys.argv[1:]:
         for page in stale:
             print(
@@ -52,8 +55,9 @@ def main() -> int:
                 file=sys.stderr,
             )
         return 1 if stale else 0
-    for page, said in stale.items():
-        page.write_text(said, encoding="utf-8")
+    for page, text in stale.items():
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(text, encoding="utf-8")
         print(f"wrote {page.relative_to(ROOT)}")
     return 0
 

@@ -105,7 +105,7 @@ class Faulty:
         """Pass on steps; one more at the end, where that is the fault."""
         step = None
         for step in real(first):
-            self._due = step.plan.step == STEP
+            self._due = step.plan.index == STEP
             if FAULT == "shape":
                 self._sum_a_figure()
             yield step

@@ -66,7 +66,7 @@ class Delay:
     def steps(self, steps: Iterable[Any]) -> Iterator[Any]:
         """Pass on steps, as slow data would."""
         for step in steps:
-            self.step = step.plan.step + 1
+            self.step = step.plan.index + 1
             self.here("data")
             yield step
 

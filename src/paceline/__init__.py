@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from paceline.version import VERSION
+
+if sys.platform == "win32":
+    from paceline.errors import EnvironmentUnfit
+
+    raise EnvironmentUnfit(
+        "Paceline does not run on Windows: it needs fork, flock and POSIX signals",
+        fix="run it under WSL 2 (`wsl --install`), where it is a Linux program",
+    )
 
 if TYPE_CHECKING:
     from paceline.config import RunConfig as RunConfig

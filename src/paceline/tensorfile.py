@@ -7,11 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-WIDTHS = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "C64": 8,
-    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
-}  # fmt: skip
-"""Bytes of one element, by the format's own word for the type."""
+from paceline.dtypes import WIDTHS
 
 _ALIGN = 64  # data begins at a multiple of this, so that elements of any type are aligned
 _LONGEST_HEADER = 100_000_000  # the limit of the format

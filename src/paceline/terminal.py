@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
     from rich.text import Text
 
@@ -95,37 +96,71 @@ def error(message: str) -> None:
 
 
 def table(
-    head: Sequence[str], rows: Iterable[Sequence[str]], *, droppable: Sequence[str] = ()
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    droppable: Sequence[str] = (),
+    numeric: Sequence[str] = (),
 ) -> None:
-    """Print aligned columns; a terminal that is too narrow loses the droppable columns, first named first."""
+    """Print columns, the numeric ones aligned to the right.
+
+    A terminal that is too narrow loses the droppable columns, first named first.
+    """
     out = console()
     kept, cells = list(head), [[plain(cell) for cell in row] for row in rows]
     for name in droppable:
-        if _width(out, _aligned(kept, cells)) <= out.width:
+        if _width(out, _aligned(kept, cells, numeric)) <= out.width:
             break
         column = kept.index(name)
         del kept[column]
         for row in cells:
             del row[column]
     if out.is_terminal:
-        out.print(_aligned(kept, cells))
+        out.print(_aligned(kept, cells, numeric))
         return
-    for line in out.render_lines(_aligned(kept, cells), pad=False):
-        text = "".join(segment.text for segment in line)
-        print(text.rstrip(), file=out.file)
+    for line in drawn(_aligned(kept, cells, numeric)):
+        print(line, file=out.file)
 
 
-def _width(out: Console, drawn: Table) -> int:
+def _width(out: Console, aligned: Table) -> int:
     """Return the columns that a table takes if nothing is wrapped."""
-    return out.measure(drawn, options=out.options.update(max_width=_UNLIMITED)).maximum
+    return out.measure(aligned, options=out.options.update(max_width=_UNLIMITED)).maximum
 
 
-def _aligned(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+def _aligned(
+    head: Sequence[str], rows: Iterable[Sequence[str]], numeric: Sequence[str] = ()
+) -> Table:
     from rich.table import Table
 
-    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    aligned = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for name in head:
-        drawn.add_column(name, overflow="fold")
+        justify: Literal["left", "right"] = "right" if name in numeric else "left"
+        aligned.add_column(name, overflow="fold", justify=justify)
     for row in rows:
-        drawn.add_row(*row)
-    return drawn
+        aligned.add_row(*row)
+    return aligned
+
+
+def fit(text: str, width: int) -> str:
+    """Return as much of a line as fits into a width, without control sequences.
+
+    >>> fit("abcdef", 4), fit("日本語", 4), fit("ok", 4)
+    ('abc…', '日…', 'ok')
+    """
+    line = plain(text)
+    if line.isascii() and len(line) <= width:
+        return line
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(line) <= width:
+        return line
+    return set_cell_size(line, width - 1).rstrip() + "…" if width > 0 else ""
+
+
+def drawn(picture: RenderableType, width: int = _UNLIMITED) -> list[str]:
+    """Return what rich draws within a width, as lines of plain text."""
+    from rich.console import Console
+
+    out = Console(file=io.StringIO(), width=width, color_system=None, markup=False, emoji=False)
+    lines = out.render_lines(picture, pad=False)
+    return ["".join(segment.text for segment in line).rstrip() for line in lines]

@@ -9,7 +9,8 @@ from support.checkpoint_contents import SHAPES, bits_of, random_tensor, tensors_
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.tensorfile import WIDTHS, Spec, plan_file
+from paceline.dtypes import WIDTHS
+from paceline.tensorfile import Spec, plan_file
 from paceline.checkpoint.staging import DTYPES, split_by_size
 from paceline.checkpoint.storage import tensor_spans
 from paceline.errors import BadCheckpoint

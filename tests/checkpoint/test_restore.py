@@ -226,7 +226,7 @@ def test_another_model_is_refused_with_the_tensors_that_differ(net, told, tmp_pa
     before = files_of(tmp_path / "run" / "checkpoints")
     with pytest.raises(ConfigError) as caught:
         train(settings(tmp_path), net=net)
-    assert "step-000000002 is of another model" in caught.value.problem
+    assert "step-000000002 does not fit this model" in caught.value.problem
     for words in told:
         assert words in caught.value.problem
     assert "another name=" in caught.value.fix
@@ -235,7 +235,7 @@ def test_another_model_is_refused_with_the_tensors_that_differ(net, told, tmp_pa
 
 def test_another_kind_of_optimizer_is_refused(tmp_path) -> None:
     train(settings(tmp_path))
-    with pytest.raises(ConfigError, match="optimizer was AdamW, is SGD"):
+    with pytest.raises(ConfigError, match="optimizer AdamW -> SGD"):
         train(settings(tmp_path), optimizer=OPTIMIZERS["SGD momentum"])
 
 
@@ -285,12 +285,12 @@ def test_the_command_ends_with_code_3_on_a_newer_format(tmp_path, monkeypatch) -
 
 
 CHANGED = {
-    "seed=1": "seed was 0, is 1",
-    "lr.base=0.02": "lr.base was 0.01, is 0.02",
-    "batch.global_size=20": "batch.global_size was 16, is 20",
-    "batch.lanes=4": "batch.lanes was 2, is 4",
-    "clip_norm=1": "clip_norm was 0.0, is 1.0",
-    "exact=false": "exact was True, is False",
+    "seed=1": "seed 0 -> 1",
+    "lr.base=0.02": "lr.base 0.01 -> 0.02",
+    "batch.global_size=20": "batch.global_size 16 -> 20",
+    "batch.lanes=4": "batch.lanes 2 -> 4",
+    "clip_norm=1": "clip_norm 0.0 -> 1.0",
+    "exact=false": "exact True -> False",
 }
 
 
@@ -300,7 +300,8 @@ def test_changed_settings_are_refused_unless_they_are_meant(word, told, tmp_path
     before = files_of(tmp_path / "run" / "checkpoints")
     with pytest.raises(ConfigError, match="resume=changed") as caught:
         train(settings(tmp_path, word))
-    assert f"step-000000005 is of another training: {told}" in caught.value.problem
+    assert f"is a run with other settings: {told} (in " in caught.value.problem
+    assert caught.value.problem.endswith("step-000000005)")
     assert files_of(tmp_path / "run" / "checkpoints") == before
     assert len(train(settings(tmp_path, word, "resume=changed", "steps=7"))) == 64
     assert events_of(tmp_path, "RunStarted")[-1]["from_step"] == 5
@@ -323,7 +324,7 @@ def test_settings_that_do_not_touch_the_bits_may_change(word, tmp_path, straight
 
 def test_a_dataset_of_another_length_is_refused(tmp_path) -> None:
     cut(settings(tmp_path), 7)
-    with pytest.raises(ConfigError, match="dataset_samples was 60, is 61"):
+    with pytest.raises(ConfigError, match="dataset_samples 60 -> 61"):
         train(settings(tmp_path), samples=61)
 
 

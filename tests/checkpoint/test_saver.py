@@ -78,9 +78,9 @@ def save_there(world, root: str, seed: int, step: int = 1) -> list[int]:
 
 def new_saver_of_all(storage, world, **options):
     from paceline.checkpoint.save import Saver
-    from paceline.world.collectives import texts_of_all
+    from paceline.world.collectives import all_gather_texts
 
-    return Saver(storage, world, texts_of_all(world, os.urandom(4).hex())[0], **options)
+    return Saver(storage, world, all_gather_texts(world, os.urandom(4).hex())[0], **options)
 
 
 def read_there(world, root: str):

@@ -135,7 +135,7 @@ def test_a_loss_that_is_not_a_number_stops_every_rank_and_names_step_and_lane(fo
     done = paceline(
         "run", "train.py", "-n", "2", "batch.global_size=8", "epochs=5", folder=folder, env=poison
     )
-    refused(done, 1, "the loss is nan at step 3, lane 3 (rank 1)", "look at the learning rate")
+    refused(done, 1, "the loss is nan at step 3, lane 3 (rank 1)", "try lr.base 10 x lower")
     assert [(folder / f"updates-{rank}").read_text().count("update") for rank in range(2)] == [2, 2]
     last = json.loads((folder / "runs/run/events.jsonl").read_text().splitlines()[-1])
     assert (last["event"], last["step"]) == ("RunFailed", 2)
@@ -149,10 +149,10 @@ def idx(*shape: int, held: int) -> bytes:
     ("files", "problem", "fix"),
     [
         (None, "data=mnist needs the folder of MNIST's IDX files", "set PACELINE_DATA or data_folder="),
-        ({}, "there is neither train-images-idx3-ubyte nor train-images-idx3-ubyte.gz in data", "put that file into data"),
-        ({"train-images-idx3-ubyte": idx(10, 28, 28, held=7000)}, "should hold 7,840 bytes (10, 28, 28), but holds 7,000", "fetch that file again"),
-        ({"train-images-idx3-ubyte": b"<html>not found</html>"}, "is not an IDX file of bytes (it starts with 3c68746d)", "fetch that file again"),
-        ({"train-images-idx3-ubyte": idx(1, 28, 28, held=784)}, "(checksum differs)", "fetch that file again"),
+        ({}, "data has neither train-images-idx3-ubyte nor train-images-idx3-ubyte.gz", "put the file into data"),
+        ({"train-images-idx3-ubyte": idx(10, 28, 28, held=7000)}, "must have 7,840 bytes of data (10, 28, 28), got 7,000", "download the file again"),
+        ({"train-images-idx3-ubyte": b"<html>not found</html>"}, "is not an IDX file of bytes (it starts with 3c68746d)", "download the file again"),
+        ({"train-images-idx3-ubyte": idx(1, 28, 28, held=784)}, "its checksum is not that of train-images-idx3-ubyte", "download the file again"),
     ],
     ids=["no folder", "missing", "truncated", "not IDX", "checksum"],
 )  # fmt: skip

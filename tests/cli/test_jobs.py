@@ -12,7 +12,7 @@ import pytest
 from support.program import Done, paceline
 from support import run_folders as runs
 
-from paceline.cluster.registry import note
+from paceline.cluster.registry import register
 from paceline.events import RunEnded
 
 SQUEUE = """#!/bin/sh
@@ -32,7 +32,7 @@ def chain(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     folder = runs.make_run(tmp_path / "chain" / "run", runs.started(), *runs.trained(1, 101))
     for job in ("16", "17", "18"):
-        note(runs.submission(job, folder.root))
+        register(runs.submission(job, folder.root))
     return folder.root
 
 
@@ -68,7 +68,7 @@ def test_runs_that_are_over_are_listed_for_a_day(tmp_path: Path, chain: Path, pa
         folder = runs.make_run(
             tmp_path / name, runs.started(time_s=when), RunEnded(9, 1.0, "d", time_s=when)
         )
-        note(runs.submission(f"9{name}", folder.root, time_s=when))
+        register(runs.submission(f"9{name}", folder.root, time_s=when))
     assert [line.split()[0] for line in run(tmp_path, "jobs", path=path).out.splitlines()] == [
         "run",
         "run",
@@ -76,7 +76,7 @@ def test_runs_that_are_over_are_listed_for_a_day(tmp_path: Path, chain: Path, pa
     ]
     out = run(tmp_path, "jobs", "--all", path=path).out
     assert [line.split()[0] for line in out.splitlines()] == ["run", "run", "old", "new"]
-    assert "  9new   completed " in out
+    assert "  9new   finished " in out
 
 
 def test_no_jobs_at_all(tmp_path: Path, monkeypatch, path: str) -> None:
@@ -110,7 +110,7 @@ def test_cancel_ends_those_that_wait_first_and_forbids_a_requeue_before(
 def test_nothing_is_cancelled_where_nothing_is_queued(
     tmp_path: Path, chain: Path, path: str
 ) -> None:
-    note(runs.submission("99", tmp_path / "chain" / "other"))
+    register(runs.submission("99", tmp_path / "chain" / "other"))
     done = run(tmp_path, "cancel", "other", path=path)
     assert (done.code, done.out) == (
         0,

@@ -1,4 +1,4 @@
-"""Clusters on AWS: the written file, what is refused, and what AWS ParallelCluster itself says."""
+"""Clusters on AWS: the configuration file, refused values, and the validation by ParallelCluster."""
 
 import gzip
 import json
@@ -15,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.cli import cluster as verb
-from paceline.cluster.aws import KNOWN, QUEUE, AwsCluster, commands, configuration, is_arm, remarks
+from paceline.cluster.aws import AwsCluster
+from paceline.cluster.aws_instances import KNOWN_INSTANCES, is_arm
+from paceline.cluster.parallelcluster import QUEUE, commands, configuration, notes
 from paceline.cluster.profile import load_profile
-from paceline.cluster.yamltext import as_yaml
+from paceline.cluster.yaml_writer import as_yaml
 from paceline.errors import ConfigError, EnvironmentUnfit
 
 HERE = Path(__file__).parent
@@ -87,10 +89,10 @@ def test_efa_is_on_where_it_is_known_or_asked_for(instance, asked, efa):
 
 def test_an_unknown_instance_is_said_to_be_unknown():
     assert any(
-        "x9z.metal has EFA is not known" in line
-        for line in remarks(replace(P4D, instance="x9z.metal"))
+        "not known whether x9z.metal has it" in line
+        for line in notes(replace(P4D, instance="x9z.metal"))
     )
-    assert not any("not known" in line for line in remarks(P4D))
+    assert not any("not known" in line for line in notes(P4D))
 
 
 def test_a_reservation_stands_where_it_stands_and_a_block_is_always_there():
@@ -142,7 +144,7 @@ def test_runs_outlive_the_cluster_unless_it_is_said_otherwise(storage):
         ({"efa": "yes"}, "use one of"),
         ({"size_gib": 1000}, "2400"),
         ({"size_gib": -2400}, "2400"),
-        ({"storage": "efs", "size_gib": 10}, "leave --size out"),
+        ({"storage": "efs", "size_gib": 10}, "remove --size"),
         ({"storage": "ebs", "size_gib": 20000}, "16384"),
         ({"idle_min": 0}, "1 minute"),
         ({"reservation": "cr-1"}, "describe-capacity-reservations"),
@@ -197,7 +199,7 @@ def test_the_table_of_instances_is_what_aws_publishes():
             (Path(moto.__file__).parent / "ec2/resources/instance_types.json.gz").read_bytes()
         )
     )
-    for name, ours in KNOWN.items():
+    for name, ours in KNOWN_INSTANCES.items():
         theirs = facts[name]
         gpus = sum(gpu["Count"] for gpu in theirs.get("GpuInfo", {}).get("Gpus", []))
         assert (ours.gpus, ours.efa) == (gpus, theirs["NetworkInfo"]["EfaSupported"]), name

@@ -1,4 +1,4 @@
-"""Does a batch script carry every word exactly, and is it the text that was reviewed?"""
+"""A batch script carries every argument exactly, and is the text that was reviewed."""
 
 from __future__ import annotations
 
@@ -140,13 +140,13 @@ def test_no_word_gets_into_an_sbatch_line_unless_it_is_plain(word: str) -> None:
     [
         ({"time": "soon"}, "is not a time limit"),
         ({"time": "1:00\n#SBATCH --x"}, "is not a time limit"),
-        ({"nodes": 0}, "too small"),
-        ({"ranks_per_node": 0}, "too small"),
-        ({"gpus_per_node": -1}, "is negative"),
+        ({"nodes": 0}, "must be at least 1, got 0"),
+        ({"ranks_per_node": 0}, "must be at least 1, got 0"),
+        ({"gpus_per_node": -1}, "must be at least 0, got -1"),
         ({"run": Path("/runs/a\nb")}, "control character"),
         ({"run": Path("/runs/a\\b")}, "backslash"),
         ({"words": ("path", "a\0b")}, "zero byte"),
-        ({"words": ("path", "\udcff")}, "is not text"),
+        ({"words": ("path", "\udcff")}, "is not valid UTF-8"),
     ],
 )
 def test_what_slurm_or_a_shell_could_not_take_is_refused(change: dict, problem: str) -> None:

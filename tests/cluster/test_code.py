@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.code import plan_copy
+from paceline.cluster.code_copy import plan_copy
 from paceline.errors import ConfigError
 from paceline.launch.spec import module, script
 

@@ -1,4 +1,4 @@
-"""Does the shell of a job judge rightly how its step ended? Slurm's commands are stand-ins here, which say what the case needs."""
+"""The batch shell judges how its step ended. Slurm's commands are stubs that print what a case needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAYS_WHY = 'touch "$PACELINE_STOPPED.0123abcd"; '
 
 
 def job(folder: Path, step: str, **programs: str) -> tuple[int, str]:
-    """Run a job's shell around a step; return its exit code, and all that was said."""
+    """Run a job's shell around a step; return its exit code and its output."""
     for name, text in (SLURM | programs).items():
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)
@@ -47,14 +47,14 @@ def job(folder: Path, step: str, **programs: str) -> tuple[int, str]:
 def test_the_last_words_of_srun_are_waited_for(tmp_path: Path, slow: str) -> None:
     step = 'echo new >"$PACELINE_PROGRESS"; echo "srun: error: n1: task 0: Killed" >&2; kill -9 $$'
     code, said = job(tmp_path, step, **{slow: f'sleep 1; exec {shutil.which(slow)} "$@"'})
-    assert (code, "failed with exit code 137; back into the queue" in said) == (0, True), said
+    assert (code, "failed with exit code 137; requeued" in said) == (0, True), said
     assert "srun: error: n1: task 0: Killed\n" in said
     assert (tmp_path / "run" / "jobs" / "failed-nodes").read_text() == "n1\n"
 
 
 def test_a_step_that_dies_of_the_word_to_stop_is_started_again(tmp_path: Path) -> None:
     code, said = job(tmp_path, TOLD_AND_DEAD)
-    assert (code, "told to stop before it had begun; back into the queue" in said) == (0, True), (
+    assert (code, "asked to stop before the training had started; requeued" in said) == (0, True), (
         said
     )
     assert "scontrol requeue 7" in said
@@ -65,5 +65,5 @@ def test_a_step_that_dies_of_the_word_to_stop_is_started_again(tmp_path: Path) -
 )
 def test_a_step_that_dies_otherwise_has_failed(tmp_path: Path, step: str) -> None:
     code, said = job(tmp_path, step)
-    assert (code, "back into the queue" in said) in [(143, False), (138, False)], said
-    assert "it failed with exit code" in (tmp_path / "run" / "jobs" / "over").read_text()
+    assert (code, "; requeued" in said) in [(143, False), (138, False)], said
+    assert (tmp_path / "run" / "jobs" / "over").read_text().startswith("failed with exit code")

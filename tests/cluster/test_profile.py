@@ -66,15 +66,19 @@ def test_a_suffix_that_is_there_is_not_added_again() -> None:
     ("text", "problem", "fix"),
     [
         ('acount = "x"', "there is no setting 'acount'", "did you mean account?"),
-        ('account = "a b"', "has characters that an #SBATCH line cannot carry", "letters, digits"),
-        ('account = "x\\n#SBATCH --uid=0"', "cannot carry", "letters"),
-        ('partition = "$(id)"', "cannot carry", "letters"),
+        (
+            'account = "a b"',
+            "contains characters that are not allowed in an #SBATCH line",
+            "letters, digits",
+        ),
+        ('account = "x\\n#SBATCH --uid=0"', "not allowed in an #SBATCH line", "letters"),
+        ('partition = "$(id)"', "not allowed in an #SBATCH line", "letters"),
         ('options = ["exclusive"]', "is not an option of sbatch", "--exclusive"),
-        ('options = ["--wrap=rm -rf"]', "cannot carry", "letters"),
+        ('options = ["--wrap=rm -rf"]', "not allowed in an #SBATCH line", "letters"),
         ('options = "--exclusive"', "is not of type", "a list of texts"),
-        ('interface = "eth0; id"', "is not a name", "ip address"),
-        ('venv = "a"\nconda = "b"', "both a venv and a conda", "leave one"),
-        ("lead_s = 0", "is not a lead", "10 to 65535"),
+        ('interface = "eth0; id"', "is not a valid network name", "ip address"),
+        ('venv = "a"\nconda = "b"', "venv and conda are both set", "remove one"),
+        ("lead_s = 0", "between 10 and 65535 seconds, got 0", "lead_s = 120"),
         ('gpu_request = "gpus"', "is not a choice", "gpus-per-node"),
         (
             '[environment]\nWANDB_API_KEY = "x"',
@@ -83,12 +87,16 @@ def test_a_suffix_that_is_there_is_not_added_again() -> None:
         ),
         ('[environment]\nAWS_SECRET_ACCESS_KEY = "x"', "looks like a secret", "export"),
         ('[environment]\nHF_TOKEN = "x"', "looks like a secret", "export"),
-        ('[environment]\nRANK = "0"', "differs from rank to rank", "leave it out"),
-        ('[environment]\nMASTER_PORT = "29500"', "differs from rank to rank", "leave it out"),
-        ('[environment]\n"A B" = "0"', "is not the name of a variable", "letters"),
+        ('[environment]\nRANK = "0"', "differs from rank to rank", "each rank detects its own"),
+        (
+            '[environment]\nMASTER_PORT = "29500"',
+            "differs from rank to rank",
+            "each rank detects its own",
+        ),
+        ('[environment]\n"A B" = "0"', "is not a valid variable name", "letters"),
         ('[container]\nkind = "dockr"', "is not a choice", "docker"),
-        ('like = "nothing"', "there is no cluster profile 'nothing'", "Your own go to"),
-        ("account = ", "is not TOML", "correct that line"),
+        ('like = "nothing"', "unknown cluster profile 'nothing'", "Put your own into"),
+        ("account = ", "is not TOML", "fix that line"),
     ],
 )
 def test_a_bad_profile_is_refused_with_a_fix(
@@ -103,7 +111,7 @@ def test_a_bad_profile_is_refused_with_a_fix(
 
 @pytest.mark.parametrize("name", ["../generic", "", "a/b", "generik"])
 def test_an_unknown_profile_is_refused_with_those_that_are_there(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="there is no cluster profile") as caught:
+    with pytest.raises(ConfigError, match="unknown cluster profile") as caught:
         load_profile(name, tmp_path)
     assert "generic" in caught.value.fix
 
@@ -111,7 +119,7 @@ def test_an_unknown_profile_is_refused_with_those_that_are_there(tmp_path: Path,
 def test_profiles_that_start_from_each_other_end(tmp_path: Path) -> None:
     own(tmp_path, "a", 'like = "b"')
     own(tmp_path, "b", 'like = "a"')
-    with pytest.raises(ConfigError, match="there is no cluster profile"):
+    with pytest.raises(ConfigError, match="unknown cluster profile"):
         load_profile("a", tmp_path)
 
 

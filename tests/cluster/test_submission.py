@@ -1,4 +1,4 @@
-"""Is a job prepared for the run that is meant?"""
+"""A job is prepared for the right run."""
 
 from __future__ import annotations
 
@@ -42,9 +42,13 @@ def test_the_run_is_the_one_that_the_words_and_files_name(
         (["name=a/b"], {}, "cannot be a folder"),
         (["name=.."], {}, "cannot be a folder"),
         (["name=a\nb"], {}, "control character"),
-        (["checkpoint.to=s3://key:secret@bucket/x"], {}, "has a name or a password in it"),
-        ([], {"gpus_per_node": 2, "ranks_per_node": 3}, "cannot have a GPU each"),
-        ([], {"jobs": 0}, "submits nothing"),
+        (["checkpoint.to=s3://key:secret@bucket/x"], {}, "contains a user name or a password"),
+        (
+            [],
+            {"gpus_per_node": 2, "ranks_per_node": 3},
+            "3 ranks per node need as many GPUs, got 2",
+        ),
+        ([], {"jobs": 0}, "--jobs must be at least 1, got 0"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(

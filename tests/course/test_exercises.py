@@ -15,20 +15,20 @@ from paceline.course.exercise import Exercise, exercise_of, exercises
 from paceline.course.grade import crash, grade
 
 HINTS = {
-    0: "the sum is 0, and 0 \\+ 1 \\+ 2 is 3: each rank still has only its own number",
-    1: "NCCL speaks from GPU to GPU",
+    0: "the sum 0, but 0 \\+ 1 \\+ 2 is 3: each rank still has only its own number",
+    1: "NCCL connects GPUs",
     4: "the accuracies of the two ranks are [\\d., ]+: the models are not the same",
     6: "the epochs begin with the samples \\[.+\\], \\[.+\\]: it is the same order each time",
     8: "one process and two do not have the same curve \\(losses [\\d., ]+ in one epoch\\)",
-    12: "the loss of epoch 3 is \\S+, and it should be near 0.01",
+    12: "the loss of epoch 3 is \\S+, but it should be near 0.01",
     13: "written after the epochs 2, 4, 2, 4,|written after the epochs 2, 2, 4, 4,",
-    14: "they are the ranks 0, 0: there must be a rank 0 and a rank 1",
-    15: "did the epochs 1, 2, 1, 2, 3, 4, 1, 2, 3, 4: the second should do 3 and 4",
+    14: "they print the ranks 0, 0: there must be a rank 0 and a rank 1",
+    15: "ran the epochs 1, 2, 1, 2, 3, 4, 1, 2, 3, 4: the second should run 3 and 4",
     18: "in two parts and in four the losses are",
     19: "the loss is 2\\.\\d+, as at the beginning",
-    20: "it gave up after 15 s",
-    21: "take 16, 16, 16, 16 rows",
-    22: "the number of FSDP's units is 1",
+    20: "it timed out after 15 s",
+    21: "use 16, 16, 16, 16 rows",
+    22: "the number of FSDP units is 1",
     23: "verify does not find the same bits on one rank and on two",
 }
 """What is said of the copy as it is."""
@@ -52,7 +52,7 @@ WRONG = [
         0,
         "    # the sum over all",
         "    if rank == 0:\n        dist.all_reduce(number)\n    #",
-        "is it within an `if`?",
+        "is it inside an `if`?",
     ),
     (1, '"nccl"', '"infiniband"', "of lesson_01.py: AssertionError: Unknown backend"),
     (1, '"nccl"', '"gloo"', "there it must stay NCCL"),
@@ -80,14 +80,14 @@ WRONG = [
         "self.optimizer.zero_grad(); self.optimizer.step()",
         "the loss of epoch 3 is",
     ),
-    (14, "0, 1, 0", 'int(os.environ["RANK"]), 1, 0', "they think that there are 1, 1 of them"),
+    (14, "= 0, 1\n", '= int(os.environ["RANK"]), 1\n', "they read the world sizes 1, 1"),
     (
         15,
         "return 0\n\n    def save",
         'return int(saved["epochs"])\n\n    def save',
         "Which state does SGD with momentum keep",
     ),
-    (18, "(loss).backward()", "(loss * 0).backward()", "it hardly learns"),
+    (18, "(loss).backward()", "(loss * 0).backward()", "the model hardly learns"),
     (
         19,
         "            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n",
@@ -95,7 +95,7 @@ WRONG = [
         "name 'norm' is not defined",
     ),
     (20, "        dist.all_reduce(seen)\n", "", "all ranks have seen 704 samples"),
-    (21, " in places]", " in places[rank : rank + 8]]", "some are taken by both"),
+    (21, " in offsets]", " in offsets[rank : rank + 8]]", "some rows are used by both"),
     (
         23,
         "torch.randn(values.shape, generator=own)",
@@ -209,7 +209,7 @@ def test_what_does_not_end_is_ended_with_all_its_processes(tmp_path: Path) -> No
     agent = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {rank!r}], start_new_session=True)\n"
     (file := folder / "lesson_12.py").write_text(agent)
     assert (
-        "it had not ended after 10 s, and was stopped: a rank waits"
+        "it was stopped after 10 s: a rank waits"
         in grade(exercise(12), file, 10).hint
     )
     wait_until_gone(int(place.read_text()))

@@ -83,18 +83,18 @@ def enlarge_header(shard: Path) -> None:
             lambda path: shutil.copy(path.with_name("00000.safetensors"), path),
             "bytes instead of",
         ),
-        ("00001.safetensors", enlarge_header, "its head is not what the index says"),
+        ("00001.safetensors", enlarge_header, "its header does not match the index"),
         (
             "00001.safetensors",
             lambda path: (path.unlink(), path.mkdir()),
-            "bytes instead of|is not a plain file",
+            "bytes instead of|is not a regular file",
         ),
         ("tokenizer.json", Path.unlink, "is missing"),
-        ("tokenizer.json", lambda path: path.write_text("{}"), "not those that were written"),
-        (INDEX, Path.unlink, "holds no set"),
-        (INDEX, lambda path: path.write_text("{}"), "it does not speak of shards"),
+        ("tokenizer.json", lambda path: path.write_text("{}"), "have changed since it was written"),
+        (INDEX, Path.unlink, "is not a dataset: it has no index.json"),
+        (INDEX, lambda path: path.write_text("{}"), "its format is not paceline-shards"),
         (INDEX, age, "version 7; this Paceline reads 1"),
-        (INDEX, spread, "not those that were written"),
+        (INDEX, spread, "have changed since it was written"),
     ],
 )
 def test_damage_is_told_with_its_file(file: str, damage, said: str, folder: Path) -> None:
@@ -145,7 +145,7 @@ def test_offsets_must_rise_from_the_first_element_to_the_last_even_if_all_sums_a
         DatasetIndex(index.columns, index.samples_per_shard, (facts,)).to_json()
     )
     (problem,) = check_dataset(tmp_path / "set").problems
-    assert problem == ("00000.safetensors", "the offsets of x do not rise from 0 to 3")
+    assert problem == ("00000.safetensors", "the offsets of x do not increase from 0 to 3")
 
 
 def test_every_leaf_that_is_wrong_is_told(tmp_path: Path) -> None:
@@ -156,8 +156,8 @@ def test_every_leaf_that_is_wrong_is_told(tmp_path: Path) -> None:
     path.write_bytes(whole)
     told = [problem.what for problem in check_dataset(tmp_path / "set").problems]
     assert len(told) == 3
-    assert told[0].endswith("are not those that were written")
-    assert told[2] == "its sum is not the one in the index"
+    assert told[0].endswith("have changed since it was written")
+    assert told[2] == "its checksum does not match the index"
 
 
 def test_progress_is_told(folder: Path) -> None:

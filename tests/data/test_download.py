@@ -18,7 +18,7 @@ import pytest
 from conftest import SHARED_DATA
 
 from paceline.data import download as get
-from paceline.data.download import SETS, File, PublicDataset
+from paceline.data.download import PUBLIC_DATASETS, File, PublicDataset
 from paceline.errors import ConfigError, DataError, EnvironmentUnfit
 
 CONTENT = {"one.gz": gzip.compress(b"one" * 5000, mtime=0), "two.txt": bytes(range(256)) * 600}
@@ -75,7 +75,7 @@ def small_set(monkeypatch) -> None:
     files = tuple(
         File(name, len(CONTENT[name]), sums[name], plain.get(name, "")) for name in CONTENT
     )
-    monkeypatch.setitem(SETS, "small", PublicDataset(files, ()))
+    monkeypatch.setitem(PUBLIC_DATASETS, "small", PublicDataset(files, ()))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
 
@@ -187,10 +187,10 @@ def test_without_a_network_it_is_told_which_files_go_where(dead, tmp_path) -> No
 def test_every_set_has_mirrors_on_more_than_one_host_and_a_sum_for_every_file(
     name, tmp_path, dead
 ) -> None:
-    assert len({address.split("/")[2] for address in SETS[name].mirrors}) >= 2
+    assert len({address.split("/")[2] for address in PUBLIC_DATASETS[name].mirrors}) >= 2
     with pytest.raises(DataError) as caught:
         get.fetch(name, tmp_path, [dead])
-    for file in SETS[name].files:
+    for file in PUBLIC_DATASETS[name].files:
         assert len(file.sha256) == 64
         assert (
             f"{tmp_path / file.name}  {file.size_bytes:,} bytes, SHA-256 {file.sha256}"
@@ -202,10 +202,12 @@ def test_a_good_file_is_kept_and_a_bad_one_is_fetched_again(good, tmp_path) -> N
     (tmp_path / "one.gz").write_bytes(CONTENT["one.gz"])
     (tmp_path / "two.txt").write_bytes(b"torn")
     shown = io.StringIO()
-    check_whole(tmp_path, get.fetch("small", tmp_path, [good.address], shown=shown))
+    check_whole(tmp_path, get.fetch("small", tmp_path, [good.address], progress=shown))
     assert good.asked == ["/files/two.txt"]
-    assert f"{tmp_path / 'two.txt'} is not what it should be" in shown.getvalue()
-    assert f"fetched two.txt (153,600 bytes) from {good.host}" in shown.getvalue()
+    assert (
+        f"{tmp_path / 'two.txt'} has another checksum and is downloaded again" in shown.getvalue()
+    )
+    assert f"downloaded two.txt (153,600 bytes) from {good.host}" in shown.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -225,7 +227,7 @@ def test_the_same_content_packed_another_way_or_not_at_all_is_as_good(
     [b"", b"\x1f\x8b", gzip.compress(b"one" * 5000, mtime=0)[:-9], b"\x1f\x8b" + bytes(90)],
 )
 def test_what_is_no_archive_is_not_good(content) -> None:
-    assert not get.is_good(content, SETS["small"].files[0])
+    assert not get.is_good(content, PUBLIC_DATASETS["small"].files[0])
 
 
 class Terminal(io.StringIO):
@@ -235,10 +237,10 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_sees_a_bar_that_fills_and_goes(good, tmp_path) -> None:
     shown = Terminal()
-    get.fetch("small", tmp_path, [good.address], shown=shown)
+    get.fetch("small", tmp_path, [good.address], progress=shown)
     lines = shown.getvalue().split("\r\x1b[K")
     assert "━" * 24 + " two.txt  0.2 of 0.2 MB" in lines
-    assert lines[-1].startswith("fetched two.txt")
+    assert lines[-1].startswith("downloaded two.txt")
 
 
 def test_an_unknown_set_and_a_folder_that_cannot_be_are_told(good, tmp_path) -> None:
@@ -254,7 +256,9 @@ def test_an_unknown_set_and_a_folder_that_cannot_be_are_told(good, tmp_path) -> 
 def test_the_verb_says_where_the_files_are(
     to, home, as_json, good, tmp_path, monkeypatch, capsys
 ) -> None:
-    monkeypatch.setitem(SETS, "small", SETS["small"]._replace(mirrors=(good.address,)))
+    monkeypatch.setitem(
+        PUBLIC_DATASETS, "small", PUBLIC_DATASETS["small"]._replace(mirrors=(good.address,))
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PACELINE_DATA", raising=False)
     assert get.main(argparse.Namespace(name="small", to=to, json=as_json)) == 0
@@ -265,12 +269,12 @@ def test_the_verb_says_where_the_files_are(
         assert said.err == ""
     else:
         assert said.out.split() == paths
-        assert said.err.count("fetched") == 2
+        assert said.err.count("downloaded") == 2
 
 
 def test_the_real_mnist_is_known_by_its_content(mnist_folder) -> None:
     paths = get.fetch("mnist", mnist_folder, [])
-    assert [path.name for path in paths] == [file.name for file in SETS["mnist"].files]
+    assert [path.name for path in paths] == [file.name for file in PUBLIC_DATASETS["mnist"].files]
 
 
 def test_the_real_text_is_fetched_from_a_mirror_that_has_it(tmp_path) -> None:

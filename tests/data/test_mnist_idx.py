@@ -22,10 +22,10 @@ def test_a_good_file_is_read(tmp_path, pack):
     [
         (b"", "not an IDX file"),
         (b"PK\x03\x04hello", "not an IDX file"),
-        (GOOD[:6], "truncated within its header"),
-        (GOOD[:-1], "should hold 6 bytes"),
-        (GOOD + b"x", "should hold 6 bytes"),
-        (struct.pack(">BBBBII", 0, 0, 8, 2, 2**32 - 1, 2**32 - 1), "should hold"),
+        (GOOD[:6], "truncated in its header"),
+        (GOOD[:-1], "must have 6 bytes"),
+        (GOOD + b"x", "must have 6 bytes"),
+        (struct.pack(">BBBBII", 0, 0, 8, 2, 2**32 - 1, 2**32 - 1), "must have"),
         (gzip.compress(GOOD, mtime=0)[:-4], "truncated or damaged"),
         (gzip.compress(GOOD, mtime=0)[:12] + b"\xff" * 8, "truncated or damaged"),
     ],
@@ -35,12 +35,12 @@ def test_a_bad_file_says_what_is_wrong_with_it(tmp_path, content, problem):
     with pytest.raises(DataError, match=f"(?s){problem}") as caught:
         read_idx(tmp_path, "x")
     assert str(tmp_path / "x") in str(caught.value)
-    assert "fetch that file again" in str(caught.value)
+    assert "download the file again" in str(caught.value)
 
 
 def test_a_missing_file_and_a_wrong_checksum_are_told_apart(tmp_path):
     with pytest.raises(DataError, match="neither x nor x.gz(.|\n)*PACELINE_DATA"):
         read_idx(tmp_path, "x")
     (tmp_path / "x").write_bytes(GOOD)
-    with pytest.raises(DataError, match="checksum differs"):
+    with pytest.raises(DataError, match="its checksum is not that of x"):
         read_idx(tmp_path, "x", sha256="0" * 64)

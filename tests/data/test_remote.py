@@ -104,28 +104,28 @@ def names_in(cache: Path) -> list[str]:
 
 @pytest.mark.parametrize("address", ["{}", "file://{}"])
 def test_a_path_is_read_where_it_is(address, packed) -> None:
-    shelf = open_store(address.format(packed), "", 0)
-    assert isinstance(shelf, LocalShardStore)
-    assert shelf.fetch(shelf.index().shards[1]) == packed / "00001.safetensors"
+    store = open_store(address.format(packed), "", 0)
+    assert isinstance(store, LocalShardStore)
+    assert store.fetch(store.index().shards[1]) == packed / "00001.safetensors"
 
 
 def test_a_set_comes_as_it_was_packed_and_every_object_once(
     there, server, packed, tmp_path
 ) -> None:
     for _ in range(2):
-        shelf = open_store(there + "/", str(tmp_path / "cache"), LARGE)
-        assert shelf.index() == LocalShardStore(packed).index()
-        for shard in shelf.index().shards:
-            assert shelf.fetch(shard).read_bytes() == (packed / shard.name).read_bytes()
-    assert gets(server) == {INDEX: 2} | {shard.name: 1 for shard in shelf.index().shards}
+        store = open_store(there + "/", str(tmp_path / "cache"), LARGE)
+        assert store.index() == LocalShardStore(packed).index()
+        for shard in store.index().shards:
+            assert store.fetch(shard).read_bytes() == (packed / shard.name).read_bytes()
+    assert gets(server) == {INDEX: 2} | {shard.name: 1 for shard in store.index().shards}
     for path in [*tmp_path.glob("cache/**/*"), tmp_path / "cache"]:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
 
 
 def test_the_cache_is_in_the_home_if_no_folder_is_named(there, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    shelf = open_store(there, "", LARGE)
-    assert shelf.fetch(shelf.index().shards[0]).is_relative_to(
+    store = open_store(there, "", LARGE)
+    assert store.fetch(store.index().shards[0]).is_relative_to(
         tmp_path / "home" / ".cache" / "paceline" / "shards"
     )
 
@@ -136,15 +136,15 @@ from pathlib import Path
 import xxhash
 from paceline.data.shards import remote_store as remote
 
-def content(shelf, shard):
+def content(store, shard):
     while True:
         try:
-            return shelf.fetch(shard).read_bytes()
+            return store.fetch(shard).read_bytes()
         except FileNotFoundError:
             pass
 
 given = json.loads(sys.argv[1])
-shelves = [remote.open_shelf(address, given["cache"], given["room"]) for address in given["addresses"]]
+shelves = [remote.open_store(address, given["cache"], given["room"]) for address in given["addresses"]]
 print("ready", flush=True)
 sys.stdin.readline()
 """
@@ -152,12 +152,12 @@ NO_TORCH = "\nassert 'torch' not in sys.modules"
 
 ASK_FOR_ALL = """
 for round in range(given["rounds"]):
-    for shelf in shelves:
-        shards = list(shelf.index().shards)
+    for store in shelves:
+        shards = list(store.index().shards)
         if given["turned"]:
             shards = shards[given["number"]:] + shards[:given["number"]]
         for shard in shards:
-            assert xxhash.xxh3_64_hexdigest(content(shelf, shard)) == shard.xxh3
+            assert xxhash.xxh3_64_hexdigest(content(store, shard)) == shard.xxh3
 """
 
 
@@ -273,15 +273,15 @@ def test_processes_with_different_sets_share_one_bound_at_every_moment(
 
 
 def test_the_least_recently_used_goes_first_and_a_mapping_lives_on(there, packed, tmp_path) -> None:
-    shelf = open_store(there, str(tmp_path / "cache"), 3 * size_of(packed))
-    first, second, third, fourth = shelf.index().shards
+    store = open_store(there, str(tmp_path / "cache"), 3 * size_of(packed))
+    first, second, third, fourth = store.index().shards
     for shard in (first, second, third):
-        path = shelf.fetch(shard)
+        path = store.fetch(shard)
         if shard == second:
             with path.open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-    shelf.fetch(first)
-    shelf.fetch(fourth)
+    store.fetch(first)
+    store.fetch(fourth)
     assert names_in(tmp_path / "cache") == [first.name, third.name, fourth.name]
     assert mapped[:] == (packed / second.name).read_bytes()
     mapped.close()
@@ -310,11 +310,11 @@ def test_what_downloads_left_is_swept_and_nothing_else_is_touched(there, packed,
     for path in [*left, *mine]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(size_of(packed)))
-    shelf = open_store(there, str(cache), size_of(packed))
-    shelf.fetch(shelf.index().shards[0])
+    store = open_store(there, str(cache), size_of(packed))
+    store.fetch(store.index().shards[0])
     assert not any(path.exists() for path in left)
     assert all(path.exists() for path in mine)
-    shelf.fetch(shelf.index().shards[1])
+    store.fetch(store.index().shards[1])
     assert len([path for path in cache.glob("set-*") if path.name != "set-of-mine"]) == 1
 
 
@@ -349,7 +349,7 @@ def test_a_set_that_was_changed_is_not_mixed_with_the_old_one(
     after = new.fetch(new.index().shards[0])
     assert after.parent != before.parent
     assert after.read_bytes() == (tmp_path / "new" / after.name).read_bytes()
-    with pytest.raises(DataError, match="changed meanwhile"):
+    with pytest.raises(DataError, match="damaged or was changed"):
         old.fetch(old.index().shards[1])
 
 
@@ -357,13 +357,13 @@ def test_a_set_that_was_changed_is_not_mixed_with_the_old_one(
 def test_a_file_that_was_damaged_in_the_cache_is_fetched_again(
     at, there, server, packed, tmp_path
 ) -> None:
-    shelf, everything = open_store(there, str(tmp_path / "cache"), LARGE), numpy.arange(4 * SAMPLES)
-    path = shelf.fetch(shelf.index().shards[1])
+    store, everything = open_store(there, str(tmp_path / "cache"), LARGE), numpy.arange(4 * SAMPLES)
+    path = store.fetch(store.index().shards[1])
     content = bytearray(path.read_bytes())
     content[at] ^= 4
     path.write_bytes(content)
     assert (
-        ShardSource(shelf)
+        ShardSource(store)
         .gather(everything, (0, 0))[0]
         .equal(open_folder(packed).gather(everything, (0, 0))[0])
     )
@@ -372,14 +372,14 @@ def test_a_file_that_was_damaged_in_the_cache_is_fetched_again(
 
 
 def test_a_file_of_another_size_is_fetched_again(there, packed, tmp_path) -> None:
-    shelf = open_store(there, str(tmp_path / "cache"), LARGE)
-    shard = shelf.index().shards[2]
-    shelf.fetch(shard).write_bytes(b"torn")
-    assert shelf.fetch(shard).read_bytes() == (packed / shard.name).read_bytes()
+    store = open_store(there, str(tmp_path / "cache"), LARGE)
+    shard = store.index().shards[2]
+    store.fetch(shard).write_bytes(b"torn")
+    assert store.fetch(shard).read_bytes() == (packed / shard.name).read_bytes()
 
 
 DAMAGE = {
-    "a flipped bit": (flipped, "other bytes"),
+    "a flipped bit": (flipped, "another checksum"),
     "a torn object": (lambda content: content[:-7], "bytes instead of"),
     "a longer object": (lambda content: content + b"x", "more than"),
     "an empty object": (lambda content: b"", "0 bytes instead of"),
@@ -390,17 +390,17 @@ DAMAGE = {
 def test_damage_in_the_store_is_told_and_never_kept(
     how, why, there, server, client, bucket, tmp_path
 ) -> None:
-    shelf = open_store(there, str(tmp_path / "cache"), LARGE)
+    store = open_store(there, str(tmp_path / "cache"), LARGE)
     change(client, bucket, "set/00001.safetensors", how)
     server.requests.clear()
     with pytest.raises(
-        DataError, match=f"{there}/00001.safetensors is not what its index says: it has .*{why}"
+        DataError, match=f"{there}/00001.safetensors does not match its index: it has .*{why}"
     ):
-        shelf.fetch(shelf.index().shards[1])
+        store.fetch(store.index().shards[1])
     heads = [path for method, path, _ in server.requests if method == "HEAD"]
     assert heads.count(f"/{bucket}/set/00001.safetensors") == 4
     assert names_in(tmp_path / "cache") == []
-    shelf.fetch(shelf.index().shards[0])
+    store.fetch(store.index().shards[0])
 
 
 def test_a_damaged_index_is_told(there, client, bucket, tmp_path) -> None:
@@ -410,13 +410,13 @@ def test_a_damaged_index_is_told(there, client, bucket, tmp_path) -> None:
         "set/index.json",
         lambda content: content.replace(b'"samples": 40', b'"samples": 41'),
     )
-    with pytest.raises(DataError, match=f"{there}/index.json is not a whole index"):
+    with pytest.raises(DataError, match=f"{there}/index.json is not a valid index"):
         open_store(there, str(tmp_path / "cache"), LARGE).index()
 
 
 @pytest.mark.parametrize("address", ["s3://{}/set2", "s3://{}", "s3://no-such-bucket/set"])
 def test_where_there_is_no_set_it_is_told(address, there, bucket, tmp_path) -> None:
-    with pytest.raises(DataError, match="there is no set in s3://") as caught:
+    with pytest.raises(DataError, match="s3://.* is not a dataset: it has no index.json") as caught:
         open_store(address.format(bucket), str(tmp_path / "cache"), LARGE).index()
     assert "paceline data pack" in caught.value.fix
 
@@ -425,11 +425,11 @@ def test_a_missing_object_is_told_and_asked_for_once(
     there, server, client, bucket, tmp_path
 ) -> None:
     client.delete_object(Bucket=bucket, Key="set/00003.safetensors")
-    shelf = open_store(there, str(tmp_path / "cache"), LARGE)
-    shard = shelf.index().shards[3]
+    store = open_store(there, str(tmp_path / "cache"), LARGE)
+    shard = store.index().shards[3]
     server.requests.clear()
     with pytest.raises(DataError, match=f"{there}/00003.safetensors is missing"):
-        shelf.fetch(shard)
+        store.fetch(shard)
     assert [
         method for method, path, _ in server.requests if path.endswith("00003.safetensors")
     ] == ["HEAD"]
@@ -459,32 +459,32 @@ class Overworked(ObjectStore):
 def test_a_store_that_fails_at_first_is_asked_again(
     status, failures, packed, tmp_path, env, monkeypatch
 ) -> None:
-    with Overworked() as store:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", store.url)
+    with Overworked() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
         import boto3
 
         client = boto3.client("s3")
         client.create_bucket(Bucket="bucket")
         address = upload(client, "bucket", packed)
         client.close()
-        store.status, store.failures = status, failures
-        shelf = open_store(address, str(tmp_path / "cache"), LARGE)
-        shard = shelf.index().shards[0]
-        assert shelf.fetch(shard).read_bytes() == (packed / shard.name).read_bytes()
-        assert store.failures == 0
+        server.status, server.failures = status, failures
+        store = open_store(address, str(tmp_path / "cache"), LARGE)
+        shard = store.index().shards[0]
+        assert store.fetch(shard).read_bytes() == (packed / shard.name).read_bytes()
+        assert server.failures == 0
 
 
 def test_a_store_that_goes_on_failing_is_unreachable(there, server, tmp_path) -> None:
-    shelf = open_store(there, str(tmp_path / "cache"), LARGE)
-    shard = shelf.index().shards[0]
+    store = open_store(there, str(tmp_path / "cache"), LARGE)
+    shard = store.index().shards[0]
     with server.refusing(lambda request: request[1].endswith(".safetensors")):
         with pytest.raises(Unreachable, match=f"cannot read {there}/00000.safetensors") as caught:
-            shelf.fetch(shard)
+            store.fetch(shard)
     assert not caught.value.comes_again
     assert caught.value.exit_code == 3
     assert "AWS_ENDPOINT_URL" in caught.value.fix
     assert names_in(tmp_path / "cache") == []
-    shelf.fetch(shard)
+    store.fetch(shard)
 
 
 def test_a_killed_downloader_leaves_nothing_that_others_would_trust_or_wait_for(
@@ -523,8 +523,8 @@ def test_wrong_credentials_are_an_unfit_environment(
 
 
 def test_no_secret_is_in_a_file(there, tmp_path) -> None:
-    shelf = open_store(there, str(tmp_path / "cache"), LARGE)
-    shelf.fetch(shelf.index().shards[0])
+    store = open_store(there, str(tmp_path / "cache"), LARGE)
+    store.fetch(store.index().shards[0])
     for path in tmp_path.glob("cache/**/*"):
         assert path.is_dir() or SECRET.encode() not in path.read_bytes()
 
@@ -545,7 +545,7 @@ def test_an_address_that_nothing_knows_is_refused(tmp_path) -> None:
 
 @pytest.mark.parametrize("address", ["s3://user:password@bucket/set", "sftp://password@host/set"])
 def test_a_password_in_the_address_is_refused_and_not_repeated(address, tmp_path) -> None:
-    with pytest.raises(ConfigError, match="name or password in its address") as caught:
+    with pytest.raises(ConfigError, match="has a name or password in it") as caught:
         open_store(address, str(tmp_path), LARGE)
     assert "password@" not in str(caught.value)
 
@@ -554,11 +554,11 @@ def test_a_password_in_the_address_is_refused_and_not_repeated(address, tmp_path
 def test_a_cache_that_cannot_be_written_is_told(in_the_way, there, tmp_path) -> None:
     (tmp_path / in_the_way).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / in_the_way).write_text("")
-    shelf = open_store(there, str(tmp_path / "cache"), LARGE)
+    store = open_store(there, str(tmp_path / "cache"), LARGE)
     with pytest.raises(
         EnvironmentUnfit, match=f"cannot keep shards in {tmp_path / 'cache'}(.|\n)*read.cache"
     ):
-        shelf.fetch(shelf.index().shards[0])
+        store.fetch(store.index().shards[0])
 
 
 def test_a_forked_process_reads_on(there, tmp_path) -> None:
@@ -620,23 +620,23 @@ def test_a_line_that_fails_is_tried_four_times(
     pauses = []
     monkeypatch.setattr(remote.time, "sleep", pauses.append)
     monkeypatch.setattr(remote, "_PAUSES_S", (1, 2, 4))
-    shelf = open_store(fickle, str(tmp_path / "cache"), LARGE)
-    shard = shelf.index().shards[0]
+    store = open_store(fickle, str(tmp_path / "cache"), LARGE)
+    shard = store.index().shards[0]
     setattr(Fickle, trouble, failures)
     if failures < 4:
-        assert shelf.fetch(shard).read_bytes() == (packed / shard.name).read_bytes()
+        assert store.fetch(shard).read_bytes() == (packed / shard.name).read_bytes()
     else:
         with pytest.raises(error, match=f"{fickle}/00000.safetensors"):
-            shelf.fetch(shard)
+            store.fetch(shard)
         assert names_in(tmp_path / "cache") == []
     assert Fickle.opened[shard.name] == min(failures + 1, 4)
     assert pauses == [1, 2, 4][:failures]
 
 
 def test_threads_that_ask_at_once_fetch_every_object_once(fickle, tmp_path) -> None:
-    shelf = open_store(fickle, str(tmp_path / "cache"), LARGE)
-    ask = lambda: [shelf.fetch(shard) for shard in shelf.index().shards]
-    shelf.index()
+    store = open_store(fickle, str(tmp_path / "cache"), LARGE)
+    ask = lambda: [store.fetch(shard) for shard in store.index().shards]
+    store.index()
     threads = [threading.Thread(target=ask) for _ in range(5)]
     for thread in threads:
         thread.start()
@@ -647,7 +647,7 @@ def test_threads_that_ask_at_once_fetch_every_object_once(fickle, tmp_path) -> N
 
 def wait_for_the_background() -> None:
     for thread in threading.enumerate():
-        if thread.name == "shards ahead":
+        if thread.name == "shard-prefetch":
             thread.join(60)
 
 
@@ -655,27 +655,27 @@ def wait_for_the_background() -> None:
 def test_the_next_few_are_brought_in_the_background(
     shards, brought, fickle, packed, tmp_path
 ) -> None:
-    shelf = RemoteShardStore(fickle, tmp_path / "cache", shards * size_of(packed))
-    facts = shelf.index().shards
-    shelf.prefetch(facts[1:])
+    store = RemoteShardStore(fickle, tmp_path / "cache", shards * size_of(packed))
+    facts = store.index().shards
+    store.prefetch(facts[1:])
     wait_for_the_background()
     names = [shard.name for shard in facts[1 : 1 + brought]]
     assert names_in(tmp_path / "cache") == names
     for shard in facts[1 : 1 + brought]:
-        shelf.fetch(shard)
+        store.fetch(shard)
     assert Fickle.opened == {INDEX: 1} | dict.fromkeys(names, 1)
 
 
 def test_what_fails_in_the_background_is_told_when_it_is_fetched(fickle, tmp_path) -> None:
-    shelf = RemoteShardStore(fickle, tmp_path / "cache", LARGE)
-    shard = shelf.index().shards[0]
+    store = RemoteShardStore(fickle, tmp_path / "cache", LARGE)
+    shard = store.index().shards[0]
     Fickle.failures = 8
-    shelf.prefetch([shard])
+    store.prefetch([shard])
     wait_for_the_background()
     assert Fickle.failures == 4
     with pytest.raises(Unreachable, match="the line is cut"):
-        shelf.fetch(shard)
-    shelf.prefetch([shard])
+        store.fetch(shard)
+    store.prefetch([shard])
     wait_for_the_background()
     assert names_in(tmp_path / "cache") == [shard.name]
 
@@ -690,6 +690,6 @@ def test_what_comes_in_the_background_does_not_hold_the_process(there, server, t
         assert server.came.wait(60)
         child.go_on()
         assert child.end() == 0
-    shelf = open_store(there, str(tmp_path / "cache"), LARGE)
-    shelf.fetch(shelf.index().shards[3])
+    store = open_store(there, str(tmp_path / "cache"), LARGE)
+    store.fetch(store.index().shards[3])
     assert names_in(tmp_path / "cache") == ["00003.safetensors"]

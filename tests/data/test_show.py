@@ -13,7 +13,15 @@ from paceline.data.shards.check import open_index
 from paceline.data.shards.index import Column
 from paceline.data.pack import pack, pack_samples
 from paceline.data.pack import optional_packages as extras
-from paceline.data.shards.show import Preview, _numbers, draw, facts_of, in_short, look, read_sample
+from paceline.data.shards.show import (
+    Preview,
+    _numbers,
+    draw,
+    facts_of,
+    preview_of,
+    read_sample,
+    summarize,
+)
 from paceline.errors import ConfigError, DataError
 
 
@@ -21,7 +29,8 @@ def shown(folder: Path, number: int = 0) -> dict[str, Preview]:
     index = open_index(folder)
     sample = read_sample(folder, index, number)
     return {
-        column.name: look(folder, index, column, sample[column.name]) for column in index.columns
+        column.name: preview_of(folder, index, column, sample[column.name])
+        for column in index.columns
     }
 
 
@@ -98,9 +107,9 @@ def test_samples_of_every_shard_are_found(tmp_path: Path) -> None:
     assert [shown(tmp_path / "out", n)["word"].words for n in range(10)] == [
         "a" * n for n in range(10)
     ]
-    with pytest.raises(ConfigError, match="there is no sample 10") as error:
+    with pytest.raises(ConfigError, match="sample must be 0 to 9, got 10") as error:
         shown(tmp_path / "out", 10)
-    assert error.value.fix == "give a number from 0 to 9"
+    assert error.value.fix == "pass a number from 0 to 9"
 
 
 def test_a_damaged_shard_is_not_shown(tmp_path: Path) -> None:
@@ -119,7 +128,7 @@ def test_a_damaged_shard_is_not_shown(tmp_path: Path) -> None:
     [
         (numpy.array(3.14159), "3.142"),
         (numpy.array([True, False]), "True False"),
-        (numpy.array([], dtype="int8"), "nothing"),
+        (numpy.array([], dtype="int8"), "empty"),
         (numpy.array([1 + 2j] * 13), "1+2j " * 5 + "1+2j … " + "1+2j " * 5 + "1+2j  ([13])"),
         (
             numpy.array([float("nan")] * 13),
@@ -128,7 +137,7 @@ def test_a_damaged_shard_is_not_shown(tmp_path: Path) -> None:
     ],
 )
 def test_numbers_are_said_in_short(value, words: str) -> None:
-    assert in_short(value) == words
+    assert summarize(value) == words
 
 
 def test_types_that_numpy_does_not_have_are_shown_as_something_near() -> None:

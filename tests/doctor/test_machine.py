@@ -1,4 +1,4 @@
-"""Does the doctor see this very machine as it is, also where it is broken?"""
+"""The doctor examines this machine, also where it is broken."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from support.program import paceline
 
-from paceline.doctor.disk import look_at_disk
-from paceline.doctor.gpu import ask_driver, judge_gpus
-from paceline.doctor.host import look_at_host
-from paceline.doctor.network import judge_network, look_at_network
-from paceline.doctor.software import ask_torch, versions
+from paceline.doctor.disk import probe_disk
+from paceline.doctor.gpu import query_driver, judge_gpus
+from paceline.doctor.resources import gather_resources
+from paceline.doctor.network import judge_network, gather_network
+from paceline.doctor.software import query_torch, versions
 
 CHECKS = [
     "python", "torch", "backends", "gpus", "cores", "ulimit files", "shared memory", "memory", "interface", "host name", "ports", "disk",
@@ -56,8 +56,8 @@ BROKEN = {
         "libcudart.so.13: cannot open",
     ),
     "a crash": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "killed by signal 11"),
-    "a hang": ("import time; time.sleep(60)", "did not answer in 2 s"),
-    "something else": ("print('hello'); raise SystemExit(0)", "something else than"),
+    "a hang": ("import time; time.sleep(60)", "no answer within 2 s"),
+    "something else": ("print('hello'); raise SystemExit(0)", "unexpected output"),
 }
 
 
@@ -68,7 +68,7 @@ def test_a_broken_torch_is_a_finding(
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    assert says in ask_torch(2 if "sleep" in text else 90).failure
+    assert says in query_torch(2 if "sleep" in text else 90).failure
 
 
 def test_a_driver_that_fails_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -76,17 +76,17 @@ def test_a_driver_that_fails_is_a_finding(tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / "nvidia-smi").chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-        (found,) = judge_gpus(ask_driver(), None, None)
+        (found,) = judge_gpus(query_driver(), None, None)
         assert not found.ok
         assert "nvidia-smi fails" in found.says
 
 
 def test_the_facts_are_those_of_this_process(tmp_path: Path):
-    host = look_at_host()
+    host = gather_resources()
     assert host.cores == tuple(sorted(os.sched_getaffinity(0)))
     assert host.memory > 0 < host.shared_memory_all
     assert versions()["python"].startswith(f"{sys.version_info[0]}.{sys.version_info[1]}")
-    disk = look_at_disk(tmp_path / "not" / "yet")
+    disk = probe_disk(tmp_path / "not" / "yet")
     assert (disk.refusal, disk.speed > 0, disk.fsync_s > 0, disk.free > 0) == ("", True, True, True)
     assert disk.kind
 
@@ -111,7 +111,7 @@ def test_the_least_limit_of_the_groups_above_counts(
             path.write_text(f"{text}\n")
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text(told)
-    host = look_at_host(tmp_path)
+    host = gather_resources(tmp_path)
     assert (host.memory, host.quota, host.shared_memory_all) == (4096000, 1.5, 0)
 
 
@@ -119,7 +119,7 @@ def test_a_machine_without_groups_and_affinity_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delattr(os, "sched_getaffinity")
-    host = look_at_host(tmp_path)
+    host = gather_resources(tmp_path)
     assert (len(host.cores), host.quota) == (os.cpu_count(), 0.0)
 
 
@@ -127,14 +127,14 @@ def test_the_soft_limit_of_open_files_counts():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] - 1, before[1]))
     try:
-        assert look_at_host().open_files == before[0] - 1
+        assert gather_resources().open_files == before[0] - 1
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_folder_that_cannot_be_written_is_a_finding(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    assert look_at_disk(tmp_path / "file" / "runs").refusal == "Not a directory"
+    assert probe_disk(tmp_path / "file" / "runs").refusal == "Not a directory"
 
 
 def test_a_port_that_is_taken_and_an_interface_that_is_not_there_are_found():
@@ -142,13 +142,13 @@ def test_a_port_that_is_taken_and_an_interface_that_is_not_there_are_found():
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         env = {"PACELINE_INTERFACE": "lo", "MASTER_PORT": str(taken.getsockname()[1])}
-        network = look_at_network(env)
+        network = gather_network(env)
     assert network.chosen == "127.0.0.1"
     assert "in use" in network.taken
     found = {
         one.check: one
         for one in judge_network(
-            look_at_network({"PACELINE_INTERFACE": "nope0"}),
+            gather_network({"PACELINE_INTERFACE": "nope0"}),
             {"PACELINE_INTERFACE": "nope0"},
             alone=False,
         )

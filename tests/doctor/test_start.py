@@ -1,4 +1,4 @@
-"""Is it seen what a start costs, and does a packed environment work on a node, whatever happens while it is unpacked?"""
+"""The cost of a start is measured; a packed environment works, whatever happens during unpacking."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from support.program import paceline, started, wait_for
 
 from paceline.doctor.pack import pack, snippet
-from paceline.doctor.startup import measure
+from paceline.doctor.startup_run import measure_startup
 from paceline.errors import ConfigError, EnvironmentUnfit, TrainingError
 
 STEPS = """
@@ -34,7 +34,7 @@ for step in range(10**9):
 def test_a_training_is_ended_at_its_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(STEPS)
-    start = measure(["path", "train.py"], 120, trace=False)
+    start = measure_startup(["path", "train.py"], 120, trace=False)
     assert start.stepped and not (tmp_path / "steps").exists()
     torch = next(one for one in start.packages if one.name == "torch")
     assert torch == max(start.packages, key=lambda one: one.opened)
@@ -71,12 +71,12 @@ def test_a_program_without_steps_is_counted_to_its_end_with_all_its_calls(tmp_pa
 def test_a_program_that_fails_or_hangs_is_told(tmp_path: Path):
     (tmp_path / "bad.py").write_text("raise ValueError('no data')")
     with pytest.raises(TrainingError, match="ValueError: no data"):
-        measure(["path", str(tmp_path / "bad.py")], 60)
+        measure_startup(["path", str(tmp_path / "bad.py")], 60)
     (tmp_path / "gone.py").write_text("import os; os._exit(3)")
-    with pytest.raises(EnvironmentUnfit, match="before anything was seen"):
-        measure(["path", str(tmp_path / "gone.py")], 60)
+    with pytest.raises(EnvironmentUnfit, match="before its first measurement"):
+        measure_startup(["path", str(tmp_path / "gone.py")], 60)
     (tmp_path / "slow.py").write_text("import time; time.sleep(600)")
-    assert not measure(["path", str(tmp_path / "slow.py")], 15, trace=False).stepped
+    assert not measure_startup(["path", str(tmp_path / "slow.py")], 15, trace=False).stepped
 
 
 SLEEPS = "import pathlib, time; pathlib.Path('asleep').touch(); time.sleep(600)"

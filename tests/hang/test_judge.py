@@ -1,7 +1,9 @@
-"""Is the right rank named, from what the ranks wrote down?"""
+"""Is the right rank blamed, from the reports of the ranks?"""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -9,14 +11,23 @@ from pathlib import Path
 
 import pytest
 
+from paceline.checkpoint import save
+from paceline.data.reading import prefetch
+from paceline.hang.collectives import _COLLECTIVE_FILES
 from paceline.hang.flight_recorder import Collective, collective
 from paceline.hang.judge import judge, still_moving
-from paceline.hang.links import Links
-from paceline.hang.process import GONE, Process
+from paceline.hang.processes import WAITS_FOR_PEERS
+from paceline.hang.proc import GONE, Links, Process
 from paceline.telemetry.pulse import REST_S, Pulse
-from paceline.hang.rank_report import RankReport, WrongResult, parsed, read_all, write
-from paceline.hang.stacks import MAIN, CodeLine, Stack, own_stacks
-from paceline.hang.verdict import HangVerdict, keep, kept
+from paceline.hang.rank_report import (
+    RankReport,
+    RankException,
+    parse_report,
+    read_reports,
+    write_report,
+)
+from paceline.hang.stacks import MAIN, PREFETCH_THREAD, SAVE_THREAD, CodeLine, Stack, own_stacks
+from paceline.hang.verdict import HangVerdict, write_verdict, read_verdict
 from paceline.rundir import RunDir
 
 WHERE = CodeLine("/home/me/data.py", 88, "load_batch", "user")
@@ -59,9 +70,9 @@ def waiting(*numbers: int) -> list[RankReport]:
 DEAD = {"process": Process(9, 9, GONE)}
 STOPPED = {"process": Process(9, 9, "T")}
 RAISED = {
-    "wrong": WrongResult("ValueError", "Traceback\nValueError: a bad sample", lost_peer=False)
+    "wrong": RankException("ValueError", "Traceback\nValueError: a bad sample", lost_peer=False)
 }
-LOST = {"wrong": WrongResult("RuntimeError", "Connection closed by peer", lost_peer=True)}
+LOST = {"wrong": RankException("RuntimeError", "Connection closed by peer", lost_peer=True)}
 
 STEPS = [entry(0), entry(0, "all-gather", 424)] * 3
 FIRST = [entry(0, "all-gather", 424)] * 5
@@ -69,7 +80,7 @@ CRASHED = {"process": Process(9, 9, GONE), "crash": "Aborted", "state": "running
 
 
 def aborted(number: int) -> RankReport:
-    """Return a rank that gloo ended."""
+    """Return a rank that gloo aborted."""
     inside = CodeLine("/x/torch/distributed/distributed_c10d.py", 3252, "all_reduce", "library")
     return replace(rank(number, None, size=2), stacks=(Stack(MAIN, (WHERE, inside)),), **CRASHED)
 
@@ -91,59 +102,59 @@ CASES = {
         "reading", (3,), "it is reading samples, in load_batch at data.py:88, and its process 77 is stopped",
     ),
     "stopped": ([*waiting(0, 2, 3), rank(1, None, "running", **STOPPED)], "stopped", (1,), "rank 1 (node a) is stopped"),
-    "killed": ([*waiting(0, 2, 3), rank(1, None, "running", **DEAD)], "gone", (1,), "rank 1 (node a) is gone"),
-    "in native code": ([*waiting(1, 2, 3), rank(0, None, "running")], "silent", (0,), "rank 0 (node a) says nothing"),
-    "never began": (waiting(0, 1, 2), "silent", (3,), "rank 3 has left no word"),
+    "killed": ([*waiting(0, 2, 3), rank(1, None, "running", **DEAD)], "gone", (1,), "rank 1 (node a) has exited and does not answer in all-reduce 412"),
+    "in native code": ([*waiting(1, 2, 3), rank(0, None, "running")], "silent", (0,), "rank 0 (node a) is unresponsive (its process is sleeping, in native code or cut off)"),
+    "never began": (waiting(0, 1, 2), "silent", (3,), "rank 3 has written no report into this run folder"),
     "raised": (
         [*waiting(0, 2), rank(1, entry(411, done=True), "failed", **RAISED), rank(3, entry(412), "failed", **LOST)],
         "exception", (1,), "rank 1 (node a) failed in step 52 with ValueError: a bad sample",
     ),
     "another collective": (
         [*waiting(0, 1, 3), rank(2, entry(412, "all-gather"))],
-        "another collective", (2,), "rank 2 (node a) is in all-gather 412, but ranks 0-1, 3 are in all-reduce 412",
+        "another collective", (2,), "collective mismatch: rank 2 (node a) called all-gather 412, but ranks 0-1, 3 called all-reduce 412",
     ),
     "another shape": (
         [*waiting(0, 1, 3), rank(2, entry(412, size=5))],
-        "another shape", (2,), "rank 2 (node a) is in all-reduce 412 of 5 Float, but ranks 0-1, 3 are in all-reduce 412 of 3 Float",
+        "another shape", (2,), "rank 2 (node a) called all-reduce 412 of 5 Float, but ranks 0-1, 3 called all-reduce 412 of 3 Float; rank 2 is in",
     ),
-    "another shape, with which the others got through": (
+    "another shape, which the others completed": (
         [*(replace(rank(n, entry(413)), collectives=(entry(412, done=True), entry(413))) for n in (0, 1, 3)), rank(2, entry(412, size=5))],
-        "another shape", (2,), "rank 2 (node a) is in all-reduce 412 of 5 Float, but ranks 0-1, 3 had all-reduce 412 of 3 Float",
+        "another shape", (2,), "rank 2 (node a) called all-reduce 412 of 5 Float, but ranks 0-1, 3 called all-reduce 412 of 3 Float and completed it",
     ),
-    "two ranks at odds": (
-        [rank(0, entry(412), size=2), rank(1, entry(412, size=5), size=2)], "another shape", (0, 1), "rank 0 (node a) is in all-reduce 412 of 3",
+    "a mismatch of two ranks": (
+        [rank(0, entry(412), size=2), rank(1, entry(412, size=5), size=2)], "another shape", (0, 1), "rank 0 (node a) called all-reduce 412 of 3",
     ),
     "another shape of two ranks, where the steps before tell": (
-        [after(STEPS, entry(412), 0), after(STEPS, entry(412, size=5), 1)], "another shape", (1,), "rank 1 (node a) is in all-reduce 412 of 5 Float, but rank 0 is in",
+        [after(STEPS, entry(412), 0), after(STEPS, entry(412, size=5), 1)], "another shape", (1,), "rank 1 (node a) called all-reduce 412 of 5 Float, but rank 0 called",
     ),
     "a collective left out, of two ranks": (
-        [after(STEPS, entry(412), 0), after(STEPS, entry(412, "all-gather", 424), 1)], "another collective", (1,), "rank 1 (node a) is in all-gather 412",
+        [after(STEPS, entry(412), 0), after(STEPS, entry(412, "all-gather", 424), 1)], "another collective", (1,), "rank 1 (node a) called all-gather 412",
     ),
-    "gloo ended the other one, for the size that this one gave": (
+    "gloo aborted another rank than the one at fault": (
         [after([*STEPS, entry(0, size=5)], entry(413, "all-gather", 424), 0, state="failed", **LOST), aborted(1)],
-        "another shape", (0,), "rank 0 (node a) had all-reduce 412 of 5 Float, where all-reduce 410 of 3 Float came before; rank 1 (node a) was aborted",
+        "another shape", (0,), "rank 0 (node a) called all-reduce 412 of 5 Float, but all-reduce 410 of 3 Float in earlier steps; gloo aborted rank 1 (node a)",
     ),
-    "gloo ended the one at odds": (
+    "gloo aborted the rank at fault": (
         [after([*STEPS, entry(0)], entry(413, "all-gather", 424), 0, state="failed", **LOST), aborted(1)],
-        "another shape", (1,), "rank 1 (node a) was aborted in a collective, in load_batch at data.py:88",
+        "another shape", (1,), "gloo aborted rank 1 (node a) in load_batch at data.py:88",
     ),
-    "gloo ended one of two that never did this before": (
-        [after(FIRST, entry(412, size=5), 0, state="failed", **LOST), aborted(1)], "another shape", (0, 1), "rank 0 had all-reduce 412 of 5 Float",
+    "gloo aborted one of two ranks in their first such collective": (
+        [after(FIRST, entry(412, size=5), 0, state="failed", **LOST), aborted(1)], "another shape", (0, 1), "rank 0 called all-reduce 412 of 5 Float for the first time",
     ),
     "a crash elsewhere": (
-        [*waiting(0, 2, 3), replace(rank(1, None), **CRASHED)], "gone", (1,), "rank 1 (node a) was ended by a crash (Aborted) in load_batch at data.py:88",
+        [*waiting(0, 2, 3), replace(rank(1, None), **CRASHED)], "gone", (1,), "rank 1 (node a) crashed in native code (Aborted) in load_batch at data.py:88",
     ),
     "one batch more": (
         [*(replace(rank(n, entry(412, "barrier")), doing="ending") for n in (0, 1, 3)), rank(2, entry(412))],
-        "one batch more", (2,), "rank 2 (node a) has a batch more than the others: it is in step 52",
+        "one batch more", (2,), "rank 2 (node a) has one batch more than the others and is in step 52",
     ),
     "one batch more, while the others save": (
         [*(replace(rank(n, entry(411, done=True)), doing="ending") for n in (0, 1, 3)), rank(2, entry(412))],
-        "one batch more", (2,), "ranks 0-1, 3 ended after step 51",
+        "one batch more", (2,), "ranks 0-1, 3 finished after step 51",
     ),
     "one batch less": (
         [*waiting(0, 1, 3), replace(rank(2, entry(411, done=True)), doing="ending")],
-        "one batch less", (2,), "rank 2 (node a) ended after step 51; ranks 0-1, 3 are in step 52",
+        "one batch less", (2,), "rank 2 (node a) finished after step 51, one batch before the others; ranks 0-1, 3 are in step 52",
     ),
     "a slow disk": (
         [
@@ -153,23 +164,23 @@ CASES = {
             )
             for n in range(4)
         ],
-        "saving", (2,), "rank 2 (node a) does not get its checkpoint written; it is in write at local.py:99",
+        "saving", (2,), "rank 2 (node a) cannot finish writing the checkpoint; it is in write at local_storage.py:99",
     ),
-    "left": ([*waiting(0, 1, 2), rank(3, None, "left")], "left", (3,), "rank 3 (node b) has left after step 51"),
-    "a link": (waiting(0, 1, 2, 3), "link", (0, 1, 2, 3), "the link between a and b carries nothing"),
-    "a link, of which one side got through": (
-        [*waiting(0, 1, 2), rank(3, entry(411))], "link", (3,), "rank 3 (node b) is still in all-reduce 411",
+    "left": ([*waiting(0, 1, 2), rank(3, None, "left")], "left", (3,), "rank 3 (node b) finished after step 51; ranks 0-2 still wait in all-reduce 412"),
+    "a link": (waiting(0, 1, 2, 3), "link", (0, 1, 2, 3), "no data moves over the network between a and b"),
+    "a link, of which one side completed": (
+        [*waiting(0, 1, 2), rank(3, entry(411))], "link", (3,), "rank 3 (node b) is still in all-reduce 411, which ranks 0-2 have completed",
     ),
     "a node cut off": (
-        [cut_off(0, "a", "4.4.4.2"), cut_off(1, "b", "4.4.4.1"), cut_off(2, "c", "4.4.4.2")], "link", (1,), "rank 1 (node b) is cut off: no answer comes over the link to a and c",
+        [cut_off(0, "a", "4.4.4.2"), cut_off(1, "b", "4.4.4.1"), cut_off(2, "c", "4.4.4.2")], "link", (1,), "network partition: rank 1 (node b) is cut off from a and c",
     ),
-    "a node cut off, that cannot say a word": (
+    "a node cut off, that cannot report": (
         [cut_off(0, "a", "4.4.4.2"), replace(cut_off(1, "b"), state="running"), cut_off(2, "c", "4.4.4.2")], "link", (1,), "rank 1 (node b) is cut off",
     ),
     "a link between two nodes": (
-        [cut_off(0, "a", "4.4.4.2", size=2), cut_off(1, "b", size=2)], "link", (0, 1), "the link between a and b carries nothing",
+        [cut_off(0, "a", "4.4.4.2", size=2), cut_off(1, "b", size=2)], "link", (0, 1), "network partition between a and b: a gets no answer from b",
     ),
-    "nothing": ([rank(n, None, "running") for n in range(4)], "none", (), "no rank has said that it is stuck"),
+    "nothing": ([rank(n, None, "running") for n in range(4)], "none", (), "no hang detected"),
 }  # fmt: skip
 
 
@@ -181,14 +192,14 @@ def test_the_rank_at_fault_is_named(case):
     assert words in verdict.sentence
 
 
-def test_a_rank_that_moves_is_not_called_stuck_until_it_says_so_no_more():
+def test_a_rank_with_progress_is_not_blamed_until_its_report_is_old():
     records = [*waiting(0, 1, 2), rank(3, None, "moving")]
     assert still_moving(records, now_s=14.0) == [3]
     assert still_moving(records, now_s=60.0) == []
     assert judge(records).ranks == (3,)
 
 
-def test_what_is_written_is_read_again_and_what_is_damaged_says_nothing(tmp_path: Path):
+def test_reports_and_verdicts_are_read_back_and_damaged_ones_are_ignored(tmp_path: Path):
     folder = RunDir(tmp_path / "run")
     record = replace(
         rank(1, entry(3), "failed", size=2, **RAISED),
@@ -196,49 +207,49 @@ def test_what_is_written_is_read_again_and_what_is_damaged_says_nothing(tmp_path
         node="elsewhere",
         links=Links(("4.4.4.2",), ("4.4.4.1",)),
     )
-    write(folder, record)
-    write(folder, rank(3, None, "stuck"))
-    write(folder, replace(rank(0, None, "running", size=2), time_s=99.0))
+    write_report(folder, record)
+    write_report(folder, rank(3, None, "stuck"))
+    write_report(folder, replace(rank(0, None, "running", size=2), time_s=99.0))
     folder.hang_record(5).write_text('{"rank": 5}')
     folder.crash(1).write_text(
         "Fatal Python error: Aborted\n"
     )  # of a process that rank 1 has started: it failed in words
-    assert [found.rank for found in read_all(folder)] == [
+    assert [found.rank for found in read_reports(folder)] == [
         0,
         1,
     ]  # rank 3 is of a larger world, before
-    assert read_all(folder)[1] == record == parsed(asdict(record))
+    assert read_reports(folder)[1] == record == parse_report(asdict(record))
     assert folder.hang_record(1).stat().st_mode & 0o777 == 0o600
     assert folder.hang_record(1).parent.stat().st_mode & 0o777 == 0o700
     verdict = HangVerdict("stopped", (1,), (0,), "rank 1 is stopped")
-    keep(folder, verdict)
-    assert kept(folder) == verdict
+    write_verdict(folder, verdict)
+    assert read_verdict(folder) == verdict
     folder.hang_verdict.write_text("[]")
-    assert kept(folder) is None
+    assert read_verdict(folder) is None
 
 
-def test_native_code_that_ends_a_rank_leaves_word_of_where_it_was(tmp_path: Path):
+def test_a_crash_in_native_code_leaves_the_stacks(tmp_path: Path):
     folder = RunDir(tmp_path / "run")
     script = """
 import faulthandler, os, sys, threading
 from pathlib import Path
-from paceline.hang.crash import telling_of_crashes
+from paceline.hang.crash import dump_stacks_on_crash
 def fall():
     os.abort()
 faulthandler.enable()
-with telling_of_crashes(Path(sys.argv[1] + "-other"), enabled_by_us=True):
+with dump_stacks_on_crash(Path(sys.argv[1] + "-other"), enabled_by_us=True):
     pass
 threading.Thread(target=threading.Event().wait, daemon=True).start()
-with telling_of_crashes(Path(sys.argv[1]), enabled_by_us=True):
-    with telling_of_crashes(Path(sys.argv[1] + "-foreign"), enabled_by_us=False):
+with dump_stacks_on_crash(Path(sys.argv[1]), enabled_by_us=True):
+    with dump_stacks_on_crash(Path(sys.argv[1] + "-foreign"), enabled_by_us=False):
         fall()
 """
     folder.crash(1).parent.mkdir(parents=True)
     subprocess.run(
         [sys.executable, "-c", script, str(folder.crash(1))], stderr=subprocess.DEVNULL, check=False
     )
-    write(folder, rank(1, None, "running", size=2, **DEAD))
-    assert (found := read_all(folder)[0]).crash == "Aborted"
+    write_report(folder, rank(1, None, "running", size=2, **DEAD))
+    assert (found := read_reports(folder)[0]).crash == "Aborted"
     assert [stack.places[-1].function for stack in found.stacks if stack.thread == MAIN] == ["fall"]
     assert [path.name for path in folder.crash(1).parent.glob("*crash*")] == ["0001.crash"]
     assert folder.crash(1).stat().st_mode & 0o777 == 0o600
@@ -252,7 +263,7 @@ def test_an_entry_of_the_flight_recorder_is_understood():
     assert collective(facts) == entry(5)
 
 
-def test_what_is_usual_sets_the_limit():
+def test_the_usual_step_time_sets_the_limit():
     pulse = Pulse(multiple=3.0)
     assert pulse.limit_s > 100  # nothing is known before the first step
     for step in range(20):
@@ -261,3 +272,25 @@ def test_what_is_usual_sets_the_limit():
     assert REST_S <= pulse.limit_s < REST_S + 60
     pulse.begin("saving", extra_s=500.0)
     assert pulse.limit_s >= REST_S + 500
+
+
+def functions_that_call(method: str, folder: Path) -> set[str]:
+    """Return the functions of a folder that call a method of some object."""
+    found = set()
+    for path in folder.glob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef) and f".{method}(" in ast.unparse(function):
+                found.add(function.name)
+    return found
+
+
+def test_the_names_by_which_stacks_are_recognised_exist():
+    checkpoint = Path(save.__file__).parent
+    waiting = functions_that_call("look", checkpoint)
+    assert waiting
+    assert waiting <= WAITS_FOR_PEERS
+    assert f'name="{SAVE_THREAD}"' in inspect.getsource(save)
+    assert f'name="{PREFETCH_THREAD}"' in inspect.getsource(prefetch)
+    package = checkpoint.parent
+    ours = [name for name in _COLLECTIVE_FILES if name.startswith("/paceline/")]
+    assert all((package / name.removeprefix("/paceline/")).is_file() for name in ours)

@@ -1,4 +1,4 @@
-"""Does the watchdog tell a process that was held from a rank that does not move?"""
+"""Does the watchdog distinguish a process that was stopped from a rank without progress?"""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ import pytest
 
 from paceline.hang import watchdog
 from paceline.telemetry.pulse import Pulse
-from paceline.hang.rank_report import record_of, write
-from paceline.hang.watchdog import Watchdog
+from paceline.hang.rank_report import current_report, write_report
+from paceline.hang.watchdog import Hang, Watchdog
 from paceline.rundir import RunDir
 from paceline.world.world import World
 
 
 @pytest.mark.parametrize(
-    ("wait_s", "look_s", "signs"), [(0.5, 0.0, 0), (10.0, 0.0, 3), (0.5, 10.0, 0)]
+    ("wait_s", "check_s", "signs"), [(0.5, 0.0, 0), (10.0, 0.0, 3), (0.5, 10.0, 0)]
 )
 def test_only_a_wait_that_took_too_long_says_that_the_process_was_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_s: float, look_s: float, signs: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_s: float, check_s: float, signs: int
 ) -> None:
-    now_s, looks, pulse = 0.0, [], Pulse(3.0)
+    now_s, checks, pulse = 0.0, [], Pulse(3.0)
 
     def wait(_: float) -> bool:
         nonlocal now_s
         now_s += wait_s
-        return len(looks) == 3
+        return len(checks) == 3
 
-    def look() -> None:
+    def check() -> None:
         nonlocal now_s
-        now_s += look_s
-        looks.append(now_s)
+        now_s += check_s
+        checks.append(now_s)
 
     monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: now_s))
     dog = Watchdog(RunDir(tmp_path), World(), pulse, print, lambda _: None)
     monkeypatch.setattr(dog, "_over", SimpleNamespace(wait=wait))
-    monkeypatch.setattr(dog, "_look", look)
+    monkeypatch.setattr(dog, "_check", check)
     dog._watch()
     assert pulse.signs == signs
 
@@ -46,14 +46,14 @@ def test_only_a_wait_that_took_too_long_says_that_the_process_was_held(
 @pytest.mark.parametrize(
     ("since_s", "changed", "said"),
     [
-        (3.0, {}, []),  # it is busy, and will say where it is
+        (3.0, {}, []),  # it is busy, and will write its report
         (15.0, {}, ["silent"]),
         (3.0, {"node": "elsewhere"}, ["silent"]),
         (3.0, {"state": "stuck"}, ["stuck"]),
     ],
-    ids=["busy", "silent", "elsewhere", "has spoken"],
+    ids=["busy", "unresponsive", "elsewhere", "has reported"],
 )
-def test_a_rank_of_this_host_that_runs_is_given_longer_to_say_where_it_is(
+def test_a_rank_of_this_host_that_runs_is_given_longer_to_write_its_report(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     since_s: float,
@@ -61,13 +61,14 @@ def test_a_rank_of_this_host_that_runs_is_given_longer_to_say_where_it_is(
     said: list[str],
 ) -> None:
     folder, pulse, found = RunDir(tmp_path), Pulse(3.0), []
-    write(folder, record_of(World(rank=0, size=2), pulse, "stuck"))
-    write(folder, replace(record_of(World(rank=1, size=2), pulse, "running"), **changed))
+    write_report(folder, current_report(World(rank=0, size=2), pulse, "stuck"))
+    write_report(
+        folder, replace(current_report(World(rank=1, size=2), pulse, "running"), **changed)
+    )
     dog = Watchdog(folder, World(rank=0, size=2), pulse, print, lambda _: None)
-    dog._since = 0.0
     monkeypatch.setattr(
         watchdog, "time", SimpleNamespace(monotonic=lambda: since_s, time=time.time)
     )
-    monkeypatch.setattr(dog, "_tell", lambda verdict: found.append(verdict.cause))
-    dog._speak()
+    monkeypatch.setattr(dog, "_announce", lambda _, verdict: found.append(verdict.cause))
+    dog._judge(Hang(signs=0, since_s=0.0))
     assert found == said

@@ -50,11 +50,15 @@ def test_a_signal_to_the_launcher_ends_everything(
         if number == signal.SIGINT:
             assert (done.code, done.err) == (130, "interrupted; all ranks were ended\n")
         elif "STUBBORN" in manner:
-            assert (done.code, "rank 0 and 1 did not leave in time" in done.err) == (143, True)
+            assert (
+                done.code,
+                "rank 0 and 1 did not exit in time after the request to stop" in done.err,
+            ) == (143, True)
         else:
             assert (
                 done.code,
-                "goes on from where it was: this launch has saved nothing" in done.err,
+                "Stopped by SIGTERM, this launch saved no checkpoint (exit code 75). Rerun"
+                in done.err,
             ) == (
                 STOPPED,
                 True,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.program import Done, paceline
 
-from paceline.launch.failure import Ended, find_culprit
+from paceline.launch.failure import RankEnd, find_culprit
 
 LEAVE = """
 import os, signal, sys
@@ -41,21 +41,21 @@ LOOK_FOR_EXIT = "fix: look for sys.exit or os._exit in the script"
         (
             "raise",
             1,
-            "rank 1 failed with IndexError; all ranks were ended",
+            "rank 1 crashed with IndexError; the other ranks were stopped",
             "IndexError: list index out of range",
         ),
         (
             "_exit 0",
             1,
-            "rank 1 left with exit code 0 while others were still training",
+            "rank 1 exited with code 0 while other ranks were still training",
             LOOK_FOR_EXIT,
         ),
         ("_exit 3", 3, "rank 1 exited with code 3 without an exception", LOOK_FOR_EXIT),
         (
             "SIGKILL",
             137,
-            "rank 1 was killed by SIGKILL",
-            "fix: see whether the machine ran out of memory",
+            "rank 1 was killed (SIGKILL); the other ranks were stopped. Its last output:",
+            "fix: check whether the machine ran out of memory",
         ),
         ("sys.exit", 1, "rank 1 exited with code 1 without an exception", LOOK_FOR_EXIT),
     ],
@@ -80,7 +80,7 @@ def test_a_rank_that_leaves_before_the_others_meet_is_named_at_once(tmp_path: Pa
     )
     done = paceline("run", "early.py", "-n", "2", folder=tmp_path, cold=True)
     assert done.code == 1
-    assert "rank 1 left with exit code 0" in done.err
+    assert "rank 1 exited with code 0" in done.err
 
 
 FAIL_ALONE = """
@@ -100,7 +100,7 @@ time.sleep(600)
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """What is said when one rank raises and the others would go on for ever."""
+    """The output when one rank raises and the others would run for ever."""
     folder = tmp_path_factory.mktemp("failed")
     (folder / "fail.py").write_text(FAIL_ALONE)
     return paceline("run", "fail.py", "-n", "3", folder=folder, cold=True)
@@ -111,7 +111,7 @@ def test_an_exception_of_one_rank_ends_ranks_that_do_not_wait_for_it(failed: Don
 
 
 def test_the_traceback_is_the_last_thing_said_and_begins_with_the_script(failed: Done) -> None:
-    assert "rank 1 failed with ValueError; all ranks were ended. Its own words:" in failed.err
+    assert "rank 1 crashed with ValueError; the other ranks were stopped. Traceback:" in failed.err
     assert failed.err.splitlines()[-1] == "ValueError: the inner reason"
     assert "KeyError: 'the outer one'" in failed.err
     frames = [line for line in failed.err.splitlines() if line.lstrip().startswith("File ")]
@@ -130,9 +130,9 @@ def test_a_crash_in_native_code_shows_where_the_script_was(tmp_path: Path) -> No
     (tmp_path / "crash.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     done = paceline("run", "crash.py", "-n", "1", folder=tmp_path, cold=True)
     assert done.code == 128 + signal.SIGSEGV
-    assert "rank 0 was killed by SIGSEGV" in done.err
+    assert "rank 0 was killed (SIGSEGV)" in done.err
     assert 'crash.py", line 2' in done.err
-    assert "fix: look at the lines above" in done.err
+    assert "fix: read the lines above" in done.err
 
 
 @pytest.mark.parametrize(
@@ -157,14 +157,14 @@ def test_a_script_that_cannot_begin_says_why_once(
 
 def spoke(
     rank: int, time_s: float, code: int | None = 1, *, known: bool = False, lost_peer: bool = False
-) -> Ended:
-    return Ended(
+) -> RankEnd:
+    return RankEnd(
         rank, code, time_s, f"words of {rank}", "ValueError", known, lost_peer, (f"line of {rank}",)
     )
 
 
-def silent(rank: int, time_s: float, code: int | None) -> Ended:
-    return Ended(rank, code, time_s, tail=(f"line of {rank}",))
+def silent(rank: int, time_s: float, code: int | None) -> RankEnd:
+    return RankEnd(rank, code, time_s, tail=(f"line of {rank}",))
 
 
 RUNNING = None
@@ -173,23 +173,23 @@ RUNNING = None
 @pytest.mark.parametrize(
     ("ranks", "culprit", "code", "words"),
     [
-        ([spoke(0, 2.0), spoke(1, 1.0)], 1, 1, "rank 1 failed with ValueError"),
+        ([spoke(0, 2.0), spoke(1, 1.0)], 1, 1, "rank 1 crashed with ValueError"),
         ([spoke(0, 1.0, lost_peer=True), spoke(1, 2.0)], 1, 1, "words of 1"),
-        ([spoke(0, 1.0, lost_peer=True), silent(1, 2.0, -9)], 1, 137, "killed by SIGKILL"),
-        ([spoke(0, 1.0, lost_peer=True), silent(1, 0.5, 0)], 1, 1, "exit code 0"),
+        ([spoke(0, 1.0, lost_peer=True), silent(1, 2.0, -9)], 1, 137, "killed (SIGKILL)"),
+        ([spoke(0, 1.0, lost_peer=True), silent(1, 0.5, 0)], 1, 1, "exited with code 0"),
         ([spoke(0, 1.0, lost_peer=True), spoke(1, 0.5, lost_peer=True)], 1, 1, "words of 1"),
-        ([spoke(0, 1.0, lost_peer=True), silent(1, 0.0, RUNNING)], 1, 1, "rank 1 did not answer"),
+        ([spoke(0, 1.0, lost_peer=True), silent(1, 0.0, RUNNING)], 1, 1, "rank 1 did not respond"),
         ([silent(0, 1.0, 0), silent(1, 2.0, 4)], 1, 4, "code 4 without an exception"),
-        ([silent(0, 1.0, -15), silent(1, 2.0, -11)], 0, 143, "killed by SIGTERM"),
+        ([silent(0, 1.0, -15), silent(1, 2.0, -11)], 0, 143, "killed (SIGTERM)"),
         ([silent(0, 0.0, RUNNING), spoke(1, 3.0, 2, known=True)], 1, 2, "words of 1"),
         ([spoke(0, 3.0, 3, known=True), spoke(1, 4.0, 3, known=True)], 0, 3, "words of 0"),
         ([silent(0, 1.0, 3)], 0, 3, "  line of 0\n  fix: "),
-        ([Ended(0, 3, 1.0)], 0, 3, "(nothing)"),
+        ([RankEnd(0, 3, 1.0)], 0, 3, "Its last output: none\n  fix: "),
         ([spoke(0, 1.0, RUNNING)], 0, 1, "words of 0"),
     ],
 )
 def test_the_first_cause_is_found_among_the_ends_of_all_ranks(
-    ranks: list[Ended], culprit: int, code: int, words: str
+    ranks: list[RankEnd], culprit: int, code: int, words: str
 ) -> None:
     found = find_culprit(ranks)
     assert (found.rank, found.exit_code) == (culprit, code)
@@ -204,4 +204,4 @@ def test_a_known_error_is_shown_without_a_word_around_it() -> None:
 def test_a_report_that_is_not_whole_counts_as_silence(tmp_path: Path, content: str) -> None:
     file = tmp_path / "failure"
     file.write_text(content)
-    assert Ended.read(1, 3, 5.0, file, ("x",)) == Ended(1, 3, 5.0, tail=("x",))
+    assert RankEnd.read(1, 3, 5.0, file, ("x",)) == RankEnd(1, 3, 5.0, tail=("x",))

@@ -25,7 +25,7 @@ FAIL_ONCE = """
 import os, time, paceline
 try:
     with paceline.join(paceline.config_from_argv()) as world:
-        print(world.meeting.prefix)
+        print(world.rendezvous.prefix)
         if world.rank == 1 and not os.path.exists("failed"):
             os.mkdir("failed")
             raise ValueError("once")
@@ -69,7 +69,7 @@ def test_hosts_must_agree_how_many_they_are(tmp_path: Path) -> None:
     for done in (first, second):
         assert done.code == 3
         assert re.search(
-            r"rank 0 counts 2 ranks, 1 on each host, but rank \d counts 4 ranks, 2 on each host\n  fix: .* -n",
+            r"rank 0 expects 2 ranks \(1 per host\), but rank \d expects 4 ranks \(2 per host\)\n  fix: .* -n",
             done.err,
         )
 

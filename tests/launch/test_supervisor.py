@@ -1,4 +1,4 @@
-"""What the launcher makes of ranks that end while it does not look, or while they are ended."""
+"""The verdict of the launcher on ranks that end between two polls, or while it stops them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 
 from paceline import handover
 from paceline.errors import STOPPED
-from paceline.launch import rank_local as child
-from paceline.launch import supervisor as local
-from paceline.launch.failure import Ended
+from paceline.launch import rank_local, supervisor
+from paceline.launch.failure import RankEnd
 from paceline.launch.signals import StopSignals
 from paceline.launch.spec import LaunchSpec, script
 
@@ -42,20 +41,20 @@ def spec_of(folder: Path, text: str) -> LaunchSpec:
 def test_ranks_that_left_while_the_launcher_was_held_have_left_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patience = local._patience
+    time_left = supervisor._time_left
 
-    def held(ranks: list[local._Rank], signals: StopSignals) -> float:
-        """Tell the ranks to stop, and look again only when all time is over, and all have left."""
-        patience(ranks, signals)
+    def held(ranks: list[supervisor._Rank], signals: StopSignals) -> float:
+        """Request a stop, and poll again only when the time is over and all ranks have exited."""
+        time_left(ranks, signals)
         for rank in ranks:
             os.waitid(os.P_PID, rank.process.pid, os.WEXITED | os.WNOWAIT)
         return 0.0
 
-    monkeypatch.setattr(local, "_patience", held)
+    monkeypatch.setattr(supervisor, "_time_left", held)
     signals = StopSignals()
     signals.count, signals.first = 1, signal.SIGTERM
-    failure = local.launch(spec_of(tmp_path, "import time; time.sleep(600)"), signals=signals)
-    assert (failure.exit_code, "this launch has saved nothing" in failure.message) == (
+    failure = supervisor.launch(spec_of(tmp_path, "import time; time.sleep(600)"), signals=signals)
+    assert (failure.exit_code, "this launch saved no checkpoint" in failure.message) == (
         STOPPED,
         True,
     )
@@ -64,22 +63,22 @@ def test_ranks_that_left_while_the_launcher_was_held_have_left_in_time(
 def test_a_rank_that_ended_while_the_launcher_was_held_did_not_end_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    note_ends = local._note_ends
+    note_ends = supervisor._note_ends
 
-    def one_is_late(ranks: list[local._Rank]) -> bool:
+    def one_is_late(ranks: list[supervisor._Rank]) -> bool:
         """Let rank 0 end after the last look at which rank 1 is seen to have ended."""
         os.waitid(os.P_PID, ranks[1].process.pid, os.WEXITED | os.WNOWAIT)
         found = note_ends(ranks[1:])
         (tmp_path / "noted").touch()
         os.waitid(os.P_PID, ranks[0].process.pid, os.WEXITED | os.WNOWAIT)
-        monkeypatch.setattr(local, "_note_ends", note_ends)
+        monkeypatch.setattr(supervisor, "_note_ends", note_ends)
         return found
 
-    monkeypatch.setattr(local, "_note_ends", one_is_late)
-    monkeypatch.setattr(local, "_GATHER_S", 0.0)
+    monkeypatch.setattr(supervisor, "_note_ends", one_is_late)
+    monkeypatch.setattr(supervisor, "_GATHER_S", 0.0)
     monkeypatch.chdir(tmp_path)
     text = "import os, time\nwhile os.environ['RANK'] == '0' and not os.path.exists('noted'): time.sleep(0.01)\nos._exit(3)"
-    failure = local.launch(spec_of(tmp_path, text))
+    failure = supervisor.launch(spec_of(tmp_path, text))
     assert (failure.rank, failure.exit_code) == (1, 3)
 
 
@@ -87,7 +86,7 @@ def test_a_checkpoint_that_is_completed_while_ranks_are_ended_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    failure = local.launch(spec_of(tmp_path, SAVES_WHEN_ENDED))
+    failure = supervisor.launch(spec_of(tmp_path, SAVES_WHEN_ENDED))
     assert (failure.rank, failure.progress) == (1, 7)
     assert "no more data" in failure.message
 
@@ -104,7 +103,7 @@ def test_a_report_is_there_only_when_it_is_whole(
 
     monkeypatch.setenv(handover.FAILURE, str(file))
     monkeypatch.setattr(Path, "write_text", write_and_look)
-    child._report(ValueError("no more data"))
+    rank_local._report(ValueError("no more data"))
     assert seen == [False]
     assert list(tmp_path.iterdir()) == [file]
-    assert Ended.read(0, 1, 1.0, file, ()).what == "ValueError"
+    assert RankEnd.read(0, 1, 1.0, file, ()).what == "ValueError"

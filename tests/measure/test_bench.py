@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,13 +19,13 @@ from support.program import paceline, started, wait_until
 from paceline.cli.main import run_verb
 from paceline.measure.bench_results import (
     Measurement,
-    Measured,
+    Timing,
     Mistake,
     as_dict,
-    describe,
-    figures_of,
+    results_of,
 )
 from paceline.measure.bench_plan import OPERATIONS
+from paceline.measure.bench_table import print_results
 
 SHORT = ("--sizes", "1KiB,64KiB", "--seconds", "0", "--device", "cpu")
 
@@ -77,7 +78,7 @@ def test_under_torchrun_it_measures_the_ranks_that_are_there(tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("2 ranks on 1 node, cpu, gloo") == 1
-    assert done.stdout.count("results were right") == 1
+    assert done.stdout.count("results were correct") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
@@ -96,12 +97,15 @@ def test_a_bench_that_is_told_to_go_leaves_nothing(tmp_path: Path, number: signa
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--sizes", "4000GiB"], "4000GiB is more than any message\n  fix: give at most 64GiB"),
-        (["--sizes", "1"], "less than one number"),
-        (["--sizes", "2MB:1MB"], "goes from large to small"),
+        (
+            ["--sizes", "4000GiB"],
+            "--sizes: must be at most 64GiB, got 4000GiB\n  fix: give 64GiB or less",
+        ),
+        (["--sizes", "1"], "must be at least 4 bytes (one float32), got 1\n"),
+        (["--sizes", "2MB:1MB"], "the first size is larger than the last"),
         (
             ["--ops", "all-reduced"],
-            "there is no operation 'all-reduced'\n  fix: did you mean all-reduce?",
+            "unknown operation 'all-reduced'\n  fix: did you mean all-reduce?",
         ),
     ],
 )
@@ -125,7 +129,7 @@ def test_ranks_that_are_there_start_no_others(tmp_path: Path) -> None:
 
 def found_by(ranks: int, *, wrong: int = 0) -> Measurement:
     measured = [
-        Measured(name, size, 4, [2e-3, 1e-3, 9.0])
+        Timing(name, size, 4, [2e-3, 1e-3, 9.0])
         for name in OPERATIONS
         for size in (1_000_000, 4_000_000)
     ]
@@ -134,21 +138,24 @@ def found_by(ranks: int, *, wrong: int = 0) -> Measurement:
 
 
 def test_bandwidths_are_those_of_nccl_tests() -> None:
-    factors = {each.operation: each.bus_factor for each in figures_of(found_by(4))}
+    factors = {each.operation: each.bus_factor for each in results_of(found_by(4))}
     assert factors == {
         "all-reduce": 1.5, "tree": 1.5, "all-gather": 0.75, "reduce-scatter": 0.75, "all-to-all": 0.75, "pair": 1.0,
     }  # fmt: skip
-    row = figures_of(found_by(4))[0].rows[1]
+    row = results_of(found_by(4))[0].rows[1]
     assert (row.seconds, row.algbw_gb_per_s, row.busbw_gb_per_s) == (2e-3, 2.0, 3.0)
 
 
-def test_a_wrong_result_is_said_with_its_rank_and_number() -> None:
+def test_a_wrong_result_is_said_with_its_rank_and_number(capsys) -> None:
     found = found_by(4, wrong=3)
-    figures = figures_of(found)
-    assert "WRONG: 3 of 100 results" in describe(found, figures)
-    assert "rank 1: all-reduce of 1.0 MB, number 17: nothing instead of 5" in describe(
-        found, figures
-    )
-    told = json.loads(json.dumps(as_dict(found, figures, ""), allow_nan=False))
+    results = results_of(found)
+    print_results(found, results)
+    out = capsys.readouterr().out
+    assert "WRONG: 3 of 100 results" in out
+    assert "rank 1: all-reduce of 1.0 MB, element 17: got nothing, expected 5" in out
+    assert re.search(r"(?m)^tree +time +fastest +slowest +algbw GB/s +busbw GB/s$", out)
+    assert re.search(r"(?m)^4.0 MB +2,000 us +1,000 us +9,000 ms +2 +3  █{24}$", out)
+    assert "fit error: median 50 %, worst 50 %" in out
+    told = json.loads(json.dumps(as_dict(found, results, ""), allow_nan=False))
     assert (told["right"], told["mistakes"][0]["found"]) == (False, None)
     assert Measurement.from_json(found.as_json()).mistakes[0].rank == 1

@@ -17,10 +17,10 @@ from support.processes import run_on_processes
 from paceline.cli.main import run_verb
 from paceline.config.values import with_settings
 from paceline.errors import EnvironmentUnfit
-from paceline.measure.profile import TRACE_FILE, judged
+from paceline.measure.profile import TRACE_FILE, write_verdict
 from paceline.measure.profile_shares import shares_of
 from paceline.measure.trace import RankTrace, clock_offset, read_traces
-from paceline.report.page.saved_studies import verdict_of
+from paceline.report.page.studies import verdict_of
 from paceline.rundir import VERDICT_FILE, RunDir, make_private
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "trials"
@@ -55,7 +55,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("phase", DELAYS)
 def test_what_is_made_slow_is_the_largest_cause(measured: Path, phase: str) -> None:
     home = measured / phase
-    verdict = judged("slow.py", read_traces(home), home)
+    verdict = write_verdict("slow.py", read_traces(home), home)
     assert verdict.causes[0] == CAUSE[phase]
     found = json.loads((home / VERDICT_FILE).read_text())
     assert found["causes"][0]["cause"] == CAUSE[phase]
@@ -72,7 +72,7 @@ def test_what_is_made_slow_is_the_largest_cause(measured: Path, phase: str) -> N
 def test_the_ranks_lie_side_by_side_on_one_clock(measured: Path) -> None:
     home = measured / "data"
     traces = read_traces(home)
-    judged("slow.py", traces, home)
+    write_verdict("slow.py", traces, home)
     events = json.loads(gzip.decompress((home / TRACE_FILE).read_bytes()))["traceEvents"]
     names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert {name.partition(" on ")[0] for name in names if "phases" in name} == {"rank 0", "rank 1"}
@@ -175,7 +175,7 @@ def test_a_damaged_profile_is_an_error_with_a_way_out(
 
 
 def test_a_run_that_was_too_short_is_an_error_with_a_way_out(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentUnfit, match="rank 0 has left no profile"):
+    with pytest.raises(EnvironmentUnfit, match="rank 0 wrote no profile"):
         read_traces(make_private(tmp_path / "empty"))
 
 
@@ -213,5 +213,5 @@ def test_the_verb_runs_a_recipe_and_leaves_its_run_alone(tmp_path: Path) -> None
 
 def test_a_report_reads_what_a_profile_of_several_ranks_wrote(measured: Path) -> None:
     home = measured / "data"
-    judged("slow.py", read_traces(home), home)
+    write_verdict("slow.py", read_traces(home), home)
     assert verdict_of(home / VERDICT_FILE) == json.loads((home / VERDICT_FILE).read_text())

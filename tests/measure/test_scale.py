@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,10 @@ from paceline.cli.scale import _write as write
 from paceline.launch.spec import module
 from paceline.measure import scaling
 from paceline.measure.efficiency import Scaling, Trial, sizes_of
-from paceline.measure.scaling_report import describe, plot_of, to_html, to_markdown
-from paceline.measure.recorded_step_times import Moment, StepPace, RecordedRun, pace_of
+from paceline.measure.scaling_report import plot_of, print_study, to_html, to_markdown
+from paceline.measure.recorded_step_times import RankStep, StepPace, RecordedRun, pace_of
 from paceline.measure.scaling_store import read_studies
-from paceline.report.page.saved_studies import scaling_of
+from paceline.report.page.studies import scaling_of
 from paceline.rundir import RunDir
 
 FACTS = {"nodes": 1, "sees_waits": True, "sees_ready": True}
@@ -61,12 +62,12 @@ def test_where_waits_are_hidden_the_end_of_a_step_is_compared_with_that_of_one_r
 
 
 def test_the_shares_of_a_step_are_those_of_its_ranks() -> None:
-    def step(begin: float, samples: int = 8) -> tuple[Moment, ...]:
-        quick = Moment(samples, begin, begin + 0.1, begin + 0.3, begin + 1.0, 0.5)
-        slow = Moment(samples, begin, begin + 0.3, begin + 0.7, begin + 1.0, 0.1)
+    def step(begin: float, samples: int = 8) -> tuple[RankStep, ...]:
+        quick = RankStep(samples, begin, begin + 0.1, begin + 0.3, begin + 1.0, 0.5)
+        slow = RankStep(samples, begin, begin + 0.3, begin + 0.7, begin + 1.0, 0.1)
         return quick, slow
 
-    warm = (Moment(8, 0, 5, 6, 9, 0), Moment(8, 0, 5, 6, 9, 0))
+    warm = (RankStep(8, 0, 5, 6, 9, 0), RankStep(8, 0, 5, 6, 9, 0))
     ran = RecordedRun(FACTS, ("cpu", "cpu"), [warm, step(10), step(20), step(30, samples=3)])
     found = pace_of(ran, warmup=1)
     assert (found.seconds, found.samples) == (pytest.approx(1.0), 8)
@@ -151,7 +152,7 @@ def test_a_study_is_printed_and_written_with_its_report(tmp_path: Path) -> None:
     ("script", "words", "code", "said"),
     [
         ("raise ValueError('no data')", ["--worlds", "1,2"], 1, ["fails.py failed on 1 rank:", "ValueError: no data", "fix: make it run with `paceline run` first"]),
-        ("print('no training')", ["--worlds", "1,2"], 2, ["fails.py wrote no times of its steps down", "fix: train with `paceline.Trainer`"]),
+        ("print('no training')", ["--worlds", "1,2"], 2, ["fails.py did not record its step times", "fix: train with `paceline.Trainer`"]),
     ],
 )  # fmt: skip
 def test_a_script_that_cannot_be_compared_is_an_error_with_a_fix(
@@ -180,9 +181,9 @@ steps = [[SAMPLES, 0, 1, 2, 3, 0] for n in range(STEPS)]
     ("samples", "steps", "words", "problem", "fix"),
     [
         (32, 20, ["--worlds", "1,8"], "8 ranks cannot share the 4 lanes of a step", "add batch.lanes=8"),
-        (31, 20, ["--worlds", "1,2"], "a step of 32 samples on 1 ranks is more than the whole training set", "give batch.global_size"),
-        (32, 10, ["--worlds", "1,2"], "pretends.py took only 10 steps", "let it take as many as the setting `steps` says"),
-        ("64 - 32 * (n > 9)", 20, ["--worlds", "1,2"], "none of the steps that were timed has 64 samples: they are all at the end of an epoch", "give more --steps"),
+        (31, 20, ["--worlds", "1,2"], "batch.global_size is 32 on 1 ranks, but the dataset has only 31 samples", "give a smaller batch.global_size"),
+        (32, 10, ["--worlds", "1,2"], "pretends.py took only 10 steps, the warm-up alone is 10", "let it train as many steps as the setting `steps` says"),
+        ("64 - 32 * (n > 9)", 20, ["--worlds", "1,2"], "no timed step has the full 64 samples: all are the last of an epoch", "give more --steps"),
     ],
 )  # fmt: skip
 def test_a_study_that_leads_nowhere_ends_after_its_first_run(
@@ -205,7 +206,7 @@ def test_a_folder_that_cannot_be_written_is_known_before_the_first_run(tmp_path:
 
 def test_secrets_among_the_words_do_not_reach_the_report(tmp_path: Path) -> None:
     ran = RecordedRun(
-        FACTS | {"ranks": 1, "gpu": "", "cores": 1}, ("cpu",), [(Moment(8, 0, 1, 2, 3, 0),)] * 3
+        FACTS | {"ranks": 1, "gpu": "", "cores": 1}, ("cpu",), [(RankStep(8, 0, 1, 2, 3, 0),)] * 3
     )
     runs = scaling._Runs(
         scaling.Study(module("x", "y"), ("hub_token=hf_1", "lr.base=1"), (1,), False, 1, 0, 3),
@@ -277,7 +278,7 @@ def test_a_report_reads_what_the_verb_writes_whatever_else_is_there(tmp_path: Pa
 HOSTILE = "<script>alert(1)</script>|`*[x](javascript:y)"
 
 
-def test_the_report_has_what_computing_centres_ask_for_and_runs_nothing() -> None:
+def test_the_report_has_what_computing_centres_ask_for_and_runs_nothing(capsys) -> None:
     studies = [study(HOSTILE, "strong", 1, 2, 4, 32), study(HOSTILE, "weak", 1, 2)]
     page, text = to_html(studies), to_markdown(studies)
     for word in (
@@ -292,7 +293,7 @@ def test_the_report_has_what_computing_centres_ask_for_and_runs_nothing() -> Non
         assert word in page
         assert word in text
     assert "4 ranks (87%)" in page
-    assert "at least 3 sizes; here are 2" in page
+    assert "at least 3 sizes; this study has 2" in page
     assert page.count("<svg") == 2
     for found in (page, plot_of(studies[0])):
         assert "<script" not in found
@@ -301,4 +302,7 @@ def test_the_report_has_what_computing_centres_ask_for_and_runs_nothing() -> Non
     assert "<script" not in text.replace(r"\<script", "")
     assert text.count("\n| ") == 2 * 2 + 6
     assert Scaling.from_dict(json.loads(json.dumps(studies[0].as_dict()))) == studies[0]
-    assert "32  " in describe(studies[0])
+    print_study(studies[0])
+    out = capsys.readouterr().out
+    assert re.search(r"(?m)^ranks +step +spread +samples/s +speed-up", out)
+    assert re.search(r"(?m)^   32  ", out)

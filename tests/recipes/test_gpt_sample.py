@@ -119,7 +119,7 @@ REFUSED = [
     (["runs/nowhere", "--prompt", "x"], 2, "there is no run runs/nowhere", "did you mean"),
     (["runs/toy", "--prompt", "x"], 2, "was not saved by the gpt recipe", "paceline train gpt"),
     (["runs/characters/checkpoints", "--prompt", "x"], 2, "is not a run folder", "config.toml"),
-    (["runs/characters", "--prompt", "x"], 2, "the character 'x' is not among", "leave it out"),
+    (["runs/characters", "--prompt", "x"], 2, "the character 'x' is not in the vocabulary", "remove it"),
     (["runs/characters", "--prompt", "ab\udcff"], 2, "not UTF-8 text", "encoding"),
     (["runs/characters"], 2, "what does the text begin with?", "--prompt"),
     (["runs/characters", "--prompt", ""], 2, "what does the text begin with?", "--prompt"),

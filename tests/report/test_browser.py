@@ -9,8 +9,8 @@ import pytest
 from support import report_trainings as trainings
 from support.browser import Browser, browsing
 
-from paceline.report.page.page_data import facts_of
-from paceline.report.page.document import page_of
+from paceline.report.page.page_data import report_data
+from paceline.report.page.document import render_page
 from paceline.report.find_run import NamedRun
 
 pytestmark = pytest.mark.browser
@@ -36,7 +36,7 @@ def page(tmp_path_factory) -> Path:
         trainings.measure(folder, HOSTILE)
         trainings.note_rank_times(folder, 8, slow=5)
     path = root / "page.html"
-    path.write_bytes(page_of(facts_of([NamedRun(plain, ()), NamedRun(odd, ())])))
+    path.write_bytes(render_page(report_data([NamedRun(plain, ()), NamedRun(odd, ())])))
     return path
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.registry import note
+from paceline.cluster.registry import register
 from paceline.errors import ConfigError
 from paceline.report.find_run import find_run
 from support.run_folders import make_run, submission
@@ -22,8 +22,8 @@ def test_by_name_folder_job_and_name_from_elsewhere(tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / "here")
     make_run(tmp_path / "far" / "away")
     for job in ("17", "18"):
-        note(submission(job, tmp_path / "far" / "away"))
-    note(submission("19", tmp_path / "runs" / "here"))
+        register(submission(job, tmp_path / "far" / "away"))
+    register(submission("19", tmp_path / "runs" / "here"))
     for word in ("here", "runs/here", "./runs/here", str(tmp_path / "runs/here"), "19", "19_3"):
         found = find_run(word, Path("runs"))
         assert (found.name, [job.job for job in found.jobs]) == ("here", ["19"])
@@ -37,13 +37,13 @@ def test_by_name_folder_job_and_name_from_elsewhere(tmp_path: Path) -> None:
 
 
 def test_a_submitted_run_that_has_no_files_yet_is_found(tmp_path: Path) -> None:
-    note(submission("17", tmp_path / "runs" / "new"))
+    register(submission("17", tmp_path / "runs" / "new"))
     assert find_run("17", Path("runs")).name == find_run("new", Path("runs")).name == "new"
 
 
 def test_the_newest_job_of_an_id_that_was_given_twice(tmp_path: Path) -> None:
-    note(submission("17", tmp_path / "runs" / "old"))
-    note(submission("17", tmp_path / "runs" / "new"))
+    register(submission("17", tmp_path / "runs" / "old"))
+    register(submission("17", tmp_path / "runs" / "new"))
     assert find_run("17", Path("runs")).name == "new"
 
 
@@ -51,7 +51,7 @@ def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run and no job 'x'.*\n.*name a run by its folder"):
         find_run("x", Path("runs"))
     make_run(tmp_path / "runs" / "digits")
-    note(submission("4711", tmp_path / "elsewhere" / "letters"))
+    register(submission("4711", tmp_path / "elsewhere" / "letters"))
     with pytest.raises(ConfigError, match="did you mean digits?"):
         find_run("digist", Path("runs"))
     with pytest.raises(ConfigError, match="did you mean 4711?"):
@@ -61,7 +61,7 @@ def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path) -> None:
 
 
 def test_a_name_that_two_runs_have_is_refused(tmp_path: Path) -> None:
-    note(submission("17", tmp_path / "a" / "same"))
-    note(submission("18", tmp_path / "b" / "same"))
+    register(submission("17", tmp_path / "a" / "same"))
+    register(submission("18", tmp_path / "b" / "same"))
     with pytest.raises(ConfigError, match=r"2 runs are called same\n.*b/same, .*a/same"):
         find_run("same", Path("runs"))

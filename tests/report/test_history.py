@@ -21,7 +21,7 @@ from paceline.events import (
     surviving,
 )
 from paceline.report import history as module
-from paceline.report.history import Metrics, History, parsed
+from paceline.report.history import Metrics, History, parse_event
 
 
 def start(from_step: int = 0) -> RunStarted:
@@ -123,7 +123,7 @@ def test_looking_again_at_a_hundred_thousand_events_is_cheap(tmp_path: Path, mon
         file.writelines(f"{as_json(step(number, 1 / number))}\n" for number in range(1, 100_001))
     history = History(path)
     seen = []
-    monkeypatch.setattr(module, "parsed", lambda line: seen.append(1) or parsed(line))
+    monkeypatch.setattr(module, "parse_event", lambda line: seen.append(1) or parse_event(line))
     for _ in range(20):
         history.read()
         assert history.latest == Metrics(100_000, 1e-05, 1000.0)

@@ -14,11 +14,11 @@ from support import report_trainings as trainings
 from support import run_folders as runs
 
 from paceline.events import CheckpointFailed, EventLog, RunFailed, StepDone, as_json, surviving
-from paceline.report.page.event_columns import read_account
-from paceline.report.page.page_data import facts_of
-from paceline.report.page.document import page_of
+from paceline.report.page.event_columns import read_event_columns
+from paceline.report.page.page_data import report_data
+from paceline.report.page.document import render_page
 from paceline.report.find_run import NamedRun
-from paceline.report.page.downsample import thinned
+from paceline.plot.downsample import downsample
 from paceline.rundir import RunDir
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
@@ -26,7 +26,7 @@ WORDS = ("name=x", "checkpoint.keep=7", "log.every_steps=10")
 
 
 def facts(*folders: RunDir) -> list[dict]:
-    return facts_of([NamedRun(folder, ()) for folder in folders])["runs"]
+    return report_data([NamedRun(folder, ()) for folder in folders])["runs"]
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +38,14 @@ def training(tmp_path_factory) -> RunDir:
 
 
 def test_steps_that_were_lost_and_done_again_count_once(training: RunDir) -> None:
-    account = read_account(training.events)
+    columns = read_event_columns(training.events)
     kept = [event for event in surviving(training.events) if event["event"] == "StepDone"]
     assert (
-        list(account.steps["step"])
+        list(columns.steps["step"])
         == [event["step"] for event in kept]
         == list(range(10, 6001, 10))
     )
-    assert list(account.steps["loss"]) == [event["loss"] for event in kept]
+    assert list(columns.steps["loss"]) == [event["loss"] for event in kept]
     run = facts(training)[0]
     starts = [
         (start["from_step"], start["step"], start["lost_steps"], start["ending"])
@@ -76,7 +76,7 @@ def test_steps_that_were_lost_and_done_again_count_once(training: RunDir) -> Non
 
 
 def test_every_key_is_documented(training: RunDir) -> None:
-    found = facts_of([NamedRun(training, ())])
+    found = report_data([NamedRun(training, ())])
     run = found["runs"][0]
     inner = [
         run["curves"]["loss"],
@@ -109,9 +109,9 @@ def test_secrets_are_removed(tmp_path: Path) -> None:
             {"variables": {"AWS_SECRET_ACCESS_KEY": "hush", "OMP_NUM_THREADS": "hushed-not"}}
         )
     )
-    found = facts_of([NamedRun(folder, ())])
+    found = report_data([NamedRun(folder, ())])
     assert not re.search(r"hush\b(?!ed)", json.dumps(found))
-    assert not re.search(rb"hush\b(?!ed)", page_of(found))
+    assert not re.search(rb"hush\b(?!ed)", render_page(found))
     assert found["runs"][0]["config"] == {
         "name": "x",
         "api_key": "[removed]",
@@ -158,7 +158,7 @@ def test_whatever_the_files_hold_there_is_a_page(tmp_path: Path) -> None:
         '[\n{"step": 3, "own_s": [1e999, 1]}\n{"step": 4, "own_s": [1, null]}\n{"step": "x"}\n'
     )
     for folder in (empty, broken):
-        assert page_of(facts_of([NamedRun(folder, ())])).startswith(b"<!doctype html>")
+        assert render_page(report_data([NamedRun(folder, ())])).startswith(b"<!doctype html>")
     found = facts(broken)[0]
     assert found["curves"]["loss"]["not_finite"] == 4
     assert (found["scaling"], found["profile"]["seconds"]) == (None, {"host_gaps": 0.5})
@@ -170,7 +170,7 @@ def test_whatever_the_files_hold_there_is_a_page(tmp_path: Path) -> None:
     st.lists(st.integers(-9, 9) | st.just(math.nan), min_size=1, max_size=90), st.integers(1, 20)
 )
 def test_thinning_keeps_the_extremes_and_the_width(values: list[float], columns: int) -> None:
-    curve = thinned(range(len(values)), values, columns)
+    curve = downsample(range(len(values)), values, columns)
     good = [value for value in values if math.isfinite(value)]
     assert len(curve.steps) <= columns
     assert curve.steps == sorted(set(curve.steps))
@@ -202,15 +202,15 @@ def test_a_long_history_of_several_runs_with_many_metrics_makes_a_small_page(
         folders[number] = folder if number == 0 else more
     for rank in range(1100):
         runs.put_beat(folders[0], rank)
-    found = facts_of([NamedRun(folder, ()) for folder in folders])
-    assert len(page_of(found)) < 2_000_000
+    found = report_data([NamedRun(folder, ()) for folder in folders])
+    assert len(render_page(found)) < 2_000_000
     assert len(found["runs"][0]["curves"]["loss"]["steps"]) <= 400
     assert max(found["runs"][0]["curves"]["loss"]["high"]) > 1.998
 
 
 def test_a_run_that_says_nothing_new_is_not_changed_by_reading(training: RunDir) -> None:
     before = {path: path.stat().st_mtime_ns for path in training.root.rglob("*")}
-    page_of(facts_of([NamedRun(training, ())]))
+    render_page(report_data([NamedRun(training, ())]))
     with EventLog(training.events):
         pass
     assert {path: path.stat().st_mtime_ns for path in training.root.rglob("*")} == before

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from paceline.cluster.slurm import QueuedJob
 from paceline.events import Evaluated, RunEnded, RunFailed, RunStopped
-from paceline.hang.verdict import HangVerdict, keep
+from paceline.hang.verdict import HangVerdict, write_verdict
 from paceline.report.history import History
-from paceline.report.jobs import UNKNOWN, RunJob, joined
-from paceline.report.jobs_table import is_current, stands, table_of
+from paceline.report.jobs import UNKNOWN, RunJob, with_queue_state
+from paceline.report.jobs_table import is_current, print_jobs, status_of
 from paceline.report.dashboard import lines_of
-from paceline.report.state import Lookout, RunState, state_of
+from paceline.report.state import RunWatcher, RunState, state_of
 from paceline.report.find_run import NamedRun
 from paceline.rundir import make_private
 from support.run_folders import holding, make_run, put_beat, started, submission, trained
@@ -127,7 +127,7 @@ def test_the_slowest_rank_is_named_if_it_is_clearly_slower(
     found = state(folder, RUNNING)
     assert (found.slowest.beat.rank if found.slowest else None) == rank
     said = "\n".join(lines_of(found, 200, 50))
-    assert (f"slowest is rank {rank} on n{rank}" in said) == (rank is not None)
+    assert (f"ranks  4 on cpu; rank {rank} " in said) == (rank is not None)
 
 
 def test_a_rank_with_more_lanes_is_not_slow_for_that(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_damaged_beat_and_one_from_before_the_start_say_nothing(tmp_path: Path
 def test_what_holds_a_run_up_is_shown_while_it_does(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", started(time_s=AN_HOUR_AGO), Evaluated(4, {"acc": 0.25}))
     make_private(folder.hang_verdict.parent)
-    keep(
+    write_verdict(
         folder, HangVerdict("own code", (1,), (0,), "rank 1 is in f at x.py:3; rank 0 waits for it")
     )
     with holding(folder.lock):
@@ -164,18 +164,13 @@ def test_what_holds_a_run_up_is_shown_while_it_does(tmp_path: Path) -> None:
         "sentence": found.hang.sentence,
     }
     lines = lines_of(found, 200, 50)
-    assert "stuck  rank 1 is in f at x.py:3; rank 0 waits for it" in lines
+    assert "hang   rank 1 is in f at x.py:3; rank 0 waits for it" in lines
     assert "eval   acc 0.2500 (step 4)" in lines
     assert "before rank 1 is in f at x.py:3; rank 0 waits for it" in lines_of(
         state(folder), 200, 50
     )
     folder.hang_verdict.unlink()
     assert state(folder).hang is None
-
-
-def columns(line: str) -> int:
-    """Return how many places of a terminal a line takes: marks that combine take none."""
-    return sum(not unicodedata.combining(letter) for letter in line)
 
 
 @settings(max_examples=60)
@@ -189,7 +184,9 @@ def test_a_frame_fits_its_terminal_whatever_a_log_says(
     )  # fmt: skip
     lines = lines_of(found, width, height)
     assert len(lines) <= height
-    assert all(columns(line) <= width and "\x1b" not in line and "\n" not in line for line in lines)
+    assert all(
+        cell_len(line) <= width and "\x1b" not in line and "\n" not in line for line in lines
+    )
 
 
 def test_the_state_is_json_with_null_for_what_is_no_number(tmp_path: Path) -> None:
@@ -202,12 +199,12 @@ def test_the_state_is_json_with_null_for_what_is_no_number(tmp_path: Path) -> No
 def test_slurm_that_does_not_answer_does_not_end_the_watch(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     folder = make_run(tmp_path / "run", started(), *trained(1, 51))
-    found = Lookout(NamedRun(folder, (submission("17", folder.root),))).look()
+    found = RunWatcher(NamedRun(folder, (submission("17", folder.root),))).look()
     assert "there is no Slurm on this machine" in found.queue_problem
     assert (found.jobs[0].state, found.step, found.over) == ("UNKNOWN", 51, False)
 
 
-def test_one_row_for_a_run_across_its_jobs(tmp_path: Path) -> None:
+def test_one_row_for_a_run_across_its_jobs(tmp_path: Path, capsys) -> None:
     folder = make_run(tmp_path / "my run", started(), *trained(1, 101), started(101))
     sent = [submission(job, folder.root) for job in ("16", "17", "18", "19")]
     shown = [
@@ -218,8 +215,9 @@ def test_one_row_for_a_run_across_its_jobs(tmp_path: Path) -> None:
             "19|PENDING|Dependency|0:00|1:00|N/A|1||/x",
         )  # fmt: skip
     ]
-    found = state(folder, *joined(sent, shown, {}))
-    head, row = table_of([found])
+    found = state(folder, *with_queue_state(sent, shown, {}))
+    print_jobs([found])
+    head, row = capsys.readouterr().out.splitlines()
     assert head.split() == ["run", "jobs", "state", "step", "loss", "used", "left", "starts", "log"]
     assert row.startswith(
         "my run  17,18,19  RUNNING, 2 more waiting  101/1,000  0.9901  0:10  1:00  2  "
@@ -231,18 +229,18 @@ def test_one_row_for_a_run_across_its_jobs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ending", "job", "said"),
     [
-        (RunEnded(9, 1.0, "d"), RunJob("1", "GONE", ""), "completed"),
+        (RunEnded(9, 1.0, "d"), RunJob("1", "GONE", ""), "finished"),
         (RunFailed(9, 0, "x"), RunJob("1", "FAILED", ""), "failed"),
         (RunStopped(9, "x"), RunJob("1", "CANCELLED", ""), "stopped"),
         (None, RunJob("1", "TIMEOUT", ""), "timeout"),
-        (None, RunJob("1", "GONE", ""), "gone without a word"),
+        (None, RunJob("1", "GONE", ""), "lost"),
     ],
 )
 def test_a_run_whose_jobs_are_gone_is_as_its_events_tell(
     tmp_path: Path, ending, job: RunJob, said: str
 ) -> None:
     assert (
-        stands(
+        status_of(
             state(
                 make_run(
                     tmp_path / "run", started(time_s=AN_HOUR_AGO), *([ending] if ending else [])

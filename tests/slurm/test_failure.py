@@ -22,8 +22,8 @@ def test_a_killed_rank_and_one_out_of_memory_leave_a_page(slurm) -> None:
     shutil.copy(SCRIPT, desk.folder)
     where = ("--nodes", "2", "--ranks-per-node", "1", "--time", "5")
     ends = {
-        "kill": "was killed by SIGKILL",
-        "memory": "was killed: the memory that the job asked for was used up",
+        "kill": "was killed (SIGKILL)",
+        "memory": "was killed: it used more memory than the job requested",
     }
     env = {"FAULT_RANK": "1", "FAULT_STEP": "12"}
     jobs = {}

@@ -22,7 +22,7 @@ SCRIPT = re.search(
     r"```python\n(\"\"\".*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL
 )[1]
 GUIDE = (ROOT / "docs" / "guides" / "slurm.md").read_text(encoding="utf-8")
-TRAINING = Path(__file__).resolve().parents[1] / "support" / "survive_training.py"
+TRAINING = Path(__file__).resolve().parents[1] / "support" / "training.py"
 PROGRAMS = Path(sys.executable).parent
 STEP_S = 5
 """How long a rank waits for its peers in the tests of a cut."""

@@ -150,7 +150,7 @@ def test_a_folder_that_is_not_shared_is_found_out(meet, tmp_path: Path):
     waited_s, said = refusals(done.out)
     assert (done.code, waited_s < 60) == (3, True), done.out
     assert any("put runs= on a file system that all nodes share" in text for text in said)
-    assert any("rank 1 did not come within 5 s" in text for text in said)
+    assert any("rank 1 did not join within 5 s" in text for text in said)
 
 
 @pytest.mark.slurm(nodes=1, cpus=4, gpus=0)

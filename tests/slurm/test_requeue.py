@@ -114,8 +114,8 @@ def submitted(desk: Desk, name: str, *words: str, until: str = "epoch 1/25") -> 
 def time_limit(desk: Desk) -> str:
     job = submitted(desk, "limit", *TWO_NODES, "--time", "1", until="")
     log = finished(desk, "limit", job)
-    assert "asking the ranks to save and leave" in log
-    assert "back into the queue" in log
+    assert "asking the ranks to save and exit" in log
+    assert "; requeued" in log
     nothing_repeated(desk, "limit")
     return log
 
@@ -126,7 +126,7 @@ def stuck(desk: Desk) -> str:
     job = desk.submit(*ONE_NODE, *LONG, "name=stuck", "--time", "1", env={"DEAF": "1"})
     desk.cluster.wait(job, timeout_s=_PATIENCE_S)
     log = desk.log("stuck", job)
-    assert "its ranks did not leave in time; back into the queue" in log
+    assert "the ranks did not exit in time; requeued" in log
     return log
 
 
@@ -159,15 +159,15 @@ def told_before_it_listens(desk: Desk) -> str:
     )
     desk.await_line("unheard", job, "not listening yet", timeout_s=_PATIENCE_S, times=2)
     desk.cluster.run(["scancel", "--batch", "--signal=USR1", job])
-    return _started_again(desk, "unheard", job, "told to stop before it had begun")
+    return _started_again(desk, "unheard", job, "asked to stop before the training had started")
 
 
 def _started_again(desk: Desk, name: str, job: str, reason: str) -> str:
-    """See that a job went back into the queue for a reason and then ended well, and return its log."""
+    """See that a job was requeued for a reason and then ended well, and return its log."""
     facts = desk.cluster.wait(job, timeout_s=_PATIENCE_S)
     log = desk.log(name, job)
     assert facts["JobState"] == "COMPLETED", log
-    assert f"{reason}; back into the queue" in log
+    assert f"{reason}; requeued" in log
     return log
 
 
@@ -212,7 +212,7 @@ def out_of_sight(desk: Desk) -> str:
     job = submitted(
         desk,
         "unseen",
-        "survive_training.py",
+        "training.py",
         "--ranks-per-node",
         "1",
         "--time",
@@ -245,10 +245,12 @@ def rank_killed(desk: Desk) -> str:
     host = expand_hostlist(desk.cluster.job(job)["NodeList"])[
         1
     ]  # on the first, srun bears the name as well
-    killed = desk.cluster.run(["sh", "-c", "kill -9 $(pgrep -f [p]aceline.launch.task)"], node=host)
+    killed = desk.cluster.run(
+        ["sh", "-c", "kill -9 $(pgrep -f [p]aceline.launch.rank_srun)"], node=host
+    )
     assert killed.code == 0, killed.err
     log = finished(desk, "killed", job)
-    assert f"leaving out {host}" in log, log
+    assert f"excluding {host}" in log, log
     assert desk.cluster.job(job)["ExcNodeList"] == host
     return log
 
@@ -262,7 +264,7 @@ def chain(desk: Desk) -> str:
     assert len(jobs) == 4
     desk.cluster.run(["scancel", "--signal=USR1", first])
     log = finished(desk, "chain", jobs[1])
-    assert "the next job of the chain goes on" in desk.log("chain", first)
+    assert "the next job of the chain continues" in desk.log("chain", first)
     limit = time.monotonic() + _PATIENCE_S
     while [desk.cluster.job(job)["JobState"] for job in jobs[2:]] != ["CANCELLED", "CANCELLED"]:
         assert time.monotonic() < limit
@@ -281,7 +283,7 @@ def test_the_run_ends_with_the_bits_of_one_that_was_left_alone(
 def test_a_run_that_cannot_begin_is_not_tried_again(slurm) -> None:
     desk = Desk.on(slurm)
     job = desk.submit(
-        "survive_training.py",
+        "training.py",
         "--ranks-per-node",
         "2",
         "--time",
@@ -295,4 +297,4 @@ def test_a_run_that_cannot_begin_is_not_tried_again(slurm) -> None:
         log
     )  # not once for each rank, nor for each start
     assert "fix: set batch.lanes=2" in log
-    assert "back into the queue" not in log
+    assert "; requeued" not in log

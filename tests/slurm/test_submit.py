@@ -37,7 +37,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_both_schools_give_the_bits_of_one_process(slurm, launcher: str, alone: str) -> None:
     desk = Desk.on(slurm)
     job = desk.submit(
-        "survive_training.py",
+        "training.py",
         "--nodes",
         "2",
         "--gpus-per-node",
@@ -48,7 +48,7 @@ def test_both_schools_give_the_bits_of_one_process(slurm, launcher: str, alone: 
         launcher,
         *SHORT,
     )
-    (desk.folder / "survive_training.py").write_text(
+    (desk.folder / "training.py").write_text(
         "raise SystemExit('an edit after the job was submitted')"
     )
     facts = slurm.wait(job, timeout_s=240)
@@ -120,17 +120,17 @@ def test_every_word_arrives_and_no_rank_is_told_who_it_is_by_the_shell(slurm) ->
 def test_a_run_that_is_in_the_queue_is_not_submitted_twice(slurm) -> None:
     desk = Desk.on(slurm)
     slurm.sbatch("--nodes=2", "--exclusive", "--wrap=sleep 60")
-    first = desk.submit("survive_training.py", *SHORT)
-    second = desk.paceline("submit", "survive_training.py", *SHORT)
+    first = desk.submit("training.py", *SHORT)
+    second = desk.paceline("submit", "training.py", *SHORT)
     assert second.code == 2
-    assert f"the run training has jobs in the queue already: {first}" in second.err
+    assert f"run training already has jobs in the queue: {first}" in second.err
     assert f"`paceline cancel {first}` first" in second.err
     assert desk.paceline("cancel", first).code == 0
-    other = desk.paceline("submit", "--json", "survive_training.py", *SHORT, "name=other")
+    other = desk.paceline("submit", "--json", "training.py", *SHORT, "name=other")
     assert [job["run"] for job in json.loads(other.out)["jobs"]] == [
         str(desk.folder / "runs" / "other")
     ]
-    desk.submit("survive_training.py", *SHORT)
+    desk.submit("training.py", *SHORT)
 
 
 @pytest.mark.slurm(nodes=2, cpus=4, gpus=2)
@@ -142,7 +142,7 @@ def test_what_slurm_refuses_is_said_with_a_fix(slurm) -> None:
         (["--gpus-per-node", "8"], "configuration is not available", "--gpus-per-node"),
     ]
     for words, problem, fix in table:
-        done = desk.paceline("submit", "survive_training.py", "--cluster", "here", *words)
+        done = desk.paceline("submit", "training.py", "--cluster", "here", *words)
         assert done.code == 3, (words, done)
         assert problem.lower() in done.err.lower(), (words, done.err)
         assert "fix: " in done.err
@@ -156,17 +156,17 @@ def test_what_slurm_refuses_is_said_with_a_fix(slurm) -> None:
 def test_an_account_that_one_may_not_use_is_refused(slurm) -> None:
     desk = Desk.on(slurm)
     done = desk.paceline(
-        "submit", "survive_training.py", "--cluster", "here", "--account", "somebody-elses"
+        "submit", "training.py", "--cluster", "here", "--account", "somebody-elses"
     )
     assert done.code == 3
     assert "sbatch refused: Batch job submission failed: Invalid account" in done.err
-    assert "fix: name an account that you may use" in done.err
+    assert "fix: use an account of yours" in done.err
 
 
 @pytest.mark.slurm(nodes=2, cpus=4, gpus=2)
 def test_inside_an_allocation_run_uses_all_its_nodes(slurm, alone: str) -> None:
     desk = Desk.on(slurm)
-    run = shlex.join([sys.executable, "-m", "paceline", "run", "survive_training.py", *SHORT])
+    run = shlex.join([sys.executable, "-m", "paceline", "run", "training.py", *SHORT])
     done = slurm.run(
         ["salloc", "-N2", "--gpus-per-node=2", "sh", "-c", run], folder=desk.folder, timeout_s=240
     )
@@ -185,9 +185,7 @@ def test_inside_an_allocation_run_uses_all_its_nodes(slurm, alone: str) -> None:
 @pytest.mark.slurm(nodes=2, cpus=4, gpus=2)
 def test_an_interactive_shell_on_a_node_starts_ranks_on_the_others(slurm, alone: str) -> None:
     desk = Desk.on(slurm)
-    run = shlex.join(
-        [sys.executable, "-m", "paceline", "run", "survive_training.py", "-n", "1", *SHORT]
-    )
+    run = shlex.join([sys.executable, "-m", "paceline", "run", "training.py", "-n", "1", *SHORT])
     script = f"salloc -N2 srun -N1 -n1 sh -c {shlex.quote(run)}"
     done = slurm.run(["sh", "-c", script], folder=desk.folder, timeout_s=240)
     assert done.code == 0, done.err

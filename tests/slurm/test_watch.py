@@ -13,7 +13,7 @@ from support.program import Done
 from support import run_folders as runs
 from support.slurm_cluster.commands import wait_until
 
-from paceline.cluster.registry import note
+from paceline.cluster.registry import register
 from paceline.events import EventLog, RunStopped
 
 PACELINE = (sys.executable, "-m", "paceline")
@@ -53,7 +53,7 @@ class Person:
             *options,
         ]
         job = self.slurm.sbatch(*words, str(self.folder / "job.sh"), folder=self.folder)
-        note(runs.submission(job, self.run))
+        register(runs.submission(job, self.run))
         return job
 
     def paceline(self, *words: str) -> Done:

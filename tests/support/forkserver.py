@@ -1,8 +1,8 @@
-"""`paceline WORDS` in processes that have torch already: a server forks the command, and the command forks its ranks.
+"""`paceline WORDS` in processes that have imported torch: a server forks the command, and the command forks its ranks.
 
-What is replaced is `exec`, and the two seconds in which Python and torch begin. Launcher, ranks, signals, exit codes and
-output are those of the program. All processes share one order of sets, so some tests run it cold: those of launch/, the
-README's lines, and all on emulated hosts.
+This replaces `exec` and the two seconds that Python and torch need to start. Launcher, ranks, signals, exit codes and
+output are those of the program. All processes share one hash seed, so some tests run it cold: those of launch/, the
+lines of the README, and all on emulated hosts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ARGUMENTS = inspect.signature(subprocess.Popen._execute_child)
 
 
 class Forked(subprocess.Popen):
-    """A process that is started in a way of its own; all else is as of any other."""
+    """A process with its own way to start; everything else is inherited."""
 
     def _execute_child(self, *given: Any, **more: Any) -> None:
         told = _ARGUMENTS.bind(self, *given, **more).arguments
@@ -74,7 +74,7 @@ class Command(Forked):
 
 
 class _Stream:
-    """A file that is handed to a process that the server forks."""
+    """A file descriptor for a process that the server forks."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -104,7 +104,7 @@ def _command(words: list[str], folder: Path, env: dict[str, str], streams: list[
 
 
 def warm_ranks() -> None:
-    """Let the launcher of this process fork its ranks."""
+    """Make the launcher of this process fork its ranks."""
     from paceline.launch import supervisor
 
     supervisor.subprocess = SimpleNamespace(
@@ -145,7 +145,7 @@ def _as_new_process(work: Callable[..., None], *given: Any) -> NoReturn:
 
 
 def become_fresh(env: Mapping[str, str], streams: list[int]) -> None:
-    """Be as a process that has just begun: streams, variables, handlers, duties and chance of its own."""
+    """Reset this process to the state after a start: streams, variables, signal handlers, finalizers, random seeds."""
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
     os.closerange(3, _OPEN_FILES)
@@ -157,7 +157,7 @@ def become_fresh(env: Mapping[str, str], streams: list[int]) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     tempfile.tempdir = None
-    weakref.finalize._registry.clear()  # what is to be tidied up is the parent's
+    weakref.finalize._registry.clear()  # they belong to the parent
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()

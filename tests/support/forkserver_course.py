@@ -1,6 +1,6 @@
-"""The programs of a lesson (python, torchrun, paceline) in processes that have torch already, forked by `paceline lesson`.
+"""The programs of a lesson (python, torchrun, paceline) in processes that have imported torch, forked by `paceline lesson`.
 
-As in forkserver.py, what is replaced is `exec` alone: the files that run are the lessons, and torchrun's agent is torch's.
+As in forkserver.py, this replaces `exec` only: the files that run are the lessons, and the agent is torch's own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _AGENTS_OWN = (signal.SIGHUP, signal.SIGQUIT)
 
 
 def warm_programs() -> None:
-    """Let the lessons of this process start their programs as forks of it."""
+    """Make the lessons of this process fork their programs."""
     from paceline.course import attempt, run_lesson
 
     for module in (run_lesson, attempt):

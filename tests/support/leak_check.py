@@ -1,4 +1,4 @@
-"""What a cluster could leave behind on the machine."""
+"""Processes, devices and cgroups that a private cluster could leave on the machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def processes_in(namespaces: set[str]) -> list[str]:
 
 
 def processes_that_know(folder: Path) -> list[str]:
-    """Return the processes that have a folder mounted, open, in their command or in their environment."""
+    """Return the processes with a folder in their mounts, open files, command or environment."""
     name = str(folder).encode()
 
     def knows(process: Path) -> bool:
@@ -39,7 +39,7 @@ def processes_that_know(folder: Path) -> list[str]:
 def _processes(condition: Callable[[Path], bool]) -> list[str]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # one that has just ended
+        with contextlib.suppress(OSError):  # it has just ended
             if condition(process):
                 found.append(f"{process.name} {(process / 'comm').read_text().strip()}")
     return found
@@ -51,5 +51,5 @@ def devices() -> set[str]:
 
 
 def cgroups_of(place: Place) -> list[Path]:
-    """Return a cluster's own parts of the cgroup hierarchies: others, of which this knows nothing, may come and go."""
+    """Return the cgroups of one cluster; those of other clusters may come and go."""
     return list(Path("/sys/fs/cgroup").glob(f"*/{own_name(place)}"))

@@ -1,4 +1,4 @@
-"""How tests run the real command line as a person would, and see that it leaves nothing behind."""
+"""The real command line, run as a user would, with a check that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support import forkserver as warm
+from support import forkserver
 
 MARK = "LAUNCHED_BY_TEST"
 _FOREIGN = (
@@ -31,7 +31,7 @@ _GONE_WITHIN_S = 60
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended, and what it said."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -40,7 +40,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Running:
-    """A command under way; every process it starts carries the mark."""
+    """A running command; every process that it starts has the mark in its environment."""
 
     process: subprocess.Popen[str]
     mark: str
@@ -51,15 +51,15 @@ class Running:
         return Done(self.process.returncode, out, err)
 
     def left_over(self) -> list[str]:
-        """Return what still runs of it, once it has had a moment to go."""
+        """Return its processes that still run after a moment."""
         limit = time.monotonic() + _GONE_WITHIN_S
         while (alive := processes_with(self.mark)) and time.monotonic() < limit:
             time.sleep(0.05)
         return list(alive.values())
 
 
-def _heed_interrupts() -> None:
-    """Undo what a shell does to programs in the background, which these tests may be: they ignore Ctrl-C."""
+def _restore_interrupts() -> None:
+    """Handle Ctrl-C again: a shell makes programs in the background, such as these tests, ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -71,11 +71,11 @@ def started(
     options: tuple[str, ...] = (),
     cold: bool = False,
 ) -> Iterator[Running]:
-    """Start `paceline WORDS` in a folder, with a folder for temporary files of its own; cold: by a Python that begins anew."""
+    """Start `paceline WORDS` in a folder, with its own folder for temporary files; cold: in a new Python process."""
     mark, temporary = uuid.uuid4().hex, folder / "tmp"
     temporary.mkdir(exist_ok=True)
     clean = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
-    process = (subprocess.Popen if cold or options else warm.Command)(
+    process = (subprocess.Popen if cold or options else forkserver.Command)(
         [sys.executable, *options, "-m", "paceline", *words],
         cwd=folder,
         env=clean | {MARK: mark, "TMPDIR": str(temporary)} | dict(env or {}),
@@ -83,7 +83,7 @@ def started(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         encoding="utf-8",
-        preexec_fn=_heed_interrupts,
+        preexec_fn=_restore_interrupts,
     )
     with process:
         try:
@@ -96,7 +96,7 @@ def started(
 
 
 def paceline(*words: str, **how: Any) -> Done:
-    """Run `paceline WORDS` to its end; nothing of it may be left, neither processes nor folders."""
+    """Run `paceline WORDS` to its end; it must leave neither processes nor folders."""
     with started(*words, **how) as running:
         done = running.wait()
         assert running.left_over() == []
@@ -105,36 +105,38 @@ def paceline(*words: str, **how: Any) -> Done:
 
 
 def processes_with(mark: str) -> dict[int, str]:
-    """Return the command lines of all processes that carry a mark in their environment or as a name, by process id."""
+    """Return the command lines, by process id, of all processes with a mark in their environment or as their name."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (process / "cmdline").read_text().replace("\0", " ")
-            named = words and (process / "comm").read_text().strip() == mark[: warm.COMM_BYTES]
+            named = (
+                words and (process / "comm").read_text().strip() == mark[: forkserver.COMM_BYTES]
+            )
             if named or f"{MARK}={mark}".encode() in (process / "environ").read_bytes():
                 found[int(process.name)] = words
     return found
 
 
 def wait_until_gone(*pids: int) -> None:
-    """Wait until processes run no more. One that ends loses its environment, and so its mark, a moment before."""
+    """Wait until processes have exited. A process loses its environment, and so its mark, a moment before."""
     wait_until(lambda: not any(map(_runs, pids)), f"{pids} are gone")
 
 
 def _runs(pid: int) -> bool:
-    """Return whether a process is there, and not only its entry for a parent that has not looked yet."""
+    """Return whether a process runs; a zombie does not."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
     return False
 
 
 def wait_for(*files: Path, timeout_s: float = 90) -> None:
-    """Wait until files are there."""
+    """Wait until files exist."""
     wait_until(lambda: all(file.exists() for file in files), f"{files} came", timeout_s)
 
 
 def wait_until(is_so: Callable[[], bool], what: str = "that", timeout_s: float = 90) -> None:
-    """Wait until something is so."""
+    """Poll a condition until it is true."""
     limit = time.monotonic() + timeout_s
     while not is_so():
         assert time.monotonic() < limit, f"not so: {what}"

@@ -30,7 +30,7 @@ from paceline.measure.recorded_step_times import StepPace
 from paceline.measure.scaling_store import write_studies
 from paceline.rundir import VERDICT_FILE, RunDir, make_private, write_whole
 from paceline.telemetry.heartbeat import Beat
-from paceline.telemetry.phases import PHASES, Spent
+from paceline.telemetry.phases import PHASES, PhaseTime
 from paceline.telemetry.rank_times import RankTimes
 from paceline.telemetry.stragglers import Straggler
 
@@ -63,7 +63,7 @@ def make_training(
             )
         )
         phases = {
-            phase: Spent(seconds, seconds, seconds, 9)
+            phase: PhaseTime(seconds, seconds, seconds, 9)
             for phase, seconds in (parts | {"wait": 0.06 - own_s}).items()
         }
         beat = Beat(rank, f"node{rank // 4}", 6000, BEGUN_S + 1e6, own_s, data_s, 0.02, 20, phases)
@@ -111,7 +111,7 @@ def _course(dice: random.Random, ranks: int, metrics: tuple[str, ...]) -> list[E
             if step % 500 == 250:
                 found.append(Evaluated(step, _quality(step, loss, dice, metrics), time_s=when))
             if step == 5000:
-                words = "rank 5 on node1 holds the others up: 12.4 ms more a step in waiting for its samples, 1.9 x their own time"
+                words = "rank 5 (node1) is slow: +12.4 ms per step waiting for samples (1.9 x the others)"
                 found.append(
                     SlowRank(step, 5, "node1", "data", "chronic", 0.0124, 1.9, words, time_s=when)
                 )

@@ -1,4 +1,4 @@
-"""How `paceline bench` is tried on links whose rate and delay are known."""
+"""`paceline bench` on links of known rate and delay."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from support.private_cluster import PrivateCluster
 
 PACELINE = str(Path(sys.executable).with_name("paceline"))
 MESSAGES_OF_ALL_REDUCE = 4
-"""One after the other, between two ranks: gloo sends both halves of the ring only when the receiver has said that it is ready."""
+"""Sequential messages between two ranks: gloo sends each half of the ring only when the receiver is ready."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What bench says of a link between two hosts."""
+    """Measurements of bench on a link between two hosts."""
 
     right: bool
     bus_bytes_per_s: float
@@ -39,7 +39,7 @@ def bench_between(
     *,
     at_best: bool = False,
 ) -> Seen:
-    """Measure all-reduce and pair between a rank on each of two hosts; at best: by the fastest rounds alone."""
+    """Measure all-reduce and pair between a rank on each of two hosts; at_best: from the fastest rounds only."""
 
     def on(node: int) -> str:
         where = ["-n", "1", "--nodes", "2", "--node", str(node), "--rendezvous", "n1:29400"]
@@ -66,7 +66,7 @@ def bench_between(
 
 
 def fastest_of(found: dict[str, Any]) -> dict[str, Any]:
-    """Return what bench would say if every round had been the fastest: a busy machine delays some, and hastens none."""
+    """Return the results as if every round had been the fastest: a busy machine delays some, and speeds up none."""
     return found | {"operations": [_fastest(each) for each in found["operations"]]}
 
 
@@ -83,7 +83,7 @@ def _fastest(operation: dict[str, Any]) -> dict[str, Any]:
 
 
 def seen_in(found: dict[str, Any]) -> Seen:
-    """Return the figures that a link decides."""
+    """Return the measurements that depend on the link."""
     all_reduce, pair = found["operations"]
     return Seen(
         found["right"],

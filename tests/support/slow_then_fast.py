@@ -1,4 +1,4 @@
-"""The training of the tests, slow at the first start, in haste when its job is started again or goes on from a checkpoint."""
+"""The training of the tests: slow at the first start, fast when its job restarts or resumes from a checkpoint."""
 
 import json
 import os
@@ -22,6 +22,6 @@ if __name__ == "__main__":
     if "SLURM_RESTART_COUNT" in os.environ or any(checkpoints):
         os.environ["SLOW_STEP"] = "0"
 
-    import survive_training as training
+    import training
 
     training.main(paceline.config_from_argv())

@@ -24,6 +24,7 @@ class Terminal:
 
     def __init__(self, process: subprocess.Popen[bytes], side: int) -> None:
         self.process, self._side, self.written = process, side, ""
+        self._rows = 30
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def read(self, seconds: float = 0.1) -> str:
@@ -42,15 +43,22 @@ class Terminal:
             self.read()
 
     def frames(self) -> list[str]:
-        """Return what was drawn each time."""
-        return self.written.split("\x1b[H")[1:]
+        """Return what was drawn each time, without colors."""
+        drawn = self.written.partition("\x1b[?1049l")[0].split("\x1b[H")[1:]
+        return [_without_orders(frame) for frame in drawn]
 
     def frame(self) -> str:
-        """Return the last frame that is whole, as it is seen."""
-        whole = [frame for frame in self.frames() if "\x1b[J" in frame]
-        return re.sub(r"\x1b\[[0-9?]*[A-Za-z]", "", whole[-1]) if whole else ""
+        """Return the last frame in which all rows were drawn."""
+        rows = self._rows
+        whole = [frame for frame in self.frames() if frame.count("\n") >= rows - 1]
+        return whole[-1] if whole else ""
+
+    def left(self) -> str:
+        """Return what is on the terminal after the live view was left."""
+        return _without_orders(self.written.partition("\x1b[?1049l")[2])
 
     def resize(self, columns: int, rows: int) -> None:
+        self._rows = rows
         fcntl.ioctl(self._side, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def press_interrupt(self) -> None:
@@ -62,6 +70,11 @@ class Terminal:
         while len(self.written) < len(self.read(0.2)):
             pass
         return self.process.returncode
+
+
+def _without_orders(text: str) -> str:
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "").split("\n")
+    return "\n".join(line.rstrip() for line in lines)
 
 
 @contextlib.contextmanager

@@ -91,7 +91,7 @@ def test_who_stops_chaos_stops_all_of_it(tmp_path: Path) -> None:
         done = running.wait()
         assert running.left_over() == []
     assert done.code == STOPPED
-    assert "was told to stop on" in done.err
+    assert "was asked to stop on" in done.err
     assert "make it run" not in done.err
 
 
@@ -129,12 +129,12 @@ END = {"event": "RunEnded", "digest": "a" * 64}
         (
             [step(1), END],
             [step(1), step(2), END],
-            "1 figures of steps and epochs were written, now 2",
+            "1 steps and epochs were logged, now 2",
         ),
         (
             [step(1), END],
             [step(1), END | {"digest": "b" * 64}],
-            "the last weights and optimizer state",
+            "final weights and optimizer state",
         ),
         (
             [step(1, samples=8), END],

@@ -1,4 +1,4 @@
-"""A run that fails goes on from its newest checkpoint, by itself, and ends with the bits of one that did not."""
+"""A run that crashes is restarted from its newest checkpoint and ends with the bits of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ SAVING = (*SHORT, "checkpoint.every=5steps")
 CRASH_ONCE = """
 import os, runpy
 from pathlib import Path
-import paceline.train.lifeline as lifeline
+import paceline.train.trainer as trainer
 
-def crash(self, note, done, metrics, after=lifeline.Lifeline.after_step):
+def crash(self, note, done, metrics, after=trainer._Recovery.after_step):
     stop = after(self, note, done, metrics)
     times = Path(f"crashes-{done}")
     if os.environ["RANK"] == "1" and done in {int(word) for word in os.environ["CRASH_AT"].split()}:
         count = len(times.read_bytes()) if times.exists() else 0
         if count < int(os.environ.get("TIMES", "1")):
             times.write_bytes(b"x" * (count + 1))
-            self._saver.wait()  # a save that has begun is there before this rank is gone
+            self.checkpoints._saver.wait()  # a save that has begun is there before this rank is gone
             {"raise": lambda: [][0], "kill": lambda: os.kill(os.getpid(), 9)}[os.environ.get("HOW", "kill")]()
     return stop
 
-lifeline.Lifeline.after_step = crash
+trainer._Recovery.after_step = crash
 runpy.run_path(os.environ["SCRIPT"], run_name="__main__")
 """
 
@@ -53,7 +53,7 @@ def test_each_failure_after_progress_is_forgiven_however_many_there_are(
     done = run(tmp_path, "-n", "2", "--max-restarts", "1", CRASH_AT="7 22", HOW=how)
     assert done.code == 0, done
     assert digest(done.out) == untouched
-    assert done.err.count("starting again on 2 ranks, from the checkpoint of step ") == 2
+    assert done.err.count("restarting on 2 ranks from the checkpoint of step ") == 2
     assert done.err.count("(attempt 1 of 1 without progress)") == 2
 
 
@@ -63,30 +63,30 @@ def test_failures_without_progress_are_counted(tmp_path: Path) -> None:
     )
     assert done.code == 137
     assert len((tmp_path / "crashes-7").read_bytes()) == 3
-    assert done.err.count("starting again") == 2
+    assert done.err.count("restarting on") == 2
 
 
 def test_without_a_checkpoint_nothing_is_started_again_unless_asked_for(
     tmp_path: Path, untouched: str
 ) -> None:
     done = run(tmp_path, "-n", "2", CRASH_AT="3")
-    assert (done.code, done.err.count("starting again")) == (137, 0)
+    assert (done.code, done.err.count("restarting on")) == (137, 0)
     (tmp_path / "crashes-3").unlink()
     done = run(tmp_path, "-n", "2", "--max-restarts", "1", CRASH_AT="3")
     assert (done.code, digest(done.out)) == (0, untouched)
-    assert "from where it began: this launch has saved nothing (attempt 1 of 1" in done.err
+    assert "from where this launch began: it saved no checkpoint (attempt 1 of 1" in done.err
 
 
 def test_a_run_can_go_on_with_fewer_ranks(tmp_path: Path, untouched: str) -> None:
     done = run(tmp_path, "-n", "1:2", "--max-restarts", "3", CRASH_AT="12", TIMES="99")
     assert done.code == 0, done
     assert digest(done.out) == untouched
-    assert "starting again on 1 rank, from the checkpoint of step 10" in done.err
+    assert "restarting on 1 rank from the checkpoint of step 10" in done.err
 
 
 def test_a_known_error_is_not_tried_again(tmp_path: Path) -> None:
     done = run(tmp_path, "-n", "2", "--max-restarts", "3", "batch.lanes=1", CRASH_AT="")
-    assert (done.code, done.err.count("starting again")) == (2, 0)
+    assert (done.code, done.err.count("restarting on")) == (2, 0)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_known_error_is_not_tried_again(tmp_path: Path) -> None:
 )
 def test_when_to_start_again(most, progress, spent, known, code, again) -> None:
     assert (
-        Restarts(most).allow(Failure(0, code, "", hopeless=known, progress=progress), spent)
+        Restarts(most).allow(Failure(0, code, "", permanent=known, progress=progress), spent)
         is again
     )
 
@@ -125,7 +125,7 @@ def test_a_crashed_rank_is_noticed_by_the_others_within_seconds(tmp_path: Path) 
         done = running.wait(
             timeout_s=120
         )  # half the time after which a frozen one would be noticed
-        assert "rank 2 was killed by SIGKILL" in done.err
+        assert "rank 2 was killed (SIGKILL)" in done.err
 
 
 def test_a_frozen_rank_is_noticed_after_the_step_timeout(tmp_path: Path, untouched: str) -> None:
@@ -147,7 +147,7 @@ def test_a_frozen_rank_is_noticed_after_the_step_timeout(tmp_path: Path, untouch
         done = running.wait()
         assert done.code == 0, done
         assert digest(done.out) == untouched
-        assert "rank 1 did not answer" in done.err
+        assert "rank 1 did not respond" in done.err
 
 
 def torchrun(
@@ -208,7 +208,7 @@ def test_a_run_that_starts_over_does_so_once_however_often_it_is_started_again(
     assert first.code == 0
     again = run(tmp_path, "-n", "2", "resume=never", CRASH_AT="13", HOW="kill")
     assert again.code == 0, again
-    assert "starting again on 2 ranks, from the checkpoint of step " in again.err
+    assert "restarting on 2 ranks from the checkpoint of step " in again.err
     assert (
         "resumed after step " in again.out
     )  # that of the second start, not of the first run: it is not complete

@@ -1,4 +1,4 @@
-"""Told to stop, all ranks stop after the same step, with one good checkpoint, and say: resume me."""
+"""Asked to stop, all ranks stop after the same step with one intact checkpoint, and exit with the code for resuming."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_signal_to_any_ranks_stops_all_at_the_same_step(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_a_signal_to_the_launcher_does_the_same_and_the_run_goes_on_later(
+def test_a_signal_to_the_launcher_does_the_same_and_the_run_resumes_later(
     tmp_path: Path, untouched: str, number: signal.Signals
 ) -> None:
     with start(tmp_path, "epochs=8") as running:
@@ -139,7 +139,7 @@ def test_a_deadline_stops_the_run_with_a_checkpoint(tmp_path: Path, untouched: s
 
 
 @pytest.mark.parametrize("whom", ["launcher", "rank 0"])
-def test_the_last_step_is_the_end_of_the_run_also_when_told_to_stop(
+def test_the_last_step_is_the_end_of_the_run_also_when_asked_to_stop(
     tmp_path: Path, whom: str
 ) -> None:
     heard = "marks/heard-0" if whom == "rank 0" else "marks/heard-0 marks/heard-1"
@@ -151,7 +151,7 @@ def test_the_last_step_is_the_end_of_the_run_also_when_told_to_stop(
         assert "the script goes on after the training" in done.out
 
 
-def test_a_launch_that_was_told_to_stop_is_not_started_again(tmp_path: Path) -> None:
+def test_a_launch_that_was_asked_to_stop_is_not_restarted(tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     text = (
         Path(SCRIPT)
@@ -173,7 +173,7 @@ def test_a_launch_that_was_told_to_stop_is_not_started_again(tmp_path: Path) -> 
         done = running.wait(timeout_s=120)
     assert done.code == 1, done
     assert "IndexError" in done.err
-    assert "starting again" not in done.err
+    assert "restarting on" not in done.err
 
 
 FAILS = """
@@ -211,7 +211,7 @@ try:
     with StopRequest(math.inf, 0).listening():
         raise Stopped(5)
 except Stopped:
-    os.kill(os.getpid(), signal.SIGTERM)  # as the launcher sends it when another rank was told to stop, too
+    os.kill(os.getpid(), signal.SIGTERM)  # as the launcher sends it when another rank was asked to stop, too
     os.kill(os.getpid(), signal.SIGINT)
     print("left in order")
 """
@@ -238,4 +238,4 @@ def test_a_rank_that_is_killed_while_it_stops_is_named(tmp_path: Path) -> None:
         os.kill(rank, signal.SIGKILL)
         done = running.wait(timeout_s=120)
     assert done.code == 137, done
-    assert "rank 1 was killed by SIGKILL" in done.err
+    assert "rank 1 was killed (SIGKILL)" in done.err

@@ -25,8 +25,8 @@ def steps_of(heart: Heartbeat, count: int) -> None:
 
 def wait_for_writer(heart: Heartbeat) -> None:
     """Wait until the last beat is written; the end of a training waits for it only for a moment."""
-    heart._thread.join(60)
-    assert not heart._thread.is_alive()
+    heart._writer.thread.join(60)
+    assert not heart._writer.thread.is_alive()
 
 
 def beat_of(folder: RunDir, rank: int = 0) -> dict:

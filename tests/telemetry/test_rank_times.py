@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 from paceline.telemetry.heartbeat import Beat
-from paceline.telemetry.rank_times import RankTimes, read_looks
+from paceline.telemetry.rank_times import RankTimes, read_samples
 
 
 def beats(step: int, *own_s: float) -> list[Beat]:
@@ -19,7 +19,7 @@ def test_a_long_run_keeps_a_small_file_that_shows_all_of_it(tmp_path: Path) -> N
     kept = RankTimes(path, 2)
     for step in range(1, 3001):
         kept.add(beats(step, 0.1, 0.2 if step > 1500 else 0.1))
-    looks = read_looks(path)
+    looks = read_samples(path)
     assert 200 < len(looks) <= 480
     assert looks[0].step < 100
     assert looks[-1].step == 3000
@@ -32,14 +32,14 @@ def test_what_was_lost_and_done_again_is_there_once_also_in_a_smaller_world(tmp_
     for kept, steps in ((RankTimes(path, 3), (10, 20, 30)), (RankTimes(path, 2), (20, 25))):
         for step in steps:
             kept.add(beats(step, 0.1, 0.1))
-    assert [(look.step, len(look.own_s)) for look in read_looks(path)] == [
+    assert [(look.step, len(look.own_s)) for look in read_samples(path)] == [
         (10, 3),
         (20, 2),
         (25, 2),
     ]
     with path.open("a") as file:
         file.write('{"step": 99, "own_')
-    assert len(read_looks(path)) == 3
+    assert len(read_samples(path)) == 3
 
 
 def test_a_look_without_news_and_a_disk_that_fails_harm_nothing(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_look_without_news_and_a_disk_that_fails_harm_nothing(tmp_path: Path) 
     assert not (tmp_path / "times.jsonl").exists()
     kept.add(beats(6, 0.1, 0.1))
     kept.add(beats(6, 0.1, 0.1))
-    assert len(read_looks(tmp_path / "times.jsonl")) == 1
+    assert len(read_samples(tmp_path / "times.jsonl")) == 1
     (tmp_path / "in the way").write_text("")
     RankTimes(tmp_path / "in the way" / "times.jsonl", 2).add(beats(7, 0.1, 0.1))
     assert sorted(os.listdir(tmp_path)) == ["in the way", "times.jsonl"]

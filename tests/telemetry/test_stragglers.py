@@ -1,4 +1,4 @@
-"""Is the rank that holds the others up named, with the phase, and as chronic or once?"""
+"""Is a straggler found, with its phase, and as chronic or one-off?"""
 
 from __future__ import annotations
 
@@ -20,9 +20,14 @@ from paceline.config.values import with_settings
 from paceline.errors import Stopped
 from paceline.rundir import RunDir, make_private
 from paceline.telemetry.heartbeat import Beat
-from paceline.telemetry.phases import PHASES, PhaseClock, Spent
-from paceline.telemetry.rank_times import read_looks
-from paceline.telemetry.stragglers import StragglerWatch, in_words, read_beats, find_straggler
+from paceline.telemetry.phases import PHASES, PhaseClock, PhaseTime
+from paceline.telemetry.rank_times import read_samples
+from paceline.telemetry.stragglers import (
+    StragglerWatch,
+    describe_straggler,
+    read_beats,
+    find_straggler,
+)
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "trials"
 DELAYED = ("data", "forward", "backward", "optimizer", "gc")
@@ -32,7 +37,7 @@ def beat(rank: int, largest: dict[str, float] | None = None, **steady: float) ->
     phases = {}
     for phase in (*PHASES, "wait"):
         usual = steady.get(phase, 0.01)
-        phases[phase] = Spent(usual, usual, (largest or {}).get(phase, usual), 7)
+        phases[phase] = PhaseTime(usual, usual, (largest or {}).get(phase, usual), 7)
     return Beat(rank, "n1", 99, 0.0, 0.06, 0.01, 0.02, 20, phases)
 
 
@@ -43,7 +48,7 @@ def test_a_rank_that_is_always_slow_is_named_with_its_phase(phase: str, ranks: i
     found = find_straggler(beats, ranks, ranks)
     assert (found.beat.rank, found.phase, found.kind) == (1, phase, "chronic")
     assert found.more_s == pytest.approx(0.04)
-    assert "rank 1 on n1 holds the others up: 40.0 ms more a step" in in_words(found)
+    assert "rank 1 (n1) is slow: +40.0 ms per step " in describe_straggler(found)
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -51,7 +56,7 @@ def test_a_single_delay_is_told_from_a_lasting_one(phase: str) -> None:
     beats = [beat(rank, {phase: 1.0} if rank == 2 else None) for rank in range(4)]
     found = find_straggler(beats, 4, 4)
     assert (found.beat.rank, found.phase, found.kind, found.step) == (2, phase, "one-off", 7)
-    assert "held the others up once, in step 7: 990.0 ms more" in in_words(found)
+    assert "rank 2 (n1) was slow once, in step 7: +990.0 ms " in describe_straggler(found)
 
 
 @pytest.mark.parametrize(
@@ -100,11 +105,11 @@ def test_a_collection_is_taken_out_of_the_phase_that_it_interrupts() -> None:
     clock = PhaseClock()
     clock.begin_step()
     clock.enter("forward")
-    clock._collection("start", {})
-    started = clock._collecting
-    clock._collecting = started - 100.0  # as if it had taken so long
+    clock._on_gc("start", {})
+    started = clock._gc_since
+    clock._gc_since = started - 100.0  # as if it had taken so long
     clock._since -= 100.0
-    clock._collection("stop", {})
+    clock._on_gc("stop", {})
     spent = clock.take(started, started, started)
     assert spent["gc"] >= 100.0
     assert spent["forward"] < 100.0
@@ -181,8 +186,8 @@ def test_a_run_says_which_rank_holds_it_up(tmp_path: Path) -> None:
     found = [json.loads(line) for line in events.read_text().splitlines()]
     told = [event for event in found if event["event"] == "SlowRank"]
     assert (told[0]["rank"], told[0]["phase"], told[0]["kind"]) == (1, "optimizer", "chronic")
-    assert told[0]["sentence"].startswith("rank 1 on ")
-    looks = read_looks(RunDir(events.parent).rank_times)
+    assert told[0]["sentence"].startswith("rank 1 (")
+    looks = read_samples(RunDir(events.parent).rank_times)
     assert looks
     assert all(look.own_s[1] > look.own_s[0] for look in looks if None not in look.own_s)
 

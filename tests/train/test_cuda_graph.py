@@ -12,8 +12,9 @@ import paceline
 from paceline.config import BatchConfig, RunConfig
 from paceline.data.reading.batches import Lane
 from paceline.errors import ConfigError, TrainingError
-from paceline.train.cuda_graph import CudaGraphStep, make_step
-from paceline.train.lane_sum import LocalTree, Note, gradients_of
+from paceline.train.cuda_graph import CudaGraphStep, step_class
+from paceline.train.lane_sum import LocalTree, gradients_of
+from paceline.train.note import Note
 from paceline.train.reduce_after_backward import ReduceAfterBackward
 from paceline.world.world import World
 
@@ -21,7 +22,9 @@ from paceline.world.world import World
 def step_of(capture: str) -> paceline.OptimizerStep:
     model = nn.Linear(6, 1)
     config = RunConfig(batch=BatchConfig(4, lanes=2), capture=capture)
-    return make_step(World(), model, torch.optim.AdamW(model.parameters()), mse_loss, config)
+    optimizer = torch.optim.AdamW(model.parameters())
+    kind = step_class(World(), optimizer, config)
+    return kind(World(), model, optimizer, mse_loss, config)
 
 
 def test_without_a_gpu_a_step_that_must_be_captured_is_refused():
@@ -63,7 +66,7 @@ def lanes_added(config, world) -> list[float]:
             if lane is not step.lanes[-1]:
                 add.after_lane()
         if world.size > 1:
-            add.bring_back(add.left(), notes)
+            add.load_lanes(add.lane_gradients(), notes)
         total = add.finish()
         found += [
             total.loss,

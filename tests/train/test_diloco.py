@@ -232,7 +232,7 @@ def by_hand(config: RunConfig, world: World) -> nn.Module:
                 optimizer.zero_grad()
                 nn.functional.mse_loss(one(inputs), targets).backward()
                 optimizer.step()
-        if step.plan.step % 3 != 2:  # epochs of three steps, and H = 4
+        if step.plan.index % 3 != 2:  # epochs of three steps, and H = 4
             continue
         walked = [[v for v in one.parameters() if v.requires_grad] for one in copies]
         for value, *theirs in zip(shared, *walked, strict=True):
@@ -327,7 +327,7 @@ def test_other_steps_and_other_models_are_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_of_other_replicas_is_refused(tmp_path: Path) -> None:
     for more, problem in [
         ({}, ""),
-        ({"local_sgd.replicas": 2}, "holds 4 replicas"),
+        ({"local_sgd.replicas": 2}, "saved with 4 local SGD replicas, this run has 2"),
         ({"local_sgd.steps": 0}, "0 are wanted"),
     ]:
         config = config_of(str(tmp_path), resume="changed", epochs=2, **more)

@@ -17,7 +17,7 @@ from paceline.recipes.gpt_config import GptConfig, design_of
 from paceline.recipes.gpt_model import GPT, Block
 from paceline.scale.batch import share
 from paceline.scale.tree import additions_by_turn, children
-from paceline.train.cuda_graph import make_step
+from paceline.train.cuda_graph import step_class
 from paceline.train.state import state_digest
 from paceline.world.world import World
 
@@ -194,7 +194,9 @@ def gpt_learned(world: World, words: list[str]) -> list[str]:
         batches = paceline.Batches(
             (text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world
         )
-        step = make_step(world, model, optimizer, token_loss, config, batches.total_samples)
+        step = step_class(world, optimizer, config)(
+            world, model, optimizer, token_loss, config, batches.total_samples
+        )
         for batch in batches.steps():
             step(batch)
         found.append(state_digest(model, optimizer))

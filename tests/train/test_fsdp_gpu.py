@@ -11,7 +11,7 @@ from paceline.config import config_from_words
 from paceline.recipes.gpt import build_optimizer, token_loss
 from paceline.recipes.gpt_config import GptConfig, design_of
 from paceline.recipes.gpt_model import GPT, Block
-from paceline.train.cuda_graph import CudaGraphStep, make_step
+from paceline.train.cuda_graph import CudaGraphStep, step_class
 from paceline.train.state import state_digest
 
 pytestmark = pytest.mark.gpu
@@ -34,12 +34,14 @@ def learned(world, config) -> str:
     optimizer = build_optimizer(model, config)
     text = torch.randint(0, 64, (24, 33), generator=torch.Generator().manual_seed(3))
     batches = paceline.Batches((text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world)
-    step = make_step(world, model, optimizer, token_loss, config, batches.total_samples)
+    step = step_class(world, optimizer, config)(
+        world, model, optimizer, token_loss, config, batches.total_samples
+    )
     assert isinstance(step, CudaGraphStep) == (config.capture == "true")
     for batch in batches.steps():
         step(batch)
     if config.capture == "true":
-        assert step._recordings
+        assert step._captured
     return state_digest(model, optimizer)
 
 
@@ -139,6 +141,8 @@ def losses_on_gpu(cases: list[list[str]]) -> list[list[float]]:
                 (text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world
             )
             optimizer = build_optimizer(model, config)
-            step = make_step(world, model, optimizer, token_loss, config, batches.total_samples)
+            step = step_class(world, optimizer, config)(
+                world, model, optimizer, token_loss, config, batches.total_samples
+            )
             found.append([float(step(batch).loss) / 12 for batch in batches.steps()])
     return found

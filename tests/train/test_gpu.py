@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from support.datasets import make_set
+from support.datasets import make_dataset
 from support.processes import run_on_processes
 
 from paceline.config import config_from_words
@@ -237,12 +237,12 @@ def test_the_loss_kernel_finds_torchs_loss_and_gradient(dtype):
 def test_what_lies_on_the_host_is_sent_by_nccl_too(tmp_path):
     import torch.distributed as dist
 
-    from paceline.world.collectives import side_by_side
+    from paceline.world.collectives import all_gather_flat
 
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group("nccl", store=store, rank=0, world_size=1)
     try:
-        found = side_by_side(torch.arange(3))
+        found = all_gather_flat(torch.arange(3))
     finally:
         dist.destroy_process_group()
     assert found.device.type == "cpu"
@@ -256,7 +256,7 @@ def test_the_bits_do_not_depend_on_the_way_that_data_take(tmp_path):
         generator.integers(0, 10, 50),
     )
     for part in ("train", "test"):
-        make_set(
+        make_dataset(
             tmp_path / part,
             50,
             7,

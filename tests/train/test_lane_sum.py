@@ -8,7 +8,8 @@ from torch import nn
 from paceline.scale.batch import share
 from paceline.scale.tree import children
 from paceline.train import bucket_exchange as exchange
-from paceline.train.lane_sum import Note, TreeStack
+from paceline.train.lane_sum import TreeStack
+from paceline.train.note import Note
 from paceline.train.bucket_exchange import (
     AllGatherExchange,
     AllToAllExchange,

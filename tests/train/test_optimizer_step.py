@@ -12,7 +12,7 @@ import paceline
 from paceline.config import BatchConfig, RunConfig
 from paceline.config.diloco import LocalSgdConfig
 from paceline.errors import TrainingError
-from paceline.train.cuda_graph import make_step
+from paceline.train.cuda_graph import step_class
 from paceline.train.state import load_state, named_state, state_digest
 from paceline.train.optimizer_step import OptimizerStep
 from paceline.world.world import World
@@ -76,7 +76,7 @@ def test_a_loss_that_gives_sum_and_count_is_exact_over_tokens() -> None:
 
 
 def test_a_step_in_which_nothing_counts_is_an_error() -> None:
-    with pytest.raises(TrainingError, match="counted nothing in step 1(.|\n)*mask"):
+    with pytest.raises(TrainingError, match="count of 0 in step 1(.|\n)*mask"):
         one_step(8, lanes=4, loss=lambda outputs, targets: (outputs.sum() * 0, 0))
 
 
@@ -293,7 +293,9 @@ def drawn_apart(config, world) -> list[str]:
         model = paceline.parallelize(model, world, run, wrap=(nn.Linear,))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         batches = paceline.Batches(tuple(part.double() for part in data), run, world)
-        step = make_step(world, model, optimizer, mse_loss, run, batches.total_samples)
+        step = step_class(world, optimizer, run)(
+            world, model, optimizer, mse_loss, run, batches.total_samples
+        )
         for batch in batches.steps():
             step(batch)
         found.append(state_digest(model, optimizer))

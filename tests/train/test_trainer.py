@@ -181,7 +181,7 @@ def test_evaluating_without_a_set_is_refused_before_anything_is_trained(tmp_path
     batches = paceline.Batches((torch.randn(40, 4), torch.randn(40, 1)), config, world)
     optimizer = torch.optim.SGD(model.parameters())
     with pytest.raises(
-        ConfigError, match=r"evaluate_steps=2, but .* no evaluation set\n.*set evaluate_steps=0"
+        ConfigError, match=r"evaluate_steps=2, but .* no evaluation dataset\n.*set evaluate_steps=0"
     ):
         paceline.Trainer(world, model, optimizer, batches, nn.functional.mse_loss, config)
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Where two records part, what is behind it, and how it is said: tables, no processes."""
+"""The first difference of two records, its cause, and its text: tables, no processes."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_verdict_of_no_names_step_tensor_size_cause_and_fix(step: int, where: 
         VerifyResult(False, "x.py", [1, 2], 3, 4, {1: "a" * 64, 2: "b" * 64}, difference=difference)
     )
     for words in (
-        "world 2 differs from world 1",
+        "world size 2 differs from world size 1",
         where,
         "up to 0.25, relative 0.5",
         *CAUSES["summation"],

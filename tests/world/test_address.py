@@ -70,10 +70,10 @@ def test_the_address_is_one_that_others_can_reach(machine, host, peers, interfac
             "debian",
             ("lost",),
             "",
-            "stands for 127.0.1.1, and no way leads to lost\n.*PACELINE_INTERFACE.*lo, eth0, ib0",
+            "resolves to 127.0.1.1, and there is no route to lost\n.*PACELINE_INTERFACE.*lo, eth0, ib0",
         ),
         ("debian", ("itself",), "", "PACELINE_INTERFACE"),
-        ("nobody", ("lost",), "", "stands for nothing"),
+        ("nobody", ("lost",), "", "resolves to nothing"),
         ("n1", ("n2",), "ib1", "'ib1' does not exist(.|\n)*one of: lo, eth0, ib0"),
     ],
 )
@@ -87,7 +87,7 @@ def test_a_name_that_stands_for_loopback_is_no_place_to_meet(machine) -> None:
         refuse_loopback_name(host)
     with pytest.raises(
         EnvironmentUnfit,
-        match="debian stands for 127.0.1.1(.|\n)*--rendezvous or MASTER_ADDR .here: 10.0.0.1",
+        match="debian resolves to 127.0.1.1(.|\n)*--rendezvous or MASTER_ADDR .here: 10.0.0.1",
     ):
         refuse_loopback_name("debian")
 

@@ -1,4 +1,4 @@
-"""Peers that cannot be reached are found out in seconds, and all ranks say the same."""
+"""Unreachable peers are found in seconds, and all ranks raise the same error."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch._C._distributed_c10d import HashStore
 from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError
 from paceline.world import network
 from paceline.world import connectivity as reach
-from paceline.world import roll_call as roll
+from paceline.world import roll_call
 from paceline.world.address import free_port, listen_at
 from paceline.world.world import World
 from paceline.world.network import call_the_roll
-from paceline.world.connectivity import doorbell, ring
+from paceline.world.connectivity import probe_listener, probe_peer
 from paceline.world.roll_call import RollCall
 
 
@@ -74,13 +74,13 @@ def test_rank_0_that_does_not_answer_is_named_with_both_ends(
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.ipv6)])
-def test_a_door_knows_its_own_word(address: str) -> None:
-    with doorbell(address) as door:
-        assert ring(door) is None
-        assert ring(door) is None
-        where, port, _, host = door.split()
-        assert "somebody else answers" in ring(f"{where} {port} other {host}").problem
-    assert "refused" in ring(door).problem
+def test_a_listener_answers_with_its_own_token(address: str) -> None:
+    with probe_listener(address) as endpoint:
+        assert probe_peer(endpoint) is None
+        assert probe_peer(endpoint) is None
+        where, port, _, host = endpoint.split()
+        assert "another service answers" in probe_peer(f"{where} {port} other {host}").problem
+    assert "refused" in probe_peer(endpoint).problem
 
 
 def ranks_say(size: int, act, timeout_s: float = 30) -> list[object]:
@@ -89,10 +89,10 @@ def ranks_say(size: int, act, timeout_s: float = 30) -> list[object]:
     store.set_timeout(timedelta(seconds=60))
 
     def rank_says(rank: int) -> object:
-        mine = RollCall(store, rank, size, serve=rank == 0, timeout_s=timeout_s, look=lambda: None)
+        roll = RollCall(store, rank, size, serve=rank == 0, timeout_s=timeout_s, look=lambda: None)
         try:
-            with mine.one_fate():
-                return act(rank, mine)
+            with roll.share_errors():
+                return act(rank, roll)
         except PacelineError as error:
             return type(error), error.problem
 
@@ -100,7 +100,7 @@ def ranks_say(size: int, act, timeout_s: float = 30) -> list[object]:
         return list(pool.map(rank_says, range(size)))
 
 
-def test_all_hear_all() -> None:
+def test_all_ranks_receive_the_messages_of_all() -> None:
     assert (
         ranks_say(3, lambda rank, roll: roll.exchange("name", f"r{rank}"))
         == [["r0", "r1", "r2"]] * 3
@@ -117,33 +117,33 @@ def test_the_error_of_one_is_the_error_of_all(failing: int) -> None:
     assert ranks_say(3, act) == [(ConfigError, "no")] * 3
 
 
-def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roll, "_FAREWELL_S", 0.2)
+def test_a_missing_rank_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roll_call, "_FAREWELL_S", 0.2)
 
     told = threading.Barrier(3)
 
     def act(rank: int, roll: RollCall) -> object:
         if rank != 1:
-            roll.tell("name", "")
+            roll.post("name", "")
         told.wait(60)
-        return roll.hear("name") if rank != 1 else None
+        return roll.wait_for_all("name") if rank != 1 else None
 
     first, _, third = ranks_say(3, act, timeout_s=1)
-    assert first == third == (EnvironmentUnfit, "rank 1 did not come within 1 s")
+    assert first == third == (EnvironmentUnfit, "rank 1 did not join within 1 s")
 
 
-def test_two_of_one_number_are_told_apart() -> None:
-    said = ranks_say(2, lambda rank, roll: [roll.come("x") for _ in range(2)])
-    assert said[0][1].startswith("two processes say that they are rank")
+def test_two_processes_with_one_rank_are_refused() -> None:
+    said = ranks_say(2, lambda rank, roll: [roll.check_in("x") for _ in range(2)])
+    assert said[0][1].startswith("two processes claim to be rank")
 
 
-def test_ranks_must_count_the_same_world() -> None:
+def test_ranks_must_expect_the_same_world() -> None:
     def act(rank: int, roll: RollCall) -> object:
         return call_the_roll(World(rank, 2 + rank, 0, 1, rank, 2, "torchrun"), roll, "10.0.0.1")
 
     assert (
         ranks_say(2, act)
-        == [(EnvironmentUnfit, "rank 0 counts 2 ranks, but rank 1 counts 3 ranks")] * 2
+        == [(EnvironmentUnfit, "rank 0 expects 2 ranks, but rank 1 expects 3 ranks")] * 2
     )
 
 
@@ -152,11 +152,13 @@ def test_one_interface_that_reaches_nobody_is_the_error_of_all(
 ) -> None:
     """Two nodes whose gloo would listen on loopback: each finds nobody, or somebody else, at the other's address."""
     closed = f"127.0.0.1 {free_port('127.0.0.1')} word n2"
-    rung = network.ring
-    monkeypatch.setattr(network, "ring", lambda door: rung(closed))
+    probe = network.probe_peer
+    monkeypatch.setattr(network, "probe_peer", lambda _: probe(closed))
 
     def act(rank: int, roll: RollCall) -> object:
-        return network._try_doors(World(rank, 4, rank % 2, 2, rank // 2, 2), roll, "127.0.0.1")
+        return network.check_connections(
+            World(rank, 4, rank % 2, 2, rank // 2, 2), roll, "127.0.0.1"
+        )
 
     said = ranks_say(4, act)
     assert len(set(said)) == 1

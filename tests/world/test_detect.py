@@ -149,7 +149,7 @@ def test_each_launcher_is_known_by_its_variables(
     ],
 )
 def test_one_node_meets_in_a_file_and_several_at_one_address(env, meeting):
-    assert detect_world(env, parent=41).meeting == meeting
+    assert detect_world(env, parent=41).rendezvous == meeting
 
 
 def test_what_else_is_handed_over():

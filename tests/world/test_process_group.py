@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import time
+from datetime import timedelta
+from types import SimpleNamespace
 import weakref
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from support.processes import on_processes, run_on_processes
 from paceline.config import RunConfig, TimeoutConfig
 from paceline.errors import ConfigError, EnvironmentUnfit
 from paceline.world.address import free_port, listen_at
-from paceline.world.collectives import rows_of_all, sum_across
+from paceline.world.collectives import all_gather_rows, sum_across
 from paceline.world.device import gpu_index
 from paceline.world.world import World
 from paceline.world.process_group import join, shorten_timeout
@@ -58,7 +60,7 @@ def test_one_node_listens_on_loopback_only(world: World) -> None:
 @on_processes(3)
 def test_collectives_reach_all(world: World) -> None:
     assert sum_across(world, torch.tensor([world.rank, 1])).tolist() == [3, 3]
-    assert rows_of_all(world, torch.tensor([[world.rank]])).tolist() == [[[0]], [[1]], [[2]]]
+    assert all_gather_rows(world, torch.tensor([[world.rank]])).tolist() == [[[0]], [[1]], [[2]]]
 
 
 def wait_for_a_late_rank(config: RunConfig) -> float:
@@ -82,6 +84,14 @@ def test_a_rank_that_does_not_come_is_noticed_after_the_step_timeout(tmp_path) -
         wait_for_a_late_rank, 2, tmp_path, {"timeout.step_s": 1.0, "timeout.start_s": 100.0}
     )
     assert 0.9 < waited[0] < 90  # the step's time-out, not the start's
+
+
+def test_the_public_function_sets_the_timeout_where_torch_has_it(monkeypatch) -> None:
+    calls = []
+    monkeypatch.setattr(dist, "set_timeout", lambda *given: calls.append(given), raising=False)
+    monkeypatch.setattr(dist.distributed_c10d, "_world", SimpleNamespace(pg_map=["group"]))
+    shorten_timeout(World(size=2), RunConfig())
+    assert calls == [(timedelta(seconds=RunConfig().timeout.step_s), "group")]
 
 
 def test_alone_no_group_is_made_and_nothing_is_said(capfd) -> None:
@@ -128,7 +138,7 @@ def test_a_port_that_is_taken_says_so() -> None:
 MEET = """
 import os, sys
 sys.path.insert(0, {tests!r})
-from world.test_group import open_listeners
+from world.test_process_group import open_listeners
 import torch
 import paceline
 from paceline.world.collectives import sum_across

@@ -20,8 +20,8 @@ def test_the_store_of_an_earlier_start_is_waited_out() -> None:
     port, looks = free_port(HOST), []
     old, _ = serve_store(listen_at(HOST, port), "paceline-0", MINUTE)
     with ThreadPoolExecutor(1) as pool:
-        meeting = TcpRendezvous(HOST, port, serve=False, prefix="paceline-1")
-        visit = pool.submit(open_tcp_store, meeting, MINUTE, look=lambda: looks.append(1))
+        rendezvous = TcpRendezvous(HOST, port, serve=False, prefix="paceline-1")
+        visit = pool.submit(open_tcp_store, rendezvous, MINUTE, look=lambda: looks.append(1))
         wait_until(lambda: len(looks) > 3, "the visitor has seen that the store is not open")
         assert not visit.done()
         del old
@@ -34,17 +34,18 @@ def test_the_store_of_an_earlier_start_is_waited_out() -> None:
 def test_a_store_that_nobody_opens_for_this_start_is_not_waited_for_in_vain() -> None:
     port = free_port(HOST)
     _old = serve_store(listen_at(HOST, port), "paceline-0", MINUTE)
-    meeting = TcpRendezvous(HOST, port, serve=False, prefix="paceline-1")
+    rendezvous = TcpRendezvous(HOST, port, serve=False, prefix="paceline-1")
     with pytest.raises(
-        EnvironmentUnfit, match=f"rank 0 did not come to {HOST}:{port} within 0.3 s\n.*start_s"
+        EnvironmentUnfit,
+        match=f"rank 0 did not open the rendezvous at {HOST}:{port} within 0.3 s\n.*start_s",
     ):
-        open_tcp_store(meeting, timedelta(seconds=0.3))
+        open_tcp_store(rendezvous, timedelta(seconds=0.3))
 
 
 def test_where_an_agent_serves_the_store_the_first_rank_opens_it() -> None:
     port = free_port(HOST)
     _agent = serve_store(listen_at(HOST, port), "agent", MINUTE)
-    meeting = TcpRendezvous(HOST, port, serve=False, prefix="paceline-0")
-    first, _ = open_tcp_store(meeting, MINUTE, first=True)
+    rendezvous = TcpRendezvous(HOST, port, serve=False, prefix="paceline-0")
+    first, _ = open_tcp_store(rendezvous, MINUTE, first=True)
     first.set("word", "of rank 0")
-    assert open_tcp_store(meeting, MINUTE)[0].get("word") == b"of rank 0"
+    assert open_tcp_store(rendezvous, MINUTE)[0].get("word") == b"of rank 0"

@@ -19,7 +19,7 @@ from paceline.checkpoint.storage import (
     verify_file,
 )
 from paceline.errors import BadCheckpoint, EnvironmentUnfit
-from paceline.world.collectives import texts_of_all
+from paceline.world.collectives import all_gather_texts
 from paceline.world.world import World
 
 _RETRY_S = 0.2
@@ -32,13 +32,13 @@ def newest_good(
 
     Report and set aside damaged ones. Every rank must call this.
     """
-    steps = texts_of_all(world, " ".join(map(str, storage.steps())) if world.is_main else "")[0]
+    steps = all_gather_texts(world, " ".join(map(str, storage.steps())) if world.is_main else "")[0]
     for step in map(int, steps.split()):
         manifest, problem = _verify_share(storage, world, step)
         if problem:  # a file system may fail once; damage is permanent
             time.sleep(_RETRY_S)
             manifest, problem = _verify_share(storage, world, step)
-        answers = texts_of_all(world, problem)
+        answers = all_gather_texts(world, problem)
         problems = [text for text in answers if text]
         if not problems:
             return manifest

@@ -22,7 +22,7 @@ from paceline.checkpoint.commit import (
 )
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.retention import Retention
-from paceline.checkpoint.staging import WORDS, Staging, split_by_size
+from paceline.checkpoint.staging import DTYPE_NAMES, Staging, split_by_size
 from paceline.checkpoint.storage import Storage
 from paceline.errors import EnvironmentUnfit
 from paceline.tensorfile import Spec
@@ -166,9 +166,9 @@ def _specs(tensors: Mapping[str, Tensor]) -> dict[Spec, Tensor]:
 
 
 def _spec(name: str, value: Tensor) -> Spec:
-    if value.dtype not in WORDS or value.layout != torch.strided:
+    if value.dtype not in DTYPE_NAMES or value.layout != torch.strided:
         raise EnvironmentUnfit(
             f"{name} has dtype {value.dtype} and layout {value.layout}, which safetensors cannot store",
             fix="keep it out of the state of the model and the optimizer, or convert it",
         )
-    return Spec(name, WORDS[value.dtype], tuple(value.shape))
+    return Spec(name, DTYPE_NAMES[value.dtype], tuple(value.shape))

@@ -9,17 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from paceline.dtypes import torch_dtypes
 from paceline.tensorfile import Spec, plan_file
 
-WORDS = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.complex64: "C64",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.int64: "I64", torch.int32: "I32",
-    torch.int16: "I16", torch.int8: "I8", torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16",
-    torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
-"""The format's own word for a type."""
-
-DTYPES = {word: dtype for dtype, word in WORDS.items()}
+DTYPES = torch_dtypes()
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+"""The safetensors name of a torch dtype."""
 
 
 class Staging:

@@ -14,8 +14,8 @@ from paceline.cluster.allocation import allocation_from
 from paceline.errors import ConfigError
 from paceline.launch.spec import module
 from paceline.measure.bench_plan import OPERATIONS, BenchPlan, operations_from, sizes_from
-from paceline.measure.bench_results import Measurement, as_dict, binary_size, describe, figures_of
-from paceline.measure.plot import Line, Plot, to_svg
+from paceline.measure.bench_results import Measurement, as_dict, plot_of, results_of
+from paceline.measure.bench_table import print_results
 from paceline.rundir import make_private, write_whole, writing_to
 from paceline.world.detect import detect_world
 
@@ -93,7 +93,7 @@ def _start(plan: BenchPlan, known: argparse.Namespace) -> int:
     allocation = allocation_from(os.environ) if place.nodes == 1 else None
     known.ranks = known.ranks or ("" if allocation else "2")
     known.max_restarts, known.stop_after = 0, ""
-    shared = Path.cwd() if allocation and not allocation.here else None
+    shared = Path.cwd() if allocation and not allocation.is_local else None
     with tempfile.TemporaryDirectory(prefix=".paceline-bench-", dir=shared) as folder:
         file = Path(folder) / "found.json"
         known.arguments = [replace(plan, to=str(file)).as_json()]
@@ -110,17 +110,13 @@ def _start(plan: BenchPlan, known: argparse.Namespace) -> int:
 
 def _show(found: Measurement, known: argparse.Namespace) -> None:
     """Print the figures, and write them where that was asked for."""
-    figures = figures_of(found)
-    title = f"bus bandwidth, {found.ranks} ranks, {found.gpu or found.device}, {found.backend}"
-    lines = [
-        Line(each.operation, [(row.size_bytes, row.busbw_gb_per_s) for row in each.rows])
-        for each in figures
-    ]
-    svg = to_svg(
-        Plot(title, "message", "GB/s", lines, lambda size: binary_size(int(size)), log_y=True)
-    )
-    text = json.dumps(as_dict(found, figures, svg), indent=2)
-    print(text if known.json else describe(found, figures))
+    results = results_of(found)
+    svg = plot_of(found, results)
+    text = json.dumps(as_dict(found, results, svg), indent=2)
+    if known.json:
+        print(text)
+    else:
+        print_results(found, results)
     if known.to:
         folder = Path(known.to)
         with writing_to(folder, "give another folder with --to"):

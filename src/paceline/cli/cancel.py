@@ -14,9 +14,9 @@ from paceline.cluster import slurm
 from paceline.errors import PacelineError
 from paceline.report.find_run import NamedRun, find_run
 from paceline.report.jobs import RunJob, jobs_of
-from paceline.report.sanitize import harmless
 from paceline.report.state import is_held
 from paceline.rundir import RunDir, make_private, writing_to
+from paceline.terminal import plain
 
 HELP = "end all jobs of a run, waiting and running; what runs saves first"
 
@@ -69,7 +69,7 @@ def _refuse_what_is_no_job(target: NamedRun) -> None:
         return
     holder = "the process that trains it"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        holder = harmless(str(json.loads(target.folder.lock.read_bytes())["holder"]))
+        holder = plain(str(json.loads(target.folder.lock.read_bytes())["holder"]))
     raise PacelineError(
         f"{target.name} trains, but not as a job that `paceline submit` has started",
         fix=f"press Ctrl-C where it was started, or send SIGTERM to {holder}: it saves and leaves",
@@ -77,7 +77,7 @@ def _refuse_what_is_no_job(target: NamedRun) -> None:
 
 
 def _said(target: NamedRun, waiting: Sequence[RunJob], running: Sequence[RunJob]) -> list[str]:
-    name = harmless(target.name)
+    name = plain(target.name)
     if not waiting and not running:
         return [f"{name} has no job in the queue: there is nothing to cancel"]
     lines = [f"job {job.job} was waiting, and will not start" for job in waiting]

@@ -8,7 +8,9 @@ import os
 import tomllib
 from pathlib import Path
 
-from paceline.cluster.aws import KNOWN, SHARED, AwsCluster, commands, configuration, remarks
+from paceline.cluster.aws import AwsCluster
+from paceline.cluster.aws_instances import KNOWN_INSTANCES
+from paceline.cluster.parallelcluster import SHARED, commands, configuration, notes
 from paceline.cluster.profile import load_profile, profile_folder, profile_names, profile_text
 from paceline.errors import ConfigError, EnvironmentUnfit, did_you_mean
 from paceline.rundir import write_whole
@@ -175,7 +177,7 @@ def _aws(known: argparse.Namespace) -> int:
         print(text, end="")
         return 0
     _write(known.out, text, force=known.force)
-    machine = KNOWN.get(cluster.instance)
+    machine = KNOWN_INSTANCES.get(cluster.instance)
     gpus = f", {machine.gpus} GPUs each" if machine and machine.gpus else ""
     print(
         f"{known.out}: {cluster.nodes} x {cluster.instance}{gpus}, {'with' if cluster.has_efa else 'without'} EFA\n"
@@ -185,7 +187,7 @@ def _aws(known: argparse.Namespace) -> int:
             f"{purpose:<9}{line}" for purpose, line in commands(cluster, str(known.out)).items()
         )
     )
-    print("\n" + "\n".join(f"note: {remark}" for remark in remarks(cluster)))
+    print("\n" + "\n".join(f"note: {note}" for note in notes(cluster)))
     return 0
 
 

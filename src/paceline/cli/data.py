@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError, did_you_mean
-from paceline.report.sanitize import fit, harmless
+from paceline.terminal import fit, plain
 from paceline.units import human_size
 
 HELP = "sets of samples: pack files into shards, check them, show what is inside, get known ones, measure reading"
@@ -217,7 +217,7 @@ def _pack(known: argparse.Namespace) -> int:
 
 
 def _sentence(facts: Mapping[str, Any]) -> str:
-    names = ", ".join(harmless(column["name"]) for column in facts["columns"])
+    names = ", ".join(plain(column["name"]) for column in facts["columns"])
     samples, shards = _count(facts["samples"], "sample"), _count(facts["shards"], "shard")
     return f"{samples} of {names} in {shards}, {human_size(facts['size_bytes'])}"
 
@@ -246,9 +246,9 @@ def _check(known: argparse.Namespace) -> int:
         )
         return 0 if verdict.ok else 1
     for problem in verdict.problems:
-        print(harmless(f"{known.folder / problem.file}: {problem.what}"))
+        print(plain(f"{known.folder / problem.file}: {problem.what}"))
     for name in verdict.strays:
-        print(f"{harmless(str(known.folder / name))} is no part of the set")
+        print(f"{plain(str(known.folder / name))} is no part of the set")
     if verdict.ok and verdict.index:
         print(f"{known.folder}: ok: {_sentence(facts_of(verdict.index))}")
     else:
@@ -272,22 +272,22 @@ def _show_file(known: argparse.Namespace) -> int:
             {"where": str(known.folder), "datasets": [finding.facts() for finding in findings]}
         )
     else:
-        print(
-            "\n".join(harmless(line) for finding in findings for line in str(finding).splitlines())
-        )
+        print("\n".join(plain(line) for finding in findings for line in str(finding).splitlines()))
     return 0
 
 
 def _show_set(known: argparse.Namespace) -> int:
     from paceline.data.shards.check import open_index
-    from paceline.data.shards.show import facts_of, look, read_sample
+    from paceline.data.shards.show import facts_of, preview_of, read_sample
 
     index = open_index(known.folder)
     facts = facts_of(index)
     samples = {number: read_sample(known.folder, index, number) for number in known.sample}
     columns = {column.name: column for column in index.columns}
     looks = {
-        number: [look(known.folder, index, columns[name], value) for name, value in sample.items()]
+        number: [
+            preview_of(known.folder, index, columns[name], value) for name, value in sample.items()
+        ]
         for number, sample in samples.items()
     }
     if known.json:
@@ -307,10 +307,10 @@ def _show_set(known: argparse.Namespace) -> int:
 def _summary(folder: Path, facts: Mapping[str, Any], width: int) -> list[str]:
     """Return what a set is, its columns, and what its packer knew besides."""
     lines = [f"{folder}: {_sentence(facts)}, {facts['samples_per_shard']:,} a shard"]
-    longest = max(len(harmless(column["name"])) for column in facts["columns"])
+    longest = max(len(plain(column["name"])) for column in facts["columns"])
     for column in facts["columns"]:
         shape = "of varying length" if column["varying"] else str(column["shape"] or "")
-        lines.append(f"  {harmless(column['name']):<{longest}}  {column['type']} {shape}".rstrip())
+        lines.append(f"  {plain(column['name']):<{longest}}  {column['type']} {shape}".rstrip())
     about = (
         f"  {name}: {json.dumps(value, ensure_ascii=False)}"
         for name, value in facts["about"].items()

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cluster.allocation import Allocation, allocation_from
-from paceline.doctor import hosts
-from paceline.doctor.finding import Finding, all_well, as_dict, lines
+from paceline.doctor import multi_host
+from paceline.doctor.finding import Finding, all_ok, as_dict, format_findings
 from paceline.doctor.mistakes import find_mistakes
-from paceline.doctor.software import ask_torch
-from paceline.doctor.this_host import examine_here
+from paceline.doctor.single_host import examine_host
+from paceline.doctor.software import query_torch
 from paceline.errors import ConfigError, did_you_mean
-from paceline.report.sanitize import harmless
+from paceline.terminal import plain
 from paceline.world.address import own_addresses, split_address
 from paceline.world.hostlist import expand_hostlist
 
@@ -189,26 +189,30 @@ def _read_script(path: Path, *, as_json: bool) -> int:
         _print_json({"script": str(path)}, found)
     else:
         print(
-            "\n".join(map(harmless, lines(found)))
+            "\n".join(map(plain, format_findings(found)))
             if found
             else f"ok       {path}: none of the known mistakes in {len(text.splitlines())} lines"
         )
-    return 0 if all_well(found) else 1
+    return 0 if all_ok(found) else 1
 
 
 def _look(known: argparse.Namespace) -> int:
     allocation = _allocation()
     wanted = expand_hostlist(known.nodes) if known.nodes else []
     ranks = known.ranks or (allocation.ranks_per_node if allocation else 1)
-    plan = hosts.HostPlan(ranks, known.runs.absolute(), known.wait, known.quick)
-    looked: hosts.Looked | bool
+    plan = multi_host.ExaminationPlan(ranks, known.runs.absolute(), known.wait, known.quick)
+    looked: multi_host.Examination | bool
     if allocation and not known.rendezvous:
-        looked = hosts.look_at_allocation(hosts.chosen_nodes(allocation, wanted), plan, os.environ)
+        looked = multi_host.examine_allocation(
+            multi_host.select_nodes(allocation, wanted), plan, os.environ
+        )
     elif wanted:
         looked = _look_by_hand(known, wanted, plan)
     else:
-        torch = None if known.quick else ask_torch()
-        looked = hosts.Looked(examine_here(os.environ, plan.runs, ranks, torch=torch), 1, ranks)
+        torch = None if known.quick else query_torch()
+        looked = multi_host.Examination(
+            examine_host(os.environ, plan.runs, ranks, torch=torch), 1, ranks
+        )
     if isinstance(looked, bool):
         said = (
             f"{'all is well' if looked else 'there are problems'}: {wanted[0]} shows what was found"
@@ -229,8 +233,8 @@ def _allocation() -> Allocation | None:
 
 
 def _look_by_hand(
-    known: argparse.Namespace, wanted: Sequence[str], plan: hosts.HostPlan
-) -> hosts.Looked | bool:
+    known: argparse.Namespace, wanted: Sequence[str], plan: multi_host.ExaminationPlan
+) -> multi_host.Examination | bool:
     if len(wanted) < 2:
         raise ConfigError(
             f"--nodes {known.nodes} is one host", fix="leave it out to look at this host alone"
@@ -239,7 +243,7 @@ def _look_by_hand(
     node = (
         known.node
         if known.node is not None
-        else hosts.own_place(wanted, [address for _, address in own_addresses()])
+        else multi_host.own_index(wanted, [address for _, address in own_addresses()])
     )
     if node is None or not 0 <= node < len(wanted):
         raise ConfigError(
@@ -252,16 +256,16 @@ def _look_by_hand(
             file=sys.stderr,
             flush=True,
         )
-    return hosts.look_from(node, wanted, meet, plan, os.environ)
+    return multi_host.examine_together(node, wanted, meet, plan, os.environ)
 
 
-def _show(looked: hosts.Looked, *, as_json: bool) -> int:
-    ok = all_well(looked.found)
+def _show(looked: multi_host.Examination, *, as_json: bool) -> int:
+    ok = all_ok(looked.findings)
     if as_json:
-        _print_json({"hosts": looked.hosts, "ranks": looked.ranks}, looked.found)
+        _print_json({"hosts": looked.hosts, "ranks": looked.ranks}, looked.findings)
     else:
-        print("\n".join(map(harmless, lines(looked.found, looked.hosts))))
-        count = sum(not one.ok for one in looked.found)
+        print("\n".join(map(plain, format_findings(looked.findings, looked.hosts))))
+        count = sum(not one.ok for one in looked.findings)
         print("\nall is well" if ok else f"\n{count} problem{'s' * (count > 1)}")
     return 0 if ok else 1
 
@@ -269,6 +273,6 @@ def _show(looked: hosts.Looked, *, as_json: bool) -> int:
 def _print_json(head: dict[str, Any], found: Sequence[Finding]) -> None:
     print(
         json.dumps(
-            {"ok": all_well(found), **head, "findings": [as_dict(one) for one in found]}, indent=2
+            {"ok": all_ok(found), **head, "findings": [as_dict(one) for one in found]}, indent=2
         )
     )

@@ -8,10 +8,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from paceline.doctor.finding import all_well, as_dict, lines
+from paceline.doctor.finding import all_ok, as_dict, format_findings
 from paceline.doctor.pack import pack as pack_environment
 from paceline.doctor.pack import snippet
-from paceline.doctor.startup import Startup, judge_startup, measure
+from paceline.doctor.startup import Startup, judge_startup
+from paceline.doctor.startup_run import measure_startup
 from paceline.launch.spec import script
 from paceline.units import human_size
 
@@ -21,18 +22,18 @@ _TOP = 10
 def startup(known: argparse.Namespace) -> int:
     """Measure a start, show its ten dearest packages, and judge it."""
     target = (
-        [*script(known.script).words, *known.arguments]
+        [*script(known.script).argv, *known.arguments]
         if known.script
         else ["import", "torch", "paceline"]
     )
-    start = measure(target, known.wait)
+    start = measure_startup(target, known.wait)
     found = judge_startup(start)
     if known.json:
-        said = asdict(start) | {"ok": all_well(found), "findings": [as_dict(one) for one in found]}
+        said = asdict(start) | {"ok": all_ok(found), "findings": [as_dict(one) for one in found]}
         print(json.dumps(said, indent=2))
     else:
-        print("\n".join([*_table(start), "", *lines(found)]))
-    return 0 if all_well(found) else 1
+        print("\n".join([*_table(start), "", *format_findings(found)]))
+    return 0 if all_ok(found) else 1
 
 
 def _table(start: Startup) -> list[str]:

@@ -14,16 +14,15 @@ from typing import Any
 
 from paceline.cli.watch import add_run_argument, named_run
 from paceline.hang.judge import judge, still_moving
-from paceline.hang.phrasing import ranks_words
-from paceline.hang.rank_report import RankReport, read_all
+from paceline.hang.rank_report import RankReport, read_reports
 from paceline.hang.stacks import MAIN
-from paceline.hang.verdict import HangVerdict, kept
-from paceline.report.failure import left_page
-from paceline.report.failure_page import Page
+from paceline.hang.verdict import HangVerdict, format_ranks, read_verdict
+from paceline.report.failure import ensure_failure_page
+from paceline.report.failure_page import FailurePage
 from paceline.report.find_run import NamedRun, find_run
-from paceline.report.screen import say
 from paceline.report.state import is_held
 from paceline.rundir import RunDir
+from paceline.terminal import say
 
 HELP = "which rank is stuck, where, and what the others wait for; how a run failed"
 
@@ -47,19 +46,18 @@ def main(known: argparse.Namespace) -> int:
     """Show what holds a run up; exit with 1 if anything does."""
     target = find_run(named_run(known, ("--json", "--stacks", "--runs")), Path(known.runs))
     alive = is_held(target.folder.lock)
-    records = _ask(target.folder) if alive else read_all(target.folder)
-    verdict = (None if alive else kept(target.folder)) or _verdict(records)
-    page = None if alive else left_page(target)
+    records = _ask(target.folder) if alive else read_reports(target.folder)
+    verdict = (None if alive else read_verdict(target.folder)) or _verdict(records)
+    page = None if alive else ensure_failure_page(target)
     if known.json:
         print(json.dumps(_facts(target, records, verdict, page, alive=alive), indent=2))
     else:
-        say(
-            [
-                verdict.sentence,
-                *(line for record in records for line in _lines(record, whole=known.stacks)),
-            ]
-        )
-        say(["", *page.text().splitlines()] if page else [])
+        say(verdict.sentence)
+        for record in records:
+            for line in _lines(record, whole=known.stacks):
+                say(line)
+        if page:
+            say(f"\n{page.text().rstrip()}")
     return 1 if verdict.found or page else 0
 
 
@@ -70,10 +68,11 @@ def _ask(folder: RunDir) -> list[RankReport]:
         os.close(os.open(folder.alarm, os.O_WRONLY | os.O_CREAT, 0o600))
         os.utime(folder.alarm)
         while (
-            any(record.time_s < asked for record in read_all(folder)) and time.monotonic() < limit
+            any(record.time_s < asked for record in read_reports(folder))
+            and time.monotonic() < limit
         ):
             time.sleep(_LOOK_S)
-    return read_all(folder)
+    return read_reports(folder)
 
 
 def _verdict(records: Sequence[RankReport]) -> HangVerdict:
@@ -82,14 +81,14 @@ def _verdict(records: Sequence[RankReport]) -> HangVerdict:
     if not moving:
         return judge(records)
     step = max(record.step for record in records)
-    return HangVerdict("none", (), (), f"the run moves: {ranks_words(moving)} at step {step}")
+    return HangVerdict("none", (), (), f"the run moves: {format_ranks(moving)} at step {step}")
 
 
 def _facts(
     target: NamedRun,
     records: Sequence[RankReport],
     verdict: HangVerdict,
-    page: Page | None,
+    page: FailurePage | None,
     *,
     alive: bool,
 ) -> dict[str, Any]:
@@ -105,11 +104,11 @@ def _facts(
 
 def _lines(record: RankReport, *, whole: bool) -> list[str]:
     """Return a rank: where it stands, its last collective, and the innermost of its stack."""
-    stands = f"{record.process.words or 'not seen from here'}"
+    stands = f"{record.process.description or 'not seen from here'}"
     lines = ["", f"rank {record.rank} (node {record.node}): {record.state} in step {record.step + 1}, {record.doing}, quiet for {record.quiet_s:.1f} s; process {record.process.pid} {stands}"]  # fmt: skip
     if record.collectives:
         last = record.collectives[-1]
-        lines.append(f"  last collective: {last.called}, {'done' if last.done else 'not done'}")
+        lines.append(f"  last collective: {last.label}, {'done' if last.done else 'not done'}")
     for stack in (
         record.stacks if whole else [stack for stack in record.stacks if stack.thread == MAIN]
     ):

@@ -8,11 +8,10 @@ import json
 from paceline.cluster.registry import submissions
 from paceline.cluster.slurm import cluster_name
 from paceline.errors import ConfigError, did_you_mean
-from paceline.report.find_run import by_run
+from paceline.report.find_run import group_by_run
 from paceline.report.history import History
 from paceline.report.jobs import all_jobs
-from paceline.report.jobs_table import facts_of, is_current, table_of
-from paceline.report.screen import say
+from paceline.report.jobs_table import as_dicts, is_current, print_jobs
 from paceline.report.state import RunState, state_of
 
 HELP = "my submitted runs, one line each across requeues: state, step, loss, time left, log"
@@ -32,9 +31,9 @@ def main(known: argparse.Namespace) -> int:
         raise ConfigError(f"unexpected word {word!r}", fix=did_you_mean(word, ["--all", "--json"]))
     states = [state for state in _states() if known.all or is_current(state)]
     if known.json:
-        print(json.dumps({"runs": facts_of(states)}, indent=2))
+        print(json.dumps({"runs": as_dicts(states)}, indent=2))
     elif states:
-        say(table_of(states))
+        print_jobs(states)
     else:
         print(
             "no runs were submitted in the last day; `paceline jobs --all` lists older ones, `paceline submit` starts one"
@@ -47,7 +46,7 @@ def _states() -> list[RunState]:
     sent = submissions(cluster_name())
     found = {job.job: job for job in all_jobs(sent)}
     states = []
-    for target in by_run(sent):
+    for target in group_by_run(sent):
         history = History(target.folder.events)
         history.read()
         states.append(state_of(target, history, [found[job.job] for job in target.jobs]))

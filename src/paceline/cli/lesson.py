@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.course.catalog import Lesson, all_lessons, find_lesson
 from paceline.course.exercise import Exercise, exercise_of, exercises
 from paceline.course.grade import grade
-from paceline.course.run_lesson import command_of, play
+from paceline.course.run_lesson import command_of, run_command
 from paceline.errors import ConfigError
 from paceline.rundir import write_whole
 
@@ -125,10 +125,10 @@ def _run(lesson: Lesson) -> int:
     for line in lesson.commands:
         command = command_of(line, lesson)
         print(f"\n$ {line}", flush=True)
-        if command.lacks:
-            print(f"(needs {command.lacks}, which is not here)", flush=True)
+        if command.missing:
+            print(f"(needs {command.missing}, which is not here)", flush=True)
             continue
-        code = play(command, Path.cwd())
+        code = run_command(command, Path.cwd())
         if line in lesson.failing:
             code = 0 if code else 1
             print(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from paceline.cli.verify import target
 from paceline.errors import ConfigError
-from paceline.measure.profile import TRACE_FILE, judged, profile
+from paceline.measure.profile import TRACE_FILE, profile, write_verdict
 from paceline.measure.profile_verdict import as_dict, describe
 from paceline.measure.trace import read_traces
 from paceline.rundir import TENSORBOARD
@@ -42,7 +42,7 @@ def main(known: argparse.Namespace) -> int:
         )
     folder = Path(known.script)
     if folder.is_dir():
-        verdict, home = judged(folder.name, read_traces(folder), folder), folder
+        verdict, home = write_verdict(folder.name, read_traces(folder), folder), folder
     else:
         window = known.skip, known.steps
         verdict, home = profile(target(known.script), known.ranks, window, known.arguments)

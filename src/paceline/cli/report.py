@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 from paceline.errors import ConfigError, did_you_mean
-from paceline.report.failure import left_page
+from paceline.report.failure import ensure_failure_page
 from paceline.report.find_run import NamedRun, find_run
-from paceline.report.sanitize import harmless
+from paceline.terminal import plain
 from paceline.units import human_size
 
 HELP = "one HTML file that shows a run, or several: curves, times, ranks, restarts, settings"
@@ -39,24 +39,24 @@ def main(known: argparse.Namespace) -> int:
     """Write the page, or print the facts."""
     targets = _targets(known)
     from paceline.report.page.page_data import (
-        facts_of,
+        report_data,
     )  # with NumPy, which other verbs need not wait for
 
-    facts = facts_of(targets)
+    facts = report_data(targets)
     if known.json:
         print(json.dumps(facts, indent=2, allow_nan=False))
         return 0
-    from paceline.report.page.document import page_of
+    from paceline.report.page.document import render_page
     from paceline.rundir import make_private, write_whole, writing_to
 
-    path, page = _place(known.to, targets), page_of(facts)
+    path, page = _place(known.to, targets), render_page(facts)
     with writing_to(path, "name another file with --to FILE"):
         make_private(path.absolute().parent)
         write_whole(path, page)
-    print(f"{harmless(str(path))} ({human_size(len(page))})")
+    print(f"{plain(str(path))} ({human_size(len(page))})")
     for target in targets:
-        if left_page(target):
-            print(f"{harmless(target.name)} failed: {harmless(str(target.folder.failure))}")
+        if ensure_failure_page(target):
+            print(f"{plain(target.name)} failed: {plain(str(target.folder.failure))}")
     return 0
 
 

@@ -19,10 +19,10 @@ from paceline.config.intervals import seconds_from
 from paceline.errors import STOPPED, ConfigError, EnvironmentUnfit
 from paceline.launch.failure import Failure
 from paceline.launch.oom import killed_for_memory
-from paceline.launch.restart import DEFAULT_RESTARTS, Begin, Restarts, launch_with_restarts
+from paceline.launch.restart import DEFAULT_RESTARTS, Launch, Restarts, launch_with_restarts
 from paceline.launch.spec import LaunchSpec, Program, script
 from paceline.launch.supervisor import launch
-from paceline.report.failure import leave, page_of_launch
+from paceline.report.failure import page_from_launch, write_failure_page
 from paceline.world.address import listen_at, refuse_loopback_name, split_address
 
 HELP = "start N ranks of a script on this machine, supervised, and again after a failure"
@@ -123,7 +123,7 @@ def start(
         place.address,
     )
     _see_that_it_is_free(spec)
-    begin = launch if allocation is None or allocation.here else partial(launch_on, allocation)
+    begin = launch if allocation is None or allocation.is_local else partial(launch_on, allocation)
     restarts = Restarts(_most_restarts(known, spec), fewest)
     failure = launch_with_restarts(spec, restarts, screen, _say, partial(_begin_and_tell, begin))
     if failure is None:
@@ -132,7 +132,7 @@ def start(
     return failure.exit_code
 
 
-def _begin_and_tell(begin: Begin, spec: LaunchSpec, **given: Any) -> Failure | None:
+def _begin_and_tell(begin: Launch, spec: LaunchSpec, **given: Any) -> Failure | None:
     """Run the ranks to their end; a failure leaves a page in the run's folder, and its last lines with the message."""
     killed = killed_for_memory()
     failure = begin(spec, **given)
@@ -146,8 +146,8 @@ def _begin_and_tell(begin: Begin, spec: LaunchSpec, **given: Any) -> Failure | N
         failure = replace(
             failure, how=f"{failure.how}: the machine, or its share of it, ran out of memory"
         )
-    page = page_of_launch(failure, shlex.join(["paceline", *sys.argv[1:]]))
-    leave(page)
+    page = page_from_launch(failure, shlex.join(["paceline", *sys.argv[1:]]))
+    write_failure_page(page)
     return replace(failure, message="\n".join([failure.message, "", *page.last_lines()]))
 
 

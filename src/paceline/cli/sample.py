@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from paceline.errors import ConfigError, did_you_mean
-from paceline.report.sanitize import harmless
+from paceline.terminal import plain
 
 HELP = "let a trained GPT write: what comes after a prompt"
 
@@ -123,7 +123,7 @@ def _number(kind: Callable[[str], N], flag: str, known: argparse.Namespace) -> N
 def _show(text: str) -> None:
     """Print text that orders a terminal nothing but to begin a line, or to go on to the next column."""
     print(
-        "".join(part if part in "\n\t" else harmless(part) for part in re.split(r"([\n\t])", text)),
+        "".join(part if part in "\n\t" else plain(part) for part in re.split(r"([\n\t])", text)),
         end="",
         flush=True,
     )

@@ -12,7 +12,7 @@ from paceline.cluster.allocation import allocation_from
 from paceline.errors import ConfigError
 from paceline.measure.efficiency import Scaling
 from paceline.measure.scaling import Study, run_study
-from paceline.measure.scaling_report import describe, plot_of, to_html, to_markdown
+from paceline.measure.scaling_report import plot_of, print_study, to_html, to_markdown
 from paceline.measure.scaling_store import read_studies, write_studies
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
 
@@ -72,7 +72,10 @@ def main(known: argparse.Namespace) -> int:
         with writing_to(Path(known.to), _ELSEWHERE):
             make_private(Path(known.to))
     found = run_study(study)
-    print(json.dumps(found.as_dict(), indent=2) if known.json else describe(found))
+    if known.json:
+        print(json.dumps(found.as_dict(), indent=2))
+    else:
+        print_study(found)
     file = RunDir(Path(known.to or Path("runs") / found.name)).scaling
     _write(found, file)
     if not known.json:

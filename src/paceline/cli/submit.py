@@ -16,7 +16,7 @@ from paceline.cli.verify import target
 from paceline.cluster import slurm
 from paceline.cluster.profile import ClusterProfile, load_profile, profile_folder
 from paceline.cluster.registry import Submission
-from paceline.cluster.submission import Prepared, SubmitRequest, prepare, submit
+from paceline.cluster.submission import PreparedJob, SubmitRequest, prepare, submit
 
 HELP = "write, show and submit a Slurm job: the right ranks on the right GPUs, requeued before the time limit"
 
@@ -114,7 +114,7 @@ def _gpus(known: argparse.Namespace, profile: ClusterProfile) -> int:
     return profile.gpus_per_node if known.gpus_per_node is None else int(known.gpus_per_node)
 
 
-def _told(prepared: Prepared, found: Sequence[Submission]) -> str:
+def _told(prepared: PreparedJob, found: Sequence[Submission]) -> str:
     job = prepared.job
     ranks = f"{job.nodes} x {job.ranks_per_node} ranks, {job.time} each"
     numbers = " -> ".join(one.job for one in found)

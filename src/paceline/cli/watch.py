@@ -5,20 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 
 from paceline.errors import ConfigError, did_you_mean
-from paceline.report.dashboard import lines_of
+from paceline.report.dashboard import follow, print_state
 from paceline.report.find_run import find_run
-from paceline.report.screen import Screen, say
-from paceline.report.state import Lookout, RunState
+from paceline.report.state import RunWatcher
 
 HELP = "live view of a run or a job: queue, step, loss, speed, time left, last checkpoint, slowest rank, log"
 
 _SHORTEST_S = 0.2
-_ALL_LINES = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,13 +63,13 @@ def main(known: argparse.Namespace) -> int:
         named_run(known, ("--once", "--json", "--every", "--runs")),
         _seconds(known.every),
     )
-    lookout = Lookout(find_run(word, Path(known.runs)))
+    watcher = RunWatcher(find_run(word, Path(known.runs)))
     if known.json:
-        print(json.dumps(lookout.look().facts(), indent=2))
+        print(json.dumps(watcher.look().facts(), indent=2))
     elif known.once or not _is_terminal():
-        say(lines_of(lookout.look(), shutil.get_terminal_size((120, 0)).columns, _ALL_LINES))
+        print_state(watcher.look())
     else:
-        _follow(lookout, every_s)
+        follow(watcher, every_s)
     return 0
 
 
@@ -90,20 +87,3 @@ def _seconds(text: str) -> float:
 
 def _is_terminal() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-
-
-def _follow(lookout: Lookout, every_s: float) -> None:
-    """Redraw until the run is over or the person has seen enough."""
-    try:
-        with Screen() as screen:
-            while not (state := _draw(lookout, screen)).over:
-                screen.wait(every_s)
-    except KeyboardInterrupt:
-        return
-    say([f"the run is over ({state.phase}); nothing more is to come"])
-
-
-def _draw(lookout: Lookout, screen: Screen) -> RunState:
-    state = lookout.look()
-    screen.draw(lines_of(state, screen.size.columns, screen.size.lines - 1))
-    return state

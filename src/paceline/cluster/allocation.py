@@ -1,4 +1,4 @@
-"""Whether this shell is inside a Slurm allocation, and how ranks start on all of its nodes."""
+"""The Slurm allocation of this shell, if there is one, and how ranks start on all its nodes."""
 
 from __future__ import annotations
 
@@ -24,109 +24,121 @@ from paceline.launch.spec import LaunchSpec
 from paceline.rundir import writing_to
 from paceline.world.hostlist import expand_hostlist
 
-_LOOK_S = 0.2
-_HOPELESS = {2, 3}  # exit codes of mistakes that would only come again
-# What a shell inside a step, or sbatch, has been told of its own tasks would be taken for ours.
-_NOT_OURS = re.compile(
+_POLL_S = 0.2
+_PERMANENT = {2, 3}  # exit codes of usage and environment errors: a restart would fail again
+_RANKS_FROM = (
+    "SLURM_GPUS_ON_NODE",
+    "SLURM_GPUS_PER_NODE",
+    "SLURM_NTASKS_PER_NODE",
+    "SLURM_TASKS_PER_NODE",
+)
+# srun would read these variables of an enclosing step or sbatch as options of our own step.
+_OUTER_STEP = re.compile(
     r"SLURM_(NTASKS|NPROCS|TASKS_PER_NODE|NTASKS_PER_NODE|CPU_BIND|DISTRIBUTION|STEP_|STEPID)"
 )
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """The nodes that Slurm has given to this shell."""
+    """The nodes that Slurm has allocated to this shell."""
 
     nodes: tuple[str, ...]
     ranks_per_node: int
-    """As many as GPUs, or tasks, were asked for."""
-    here: bool
-    """Whether this is the only node, so that nothing has to start elsewhere."""
+    """The number of GPUs, else of tasks, that the job requested per node."""
+    is_local: bool
+    """Whether this host is the only node, so that srun is not needed."""
     cpus_per_node: int = 0
 
-    def srun_words(self, ranks_per_node: int) -> list[str]:
-        """Return the words that start ranks on every node, each at its place, whatever else runs in the allocation.
+    def srun_command(self, ranks_per_node: int) -> list[str]:
+        """Return the srun command line that starts ranks on every node, beside any other step.
 
-        >>> Allocation(("n1", "n2"), 2, here=False, cpus_per_node=8).srun_words(4)
-        ['srun', '--nodes=2', '--ntasks=8', '--ntasks-per-node=4', '--kill-on-bad-exit=1', '--overlap']
+        >>> allocation = Allocation(("n1", "n2"), 2, is_local=False, cpus_per_node=8)
+        >>> allocation.srun_command(4)  # doctest: +NORMALIZE_WHITESPACE
+        ['srun', '--nodes=2', '--ntasks=8', '--ntasks-per-node=4', '--kill-on-bad-exit=1',
+         '--overlap']
         """
         count = len(self.nodes)
-        words = [
+        command = [
             "srun",
             f"--nodes={count}",
             f"--ntasks={count * ranks_per_node}",
             f"--ntasks-per-node={ranks_per_node}",
+            "--kill-on-bad-exit=1",
+            "--overlap",
         ]
-        words += ["--kill-on-bad-exit=1", "--overlap"]
-        return [*words, "--overcommit"] if 0 < self.cpus_per_node < ranks_per_node else words
+        if 0 < self.cpus_per_node < ranks_per_node:
+            command.append("--overcommit")
+        return command
 
 
 def allocation_from(env: Mapping[str, str]) -> Allocation | None:
     """Return the allocation of this shell, or None outside of any."""
-    nodes = env.get("SLURM_JOB_NODELIST")
-    if "SLURM_JOB_ID" not in env or not nodes or handover.MEETING in env:
+    node_list = env.get("SLURM_JOB_NODELIST")
+    if "SLURM_JOB_ID" not in env or not node_list or handover.MEETING in env:
         return None
     if _first_number(env.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         raise ConfigError(
-            f"srun has started this {env['SLURM_STEP_NUM_TASKS']} times, and each would start all ranks",
-            fix="start it once, without srun: `paceline run SCRIPT`; or let srun start the ranks: `srun python SCRIPT`",
+            f"srun started this command {env['SLURM_STEP_NUM_TASKS']} times, "
+            "and each would start all ranks",
+            fix="start it once, without srun: `paceline run SCRIPT`; "
+            "or let srun start the ranks: `srun python SCRIPT`",
         )
-    hosts = tuple(expand_hostlist(nodes))
-    wanted = (
-        "SLURM_GPUS_ON_NODE",
-        "SLURM_GPUS_PER_NODE",
-        "SLURM_NTASKS_PER_NODE",
-        "SLURM_TASKS_PER_NODE",
-    )
-    ranks = next((number for name in wanted if (number := _first_number(env.get(name, "")))), 1)
-    here = len(hosts) == 1 and env.get("SLURMD_NODENAME") == hosts[0]
-    return Allocation(hosts, ranks, here, _first_number(env.get("SLURM_JOB_CPUS_PER_NODE", "")))
+    nodes = tuple(expand_hostlist(node_list))
+    is_local = len(nodes) == 1 and env.get("SLURMD_NODENAME") == nodes[0]
+    cpus = _first_number(env.get("SLURM_JOB_CPUS_PER_NODE", ""))
+    return Allocation(nodes, _ranks_per_node(env), is_local, cpus)
+
+
+def _ranks_per_node(env: Mapping[str, str]) -> int:
+    for name in _RANKS_FROM:
+        if ranks := _first_number(env.get(name, "")):
+            return ranks
+    return 1
 
 
 def _first_number(text: str) -> int:
-    """Return the count that Slurm's words begin with, whatever type of GPU is named before it.
+    """Return the count at the start of a Slurm variable, after an optional GPU type.
 
     >>> _first_number("4(x2)"), _first_number("h100:2"), _first_number("")
     (4, 2, 0)
     """
-    found = re.match(r"(?:[^:,]+:)*(\d+)", text)
-    return int(found[1]) if found else 0
+    match = re.match(r"(?:[^:,]+:)*(\d+)", text)
+    return int(match[1]) if match else 0
 
 
 def launch_on(
     allocation: Allocation, spec: LaunchSpec, screen: TextIO | None, signals: StopSignals
 ) -> Failure | None:
-    """Run the ranks on all nodes to their end; return why they ended, if not because they were done."""
+    """Run the ranks on all nodes until they exit; return the failure, or None on success."""
     slurm.require("srun")
     with _shared_folder() as folder, signals:
-        words = allocation.srun_words(spec.ranks)
+        rank = [sys.executable, "-u", "-m", "paceline.launch.rank_srun"]
         process = subprocess.Popen(
             [
-                *words,
-                sys.executable,
-                "-u",
-                "-m",
-                "paceline.launch.rank_srun",
-                *spec.target.words,
+                *allocation.srun_command(spec.ranks),
+                *rank,
+                *spec.target.argv,
                 *spec.arguments,
             ],
             env=_environment(spec, folder),
             stdin=subprocess.DEVNULL,
             stdout=screen,
-            start_new_session=True,  # so that Ctrl-C reaches the launcher alone, which asks the ranks to save
+            # Ctrl-C must reach the launcher alone, which asks the ranks to save.
+            start_new_session=True,
         )
         code = _wait(process, signals)
         return _outcome(code, folder, signals)
 
 
 def _wait(process: subprocess.Popen[bytes], signals: StopSignals) -> int:
-    """Wait for srun; the first signal asks the ranks to save and leave, the second ends them."""
-    passed_on = 0
+    """Wait for srun; the first signal asks the ranks to save and exit, the second kills them."""
+    forwarded = 0
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(_LOOK_S)
-        if signals.count > passed_on:
-            passed_on = signals.count
-            process.send_signal(signal.SIGUSR1 if passed_on == 1 else signal.SIGQUIT)
+            return process.wait(_POLL_S)
+        if signals.count > forwarded:
+            forwarded = signals.count
+            process.send_signal(signal.SIGUSR1 if forwarded == 1 else signal.SIGQUIT)
 
 
 def _outcome(code: int, folder: Path, signals: StopSignals) -> Failure | None:
@@ -138,31 +150,26 @@ def _outcome(code: int, folder: Path, signals: StopSignals) -> Failure | None:
     if signals.first == signal.SIGINT:
         raise KeyboardInterrupt
     code = 128 - code if code < 0 else code
-    return Failure(
-        -1,
-        code,
-        f"the ranks failed with exit code {code}; why is said above",
-        code in _HOPELESS,
-        progress,
-    )
+    message = f"the ranks failed with exit code {code}; see their error above"
+    return Failure(-1, code, message, code in _PERMANENT, progress)
 
 
 def _environment(spec: LaunchSpec, folder: Path) -> dict[str, str]:
     env = step_environment(os.environ)
-    return (
-        env
-        | spec.variables(env)
-        | {handover.STOP_MARK: str(folder / "stopped"), handover.PROGRESS: str(folder / "progress")}
-    )
+    files = {
+        handover.STOP_MARK: str(folder / "stopped"),
+        handover.PROGRESS: str(folder / "progress"),
+    }
+    return env | spec.variables(env) | files
 
 
 def step_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return what a step of our own is told of this shell's surroundings: the cores of a task, but not the tasks of others.
+    """Return the environment for a new step: without the tasks of the step that started us.
 
     >>> step_environment({"HOME": "/me", "SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "8"})
     {'HOME': '/me', 'SLURM_CPUS_PER_TASK': '8', 'SRUN_CPUS_PER_TASK': '8'}
     """
-    kept = {name: value for name, value in env.items() if not _NOT_OURS.match(name)}
+    kept = {name: value for name, value in env.items() if not _OUTER_STEP.match(name)}
     if "SLURM_CPUS_PER_TASK" in kept:
         kept.setdefault("SRUN_CPUS_PER_TASK", kept["SLURM_CPUS_PER_TASK"])
     return kept
@@ -170,7 +177,7 @@ def step_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _shared_folder() -> Iterator[Path]:
-    """Make a private folder that all nodes see: beside the runs, where the ranks will write, too."""
+    """Make a private folder that all nodes see: in the working directory, like the runs."""
     with writing_to(Path.cwd()):
         folder = Path(tempfile.mkdtemp(prefix=".paceline-", dir=Path.cwd()))
     try:

@@ -1,4 +1,4 @@
-"""What a batch script says: pure text, every word quoted or refused."""
+"""The text of a batch script: every value is quoted, or refused if it cannot be."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.errors import ConfigError
 _TAIL = Path(__file__).with_name("job.sh")
 _TIME = re.compile(r"\d+(-\d+(:\d\d){0,2})?|\d+:\d\d(:\d\d)?")
 
-# What a rank inside a container must know of the job; docker passes on only what it is told to.
+# The variables that a rank inside a container needs; docker passes on only those it is given.
 _RANK_VARIABLES = (
     "SLURM_JOB_ID", "SLURM_JOB_END_TIME", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_PROCID", "SLURM_RESTART_COUNT",
     "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE",
@@ -28,52 +28,53 @@ _RANK_VARIABLES = (
 
 @dataclass(frozen=True)
 class BatchJob:
-    """What is to run, on how much."""
+    """A command for Slurm, and the resources it needs."""
 
     words: tuple[str, ...]
-    """How Python is told to run it: path SCRIPT, or module NAME, and the script's own words."""
+    """What to run: path SCRIPT or module NAME, then the script's arguments."""
     run: Path
     """The folder of the run."""
     folder: Path
-    """The folder in which the ranks start."""
+    """The working directory of the ranks."""
     python: str
-    """The Python of the ranks, unless the profile names an environment."""
+    """The Python interpreter of the ranks, unless the profile names an environment."""
     nodes: int
     ranks_per_node: int
     gpus_per_node: int
     time: str
     user: str = "0:0"
-    """User and group, as numbers, for docker."""
+    """UID:GID for docker."""
 
     def __post_init__(self) -> None:
-        """Refuse what Slurm would not take, or a shell would take for something else."""
+        """Raise an error for a value that Slurm rejects or a shell would misread."""
         if not _TIME.fullmatch(self.time):
             raise ConfigError(
                 f"--time {self.time!r} is not a time limit",
-                fix="give it as HH:MM:SS, D-HH or minutes",
+                fix="use HH:MM:SS, D-HH or minutes: --time 02:00:00",
             )
         for name, number in (("nodes", self.nodes), ("ranks-per-node", self.ranks_per_node)):
             if number < 1:
                 raise ConfigError(
-                    f"--{name} {number} is too small", fix=f"ask for at least one: --{name} 1"
+                    f"--{name} must be at least 1, got {number}", fix=f"use --{name} 1 or more"
                 )
         if self.gpus_per_node < 0:
             raise ConfigError(
-                f"--gpus-per-node {self.gpus_per_node} is negative",
-                fix="give 0 for a job without GPUs",
+                f"--gpus-per-node must be at least 0, got {self.gpus_per_node}",
+                fix="use --gpus-per-node 0 for a job without GPUs",
             )
         for word in (*self.words, self.python, str(self.run), str(self.folder)):
             check_word(word)
         for path in (self.run, self.folder):
-            if "\\" in str(path) or any(ord(letter) < 32 for letter in str(path)):
+            if "\\" in str(path) or any(ord(char) < 32 for char in str(path)):
                 raise ConfigError(
-                    f"the path {str(path)!r} has a backslash or a control character, which Slurm cannot take",
-                    fix="rename the folder, or give another with runs= and name=",
+                    f"the path {str(path)!r} contains a backslash or a control character, "
+                    "which Slurm does not accept",
+                    fix="rename the folder, or use another one with runs= and name=",
                 )
 
 
 def limit_seconds(time: str) -> float:
-    """Return a time limit in seconds; Slurm takes a bare number for minutes.
+    """Return a time limit in seconds; Slurm reads a bare number as minutes.
 
     >>> [limit_seconds(text) for text in ("1", "02:00:00", "30:00", "1-12", "1-12:30")]
     [60.0, 7200.0, 1800.0, 129600.0, 131400.0]
@@ -87,24 +88,27 @@ def limit_seconds(time: str) -> float:
 
 
 def check_word(word: str) -> None:
-    """Refuse a word that no command line can carry, or no file should."""
+    """Raise an error for an argument that has credentials in it or cannot be quoted."""
     if has_login(word):
         raise ConfigError(
-            "an address among the script's words has a name or a password in it, and the batch script is a file",
-            fix="leave it out, and export the storage's own variables in the shell from which you submit",
+            "an address in the script's arguments contains a user name or a password, "
+            "and the batch script is a file",
+            fix="remove it, and export the credentials of the storage in the shell where you submit",
         )
     if "\0" in word:
-        raise ConfigError(f"the word {word[:50]!r} holds a zero byte", fix="leave it out")
+        raise ConfigError(
+            f"the argument {word[:50]!r} contains a zero byte", fix="remove the zero byte"
+        )
     try:
         word.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"the word {word[:50]!r} is not text", fix="leave out what is not UTF-8"
+            f"the argument {word[:50]!r} is not valid UTF-8", fix="rename it in UTF-8"
         ) from error
 
 
 def batch_script(job: BatchJob, profile: ClusterProfile) -> str:
-    """Return the whole script. What is free text never stands in an #SBATCH line: sbatch is told it as arguments."""
+    """Return the complete script. Free text is never in an #SBATCH line: sbatch gets it as arguments."""
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in sbatch_options(job, profile)), ""]
     lines += [f"run={shlex.quote(str(job.run))}", f"requeue={'yes' if profile.requeue else ''}"]
     lines += [*_environment(job, profile), *_surroundings(profile), *_command(job, profile)]
@@ -112,10 +116,11 @@ def batch_script(job: BatchJob, profile: ClusterProfile) -> str:
 
 
 def sbatch_options(job: BatchJob, profile: ClusterProfile) -> list[str]:
-    """Return the options that the script carries; each was checked to be a plain word."""
+    """Return the options for the #SBATCH lines, checked to need no quoting."""
     agents = profile.launcher == "torchrun"
     tasks = 1 if agents else job.ranks_per_node
     cpus = profile.cpus_per_rank * (job.ranks_per_node if agents else 1)
+    lead_s = max(10, min(profile.lead_s, int(limit_seconds(job.time) / 2)))
     named = {
         "account": profile.charged,
         "partition": profile.partition,
@@ -126,7 +131,7 @@ def sbatch_options(job: BatchJob, profile: ClusterProfile) -> list[str]:
         "cpus-per-task": str(cpus) if cpus else "",
         **_gpus(job, profile),
         "time": job.time,
-        "signal": f"B:USR1@{max(10, min(profile.lead_s, int(limit_seconds(job.time) / 2)))}",
+        "signal": f"B:USR1@{lead_s}",
         "open-mode": "append",
     }
     options = [f"--{name}={value}" for name, value in named.items() if value]
@@ -137,88 +142,92 @@ def sbatch_options(job: BatchJob, profile: ClusterProfile) -> list[str]:
 
 
 def _gpus(job: BatchJob, profile: ClusterProfile) -> dict[str, str]:
-    """Return the request for GPUs: of whole nodes, so that ranks of a node see each other's GPUs and talk directly."""
+    """Return the GPU request, per node: the ranks of a node must see each other's GPUs for NVLink."""
     if not job.gpus_per_node:
         return {}
-    typed = (
-        f"{profile.gpu_type}:{job.gpus_per_node}" if profile.gpu_type else str(job.gpus_per_node)
-    )
-    return {"gres": f"gpu:{typed}"} if profile.gpu_request == "gres" else {"gpus-per-node": typed}
+    request = str(job.gpus_per_node)
+    if profile.gpu_type:
+        request = f"{profile.gpu_type}:{request}"
+    if profile.gpu_request == "gres":
+        return {"gres": f"gpu:{request}"}
+    return {"gpus-per-node": request}
 
 
 def _environment(job: BatchJob, profile: ClusterProfile) -> list[str]:
-    settings = json.dumps({"name": job.run.name, "runs": str(job.run.parent)}, ensure_ascii=False)
-    variables = {handover.SETTINGS: settings}
+    settings = {"name": job.run.name, "runs": str(job.run.parent)}
+    variables = {handover.SETTINGS: json.dumps(settings, ensure_ascii=False)}
     if profile.host_suffix:
         variables[handover.HOST_SUFFIX] = profile.host_suffix
     if profile.interface:
         variables[handover.INTERFACE] = profile.interface
-    return [
-        f"export {name}={shlex.quote(value)}"
-        for name, value in (variables | dict(profile.environment)).items()
-    ]
+    variables |= dict(profile.environment)
+    return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
 
 
 def _surroundings(profile: ClusterProfile) -> list[str]:
-    """Return the function that brings the modules and the Python environment; signals are heeded before it runs."""
-    lines = (
-        [f"module load {' '.join(shlex.quote(check(module)) for module in profile.modules)}"]
-        if profile.modules
-        else []
-    )
+    """Return a shell function that loads modules and the Python environment.
+
+    A function, because the script must install its signal handlers before it runs.
+    """
+    lines = []
+    if profile.modules:
+        lines.append(f"module load {' '.join(map(_quote, profile.modules))}")
     if profile.venv:
-        lines.append(
-            f"source {shlex.quote(str(Path(check(profile.venv)).expanduser() / 'bin' / 'activate'))}"
-        )
+        activate = Path(profile.venv).expanduser() / "bin" / "activate"
+        lines.append(f"source {_quote(str(activate))}")
     if profile.conda:
-        lines.append(
-            f'eval "$(conda shell.bash hook)" && conda activate {shlex.quote(check(profile.conda))}'
-        )
-    return ["surroundings() {", *(f"  {line}" for line in lines or [":"]), "}"]
+        hook = 'eval "$(conda shell.bash hook)"'
+        lines.append(f"{hook} && conda activate {_quote(profile.conda)}")
+    body = [f"  {line}" for line in lines or [":"]]
+    return ["surroundings() {", *body, "}"]
 
 
-def check(word: str) -> str:
-    """Return a word that a command line can carry."""
+def _quote(word: str) -> str:
     check_word(word)
-    return word
+    return shlex.quote(word)
 
 
 def _command(job: BatchJob, profile: ClusterProfile) -> list[str]:
-    """Return the command as an array of the shell, one word a line where it is long."""
-    agents = profile.launcher == "torchrun"
-    tasks = job.nodes if agents else job.nodes * job.ranks_per_node
-    entry = (
-        ["paceline.launch.agent_main", str(job.ranks_per_node)]
-        if agents
-        else ["paceline.launch.rank_srun"]
-    )
-    box, folder = profile.container, str(job.folder)
-    folders = [folder, str(job.run.parent), "/tmp"]  # noqa: S108 - where the ranks of one node meet
-    python = "python" if profile.venv or profile.conda or box.kind != "none" else job.python
-    workdir = folder if box.kind != "none" else ""
-    srun = [
-        "srun",
-        f"--nodes={job.nodes}",
-        f"--ntasks={tasks}",
-        "--kill-on-bad-exit=1",
-        "--export=ALL",
-    ]
-    inside = wrap(
-        box,
-        [python, "-u", "-m", *entry, *job.words],
+    """Return the command of the step, and of the failure report after it, as shell arrays."""
+    container = profile.container
+    folders = [str(job.folder), str(job.run.parent)]
+    folders.append("/tmp")  # noqa: S108 - for the rendezvous of the ranks of a node
+    contained = container.kind != "none"
+    workdir = str(job.folder) if contained else ""
+    python = "python" if profile.venv or profile.conda or contained else job.python
+    srun = [*_srun(job, profile), *srun_options(container, folders=folders, workdir=workdir)]
+    rank = wrap(
+        container,
+        [python, "-u", "-m", *_rank_module(job, profile), *job.words],
         gpus=job.gpus_per_node > 0,
         environment=[*_RANK_VARIABLES, *dict(profile.environment)],
         folders=folders,
         workdir=workdir,
         user=job.user,
     )
-    words = [*srun, *srun_options(box, folders=folders, workdir=workdir)]
-    # Outside a container there may be no Python of ours; the page is then left to whoever looks at the run next.
-    page = [python, "-m", "paceline", "hang", str(job.run)] if box.kind == "none" else []
+    # Outside the container there may be no Python with Paceline: no failure report is written then.
+    page = [] if contained else [python, "-m", "paceline", "hang", str(job.run)]
     return [
         "command=(",
-        f"  {shlex.join(words)}",
-        f"  {shlex.join(inside)}",
+        f"  {shlex.join(srun)}",
+        f"  {shlex.join(rank)}",
         ")",
         f"page=({shlex.join(page)})",
     ]
+
+
+def _srun(job: BatchJob, profile: ClusterProfile) -> list[str]:
+    tasks_per_node = 1 if profile.launcher == "torchrun" else job.ranks_per_node
+    return [
+        "srun",
+        f"--nodes={job.nodes}",
+        f"--ntasks={job.nodes * tasks_per_node}",
+        "--kill-on-bad-exit=1",
+        "--export=ALL",
+    ]
+
+
+def _rank_module(job: BatchJob, profile: ClusterProfile) -> list[str]:
+    if profile.launcher == "torchrun":
+        return ["paceline.launch.agent_main", str(job.ranks_per_node)]
+    return ["paceline.launch.rank_srun"]

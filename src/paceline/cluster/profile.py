@@ -1,4 +1,4 @@
-"""What a cluster wants to hear: account, partition, modules, container; typed once, in a TOML file of its own."""
+"""Cluster profiles: account, partition, modules, container and so on, one TOML file per cluster."""
 
 from __future__ import annotations
 
@@ -33,99 +33,97 @@ _PER_PROCESS = {
 
 @dataclass(frozen=True)
 class ClusterProfile:
-    """All that is the cluster's and not the job's."""
+    """The settings that belong to a cluster rather than to a job."""
 
     account: str = ""
-    """Who pays."""
+    """The account to charge."""
     account_suffix: str = ""
-    """What this site appends to the account for GPUs."""
+    """Suffix that this site appends to the account for GPU jobs."""
     partition: str = ""
-    """Which nodes; empty: the cluster's default."""
+    """Partition; empty: the cluster's default."""
     qos: str = ""
     """Quality of service."""
     constraint: str = ""
-    """Features that nodes must have."""
+    """Features that the nodes must have."""
     gpu_request: Literal["gpus-per-node", "gres"] = "gpus-per-node"
-    """How GPUs are asked for."""
+    """The sbatch option that requests GPUs."""
     gpu_type: str = ""
-    """Slurm's name for the GPU model, where there are several."""
+    """Slurm's name of the GPU model, on clusters with several models."""
     gpus_per_node: int = 0
-    """GPUs of a node, unless --gpus-per-node says otherwise."""
+    """GPUs per node, unless --gpus-per-node is given."""
     cpus_per_rank: int = 0
-    """Cores of a rank; 0: what the cluster gives by itself."""
+    """CPU cores per rank; 0: the cluster's default."""
     launcher: Literal["srun", "torchrun"] = "srun"
     """One task per rank by srun, or one elastic agent per node."""
     modules: tuple[str, ...] = ()
     """Modules to load, in order."""
     venv: str = ""
-    """Folder of a virtual environment; empty, and no conda or container: the Python that runs `paceline submit`."""
+    """Folder of a virtual environment; without it, conda or container: the Python that runs `paceline submit`."""
     conda: str = ""
     """Name or folder of a conda environment."""
     container: Container = field(default_factory=Container)
-    """What to run inside."""
+    """The container of the ranks."""
     environment: tuple[tuple[str, str], ...] = ()
-    """Variables for the ranks, as a table [environment]."""
+    """Environment variables of the ranks, from the table [environment]."""
     host_suffix: str = ""
-    """What to append to a node's name to get its name on the fast network."""
+    """Suffix that turns a node's name into its name on the fast network."""
     interface: str = ""
-    """The network interface between nodes; empty: found out."""
+    """The network interface between nodes; empty: detected."""
     lead_s: int = 120
-    """How long before the time limit Slurm says so."""
+    """Seconds before the time limit at which Slurm sends the warning signal."""
     requeue: bool = True
-    """Whether jobs may go back into the queue; false where the site forbids it, and then --jobs makes a chain."""
+    """Whether jobs are requeued; false where the site forbids it: --jobs submits a job chain instead."""
     options: tuple[str, ...] = ()
-    """Further options of sbatch, one word each, such as --exclusive."""
+    """Further options of sbatch, such as --exclusive or --mem=64G."""
 
     def __post_init__(self) -> None:
-        """Refuse what could not be written into a batch script as it is."""
+        """Raise an error for a value that cannot be written into a batch script unchanged."""
         for name in ("account", "account_suffix", "partition", "qos", "constraint", "gpu_type"):
             check_sbatch_word(name, getattr(self, name))
         for option in self.options:
             if not option.startswith("-"):
                 raise ConfigError(
                     f"{option!r} is not an option of sbatch",
-                    fix="write it as one word: --exclusive, --mem=64G",
+                    fix="write it as --NAME or --NAME=VALUE: --exclusive, --mem=64G",
                 )
             check_sbatch_word("options", option)
             if option.startswith(("--array", "-a")):
                 raise ConfigError(
-                    "the parts of a job array would all write one run",
-                    fix="submit each with a name= of its own",
+                    "the tasks of a job array (--array) would all write to one run",
+                    fix="submit each task as a job with its own name=",
                 )
         for name in ("interface", "host_suffix"):
             if not re.fullmatch(r"[\w.:-]*", getattr(self, name), re.ASCII):
                 raise ConfigError(
-                    f"{name}={getattr(self, name)!r} is not a name",
-                    fix="see `ip address` on a node",
+                    f"{name}={getattr(self, name)!r} is not a valid network name",
+                    fix="run `ip address` on a node to see the names",
                 )
         if self.venv and self.conda:
             raise ConfigError(
-                "a job cannot have both a venv and a conda environment",
-                fix="leave one of the two out",
+                "venv and conda are both set",
+                fix="remove one of the two",
             )
         if not 10 <= self.lead_s <= 65535:
             raise ConfigError(
-                f"lead_s={self.lead_s} is not a lead that Slurm takes",
-                fix="set it to 10 to 65535 seconds",
+                f"lead_s must be between 10 and 65535 seconds, got {self.lead_s}",
+                fix="set lead_s = 120",
             )
         for name, value in self.environment:
             _check_variable(name, value)
 
     @property
     def charged(self) -> str:
-        """The account with this site's suffix."""
-        return (
-            self.account
-            if not self.account or self.account.endswith(self.account_suffix)
-            else self.account + self.account_suffix
-        )
+        """The account to charge, with this site's suffix."""
+        if not self.account or self.account.endswith(self.account_suffix):
+            return self.account
+        return self.account + self.account_suffix
 
 
 def check_sbatch_word(name: str, value: str) -> None:
-    """Refuse a word that an #SBATCH line could not carry exactly."""
+    """Raise an error for a value that would need quoting in an #SBATCH line."""
     if not _SBATCH_WORD.fullmatch(value):
         raise ConfigError(
-            f"{name}={value!r} has characters that an #SBATCH line cannot carry",
+            f"{name}={value!r} contains characters that are not allowed in an #SBATCH line",
             fix="use letters, digits and . , : + @ % / = [ ] ( ) & | * ! ^ - _ only",
         )
 
@@ -133,87 +131,82 @@ def check_sbatch_word(name: str, value: str) -> None:
 def _check_variable(name: str, value: str) -> None:
     if not _VARIABLE.fullmatch(name):
         raise ConfigError(
-            f"[environment] {name!r} is not the name of a variable", fix="use letters, digits and _"
+            f"[environment] {name!r} is not a valid variable name", fix="use letters, digits and _"
         )
     if "\0" in value:
-        raise ConfigError(f"[environment] {name} holds a zero byte", fix="leave it out")
+        raise ConfigError(f"[environment] {name} contains a zero byte", fix="remove the zero byte")
     if name in _PER_PROCESS:
         raise ConfigError(
             f"[environment] {name} differs from rank to rank",
-            fix="leave it out: each rank finds it out itself",
+            fix=f"remove {name}: each rank detects its own value",
         )
     if _SECRET.search(name):
         raise ConfigError(
-            f"[environment] {name} looks like a secret, and the batch script is a file",
-            fix=f"export {name} in the shell from which you submit: Slurm hands the shell's environment to the job",
+            f"[environment] {name} looks like a secret, and the batch script is a readable file",
+            fix=f"export {name} in the shell where you submit: Slurm passes its environment to the job",
         )
 
 
 def load_profile(name: str, folder: Path) -> ClusterProfile:
-    """Return the profile of a name: the user's own file, or a ready one. `like = "NAME"` starts from another."""
+    """Return a profile by name: the user's file, else a built-in one; `like = "NAME"` inherits."""
     settings = _settings(name, folder, ())
     environment = settings.pop("environment", ())
     return replace(with_settings(ClusterProfile(), settings), environment=environment)
 
 
 def _settings(name: str, folder: Path, seen: tuple[str, ...]) -> dict[str, Any]:
-    own, ready = folder / f"{name}.toml", READY / f"{name}.toml"
-    file = own if own.is_file() and name not in seen else ready
+    own, built_in = folder / f"{name}.toml", READY / f"{name}.toml"
+    file = own if own.is_file() and name not in seen else built_in
     if not re.fullmatch(r"[\w.-]+", name) or not file.is_file():
+        suggestion = did_you_mean(name, profile_names(folder))
         raise ConfigError(
-            f"there is no cluster profile {name!r}",
-            fix=f"{did_you_mean(name, profile_names(folder))} Your own go to {folder}/NAME.toml",
+            f"unknown cluster profile {name!r}",
+            fix=f"{suggestion} Put your own into {folder}/NAME.toml",
         )
     tree = _read(file)
     like = tree.pop("like", "")
-    table = tree.pop("environment", {})
+    variables = _variables(file, tree.pop("environment", {}))
     settings = _settings(str(like), folder, (*seen, name)) if like and len(seen) < 8 else {}
-    if not isinstance(table, dict) or not all(
-        isinstance(value, str | int) for value in table.values()
-    ):
-        raise ConfigError(
-            f"{file}: environment is not a table of texts",
-            fix='write [environment], and below it NAME = "value"',
-        )
-    variables = dict(settings.get("environment", ())) | {
-        key: str(value) for key, value in table.items()
-    }
-    return (
-        settings
-        | from_toml(tree)
-        | ({"environment": tuple(variables.items())} if variables else {})
+    variables = dict(settings.get("environment", ())) | variables
+    settings |= from_toml(tree)
+    if variables:
+        settings["environment"] = tuple(variables.items())
+    return settings
+
+
+def _variables(file: Path, table: object) -> dict[str, str]:
+    if isinstance(table, dict) and all(isinstance(value, str | int) for value in table.values()):
+        return {name: str(value) for name, value in table.items()}
+    raise ConfigError(
+        f"{file}: environment must be a table of strings",
+        fix='write [environment], and below it NAME = "value"',
     )
 
 
 def profile_text(profile: ClusterProfile) -> str:
-    """Return a profile as the TOML file that would say all of it."""
-    table = [
-        f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in profile.environment
-    ]
-    lines = [
-        line
-        for line in to_toml(replace(profile, environment=())).splitlines()
-        if line != "environment = []"
-    ]
-    return "\n".join([*lines, *(["", "[environment]", *table] if table else [])]) + "\n"
+    """Return a profile as a TOML file with all settings."""
+    lines = to_toml(replace(profile, environment=())).splitlines()
+    lines.remove("environment = []")
+    if profile.environment:
+        lines += ["", "[environment]"]
+    for name, value in profile.environment:
+        lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
+    return "\n".join(lines) + "\n"
 
 
 def profile_names(folder: Path) -> list[str]:
-    """Return the names of all profiles, the user's own and the ready ones."""
+    """Return the names of the user's profiles and the built-in ones, sorted."""
     return sorted({file.stem for place in (folder, READY) for file in place.glob("*.toml")})
 
 
 def profile_folder(env: Mapping[str, str]) -> Path:
-    """Return the folder of the user's own profiles.
+    """Return the folder of the user's profiles.
 
     >>> profile_folder({"HOME": "/home/me"})
     PosixPath('/home/me/.config/paceline/clusters')
     """
-    return (
-        Path(env.get("XDG_CONFIG_HOME") or f"{env.get('HOME', '~')}/.config").expanduser()
-        / "paceline"
-        / "clusters"
-    )
+    config = env.get("XDG_CONFIG_HOME") or f"{env.get('HOME', '~')}/.config"
+    return Path(config).expanduser() / "paceline" / "clusters"
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -221,10 +214,11 @@ def _read(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
-            f"cannot read {file}: {error.strerror}", fix="permit reading it, or remove it"
+            f"cannot read {file}: {error.strerror}",
+            fix=f"make it readable (`chmod u+r {file}`), or remove it",
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{file} is not TOML: {error}",
-            fix="correct that line; `paceline cluster show generic` is an example",
+            fix="fix that line; `paceline cluster show generic` prints an example",
         ) from error

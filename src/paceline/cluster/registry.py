@@ -1,4 +1,4 @@
-"""Which jobs this user has submitted, and to which run each belongs: one line of JSON a job."""
+"""The user's submitted jobs and the run of each, kept as one line of JSON per job."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from paceline.rundir import make_private, writing_to
 
 @dataclass(frozen=True)
 class Submission:
-    """One job that was given to Slurm."""
+    """A job that was submitted to Slurm."""
 
     job: str
     run: str
-    """The folder of the run; jobs of a chain and those submitted later to go on share it."""
+    """The folder of the run; all jobs of a chain, and later jobs that resume it, share it."""
     script: str
     nodes: int
     ranks_per_node: int
     time: str
     log: str
-    """The file into which the job writes, through all its requeues."""
+    """The job's log file, the same through all requeues."""
     time_s: float
-    """When it was submitted."""
+    """Time of submission."""
     after: str = ""
-    """The job of the chain that comes before it."""
+    """The previous job of the chain."""
     cluster: str = ""
-    """Slurm's name for the cluster: one home may be on several, and each counts its jobs from 1."""
+    """Slurm's name of the cluster: clusters that share a home directory reuse job IDs."""
 
 
 def registry_file(env: Mapping[str, str]) -> Path:
-    """Return the file that lists this user's jobs.
+    """Return the path of the user's job list.
 
     >>> registry_file({"HOME": "/home/me"})
     PosixPath('/home/me/.local/state/paceline/jobs.jsonl')
@@ -43,8 +43,8 @@ def registry_file(env: Mapping[str, str]) -> Path:
     return Path(state).expanduser() / "paceline" / "jobs.jsonl"
 
 
-def note(submission: Submission) -> None:
-    """Write a job down, the whole line at once."""
+def register(submission: Submission) -> None:
+    """Append a job to the list, in a single write."""
     file = registry_file(os.environ)
     with writing_to(file):
         make_private(file.parent)
@@ -56,7 +56,7 @@ def note(submission: Submission) -> None:
 
 
 def submissions(cluster: str = "") -> list[Submission]:
-    """Return the jobs written down, the oldest first; those of one cluster, if its name is known."""
+    """Return the registered jobs, oldest first; with a cluster name, only its jobs."""
     file = registry_file(os.environ)
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -64,14 +64,19 @@ def submissions(cluster: str = "") -> list[Submission]:
         return []
     except OSError as error:
         raise EnvironmentUnfit(
-            f"cannot read {file}: {error.strerror}", fix="permit reading it, or remove it"
+            f"cannot read {file}: {error.strerror}",
+            fix=f"make it readable (`chmod u+r {file}`), or remove it",
         ) from error
-    found = (_read(line) for line in lines)
-    return [one for one in found if one and (not cluster or one.cluster in {cluster, ""})]
+    jobs = []
+    for line in lines:
+        job = _parse(line)
+        if job and (not cluster or job.cluster in {cluster, ""}):
+            jobs.append(job)
+    return jobs
 
 
-def _read(line: str) -> Submission | None:
-    """Return what a line says; one that a full disk has cut says nothing."""
+def _parse(line: str) -> Submission | None:
+    """Return the job of a line; None for a line that a full disk truncated."""
     try:
         return Submission(**json.loads(line))
     except (json.JSONDecodeError, TypeError):

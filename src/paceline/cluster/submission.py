@@ -1,4 +1,4 @@
-"""How a job gets to Slurm: its code copied, its script written, its number kept."""
+"""How a training becomes a Slurm job: copy its code, write its script, submit it, register it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from paceline.cluster import registry, slurm
 from paceline.cluster.batch import BatchJob, batch_script
-from paceline.cluster.code import CodeCopy, plan_copy, with_joined_values
+from paceline.cluster.code_copy import CodeCopy, join_config_files, plan_copy
 from paceline.cluster.profile import ClusterProfile
 from paceline.config.parse import settings_from_file
 from paceline.config.schema import RunConfig
@@ -22,13 +22,13 @@ from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError
 from paceline.launch.spec import Program
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
 
-_PLACE = {"name", "runs"}
-_LEFT_BY_EARLIER = ("over", "cancelled", "idle", "chain", "failed-nodes")
+_RUN_SETTINGS = {"name", "runs"}
+_STALE_MARKS = ("over", "cancelled", "idle", "chain", "failed-nodes")
 
 
 @dataclass(frozen=True)
 class SubmitRequest:
-    """What a person asks for."""
+    """A training to submit, and the resources for it."""
 
     target: Program
     arguments: tuple[str, ...]
@@ -36,15 +36,15 @@ class SubmitRequest:
     nodes: int
     gpus_per_node: int
     ranks_per_node: int
-    """0: as many as GPUs, and one where there are none."""
+    """0: one per GPU, or one on a node without GPUs."""
     time: str
     jobs: int = 1
-    """How many jobs make a chain."""
+    """Length of the job chain."""
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A job that is ready to be submitted; nothing has been written yet."""
+class PreparedJob:
+    """A job that is ready for submission; nothing has been written yet."""
 
     request: SubmitRequest
     run: RunDir
@@ -54,12 +54,12 @@ class Prepared:
 
     @property
     def log(self) -> str:
-        """The log as Slurm is told it: %j stands for the job's number."""
+        """The log path for sbatch: %j stands for the job ID."""
         return str(self.run.jobs).replace("%", "%%") + "/%j.log"
 
 
-def prepare(request: SubmitRequest, folder: Path) -> Prepared:
-    """Settle all that can be settled without Slurm."""
+def prepare(request: SubmitRequest, folder: Path) -> PreparedJob:
+    """Check the request and write its batch script in memory, without asking Slurm."""
     run = RunDir(_run_folder(request, folder))
     code = plan_copy(request.target, request.arguments, run.code)
     job = BatchJob(
@@ -75,106 +75,114 @@ def prepare(request: SubmitRequest, folder: Path) -> Prepared:
     )
     if 0 < job.gpus_per_node < job.ranks_per_node:
         raise ConfigError(
-            f"{job.ranks_per_node} ranks a node cannot have a GPU each of {job.gpus_per_node}",
-            fix=f"leave --ranks-per-node out, or ask for --gpus-per-node {job.ranks_per_node}",
+            f"{job.ranks_per_node} ranks per node need as many GPUs, got {job.gpus_per_node}",
+            fix=f"remove --ranks-per-node, or request --gpus-per-node {job.ranks_per_node}",
         )
     if request.jobs < 1:
-        raise ConfigError(f"--jobs {request.jobs} submits nothing", fix="give at least 1")
-    return Prepared(request, run, job, code, batch_script(job, request.profile))
+        raise ConfigError(
+            f"--jobs must be at least 1, got {request.jobs}", fix="use --jobs 1 or more"
+        )
+    return PreparedJob(request, run, job, code, batch_script(job, request.profile))
 
 
-def submit(prepared: Prepared) -> list[registry.Submission]:
-    """Write the job's files and give it to Slurm: one job, or a chain of which each goes on where the one before stopped."""
+def submit(prepared: PreparedJob) -> list[registry.Submission]:
+    """Write the job's files and submit it: one job, or a chain in which each resumes the last."""
     cluster = slurm.cluster_name()
-    _refuse_a_second(prepared.run, cluster)
+    _refuse_second_submission(prepared.run, cluster)
     _write(prepared)
-    family, found = secrets.token_hex(4), list[registry.Submission]()
+    family = secrets.token_hex(4)
+    chain: list[registry.Submission] = []
     try:
-        for place in range(prepared.request.jobs):
-            before = found[-1].job if found else ""
-            found.append(_submit_one(prepared, family, place, before, cluster))
+        for position in range(prepared.request.jobs):
+            before = chain[-1].job if chain else ""
+            chain.append(_submit_one(prepared, family, position, before, cluster))
     except PacelineError:
-        if found:
-            slurm.cancel([one.job for one in found])
+        if chain:
+            slurm.cancel([submission.job for submission in chain])
         raise
-    write_whole(prepared.run.jobs / "chain", "".join(f"{one.job}\n" for one in found).encode())
-    return found
+    jobs = "".join(f"{submission.job}\n" for submission in chain)
+    write_whole(prepared.run.jobs / "chain", jobs.encode())
+    return chain
 
 
-def _refuse_a_second(run: RunDir, cluster: str) -> None:
-    """Refuse to submit a run that has jobs in the queue: two of them would end each other."""
-    mine = [one.job for one in registry.submissions(cluster) if Path(one.run) == run.root]
-    live = [job.job for job in slurm.queued(*mine) if job.live] if mine else []
+def _refuse_second_submission(run: RunDir, cluster: str) -> None:
+    """Raise an error for a run with jobs in the queue: two jobs would take the run from each other."""
+    known = registry.submissions(cluster)
+    jobs = [submission.job for submission in known if Path(submission.run) == run.root]
+    live = [job.job for job in slurm.queued_jobs(*jobs) if job.live] if jobs else []
     if live:
         raise ConfigError(
-            f"the run {run.root.name} has jobs in the queue already: {', '.join(live)}",
-            fix=f"`paceline cancel {live[0]}` first, or give this one another name=",
+            f"run {run.root.name} already has jobs in the queue: {', '.join(live)}",
+            fix=f"run `paceline cancel {live[0]}` first, or give this run another name=",
         )
 
 
 def _run_folder(request: SubmitRequest, folder: Path) -> Path:
-    """Return the run's folder: as the script's words and settings files name it, else by the name of the script."""
-    settings = _settings(with_joined_values(request.arguments))
+    """Return the run's folder: from arguments and config files, else named after the script."""
+    settings = _run_settings(join_config_files(request.arguments))
     name = settings.get("name") or Path(request.target.name).stem
     runs = settings.get("runs") or RunConfig.runs
-    RunConfig(name=name)  # which refuses what cannot be a folder
+    RunConfig(name=name)  # raises if the name cannot be a folder
     return (folder / runs).resolve() / name
 
 
-def _settings(words: Sequence[str]) -> dict[str, str]:
-    """Return the name and the folder of the run, as far as the words name them; words win over files.
+def _run_settings(arguments: Sequence[str]) -> dict[str, str]:
+    """Return `name` and `runs` as far as they are set; arguments override config files.
 
-    >>> _settings(["epochs=3", "--name", "x", "runs=/y"]), _settings(["--name=a", "name=b"])
-    ({'name': 'x', 'runs': '/y'}, {'name': 'b'})
+    >>> _run_settings(["epochs=3", "--name", "x", "runs=/y"])
+    {'name': 'x', 'runs': '/y'}
+    >>> _run_settings(["--name=a", "name=b"])
+    {'name': 'b'}
     """
-    from_files, found = dict[str, str](), dict[str, str]()
-    for word, following in itertools.pairwise([*words, ""]):
-        option, equals, value = word.partition("=")
-        plain = option.removeprefix("--")
+    from_files: dict[str, str] = {}
+    from_arguments: dict[str, str] = {}
+    for argument, following in itertools.pairwise([*arguments, ""]):
+        option, equals, value = argument.partition("=")
+        key = option.removeprefix("--")
         if option == "--config":
-            from_files |= {
-                key: str(kept)
-                for key, kept in settings_from_file(Path(value)).items()
-                if key in _PLACE
-            }
-        elif plain in _PLACE and (equals or option != plain):
-            found[plain] = value if equals else following
-    return from_files | found
+            settings = settings_from_file(Path(value))
+            for setting in _RUN_SETTINGS & settings.keys():
+                from_files[setting] = str(settings[setting])
+        elif key in _RUN_SETTINGS and (equals or option != key):
+            from_arguments[key] = value if equals else following
+    return from_files | from_arguments
 
 
-def _write(prepared: Prepared) -> None:
+def _write(prepared: PreparedJob) -> None:
     jobs = prepared.run.jobs
     with writing_to(jobs):
         make_private(jobs)
-        for name in _LEFT_BY_EARLIER:
+        for name in _STALE_MARKS:
             (jobs / name).unlink(missing_ok=True)
         write_whole(jobs / "job.sh", prepared.script.encode())
     prepared.code.make()
 
 
 def _submit_one(
-    prepared: Prepared, family: str, place: int, before: str, cluster: str
+    prepared: PreparedJob, family: str, position: int, before: str, cluster: str
 ) -> registry.Submission:
     run, job = prepared.run, prepared.job
-    words = [f"--job-name={run.root.name}", f"--output={prepared.log}", f"--chdir={job.folder}"]
-    words += [f"--dependency=afterany:{before}"] if before else []
-    said = slurm.ask("sbatch", "--parsable", *words, str(run.jobs / "job.sh"), family, str(place))
-    number = said.strip().partition(";")[0]
-    if not re.fullmatch(r"\d+", number):
+    options = [f"--job-name={run.root.name}", f"--output={prepared.log}", f"--chdir={job.folder}"]
+    if before:
+        options.append(f"--dependency=afterany:{before}")
+    script = [str(run.jobs / "job.sh"), family, str(position)]
+    output = slurm.run_command("sbatch", "--parsable", *options, *script).strip()
+    job_id = output.partition(";")[0]
+    if not re.fullmatch(r"\d+", job_id):
         raise EnvironmentUnfit(
-            f"sbatch answered {said.strip()!r}, which is no job", fix="see `squeue --me`"
+            f"sbatch printed {output!r} instead of a job ID", fix="check `squeue --me`"
         )
     submission = registry.Submission(
-        job=number,
+        job=job_id,
         run=str(run.root),
         script=prepared.request.target.name,
         nodes=job.nodes,
         ranks_per_node=job.ranks_per_node,
         time=job.time,
-        log=str(run.jobs / f"{number}.log"),
+        log=str(run.jobs / f"{job_id}.log"),
         time_s=time.time(),
         after=before,
         cluster=cluster,
     )
-    registry.note(submission)
+    registry.register(submission)
     return submission

@@ -1,7 +1,7 @@
-"""Which sample is the k-th of an epoch: a pure function of (seed, epoch, k), O(1) to start anywhere.
+"""The k-th sample of an epoch: a pure function of (seed, epoch, k), O(1) from any k.
 
-A keyed permutation of [0, size) and not a stored one: a Feistel network over the next power of two,
-walked along its cycle until it lands inside (under two rounds of walking on average).
+A keyed permutation of [0, size) that is never stored: a Feistel network over the next power of two,
+applied again until the value is below size (under two applications on average).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _Words = NDArray[Any]  # uint32 where that is wide enough, else uint64
 _Round = Callable[[_Words], _Words]
 
 _ROUNDS = 8
-_TABLED_BITS = 32  # up to here a round is looked up in a table of its half of the bits, which takes a quarter of the time
+_TABLED_BITS = 32  # up to here a round is a lookup in a table of half of the bits, 4 x faster
 _MIX_1 = numpy.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = numpy.uint64(0x94D049BB133111EB)
 _STRIDE = numpy.uint64(0x9E3779B97F4A7C15)
 _SHIFT_1, _SHIFT_2 = numpy.uint64(30), numpy.uint64(27)
-_WHOLE, _BLOCKS, _FIRST_WINDOW = 0, 1, 2  # which permutation of an epoch is meant
+_WHOLE, _BLOCKS, _FIRST_WINDOW = 0, 1, 2  # the permutations of an epoch
 
 
 def samples_at(places: Places, size: int, seed: int, epoch: int, part: int = _WHOLE) -> Places:
-    """Return the sample numbers at some places of an epoch's order.
+    """Return the samples at these places of an epoch's order.
 
     >>> sorted(samples_at(numpy.arange(5), size=5, seed=1, epoch=0).tolist())
     [0, 1, 2, 3, 4]
@@ -37,7 +37,7 @@ def samples_at(places: Places, size: int, seed: int, epoch: int, part: int = _WH
 
 
 def places_of(samples: Places, size: int, seed: int, epoch: int, part: int = _WHOLE) -> Places:
-    """Return where some samples stand in an epoch's order: the inverse of `samples_at`.
+    """Return the places of samples in an epoch's order: the inverse of `samples_at`.
 
     >>> places_of(samples_at(numpy.arange(5), 5, seed=1, epoch=0), 5, seed=1, epoch=0).tolist()
     [0, 1, 2, 3, 4]
@@ -47,30 +47,30 @@ def places_of(samples: Places, size: int, seed: int, epoch: int, part: int = _WH
 
 @dataclass(frozen=True)
 class Order:
-    """The order of a set that is read in blocks: blocks are permuted, then the samples of each window of blocks.
+    """Permute the blocks of a dataset, then the samples of each window of blocks.
 
-    Only the blocks of one window are needed at a time. A set of no more blocks than a window is shuffled as a whole, in
-    the order of `samples_at`.
+    Only the blocks of one window are needed at a time. A dataset of at most one window is
+    shuffled as a whole, in the order of `samples_at`.
     """
 
     size: int
     block: int
-    """Samples of a block; the last one may be short."""
+    """Samples per block; the last block may be shorter."""
     window: int
-    """Blocks whose samples are mixed."""
+    """Blocks whose samples are shuffled together."""
 
     @cached_property
     def blocks(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return -(-self.size // self.block)
 
     @property
     def _missing(self) -> int:
-        """How many samples the last block is short of."""
+        """Samples that the last block lacks."""
         return self.blocks * self.block - self.size
 
     def at(self, places: Places, seed: int, epoch: int) -> Places:
-        """Return the sample numbers at some places of an epoch's order.
+        """Return the samples at these places of an epoch's order.
 
         >>> order = Order(size=7, block=2, window=2)
         >>> order.at(numpy.arange(7), seed=1, epoch=0).tolist()
@@ -83,14 +83,16 @@ class Order:
         first, last = int(windows.min()), int(windows.max())
         if first == last:
             return self._in_window(places, first, short, seed, epoch)
-        found = numpy.empty_like(places)
+        samples = numpy.empty_like(places)
         for window in range(first, last + 1):
             inside = numpy.flatnonzero(windows == window)
-            found[inside] = self._in_window(places[inside], window, short, seed, epoch)
-        return found
+            samples[inside] = self._in_window(places[inside], window, short, seed, epoch)
+        return samples
 
     def next_blocks(self, place: int, seed: int, epoch: int) -> list[int]:
-        """Return the blocks of the window after that of a place, in the order in which they were dealt; none after the last.
+        """Return the blocks of the window after the one of a place, in shuffled order.
+
+        Empty after the last window.
 
         >>> Order(size=7, block=2, window=2).next_blocks(0, seed=1, epoch=0)
         [0, 2]
@@ -105,27 +107,25 @@ class Order:
 
     def _in_window(self, places: Places, window: int, short: int, seed: int, epoch: int) -> Places:
         positions = numpy.arange(window * self.window, min((window + 1) * self.window, self.blocks))
-        begin, end = (
-            self._begin(int(position), short) for position in (positions[0], positions[-1] + 1)
-        )
-        inside = begin + samples_at(
-            places - begin, end - begin, seed, epoch, _FIRST_WINDOW + window
-        )
-        position, row = numpy.divmod(self._padded(inside, short), self.block)
+        begin = self._begin(int(positions[0]), short)
+        end = self._begin(int(positions[-1]) + 1, short)
+        part = _FIRST_WINDOW + window
+        shuffled = begin + samples_at(places - begin, end - begin, seed, epoch, part)
+        position, row = numpy.divmod(self._padded(shuffled, short), self.block)
         blocks = samples_at(positions, self.blocks, seed, epoch, _BLOCKS)
-        found: Places = blocks[position - positions[0]] * self.block + row
-        return found
+        samples: Places = blocks[position - positions[0]] * self.block + row
+        return samples
 
     def _short(self, seed: int, epoch: int) -> int:
-        """Return at which position the last block comes, the only one that may be short."""
+        """Return the position of the last block, the only one that may be short."""
         return int(places_of(numpy.array([self.blocks - 1]), self.blocks, seed, epoch, _BLOCKS)[0])
 
     def _begin(self, position: int, short: int) -> int:
-        """Return the first place of the block that comes at some position."""
+        """Return the first place of the block at a position."""
         return position * self.block - (self._missing if position > short else 0)
 
     def _padded(self, places: Places, short: int) -> Places:
-        """Return places as they would be if all blocks were whole."""
+        """Return the places as if no block were short."""
         if not self._missing:
             return places
         return numpy.where(places >= self._begin(short + 1, short), places + self._missing, places)
@@ -139,36 +139,35 @@ def _walk(
     epoch: int,
     part: int,
 ) -> Places:
-    """Move along the cycles of a permutation of the next power of two, until all values are inside."""
+    """Apply a permutation of the next power of two until all values are below size."""
     if size == 1:
         return numpy.zeros_like(values)
     bits = (size - 1).bit_length()
     rounds = _rounds(seed, epoch, part, bits)
-    moved = move(
-        values.astype(numpy.uint32 if bits <= _TABLED_BITS else numpy.uint64), bits, rounds
-    )
+    dtype = numpy.uint32 if bits <= _TABLED_BITS else numpy.uint64
+    moved = move(values.astype(dtype), bits, rounds)
     outside = numpy.flatnonzero(moved >= size)
     while outside.size:
-        again = move(moved[outside], bits, rounds)
-        moved[outside] = again
-        outside = outside[again >= size]
+        next_values = move(moved[outside], bits, rounds)
+        moved[outside] = next_values
+        outside = outside[next_values >= size]
     return moved.astype(numpy.int64)
 
 
 @lru_cache(maxsize=16)
 def _rounds(seed: int, epoch: int, part: int, bits: int) -> list[_Round]:
-    """Return what each round makes of one half of the bits, to be added to the other half."""
+    """Return the round functions: each maps one half of the bits to a mask for the other."""
     halves = [bits // 2, bits - bits // 2]
-    found: list[_Round] = []
+    rounds: list[_Round] = []
     for number, key in enumerate(_round_keys(seed, epoch, part)):
         low, high = halves[number % 2], halves[1 - number % 2]
         compute = partial(_round_value, key=key, mask=numpy.uint64((1 << high) - 1))
         if bits <= _TABLED_BITS:
             table = compute(numpy.arange(1 << low, dtype=numpy.uint64)).astype(numpy.uint32)
-            found.append(partial(_look_up, table))
+            rounds.append(partial(_look_up, table))
         else:
-            found.append(compute)
-    return found
+            rounds.append(compute)
+    return rounds
 
 
 def _look_up(table: _Words, low: _Words) -> _Words:
@@ -189,7 +188,7 @@ def _round_keys(seed: int, epoch: int, part: int) -> _Words:
 
 
 def _permute(values: _Words, bits: int, rounds: Sequence[_Round]) -> _Words:
-    """Permute [0, 2**bits): each round changes one half by a function of the other, then swaps the halves."""
+    """Permute [0, 2**bits): each round XORs a half with a function of the other, and swaps."""
     high, low = _halves(values, bits)
     for value in rounds:
         high, low = low, value(low) ^ high
@@ -214,8 +213,8 @@ def _joined(high: _Words, low: _Words, bits: int) -> _Words:
 
 
 def mixed(words: _Words) -> _Words:
-    """Return 64-bit words, each well mixed."""
+    """Return 64-bit words, each hashed (SplitMix64)."""
     words = (words ^ (words >> _SHIFT_1)) * _MIX_1
     words = (words ^ (words >> _SHIFT_2)) * _MIX_2
-    found: _Words = words ^ (words >> numpy.uint64(31))
-    return found
+    hashed: _Words = words ^ (words >> numpy.uint64(31))
+    return hashed

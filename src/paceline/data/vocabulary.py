@@ -1,4 +1,4 @@
-"""What the numbers of a text stand for: its bytes, its characters, or the tokens of a tokenizer."""
+"""Vocabularies: text as bytes, as characters, or as tokens of a tokenizer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from paceline.data.shards.shard import Array
 from paceline.errors import ConfigError, DataError
 
 TOKENIZER = "tokenizer.json"
-"""The file of a tokenizer, beside what speaks of it."""
+"""The file of a tokenizer, in the folder of the dataset or run that uses it."""
 SMALLEST_VOCABULARY = 257
-"""Every byte, and the end of a text: what a tokenizer that is trained must hold."""
+"""Every byte and the end of text: the least that a trained tokenizer holds."""
 
 _END_OF_TEXT = "<|endoftext|>"
 _ENDS = (_END_OF_TEXT, "<|end_of_text|>", "<|eos|>", "<eos>", "</s>")
@@ -27,7 +27,7 @@ Level = Literal["bytes", "characters", "tokens"]
 
 @dataclass(frozen=True)
 class Bytes:
-    """A number is a byte of UTF-8."""
+    """Every token is a byte of UTF-8."""
 
     level: ClassVar[Level] = "bytes"
     size: ClassVar[int] = 256
@@ -35,107 +35,112 @@ class Bytes:
     files: ClassVar[Mapping[str, bytes]] = {}
 
     def encode(self, text: str) -> Array:
-        """Return the numbers of a text."""
+        """Return the tokens of a text."""
         return numpy.frombuffer(text.encode(), dtype="u1")
 
-    def decode(self, numbers: Sequence[int]) -> str:
-        """Return the text of numbers; what is no UTF-8 shows as such."""
-        return bytes(numbers).decode(errors="replace")
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens; invalid UTF-8 becomes replacement characters."""
+        return bytes(tokens).decode(errors="replace")
 
     def about(self) -> dict[str, Any]:
-        """Return what an index says of it."""
+        """Return the entries of the index that describe this vocabulary."""
         return {"text": self.level, "vocabulary": self.size}
 
 
 @dataclass(frozen=True)
 class Characters:
-    """A number is the place of a character among those there are."""
+    """Every token is a character, numbered by its position in `letters`."""
 
     letters: str
-    """All of them, in order."""
+    """All characters, in order."""
     level: ClassVar[Level] = "characters"
     end: ClassVar[int] = -1
     files: ClassVar[Mapping[str, bytes]] = {}
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of characters."""
         return len(self.letters)
 
     def encode(self, text: str) -> Array:
-        """Return the numbers of a text; a character that is not there is named."""
-        known, wanted = _codes(self.letters), _codes(text)
-        found = numpy.searchsorted(known, wanted)
-        wrong = known.take(found, mode="clip") != wanted
-        if wrong.any():
-            letter = text[int(wrong.argmax())]
-            raise ConfigError(
-                f"the character {letter!r} is not among the {self.size} of the text",
-                fix=f"leave it out, or use these: {self.letters[:200]!r}",
-            )
-        return found
+        """Return the tokens of a text.
 
-    def decode(self, numbers: Sequence[int]) -> str:
-        """Return the text of numbers."""
-        return "".join(self.letters[number] for number in numbers)
+        The error names a character that is not in the vocabulary.
+        """
+        letters, codes = _codes(self.letters), _codes(text)
+        tokens = numpy.searchsorted(letters, codes)
+        unknown = letters.take(tokens, mode="clip") != codes
+        if unknown.any():
+            letter = text[int(unknown.argmax())]
+            raise ConfigError(
+                f"the character {letter!r} is not in the vocabulary of {self.size} characters",
+                fix=f"remove it, or use only these: {self.letters[:200]!r}",
+            )
+        return tokens
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        return "".join(self.letters[token] for token in tokens)
 
     def about(self) -> dict[str, Any]:
-        """Return what an index says of it."""
+        """Return the entries of the index that describe this vocabulary."""
         return {"text": self.level, "vocabulary": self.size, "characters": self.letters}
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """A number is a token of a tokenizer."""
+    """The tokens of a tokenizer."""
 
     content: bytes
-    """The tokenizer's file. It is read when a text is: the numbers alone need no package."""
+    """The tokenizer file.
+
+    It is parsed when text is encoded or decoded: tokens alone need no package.
+    """
     size: int
     end: int = -1
-    """The token between two texts; -1: none."""
+    """The end-of-text token; -1: none."""
     where: str = field(default=TOKENIZER, compare=False)
     level: ClassVar[Level] = "tokens"
 
     @classmethod
     def of(cls, content: bytes, where: str = TOKENIZER) -> Tokens:
-        """Return what the file of a tokenizer holds."""
+        """Parse the content of a tokenizer file."""
         tokenizer = read_tokenizer(content, where)
         size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         return cls(content, size, end_of_text(tokenizer), where)
 
     @property
     def files(self) -> Mapping[str, bytes]:
-        """What must be kept beside the numbers."""
+        """Files to keep in the folder of the tokens."""
         return {TOKENIZER: self.content}
 
     def encode(self, text: str) -> Array:
-        """Return the numbers of a text."""
+        """Return the tokens of a text."""
         return numpy.asarray(
             self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=numpy.int64
         )
 
-    def lost(self, text: str) -> str:
-        """Return the first character that no token stands for; spaces may go unsaid."""
-        found, unknown = self._tokenizer.encode(text, add_special_tokens=False), self._unknown
-        spans = [
-            span for number, span in zip(found.ids, found.offsets, strict=True) if number != unknown
-        ]
-        said = {place for begin, end in spans for place in range(begin, end)}
-        return next(
-            (
-                letter
-                for place, letter in enumerate(text)
-                if place not in said and not letter.isspace()
-            ),
-            "",
-        )
+    def first_unencodable(self, text: str) -> str:
+        """Return the first character that no token covers, other than white space.
 
-    def decode(self, numbers: Sequence[int]) -> str:
-        """Return the text of numbers."""
-        return str(self._tokenizer.decode(list(numbers), skip_special_tokens=False))
+        "" if there is none.
+        """
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        covered: set[int] = set()
+        for token, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token != self._unknown:
+                covered.update(range(begin, end))
+        for position, letter in enumerate(text):
+            if position not in covered and not letter.isspace():
+                return letter
+        return ""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
 
     def about(self) -> dict[str, Any]:
-        """Return what an index says of it."""
+        """Return the entries of the index that describe this vocabulary."""
         facts = {
             "text": self.level,
             "vocabulary": self.size,
@@ -149,10 +154,10 @@ class Tokens:
 
     @cached_property
     def _unknown(self) -> int | None:
-        """The token that stands for all that no other does, if there is one."""
-        word = getattr(self._tokenizer.model, "unk_token", None)
-        number: int | None = self._tokenizer.token_to_id(word) if isinstance(word, str) else None
-        return number
+        """The token for unknown text, if there is one."""
+        name = getattr(self._tokenizer.model, "unk_token", None)
+        token: int | None = self._tokenizer.token_to_id(name) if isinstance(name, str) else None
+        return token
 
 
 Vocabulary = Bytes | Characters | Tokens
@@ -161,25 +166,25 @@ Vocabulary = Bytes | Characters | Tokens
 def vocabulary_of(
     about: Mapping[str, Any], read: Callable[[str], bytes], where: str
 ) -> Vocabulary | None:
-    """Return the vocabulary that an index speaks of, if it does; `read` gives a file that lies beside it."""
+    """Return the vocabulary that an index describes, if any.
+
+    `read` returns a file in its folder.
+    """
     level, letters, size = (about.get(name) for name in ("text", "characters", "vocabulary"))
     if level == "bytes":
         return Bytes()
     if level == "characters" and isinstance(letters, str) and letters:
         return Characters(letters)
     files = about.get("files")
-    if (
-        level != "tokens"
-        or not isinstance(size, int)
-        or not isinstance(files, dict)
-        or TOKENIZER not in files
-    ):
+    if level != "tokens" or not isinstance(size, int):
+        return None
+    if not isinstance(files, dict) or TOKENIZER not in files:
         return None
     content = read(TOKENIZER)
     if xxhash.xxh3_64_hexdigest(content) != files[TOKENIZER]:
         raise DataError(
-            f"{where}/{TOKENIZER} has other bytes than were written",
-            fix="bring it back from where it was made",
+            f"{where}/{TOKENIZER} has changed since it was written",
+            fix="copy the original file back",
         )
     end = about.get("end_of_text")
     return Tokens(content, size, end if isinstance(end, int) else -1, f"{where}/{TOKENIZER}")
@@ -190,7 +195,7 @@ def _codes(text: str) -> Array:
 
 
 def width_for(vocabulary: int) -> str:
-    """Return the narrowest type that holds so many different numbers.
+    """Return the narrowest type that holds the tokens of a vocabulary of this size.
 
     >>> [width_for(count) for count in (65, 256, 257, 50257, 200_000)]
     ['<u1', '<u1', '<u2', '<u2', '<u4']
@@ -199,7 +204,7 @@ def width_for(vocabulary: int) -> str:
 
 
 def load_tokenizer(path: Path) -> Tokens:
-    """Read the file of a tokenizer."""
+    """Read a tokenizer file."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -208,7 +213,7 @@ def load_tokenizer(path: Path) -> Tokens:
 
 
 def read_tokenizer(content: bytes, where: str) -> Any:
-    """Return a tokenizer that takes texts as they are: it neither cuts nor fills them."""
+    """Parse a tokenizer, without its truncation and padding."""
     tokenizers = _need("tokenizers")
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(content)
@@ -222,12 +227,12 @@ def read_tokenizer(content: bytes, where: str) -> Any:
 def _no_tokenizer(where: str, why: object) -> DataError:
     return DataError(
         f"cannot read {where} as a tokenizer: {why}",
-        fix="give a file that the tokenizers library has saved (tokenizer.json), or have one trained",
+        fix="pass a file that the tokenizers library has saved (tokenizer.json), or train a tokenizer",
     )
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> str:
-    """Return the file of a byte-level BPE tokenizer, trained on texts; the same for the same texts."""
+    """Train a byte-level BPE tokenizer and return its file; the same texts give the same file."""
     tokenizers = _need("tokenizers")
     inner = _need("tokenizers.pre_tokenizers").ByteLevel
     tokenizer = tokenizers.Tokenizer(_need("tokenizers.models").BPE())
@@ -244,14 +249,16 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> str:
 
 
 def _need(module: str) -> Any:
-    from paceline.data.pack.optional_packages import (
-        import_optional,
-    )  # not above: whoever packs needs this module first
+    # Not at the top: the package of this module imports vocabulary first.
+    from paceline.data.pack.optional_packages import import_optional
 
     return import_optional(module, "text as tokens")
 
 
 def end_of_text(tokenizer: Any) -> int:
-    """Return the token that ends a text, or -1 if there is none."""
-    known = (tokenizer.token_to_id(word) for word in _ENDS)
-    return next((number for number in known if number is not None), -1)
+    """Return the end-of-text token, or -1 if there is none."""
+    for name in _ENDS:
+        token: int | None = tokenizer.token_to_id(name)
+        if token is not None:
+            return token
+    return -1

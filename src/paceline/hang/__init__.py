@@ -1,1 +1,1 @@
-"""Is a rank stuck, where, and who waits for it? Ranks write what they see of themselves; anybody may read it."""
+"""Hang detection: which rank is stuck, where, and which ranks wait for it. Every rank reports about itself."""

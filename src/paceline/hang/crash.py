@@ -1,4 +1,4 @@
-"""What a rank still says when native code ends it (SIGSEGV, SIGABRT): Python's own handler writes its stacks into a file."""
+"""Crashes in native code (SIGSEGV, SIGABRT): Python's faulthandler writes the stacks of a rank into a file."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from paceline.rundir import make_private
 
 ABORTED = "Aborted"
 _MOST_BYTES = 1 << 20
-_WHAT = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
+_ERROR = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Crash:
-    """How native code ended a rank, and where its threads were."""
+    """A crash in native code, with the Python stacks at that moment."""
 
     what: str
     """Aborted, Segmentation fault, Bus error ..."""
@@ -30,16 +30,16 @@ class Crash:
 
 
 @contextlib.contextmanager
-def telling_of_crashes(path: Path, *, enabled_by_us: bool) -> Iterator[None]:
-    """Have crashes written into a file until this is over; a file that stays tells of one.
+def dump_stacks_on_crash(path: Path, *, enabled_by_us: bool) -> Iterator[None]:
+    """Send the faulthandler's output to a file inside the context; the file is removed at the end if nothing crashed.
 
-    Where somebody else has already said where they are to be written, it stays so.
+    A faulthandler that the user enabled keeps its own output.
     """
-    before, file = faulthandler.is_enabled(), -1
-    if before and not enabled_by_us:
+    was_enabled, file = faulthandler.is_enabled(), -1
+    if was_enabled and not enabled_by_us:
         yield
         return
-    with contextlib.suppress(OSError):  # a disk that does not take it fails no training
+    with contextlib.suppress(OSError):  # a full disk must not fail the training
         make_private(path.parent)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         faulthandler.enable(file)
@@ -47,47 +47,45 @@ def telling_of_crashes(path: Path, *, enabled_by_us: bool) -> Iterator[None]:
         yield
     finally:
         if file >= 0:
-            _to_the_screen_again(before=before)
+            _restore(was_enabled=was_enabled)
             os.close(file)
             path.unlink(missing_ok=True)
 
 
-def _to_the_screen_again(*, before: bool) -> None:
+def _restore(*, was_enabled: bool) -> None:
     faulthandler.disable()
-    if before and sys.__stderr__ is not None:
+    if was_enabled and sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)
 
 
 def read_crash(path: Path) -> Crash | None:
-    """Return what a crash left; nothing where there was none."""
+    """Return the crash in a faulthandler file; None if there was none."""
     try:
         with path.open("rb") as file:
-            return parsed_crash(file.read(_MOST_BYTES).decode(errors="replace"))
+            return parse_crash(file.read(_MOST_BYTES).decode(errors="replace"))
     except OSError:
         return None
 
 
-def parsed_crash(text: str) -> Crash | None:
-    r"""Return what Python's handler wrote. Threads come youngest first, so the last is the main one.
+def parse_crash(text: str) -> Crash | None:
+    r"""Parse the faulthandler's text. It lists the youngest thread first, so the last one is the main thread.
 
-    >>> parsed_crash('Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n  File "a.py", line 3 in f\n')
-    Crash(what='Aborted', stacks=(Stack(thread='MainThread', places=(Place(file='a.py', line=3, function='f', kind='user'),)),))
+    >>> parse_crash('Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n  File "a.py", line 3 in f\n')
+    Crash(what='Aborted', stacks=(Stack(thread='MainThread', places=(CodeLine(file='a.py', line=3, function='f', kind='user'),)),))
     """
-    if (found := _WHAT.search(text)) is None:
+    error = _ERROR.search(text)
+    if error is None:
         return None
-    threads = [block for block in text[found.end() :].split("\n\n") if _FRAME.search(block)]
-    names = [*(f"thread {place}" for place in range(len(threads) - 1)), MAIN]
-    return Crash(
-        found[1],
-        tuple(
-            Stack(name, _places(block)) for name, block in zip(names, threads, strict=bool(threads))
-        ),
-    )
+    threads = [block for block in text[error.end() :].split("\n\n") if _FRAME.search(block)]
+    stacks = []
+    for index, block in enumerate(threads):
+        name = MAIN if index == len(threads) - 1 else f"thread {index}"
+        stacks.append(Stack(name, _places(block)))
+    return Crash(error[1], tuple(stacks))
 
 
 def _places(block: str) -> tuple[CodeLine, ...]:
-    frames = _FRAME.findall(block)
-    return tuple(
-        CodeLine(file, int(line), function, kind_of(file))
-        for file, line, function in reversed(frames)
-    )
+    places = []
+    for file, line, function in reversed(_FRAME.findall(block)):
+        places.append(CodeLine(file, int(line), function, kind_of(file)))
+    return tuple(places)

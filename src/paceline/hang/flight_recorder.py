@@ -1,4 +1,4 @@
-"""The last collectives of this rank, from torch's flight recorder. It is read as JSON; its other form is a pickle."""
+"""The newest collectives of this rank, from torch's flight recorder, read as JSON; its other format is a pickle."""
 
 from __future__ import annotations
 
@@ -7,57 +7,55 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-_READERS = (
-    "_dump_nccl_trace_json",
-    "_dump_fr_trace_json",
-)  # the first is there where torch was built with NCCL
-_LAST = 64  # more than a step has, as a rule: what is odd shows by the steps before
+# The first one exists where torch was built with NCCL.
+_READERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+_LAST = 64  # usually more than one step: earlier steps show which collective deviates
 
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective, as one rank has begun it."""
+    """One collective, as one rank started it."""
 
     group: str
     number: int
-    """Which one of its group, from 1 on: all ranks count alike."""
+    """Sequence number in its process group, from 1 on, equal on all ranks."""
     name: str
     sizes: tuple[tuple[int, ...], ...]
     types: tuple[str, ...]
     done: bool
 
     @property
-    def called(self) -> str:
-        """What to call it in a sentence.
+    def label(self) -> str:
+        """Name and number.
 
-        >>> Collective("0", 412, "all-reduce", ((3,),), ("Float",), False).called
+        >>> Collective("0", 412, "all-reduce", ((3,),), ("Float",), False).label
         'all-reduce 412'
         """
         return f"{self.name} {self.number}"
 
 
 def last_collectives() -> list[Collective]:
-    """Return the last collectives of this rank, the oldest first; none where torch does not tell."""
+    """Return the newest collectives of this rank, the oldest first; empty where torch records none."""
     bindings = sys.modules.get("torch._C._distributed_c10d")
-    found: list[Collective] = []
+    entries: list[Collective] = []
     for name in _READERS:
         reader = getattr(bindings, name, None)
         if reader is not None:
-            found += _parsed(reader)
-    return sorted(found, key=lambda entry: entry.number)[-_LAST:]
+            entries += _read(reader)
+    return sorted(entries, key=lambda entry: entry.number)[-_LAST:]
 
 
-def _parsed(reader: Any) -> list[Collective]:
-    """Return what one recorder says. Its format is torch's own affair, so a new one is no error of the training."""
+def _read(reader: Any) -> list[Collective]:
+    """Return the entries of one recorder. torch may change the format, which must not fail the training."""
     try:
-        entries = json.loads(reader(True, False)).get("entries") or []  # noqa: FBT003 - torch takes them by place
+        entries = json.loads(reader(True, False)).get("entries") or []  # noqa: FBT003 - positional in torch
         return [collective(entry) for entry in entries if not entry.get("is_p2p")]
     except (RuntimeError, TypeError, ValueError, KeyError):
         return []
 
 
 def collective(entry: dict[str, Any]) -> Collective:
-    """Return an entry of the recorder."""
+    """Convert an entry of the recorder's JSON."""
     return Collective(
         str(entry["process_group"][0]),
         int(entry["collective_seq_id"]),
@@ -69,7 +67,7 @@ def collective(entry: dict[str, Any]) -> Collective:
 
 
 def plain_name(text: str) -> str:
-    """Return what people call a collective.
+    """Return the common name of a collective.
 
     >>> plain_name("gloo:all_reduce"), plain_name("nccl:_all_gather_base"), plain_name("nccl:all_reduce_barrier")
     ('all-reduce', 'all-gather', 'barrier')

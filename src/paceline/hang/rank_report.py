@@ -1,4 +1,4 @@
-"""What a rank writes down of itself: where it is, what it waits for, and how it ended. JSON, a file a rank."""
+"""The report of a rank about itself: where it is, what it waits for, how it ended. One JSON file per rank."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 from paceline.hang.crash import read_crash
 from paceline.hang.flight_recorder import Collective, last_collectives
-from paceline.hang.links import Links, own_links
-from paceline.hang.process import GONE, Process, again, children, process
-from paceline.hang.stacks import CodeLine, Stack, own_stacks, telling_place
+from paceline.hang.proc import GONE, Links, Process, children, own_links, process, refresh
+from paceline.hang.stacks import CodeLine, Stack, main_place, own_stacks
 from paceline.rundir import RunDir, make_private, write_whole
 from paceline.telemetry.pulse import Pulse
 from paceline.world.world import World
@@ -24,25 +23,25 @@ State = Literal["running", "moving", "stuck", "failed", "left"]
 
 
 @dataclass(frozen=True)
-class WrongResult:
-    """The exception with which a rank ended."""
+class RankException:
+    """The exception that ended a rank."""
 
     what: str
     text: str
-    """Its traceback, from the user's first line on."""
+    """Its traceback, from the first frame of user code on."""
     lost_peer: bool
     """Whether it only says that another rank is gone."""
 
 
 @dataclass(frozen=True)
 class RankReport:
-    """A rank, as it saw itself."""
+    """State of a rank, as reported by the rank itself."""
 
     rank: int
     size: int
     node: str
     state: State
-    """running: it has begun, and written nothing since; moving: another is stuck, this one is not."""
+    """running: started, no report since; moving: makes progress while another rank is stuck; left: finished."""
     time_s: float
     step: int
     doing: str
@@ -53,109 +52,119 @@ class RankReport:
     children: tuple[Process, ...] = ()
     stacks: tuple[Stack, ...] = ()
     collectives: tuple[Collective, ...] = ()
-    wrong: WrongResult | None = None
+    wrong: RankException | None = None
     links: Links = field(default_factory=Links)
-    """With other hosts."""
+    """TCP connections to other hosts."""
     crash: str = ""
-    """How native code ended it; the stacks are then those of its end."""
+    """The crash in native code that ended it; the stacks are then those of that moment."""
 
     @property
     def place(self) -> CodeLine | None:
-        """Where it is."""
-        return telling_place(self.stacks)
+        """The line of code that explains most."""
+        return main_place(self.stacks)
 
 
-def record_of(
-    world: World, pulse: Pulse, state: State, wrong: WrongResult | None = None
+def current_report(
+    world: World, pulse: Pulse, state: State, wrong: RankException | None = None
 ) -> RankReport:
-    """Return this rank as it is now; what takes time to find is left out where nothing is wrong."""
-    pid, told = os.getpid(), state in {"stuck", "failed"}
-    return RankReport(
-        world.rank, world.size, socket.gethostname(), state, time.time(), pulse.step, pulse.doing,
-        round(pulse.quiet_s, 3), round(pulse.usual_s, 6), process(pid),
-        tuple(children(pid)) if told else (),
-        tuple(own_stacks()) if told else (),
-        _collectives(wrong) if told else (),
-        wrong, own_links(),
-    )  # fmt: skip
+    """Return the report of this rank; slow parts (stacks, collectives) only if something is wrong."""
+    pid = os.getpid()
+    report = RankReport(
+        rank=world.rank,
+        size=world.size,
+        node=socket.gethostname(),
+        state=state,
+        time_s=time.time(),
+        step=pulse.step,
+        doing=pulse.doing,
+        quiet_s=round(pulse.quiet_s, 3),
+        usual_s=round(pulse.usual_s, 6),
+        process=process(pid),
+        wrong=wrong,
+        links=own_links(),
+    )
+    if state not in {"stuck", "failed"}:
+        return report
+    return replace(
+        report,
+        children=tuple(children(pid)),
+        stacks=tuple(own_stacks()),
+        collectives=_collectives(wrong),
+    )
 
 
-def _collectives(wrong: WrongResult | None) -> tuple[Collective, ...]:
-    """Return the last ones; torch counts one that failed as done, and it is not."""
-    found = last_collectives()
-    if found and wrong and (wrong.lost_peer or "gloo" in wrong.text):
-        found[-1] = replace(found[-1], done=False)
-    return tuple(found)
+def _collectives(wrong: RankException | None) -> tuple[Collective, ...]:
+    """Return the newest collectives; torch marks a failed one as completed, which is corrected here."""
+    entries = last_collectives()
+    if entries and wrong and (wrong.lost_peer or "gloo" in wrong.text):
+        entries[-1] = replace(entries[-1], done=False)
+    return tuple(entries)
 
 
-def write(directory: RunDir, record: RankReport) -> None:
-    """Write a record, whole; a disk that hangs is one of the things it tells of, so it is not waited for."""
-    path = directory.hang_record(record.rank)
+def write_report(directory: RunDir, report: RankReport) -> None:
+    """Replace the report file of a rank, without waiting for the disk: a blocked disk is one cause of hangs."""
+    path = directory.hang_record(report.rank)
     make_private(path.parent)
-    write_whole(path, f"{json.dumps(asdict(record))}\n".encode(), durable=False)
+    write_whole(path, f"{json.dumps(asdict(report))}\n".encode(), durable=False)
 
 
-def read(path: Path) -> RankReport | None:
-    """Return a record; nothing for what is none."""
+def read_report(path: Path) -> RankReport | None:
+    """Return the report in a file; None if it is missing or damaged."""
     try:
-        return parsed(json.loads(path.read_text(encoding="utf-8")))
+        return parse_report(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
-def read_all(directory: RunDir) -> list[RankReport]:
-    """Return the records of the last start of a run; those of a larger world before it say nothing."""
+def read_reports(directory: RunDir) -> list[RankReport]:
+    """Return the reports of the last launch of a run; leftover reports of an earlier, larger world are ignored."""
     paths = sorted(directory.hang_record(0).parent.glob("[0-9]*.json"))
-    found = [record for record in map(read, paths) if record]
-    size = max(found, key=lambda record: record.time_s).size if found else 0
-    return [_with_crash(directory, looked_at(record)) for record in found if record.rank < size]
+    reports = [report for report in map(read_report, paths) if report]
+    if not reports:
+        return []
+    size = max(reports, key=lambda report: report.time_s).size
+    current = [report for report in reports if report.rank < size]
+    return [_with_crash(directory, _refreshed(report)) for report in current]
 
 
-def _with_crash(directory: RunDir, record: RankReport) -> RankReport:
-    """Return a record with how native code ended its rank, if it did: such a rank writes no record any more."""
-    alive = record.node == socket.gethostname() and record.process.state not in {GONE, "Z"}
-    crash = (
-        None
-        if alive or record.state in {"failed", "left"}
-        else read_crash(directory.crash(record.rank))
-    )
+def _with_crash(directory: RunDir, report: RankReport) -> RankReport:
+    """Add a crash in native code to a report: the crashed rank could not write one."""
+    alive = report.node == socket.gethostname() and report.process.state not in {GONE, "Z"}
+    if alive or report.state in {"failed", "left"}:
+        return report
+    crash = read_crash(directory.crash(report.rank))
     if crash is None:
-        return record
-    return replace(
-        record, process=replace(record.process, state=GONE), crash=crash.what, stacks=crash.stacks
-    )
+        return report
+    gone = replace(report.process, state=GONE)
+    return replace(report, process=gone, crash=crash.what, stacks=crash.stacks)
 
 
-def looked_at(record: RankReport) -> RankReport:
-    """Return a record with its process as it stands now, if that is on this machine."""
-    if record.node != socket.gethostname() or not record.process.pid:
-        return record
-    return replace(record, process=again(record.process))
+def _refreshed(report: RankReport) -> RankReport:
+    """Update the state of the process, if it runs on this machine."""
+    if report.node != socket.gethostname() or not report.process.pid:
+        return report
+    return replace(report, process=refresh(report.process))
 
 
-def parsed(facts: Mapping[str, Any]) -> RankReport:
-    """Return what JSON says."""
+def parse_report(facts: Mapping[str, Any]) -> RankReport:
+    """Convert a report from JSON."""
     wrong = facts.get("wrong")
-    own = {
+    links = {name: tuple(addresses) for name, addresses in facts.get("links", {}).items()}
+    nested = {
         "process": Process(**facts["process"]),
         "children": tuple(Process(**child) for child in facts["children"]),
-        "stacks": tuple(_stack(stack) for stack in facts["stacks"]),
-        "collectives": tuple(_collective(entry) for entry in facts["collectives"]),
-        "wrong": WrongResult(**wrong) if wrong else None,
-        "links": Links(**{name: tuple(found) for name, found in facts.get("links", {}).items()}),
+        "stacks": tuple(map(_parse_stack, facts["stacks"])),
+        "collectives": tuple(map(_parse_collective, facts["collectives"])),
+        "wrong": RankException(**wrong) if wrong else None,
+        "links": Links(**links),
     }
-    return RankReport(**{**facts, **own})
+    return RankReport(**{**facts, **nested})
 
 
-def _stack(facts: Mapping[str, Any]) -> Stack:
+def _parse_stack(facts: Mapping[str, Any]) -> Stack:
     return Stack(str(facts["thread"]), tuple(CodeLine(**place) for place in facts["places"]))
 
 
-def _collective(facts: Mapping[str, Any]) -> Collective:
-    return Collective(
-        **{
-            **facts,
-            "sizes": tuple(tuple(s) for s in facts["sizes"]),
-            "types": tuple(facts["types"]),
-        }
-    )
+def _parse_collective(facts: Mapping[str, Any]) -> Collective:
+    sizes = tuple(tuple(shape) for shape in facts["sizes"])
+    return Collective(**{**facts, "sizes": sizes, "types": tuple(facts["types"])})

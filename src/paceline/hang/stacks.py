@@ -1,4 +1,4 @@
-"""Where the threads of this process are in Python, without stopping it; and which frame of a stack tells most."""
+"""Python stacks of the threads of this process, taken without stopping it, and the frame that explains most."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from types import FrameType
 
 _MOST_FRAMES = 60
 MAIN = "MainThread"
+SAVE_THREAD = "paceline-save"
+PREFETCH_THREAD = "read-ahead"
 
 
 @dataclass(frozen=True)
 class CodeLine:
-    """A line that is being run."""
+    """A line of code that a thread executes."""
 
     file: str
     line: int
     function: str
     kind: str
-    """Whose code it is: user, paceline or library."""
+    """Origin of the code: user, paceline or library."""
 
     def __str__(self) -> str:
         return f"{self.function} at {Path(self.file).name}:{self.line}"
@@ -31,33 +33,31 @@ class CodeLine:
 
 @dataclass(frozen=True)
 class Stack:
-    """A thread, and where it is, the innermost place last."""
+    """The call stack of a thread, the innermost frame last."""
 
     thread: str
     places: tuple[CodeLine, ...]
 
 
 def own_stacks() -> list[Stack]:
-    """Return where all threads of this process are, but the one that asks."""
+    """Return the stacks of all threads of this process except the calling one."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     names[threading.main_thread().ident] = MAIN
-    me = threading.get_ident()
-    return [
-        Stack(names.get(ident, f"thread {ident}"), _places(frame))
-        for ident, frame in sys._current_frames().items()  # noqa: SLF001 - the public way to it is this one
-        if ident != me
-    ]
+    stacks = []
+    for ident, frame in sys._current_frames().items():  # noqa: SLF001 - documented, despite its name
+        if ident != threading.get_ident():
+            stacks.append(Stack(names.get(ident, f"thread {ident}"), _places(frame)))
+    return stacks
 
 
 def _places(frame: FrameType | None) -> tuple[CodeLine, ...]:
-    found: list[CodeLine] = []
-    while frame is not None and len(found) < _MOST_FRAMES:
+    places: list[CodeLine] = []
+    while frame is not None and len(places) < _MOST_FRAMES:
         code = frame.f_code
-        found.append(
-            CodeLine(code.co_filename, frame.f_lineno or 0, code.co_name, kind_of(code.co_filename))
-        )
+        kind = kind_of(code.co_filename)
+        places.append(CodeLine(code.co_filename, frame.f_lineno or 0, code.co_name, kind))
         frame = frame.f_back
-    return tuple(reversed(found))
+    return tuple(reversed(places))
 
 
 _OURS = str(Path(__file__).resolve().parents[1])
@@ -67,7 +67,7 @@ _LIBRARIES = tuple(
 
 
 def kind_of(file: str) -> str:
-    """Return whose code a file is.
+    """Return the origin of a source file.
 
     >>> kind_of("/home/me/train.py"), kind_of(threading.__file__), kind_of(__file__)
     ('user', 'library', 'paceline')
@@ -77,18 +77,19 @@ def kind_of(file: str) -> str:
     return "library" if file.startswith(_LIBRARIES) else "user"
 
 
-# What a thread of ours waits for is done by another one.
-_DONE_BY = {"checkpoint/save.py": "paceline-save", "data/reading/prefetch.py": "read-ahead"}
+# While the main thread waits in one of these files, the named thread does the work.
+_WORKERS = {
+    "checkpoint/save.py": SAVE_THREAD,
+    "checkpoint/commit.py": SAVE_THREAD,
+    "data/reading/prefetch.py": PREFETCH_THREAD,
+}
 
 
-def telling_place(stacks: Sequence[Stack]) -> CodeLine | None:
-    """Return the place that tells most of where a process is: the innermost that is no library's.
-
-    Where the main thread only waits for another one of ours, it is that one's.
-    """
+def main_place(stacks: Sequence[Stack]) -> CodeLine | None:
+    """Return the frame that explains most: the innermost one outside libraries, of the thread that does the work."""
     by_thread = {stack.thread: stack for stack in stacks}
     main = _innermost(by_thread.get(MAIN))
-    for file, thread in _DONE_BY.items():
+    for file, thread in _WORKERS.items():
         if main is not None and main.kind == "paceline" and main.file.endswith(file):
             return _innermost(by_thread.get(thread)) or main
     return main
@@ -96,7 +97,7 @@ def telling_place(stacks: Sequence[Stack]) -> CodeLine | None:
 
 def _innermost(stack: Stack | None) -> CodeLine | None:
     places = stack.places if stack else ()
-    return next(
-        (place for place in reversed(places) if place.kind != "library"),
-        places[-1] if places else None,
-    )
+    for place in reversed(places):
+        if place.kind != "library":
+            return place
+    return places[-1] if places else None

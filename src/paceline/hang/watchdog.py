@@ -1,4 +1,4 @@
-"""How a rank finds out that the run does not move, and leaves word of where it is: a thread that looks twice a second."""
+"""Detection of a hang: a thread of every rank checks progress twice a second, writes a report and announces the verdict."""
 
 from __future__ import annotations
 
@@ -8,66 +8,116 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from paceline import handover
-from paceline.hang.crash import telling_of_crashes
+from paceline.hang.crash import dump_stacks_on_crash
 from paceline.hang.judge import judge, moves, still_moving
 from paceline.hang.rank_report import (
+    RankException,
     RankReport,
     State,
-    WrongResult,
-    read,
-    read_all,
-    record_of,
-    write,
+    current_report,
+    read_report,
+    read_reports,
+    write_report,
 )
-from paceline.hang.verdict import HangVerdict, keep, kept
+from paceline.hang.verdict import HangVerdict, read_verdict, write_verdict
 from paceline.rundir import RunDir, make_private
 from paceline.telemetry.pulse import REST_S, Pulse
 from paceline.world.world import World
 
-_LOOK_S = 0.5
-_RANKS_PER_S = 128  # looks a second of a large world: a shared file system has other work
-_ANSWER_S = 1.5  # how long others may take to say where they are
-_BUSY_S = (
-    5.0  # the same for one of this host whose process is seen to run: a busy machine may hold it up
-)
-_CALL_AGAIN_S = 2.0
-_HELD_S = (
-    2.0  # so late a look means that this very process was held, or starved: that is no one's hang
-)
+_CHECK_S = 0.5
+_RANKS_PER_S = 128  # checks per second of a large world: a shared file system has other work
+_ANSWER_S = 1.5  # time for other ranks to write their reports
+_BUSY_S = 5.0  # the same for a running process of this host: a busy machine may delay it
+_RAISE_AGAIN_S = 2.0
+_HELD_S = 2.0  # a check that comes this late means that this process itself was stopped or starved
 
-Explain = Callable[[BaseException], WrongResult | None]
+Explain = Callable[[BaseException], RankException | None]
 Say = Callable[[str], None]
 
 
+class _Alarm:
+    """A file whose modification time asks all ranks for a report."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._heard_s, self._raised_s = 0.0, 0.0
+
+    def acknowledge(self) -> None:
+        """Treat the last alarm as answered."""
+        self._heard_s = self._last_s()
+
+    def is_new(self) -> bool:
+        """Acknowledge the last alarm; return whether that was not done before."""
+        last_s = self._last_s()
+        if last_s <= self._heard_s:
+            return False
+        self._heard_s = last_s
+        return True
+
+    def sound(self) -> None:
+        """Ask all ranks for a report."""
+        self._raised_s = time.monotonic()
+        with contextlib.suppress(OSError):
+            make_private(self._path.parent)
+            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600))
+            os.utime(self._path)
+            self.acknowledge()
+
+    def sound_again(self) -> None:
+        """Repeat the alarm if the last one is some time ago."""
+        if time.monotonic() - self._raised_s > _RAISE_AGAIN_S:
+            self.sound()
+
+    def _last_s(self) -> float:
+        try:
+            return self._path.stat().st_mtime
+        except OSError:
+            return 0.0
+
+
+@dataclass
+class Hang:
+    """A hang of this rank that lasts."""
+
+    signs: int
+    """Signs of progress before it."""
+    since_s: float
+    reported: bool = False
+
+
 class Watchdog:
-    """Watches this rank from a thread. It only ever writes files: whatever it finds, the training is left alone."""
+    """Watches this rank from a thread.
+
+    It only writes files and messages; it never touches the training.
+    """
 
     def __init__(
         self, directory: RunDir, world: World, pulse: Pulse, say: Say, explain: Explain
     ) -> None:
         self._directory, self._world, self._pulse = directory, world, pulse
         self._say, self._explain = say, explain
-        self._every_s = max(_LOOK_S, world.size / _RANKS_PER_S)
+        self._interval_s = max(_CHECK_S, world.size / _RANKS_PER_S)
         self._over = threading.Event()
-        # Only ranks that our own launchers began have said so early that crashes are to be shown on the screen.
+        # Our own launchers enable the faulthandler before the script runs; under others, the user did.
         ours = world.launcher in {"paceline", "slurm"} or handover.INCARNATION in os.environ
-        self._crashes = telling_of_crashes(directory.crash(world.rank), enabled_by_us=ours)
-        self._stuck_at: int | None = None
-        self._last: RankReport | None = None
-        self._since, self._called, self._heard, self._said = 0.0, 0.0, 0.0, False
+        self._crashes = dump_stacks_on_crash(directory.crash(world.rank), enabled_by_us=ours)
+        self._alarm = _Alarm(directory.alarm)
+        self._hang: Hang | None = None
+        self._last_report: RankReport | None = None
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
         self._crashes.__enter__()
-        self._write("running")
+        self._report("running")
         if self._world.is_main:
-            self._forget()
-        self._heard = self._alarm()
+            self._remove_verdict()
+        self._alarm.acknowledge()
         self._thread.start()
         return self
 
@@ -81,113 +131,95 @@ class Watchdog:
         self._over.set()
         self._thread.join(_ANSWER_S)
         wrong = self._explain(error) if error is not None else None
-        if wrong and wrong.lost_peer and self._stuck_at == self._pulse.signs and self._last:
-            # Where it waited tells more than where it gave up.
-            self._put(replace(self._last, state="failed", time_s=time.time(), wrong=wrong))
+        hangs = self._hang is not None and self._hang.signs == self._pulse.signs
+        if wrong and wrong.lost_peer and hangs and self._last_report:
+            # The place where it waited explains more than the place where it gave up.
+            self._write(replace(self._last_report, state="failed", time_s=time.time(), wrong=wrong))
         else:
-            self._write("failed" if wrong else "left", wrong)
+            self._report("failed" if wrong else "left", wrong)
 
     def _watch(self) -> None:
-        due = time.monotonic() + self._every_s
-        while not self._over.wait(self._every_s):
+        due = time.monotonic() + self._interval_s
+        while not self._over.wait(self._interval_s):
             if time.monotonic() - due > _HELD_S:
                 self._pulse.sign()
-            self._look()
-            due = (
-                time.monotonic() + self._every_s
-            )  # only now: a look may take long itself, and that shows no life
+            self._check()
+            # Only now: a check may take long itself, which is not a sign of progress.
+            due = time.monotonic() + self._interval_s
 
-    def _look(self) -> None:
-        if self._stuck_at is not None:
-            self._still_stuck()
+    def _check(self) -> None:
+        if self._hang is not None:
+            self._check_hang(self._hang)
         elif self._pulse.quiet_s > self._pulse.limit_s:
-            self._begin()
-        elif (alarm := self._alarm()) > self._heard:
-            self._heard = alarm
+            self._begin_hang()
+        elif self._alarm.is_new():
             if self._pulse.quiet_s > REST_S / 2:
-                self._begin()
+                self._begin_hang()
             else:
-                self._write("moving")
+                self._report("moving")
 
-    def _begin(self) -> None:
-        self._stuck_at, self._since, self._said = self._pulse.signs, time.monotonic(), False
-        self._write("stuck")
-        self._call()
+    def _begin_hang(self) -> None:
+        self._hang = Hang(self._pulse.signs, time.monotonic())
+        self._report("stuck")
+        self._alarm.sound()
 
-    def _still_stuck(self) -> None:
-        if self._pulse.signs != self._stuck_at:
-            self._stuck_at = None
-            self._heard = self._alarm()
-            self._write("running")
-            if self._said:
-                self._forget()
-                self._say("watchdog: the run moves again")
+    def _check_hang(self, hang: Hang) -> None:
+        if self._pulse.signs != hang.signs:
+            self._end_hang(hang)
             return
-        if (alarm := self._alarm()) > self._heard:
-            self._heard = alarm
-            self._write("stuck")  # what it waits for may be another thing by now
-        if not self._said and kept(self._directory) is None and self._is_lowest():
-            self._speak()
-            if time.monotonic() - self._called > _CALL_AGAIN_S:
-                self._call()
+        if self._alarm.is_new():
+            self._report("stuck")  # it may wait in another place by now
+        unreported = not hang.reported and read_verdict(self._directory) is None
+        if unreported and self._is_lowest():
+            self._judge(hang)
+            self._alarm.sound_again()
+
+    def _end_hang(self, hang: Hang) -> None:
+        self._hang = None
+        self._alarm.acknowledge()
+        self._report("running")
+        if hang.reported:
+            self._remove_verdict()
+            self._say("watchdog: the run makes progress again")
 
     def _is_lowest(self) -> bool:
-        """Return whether no rank below can speak."""
-        lower = (read(self._directory.hang_record(rank)) for rank in range(self._world.rank))
-        return not any(
-            other and (other.state == "stuck" or moves(other, time.time())) for other in lower
+        """Return whether no lower rank can report the verdict."""
+        for rank in range(self._world.rank):
+            report = read_report(self._directory.hang_record(rank))
+            if report and (report.state == "stuck" or moves(report, time.time())):
+                return False
+        return True
+
+    def _judge(self, hang: Hang) -> None:
+        """Announce a verdict once all ranks have reported, or had the time to."""
+        reports = read_reports(self._directory)
+        running = [report for report in reports if report.state == "running"]
+        awaited = {report.node for report in running if report.process.can_respond}
+        answer_s = _BUSY_S if socket.gethostname() in awaited else _ANSWER_S
+        incomplete = awaited or len(reports) < self._world.size
+        waited_s = time.monotonic() - hang.since_s
+        if incomplete and waited_s < answer_s + self._interval_s:
+            return
+        if not still_moving(reports, time.time()):
+            self._announce(hang, judge(reports))
+
+    def _announce(self, hang: Hang, verdict: HangVerdict) -> None:
+        hang.reported = True
+        with contextlib.suppress(OSError):
+            write_verdict(self._directory, verdict)
+        self._say(f"watchdog: no step for {self._pulse.quiet_s:.0f} s: {verdict.sentence}")
+        self._say(
+            f"watchdog: run `paceline hang {self._directory.root}` for the stack of every rank"
         )
 
-    def _speak(self) -> None:
-        """Say what holds the run up, once all have said where they are, or had time to."""
-        records = read_all(self._directory)
-        awaited = [
-            record.node
-            for record in records
-            if record.state == "running" and record.process.can_speak
-        ]
-        answer_s = (_BUSY_S if socket.gethostname() in awaited else _ANSWER_S) + self._every_s
-        silent = awaited or len(records) < self._world.size
-        if still_moving(records, time.time()) or (
-            silent and time.monotonic() - self._since < answer_s
-        ):
-            return
-        self._tell(judge(records))
-
-    def _tell(self, verdict: HangVerdict) -> None:
-        self._said = True
-        with contextlib.suppress(OSError):
-            keep(self._directory, verdict)
-        self._say(f"watchdog: no step for {self._pulse.quiet_s:.0f} s: {verdict.sentence}")
-        self._say(f"watchdog: `paceline hang {self._directory.root}` shows where every rank is")
-
-    def _forget(self) -> None:
-        """Take back what was found earlier."""
+    def _remove_verdict(self) -> None:
         with contextlib.suppress(OSError):
             self._directory.hang_verdict.unlink(missing_ok=True)
 
-    def _call(self) -> None:
-        """Have all ranks say where they are."""
-        self._called = time.monotonic()
-        with contextlib.suppress(OSError):
-            make_private(self._directory.alarm.parent)
-            os.close(os.open(self._directory.alarm, os.O_WRONLY | os.O_CREAT, 0o600))
-            os.utime(self._directory.alarm)
-            self._heard = self._alarm()
+    def _report(self, state: State, wrong: RankException | None = None) -> None:
+        self._last_report = current_report(self._world, self._pulse, state, wrong)
+        self._write(self._last_report)
 
-    def _alarm(self) -> float:
-        """Return when a rank last called."""
-        try:
-            return self._directory.alarm.stat().st_mtime
-        except OSError:
-            return 0.0
-
-    def _write(self, state: State, wrong: WrongResult | None = None) -> None:
-        """Write this rank's record."""
-        self._last = record_of(self._world, self._pulse, state, wrong)
-        self._put(self._last)
-
-    def _put(self, record: RankReport) -> None:
-        """Write a record; a disk that does not take it fails no training."""
-        with contextlib.suppress(OSError):
-            write(self._directory, record)
+    def _write(self, report: RankReport) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not fail the training
+            write_report(self._directory, report)

@@ -1,1 +1,1 @@
-"""How N processes start, and how they end."""
+"""Start of N processes, supervision, and their end."""

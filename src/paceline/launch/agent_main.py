@@ -1,7 +1,7 @@
-"""How the ranks of one node of a Slurm job start under torch's elastic agent: `python -m paceline.launch.agent_main RANKS path|module WHAT ...`.
+"""Main program of torch's elastic agent on a node of a Slurm job: `python -m paceline.launch.agent_main RANKS path|module NAME ...`.
 
-Signals are passed on to the ranks, which are in sessions of their own and would not hear of them. Until there are any,
-there is nothing to save, and the agent leaves.
+The agent forwards signals to its ranks, which are in sessions of their own. Before they exist there is nothing to
+save, and the agent exits.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from paceline.launch.signals import STOP_SIGNALS
 from paceline.world.detect import detect_world
 
 RANK = "paceline.launch.rank_srun"
-"""What a rank is started as."""
+"""The main program of a rank."""
 
 
 def main() -> None:
-    """Start the agent; leave with the exit code of the rank that failed first, if one did."""
+    """Run the agent; exit with the code of the first rank that failed."""
     for number in STOP_SIGNALS:
-        signal.signal(number, _pass_on)
+        signal.signal(number, _forward)
     try:
         world = detect_world(os.environ, os.getppid())
-        from paceline.launch.elastic import (
-            run_agent,
-        )  # imports torch, which takes seconds: signals are heeded by now
+        # Imports torch, which takes seconds: signals are handled by now.
+        from paceline.launch.elastic import run_agent
 
         sys.exit(run_agent(world, int(sys.argv[1]), RANK, sys.argv[2:]))
     except PacelineError as error:
@@ -39,8 +38,11 @@ def main() -> None:
         sys.exit(error.exit_code)
 
 
-def _pass_on(number: int, frame: FrameType | None) -> None:
-    """Tell the ranks of this node; where the whole job got the signal, they hear it twice, which changes nothing."""
+def _forward(number: int, frame: FrameType | None) -> None:
+    """Signal the ranks of this node.
+
+    If the whole job got the signal they receive it twice, which is harmless.
+    """
     ranks = _ranks()
     if not ranks:
         leave_early()
@@ -50,15 +52,15 @@ def _pass_on(number: int, frame: FrameType | None) -> None:
 
 
 def _ranks() -> list[int]:
-    found = list[int]()
+    pids: list[int] = []
     for children in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread that has just ended
-            found += [int(pid) for pid in children.read_text().split() if _is_rank(pid)]
-    return found
+        with contextlib.suppress(OSError):  # the thread has just ended
+            pids += [int(pid) for pid in children.read_text().split() if _is_rank(pid)]
+    return pids
 
 
 def _is_rank(pid: str) -> bool:
-    with contextlib.suppress(OSError):  # a process that has just ended
+    with contextlib.suppress(OSError):  # the process has just ended
         return RANK.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 

@@ -1,4 +1,4 @@
-"""Which rank failed first, and in whose words."""
+"""The first cause of a failed launch: which rank failed first, how, and the message about it."""
 
 from __future__ import annotations
 
@@ -11,30 +11,46 @@ from paceline.errors import STOPPED, PacelineError
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How one rank ended, and what it said of it."""
+class RankEnd:
+    """How one rank ended."""
 
     rank: int
     code: int | None
+    """Its exit code; None: it had to be killed."""
     time_s: float
     text: str = ""
+    """Its traceback or error message; empty: it wrote none."""
     what: str = ""
+    """The class of its exception."""
     known: bool = False
+    """Whether the text is an error of ours, which needs no traceback."""
     lost_peer: bool = False
+    """Whether the exception only says that another rank is gone."""
     tail: tuple[str, ...] = ()
-    hopeless: bool = False
+    """The last lines of its output."""
+    permanent: bool = False
+    """Whether a restart would fail in the same way."""
 
     @classmethod
     def read(
         cls, rank: int, code: int | None, time_s: float, failure_file: Path, tail: tuple[str, ...]
-    ) -> Ended:
-        """Join what the launcher saw with what the rank wrote down, if it could."""
+    ) -> RankEnd:
+        """Combine the exit that the launcher saw with the report of the rank, if it wrote one."""
         try:
-            said = json.loads(failure_file.read_text(encoding="utf-8"))
+            report = json.loads(failure_file.read_text(encoding="utf-8"))
         except (OSError, json.JSONDecodeError):
             return cls(rank, code, time_s, tail=tail)
-        words = said["time_s"], said["text"], said["what"], said["known"], said["lost_peer"]
-        return cls(rank, code, *words, tail, hopeless=said["hopeless"])
+        return cls(
+            rank=rank,
+            code=code,
+            time_s=report["time_s"],
+            text=report["text"],
+            what=report["what"],
+            known=report["known"],
+            lost_peer=report["lost_peer"],
+            tail=tail,
+            permanent=report["permanent"],
+        )
 
 
 @dataclass(frozen=True)
@@ -44,25 +60,29 @@ class Failure:
     rank: int
     exit_code: int
     message: str
-    hopeless: bool = False
-    """Whether it would only come again."""
+    permanent: bool = False
+    """Whether a restart would fail in the same way."""
     progress: int = -1
-    """The step of the newest checkpoint by then; -1: none is known."""
+    """The step of the newest checkpoint at that moment; -1: unknown."""
     how: str = ""
-    """How the rank ended, in a few words."""
-    words: str = ""
-    """What it said of it: a traceback, or its last lines."""
+    """How the rank ended, as a verb phrase."""
+    details: str = ""
+    """Its traceback, or the last lines of its output."""
     run: str = ""
-    """The folder of its run; empty: it had not come so far."""
+    """The run folder; empty: it failed before it had one."""
 
 
 class RunFailed(PacelineError):
-    """A run that a verb started to look at it did not end well."""
+    """A run that a verb started in order to measure or compare it did not finish."""
 
     def __init__(self, name: str, ranks: int, failure: Failure, launches: int = 1) -> None:
-        where = f"on {ranks} rank{'s' if ranks > 1 else ''}{f' after {launches} launches' if launches > 1 else ''}"
+        where = f"on {ranks} rank{'s' if ranks > 1 else ''}"
+        if launches > 1:
+            where += f" after {launches} launches"
         if failure.exit_code == STOPPED:
-            super().__init__(f"{name} was told to stop {where}; nothing is kept", fix="start again")
+            super().__init__(
+                f"{name} was asked to stop {where}; no results were saved", fix="run it again"
+            )
         else:
             super().__init__(
                 f"{name} failed {where}:\n{failure.message}",
@@ -71,101 +91,102 @@ class RunFailed(PacelineError):
         self.exit_code = failure.exit_code
 
 
-def stopped(progress: int | None) -> Failure:
-    """Return the end of a launch that was told to stop; None: whether anything was saved is not known here."""
-    start = (
-        "its newest checkpoint"
-        if progress is not None
-        else "its newest checkpoint, if there is one"
-    )
-    if progress == -1:
-        start = "where it was: this launch has saved nothing"
-    return Failure(
-        -1, STOPPED, f"stopped (exit code {STOPPED}): the same command goes on from {start}"
-    )
+def stopped(progress: int | None, by: signal.Signals | None = None) -> Failure:
+    """Return the end of a launch that was asked to stop, by a signal or a time limit.
+
+    `progress` is the step of the newest checkpoint of this launch; -1: there is none; None: unknown on this host.
+
+    >>> stopped(595, signal.SIGINT).message
+    'Stopped by Ctrl-C, checkpoint saved at step 595 (exit code 75). Rerun the same command to resume.'
+    """
+    resume = "Rerun the same command to resume"
+    if progress is None:
+        state, resume = "", f"{resume} from the newest checkpoint, if there is one"
+    elif progress < 0:
+        state, resume = ", this launch saved no checkpoint", f"{resume} from where it began"
+    else:
+        state = f", checkpoint saved at step {progress:,}"
+    cause = ""
+    if by is not None:
+        cause = f" by {'Ctrl-C' if by == signal.SIGINT else by.name}"
+    message = f"Stopped{cause}{state} (exit code {STOPPED}). {resume}."
+    return Failure(-1, STOPPED, message)
 
 
-def find_culprit(ranks: list[Ended]) -> Failure:
-    """Return the first cause. Ranks that only lost a peer are believed last; a silent end before theirs explains them."""
-    spoke = [end for end in ranks if end.text and not end.lost_peer]
-    silent = [end for end in ranks if not end.text and end.code]
+def find_culprit(ranks: list[RankEnd]) -> Failure:
+    """Return the first cause. A rank that only lost a peer is blamed last: an exit without a report explains it."""
+    raised = [end for end in ranks if end.text and not end.lost_peer]
+    killed = [end for end in ranks if not end.text and end.code]
     left_early = [end for end in ranks if not end.text and end.code == 0]
-    lost_peer = [end for end in ranks if end.lost_peer]
-    for candidates in (spoke, silent, left_early):
+    others = "; the other ranks were stopped" if len(ranks) > 1 else ""
+    for candidates in (raised, killed, left_early):
         if candidates:
-            return _failure(min(candidates, key=lambda end: end.time_s))
+            return _failure(min(candidates, key=lambda end: end.time_s), others)
+    lost_peer = [end for end in ranks if end.lost_peer]
     assert lost_peer, "no rank failed"
     first = min(lost_peer, key=lambda end: end.time_s)
-    unanswering = [end for end in ranks if end.code is None and not end.text]
-    return _no_answer(first, unanswering) if unanswering else _failure(first)
+    unresponsive = [end for end in ranks if end.code is None and not end.text]
+    return _unresponsive(first, unresponsive) if unresponsive else _failure(first, others)
 
 
-def _no_answer(first: Ended, unanswering: list[Ended]) -> Failure:
-    """Return the failure for ranks that are there but do not move."""
-    who = " or ".join(str(end.rank) for end in unanswering)
-    return Failure(
-        unanswering[0].rank,
-        1,
-        f"error: rank {who} did not answer; all ranks were ended. Rank {first.rank} waited for it, then said:\n\n{first.text}\n"
-        "  fix: see whether it was frozen, swapped out, or long in code of its own; timeout.step_s says how long to wait",
-        how="did not answer",
-        words=first.text,
+def _unresponsive(first: RankEnd, unresponsive: list[RankEnd]) -> Failure:
+    """Return the failure for ranks that still exist but make no progress."""
+    ranks = " or ".join(str(end.rank) for end in unresponsive)
+    message = (
+        f"error: rank {ranks} did not respond; all ranks were stopped. "
+        f"Rank {first.rank} waited for it and failed with:\n\n{first.text}\n"
+        "  fix: check whether it was suspended, swapped out or busy in its own code; "
+        "timeout.step_s sets how long ranks wait"
     )
+    rank = unresponsive[0].rank
+    return Failure(rank, 1, message, how="did not respond", details=first.text)
 
 
-def _failure(end: Ended) -> Failure:
-    if end.known:
-        return Failure(
-            end.rank,
-            _own_code(end),
-            end.text,
-            hopeless=end.hopeless,
-            how=_own_end(end),
-            words=end.text,
-        )
-    if end.text:
-        return Failure(
-            end.rank,
-            _own_code(end),
-            f"rank {end.rank} failed with {end.what}; all ranks were ended. Its own words:\n\n{end.text}",
-            how=_own_end(end),
-            words=end.text,
-        )
-    said = "\n".join(f"  {line}" for line in end.tail) or "  (nothing)"
+def _failure(end: RankEnd, others: str) -> Failure:
+    if not end.text:
+        return _without_report(end, others)
+    message = end.text
+    if not end.known:
+        message = f"rank {end.rank} crashed with {end.what}{others}. Traceback:\n\n{end.text}"
+    out_of_memory = ", out of memory" if "Memory" in end.what else ""
     return Failure(
         end.rank,
-        _exit_code(end.code),
-        f"error: rank {end.rank} {_silent_end(end.code)}; all ranks were ended. Last it said:\n{said}\n  fix: {_silent_fix(end.code)}",
-        how=_silent_end(end.code),
-        words="\n".join(end.tail),
+        # The code of a rank that reported its error; how it died after that does not matter.
+        end.code if end.code and end.code > 0 else 1,
+        message,
+        permanent=end.known and end.permanent,
+        how=f"failed with {end.what}{out_of_memory}",
+        details=end.text,
     )
 
 
-def _own_end(end: Ended) -> str:
-    return f"failed with {end.what}{', out of memory' if 'Memory' in end.what else ''}"
+def _without_report(end: RankEnd, others: str) -> Failure:
+    how = _exit_phrase(end.code)
+    output = "".join(f"\n  {line}" for line in end.tail) or " none"
+    message = (
+        f"error: rank {end.rank} {how}{others}. Its last output:{output}\n"
+        f"  fix: {_exit_fix(end.code)}"
+    )
+    details = "\n".join(end.tail)
+    return Failure(end.rank, _shell_code(end.code), message, how=how, details=details)
 
 
-def _own_code(end: Ended) -> int:
-    """Return the code of a rank that said why it failed; how it died after that does not matter."""
-    return end.code if end.code and end.code > 0 else 1
-
-
-def _silent_end(code: int | None) -> str:
+def _exit_phrase(code: int | None) -> str:
     if code and code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
+        return f"was killed ({signal.Signals(-code).name})"
     if code == 0:
-        return "left with exit code 0 while others were still training"
+        return "exited with code 0 while other ranks were still training"
     return f"exited with code {code} without an exception"
 
 
-def _silent_fix(code: int | None) -> str:
+def _exit_fix(code: int | None) -> str:
     if code == -signal.SIGKILL:
-        return "see whether the machine ran out of memory (dmesg), or a scheduler ended it"
+        return "check whether the machine ran out of memory (dmesg) or a scheduler killed it"
     if code and code < 0:
-        return "look at the lines above: a crash in native code prints its stack there"
+        return "read the lines above: a crash in native code prints its stack there"
     return "look for sys.exit or os._exit in the script: every rank must reach the end of `paceline.join`"
 
 
-def _exit_code(code: int | None) -> int:
-    """Return the code for the shell; a rank that left early without an error is a failure all the same."""
+def _shell_code(code: int | None) -> int:
+    """Return the exit code for the shell; code 0 of a rank that left too early counts as a failure."""
     return 128 - code if code and code < 0 else code or 1

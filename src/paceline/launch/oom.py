@@ -1,4 +1,4 @@
-"""In which control groups this process is, and whether the kernel has ended processes of ours for lack of memory."""
+"""The control groups (cgroups) of this process, and the processes that the kernel killed in them for lack of memory."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 
 def own_groups(controller: str, root: Path = Path("/")) -> Iterator[Path]:
-    """Yield the folders that limit this process, each before the one above it: of cgroup v2, and of a controller of v1.
+    """Yield the cgroup folders of this process, the innermost first: of v2, and of one controller of v1.
 
-    A container may see its own group at the top, and be told a path that is not there.
+    A container may see its own group at the top, under a path that does not exist inside it.
     """
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             number, names, path = line.split(":", 2)
-            v2 = number == "0" and not names
-            if v2 or controller in names.split(","):
-                for top in ("", "unified") if v2 else {controller: "", names: ""}:
+            is_v2 = number == "0" and not names
+            if is_v2 or controller in names.split(","):
+                for top in ("", "unified") if is_v2 else {controller: "", names: ""}:
                     yield from _upwards(root / "sys/fs/cgroup" / top, path)
 
 
@@ -29,13 +29,10 @@ def _upwards(top: Path, path: str) -> Iterator[Path]:
 
 
 def killed_for_memory() -> int:
-    """Return how many processes of this control group, and of those in it, the kernel has ended so; 0 if it does not tell."""
+    """Return the number of processes in this cgroup and below that the kernel killed for memory; 0 if unknown."""
     for group in own_groups("memory"):
         with contextlib.suppress(OSError):
-            count = re.search(
-                r"^oom_kill (\d+)$",
-                (group / "memory.events").read_text(encoding="utf-8"),
-                re.MULTILINE,
-            )
+            events = (group / "memory.events").read_text(encoding="utf-8")
+            count = re.search(r"^oom_kill (\d+)$", events, re.MULTILINE)
             return int(count[1]) if count else 0
     return 0

@@ -1,6 +1,6 @@
-"""How one rank of a local launch begins and how it reports its end: `python -m paceline.launch.rank_local path|module WHAT ...`.
+"""Main program of one rank of `paceline run`: `python -m paceline.launch.rank_local path|module NAME ...`.
 
-It imports nothing heavy: what the user's script does not import is not paid for.
+It imports nothing heavy: a script pays only for its own imports.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _PEER_LOST = (
 
 
 def main() -> None:
-    """Run the target as the main program; write down why if it fails."""
+    """Run the program as `__main__`; report its exception to the launcher."""
     die_with_parent()
     if os.environ.get(handover.LAUNCHER, "") != str(os.getppid()):
-        os._exit(1)  # it died before the kernel was asked
+        os._exit(1)  # the launcher died before the kernel knew about us
     faulthandler.enable()
     try:
         run_target(sys.argv[1:])
@@ -51,15 +51,15 @@ def main() -> None:
         leave(int(str(stop.code)))
     except SystemExit as stop:
         leave(_code_of(stop))
-    except Exception as error:  # noqa: BLE001 - whatever the script raises is passed on
+    except Exception as error:  # noqa: BLE001 - any exception of the script is reported
         _report(error)
         leave(getattr(error, "exit_code", 1))
     leave(0)
 
 
-def run_target(words: Sequence[str]) -> None:
-    """Run `path SCRIPT ...` or `module NAME ...` as the main program, with the words that follow as its own."""
-    kind, what, *arguments = words
+def run_target(argv: Sequence[str]) -> None:
+    """Run `path SCRIPT ...` or `module NAME ...` as `__main__`, with the rest as its arguments."""
+    kind, what, *arguments = argv
     sys.argv = [what, *arguments]
     if kind == "path":
         sys.path[0] = str(Path(what).resolve().parent)
@@ -69,11 +69,9 @@ def run_target(words: Sequence[str]) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this rank without tearing the interpreter down around native threads: that aborted, rarely."""
+    """Exit without tearing down the interpreter around native threads, which aborted in rare cases."""
     for number in STOP_SIGNALS:
-        signal.signal(
-            number, signal.SIG_IGN
-        )  # it is leaving; an interrupt now would only make noise
+        signal.signal(number, signal.SIG_IGN)  # an interrupt during the exit would only make noise
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
@@ -84,7 +82,7 @@ def leave(code: int) -> NoReturn:
 
 
 def _code_of(stop: SystemExit) -> int:
-    """Return the exit code that a script asks for; what is no number is said, and counts as 1."""
+    """Return the exit code of `sys.exit`; a value that is not a number is printed and counts as 1."""
     if stop.code is None or isinstance(stop.code, int):
         return stop.code or 0
     print(stop.code, file=sys.stderr)
@@ -92,26 +90,24 @@ def _code_of(stop: SystemExit) -> int:
 
 
 def _report(error: Exception) -> None:
-    """Write the failure where the launcher finds it."""
-    record = {
+    """Write the failure file for the launcher."""
+    report = {
         "time_s": time.time(),
         "what": type(error).__name__,
-        "text": words_of(error),
+        "text": format_error(error),
         "known": isinstance(error, PacelineError),
-        "hopeless": isinstance(error, PacelineError) and error.comes_again,
+        "permanent": isinstance(error, PacelineError) and error.comes_again,
         "lost_peer": lost_peer(error),
     }
     file = Path(os.environ[handover.FAILURE])
     partial = file.with_name(f".{file.name}")
     with contextlib.suppress(OSError):
-        partial.write_text(json.dumps(record), encoding="utf-8")
-        partial.replace(
-            file
-        )  # the launcher, which may look at any time, would take half of it for none
+        partial.write_text(json.dumps(report), encoding="utf-8")
+        partial.replace(file)  # atomic: the launcher may read it at any time
 
 
-def words_of(error: Exception) -> str:
-    """Return what to show of an error: its problem and fix if it is one of ours, else the traceback of the script."""
+def format_error(error: Exception) -> str:
+    """Return the problem and fix of an error of ours, else the traceback from the script on."""
     if isinstance(error, PacelineError):
         return f"error: {error}"
     return "".join(traceback.format_exception(error.with_traceback(_own_frames(error)))).rstrip()
@@ -119,11 +115,11 @@ def words_of(error: Exception) -> str:
 
 def lost_peer(error: Exception) -> bool:
     """Return whether an error only says that another rank is gone."""
-    return not isinstance(error, PacelineError) and any(sign in str(error) for sign in _PEER_LOST)
+    return not isinstance(error, PacelineError) and any(text in str(error) for text in _PEER_LOST)
 
 
 def _own_frames(error: Exception) -> TracebackType | None:
-    """Return the traceback from the user's first frame on."""
+    """Return the traceback from the first frame of the script on."""
     trace = error.__traceback__
     while (
         trace is not None

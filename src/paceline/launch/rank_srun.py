@@ -1,6 +1,6 @@
-"""How one rank of a Slurm step begins and ends: `python -m paceline.launch.rank_srun path|module WHAT ...`.
+"""Main program of one rank under srun: `python -m paceline.launch.rank_srun path|module NAME ...`.
 
-It is the process that srun starts, so that signals reach it, and it listens before anything slow is imported.
+srun starts this very process, so signals reach it; it handles them before any slow import.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import NoReturn
 
 from paceline import handover
 from paceline.errors import LOST_PEER, STOPPED, PacelineError, Stopped
-from paceline.launch.rank_local import leave, lost_peer, run_target, words_of
+from paceline.launch.rank_local import format_error, leave, lost_peer, run_target
 from paceline.launch.signals import EARLY
 from paceline.world.detect import detect_world
 
-_NODE_AT_FAULT = (
+_HARDWARE_ERRORS = (
     "uncorrectable ECC",
     "GPU is lost",
     "fallen off the bus",
@@ -31,22 +31,22 @@ _NODE_AT_FAULT = (
 
 
 def main() -> None:
-    """Run the target as the main program; say why if it fails."""
+    """Run the program as `__main__`; print its exception."""
     EARLY.listen(leave_early)
-    _forget_what_others_say()
+    _remove_torch_variables()
     faulthandler.enable()
     try:
         run_target(sys.argv[1:])
     except Stopped:
         leave(_stopped())
-    except Exception as error:  # noqa: BLE001 - whatever the script raises is shown
+    except Exception as error:  # noqa: BLE001 - any exception of the script is shown
         _show(error)
         leave(LOST_PEER if lost_peer(error) else getattr(error, "exit_code", 1))
     leave(0)
 
 
-def _forget_what_others_say() -> None:
-    """Drop what a shell, or pyxis in an image with torch, says of this rank: Slurm's own words are what counts."""
+def _remove_torch_variables() -> None:
+    """Remove variables that a shell, or pyxis in an image with torch, has set: those of Slurm count."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         for name in (
             "RANK",
@@ -60,9 +60,9 @@ def _forget_what_others_say() -> None:
 
 
 def _stopped() -> int:
-    """Leave the mark of a run that saved and stopped; return the exit code that goes with it.
+    """Write the mark of a run that saved and stopped; return the exit code.
 
-    srun ends all ranks at the first exit code other than 0, so with a mark to leave, the code is 0.
+    srun kills all ranks at the first exit code other than 0, so the code is 0 if a mark tells the job.
     """
     mark = os.environ.get(handover.STOP_MARK)
     if not mark:
@@ -72,35 +72,35 @@ def _stopped() -> int:
 
 
 def leave_early() -> NoReturn:
-    """Leave from within a signal handler: nothing was begun, nothing is to be saved.
+    """Exit from a signal handler before the training has started: there is nothing to save.
 
-    The exit code makes srun end the other ranks: one that waits for this one inside torch would not hear the signal.
-    Where another rank has failed, the signal is srun's own, which ends the rest: that is no stop to go on from.
+    The exit code makes srun kill the other ranks: a rank that waits inside torch would not handle the signal.
+    If another rank has failed, the signal is from srun, which kills the rest: that is not a stop on request.
     """
-    if not _somebody_failed():
+    if not _another_rank_failed():
         _stopped()
     os._exit(STOPPED)
 
 
-def _somebody_failed() -> bool:
-    """Return whether a rank has said why it failed, which it does before it leaves."""
+def _another_rank_failed() -> bool:
+    """Return whether a rank has reported an error, which it does before it exits."""
     mark = Path(os.environ.get(handover.STOP_MARK) or "/nowhere/stopped")
     return any(mark.parent.glob(f"{glob.escape(mark.name)}.*"))
 
 
 def _show(error: Exception) -> None:
-    """Print a failure, unless another rank of this job has said the very same."""
-    text = words_of(error)
+    """Print an error, unless another rank of this job has printed the same text."""
+    text = format_error(error)
     if lost_peer(error):
-        text = f"lost another rank: {str(error).splitlines()[0]}"
-    if any(sign in text for sign in _NODE_AT_FAULT):
-        _blame_node()
-    if _first_to_say(text):
+        text = f"lost the connection to another rank: {str(error).splitlines()[0]}"
+    if any(error in text for error in _HARDWARE_ERRORS):
+        _exclude_node()
+    if _is_first_with(text):
         sys.stderr.write(f"\n{_who()}: {text}\n")
 
 
-def _blame_node() -> None:
-    """Have this node left out of the next start."""
+def _exclude_node() -> None:
+    """Exclude this node from the next start of the job."""
     mark, node = os.environ.get(handover.STOP_MARK), os.environ.get("SLURMD_NODENAME")
     if mark and node:
         with (
@@ -110,7 +110,7 @@ def _blame_node() -> None:
             file.write(f"{node}\n")
 
 
-def _first_to_say(text: str) -> bool:
+def _is_first_with(text: str) -> bool:
     mark = os.environ.get(handover.STOP_MARK)
     if not mark:
         return True
@@ -123,7 +123,7 @@ def _first_to_say(text: str) -> bool:
 
 def _who() -> str:
     with contextlib.suppress(PacelineError):
-        return f"rank {detect_world(os.environ).rank} on {socket.gethostname()}"
+        return f"rank {detect_world(os.environ).rank} ({socket.gethostname()})"
     return socket.gethostname()
 
 

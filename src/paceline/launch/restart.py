@@ -1,4 +1,4 @@
-"""How a launch that failed is started again, from its newest checkpoint."""
+"""Restarts of a failed launch, from its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from paceline.launch.supervisor import launch
 
 DEFAULT_RESTARTS = 3
 
-Begin = Callable[..., Failure | None]
+Launch = Callable[..., Failure | None]
 
 
 @dataclass(frozen=True)
 class Restarts:
-    """How often to start again. Only failures without progress in between are counted."""
+    """How often to restart. Only consecutive failures without progress count."""
 
     most: int | None = None
-    """None: three times, and only if something has been saved; a script that cannot begin is not tried again."""
+    """None: three times, but only once there is a checkpoint; a script that cannot start is not retried."""
     fewest_ranks: int = 0
-    """Go on with fewer ranks, down to so many, where starting again led nowhere; 0: always with as many."""
+    """After a failure without progress, restart with one rank less, down to this number; 0: keep the number of ranks."""
 
-    def allow(self, failure: Failure, spent: int) -> bool:
-        """Return whether to start again after the `spent`-th failure in a row without progress."""
-        if failure.hopeless or failure.exit_code == STOPPED:
+    def allow(self, failure: Failure, failures: int) -> bool:
+        """Return whether to restart after so many consecutive failures without progress."""
+        if failure.permanent or failure.exit_code == STOPPED:
             return False
         if self.most is None:
-            return failure.progress >= 0 and spent <= DEFAULT_RESTARTS
-        return spent <= self.most
+            return failure.progress >= 0 and failures <= DEFAULT_RESTARTS
+        return failures <= self.most
 
 
 def launch_with_restarts(
@@ -41,48 +41,47 @@ def launch_with_restarts(
     restarts: Restarts,
     screen: TextIO | None,
     say: Callable[[str], None],
-    begin: Begin = launch,
+    begin: Launch = launch,
 ) -> Failure | None:
-    """Launch until it is done, is told to stop, or fails once too often; `begin` runs the ranks once, to their end."""
+    """Launch until the run finishes, is asked to stop, or has failed too often; `begin` launches the ranks once."""
     with StopSignals() as signals:
-        return _launch_again(
-            spec, restarts, partial(begin, screen=screen, signals=signals), say, signals
-        )
+        launch_once = partial(begin, screen=screen, signals=signals)
+        return _launch_repeatedly(spec, restarts, launch_once, say, signals)
 
 
-def _launch_again(
+def _launch_repeatedly(
     spec: LaunchSpec,
     restarts: Restarts,
-    begin: Callable[[LaunchSpec], Failure | None],
+    launch_once: Callable[[LaunchSpec], Failure | None],
     say: Callable[[str], None],
     signals: StopSignals,
 ) -> Failure | None:
-    best, spent = -1, 0
+    newest, failures = -1, 0
     while True:
-        failure = begin(spec)
+        failure = launch_once(spec)
         if failure is None:
             return None
-        moved = failure.progress > best
-        best, spent = max(best, failure.progress), 1 if moved else spent + 1
-        failure = replace(failure, progress=best)
-        if signals.count or not restarts.allow(failure, spent):
+        progressed = failure.progress > newest
+        newest = max(newest, failure.progress)
+        failures = 1 if progressed else failures + 1
+        failure = replace(failure, progress=newest)
+        if signals.count or not restarts.allow(failure, failures):
             return failure
-        if restarts.fewest_ranks and not moved:
+        if restarts.fewest_ranks and not progressed:
             spec = replace(spec, ranks=max(restarts.fewest_ranks, spec.ranks - 1))
         spec = replace(spec, attempt=spec.attempt + 1)
         most = DEFAULT_RESTARTS if restarts.most is None else restarts.most
-        say(f"{failure.message}\n{restart_line(spec.size, failure.progress, spent, most)}")
+        say(f"{failure.message}\n{restart_line(spec.size, newest, failures, most)}")
 
 
-def restart_line(ranks: int, step: int, spent: int, most: int) -> str:
-    """Return what is said when a launch begins again.
+def restart_line(ranks: int, step: int, failures: int, most: int) -> str:
+    """Return the message about a restart.
 
     >>> restart_line(4, 120, 1, 3)
-    'starting again on 4 ranks, from the checkpoint of step 120 (attempt 1 of 3 without progress)'
+    'restarting on 4 ranks from the checkpoint of step 120 (attempt 1 of 3 without progress)'
     """
-    start = (
-        f"the checkpoint of step {step}"
-        if step >= 0
-        else "where it began: this launch has saved nothing"
-    )
-    return f"starting again on {ranks} rank{'' if ranks == 1 else 's'}, from {start} (attempt {spent} of {most} without progress)"
+    start = f"from the checkpoint of step {step}"
+    if step < 0:
+        start = "from where this launch began: it saved no checkpoint"
+    plural = "" if ranks == 1 else "s"
+    return f"restarting on {ranks} rank{plural} {start} (attempt {failures} of {most} without progress)"

@@ -1,4 +1,4 @@
-"""Which signals ask a launch to stop, how they are counted, and what becomes of one that comes too early."""
+"""The signals that ask a run to stop: counted by the launcher, remembered if they come before the training starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopSignals:
-    """Counts the signals that ask to stop while it is entered, once or more; nothing else happens at their arrival."""
+    """Counts stop signals while it is entered, which may be nested; a signal has no other effect."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -42,36 +42,36 @@ class StopSignals:
 
 
 class EarlyNotice:
-    """Takes the signals that come before the training listens to them.
+    """Handles stop signals that come before the training handles them.
 
-    Until the ranks have met there is nothing to save, and this one leaves. Once they have met, others may be training:
-    the word is kept, and heeded together with them after the first step. A training that fails has left the group, and
-    has yet to say why: the signal that comes then is the launcher's, which ends the rest.
+    Before the rendezvous there is nothing to save, and this rank exits. After it, other ranks may be training: the
+    signal is remembered, and all ranks stop together after the first step. A training that fails has left the process
+    group but has not reported its error yet: a signal at that moment comes from the launcher, which stops the rest.
     """
 
     def __init__(self) -> None:
-        self.told = ""
+        self.stop_signal = ""
         self.failing = False
 
     def listen(self, leave: Callable[[], None]) -> None:
-        """Take signals from now on, until the training takes them."""
+        """Handle stop signals until the training installs its own handlers; `leave` exits."""
 
-        def heed(number: int, frame: FrameType | None) -> None:
-            if self.failing or _have_met():
-                self.told = signal.Signals(number).name
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self.failing or _has_group():
+                self.stop_signal = signal.Signals(number).name
             else:
                 leave()
 
         for number in STOP_SIGNALS:
-            signal.signal(number, heed)
+            signal.signal(number, handle)
 
 
-def _have_met() -> bool:
-    """Return whether this rank and others are one group; torch, if it is not there yet, is not waited for."""
+def _has_group() -> bool:
+    """Return whether this rank is in a process group; torch is not imported for that."""
     distributed = sys.modules.get("torch.distributed")
     initialized = getattr(distributed, "is_initialized", None)
     return initialized is not None and bool(initialized())
 
 
 EARLY = EarlyNotice()
-"""What this process was told before its training could heed it."""
+"""Stop signals that this process received before its training could handle them."""

@@ -1,4 +1,4 @@
-"""What to start, and how often."""
+"""The program to launch, the number of ranks, and their environment."""
 
 from __future__ import annotations
 
@@ -15,61 +15,66 @@ from paceline.errors import ConfigError, did_you_mean
 
 @dataclass(frozen=True)
 class Program:
-    """A script, or a module of this package; `words` is how Python is told to run it."""
+    """A script, or a module of this package."""
 
     name: str
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
+    """Arguments of `rank_local` and `rank_srun`: "path" SCRIPT or "module" NAME."""
 
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """N ranks of one program on this machine, which may be one of several."""
+    """N ranks of one program on this host, which may be one of several."""
 
     target: Program
     ranks: int
     arguments: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     deadline_s: float = math.inf
-    """The moment by which the ranks must have saved and left, in seconds since 1970."""
+    """The moment by which the ranks must have saved and exited, in seconds since 1970."""
     node: int = 0
-    """Which of the hosts this one is."""
+    """The number of this host."""
     nodes: int = 1
-    """Hosts on which the same is started, each with as many ranks."""
+    """The number of hosts that run the same command, each with as many ranks."""
     address: str = ""
-    """Where the ranks of several hosts meet, as HOST:PORT; the host is that of node 0."""
+    """The rendezvous of several hosts, as HOST:PORT; HOST is node 0."""
     attempt: int = 0
-    """How often it was started before."""
+    """The number of launches before this one."""
 
     def __post_init__(self) -> None:
-        """Refuse a world that cannot be."""
+        """Refuse an impossible world."""
         if self.ranks < 1:
-            raise ConfigError(f"{self.ranks} ranks cannot train", fix="start at least one: -n 1")
-        if not 0 <= self.node < self.nodes:
             raise ConfigError(
-                f"--node {self.node} is not one of {self.nodes} hosts",
-                fix=f"number the hosts from 0 to {max(self.nodes, 1) - 1}, each with the same --nodes",
+                f"the number of ranks must be at least 1, got {self.ranks}", fix="set -n 1 or more"
+            )
+        if not 0 <= self.node < self.nodes:
+            last = max(self.nodes, 1) - 1
+            raise ConfigError(
+                f"--node must be between 0 and {last} with --nodes {self.nodes}, got {self.node}",
+                fix=f"number the hosts from 0 to {last}, each with the same --nodes",
             )
         if (self.nodes > 1) != bool(self.address):
+            state = "needs" if self.nodes > 1 else "does not take"
             raise ConfigError(
-                f"--nodes {self.nodes} {'needs' if self.nodes > 1 else 'takes no'} place to meet",
-                fix="give every host the same --nodes N --rendezvous HOST:PORT, HOST being the one with --node 0",
+                f"--nodes {self.nodes} {state} --rendezvous",
+                fix="pass the same --nodes N --rendezvous HOST:PORT on every host, where HOST is the one with --node 0",
             )
 
     def variables(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Return what all ranks are told, wherever they start, in the words of the environment."""
-        told = {handover.ATTEMPT: str(self.attempt)}
-        # Each rank sets torch's threads itself; without this, NumPy would take all cores in each.
-        told["OMP_NUM_THREADS"] = env.get("OMP_NUM_THREADS", "1")
+        """Return the environment variables that all ranks need, wherever they start."""
+        variables = {handover.ATTEMPT: str(self.attempt)}
+        # Each rank sets torch's threads itself; without this, NumPy would use all cores in each.
+        variables["OMP_NUM_THREADS"] = env.get("OMP_NUM_THREADS", "1")
         if self.settings:
-            around = json.loads(env.get(handover.SETTINGS) or "{}")
-            told[handover.SETTINGS] = json.dumps(around | dict(self.settings))
+            outer = json.loads(env.get(handover.SETTINGS) or "{}")
+            variables[handover.SETTINGS] = json.dumps(outer | dict(self.settings))
         if math.isfinite(self.deadline_s):
-            told[handover.DEADLINE] = str(self.deadline_s)
-        return told
+            variables[handover.DEADLINE] = str(self.deadline_s)
+        return variables
 
     @property
     def size(self) -> int:
-        """How many ranks there are on all hosts."""
+        """The number of ranks on all hosts."""
         return self.ranks * self.nodes
 
     @property
@@ -79,19 +84,17 @@ class LaunchSpec:
 
 
 def script(path: str) -> Program:
-    """Return the target for a script, or say that it is not there."""
+    """Return the program for a script; raise if the file does not exist."""
     file = Path(path)
     if file.is_file():
         return Program(file.name, ("path", str(file)))
-    beside = [str(found) for found in file.parent.glob("*.py")] if file.parent.is_dir() else []
-    fix = (
-        did_you_mean(path, beside)
-        if beside
-        else "check the path; a built-in recipe starts with `paceline train NAME`"
-    )
-    raise ConfigError(f"there is no script {path}", fix=fix)
+    neighbours = list(map(str, file.parent.glob("*.py"))) if file.parent.is_dir() else []
+    fix = "check the path; start a built-in recipe with `paceline train NAME`"
+    if neighbours:
+        fix = did_you_mean(path, neighbours)
+    raise ConfigError(f"script {path} does not exist", fix=fix)
 
 
 def module(name: str, dotted: str) -> Program:
-    """Return the target for a module."""
+    """Return the program for a module."""
     return Program(name, ("module", dotted))

@@ -1,4 +1,4 @@
-"""How N ranks start on this machine, and how they all end when one does."""
+"""Start of N ranks on this host, and the end of all when one ends."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from typing import TextIO
 
 from paceline import handover
 from paceline.errors import STOPPED
-from paceline.launch.failure import Ended, Failure, find_culprit, stopped
+from paceline.launch.failure import Failure, RankEnd, find_culprit, stopped
 from paceline.launch.logs import RankOutput
 from paceline.launch.signals import STOP_SIGNALS, StopSignals
 from paceline.launch.spec import LaunchSpec
 
-MEETING_FILE = "meeting"
-_LOOK_S = 0.1
-_GATHER_S = 1.0  # how long to wait for other ranks' own words after the first has failed
-_CAUSE_S = 5.0  # the same while all that failed only lost a peer: the one that left is still on its way out
-_GRACE_S = 3.0  # how long a rank may take to leave before it is killed
-_SAVE_S = 600.0  # how long ranks that said so may take to save before they leave
+RENDEZVOUS_FILE = "meeting"
+_POLL_S = 0.1
+_GATHER_S = 1.0  # time for reports of other ranks after the first failure
+_CAUSE_S = 5.0  # the same while all failed ranks only lost a peer: the first cause is still exiting
+_GRACE_S = 3.0  # time for a rank to exit before it is killed
+_SAVE_S = 600.0  # time for ranks that save a checkpoint before they exit
 
 Look = Callable[[Sequence[subprocess.Popen[bytes]]], None]
 
@@ -41,23 +41,18 @@ class _Rank:
     output: RankOutput
     failure_file: Path
     joined_mark: Path
-    heeds_mark: Path
+    graceful_stop_mark: Path
     ended_s: float = 0.0
-    told_to_stop: bool = False
+    stop_requested: bool = False
 
     @property
-    def ended(self) -> Ended:
-        return Ended.read(
-            self.number,
-            self.process.returncode,
-            self.ended_s,
-            self.failure_file,
-            tuple(self.output.tail),
-        )
+    def end(self) -> RankEnd:
+        code, tail = self.process.returncode, tuple(self.output.tail)
+        return RankEnd.read(self.number, code, self.ended_s, self.failure_file, tail)
 
     @property
     def stopped(self) -> bool:
-        """Whether it saved and left, or was ended by a signal that asks for that before it could heed it."""
+        """Whether it saved and exited on request, or died of a stop signal before it could handle it."""
         return self.process.returncode == STOPPED or -(self.process.returncode or 0) in STOP_SIGNALS
 
 
@@ -67,91 +62,93 @@ def launch(
     each_look: Look | None = None,
     signals: StopSignals | None = None,
 ) -> Failure | None:
-    """Run N supervised ranks to their end; return the first failure, if any. Nothing is left running.
+    """Run the ranks of this host until they end; return the first failure.
 
-    A signal to stop is passed on to the ranks, which may save before they leave; a second one ends them.
+    No process is left running.
+
+    A stop signal is passed on to the ranks, which may save before they exit; a second one kills them.
     """
-    with _private_folder() as folder, signals or StopSignals() as heard:
+    with _private_folder() as folder, signals or StopSignals() as received:
+        rendezvous = folder / RENDEZVOUS_FILE
         ranks: list[_Rank] = []
         try:
             for number in spec.numbers:
-                ranks.append(_start(spec, number, folder, screen))  # noqa: PERF401 - one that started is ended, whatever comes
-            _watch(ranks, heard, each_look)
-            failure = _outcome(ranks, heard, folder / MEETING_FILE)
+                ranks.append(_start(spec, number, folder, screen))  # noqa: PERF401 - started ranks must be stopped on any error
+            _watch(ranks, received, each_look)
+            failure = _outcome(ranks, received, rendezvous)
         finally:
             _end_all(ranks)
             for rank in ranks:
                 rank.output.close()
-        run = handover.read_run(handover.run_file(folder / MEETING_FILE))
-        # Not before all have ended: a save that was under way may have been completed meanwhile.
-        return failure and replace(failure, progress=_progress(folder / MEETING_FILE), run=run)
+        run = handover.read_run(handover.run_file(rendezvous))
+        # Only now, when all ranks have ended: a save in progress may have completed meanwhile.
+        return failure and replace(failure, progress=_progress(rendezvous), run=run)
 
 
-def _progress(meeting: Path) -> int:
-    return handover.read_progress(handover.progress_file(meeting))
+def _progress(rendezvous: Path) -> int:
+    return handover.read_progress(handover.progress_file(rendezvous))
 
 
-def _outcome(ranks: list[_Rank], signals: StopSignals, meeting: Path) -> Failure | None:
-    """Return why the launch ended, if not because it was done."""
+def _outcome(ranks: list[_Rank], signals: StopSignals, rendezvous: Path) -> Failure | None:
+    """Return why the launch ended; None if the run finished."""
     if all(rank.process.returncode == 0 for rank in ranks):
         return None
-    failed = (
-        _told_to_stop(ranks, signals, meeting)
-        if signals.count or any(rank.stopped for rank in ranks)
-        else None
-    )
-    if failed is None and _any_failed(ranks):
-        failed = find_culprit([rank.ended for rank in ranks])
-    return failed
+    failure = None
+    if signals.count or any(rank.stopped for rank in ranks):
+        failure = _stop_outcome(ranks, signals, rendezvous)
+    if failure is None and _any_failed(ranks):
+        failure = find_culprit([rank.end for rank in ranks])
+    return failure
 
 
-def _told_to_stop(ranks: list[_Rank], signals: StopSignals, meeting: Path) -> Failure | None:
-    """Return how ranks that were told to stop have ended; None if one of them failed for another reason."""
-    codes = [rank.process.returncode for rank in ranks]
-    spoke = [end for end in (rank.ended for rank in ranks) if end.text and not end.lost_peer]
-    killed = [
-        rank
-        for rank in ranks
-        if rank.process.returncode and rank.process.returncode < 0 and not rank.stopped
-    ]
-    if spoke or killed:
+def _stop_outcome(ranks: list[_Rank], signals: StopSignals, rendezvous: Path) -> Failure | None:
+    """Return how ranks ended that were asked to stop; None if one of them failed for another reason."""
+    if any(_failed_by_itself(rank) for rank in ranks):
         return None
+    codes = [rank.process.returncode for rank in ranks]
     if signals.first == signal.SIGINT and STOPPED not in codes:
         raise KeyboardInterrupt
     if None in codes:
-        late = " and ".join(str(rank.number) for rank in ranks if rank.process.returncode is None)
-        fix = "nothing, if the newest checkpoint is good: the same command goes on from it"
-        return Failure(
-            -1,
-            128 + signal.SIGTERM,
-            f"error: told to stop, but rank {late} did not leave in time, and was ended\n  fix: {fix}",
-        )
-    return stopped(
-        _progress(meeting) if ranks[0].number == 0 else None
-    )  # only the host of rank 0 hears of it
+        return _killed_after_request(ranks)
+    # Only the host of rank 0 knows the newest checkpoint.
+    return stopped(_progress(rendezvous) if ranks[0].number == 0 else None, signals.first)
+
+
+def _failed_by_itself(rank: _Rank) -> bool:
+    end = rank.end
+    killed = end.code is not None and end.code < 0 and not rank.stopped
+    return killed or bool(end.text and not end.lost_peer)
+
+
+def _killed_after_request(ranks: list[_Rank]) -> Failure:
+    late = " and ".join(str(rank.number) for rank in ranks if rank.process.returncode is None)
+    message = (
+        f"error: rank {late} did not exit in time after the request to stop, and was killed\n"
+        "  fix: rerun the same command to resume from the newest checkpoint"
+    )
+    return Failure(-1, 128 + signal.SIGTERM, message)
 
 
 def _start(spec: LaunchSpec, number: int, folder: Path, screen: TextIO | None) -> _Rank:
     failure_file = folder / f"failure-{number:04d}.json"
+    command = [sys.executable, "-u", "-m", "paceline.launch.rank_local"]
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-u",
-            "-m",
-            "paceline.launch.rank_local",
-            *spec.target.words,
-            *spec.arguments,
-        ],
+        [*command, *spec.target.argv, *spec.arguments],
         env=_environment(spec, number, folder, failure_file, screen),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # so that Ctrl-C reaches the launcher alone, which ends the ranks in order
+        start_new_session=True,  # Ctrl-C reaches the launcher only, which stops the ranks in order
     )
-    meeting = folder / MEETING_FILE
-    output = RankOutput(number, spec.size, screen)
-    marks = handover.joined_mark(meeting, number), handover.heeds_mark(meeting, number)
-    return _Rank(number, process, output, failure_file, *marks)
+    rendezvous = folder / RENDEZVOUS_FILE
+    return _Rank(
+        number,
+        process,
+        RankOutput(number, spec.size, screen),
+        failure_file,
+        handover.joined_mark(rendezvous, number),
+        handover.graceful_stop_mark(rendezvous, number),
+    )
 
 
 def _environment(
@@ -164,12 +161,12 @@ def _environment(
         "LOCAL_RANK": str(number - spec.numbers.start),
         "LOCAL_WORLD_SIZE": str(spec.ranks),
     }
-    env.pop(handover.ADDRESS, None)  # of a launch around this one
+    env.pop(handover.ADDRESS, None)  # of an outer launch
     if spec.address:
         env[handover.ADDRESS] = f"{spec.address}/{spec.attempt}"
-    meeting = folder / MEETING_FILE
-    env |= {handover.MEETING: str(meeting), handover.FAILURE: str(failure_file)}
-    env[handover.PROGRESS] = str(handover.progress_file(meeting))
+    rendezvous = folder / RENDEZVOUS_FILE
+    env |= {handover.MEETING: str(rendezvous), handover.FAILURE: str(failure_file)}
+    env[handover.PROGRESS] = str(handover.progress_file(rendezvous))
     env[handover.LAUNCHER] = str(os.getpid())
     if screen is not None and screen.isatty():
         env[handover.TERMINAL] = "1"
@@ -177,7 +174,7 @@ def _environment(
 
 
 def _watch(ranks: list[_Rank], signals: StopSignals, each_look: Look | None) -> None:
-    """Pass on output until all ranks have ended, or shortly after one has failed, or was told to stop."""
+    """Forward output until all ranks have ended, or the time after a failure or a stop request is over."""
     with selectors.DefaultSelector() as selector:
         for rank in ranks:
             assert rank.process.stdout is not None
@@ -185,41 +182,39 @@ def _watch(ranks: list[_Rank], signals: StopSignals, each_look: Look | None) -> 
             selector.register(rank.process.stdout, selectors.EVENT_READ, rank)
         limit = math.inf
         while time.monotonic() < limit and signals.count < 2:
-            _pass_on(selector)
+            _forward_output(selector)
             if each_look is not None:
                 each_look([rank.process for rank in ranks])
-            limit = min(limit, time.monotonic() + _patience(ranks, signals))
+            limit = min(limit, time.monotonic() + _time_left(ranks, signals))
             if all(rank.ended_s for rank in ranks):
                 break
-        _note_ends(ranks)  # the last look may be long ago, if this process was held
-        _pass_on(selector, wait_s=0)
+        _note_ends(ranks)  # the last poll may be long ago, if this process was suspended
+        _forward_output(selector, wait_s=0)
 
 
-def _patience(ranks: list[_Rank], signals: StopSignals) -> float:
-    """Return how long ranks may still run, now that some have ended or were told to stop; tell them, if it is time."""
+def _time_left(ranks: list[_Rank], signals: StopSignals) -> float:
+    """Return how long the ranks may still run; request a stop if one has stopped or a signal came."""
     failed = _note_ends(ranks)
     if failed and not any(rank.stopped for rank in ranks):
-        return (
-            _GATHER_S
-            if any(rank.process.returncode and not rank.ended.lost_peer for rank in ranks)
-            else _CAUSE_S
-        )
+        cause_known = any(rank.process.returncode and not rank.end.lost_peer for rank in ranks)
+        return _GATHER_S if cause_known else _CAUSE_S
     if not (failed or signals.count):
         return math.inf
     running = [rank for rank in ranks if not rank.ended_s]
-    _tell_to_stop([rank for rank in running if not rank.told_to_stop])
-    leaving = any(rank.process.returncode == STOPPED for rank in ranks)
-    return _SAVE_S if leaving or all(rank.heeds_mark.exists() for rank in running) else _GRACE_S
+    _request_stop([rank for rank in running if not rank.stop_requested])
+    one_saved = any(rank.process.returncode == STOPPED for rank in ranks)
+    all_save = all(rank.graceful_stop_mark.exists() for rank in running)
+    return _SAVE_S if one_saved or all_save else _GRACE_S
 
 
-def _tell_to_stop(ranks: list[_Rank]) -> None:
-    """Ask the ranks themselves: what they have started, such as workers that read data, is theirs to end."""
+def _request_stop(ranks: list[_Rank]) -> None:
+    """Signal the ranks only, not their children: a rank stops its own data loader workers."""
     for rank in ranks:
         rank.process.send_signal(signal.SIGTERM)
-        rank.told_to_stop = True
+        rank.stop_requested = True
 
 
-def _pass_on(selector: selectors.BaseSelector, wait_s: float = _LOOK_S) -> None:
+def _forward_output(selector: selectors.BaseSelector, wait_s: float = _POLL_S) -> None:
     if not selector.get_map():
         time.sleep(wait_s / 5)
         return
@@ -232,7 +227,7 @@ def _pass_on(selector: selectors.BaseSelector, wait_s: float = _LOOK_S) -> None:
 
 
 def _note_ends(ranks: list[_Rank]) -> bool:
-    """Note which ranks have ended since the last look; return whether any ended badly."""
+    """Note the time at which ranks ended; return whether any failed."""
     for rank in ranks:
         if not rank.ended_s and rank.process.poll() is not None:
             rank.ended_s = time.time()
@@ -240,21 +235,19 @@ def _note_ends(ranks: list[_Rank]) -> bool:
 
 
 def _any_failed(ranks: list[_Rank]) -> bool:
-    """Return whether a rank ended badly, or left without a word before a meeting for which others wait."""
+    """Return whether a rank failed, or exited before a rendezvous in which others wait for it."""
     if any(rank.process.returncode for rank in ranks):
         return True
-    left = [
-        rank for rank in ranks if rank.process.returncode == 0 and not rank.joined_mark.exists()
-    ]
-    return bool(left) and any(
+    left = any(rank.process.returncode == 0 and not rank.joined_mark.exists() for rank in ranks)
+    return left and any(
         rank.process.returncode is None and rank.joined_mark.exists() for rank in ranks
     )
 
 
 def _end_all(ranks: list[_Rank]) -> None:
-    """End every rank that still runs, and whatever it started: first asked, then killed."""
+    """Stop every running rank and its children: SIGTERM first, then SIGKILL."""
     running = [rank for rank in ranks if rank.process.poll() is None]
-    _signal([rank for rank in running if not rank.told_to_stop], signal.SIGTERM)
+    _signal([rank for rank in running if not rank.stop_requested], signal.SIGTERM)
     limit = time.monotonic() + _GRACE_S
     for rank in running:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -268,7 +261,7 @@ def _end_all(ranks: list[_Rank]) -> None:
 
 def _signal(ranks: list[_Rank], number: signal.Signals) -> None:
     for rank in ranks:
-        with contextlib.suppress(ProcessLookupError):  # the group is gone with its last process
+        with contextlib.suppress(ProcessLookupError):  # the last process of the group has ended
             os.killpg(rank.process.pid, number)
 
 

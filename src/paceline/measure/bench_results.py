@@ -1,4 +1,4 @@
-"""What the times of a bench amount to: medians, bandwidths by the definitions of nccl-tests, a fit, and whether all was right."""
+"""From the times of `paceline bench` to results: medians, bandwidths as nccl-tests defines them, and a fit."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from typing import Any
 
 from paceline.measure.bench_fit import Fit, fit_line
 from paceline.measure.bench_plan import BUS_FACTORS
+from paceline.plot.line import LIGHT, Curve, Line
+from paceline.plot.svg_file import Plot, to_svg
 from paceline.units import human_size
 
-_BAR = 24
-_EIGHTHS = " ▏▎▍▌▋▊▉"
+_IN_JSON = ("ranks", "nodes", "device", "gpu", "backend", "torch", "checked", "wrong")
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One operation at one size: the seconds of a message, by round, on the slowest rank."""
+class Timing:
+    """One operation at one size: the seconds of a message on the slowest rank, by round."""
 
     operation: str
     size_bytes: int
     messages: int
-    """Messages of one round, back to back."""
+    """Messages per round, back to back."""
     seconds: list[float]
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A result that was not what it must be."""
+    """A wrong number in the result of a collective."""
 
     operation: str
     size_bytes: int
@@ -38,12 +39,12 @@ class Mistake:
     element: int
     right: float
     found: float
-    """Not a number: nothing was written there."""
+    """NaN: nothing was written there."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """All that the ranks of a world found out."""
+    """Everything that the ranks of a world measured."""
 
     ranks: int
     nodes: int
@@ -51,29 +52,29 @@ class Measurement:
     gpu: str
     backend: str
     torch: str
-    measured: list[Measured]
+    measured: list[Timing]
     checked: int
-    """Results that were looked at, on all ranks."""
+    """Results that were checked, on all ranks."""
     wrong: int
     mistakes: list[Mistake]
-    """The first one of each rank that met any."""
+    """The first one of each rank that has any."""
 
     def as_json(self) -> str:
-        """Return it as rank 0 writes it down."""
+        """Return the text that rank 0 writes for the launching process."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Measurement:
-        """Return what rank 0 wrote down."""
-        found = json.loads(text)
-        found["measured"] = [Measured(**each) for each in found["measured"]]
-        found["mistakes"] = [Mistake(**each) for each in found["mistakes"]]
-        return cls(**found)
+        """Return what rank 0 has written."""
+        content = json.loads(text)
+        content["measured"] = [Timing(**timing) for timing in content["measured"]]
+        content["mistakes"] = [Mistake(**mistake) for mistake in content["mistakes"]]
+        return cls(**content)
 
 
 @dataclass(frozen=True)
 class Row:
-    """The figures of one operation at one size."""
+    """The results of one operation at one size."""
 
     size_bytes: int
     seconds: float
@@ -88,7 +89,7 @@ class Row:
 
 @dataclass(frozen=True)
 class BenchResults:
-    """The figures of one operation."""
+    """The results of one operation."""
 
     operation: str
     bus_factor: float
@@ -96,106 +97,90 @@ class BenchResults:
     fit: Fit | None
 
 
-def figures_of(found: Measurement) -> list[BenchResults]:
-    """Return the figures of every operation, in the order in which they were measured."""
-    names = dict.fromkeys(each.operation for each in found.measured)
-    return [
-        _figures(name, found.ranks, [each for each in found.measured if each.operation == name])
-        for name in names
-    ]
+def results_of(measurement: Measurement) -> list[BenchResults]:
+    """Return the results by operation, in the order of measurement."""
+    by_operation: dict[str, list[Timing]] = {}
+    for timing in measurement.measured:
+        by_operation.setdefault(timing.operation, []).append(timing)
+    results = []
+    for name, timings in by_operation.items():
+        factor = BUS_FACTORS[name](measurement.ranks)
+        rows = {timing.size_bytes: _row(timing, factor) for timing in timings}
+        results.append(_results(name, factor, list(rows.values())))
+    return results
 
 
-def _figures(name: str, ranks: int, measured: Sequence[Measured]) -> BenchResults:
-    factor = BUS_FACTORS[name](ranks)
-    rows = {
-        each.size_bytes: _row(each, factor) for each in measured
-    }  # two sizes may have become one
-    fit = fit_line(
-        [row.size_bytes for row in rows.values()], [row.seconds for row in rows.values()]
-    )
-    return BenchResults(name, factor, list(rows.values()), fit)
+def _results(name: str, factor: float, rows: list[Row]) -> BenchResults:
+    fit = fit_line([row.size_bytes for row in rows], [row.seconds for row in rows])
+    return BenchResults(name, factor, rows, fit)
 
 
-def _row(each: Measured, factor: float) -> Row:
-    seconds = statistics.median(each.seconds)
-    algbw = each.size_bytes / seconds / 1e9
+def _row(timing: Timing, factor: float) -> Row:
+    seconds = statistics.median(timing.seconds)
+    algbw = timing.size_bytes / seconds / 1e9
     return Row(
-        each.size_bytes,
+        timing.size_bytes,
         seconds,
-        min(each.seconds),
-        max(each.seconds),
-        len(each.seconds),
-        each.messages,
-        algbw,
-        algbw * factor,
+        fastest_s=min(timing.seconds),
+        slowest_s=max(timing.seconds),
+        rounds=len(timing.seconds),
+        messages=timing.messages,
+        algbw_gb_per_s=algbw,
+        busbw_gb_per_s=algbw * factor,
     )
 
 
-def as_dict(found: Measurement, figures: Sequence[BenchResults], svg: str) -> dict[str, Any]:
-    """Return everything as plain values; docs/bench.md says what each is."""
-    facts = ("ranks", "nodes", "device", "gpu", "backend", "torch", "checked", "wrong")
+def as_dict(measurement: Measurement, results: Sequence[BenchResults], svg: str) -> dict[str, Any]:
+    """Return everything with the keys of docs/bench.md."""
+    mistakes = [
+        asdict(mistake) | {"found": _or_none(mistake.found)} for mistake in measurement.mistakes
+    ]
     return {
-        "right": not found.wrong,
-        **{name: getattr(found, name) for name in facts},
-        "mistakes": [asdict(each) | {"found": _plain(each.found)} for each in found.mistakes],
-        "operations": [_operation_as_dict(each) for each in figures],
+        "right": not measurement.wrong,
+        **{name: getattr(measurement, name) for name in _IN_JSON},
+        "mistakes": mistakes,
+        "operations": [_operation_as_dict(result) for result in results],
         "svg": svg,
     }
 
 
-def _operation_as_dict(figures: BenchResults) -> dict[str, Any]:
-    rows = [asdict(row) for row in figures.rows]
-    head = {
-        "operation": figures.operation,
-        "bus_factor": figures.bus_factor,
-        "sizes": rows,
-        "fit": None,
-    }
-    if figures.fit:
-        fit = asdict(figures.fit) | {"bytes_per_s": _plain(figures.fit.bytes_per_s)}
-        head["fit"] = fit | {
-            "bus_bytes_per_s": _plain(figures.fit.bytes_per_s * figures.bus_factor)
+def _operation_as_dict(result: BenchResults) -> dict[str, Any]:
+    fit = None
+    if result.fit:
+        rate = result.fit.bytes_per_s
+        fit = asdict(result.fit) | {
+            "bytes_per_s": _or_none(rate),
+            "bus_bytes_per_s": _or_none(rate * result.bus_factor),
         }
-    return head
+    return {
+        "operation": result.operation,
+        "bus_factor": result.bus_factor,
+        "sizes": [asdict(row) for row in result.rows],
+        "fit": fit,
+    }
 
 
-def _plain(number: float) -> float | None:
-    """Return a number that JSON knows."""
+def _or_none(number: float) -> float | None:
+    """Return None for a number that JSON does not have."""
     return number if math.isfinite(number) else None
 
 
-def describe(found: Measurement, figures: Sequence[BenchResults]) -> str:
-    """Return the figures as a table, with a bar for each bus bandwidth."""
-    where = f"{found.ranks} rank{'s' if found.ranks > 1 else ''} on {found.nodes} node{'s' if found.nodes > 1 else ''}"
-    lines = [f"{where}, {found.gpu or found.device}, {found.backend}, torch {found.torch}", ""]
-    most = max((row.busbw_gb_per_s for each in figures for row in each.rows), default=0.0)
-    for each in figures:
-        lines += [_line(each.operation, "time", "fastest", "slowest", "algbw", "busbw", " GB/s")]
-        lines += [_line_of(row, most) for row in each.rows]
-        lines += [f"  {_describe_fit(each)}", ""]
-    if found.ranks == 1:
-        lines += [
-            "one rank: nothing crosses, so bus bandwidths are 0 and there is no pair; -n 2 measures more",
-            "",
-        ]
-    return "\n".join([*lines, _describe_check(found)])
-
-
-def _line_of(row: Row, most: float) -> str:
-    times = [_microseconds(seconds) for seconds in (row.seconds, row.fastest_s, row.slowest_s)]
-    bandwidths = [f"{value:.3g}" for value in (row.algbw_gb_per_s, row.busbw_gb_per_s)]
-    return _line(
-        binary_size(row.size_bytes), *times, *bandwidths, " " + bar(row.busbw_gb_per_s, most)
-    ).rstrip()
-
-
-def _line(name: str, *columns: str) -> str:
-    *numbers, last = columns
-    return f"{name:<15}" + "".join(f"{column:>11}" for column in numbers) + last
+def plot_of(measurement: Measurement, results: Sequence[BenchResults]) -> str:
+    """Return bus bandwidth by message size as SVG."""
+    where = f"{measurement.ranks} ranks, {measurement.gpu or measurement.device}"
+    lines = []
+    for place, result in enumerate(results):
+        sizes = [float(row.size_bytes) for row in result.rows]
+        curve = Curve.of(sizes, (row.busbw_gb_per_s for row in result.rows))
+        lines.append(Line(result.operation, place % len(LIGHT), curve))
+    title = f"bus bandwidth, {where}, {measurement.backend}"
+    return to_svg(
+        Plot(title, "message", "GB/s", lines, lambda size: binary_size(int(size)), log_y=True)
+    )
 
 
 def binary_size(size_bytes: int) -> str:
-    """Return a size in the words in which it can be given.
+    """Return a size in the unit in which `--sizes` takes it.
 
     >>> binary_size(1024), binary_size(4 << 20), binary_size(1000), binary_size(1 << 30)
     ('1 KiB', '4 MiB', '1.0 kB', '1 GiB')
@@ -204,44 +189,3 @@ def binary_size(size_bytes: int) -> str:
         if size_bytes >= 1 << power and size_bytes % (1 << power) == 0:
             return f"{size_bytes >> power} {unit}"
     return human_size(size_bytes)
-
-
-def _microseconds(seconds: float) -> str:
-    return f"{seconds * 1e6:,.0f} us" if seconds < 0.1 else f"{seconds * 1e3:,.0f} ms"
-
-
-def bar(value: float, most: float) -> str:
-    """Return a bar of letters, an eighth of a letter fine.
-
-    >>> bar(1, 2), bar(0, 0)
-    ('████████████', '')
-    """
-    eighths = round(8 * _BAR * value / most) if most else 0
-    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
-
-
-def _describe_fit(figures: BenchResults) -> str:
-    fit = figures.fit
-    if fit is None:
-        return "no fit: it takes two sizes"
-    rate = (
-        "no bandwidth shows" if math.isinf(fit.bytes_per_s) else f"{fit.bytes_per_s / 1e9:.3g} GB/s"
-    )
-    bus = (
-        f" (bus {fit.bytes_per_s * figures.bus_factor / 1e9:.3g})"
-        if math.isfinite(fit.bytes_per_s)
-        else ""
-    )
-    away = f"typically {fit.typical_deviation:.0%} off, at most {fit.largest_deviation:.0%}"
-    return f"fit: {_microseconds(fit.latency_s)} + size / {rate}{bus}; {away}"
-
-
-def _describe_check(found: Measurement) -> str:
-    if not found.wrong:
-        return f"all {found.checked:,} results were right"
-    lines = [f"WRONG: {found.wrong:,} of {found.checked:,} results"]
-    for each in found.mistakes:
-        got = "nothing" if math.isnan(each.found) else f"{each.found:g}"
-        where = f"  rank {each.rank}: {each.operation} of {binary_size(each.size_bytes)}, number {each.element}"
-        lines.append(f"{where}: {got} instead of {each.right:g}")
-    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What the times of several world sizes amount to: speed-up, efficiency, and where the time went."""
+"""Speed-up, efficiency and shares of time, from the step times of several world sizes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from paceline.measure.recorded_step_times import StepPace
 
 GOOD = 0.75
-"""The efficiency that computing centres ask for."""
+"""The efficiency that computing centres require."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """One number of ranks."""
+    """The results of one world size."""
 
     ranks: int
     global_batch: int
     lanes: int
     shares: str
-    """What the ranks had to share, in words; empty: nothing."""
+    """Which cores or GPUs the ranks had to share, as a phrase; empty: none."""
     step_s: float
     """Median over rounds of the median over steps."""
     fastest_s: float
@@ -29,25 +29,25 @@ class Size:
     rounds_s: list[float]
     samples_per_s: float
     speedup: float
-    """Samples per second, over those of the smallest size."""
+    """Samples per second divided by those of the smallest world."""
     efficiency: float
-    """Speed-up over the ratio of the ranks: p1 T1 / (pn Tn) where a step is the same work."""
+    """Speed-up divided by the ratio of ranks: p1 T1 / (pn Tn) if a step is the same work."""
     efficiency_low: float
     efficiency_high: float
-    """The same within one round each."""
+    """Lowest and highest efficiency within a round."""
     data_share: float
-    """Of the time in steps, that in which ranks waited for samples."""
+    """Share of the step time in which ranks waited for samples."""
     exposed_share: float | None
-    """That in which they waited for messages; None: it cannot be told."""
+    """Share in which they waited for communication; None: unknown."""
     exposed_how: str
-    """waits: seen directly; estimate: what the end of a step takes longer than on one rank; none."""
+    """waits: measured; estimate: how much longer a step's end takes than on one rank; none."""
     uneven_share: float | None
-    """The part of it in which they waited for a slower rank; None: it cannot be told."""
+    """The part of it in which they waited for a slower rank; None: unknown."""
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """One study."""
+    """One scaling study."""
 
     name: str
     script: str
@@ -60,16 +60,16 @@ class Scaling:
     finished: str
     """Date and time."""
     facts: dict[str, Any]
-    """Of the machine and of the code."""
+    """Machine, versions and settings."""
     sizes: list[Size]
 
     @property
     def largest_good(self) -> Size | None:
-        """The largest size whose efficiency is good."""
+        """The largest world with the required efficiency."""
         return next((size for size in reversed(self.sizes) if size.efficiency >= GOOD), None)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain values; docs/scale.md says what each is."""
+        """Return the study with the keys of docs/scale.md."""
         good = self.largest_good
         return asdict(self) | {
             "good_efficiency": GOOD,
@@ -77,19 +77,19 @@ class Scaling:
         }
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Scaling:
-        """Return the study of such values; others, of a later version, are left out."""
-        sizes = [Size(**_known(Size, size)) for size in found["sizes"]]
-        return cls(**_known(cls, found) | {"sizes": sizes})
+    def from_dict(cls, content: Mapping[str, Any]) -> Scaling:
+        """Return the study; unknown keys, of a later version, are ignored."""
+        sizes = [Size(**_known(Size, size)) for size in content["sizes"]]
+        return cls(**_known(cls, content) | {"sizes": sizes})
 
 
-def _known(kind: type[Size | Scaling], found: Mapping[str, Any]) -> dict[str, Any]:
-    return {field.name: found[field.name] for field in fields(kind)}
+def _known(kind: type[Size | Scaling], content: Mapping[str, Any]) -> dict[str, Any]:
+    return {field.name: content[field.name] for field in fields(kind)}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One number of ranks, and how its runs went, one a round."""
+    """The runs of one world size, one per round."""
 
     ranks: int
     lanes: int
@@ -103,58 +103,59 @@ class Trial:
 
 
 def sizes_of(trials: Sequence[Trial]) -> list[Size]:
-    """Return the figures of every size; the first one is what all are compared with."""
+    """Return the results of every world size, relative to the first."""
     return [_size(trial, trials[0]) for trial in trials]
 
 
 def _size(trial: Trial, first: Trial) -> Size:
     seconds = [pace.seconds for pace in trial.paces]
-    step_s, first_s = (
-        statistics.median(seconds),
-        statistics.median(pace.seconds for pace in first.paces),
-    )
+    step_s = statistics.median(seconds)
+    first_s = statistics.median(pace.seconds for pace in first.paces)
     samples = trial.paces[0].samples
     speedup = (samples / step_s) / (first.paces[0].samples / first_s)
-    more = trial.ranks / first.ranks
-    by_round = [mine / theirs / more for mine, theirs in zip(trial.rates, first.rates, strict=True)]
+    ratio = trial.ranks / first.ranks
+    rates = zip(trial.rates, first.rates, strict=True)
+    by_round = [rate / first_rate / ratio for rate, first_rate in rates]
     exposed, how = _exposed(trial, first)
     return Size(
-        trial.ranks,
-        samples,
-        trial.lanes,
-        trial.shares,
-        step_s,
-        min(seconds),
-        max(seconds),
-        seconds,
-        samples / step_s,
-        speedup,
-        speedup / more,
-        min(by_round),
-        max(by_round),
-        statistics.median(pace.data_share for pace in trial.paces),
-        exposed,
-        how,
-        _median([pace.uneven_share for pace in trial.paces]),
+        ranks=trial.ranks,
+        global_batch=samples,
+        lanes=trial.lanes,
+        shares=trial.shares,
+        step_s=step_s,
+        fastest_s=min(seconds),
+        slowest_s=max(seconds),
+        rounds_s=seconds,
+        samples_per_s=samples / step_s,
+        speedup=speedup,
+        efficiency=speedup / ratio,
+        efficiency_low=min(by_round),
+        efficiency_high=max(by_round),
+        data_share=statistics.median(pace.data_share for pace in trial.paces),
+        exposed_share=exposed,
+        exposed_how=how,
+        uneven_share=_median([pace.uneven_share for pace in trial.paces]),
     )
 
 
 def _exposed(trial: Trial, first: Trial) -> tuple[float | None, str]:
     """Return the share of exposed communication, and how it was found.
 
-    Where the waits cannot be seen, the end of a step tells: from its last forward on, a rank runs one backward and
-    the update, in every world on as many samples. What that takes longer than alone is what others cost.
+    If waits are not visible, the end of a step shows them: after its last forward, a rank runs one backward and
+    the update, on the same number of samples in every world. Any longer time than on one rank is communication.
     """
-    seen = _median([pace.waited_share for pace in trial.paces])
-    if seen is not None:
-        return seen, "waits"
+    measured = _median([pace.waited_share for pace in trial.paces])
+    if measured is not None:
+        return measured, "waits"
     alone_s = _median([pace.tail_s for pace in first.paces])
     if first.ranks > 1 or alone_s is None:
         return None, "none"
-    tails = [(pace.tail_s, pace.seconds) for pace in trial.paces if pace.tail_s is not None]
-    return statistics.median(
-        max(0.0, tail_s - alone_s) / seconds for tail_s, seconds in tails
-    ), "estimate"
+    shares = []
+    for pace in trial.paces:
+        if pace.tail_s is not None:
+            longer_s = max(0.0, pace.tail_s - alone_s)
+            shares.append(longer_s / pace.seconds)
+    return statistics.median(shares), "estimate"
 
 
 def _median(values: Sequence[float | None]) -> float | None:

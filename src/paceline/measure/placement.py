@@ -1,7 +1,8 @@
-"""Where the ranks of one world size run: on this machine, or on as many nodes of the allocation as they need."""
+"""Where the ranks of one world size run: on this machine, or on as few nodes of the allocation as hold them."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,8 +16,8 @@ from paceline.launch.spec import LaunchSpec, Program
 from paceline.launch.supervisor import launch
 
 
-def only_looked_at(home: Path) -> dict[str, object]:
-    """Return the settings under which a training can be measured: it goes on from nothing, leaves nothing, tells nobody."""
+def isolated_settings(home: Path) -> dict[str, object]:
+    """Return settings for a measured training: it resumes nothing, keeps nothing and logs to no service."""
     return {
         "runs": str(home / "runs"),
         "checkpoint.every": "end",
@@ -30,39 +31,37 @@ def only_looked_at(home: Path) -> dict[str, object]:
 def run_ranks(
     target: Program,
     ranks: int,
-    words: tuple[str, ...],
+    arguments: tuple[str, ...],
     settings: Mapping[str, object],
     allocation: Allocation | None,
 ) -> Failure | None:
-    """Run so many ranks to their end; return why they ended, if not because they were done."""
-    if allocation is None or allocation.here:
-        return launch(LaunchSpec(target, ranks, words, settings))
+    """Run a program on a number of ranks until it ends; return the failure, if any."""
+    if allocation is None or allocation.is_local:
+        return launch(LaunchSpec(target, ranks, arguments, settings))
     nodes = nodes_for(ranks, allocation)
-    some = replace(allocation, nodes=allocation.nodes[:nodes])
-    with Path(os.devnull).open(
-        "w", encoding="utf-8"
-    ) as nowhere:  # what ranks say is not for our own output
-        return launch_on(
-            some, LaunchSpec(target, ranks // nodes, words, settings), nowhere, StopSignals()
-        )
+    part = replace(allocation, nodes=allocation.nodes[:nodes])
+    spec = LaunchSpec(target, ranks // nodes, arguments, settings)
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:  # the output of the ranks
+        return launch_on(part, spec, nowhere, StopSignals())
 
 
 def nodes_for(ranks: int, allocation: Allocation) -> int:
-    """Return on how many nodes they run: as few as hold them.
+    """Return the smallest number of nodes that holds the ranks.
 
     >>> [nodes_for(ranks, Allocation(("a", "b", "c", "d"), 4, here=False)) for ranks in (1, 4, 8, 16)]
     [1, 1, 2, 4]
     """
-    nodes = -(-ranks // allocation.ranks_per_node)
+    per_node = allocation.ranks_per_node
+    nodes = math.ceil(ranks / per_node)
     if nodes > len(allocation.nodes):
-        most = len(allocation.nodes) * allocation.ranks_per_node
+        most = len(allocation.nodes) * per_node
         raise ConfigError(
-            f"{ranks} ranks do not fit on this allocation: {len(allocation.nodes)} nodes of {allocation.ranks_per_node}",
-            fix=f"ask Slurm for more, or give --worlds of at most {most}",
+            f"{ranks} ranks do not fit on this allocation: {len(allocation.nodes)} nodes of {per_node}",
+            fix=f"request more nodes from Slurm, or give --worlds of at most {most}",
         )
     if ranks % nodes:
         raise ConfigError(
             f"{ranks} ranks cannot be spread evenly over {nodes} nodes",
-            fix=f"give --worlds that fill whole nodes: multiples of {allocation.ranks_per_node}",
+            fix=f"give --worlds that fill whole nodes: multiples of {per_node}",
         )
     return nodes

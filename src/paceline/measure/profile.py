@@ -1,4 +1,4 @@
-"""Where does the time of a training go? Runs some steps of it, merges what the ranks traced, and judges."""
+"""Profile some steps of a training on all ranks, merge the traces, and find the causes of its step time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from paceline.launch.failure import RunFailed
 from paceline.launch.spec import LaunchSpec, Program
 from paceline.launch.supervisor import launch
-from paceline.measure.placement import only_looked_at
+from paceline.measure.placement import isolated_settings
 from paceline.measure.profile_shares import beat_of, shares_of
 from paceline.measure.profile_verdict import ProfileVerdict, as_dict, judge
 from paceline.measure.trace import RankTrace, merged, read_traces
@@ -25,9 +25,9 @@ TRACE_FILE = "trace.json.gz"
 def profile(
     target: Program, ranks: int, window: tuple[int, int], arguments: Sequence[str]
 ) -> tuple[ProfileVerdict, Path]:
-    """Run a target for a window of (steps before, steps measured); return the verdict and the folder that holds it.
+    """Train for a window of (steps skipped, steps measured); return the verdict and its folder.
 
-    The training itself is done in a folder that goes away: it neither goes on from a run nor changes one.
+    The training runs in a temporary folder: it neither resumes nor changes a run.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-profile-") as scratch:
         measured = Path(scratch) / "profile"
@@ -35,7 +35,7 @@ def profile(
             "profile.to": str(measured),
             "profile.skip": window[0],
             "profile.steps": window[1],
-            **only_looked_at(Path(scratch)),
+            **isolated_settings(Path(scratch)),
         }
         failure = launch(LaunchSpec(target, ranks, tuple(arguments), settings))
         if failure is not None:
@@ -44,11 +44,11 @@ def profile(
         home = RunDir(_runs(arguments) / str(traces[0].facts["name"])).profile
         with writing_to(home):
             _keep(measured, make_private(home))
-        return judged(target.name, traces, home), home
+        return write_verdict(target.name, traces, home), home
 
 
-def judged(script: str, traces: Sequence[RankTrace], home: Path) -> ProfileVerdict:
-    """Write the merged trace and the verdict; return it."""
+def write_verdict(script: str, traces: Sequence[RankTrace], home: Path) -> ProfileVerdict:
+    """Judge the traces of all ranks; write the merged trace and the verdict."""
     facts = traces[0].facts
     beats = [beat_of(trace) for trace in traces]
     slow = find_straggler(beats, int(facts["lanes"]), len(traces))
@@ -66,7 +66,7 @@ def judged(script: str, traces: Sequence[RankTrace], home: Path) -> ProfileVerdi
 
 
 def _keep(measured: Path, home: Path) -> None:
-    """Keep what the ranks wrote, in place of an earlier profile."""
+    """Copy the files of the ranks, in place of an earlier profile."""
     shutil.rmtree(home / TENSORBOARD, ignore_errors=True)
     for old in home.glob("rank-*.json"):
         old.unlink()
@@ -76,13 +76,13 @@ def _keep(measured: Path, home: Path) -> None:
 
 
 def _runs(arguments: Sequence[str]) -> Path:
-    """Return the folder of runs that the words of a training name.
+    """Return the folder of runs that the arguments of a training name.
 
     >>> _runs(["epochs=3", "runs=/data/runs"]), _runs(["--runs", "x"]), _runs([])
     (PosixPath('/data/runs'), PosixPath('x'), PosixPath('runs'))
     """
-    for number, word in enumerate(arguments):
-        name, equals, value = word.lstrip("-").partition("=")
+    for number, argument in enumerate(arguments):
+        name, equals, value = argument.lstrip("-").partition("=")
         if name == "runs" and (equals or number + 1 < len(arguments)):
             return Path(value if equals else arguments[number + 1])
     return Path("runs")

@@ -1,4 +1,4 @@
-"""What does a profile say in words? The largest causes of a step's length, and what to try."""
+"""The verdict of a profile: the largest causes of the step time, and what to try."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.measure.profile_shares import KINDS, Shares
-from paceline.telemetry.stragglers import Straggler, in_words
+from paceline.telemetry.stragglers import Straggler, describe_straggler
 from paceline.units import short_time
 
-_CAUSES = 3
-_WORTH = 0.03  # of a step: what is less is no cause
+_MOST_CAUSES = 3
+_WORTH = 0.03  # of a step; smaller causes are ignored
 
-IN_WORDS: Mapping[str, tuple[str, str]] = {
+CAUSES: Mapping[str, tuple[str, str]] = {
     "compute": (
         "compute (forward and backward)",
-        "this is the work itself: precision=bf16, compile=true or capture=auto on a GPU, threads= on a CPU, or more ranks",
+        "precision=bf16, compile=true or capture=auto on a GPU, more threads= on a CPU, or more ranks",
     ),
     "exposed_communication": (
-        "communication that nothing hides",
+        "exposed communication",
         (
-            "more samples a step (batch.global_size), fewer bytes (exact=false compression=bf16), fewer meetings (local_sgd.steps), "
-            "or a faster link: see which interface is used (PACELINE_INTERFACE)"
+            "more samples per step (batch.global_size), fewer bytes (exact=false compression=bf16), fewer synchronizations (local_sgd.steps), "
+            "or a faster network interface (PACELINE_INTERFACE)"
         ),
     ),
     "data_wait": (
         "waiting for samples",
         (
-            "pack the set into shards (`paceline data pack`), read further ahead (read.prefetch_steps), let processes help (read.workers), "
-            "or keep shards on a local disk (read.cache); `paceline data bench` measures reading alone"
+            "pack the dataset into shards (`paceline data pack`), prefetch more steps (read.prefetch_steps), use reader processes (read.workers), "
+            "or cache shards on a local disk (read.cache); `paceline data bench` measures reading alone"
         ),
     ),
     "optimizer": (
         "the optimizer",
-        "fused=True or foreach=True in torch's optimizer, parallel=fsdp to share its work among the ranks, or larger batches",
+        "fused=True or foreach=True in torch's optimizer, parallel=fsdp to shard its work, or larger batches",
     ),
     "host_gaps": (
-        "gaps on the host: Python, garbage collection, logs",
+        "gaps on the host (Python, garbage collection, logs)",
         (
-            "compile=true, or capture=auto on a GPU; larger lanes (fewer batch.lanes); log.every_steps higher; no .item() or print in the model; "
+            "compile=true, or capture=auto on a GPU; larger lanes (fewer batch.lanes); a higher log.every_steps; no .item() or print in the model; "
             "gc.freeze() after the start"
         ),
     ),
     "waiting_for_slowest": (
-        "ranks that wait for the slowest one",
-        "look at that rank: its node, its disk, what else runs there, and whether its samples are larger than those of the others",
+        "ranks wait for the slowest one",
+        "check that rank's node, its disk, other processes there, and whether its samples are larger",
     ),
 }
 
 
 @dataclass(frozen=True)
 class ProfileVerdict:
-    """Where a step's time goes. Shares are those of the rank that the others wait for: its time is everybody's."""
+    """Where a step's time goes on the decisive rank, for which the others wait."""
 
     script: str
     ranks: int
@@ -61,22 +61,22 @@ class ProfileVerdict:
     decisive_rank: int
     shares: Shares
     waiting_s: float
-    """Seconds a step that the other ranks wait for the decisive one, in the mean."""
+    """Seconds per step in which the other ranks wait for the decisive one, on average."""
     per_rank: tuple[Shares, ...]
     slow: Straggler | None
 
     @property
     def causes(self) -> list[str]:
-        """The kinds that take most of the step, the largest first."""
+        """The kinds of time that take most of the step, largest first."""
         seconds = asdict(self.shares)
         worth = [kind for kind in KINDS if seconds[kind] > _WORTH * self.shares.step_s]
-        return sorted(worth, key=lambda kind: -seconds[kind])[:_CAUSES]
+        return sorted(worth, key=lambda kind: -seconds[kind])[:_MOST_CAUSES]
 
 
 def judge(
     script: str, device: str, steps: int, per_rank: Sequence[Shares], slow: Straggler | None
 ) -> ProfileVerdict:
-    """Put together what the ranks measured.
+    """Return the verdict from the shares of all ranks.
 
     >>> fast = Shares(compute=0.01, exposed_communication=0.05, data_wait=0.0, optimizer=0.0, host_gaps=0.0)
     >>> late = Shares(compute=0.01, exposed_communication=0.01, data_wait=0.04, optimizer=0.0, host_gaps=0.0)
@@ -86,8 +86,8 @@ def judge(
     """
     waits = [shares.exposed_communication for shares in per_rank]
     decisive = waits.index(min(waits))
-    others = [wait - waits[decisive] for rank, wait in enumerate(waits) if rank != decisive]
-    waiting = sum(others) / len(others) if others else 0.0
+    longer = [wait - waits[decisive] for rank, wait in enumerate(waits) if rank != decisive]
+    waiting = sum(longer) / len(longer) if longer else 0.0
     return ProfileVerdict(
         script,
         len(per_rank),
@@ -127,8 +127,8 @@ def as_dict(verdict: ProfileVerdict) -> dict[str, Any]:
             {
                 "cause": kind,
                 "seconds": seconds[kind],
-                "what": IN_WORDS[kind][0],
-                "try": IN_WORDS[kind][1],
+                "what": CAUSES[kind][0],
+                "try": CAUSES[kind][1],
             }
             for kind in verdict.causes
         ],
@@ -138,23 +138,23 @@ def as_dict(verdict: ProfileVerdict) -> dict[str, Any]:
 
 
 def sentences(verdict: ProfileVerdict) -> list[str]:
-    """Return what was measured, and which rank the others wait for."""
+    """Return one sentence on the step time, and one on a straggler if there is any."""
     step_s = verdict.shares.step_s
     ranks = f"{verdict.ranks} rank{'' if verdict.ranks == 1 else 's'}"
     where = f" (rank {verdict.decisive_rank}, which waits least)" if verdict.ranks > 1 else ""
-    found = [
-        f"{verdict.script}, {ranks} on {verdict.device}: {short_time(step_s)} a step, of {verdict.steps}{where}"
+    lines = [
+        f"{verdict.script}, {ranks} on {verdict.device}: {short_time(step_s)} per step over {verdict.steps} steps{where}"
     ]
     if verdict.slow is not None:
-        found.append(in_words(verdict.slow))
+        lines.append(describe_straggler(verdict.slow))
     if verdict.waiting_s > _WORTH * step_s:
-        what, do = IN_WORDS["waiting_for_slowest"]
-        found.append(f"{what}: {short_time(verdict.waiting_s)} a step. Try: {do}")
-    return found
+        what, advice = CAUSES["waiting_for_slowest"]
+        lines.append(f"{what}: {short_time(verdict.waiting_s)} per step. Try: {advice}")
+    return lines
 
 
 def describe(verdict: ProfileVerdict) -> str:
-    """Return the verdict in words."""
+    """Return the verdict as text: the kinds of time, and what to try."""
     step_s, seconds = verdict.shares.step_s, asdict(verdict.shares)
     head, *more = sentences(verdict)
     lines = [head]
@@ -165,6 +165,6 @@ def describe(verdict: ProfileVerdict) -> str:
         )
     lines += more
     for number, kind in enumerate(verdict.causes, 1):
-        what, do = IN_WORDS[kind]
-        lines.append(f"{number}. {what}, {short_time(seconds[kind])} a step. Try: {do}")
+        what, advice = CAUSES[kind]
+        lines.append(f"{number}. {what}: {short_time(seconds[kind])} per step. Try: {advice}")
     return "\n".join(lines)

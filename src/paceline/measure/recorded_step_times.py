@@ -1,4 +1,4 @@
-"""What the ranks of one run say of their steps: how long a step takes, and what share of it is waiting."""
+"""Step times that the ranks of a run have recorded: how long a step takes, and which share of it is waiting."""
 
 from __future__ import annotations
 
@@ -13,102 +13,106 @@ from paceline.errors import ConfigError
 from paceline.rundir import times_file
 
 
-class Moment(NamedTuple):
-    """One step of one rank; the times are of one clock on each node."""
+class RankStep(NamedTuple):
+    """One step of one rank; the ranks of a node share a clock."""
 
     samples: int
     asked_s: float
-    """When it asked for the samples."""
+    """When it requested the samples."""
     got_s: float
     ready_s: float
-    """When it had done its own part: from there on it also waits for others."""
+    """When its last forward was done: after that it may wait for other ranks."""
     ended_s: float
     waited_s: float
-    """How long it did nothing but wait for messages."""
+    """How long it only waited for communication."""
 
     @property
     def seconds(self) -> float:
-        """How long the step took."""
+        """The duration of the step."""
         return self.ended_s - self.asked_s
 
 
 @dataclass(frozen=True)
 class StepPace:
-    """How one run went."""
+    """Medians and shares of one run."""
 
     seconds: float
-    """Median over steps of a step on its slowest rank."""
+    """Median step time; a step lasts as long as on its slowest rank."""
     samples: int
-    """Of a step."""
+    """Samples per step."""
     data_share: float
-    """Of all time in steps, that in which ranks waited for samples."""
+    """Share of the step time in which ranks waited for samples."""
     waited_share: float | None
-    """The same for messages; None: nobody can see it from Python."""
+    """Share in which they waited for communication; None: not visible from Python."""
     uneven_share: float | None
-    """Of all time, that in which ranks waited for a slower one to come so far as to send."""
+    """Share in which they waited until a slower rank had something to send."""
     tail_s: float | None
-    """Median from the last forward on: a backward, what is sent, the update; None: nobody can see that."""
+    """Median time after the last forward: backward, communication, update; None: not visible."""
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """One run, as its ranks wrote it down."""
+    """The recorded steps of one run."""
 
     facts: dict[str, Any]
     devices: tuple[str, ...]
-    steps: list[tuple[Moment, ...]]
-    """By step, the moments of all ranks."""
+    steps: list[tuple[RankStep, ...]]
+    """All ranks of each step."""
 
     @property
     def most_samples(self) -> int:
-        """Samples of the largest step."""
+        """Samples in the largest step."""
         return max(step[0].samples for step in self.steps)
 
-    def whole(self, warmup: int) -> list[tuple[Moment, ...]]:
-        """Return the steps after the warm-up; a short last step of an epoch does not count."""
+    def whole(self, warmup: int) -> list[tuple[RankStep, ...]]:
+        """Return the steps after the warm-up, without the shorter last step of an epoch."""
         return [step for step in self.steps[warmup:] if step[0].samples == self.most_samples]
 
 
 def read_run(folder: Path, ranks: int, name: str) -> RecordedRun:
-    """Return what all ranks of a run have written down."""
-    found = []
+    """Return the recorded steps of all ranks; raise ConfigError if there are none."""
+    records = []
     for rank in range(ranks):
         file = times_file(folder, rank)
         if not file.is_file():
             raise ConfigError(
-                f"{name} wrote no times of its steps down",
-                fix="train with `paceline.Trainer`, which does when it is asked",
+                f"{name} did not record its step times",
+                fix="train with `paceline.Trainer`, which records them on request",
             )
-        found.append(json.loads(file.read_text(encoding="utf-8")))
-    moments = [[Moment(*step) for step in each["steps"]] for each in found]
-    facts = {key: value for key, value in found[0].items() if key != "steps"}
-    return RecordedRun(
-        facts, tuple(each["device"] for each in found), list(zip(*moments, strict=True))
-    )
+        records.append(json.loads(file.read_text(encoding="utf-8")))
+    by_rank = []
+    for record in records:
+        steps = record.pop("steps")
+        by_rank.append([RankStep(*step) for step in steps])
+    devices = tuple(record["device"] for record in records)
+    return RecordedRun(records[0], devices, list(zip(*by_rank, strict=True)))
 
 
-def pace_of(ran: RecordedRun, warmup: int) -> StepPace:
-    """Return the medians and shares of all whole steps after the warm-up."""
-    whole = ran.whole(warmup)
-    total_s = sum(moment.seconds for step in whole for moment in step)
-    waits, one_clock = ran.facts["sees_waits"], ran.facts["nodes"] == 1
+def pace_of(run: RecordedRun, warmup: int) -> StepPace:
+    """Return medians and shares of all full steps after the warm-up."""
+    steps = run.whole(warmup)
+    ranks = [rank for step in steps for rank in step]
+    total_s = sum(rank.seconds for rank in ranks)
+    waited_share = uneven_share = None
+    if run.facts["sees_waits"]:
+        waited_share = sum(rank.waited_s for rank in ranks) / total_s
+        if run.facts["nodes"] == 1:  # one clock
+            uneven_share = sum(_uneven_s(step) for step in steps) / total_s
     return StepPace(
-        statistics.median(max(moment.seconds for moment in step) for step in whole),
-        ran.most_samples,
-        sum(moment.got_s - moment.asked_s for step in whole for moment in step) / total_s,
-        sum(moment.waited_s for step in whole for moment in step) / total_s if waits else None,
-        sum(_uneven(step) for step in whole) / total_s if waits and one_clock else None,
-        _tail(whole) if ran.facts["sees_ready"] else None,
+        seconds=statistics.median(max(rank.seconds for rank in step) for step in steps),
+        samples=run.most_samples,
+        data_share=sum(rank.got_s - rank.asked_s for rank in ranks) / total_s,
+        waited_share=waited_share,
+        uneven_share=uneven_share,
+        tail_s=statistics.median(map(_tail_s, steps)) if run.facts["sees_ready"] else None,
     )
 
 
-def _tail(steps: Sequence[Sequence[Moment]]) -> float:
-    return statistics.median(
-        statistics.mean(moment.ended_s - moment.ready_s for moment in step) for step in steps
-    )
+def _tail_s(step: Sequence[RankStep]) -> float:
+    return statistics.mean(rank.ended_s - rank.ready_s for rank in step)
 
 
-def _uneven(step: Sequence[Moment]) -> float:
-    """Return how long the ranks of a step waited for the last one to be ready; their clock is one."""
-    last = max(moment.ready_s for moment in step)
-    return sum(min(moment.waited_s, last - moment.ready_s) for moment in step)
+def _uneven_s(step: Sequence[RankStep]) -> float:
+    """Return the seconds in which the ranks of a step waited for the last one to be ready."""
+    last_s = max(rank.ready_s for rank in step)
+    return sum(min(rank.waited_s, last_s - rank.ready_s) for rank in step)

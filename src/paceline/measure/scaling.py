@@ -1,4 +1,4 @@
-"""How much faster does a training get with more ranks? Runs it at several world sizes, round after round, and compares."""
+"""Scaling studies: train at several world sizes, round after round, and compare the step times."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from paceline.errors import ConfigError
 from paceline.launch.failure import RunFailed
 from paceline.launch.spec import Program
 from paceline.measure.efficiency import Scaling, Trial, sizes_of
-from paceline.measure.placement import only_looked_at, run_ranks
+from paceline.measure.placement import isolated_settings, run_ranks
 from paceline.measure.recorded_step_times import RecordedRun, StepPace, pace_of, read_run
 from paceline.redact import without_logins
 from paceline.version import VERSION
 
-_OF_THE_RUN = (
+_FROM_RUN = (
     "host",
     "cpu",
     "memory_bytes",
@@ -33,12 +33,12 @@ _OF_THE_RUN = (
     "cores",
     "nodes",
 )
-_OF_THE_CONFIG = ("exact", "parallel", "precision", "compile", "capture", "threads")
+_FROM_CONFIG = ("exact", "parallel", "precision", "compile", "capture", "threads")
 
 
 @dataclass(frozen=True)
 class Study:
-    """What to run, and how often."""
+    """A program, and how often to run it at which world sizes."""
 
     target: Program
     words: tuple[str, ...]
@@ -54,18 +54,17 @@ class Study:
 
 @dataclass(frozen=True)
 class Batch:
-    """What the script makes a step of, at the smallest world."""
+    """The global batch of a step, and its lanes."""
 
     global_size: int
     lanes: int
 
 
 def run_study(study: Study) -> Scaling:
-    """Run every world size once a round, every other round backwards, so that a busy hour falls on all alike."""
-    shared = study.allocation is not None and not study.allocation.here
-    with tempfile.TemporaryDirectory(
-        prefix=".paceline-scale-", dir=Path.cwd() if shared else None
-    ) as folder:
+    """Run every world size once per round, every other round in reverse, so that drift affects all alike."""
+    shared = study.allocation is not None and not study.allocation.is_local
+    home = Path.cwd() if shared else None  # other nodes must see the files
+    with tempfile.TemporaryDirectory(prefix=".paceline-scale-", dir=home) as folder:
         runs = _Runs(study, Path(folder))
         for number in range(study.rounds):
             for world in study.worlds if number % 2 == 0 else reversed(study.worlds):
@@ -84,96 +83,84 @@ class _Runs:
         self._batch: Batch | None = None
 
     def add(self, world: int, number: int) -> None:
-        """Run one world size to its end, and keep how it went."""
+        """Run one world size until it ends, and keep its step times."""
+        study = self._study
         ranks = f"{world} rank{'s' if world > 1 else ''}"
-        self._say(
-            f"round {number + 1} of {self._study.rounds}: {self._study.target.name} on {ranks} ..."
-        )
+        self._say(f"round {number + 1} of {study.rounds}: {study.target.name} on {ranks} ...")
         home = self._folder / f"{number}-{world}"
-        failure = run_ranks(
-            self._study.target,
-            world,
-            self._study.words,
-            self._settings(world, home),
-            self._study.allocation,
-        )
+        settings = self._settings(world, home)
+        failure = run_ranks(study.target, world, study.words, settings, study.allocation)
         if failure is not None:
-            raise RunFailed(self._study.target.name, world, failure)
-        ran = self._last[world] = read_run(home / "times", world, self._study.target.name)
+            raise RunFailed(study.target.name, world, failure)
+        run = self._last[world] = read_run(home / "times", world, study.target.name)
         if self._batch is None:
-            self._learn(home)
-        self._check(world, ran)
-        self._paces[world].append(pace_of(ran, self._study.warmup))
+            self._read_config(home)
+        self._check(world, run)
+        self._paces[world].append(pace_of(run, study.warmup))
         shutil.rmtree(home)
 
     def _settings(self, world: int, home: Path) -> dict[str, object]:
         settings: dict[str, object] = {
             "record.times": str(home / "times"),
             "steps": self._study.warmup + self._study.steps,
-            **only_looked_at(home),
+            **isolated_settings(home),
         }
         if self._study.weak and self._batch is not None:
-            batch = self._of_world(world)
+            batch = self._batch_of(world)
             settings |= {"batch.global_size": batch.global_size, "batch.lanes": batch.lanes}
         return settings
 
-    def _learn(self, home: Path) -> None:
-        """Take the batch from what the first run said of itself; refuse what no later one could run."""
+    def _read_config(self, home: Path) -> None:
+        """Take the batch from the config of the first run; reject worlds that cannot run it."""
         file = next(home.glob("runs/*/config.toml"))
         self._config = tomllib.loads(file.read_text(encoding="utf-8"))
         batch = self._batch = Batch(**self._config["batch"])
-        most = self._study.worlds[-1]
-        if not self._study.weak and most > batch.lanes:
+        largest = self._study.worlds[-1]
+        if not self._study.weak and largest > batch.lanes:
             raise ConfigError(
-                f"{most} ranks cannot share the {batch.lanes} lanes of a step",
-                fix=f"add batch.lanes={most} (it is then so at every size), leave {most} out of --worlds, or use --weak",
+                f"{largest} ranks cannot share the {batch.lanes} lanes of a step",
+                fix=f"add batch.lanes={largest} (for all sizes), remove {largest} from --worlds, or use --weak",
             )
         for world in self._study.worlds:
-            self._of_world(world)
+            self._batch_of(world)
 
-    def _of_world(self, world: int) -> Batch:
-        """Return the batch of a world: the same in all, or grown with it."""
+    def _batch_of(self, world: int) -> Batch:
+        """Return the batch of a world: the same in all, or proportional to its size."""
         assert self._batch is not None
         if not self._study.weak:
             return self._batch
-        first = self._study.worlds[0]
-        if self._batch.global_size * world % first or self._batch.lanes * world % first:
+        first, batch = self._study.worlds[0], self._batch
+        if batch.global_size * world % first or batch.lanes * world % first:
             raise ConfigError(
-                f"a step of {first} ranks cannot grow to {world} in whole lanes",
+                f"the batch of {first} ranks cannot grow to {world} ranks in whole lanes",
                 fix=f"give --worlds that are multiples of the smallest, such as {first},{2 * first},{4 * first}",
             )
-        return Batch(self._batch.global_size * world // first, self._batch.lanes * world // first)
+        return Batch(batch.global_size * world // first, batch.lanes * world // first)
 
-    def _check(self, world: int, ran: RecordedRun) -> None:
-        wanted = self._of_world(world).global_size
-        if ran.most_samples < wanted:
+    def _check(self, world: int, run: RecordedRun) -> None:
+        wanted = self._batch_of(world).global_size
+        if run.most_samples < wanted:
             raise ConfigError(
-                f"a step of {wanted:,} samples on {world} ranks is more than the whole training set",
-                fix="give batch.global_size a smaller value, or leave the large sizes out of --worlds",
+                f"batch.global_size is {wanted:,} on {world} ranks, but the dataset has only {run.most_samples:,} samples",
+                fix="give a smaller batch.global_size, or remove the large sizes from --worlds",
             )
-        if len(ran.steps) <= self._study.warmup:
+        if len(run.steps) <= self._study.warmup:
             raise ConfigError(
-                f"{self._study.target.name} took only {len(ran.steps)} steps",
-                fix="let it take as many as the setting `steps` says, or give a smaller --warmup",
+                f"{self._study.target.name} took only {len(run.steps)} steps, the warm-up alone is {self._study.warmup}",
+                fix="let it train as many steps as the setting `steps` says, or give a smaller --warmup",
             )
-        if not ran.whole(self._study.warmup):
+        if not run.whole(self._study.warmup):
             raise ConfigError(
-                f"none of the steps that were timed has {ran.most_samples:,} samples: they are all at the end of an epoch",
+                f"no timed step has the full {run.most_samples:,} samples: all are the last of an epoch",
                 fix="give more --steps, or a smaller batch.global_size",
             )
 
     def result(self) -> Scaling:
-        """Return the figures of all runs."""
-        study = self._study
-        trials = [
-            Trial(
-                world,
-                self._of_world(world).lanes,
-                _shared_by(self._last[world], self._config),
-                self._paces[world],
-            )
-            for world in study.worlds
-        ]
+        """Return the results of all runs."""
+        study, trials = self._study, []
+        for world in study.worlds:
+            shared = _shared_by(self._last[world], self._config)
+            trials.append(Trial(world, self._batch_of(world).lanes, shared, self._paces[world]))
         now = datetime.datetime.now(datetime.UTC).astimezone()
         return Scaling(
             name=self._config["name"],
@@ -189,27 +176,28 @@ class _Runs:
         )
 
     def _facts(self) -> dict[str, Any]:
-        """Return what a reader must know of machine and code: as the first rank of the largest run tells it."""
+        """Return machine, versions and settings, as rank 0 of the largest run recorded them."""
         run = self._last[self._study.worlds[-1]].facts
-        return {
-            "paceline": VERSION,
-            **{name: run[name] for name in _OF_THE_RUN},
-            **{name: self._config[name] for name in _OF_THE_CONFIG},
-        }
+        facts = {"paceline": VERSION}
+        facts |= {name: run[name] for name in _FROM_RUN}
+        facts |= {name: self._config[name] for name in _FROM_CONFIG}
+        return facts
 
     def _say(self, text: str) -> None:
         if self._study.progress is not None:
             self._study.progress.write(f"{text}\n")
 
 
-def _shared_by(ran: RecordedRun, config: Mapping[str, Any]) -> str:
-    """Return what ranks of one node had to share: cores, or GPUs."""
-    each = len(ran.devices) // ran.facts["nodes"]
-    if ran.facts["gpu"]:
-        gpus = len(set(ran.devices[:each]))
-        return f"{each} ranks share {gpus} GPU{'s' if gpus > 1 else ''}" if gpus < each else ""
-    cores, threads = ran.facts["cores"], config["threads"]
-    if each * threads <= cores:
+def _shared_by(run: RecordedRun, config: Mapping[str, Any]) -> str:
+    """Return which cores or GPUs the ranks of a node had to share, as a phrase."""
+    per_node = len(run.devices) // run.facts["nodes"]
+    if run.facts["gpu"]:
+        gpus = len(set(run.devices[:per_node]))
+        if gpus >= per_node:
+            return ""
+        return f"{per_node} ranks share {gpus} GPU{'s' if gpus > 1 else ''}"
+    cores, threads = run.facts["cores"], config["threads"]
+    if per_node * threads <= cores:
         return ""
-    busy = f"{each} ranks" if threads == 1 else f"{each} ranks of {threads} threads"
-    return f"{busy} share {cores} core{'s' if cores > 1 else ''}"
+    ranks = f"{per_node} ranks" if threads == 1 else f"{per_node} ranks of {threads} threads"
+    return f"{ranks} share {cores} core{'s' if cores > 1 else ''}"

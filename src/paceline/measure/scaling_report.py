@@ -1,4 +1,4 @@
-"""How a study of scaling is told: as a table on a terminal, and as the report that computing centres ask for."""
+"""A scaling study as a table on a terminal, and as the report that computing centres require."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from html import escape
 from typing import NamedTuple
 
 from paceline.measure.efficiency import GOOD, Scaling, Size
-from paceline.measure.plot import Line, Plot, to_svg
+from paceline.plot.line import Curve, Line
+from paceline.plot.svg_file import Plot, to_svg
+from paceline.terminal import say, table
 from paceline.units import human_size, short_time
 
 _ENOUGH = 3
@@ -30,8 +32,11 @@ HEAD = (
 )
 
 
+_DROPPABLE = ("spread", "spread", "uneven", "data", "exposed", "step")
+
+
 class Part(NamedTuple):
-    """A piece of the report."""
+    """A part of the report."""
 
     kind: str
     """heading, text, list, table or plot."""
@@ -39,20 +44,17 @@ class Part(NamedTuple):
     rows: Sequence[Sequence[str]] = ()
 
 
-def describe(scaling: Scaling) -> str:
-    """Return the study as a table for a terminal."""
-    rows = [HEAD, *(row_of(size) for size in scaling.sizes)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
-    table = [
-        "  ".join(word.rjust(width) for word, width in zip(row, widths, strict=True))
-        for row in rows
-    ]
-    head = f"{scaling.script}, {scaling.kind} scaling: {_work(scaling)}; {_how_often(scaling)}"
-    return "\n".join([head, *table, *remarks(scaling)])
+def print_study(scaling: Scaling) -> None:
+    """Print the study as a table; a narrow terminal shows fewer columns."""
+    say(f"{scaling.script}, {scaling.kind} scaling: {_work(scaling)}; {_how_often(scaling)}")
+    rows = [row_of(size) for size in scaling.sizes]
+    table(HEAD, rows, droppable=_DROPPABLE, numeric=HEAD)
+    for line in remarks(scaling):
+        say(line)
 
 
 def row_of(size: Size) -> list[str]:
-    """Return the cells of one size."""
+    """Return the cells of one world size."""
     return [
         str(size.ranks),
         short_time(size.step_s),
@@ -72,52 +74,51 @@ def _share(share: float | None, mark: str = "") -> str:
 
 
 def remarks(scaling: Scaling) -> list[str]:
-    """Return what has to be said beside the table."""
+    """Return the conclusions and warnings that belong to the table."""
     good = scaling.largest_good
-    said = [f"largest size at {GOOD:.0%} efficiency or more: {good.ranks if good else 'none'}"]
+    largest = "none"
     if good:
-        said[0] += f" rank{'s' if good.ranks > 1 else ''} ({good.efficiency:.0%})"
-    said += [
-        f"{size.shares}: that shows the machine's limit, not the program's"
-        for size in scaling.sizes
-        if size.shares
-    ]
+        largest = f"{good.ranks} rank{'s' if good.ranks > 1 else ''} ({good.efficiency:.0%})"
+    lines = [f"largest size at {GOOD:.0%} efficiency or more: {largest}"]
+    shared = [size.shares for size in scaling.sizes if size.shares]
+    lines += [f"{shares}: the limit is the machine, not the program" for shares in shared]
     if len(scaling.sizes) < _ENOUGH:
-        said.append(
-            f"computing centres ask for at least {_ENOUGH} sizes; here are {len(scaling.sizes)}"
-        )
+        count = len(scaling.sizes)
+        lines.append(f"computing centres require at least {_ENOUGH} sizes; this study has {count}")
     if any(size.exposed_how == "estimate" for size in scaling.sizes):
-        said.append("~: estimated, from how much longer a step ends than on one rank")
-    return said
+        lines.append("~: estimated from how much longer the end of a step takes than on one rank")
+    return lines
 
 
 def _work(scaling: Scaling) -> str:
     first = scaling.sizes[0]
     if scaling.kind == "strong":
-        return f"{first.global_batch:,} samples a step in {first.lanes} lanes at every size"
+        return f"{first.global_batch:,} samples per step in {first.lanes} lanes at every size"
     each = first.global_batch / first.ranks
-    return f"{each:,.6g} samples a step and rank, so a step grows with the ranks"
+    return f"{each:,.6g} samples per step and rank, so a step grows with the ranks"
 
 
 def _how_often(scaling: Scaling) -> str:
     times = f"{scaling.rounds} round{'s' if scaling.rounds > 1 else ''}"
-    return f"{times} of {scaling.steps} steps after {scaling.warmup_steps} to warm up; medians"
+    return f"{times} of {scaling.steps} steps after {scaling.warmup_steps} warm-up steps; medians"
 
 
 def plot_of(scaling: Scaling) -> str:
-    """Return speed-up over ranks, beside what would be ideal and what is asked for, as SVG."""
-    first = scaling.sizes[0].ranks
-    measured = [(float(size.ranks), size.speedup) for size in scaling.sizes]
+    """Return speed-up by ranks as SVG, with the ideal and the required efficiency."""
+    ranks = [float(size.ranks) for size in scaling.sizes]
+    ideal = [count / ranks[0] for count in ranks]
+    measured = Curve.of(ranks, (size.speedup for size in scaling.sizes))
+    required = Curve.of(ranks, (GOOD * value for value in ideal))
     lines = [
-        Line("measured", measured),
-        Line("ideal", [(x, x / first) for x, _ in measured], dashed=True),
-        Line(f"{GOOD:.0%} efficiency", [(x, GOOD * x / first) for x, _ in measured], dashed=True),
+        Line("measured", 0, measured),
+        Line("ideal", 7, Curve.of(ranks, ideal), dashed=True),
+        Line(f"{GOOD:.0%} efficiency", 6, required, dashed=True),
     ]
     return to_svg(Plot(f"{scaling.script}: {scaling.kind} scaling", "ranks", "speed-up", lines))
 
 
 def parts_of(studies: Sequence[Scaling]) -> list[Part]:
-    """Return the report: code, machine, and for each study its method, table, plot and result."""
+    """Return the report: code, machine, and the method, table, plot and result of each study."""
     newest = max(studies, key=lambda study: study.finished)
     parts = [Part("heading", [f"Scalability of {newest.name}"]), *_about(newest)]
     for study in studies:
@@ -141,11 +142,11 @@ def _about(study: Scaling) -> list[Part]:
     code = [
         f"Program: {study.script} {' '.join(study.words)}".strip(),
         f"Paceline {facts['paceline']}, torch {facts['torch']}, Python {facts['python']}",
-        f"Settings: {settings}; messages by {facts['backend'] or 'nobody'}",
+        f"Settings: {settings}; backend: {facts['backend'] or 'none'}",
     ]
     machine = [
         f"Host: {facts['host']} ({facts['system']}), nodes used: {facts['nodes']}",
-        f"Processor: {facts['cpu']}, cores a rank may use: {facts['cores']}, memory: {human_size(facts['memory_bytes'])}",
+        f"Processor: {facts['cpu']}, cores available to a rank: {facts['cores']}, memory: {human_size(facts['memory_bytes'])}",
         gpus,
     ]
     return [
@@ -157,21 +158,22 @@ def _about(study: Scaling) -> list[Part]:
 
 
 def method(study: Scaling) -> str:
-    """Return how a study was made."""
+    """Return how a study was measured."""
+    work = _work(study)
     return (
-        f"{_work(study)[0].upper()}{_work(study)[1:]}. Every size ran {study.rounds} times, the sizes in turn, every other round backwards. "
-        f"Of each run, {study.steps} steps were timed after {study.warmup_steps} to warm up; evaluation, saving and starting are not in them. "
-        f"The time of a step is that of its slowest rank, the figure is the median over rounds of the median over steps, and the "
-        f"spread is that of the rounds. Finished {study.finished}."
+        f"{work[0].upper()}{work[1:]}. Every size ran {study.rounds} times, one size after the other, in reverse in every other round. "
+        f"In each run, {study.steps} steps were timed after {study.warmup_steps} warm-up steps, without evaluation, checkpoints and start. "
+        "A step lasts as long as on its slowest rank. Step times are medians over rounds of medians over steps; "
+        f"the spread is over rounds. Finished {study.finished}."
     )
 
 
 _TERMS = (
-    "Speed-up: samples per second over those of the smallest size.",
-    "Efficiency: p1 T1 / (pn Tn), with p ranks and T the time of the same work; in weak scaling T1 / Tn of one step.",
-    f"Computing centres ask for an efficiency of {GOOD:.0%}.",
-    "Data: share of the time in steps in which ranks wait for samples.",
-    "Exposed: share in which they wait for messages that computing does not hide, uneven: the part of it in which a slower rank is waited for.",
+    "Speed-up: samples per second divided by those of the smallest size.",
+    "Efficiency: p1 T1 / (pn Tn), with p ranks and time T for the same work; in weak scaling T1 / Tn of a step.",
+    f"Computing centres require an efficiency of {GOOD:.0%}.",
+    "Data: share of the step time in which ranks wait for samples.",
+    "Exposed: share in which they wait for communication that computation does not hide. Uneven: the part of it in which they wait for a slower rank.",
 )
 
 
@@ -194,14 +196,14 @@ def _as_markdown(part: Part) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text of which Markdown makes nothing else: names come from outside."""
+    """Return text with Markdown's special characters escaped."""
     return "".join(
         f"\\{letter}" if letter in r"\`*_[]<>#|" else letter for letter in " ".join(text.split())
     )
 
 
 def to_html(studies: Sequence[Scaling]) -> str:
-    """Return the report as one HTML page that needs nothing else."""
+    """Return the report as one self-contained HTML page."""
     body = "\n".join(_as_html(part) for part in parts_of(studies))
     title = escape(f"Scalability of {studies[0].name}")
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'

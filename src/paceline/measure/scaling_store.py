@@ -1,4 +1,4 @@
-"""Which studies of scaling a run has: one file, written whole, and read with care, as anybody may have changed it."""
+"""The scaling studies of a run in one file: written atomically, validated when read."""
 
 from __future__ import annotations
 
@@ -18,44 +18,45 @@ _MOST_SIZES = 64
 
 
 def write_studies(path: Path, studies: Mapping[str, Scaling]) -> None:
-    """Write studies by their kind; docs/scale.md says what is in the file."""
+    """Write studies by their kind, in the format of docs/scale.md."""
     content = {"format": 1, "studies": {kind: study.as_dict() for kind, study in studies.items()}}
     write_whole(path, f"{json.dumps(content, indent=2)}\n".encode())
 
 
 def read_studies(path: Path) -> dict[str, Scaling]:
-    """Return the studies by their kind; what cannot be read counts as none."""
+    """Return the studies by their kind; an unreadable file has none."""
     try:
         with path.open("rb") as file:
-            found = json.loads(file.read(_LARGEST_BYTES))["studies"]
-        studies = {kind: _study(found[kind]) for kind in _KINDS if kind in found}
+            content = json.loads(file.read(_LARGEST_BYTES))["studies"]
+        studies = {kind: _study(content[kind]) for kind in _KINDS if kind in content}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
     return {kind: study for kind, study in studies.items() if study is not None}
 
 
-def _study(found: Any) -> Scaling | None:
-    sizes = found.get("sizes") if isinstance(found, dict) else None
-    if not isinstance(sizes, list) or not _is_sound(Scaling, found):
+def _study(content: Any) -> Scaling | None:
+    sizes = content.get("sizes") if isinstance(content, dict) else None
+    if not isinstance(sizes, list) or not _is_valid(Scaling, content):
         return None
-    sound = [
-        size for size in sizes[:_MOST_SIZES] if isinstance(size, dict) and _is_sound(Size, size)
-    ]
-    return Scaling.from_dict(found | {"sizes": sound}) if sound else None
+    objects = [size for size in sizes[:_MOST_SIZES] if isinstance(size, dict)]
+    valid = [size for size in objects if _is_valid(Size, size)]
+    return Scaling.from_dict(content | {"sizes": valid}) if valid else None
 
 
-def _is_sound(kind: type[Scaling | Size], found: Mapping[str, Any]) -> bool:
-    """Return whether all that is needed is there, each of its type."""
-    return all(
-        field.name in found and _SOUND[str(field.type)](found[field.name]) for field in fields(kind)
-    )
+def _is_valid(kind: type[Scaling | Size], content: Mapping[str, Any]) -> bool:
+    """Return whether every field is present and has its type."""
+    for field in fields(kind):
+        is_type = _CHECKS[str(field.type)]
+        if field.name not in content or not is_type(content[field.name]):
+            return False
+    return True
 
 
 def _is_number(value: Any) -> bool:
     return type(value) in {int, float} and math.isfinite(value) and abs(value) < 1e12
 
 
-_SOUND: Mapping[str, Callable[[Any], bool]] = {
+_CHECKS: Mapping[str, Callable[[Any], bool]] = {
     "int": lambda value: type(value) is int and 0 <= value < 1e12,
     "float": _is_number,
     "float | None": lambda value: value is None or _is_number(value),

@@ -1,4 +1,4 @@
-"""One trace of all ranks on one clock: what Perfetto and chrome://tracing show."""
+"""One trace of all ranks on one clock, for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from paceline.rundir import CLOCK_MARK, TENSORBOARD, profile_facts
 
 Event = dict[str, Any]
 
-_FLOWS = 10**9  # ids of arrows of a rank: each rank counts its own
-_PROCESSES = 1000  # numbers of processes of a rank
+_FLOWS = 10**9  # flow ids per rank: every rank counts from 0
+_PROCESSES = 1000  # process ids per rank
 _FLOW_KINDS = {"s", "t", "f"}
 
 
 @dataclass(frozen=True)
 class RankTrace:
-    """What a rank measured, with times in microseconds by the clock of rank 0 since the window began on it."""
+    """The trace of a rank; times are in microseconds on rank 0's clock since its window began."""
 
     rank: int
     facts: Mapping[str, Any]
@@ -33,11 +33,11 @@ class RankTrace:
 
 
 def read_traces(folder: Path) -> list[RankTrace]:
-    """Return what all ranks measured."""
+    """Return the traces of all ranks; raise EnvironmentUnfit if one is missing or damaged."""
     facts = [_facts(folder, 0)]
     try:
         facts += [_facts(folder, rank) for rank in range(1, int(facts[0]["ranks"]))]
-        return [_placed(folder, mine, facts[0]) for mine in facts]
+        return [_on_one_clock(folder, of_rank, facts[0]) for of_rank in facts]
     except (
         OSError,
         EOFError,
@@ -49,52 +49,52 @@ def read_traces(folder: Path) -> list[RankTrace]:
         zlib.error,
     ) as error:
         raise EnvironmentUnfit(
-            f"the profile in {folder} is damaged: {error!r}", fix="make it again"
+            f"the profile in {folder} is damaged: {error!r}", fix="run `paceline profile` again"
         ) from error
 
 
 def _facts(folder: Path, rank: int) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(profile_facts(folder, rank).read_text(encoding="utf-8"))
+        facts: dict[str, Any] = json.loads(profile_facts(folder, rank).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise EnvironmentUnfit(
-            f"rank {rank} has left no profile in {folder}",
-            fix="let the training have more steps than --skip and --steps together, and train with `paceline.Trainer`",
+            f"rank {rank} wrote no profile into {folder}",
+            fix="train for more steps than --skip and --steps together, with `paceline.Trainer`",
         ) from error
-    return found
+    return facts
 
 
-def _placed(folder: Path, mine: Mapping[str, Any], first: Mapping[str, Any]) -> RankTrace:
-    offset = clock_offset(first, mine)
+def _on_one_clock(folder: Path, facts: Mapping[str, Any], first: Mapping[str, Any]) -> RankTrace:
+    offset = clock_offset(first, facts)
     zero = first["begin_ns"]
 
-    def place(moment_ns: float) -> float:
+    def to_us(moment_ns: float) -> float:
         return float(moment_ns + offset - zero) / 1e3
 
-    events = _events(folder / TENSORBOARD / Path(mine["trace"]).name)
+    events = _events(folder / TENSORBOARD / Path(facts["trace"]).name)
     mark = next(
         float(event["ts"]) for event in events if event.get("name") == CLOCK_MARK and "ts" in event
     )
-    shift = place(mine["mark_ns"]) - mark
-    phases = [(str(phase), place(begin), place(end)) for phase, begin, end in mine["phases"]]
+    shift = to_us(facts["mark_ns"]) - mark
+    phases = [(str(phase), to_us(begin), to_us(end)) for phase, begin, end in facts["phases"]]
     shifted = [
         event | {"ts": float(event["ts"]) + shift} if "ts" in event else event for event in events
     ]
     return RankTrace(
-        mine["rank"], mine, shifted, phases, place(mine["begin_ns"]), place(mine["end_ns"])
+        facts["rank"], facts, shifted, phases, to_us(facts["begin_ns"]), to_us(facts["end_ns"])
     )
 
 
 def _events(path: Path) -> list[Event]:
     with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
-        found: list[Event] = json.load(file)["traceEvents"]
-    return found
+        events: list[Event] = json.load(file)["traceEvents"]
+    return events
 
 
-def clock_offset(first: Mapping[str, Any], mine: Mapping[str, Any]) -> float:
-    """Return what must be added to a rank's clock to get rank 0's, in ns.
+def clock_offset(first: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+    """Return the nanoseconds to add to a rank's clock to get rank 0's.
 
-    Nobody hears a word before it is spoken. So each round gives a bound from either side, and the truth lies between.
+    No message arrives before it was sent. So each round trip bounds the offset from both sides; return the middle.
 
     >>> first = {"boot": "a", "clocks": [[1000, 1100], [2000, 2050]]}
     >>> clock_offset(first, {"boot": "a", "clocks": []})
@@ -102,16 +102,16 @@ def clock_offset(first: Mapping[str, Any], mine: Mapping[str, Any]) -> float:
     >>> clock_offset(first, {"boot": "b", "clocks": [[500, 610], [1500, 1560]]})
     495.0
     """
-    if first["boot"] == mine["boot"]:
+    if first["boot"] == other["boot"]:
         return 0.0
-    rounds = list(zip(first["clocks"], mine["clocks"], strict=True))
-    least = max(spoke - heard for (spoke, _), (_, heard) in rounds)
-    most = min(heard - spoke for (_, heard), (spoke, _) in rounds)
+    rounds = list(zip(first["clocks"], other["clocks"], strict=True))
+    least = max(sent - received for (sent, _), (_, received) in rounds)
+    most = min(received - sent for (_, received), (sent, _) in rounds)
     return float(least + most) / 2
 
 
 def merged(traces: Sequence[RankTrace]) -> dict[str, Any]:
-    """Return one trace: the processes of every rank beside each other, and its phases above them."""
+    """Return one trace with the processes of all ranks, and the phases of a rank above its processes."""
     return {
         "displayTimeUnit": "ms",
         "traceEvents": [event for trace in traces for event in _of_rank(trace)],

@@ -1,4 +1,4 @@
-"""Spans of time: what they cover together, what is in both, what is left."""
+"""Sets of time intervals: union, intersection, difference and total length."""
 
 from __future__ import annotations
 
@@ -8,53 +8,60 @@ Spans = list[tuple[float, float]]
 
 
 def union(spans: Iterable[tuple[float, float]]) -> Spans:
-    """Return the same time as spans that do not touch, in order.
+    """Return the same time as disjoint intervals in order.
 
     >>> union([(3, 4), (0, 2), (1, 3), (6, 7), (8, 8)])
     [(0, 4), (6, 7)]
     """
-    found: Spans = []
+    merged: Spans = []
     for begin, end in sorted(span for span in spans if span[1] > span[0]):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
         else:
-            found.append((begin, end))
-    return found
+            merged.append((begin, end))
+    return merged
 
 
-def both(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> Spans:
-    """Return what is in two unions.
+def intersection(
+    first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]
+) -> Spans:
+    """Return the time that is in both of two unions.
 
-    >>> both([(0, 4), (6, 9)], [(1, 2), (3, 7)])
+    >>> intersection([(0, 4), (6, 9)], [(1, 2), (3, 7)])
     [(1, 2), (3, 4), (6, 7)]
     """
-    found: Spans = []
-    mine = theirs = 0
-    while mine < len(one) and theirs < len(other):
-        begin, end = max(one[mine][0], other[theirs][0]), min(one[mine][1], other[theirs][1])
+    common: Spans = []
+    i = j = 0
+    while i < len(first) and j < len(second):
+        begin, end = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
         if begin < end:
-            found.append((begin, end))
-        if one[mine][1] < other[theirs][1]:
-            mine += 1
+            common.append((begin, end))
+        if first[i][1] < second[j][1]:
+            i += 1
         else:
-            theirs += 1
-    return found
+            j += 1
+    return common
 
 
-def without(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> Spans:
-    """Return what is in the first union and not in the second.
+def difference(
+    first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]
+) -> Spans:
+    """Return the time that is in the first union and not in the second.
 
-    >>> without([(0, 4), (6, 9)], [(1, 2), (3, 7)])
+    >>> difference([(0, 4), (6, 9)], [(1, 2), (3, 7)])
     [(0, 1), (2, 3), (7, 9)]
     """
-    if not one:
+    if not first:
         return []
-    edge = one[0][0], one[-1][1]
-    cuts = [edge[0], *(moment for span in other for moment in span), edge[1]]
-    gaps = [(begin, end) for begin, end in zip(cuts[::2], cuts[1::2], strict=True) if begin < end]
-    return both(one, gaps)
+    cuts = [first[0][0]]
+    for span in second:
+        cuts += span
+    cuts.append(first[-1][1])
+    pairs = zip(cuts[::2], cuts[1::2], strict=True)
+    gaps = [(begin, end) for begin, end in pairs if begin < end]
+    return intersection(first, gaps)
 
 
 def length(spans: Iterable[tuple[float, float]]) -> float:
-    """Return how long all of them are together."""
+    """Return the sum of the lengths of intervals."""
     return sum(end - begin for begin, end in spans)

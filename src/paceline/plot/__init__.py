@@ -1,1 +1,1 @@
-"""How curves and scales are drawn: in a file of their own, or as part of a page."""
+"""How numbers become pictures: one `Line`, one tick rule, one palette; as an SVG file, within an HTML page, or as text."""

@@ -10,7 +10,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from paceline.config import RunConfig
-from paceline.data.download import SETS
+from paceline.data.download import PUBLIC_DATASETS
 from paceline.data.mnist_idx import read_idx
 from paceline.data.reading.open_dataset import open_dataset
 from paceline.data.reading.sample_rng import SampleRng
@@ -30,7 +30,9 @@ _FILES = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
-_SHA256 = {file.name.removesuffix(".gz"): file.plain_sha256 for file in SETS["mnist"].files}
+_SHA256 = {
+    file.name.removesuffix(".gz"): file.plain_sha256 for file in PUBLIC_DATASETS["mnist"].files
+}
 
 
 def embedded_digits() -> tuple[Digits, Digits]:

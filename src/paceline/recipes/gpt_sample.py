@@ -98,7 +98,9 @@ class TextGenerator:
                 "the prompt is not UTF-8 text", fix="type it in the encoding of your terminal"
             )
         numbers: list[int] = self.vocabulary.encode(prompt).tolist()
-        if isinstance(self.vocabulary, Tokens) and (lost := self.vocabulary.lost(prompt)):
+        if isinstance(self.vocabulary, Tokens) and (
+            lost := self.vocabulary.first_unencodable(prompt)
+        ):
             raise ConfigError(
                 f"the tokenizer of the run has no token for {lost!r}", fix="remove that character"
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from paceline.data.shards.store import read_beside
+from paceline.data.shards.store import read_dataset_file
 from paceline.data.vocabulary import Bytes, Tokens, Vocabulary, vocabulary_of
 from paceline.errors import ConfigError, DataError
 from paceline.events import Event, RunStarted, Sink
@@ -17,7 +17,7 @@ from paceline.recipes.corpus import (
 )
 from paceline.recipes.gpt_config import GptConfig
 from paceline.rundir import RunDir, write_whole, writing_to
-from paceline.world.collectives import texts_of_all
+from paceline.world.collectives import all_gather_texts
 from paceline.world.world import World
 
 
@@ -49,7 +49,7 @@ def _vocabulary(config: GptConfig, world: World) -> Vocabulary:
         return make_vocabulary(*settings)
     trained = make_vocabulary(*settings) if world.is_main else None
     content = trained.content.decode() if isinstance(trained, Tokens) else ""
-    return Tokens.of(texts_of_all(world, content)[0].encode())
+    return Tokens.of(all_gather_texts(world, content)[0].encode())
 
 
 def _check_length(source: Any, config: GptConfig) -> None:
@@ -104,7 +104,7 @@ def load_vocabulary(folder: RunDir, config: GptConfig) -> Vocabulary:
     where = str(folder.root)
     vocabulary = None
     if isinstance(about, dict):
-        vocabulary = vocabulary_of(about, lambda name: read_beside(folder.root, name), where)
+        vocabulary = vocabulary_of(about, lambda name: read_dataset_file(folder.root, name), where)
     if vocabulary is None:
         raise DataError(
             f"{where} stores no vocabulary",

@@ -21,14 +21,14 @@ from paceline.events import (
     surviving,
 )
 from paceline.hang.judge import judge
-from paceline.hang.rank_report import RankReport, read_all
+from paceline.hang.rank_report import RankReport, read_reports
 from paceline.hang.stacks import MAIN
-from paceline.hang.verdict import HangVerdict, kept
+from paceline.hang.verdict import HangVerdict, read_verdict
 from paceline.launch.failure import Failure
-from paceline.report.failure_page import Page
+from paceline.report.failure_page import FailurePage
 from paceline.report.find_run import NamedRun
+from paceline.report.job_logs import first_end
 from paceline.report.jobs import jobs_of
-from paceline.report.srun_errors import first_end
 from paceline.report.state import is_held
 from paceline.rundir import RunDir, write_whole
 
@@ -40,12 +40,12 @@ _EXPLAIN = {
 }  # why gloo ended a task, which may be the one that did no wrong
 
 
-def page_of_launch(failure: Failure, resume: str) -> Page:
+def page_from_launch(failure: Failure, resume: str) -> FailurePage:
     """Return the page for a failure that the launcher saw, also where the rank itself could not say a word."""
     folder = RunDir(Path(failure.run))
-    records = read_all(folder)
+    records = read_reports(folder)
     rank, how = failure.rank, failure.how or "failed"
-    mine, verdict = _of_rank(records, rank), kept(folder) or judge(records)
+    mine, verdict = _of_rank(records, rank), read_verdict(folder) or judge(records)
     if mine and _is_only_hit(mine) and verdict.ranks and rank not in verdict.ranks:
         rank = verdict.ranks[0]
         how = (
@@ -53,7 +53,7 @@ def page_of_launch(failure: Failure, resume: str) -> Page:
             if verdict.cause == "another shape"
             else "held the others up"
         )
-    words = "\n".join([failure.words or failure.message, *(_crash_lines(mine) if mine else [])])
+    words = "\n".join([failure.details or failure.message, *(_crash_lines(mine) if mine else [])])
     return replace(_with_history(folder, rank, how, words, records), resume=resume)
 
 
@@ -81,11 +81,11 @@ def _of_rank(records: Sequence[RankReport], rank: int) -> RankReport | None:
     return next((record for record in records if record.rank == rank), None)
 
 
-def page_of(target: NamedRun) -> Page | None:
+def page_from_run(target: NamedRun) -> FailurePage | None:
     """Return the page of a run that failed and that nobody goes on with; nothing if it did not, or is not known to have."""
     folder = target.folder
     events = _events(folder)
-    records = read_all(folder)
+    records = read_reports(folder)
     if is_held(folder.lock) or not events or not _has_failed(events, records):
         return None
     since_s = next(
@@ -97,7 +97,7 @@ def page_of(target: NamedRun) -> Page | None:
             if page.slurm
             else replace(page, slurm=(ended := _slurm(target)), written=not ended)
         )
-    verdict = kept(folder) or judge(records)
+    verdict = read_verdict(folder) or judge(records)
     rank, node, how = _end(folder, records, verdict, since_s)
     words = _own_words(_of_rank(records, rank)) or _reason(events)
     page = _with_history(folder, rank, how, words, records)
@@ -137,16 +137,16 @@ def _own_words(first: RankReport | None) -> str:
 
 def _with_history(
     folder: RunDir, rank: int, how: str, words: str, records: Sequence[RankReport]
-) -> Page:
+) -> FailurePage:
     events = _events(folder)
     steps = [event for event in events if event["event"] == StepDone.__name__][-_STEPS:]
     saved_step, saved = _newest_checkpoint(folder, events)
     stuck = [record for record in records if record.state in {"stuck", "failed"}]
-    verdict = kept(folder) or (judge(records) if stuck else None)
+    verdict = read_verdict(folder) or (judge(records) if stuck else None)
     held = verdict if verdict and verdict.cause not in {"none", "exception", "gone"} else None
     step = max([0, *(record.step for record in records), *(event["step"] for event in steps)])
     mine = _of_rank(records, rank)
-    return Page(
+    return FailurePage(
         str(folder.root.absolute()), rank, mine.node if mine else "", how, words, held.cause if held else "", held.sentence if held else "", step,
         tuple({name: event[name] for name in ("step", "loss", "samples_per_s")} for event in steps),
         saved, saved_step, "", _SAME_WAY,
@@ -205,7 +205,7 @@ def _slurm(target: NamedRun) -> str:
     return ""
 
 
-def leave(page: Page) -> None:
+def write_failure_page(page: FailurePage) -> None:
     """Write the page into the run's folder; the disk may be what failed, so it need not succeed."""
     folder = RunDir(Path(page.run))
     with contextlib.suppress(OSError):
@@ -213,20 +213,20 @@ def leave(page: Page) -> None:
         write_whole(folder.failure, page.text().encode(errors="replace"))
 
 
-def left_page(target: NamedRun) -> Page | None:
+def ensure_failure_page(target: NamedRun) -> FailurePage | None:
     """Return how a run failed, if it did, and leave the page in its folder if nobody has."""
-    page = page_of(target)
+    page = page_from_run(target)
     if page is not None and not page.written:
-        leave(page)
+        write_failure_page(page)
     return page
 
 
-def _left(folder: RunDir, since_s: float) -> Page | None:
+def _left(folder: RunDir, since_s: float) -> FailurePage | None:
     """Return the page of the last start, if it is there: who was there when it failed knows best."""
     try:
         if folder.failure_facts.stat().st_mtime < since_s:
             return None
         facts = json.loads(folder.failure_facts.read_text(encoding="utf-8"))
-        return Page(**(facts | {"steps": tuple(facts["steps"]), "written": True}))
+        return FailurePage(**(facts | {"steps": tuple(facts["steps"]), "written": True}))
     except (OSError, ValueError, TypeError, KeyError):
         return None

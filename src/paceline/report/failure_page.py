@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.report.sanitize import harmless
 from paceline.rundir import RunDir
+from paceline.terminal import plain
 
 
 @dataclass(frozen=True)
-class Page:
+class FailurePage:
     """How a run failed."""
 
     run: str
@@ -46,7 +46,7 @@ class Page:
         """Return the page, as markdown that is read well as it is."""
         who = f"{f'rank {self.rank}' if self.rank >= 0 else 'a rank'}{f' (node {self.node})' if self.node else ''}"
         lines = [
-            f"# {harmless(Path(self.run).name)} failed",
+            f"# {plain(Path(self.run).name)} failed",
             "",
             f"{who} {self.how}, in step {self.step + 1}.",
         ]
@@ -57,7 +57,7 @@ class Page:
                 "",
                 "## Its own words",
                 "",
-                *(f"    {harmless_line(line)}" for line in self.words.splitlines()),
+                *(f"    {plain_line(line)}" for line in self.words.splitlines()),
             ]
         if self.steps:
             lines += ["", "## The last steps", "", "| step | loss | samples/s |", "|---|---|---|"]
@@ -71,7 +71,7 @@ class Page:
             if self.checkpoint
             else "Nothing was saved."
         )
-        lines += [harmless(start), "", f"    {harmless(self.resume)}"]
+        lines += [plain(start), "", f"    {plain(self.resume)}"]
         return "\n".join(lines) + "\n"
 
     def last_lines(self) -> list[str]:
@@ -89,9 +89,9 @@ class Page:
             f"goes on from {start}",
             f"  {self.resume}",
         ]
-        return [harmless_line(line) for line in [*lines, f"page: {RunDir(Path(self.run)).failure}"]]
+        return [plain_line(line) for line in [*lines, f"page: {RunDir(Path(self.run)).failure}"]]
 
 
-def harmless_line(line: str) -> str:
+def plain_line(line: str) -> str:
     """Return a line that orders a terminal nothing, its indent kept."""
-    return " " * (len(line) - len(line.lstrip(" "))) + harmless(line.lstrip(" "))
+    return " " * (len(line) - len(line.lstrip(" "))) + plain(line.lstrip(" "))

@@ -10,8 +10,8 @@ from paceline.cluster.registry import Submission, submissions
 from paceline.cluster.slurm import cluster_name
 from paceline.errors import ConfigError, did_you_mean
 from paceline.report.jobs import base_id
-from paceline.report.sanitize import harmless
 from paceline.rundir import RunDir
+from paceline.terminal import plain
 
 _NAMED = 10  # runs and jobs, at most, in the fix of an error
 
@@ -37,7 +37,7 @@ def find_run(word: str, runs: Path) -> NamedRun:
     raise _not_known(word, runs, sent)
 
 
-def by_run(sent: Iterable[Submission]) -> list[NamedRun]:
+def group_by_run(sent: Iterable[Submission]) -> list[NamedRun]:
     """Return each run for which jobs were submitted, the one that was submitted last at the end."""
     found: dict[str, list[Submission]] = {}
     for job in sent:
@@ -58,11 +58,11 @@ def _of_path(word: str, runs: Path) -> Path | None:
 
 
 def _of_name(word: str, sent: Sequence[Submission]) -> Path | None:
-    found = [target.folder.root for target in by_run(sent) if target.name == word]
+    found = [target.folder.root for target in group_by_run(sent) if target.name == word]
     if len(found) > 1:
         raise ConfigError(
             f"{len(found)} runs are called {word}",
-            fix=f"name its folder: {', '.join(harmless(str(path)) for path in reversed(found))}",
+            fix=f"name its folder: {', '.join(plain(str(path)) for path in reversed(found))}",
         )
     return found[0] if found else None
 
@@ -80,7 +80,7 @@ def _same(one: Path, other: Path) -> bool:
 def _not_known(word: str, runs: Path, sent: Sequence[Submission]) -> ConfigError:
     here = sorted(path.name for path in runs.iterdir() if is_run(path)) if runs.is_dir() else []
     newest = [name for job in reversed(sent) for name in (job.job, Path(job.run).name)]
-    known = list(dict.fromkeys(map(harmless, [*here[:_NAMED], *newest[: 2 * _NAMED]])))
+    known = list(dict.fromkeys(map(plain, [*here[:_NAMED], *newest[: 2 * _NAMED]])))
     fix = (
         did_you_mean(word, known)
         if known

@@ -80,7 +80,7 @@ class History:
         for line in data.splitlines():
             if line.startswith(_STEP):
                 self._steps.append(line)
-            elif event := parsed(line):
+            elif event := parse_event(line):
                 self._fold(event)
 
     def _fold(self, event: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ class History:
 
     def _go_back(self, step: int) -> None:
         """Leave out what was done after a step and lost."""
-        while self._steps and not _at_most(parsed(self._steps[-1]), step):
+        while self._steps and not _at_most(parse_event(self._steps[-1]), step):
             self._steps.pop()
         self._epochs = [event for event in self._epochs if _at_most(event, step)]
         self._evaluations = [event for event in self._evaluations if _at_most(event, step)]
@@ -110,7 +110,9 @@ class History:
     @property
     def latest(self) -> Metrics | None:
         """The newest figures of a step or an epoch."""
-        step = next(filter(None, (_figures(parsed(line)) for line in reversed(self._steps))), None)
+        step = next(
+            filter(None, (_figures(parse_event(line)) for line in reversed(self._steps))), None
+        )
         epoch = _figures(self._epochs[-1]) if self._epochs else None
         return epoch if step is None or (epoch and epoch.step > step.step) else step
 
@@ -120,7 +122,7 @@ class History:
         for event in reversed(self._evaluations):
             if metrics := metrics_in(event):
                 return int(event["step"]), {
-                    str(name): number(value) for name, value in metrics.items()
+                    str(name): as_number(value) for name, value in metrics.items()
                 }
         return 0, {}
 
@@ -139,10 +141,10 @@ class History:
             lines[len(lines) - 1 - (count - 1 - place) * len(lines) // count]
             for place in range(count)
         ]
-        return [figures.loss for line in chosen if (figures := _figures(parsed(line)))]
+        return [figures.loss for line in chosen if (figures := _figures(parse_event(line)))]
 
 
-def parsed(line: bytes) -> dict[str, Any] | None:
+def parse_event(line: bytes) -> dict[str, Any] | None:
     """Return an event; nothing for a line torn by a power cut."""
     try:
         event = json.loads(line)
@@ -157,10 +159,10 @@ def metrics_in(event: dict[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def number(value: Any, otherwise: float = math.nan) -> float:
+def as_number(value: Any, otherwise: float = math.nan) -> float:
     """Return a number, whatever a file says.
 
-    >>> number(3), number("3"), number(10**400, 0.0), number(True, 1.5)
+    >>> as_number(3), as_number("3"), as_number(10**400, 0.0), as_number(True, 1.5)
     (3.0, nan, 0.0, 1.5)
     """
     if isinstance(value, bool) or not isinstance(value, int | float):

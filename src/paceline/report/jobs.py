@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.cluster.registry import Submission
-from paceline.cluster.slurm import OVER, QueuedJob, ask, queued
+from paceline.cluster.slurm import FINAL_STATES, QueuedJob, queued_jobs, run_command
 from paceline.errors import EnvironmentUnfit
 
 WAITING = frozenset(
@@ -40,7 +40,7 @@ class RunJob:
     @property
     def live(self) -> bool:
         """Whether it waits or runs, as far as is known."""
-        return self.state not in OVER and self.state != GONE
+        return self.state not in FINAL_STATES and self.state != GONE
 
     @property
     def waits(self) -> bool:
@@ -56,21 +56,21 @@ class RunJob:
 def jobs_of(submissions: Sequence[Submission]) -> list[RunJob]:
     """Ask Slurm about the jobs of a run."""
     ids = [submission.job for submission in submissions]
-    return joined(submissions, queued(*ids), forecasts(ids)) if ids else []
+    return with_queue_state(submissions, queued_jobs(*ids), forecasts(ids)) if ids else []
 
 
 def all_jobs(submissions: Sequence[Submission]) -> list[RunJob]:
     """Ask Slurm about all jobs of this user at once."""
-    shown = queued()
-    return joined(submissions, shown, forecasts([job.job for job in shown]))
+    shown = queued_jobs()
+    return with_queue_state(submissions, shown, forecasts([job.job for job in shown]))
 
 
-def unanswered(submissions: Sequence[Submission]) -> list[RunJob]:
+def unknown_jobs(submissions: Sequence[Submission]) -> list[RunJob]:
     """Return the jobs of a run of which nothing can be known."""
     return [RunJob(submission.job, UNKNOWN, submission.log) for submission in submissions]
 
 
-def joined(
+def with_queue_state(
     submissions: Sequence[Submission],
     shown: Sequence[QueuedJob],
     ahead: Mapping[str, tuple[str, int]],
@@ -79,7 +79,7 @@ def joined(
 
     >>> sent = [Submission(job, "/r", "t.py", 1, 1, "1:00", "/r/log", 0.0) for job in ("17", "18")]
     >>> shown = [QueuedJob.read("18|PENDING|Priority|0:00|2:00:00|N/A|2||/home/me")]
-    >>> [(job.job, job.state, job.reason, job.requeues) for job in joined(sent, shown, {"18": ("", 1)})]
+    >>> [(job.job, job.state, job.reason, job.requeues) for job in with_queue_state(sent, shown, {"18": ("", 1)})]
     [('17', 'GONE', '', 0), ('18', 'PENDING', 'Priority', 1)]
     """
     by_id = {base_id(job.job): job for job in shown}
@@ -103,7 +103,7 @@ def forecasts(jobs: Sequence[str]) -> dict[str, tuple[str, int]]:
         return {}
     fields = "JobID:32,StartTime:32,RestartCnt:12"
     try:
-        said = ask(
+        said = run_command(
             "squeue", "--noheader", "--states=all", f"--Format={fields}", f"--jobs={','.join(jobs)}"
         )
     except EnvironmentUnfit:

@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 from paceline.errors import EnvironmentUnfit
 from paceline.events import RunEnded, RunFailed
-from paceline.hang.verdict import HangVerdict, kept
+from paceline.hang.verdict import HangVerdict, read_verdict
 from paceline.report.find_run import NamedRun
 from paceline.report.history import History
-from paceline.report.jobs import RunJob, jobs_of, unanswered
-from paceline.report.sanitize import tail
+from paceline.report.job_logs import tail
+from paceline.report.jobs import RunJob, jobs_of, unknown_jobs
 from paceline.telemetry.heartbeat import Beat
 from paceline.telemetry.stragglers import Straggler, find_straggler, read_beats
 from paceline.world.timelimit import time_left
@@ -102,7 +102,7 @@ class RunState:
         return facts | {"over": self.over}
 
 
-class Lookout:
+class RunWatcher:
     """Looks at a run again and again, cheaply: of the events only what is new, at the queue only now and then."""
 
     def __init__(self, target: NamedRun, queue_every_s: float = 10.0) -> None:
@@ -131,7 +131,7 @@ class Lookout:
         try:
             self._jobs, self._queue_problem = tuple(jobs_of(self._target.jobs)), ""
         except EnvironmentUnfit as error:
-            self._jobs, self._queue_problem = tuple(unanswered(self._target.jobs)), error.problem
+            self._jobs, self._queue_problem = tuple(unknown_jobs(self._target.jobs)), error.problem
 
 
 def state_of(
@@ -163,7 +163,7 @@ def state_of(
         left_s=max(0, total - step) * int(started.get("global_batch", 0)) / rate if rate > 0 else math.nan,
         checkpoint=_checkpoint(history, now), ranks_seen=len(beats),
         slowest=find_straggler(beats, lanes, ranks) if phase == "training" else None,
-        hang=kept(target.folder) if phase in _MAY_HANG else None,
+        hang=read_verdict(target.folder) if phase in _MAY_HANG else None,
         log=log, log_tail=tuple(tail(Path(log), _LOG_LINES)) if log else (),
         quiet_s=max(0.0, now - max([*signs, float((history.ending or {}).get("time_s", 0.0))])),
     )  # fmt: skip

@@ -1,1 +1,1 @@
-"""What the numbers become when a run is spread over ranks. Pure arithmetic."""
+"""How batches, lanes and learning rates follow from the world size. Pure arithmetic."""

@@ -1,4 +1,4 @@
-"""How the samples of a run are cut into steps, lanes and ranks."""
+"""How the samples of a run are divided into steps, lanes and ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 def share(lanes: int, rank: int, size: int) -> range:
-    """Return the lanes of a rank: contiguous, as even as they go.
+    """Return the lanes of a rank: contiguous, as even as possible.
 
     >>> [list(share(8, rank, 3)) for rank in range(3)]
     [[0, 1, 2], [3, 4, 5], [6, 7]]
@@ -19,17 +19,17 @@ def share(lanes: int, rank: int, size: int) -> range:
 
 
 def share_blocks(lanes: int, blocks: int, rank: int, size: int) -> range:
-    """Return the lanes of a rank where they come in blocks of equal size that stay together.
+    """Return the lanes of a rank when blocks of lanes must stay on one rank.
 
     >>> [list(share_blocks(8, 4, rank, 3)) for rank in range(3)]
     [[0, 1, 2, 3], [4, 5], [6, 7]]
     """
-    mine, each = share(blocks, rank, size), lanes // blocks
-    return range(mine.start * each, mine.stop * each)
+    own, per_block = share(blocks, rank, size), lanes // blocks
+    return range(own.start * per_block, own.stop * per_block)
 
 
 def split_evenly(amount: int, parts: int) -> list[int]:
-    """Cut an amount into parts as even as they go, the larger ones first.
+    """Divide an amount into parts as even as possible, larger ones first.
 
     >>> split_evenly(10, 4)
     [3, 3, 2, 2]
@@ -39,18 +39,20 @@ def split_evenly(amount: int, parts: int) -> list[int]:
 
 
 class LanePlan(NamedTuple):
-    """One lane of one step: which places of the epoch's order it reads, and how much it weighs."""
+    """One lane of one step: the places of the epoch's order that it reads, and its weight."""
 
     lane: int
     places: range
     samples: int
-    """Samples that count; 0 for a lane that a short last step leaves empty: it borrows the places of lane 0."""
+    """Samples that count; 0 in a lane that a short last step leaves empty. It reads lane 0."""
 
 
-class StepPlan(NamedTuple):
-    """One optimizer step: the lanes of one rank, and what all ranks do together."""
+@dataclass(frozen=True)
+class StepPlan:
+    """One optimizer step: the lanes of one rank, and totals over all ranks."""
 
-    step: int
+    index: int
+    """The number of the step in the run, from 0."""
     epoch: int
     samples: int
     """Samples of the step over all ranks."""
@@ -58,13 +60,13 @@ class StepPlan(NamedTuple):
     """Samples of the run over all ranks, this step included."""
     lanes: tuple[LanePlan, ...]
     within: int
-    """Which step of its epoch it is, from 0."""
+    """The number of the step in its epoch, from 0."""
     ends_epoch: bool
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How a training set becomes steps: a pure function, so nothing of it is ever stored."""
+    """How a dataset is divided into steps. A pure function: checkpoints store nothing of it."""
 
     samples: int
     global_size: int
@@ -72,7 +74,7 @@ class BatchPlan:
     rank: int
     size: int
     blocks: int = 0
-    """Blocks of lanes that stay together on a rank; 0: every lane goes by itself."""
+    """Blocks of lanes that stay on one rank; 0: lanes are independent."""
 
     @cached_property
     def mine(self) -> range:
@@ -81,11 +83,11 @@ class BatchPlan:
 
     @cached_property
     def steps_per_epoch(self) -> int:
-        """Steps of one epoch, a short last one included."""
+        """Steps of one epoch, including a short last one."""
         return -(-self.samples // self.global_size)
 
     def seen_after(self, step: int) -> int:
-        """Return the samples of the run after so many steps.
+        """Return the samples that all ranks have seen after `step` steps.
 
         >>> [BatchPlan(samples=10, global_size=4, lanes=2, rank=0, size=1).seen_after(step) for step in range(5)]
         [0, 4, 8, 10, 14]
@@ -94,7 +96,7 @@ class BatchPlan:
         return epoch * self.samples + min(within * self.global_size, self.samples)
 
     def step(self, step: int) -> StepPlan:
-        """Return what this rank does in a step, counted from 0.
+        """Return the work of this rank in a step, counted from 0.
 
         >>> plan = BatchPlan(samples=10, global_size=8, lanes=4, rank=1, size=2)
         >>> [list(lane.places) for lane in plan.step(0).lanes], [lane.samples for lane in plan.step(1).lanes]
@@ -104,26 +106,23 @@ class BatchPlan:
         start = within * self.global_size
         samples = min(self.global_size, self.samples - start)
         cuts = self._full_cuts if samples == self.global_size else self._cuts(samples)
-        lanes = tuple(
-            [
-                LanePlan(lane, range(start + first, start + last), count)
-                for lane, first, last, count in cuts
-            ]
-        )
+        lanes = [
+            LanePlan(lane, range(start + first, start + last), count)
+            for lane, first, last, count in cuts
+        ]
         seen = epoch * self.samples + start + samples
-        return StepPlan(
-            step, epoch, samples, seen, lanes, within, within == self.steps_per_epoch - 1
-        )
+        is_last = within == self.steps_per_epoch - 1
+        return StepPlan(step, epoch, samples, seen, tuple(lanes), within, is_last)
 
     @cached_property
     def _full_cuts(self) -> list[tuple[int, int, int, int]]:
         return self._cuts(self.global_size)
 
     def _cuts(self, samples: int) -> list[tuple[int, int, int, int]]:
-        """Return (lane, first place, last place, samples that count) for the lanes of this rank in a step."""
+        """Return (lane, first place, end, samples that count) for each lane of this rank."""
         ends = list(accumulate(split_evenly(samples, self.lanes), initial=0))
-        found = [(lane, *ends[lane : lane + 2], ends[lane + 1] - ends[lane]) for lane in self.mine]
-        return [
-            (lane, first, last, count) if count else (lane, 0, ends[1], 0)
-            for lane, first, last, count in found
-        ]
+        cuts = []
+        for lane in self.mine:
+            first, end = ends[lane], ends[lane + 1]
+            cuts.append((lane, first, end, end - first) if end > first else (lane, 0, ends[1], 0))
+        return cuts

@@ -1,4 +1,4 @@
-"""What the learning rate is after so many samples. Samples, not steps, so that nothing shifts with the world."""
+"""The learning rate as a function of samples, not steps: the same at every world size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ONE_CYCLE_RISE = 0.3
 
 
 def scaled_lr(config: RunConfig) -> float:
-    """Return the peak learning rate: the base rate, scaled by its rule from the reference batch to this one.
+    """Return the peak rate: the base rate, scaled from the reference batch to this one.
 
     >>> from paceline.config import BatchConfig
     >>> scaled_lr(RunConfig(batch=BatchConfig(global_size=1024), lr=LrConfig(base=0.001, rule="linear")))
@@ -21,13 +21,13 @@ def scaled_lr(config: RunConfig) -> float:
 
 
 def lr_factor(config: RunConfig) -> float:
-    """Return what the rule multiplies the base rate with."""
+    """Return the factor that the rule applies to the base rate."""
     ratio = config.batch.global_size / config.lr.reference_batch
     return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.lr.rule]
 
 
 def describe_lr(config: RunConfig) -> str:
-    """Return the derived rate in words.
+    """Return the peak rate and how it was derived, for people.
 
     >>> from paceline.config import BatchConfig
     >>> describe_lr(RunConfig(batch=BatchConfig(global_size=1024), lr=LrConfig(rule="linear", warmup_samples=2000)))
@@ -44,7 +44,7 @@ def describe_lr(config: RunConfig) -> str:
 
 
 def schedule_factor(lr: LrConfig, seen: int, total: int) -> float:
-    """Return the share of the peak rate for the step that ends after `seen` of `total` samples.
+    """Return the fraction of the peak rate for the step that ends after `seen` of `total` samples.
 
     >>> [round(schedule_factor(LrConfig(schedule="cosine", warmup_samples=100), seen, 1100), 3) for seen in (50, 100, 600, 1100)]
     [0.5, 1.0, 0.5, 0.0]
@@ -53,22 +53,20 @@ def schedule_factor(lr: LrConfig, seen: int, total: int) -> float:
         return _one_cycle(lr, seen, total)
     if seen < lr.warmup_samples:
         return seen / lr.warmup_samples
-    return (
-        1.0
-        if lr.schedule == "constant"
-        else _fall(lr.final, seen - lr.warmup_samples, total - lr.warmup_samples)
-    )
+    if lr.schedule == "constant":
+        return 1.0
+    return _cosine(lr.final, seen - lr.warmup_samples, total - lr.warmup_samples)
 
 
 def _one_cycle(lr: LrConfig, seen: int, total: int) -> float:
     rise = lr.warmup_samples or max(1, int(_ONE_CYCLE_RISE * total))
     if seen < rise:
         return _ONE_CYCLE_START + (1 - _ONE_CYCLE_START) * seen / rise
-    return _fall(lr.final, seen - rise, total - rise)
+    return _cosine(lr.final, seen - rise, total - rise)
 
 
-def _fall(final: float, seen: int, total: int) -> float:
-    """Return a half cosine from 1 down to `final`."""
+def _cosine(final: float, seen: int, total: int) -> float:
+    """Return the value of a half cosine that falls from 1 to `final`."""
     done = min(1.0, seen / total) if total > 0 else 1.0
     return final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
 

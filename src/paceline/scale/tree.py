@@ -1,6 +1,7 @@
-"""In which order lanes are added: one fixed binary tree, whoever holds which lane.
+"""The order in which lanes are added: one fixed binary tree, the same on any ranks.
 
-The tree over n lanes splits at the largest power of two below n; a node is the range of its lanes.
+The tree over n lanes splits at the largest power of two below n. A node is the range of its
+lanes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def children(node: range) -> tuple[range, range]:
 
 
 def whole_subtrees(mine: range, lanes: int) -> list[range]:
-    """Return the largest nodes that lie within a rank's lanes, in lane order.
+    """Return the largest nodes whose lanes all belong to one rank, in lane order.
 
     >>> whole_subtrees(range(3, 6), 8)
     [range(3, 4), range(4, 6)]
@@ -37,9 +38,9 @@ def _within(node: range, mine: range) -> list[range]:
 
 
 def merges_after(mine: range, lanes: int) -> list[int]:
-    """Return, for each lane of a rank, how often the two newest sums are added once that lane is done.
+    """Return, for each lane of a rank, how often to add the two newest sums once that lane is done.
 
-    What is left at the end are the sums of `whole_subtrees`.
+    The sums of `whole_subtrees` remain at the end.
 
     >>> merges_after(range(0, 4), 4), merges_after(range(3, 6), 8)
     ([0, 1, 0, 2], [0, 0, 1])
@@ -55,32 +56,32 @@ def merges_after(mine: range, lanes: int) -> list[int]:
 
 
 def additions(nodes: Sequence[range], lanes: int) -> list[tuple[int, int]]:
-    """Return the additions (to, from) that turn the sums of all ranks' subtrees into the total, in row 0.
+    """Return the additions (to, from) that reduce all subtree sums to the total, in row 0.
 
     >>> additions([range(0, 2), range(2, 3), range(3, 4), range(4, 8)], 8)
     [(1, 2), (0, 1), (0, 3)]
     """
     rows = {node: row for row, node in enumerate(nodes)}
-    found: list[tuple[int, int]] = []
+    steps: list[tuple[int, int]] = []
 
     def row_of(node: range) -> int:
         if node in rows:
             return rows[node]
         left, right = (row_of(child) for child in children(node))
-        found.append((left, right))
+        steps.append((left, right))
         return left
 
     row_of(range(lanes))
-    return found
+    return steps
 
 
 def additions_by_turn(
     turns: Sequence[int], first: int = 0, lanes: int = 0
 ) -> list[list[tuple[int, int]]]:
-    """Return, for lanes that come in these turns, the additions (to, from) that each turn makes possible.
+    """Return the additions (to, from) that each turn makes possible.
 
-    The sum of a node takes the place of its first lane, so the total ends up with lane 0. Where these are not all
-    `lanes`, but those from `first` on, what is left are the sums of `whole_subtrees`.
+    `turns` holds the turn in which each lane arrives. The sum of a node replaces its first lane, so the total ends up in lane 0. With only
+    some of `lanes`, from `first` on, the sums of `whole_subtrees` remain.
 
     >>> additions_by_turn([0, 1, 0, 1])
     [[], [(0, 1), (2, 3), (0, 2)]]
@@ -89,16 +90,16 @@ def additions_by_turn(
     >>> additions_by_turn([0, 0, 1], first=3, lanes=8)
     [[], [(4, 5)]]
     """
-    found: list[list[tuple[int, int]]] = [[] for _ in range(max(turns) + 1)]
+    by_turn: list[list[tuple[int, int]]] = [[] for _ in range(max(turns) + 1)]
 
     def turn_of(node: range) -> int:
         if len(node) == 1:
             return turns[node.start - first]
         left, right = children(node)
         turn = max(turn_of(left), turn_of(right))
-        found[turn].append((left.start, right.start))
+        by_turn[turn].append((left.start, right.start))
         return turn
 
     for node in whole_subtrees(range(first, first + len(turns)), lanes or len(turns)):
         turn_of(node)
-    return found
+    return by_turn

@@ -1,1 +1,1 @@
-"""How a run looks from outside while it trains: heartbeats, phases of a step, stragglers, pulses."""
+"""Live measurements of a training run: heartbeats, time per phase, stragglers, signs of progress."""

@@ -1,4 +1,4 @@
-"""Where this rank is right now: a small file that it replaces every few seconds."""
+"""Progress and speed of this rank: a small file that it replaces every few seconds."""
 
 from __future__ import annotations
 
@@ -16,68 +16,133 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from paceline.rundir import RunDir, make_private
-from paceline.telemetry.phases import PHASES, PhaseClock, Spent, Window, summary
+from paceline.telemetry.phases import PHASES, PhaseClock, PhaseTime, Window, summary
 from paceline.world.world import World
 
 T = TypeVar("T")
 
 _EVERY_S = 2.0
-_RANKS_PER_S = 32  # beats a second of a large world: a shared file system has other work
-_LEAVES_WITHIN_S = 1.0
-_FIRST_STEPS = 2
-NOTHING = Spent(0.0, 0.0, 0.0, 0)
+_RANKS_PER_S = 32  # beats per second of a large world: a shared file system has other work
+_JOIN_S = 1.0
+_WARM_UP_STEPS = 2
+NO_TIME = PhaseTime(0.0, 0.0, 0.0, 0)
 
 
 @dataclass(frozen=True)
 class Beat:
-    """What a rank says of itself."""
+    """Progress and speed of a rank."""
 
     rank: int
     node: str
     """The host name."""
     step: int
-    """Steps that are done."""
+    """Completed steps."""
     time_s: float
-    """When this rank had done its own part of the last of them, by the clock of its node."""
+    """When this rank finished its own part of the last step, by the clock of its node."""
     own_s: float
-    """Mean seconds a step, of late, of its own work in all phases, without its waiting for others. Host time: on a GPU
-    the loss of each lane is waited for, and that is in it. With exact=false on a GPU, so is the wait for the step before."""
+    """Mean seconds per recent step of its own work in all phases, without waiting for other ranks. Host time: on a GPU
+    it includes the wait for the loss of each lane; with exact=false on a GPU, also the wait for the step before."""
     data_s: float
-    """Of that, the wait for the samples."""
+    """The part of `own_s` spent waiting for samples."""
     ready_s: float = 0.0
-    """Mean seconds from asking for its samples until the first gradients are ready to be sent."""
+    """Mean seconds from requesting the samples until the first gradients are ready to send."""
     steps: int = 0
-    """How many steps these times are of."""
-    phases: Mapping[str, Spent] = field(default_factory=dict)
-    """What each phase took, and the waiting."""
+    """Number of steps in these means."""
+    phases: Mapping[str, PhaseTime] = field(default_factory=dict)
+    """Time per phase, including the wait for other ranks."""
 
     @classmethod
     def parse(cls, text: str) -> Beat:
-        """Return the beat that was written as such a line; ValueError, TypeError or KeyError if there is none."""
-        found: dict[str, Any] = dict(json.loads(text))
-        times = {name: float(found.get(name, 0.0)) for name in ("own_s", "data_s", "ready_s")}
-        phases = {
-            str(name): Spent(
-                float(one["mean_s"]),
-                float(one["steady_s"]),
-                float(one["largest_s"]),
-                int(one["largest_step"]),
-            )
-            for name, one in dict(found.get("phases", {})).items()
-        }
+        """Return the beat in a line of JSON; raise ValueError, TypeError or KeyError if it is damaged."""
+        facts: dict[str, Any] = dict(json.loads(text))
+        phases = {}
+        for name, times in dict(facts.get("phases", {})).items():
+            phases[str(name)] = _parse_phase(times)
         return cls(
-            int(found["rank"]),
-            str(found["node"]),
-            int(found["step"]),
-            float(found["time_s"]),
-            steps=int(found.get("steps", 0)),
+            rank=int(facts["rank"]),
+            node=str(facts["node"]),
+            step=int(facts["step"]),
+            time_s=float(facts["time_s"]),
+            own_s=float(facts.get("own_s", 0.0)),
+            data_s=float(facts.get("data_s", 0.0)),
+            ready_s=float(facts.get("ready_s", 0.0)),
+            steps=int(facts.get("steps", 0)),
             phases=phases,
-            **times,
         )
 
 
+def _parse_phase(times: Mapping[str, Any]) -> PhaseTime:
+    return PhaseTime(
+        float(times["mean_s"]),
+        float(times["steady_s"]),
+        float(times["largest_s"]),
+        int(times["largest_step"]),
+    )
+
+
+@dataclass
+class _Moments:
+    """Moments of the current step, by `time.perf_counter`."""
+
+    asked: float = 0.0
+    got: float = 0.0
+    ready: float = 0.0
+
+
+class _RecentSteps:
+    """Times of the last one to two windows of steps: a single beat would decide too little."""
+
+    def __init__(self) -> None:
+        self._before, self._now = Window(), Window()
+        self._warm_up = _WARM_UP_STEPS
+
+    def add(self, step: int, spent: Mapping[str, float]) -> None:
+        if self._warm_up:  # set-up work of the first steps is not typical
+            self._warm_up -= 1
+        else:
+            self._now.add(step, spent)
+
+    def summarize(self) -> tuple[int, dict[str, PhaseTime]]:
+        """Return the number of steps and their times per phase; start a new window when one is full."""
+        steps = self._now.steps + self._before.steps
+        phases = summary([self._before, self._now]) if steps else {}
+        if self._now.full:
+            self._before, self._now = self._now, Window()
+        return steps, phases
+
+
+class _Writer:
+    """Writes the newest beat from a thread: a slow or full disk neither delays a step nor fails the training."""
+
+    def __init__(self, path: Path, first: Beat, after_beat: Callable[[], None]) -> None:
+        self._path = path
+        self._partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        self._after_beat = after_beat
+        self._newest, self._changed, self._over = first, threading.Event(), False
+        self.thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def submit(self, beat: Beat) -> None:
+        self._newest = beat
+        self._changed.set()
+
+    def close(self) -> None:
+        """Write the newest beat and stop, without waiting longer than a moment."""
+        self._over = True
+        self._changed.set()
+        self.thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        over = False
+        while not over:
+            self._changed.wait()
+            self._changed.clear()
+            over = self._over  # read before the newest beat, so that the last one is not missed
+            write_beat(self._path, self._partial, self._newest)
+            self._after_beat()
+
+
 class Heartbeat:
-    """Writes a rank's beats from a thread: a slow or full disk holds no step up, and fails no training."""
+    """Measures the steps of this rank and writes a beat every few seconds."""
 
     def __init__(
         self,
@@ -87,70 +152,56 @@ class Heartbeat:
         clock: PhaseClock | None = None,
         after_beat: Callable[[], None] = lambda: None,
     ) -> None:
-        self._path = directory.beat(world.rank).absolute()
-        self._partial = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}")
         self._rank, self._node = world.rank, socket.gethostname()
         self._every_s = max(every_s, world.size / _RANKS_PER_S)
         self._due = time.perf_counter() + self._every_s
-        self._step, self._asked, self._got, self._ready = 0, 0.0, 0.0, 0.0
-        self._clock, self._after_beat = clock or PhaseClock(), after_beat
-        self._before, self._now = Window(), Window()
-        self._left_out = _FIRST_STEPS
-        self._leaving = contextlib.ExitStack()
-        self._last = Beat(self._rank, self._node, 0, 0.0, 0.0, 0.0)
-        self._news, self._over = threading.Event(), False
-        self._thread = threading.Thread(target=self._write_news, name="heartbeat", daemon=True)
+        self._clock = clock or PhaseClock()
+        self._step, self._moments, self._recent = 0, _Moments(), _RecentSteps()
+        self._exits = contextlib.ExitStack()
+        path = directory.beat(world.rank).absolute()
+        nothing = Beat(self._rank, self._node, 0, 0.0, 0.0, 0.0)
+        self._writer = _Writer(path, nothing, after_beat)
 
     def reading(self, steps: Iterable[T]) -> Iterator[T]:
-        """Pass on steps, and take the time that each is waited for."""
+        """Yield steps, and measure the wait for each."""
         self._clock.enter("data")
         asked = time.perf_counter()
         for step in steps:
             self._clock.enter("other")
-            self._asked, self._got = asked, time.perf_counter()
+            self._moments.asked, self._moments.got = asked, time.perf_counter()
             yield step
             self._clock.enter("data")
             asked = time.perf_counter()
 
     def step_done(self, step: int, ready: float) -> None:
-        """Take note of a step; `ready` is when, by `time.perf_counter`, this rank had done its own part."""
-        spent = self._clock.take(self._asked, self._got, ready)
-        self._step, self._ready = step, ready
-        if self._left_out:  # what is set up in them says nothing about the rest
-            self._left_out -= 1
-        else:
-            self._now.add(step, spent)
+        """Add a step; `ready` is the moment, by `time.perf_counter`, at which this rank finished its own part."""
+        spent = self._clock.take(self._moments.asked, self._moments.got, ready)
+        self._step, self._moments.ready = step, ready
+        self._recent.add(step, spent)
         if ready >= self._due:
             self._due = ready + self._every_s
             self._beat()
 
     def _beat(self) -> None:
-        time_s = time.time() - (time.perf_counter() - self._ready)
-        steps = self._now.steps + self._before.steps
-        found = summary([self._before, self._now]) if steps else {}
-        # Two windows back, all is forgotten: one beat alone decides nothing.
-        if self._now.full:
-            self._before, self._now = self._now, Window()
-        ready = found.pop("ready", NOTHING)
-        own_s = sum(found.get(phase, NOTHING).mean_s for phase in PHASES)
-        data_s = found.get("data", NOTHING).mean_s
-        self._last = Beat(
-            self._rank, self._node, self._step, time_s, own_s, data_s, ready.mean_s, steps, found
+        time_s = time.time() - (time.perf_counter() - self._moments.ready)
+        steps, phases = self._recent.summarize()
+        ready = phases.pop("ready", NO_TIME)
+        beat = Beat(
+            rank=self._rank,
+            node=self._node,
+            step=self._step,
+            time_s=time_s,
+            own_s=sum(phases.get(phase, NO_TIME).mean_s for phase in PHASES),
+            data_s=phases.get("data", NO_TIME).mean_s,
+            ready_s=ready.mean_s,
+            steps=steps,
+            phases=phases,
         )
-        self._news.set()
-
-    def _write_news(self) -> None:
-        over = False
-        while not over:
-            self._news.wait()
-            self._news.clear()
-            over = self._over  # before the last beat is looked at, so that none is missed
-            write_beat(self._path, self._partial, self._last)
-            self._after_beat()
+        self._writer.submit(beat)
 
     def __enter__(self) -> Self:
-        self._leaving.enter_context(self._clock.hearing_collections())
-        self._thread.start()
+        self._exits.enter_context(self._clock.measuring_gc())
+        self._writer.thread.start()
         return self
 
     def __exit__(
@@ -159,16 +210,17 @@ class Heartbeat:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._leaving.close()
+        self._exits.close()
         if self._step:
             self._beat()
-        self._over = True
-        self._news.set()
-        self._thread.join(_LEAVES_WITHIN_S)
+        self._writer.close()
 
 
 def write_beat(path: Path, partial: Path, beat: Beat) -> None:
-    """Replace a beat in one act. It need not outlive a power cut, so the disk is not waited for; nor need it succeed."""
+    """Replace a beat file atomically.
+
+    It need not survive a power cut, so the disk is not awaited; errors are ignored.
+    """
     if not beat.step:
         return
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What this rank does right now, since when, and how long that may take."""
+"""Signs of progress of this rank, and the time after which their absence is a hang."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from typing import TypeVar
 T = TypeVar("T")
 
 REST_S = 3.0
-"""What any act may take, however short the steps are."""
+"""Time that any activity may take, however short the steps are."""
 
-_FIRST_S = 300.0  # before the first step is done nothing is usual yet: it compiles, and file systems are cold
+_FIRST_S = 300.0  # before the first step no time is typical: it compiles, and file systems are cold
 _REMEMBERED = 64
-_FREQUENT = (
-    0.9  # as long as the longest tenth of the steps is usual, too: one in ten may evaluate or save
-)
+_FREQUENT = 0.9  # the longest tenth of the steps is still typical: one in ten may evaluate or save
 
 
 class Pulse:
-    """Set by the training, read by the watchdog's thread: every step and every part of an evaluation is a sign of life."""
+    """Set by the training loop, read by the watchdog: every step and every batch of an evaluation is a sign of progress."""
 
     def __init__(self, multiple: float, rest_s: float = REST_S) -> None:
         self._multiple, self._rest_s = multiple, rest_s
@@ -31,18 +29,18 @@ class Pulse:
         self.since = time.monotonic()
 
     def sign(self) -> None:
-        """Show that this rank moves."""
+        """Note progress."""
         self.since = time.monotonic()
         self.signs += 1
 
     def begin(self, what: str, extra_s: float = 0.0) -> None:
-        """Begin another act, which may take so much longer than a few steps."""
+        """Begin another activity, which may take `extra_s` longer than a few steps."""
         self.doing = what
         self._extra_s = extra_s if self._step_begun else max(extra_s, _FIRST_S)
         self.sign()
 
     def reading(self, steps: Iterable[T]) -> Iterator[T]:
-        """Pass on steps: what is waited for is reading, what is done with them is a step."""
+        """Yield steps: the wait for one is the activity "reading", the work on it "step"."""
         self.begin("reading")
         for step in steps:
             self.begin("step")
@@ -50,7 +48,7 @@ class Pulse:
             self.begin("reading")
 
     def step_done(self, step: int) -> None:
-        """Take note of a step, and of its time; the first one has none."""
+        """Note a completed step and its time; the first step has none."""
         now = time.monotonic()
         if self._step_begun:
             self._times.append(now - self._step_begun)
@@ -59,24 +57,27 @@ class Pulse:
 
     @property
     def usual_s(self) -> float:
-        """The median step; 0 while there is none."""
+        """The median step time; 0 before the second step."""
         return median(self._times) if self._times else 0.0
 
     @property
     def limit_s(self) -> float:
-        """How long this rank may show no sign of life."""
+        """Time without progress that counts as a hang."""
         return self._rest_s + self._extra_s + self._multiple * usual(list(self._times))
 
     @property
     def quiet_s(self) -> float:
-        """How long it has shown none."""
+        """Time since the last sign of progress."""
         return time.monotonic() - self.since
 
 
 def usual(times: list[float]) -> float:
-    """Return what a step takes that is no exception.
+    """Return the time that nine of ten steps do not exceed.
 
     >>> usual([]), usual([1.0, 1.0, 1.0, 9.0]), usual([1.0] * 19 + [9.0])
     (0.0, 9.0, 1.0)
     """
-    return sorted(times)[min(len(times) - 1, int(len(times) * _FREQUENT))] if times else 0.0
+    if not times:
+        return 0.0
+    index = min(len(times) - 1, int(len(times) * _FREQUENT))
+    return sorted(times)[index]

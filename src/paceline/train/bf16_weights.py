@@ -1,8 +1,8 @@
-"""How a model computes in bf16 throughout, while its parameters stay the fp32 masters that the optimizer moves.
+"""bf16 weights for forward and backward, while the parameters stay fp32 masters for the optimizer.
 
-During a step every module finds, where its parameter was, a bf16 copy: rounded from the master once a step, in memory that
-is kept. Its gradient goes on to the master as fp32. So lanes are added in fp32, and names, optimizers, checkpoints, DDP
-and captured graphs know of masters alone.
+During a step every module finds a bf16 copy in place of its parameter, rounded from the master once per step into
+memory that is kept. The gradient of the copy reaches the master as fp32. So lanes are added in fp32, and names,
+optimizers, checkpoints, DDP and CUDA graphs only see the masters.
 """
 
 from __future__ import annotations
@@ -16,69 +16,70 @@ from torch.utils._pytree import tree_map
 
 from paceline.errors import ConfigError
 
-SHORT = torch.bfloat16
-LONG_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-"""Their statistics are fp32, and so are their weights and all they compute."""
+BF16 = torch.bfloat16
+FP32_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+"""Their running statistics are fp32, and so are their weights and their arithmetic."""
 
 
 class Bf16Weights:
-    """The bf16 copies of a model's weights. They are one for a model, whoever asks."""
+    """The bf16 copies of a model's weights; each model has one such object."""
 
     def __init__(self, model: nn.Module) -> None:
         self._places = list(_places(model))
         self._masters: list[Tensor] = list(dict.fromkeys(master for _, _, master in self._places))
-        self._copies = [
-            torch.empty_like(master, dtype=SHORT, requires_grad=False) for master in self._masters
-        ]
+        self._copies = []
+        for master in self._masters:
+            self._copies.append(torch.empty_like(master, dtype=BF16, requires_grad=False))
         self._active = False
         model.register_forward_pre_hook(self, with_kwargs=True)
-        model.register_forward_hook(self._lengthen)
-        for norm in (module for module in model.modules() if isinstance(module, LONG_NORMS)):
-            norm.register_forward_pre_hook(self._lengthen_inputs)
-            norm.register_forward_hook(self._shorten)
+        model.register_forward_hook(self._output_to_fp32)
+        for module in model.modules():
+            if isinstance(module, FP32_NORMS):
+                module.register_forward_pre_hook(self._inputs_to_fp32)
+                module.register_forward_hook(self._output_to_bf16)
 
     @classmethod
     def of(cls, model: nn.Module) -> Bf16Weights:
-        """Return a model's copies."""
-        hooks = model._forward_pre_hooks.values()  # noqa: SLF001 - where they live: on the model itself
+        """Return the copies of a model, made at the first call."""
+        hooks = model._forward_pre_hooks.values()  # noqa: SLF001 - the model itself holds its copies
         return next((hook for hook in hooks if isinstance(hook, cls)), None) or cls(model)
 
     def begin(self) -> None:
-        """Round the masters, and let modules find the copies in their place."""
+        """Round the masters, and replace them by their copies in all modules."""
         self._active = True
         with torch.no_grad():
             torch._foreach_copy_(self._copies, self._masters)
-        pairs = zip(self._masters, self._copies, strict=True)
-        found = {master: _Short.apply(master, copy) for master, copy in pairs}  # type: ignore[no-untyped-call]
+        rounded = {}
+        for master, copy in zip(self._masters, self._copies, strict=True):
+            rounded[master] = _Rounded.apply(master, copy)  # type: ignore[no-untyped-call]
         for module, name, master in self._places:
-            vars(module)[name] = found[master]  # an attribute hides the parameter of its name
+            vars(module)[name] = rounded[master]  # an attribute hides the parameter of its name
 
     def finish(self) -> None:
-        """Let modules find their parameters again."""
+        """Let modules find their fp32 parameters again."""
         self._active = False
         for module, name, _ in self._places:
             vars(module).pop(name, None)
 
     def __call__(self, module: nn.Module, inputs: Any, named: Any) -> Any:
-        """Shorten what comes into the model."""
-        return (_cast(inputs, SHORT), _cast(named, SHORT)) if self._active else None
+        """Convert the model's inputs to bf16."""
+        return (_cast(inputs, BF16), _cast(named, BF16)) if self._active else None
 
-    def _lengthen(self, module: nn.Module, inputs: Any, output: Any) -> Any:
-        """Lengthen what goes to the loss."""
+    def _output_to_fp32(self, module: nn.Module, inputs: Any, output: Any) -> Any:
         return _cast(output, torch.float32) if self._active else None
 
-    def _lengthen_inputs(self, module: nn.Module, inputs: Any) -> Any:
+    def _inputs_to_fp32(self, module: nn.Module, inputs: Any) -> Any:
         return _cast(inputs, torch.float32) if self._active else None
 
-    def _shorten(self, module: nn.Module, inputs: Any, output: Any) -> Any:
-        return _cast(output, SHORT) if self._active else None
+    def _output_to_bf16(self, module: nn.Module, inputs: Any, output: Any) -> Any:
+        return _cast(output, BF16) if self._active else None
 
 
-class _Short(torch.autograd.Function):
-    """A master, as its copy has it; the gradient comes back as fp32."""
+class _Rounded(torch.autograd.Function):
+    """Replaces a master by its bf16 copy; the gradient returns as fp32."""
 
     @staticmethod
-    def forward(ctx: Any, master: Tensor, copy: Tensor) -> Tensor:  # noqa: ARG004 - the form is torch's
+    def forward(ctx: Any, master: Tensor, copy: Tensor) -> Tensor:  # noqa: ARG004 - torch's signature
         return copy.view_as(copy)
 
     @staticmethod
@@ -87,25 +88,25 @@ class _Short(torch.autograd.Function):
 
 
 def _places(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """Yield all weights that are shortened, with the modules that have them and the names they have there."""
+    """Yield all weights to round, with their module and their name in it."""
     for path, module in model.named_modules():
         if isinstance(module, nn.RNNBase):
             raise ConfigError(
-                f"{path or 'the model'} is a {type(module).__name__}, which keeps its weights where precision=bf16-master cannot reach",
+                f"precision=bf16-master does not support {path or 'the model'}, a {type(module).__name__}",
                 fix="set precision=bf16",
             )
-        if not isinstance(module, LONG_NORMS):
-            own = module.named_parameters(recurse=False, remove_duplicate=False)
-            yield from (
-                (module, name, value) for name, value in own if value.dtype == torch.float32
-            )
+        if isinstance(module, FP32_NORMS):
+            continue
+        for name, value in module.named_parameters(recurse=False, remove_duplicate=False):
+            if value.dtype == torch.float32:
+                yield module, name, value
 
 
 def _cast(values: Any, dtype: torch.dtype) -> Any:
-    """Return all tensors of real numbers in a value as those of another width."""
-    return tree_map(
-        lambda value: (
-            value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-        ),
-        values,
-    )
+    """Return a value with all its floating-point tensors converted."""
+
+    def convert(value: Any) -> Any:
+        is_float = isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(dtype) if is_float else value
+
+    return tree_map(convert, values)

@@ -1,8 +1,9 @@
-"""How one bucket of subtree sums crosses the ranks and becomes the sum of all, in the order of the tree.
+"""How one bucket of subtree sums is added over all ranks, in the order of the fixed tree.
 
-Two ways, with the same bits. A gather sends every sum to every rank: one message, and no more bytes than a
-ring all-reduce between two ranks. Between more, large buckets go in slices: each rank collects one slice from
-all, adds it, and sends the result back, which is as many bytes as a ring all-reduce for any number of ranks.
+Two algorithms with the same bits. An all-gather sends every sum to every rank: one message, and between two ranks no
+more bytes than a ring all-reduce. Between more ranks, large buckets are split: each rank collects one part from all
+(all-to-all), adds it, and sends the result to all (all-gather): as many bytes as a ring all-reduce on any number
+of ranks.
 """
 
 from __future__ import annotations
@@ -20,15 +21,14 @@ from paceline.scale.tree import additions, whole_subtrees
 from paceline.world.collectives import exchange, finish, gather
 from paceline.world.world import World
 
-_SMALL_BYTES = 1 << 16  # below this a second message costs more than the bytes it saves
-_CARRIES_NOTES_BYTES = (
-    1 << 20
-)  # above this a message for the notes alone costs less than a copy of the bucket
+_SMALL_BYTES = 1 << 16  # below this size a second message costs more than the bytes it saves
+# Above this size a message for the notes alone costs less than copying the bucket.
+_CARRIES_NOTES_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class TreeShape:
-    """Which subtree sums each rank brings, and the additions that are left."""
+    """How many subtree sums each rank contributes, and the additions that remain."""
 
     rows: tuple[int, ...]
     additions: tuple[tuple[int, int], ...]
@@ -37,19 +37,21 @@ class TreeShape:
     @classmethod
     def of(cls, lanes: int, world: World) -> TreeShape:
         """Return the shape for this rank of this world."""
-        return cls.over(
-            [share(lanes, rank, world.size) for rank in range(world.size)], lanes, world.rank
-        )
+        shares = [share(lanes, rank, world.size) for rank in range(world.size)]
+        return cls.over(shares, lanes, world.rank)
 
     @classmethod
     def over(cls, shares: Sequence[range], lanes: int, rank: int) -> TreeShape:
-        """Return the shape for the one of this number among some that share the lanes like this."""
-        nodes = [whole_subtrees(mine, lanes) for mine in shares]
-        flat = [node for mine in nodes for node in mine]
-        return cls(tuple(len(mine) for mine in nodes), tuple(additions(flat, lanes)), rank)
+        """Return the shape for one rank of a group whose ranks have these lanes."""
+        rows, nodes = [], []
+        for lanes_of_rank in shares:
+            subtrees = whole_subtrees(lanes_of_rank, lanes)
+            rows.append(len(subtrees))
+            nodes += subtrees
+        return cls(tuple(rows), tuple(additions(nodes, lanes)), rank)
 
     def add_up(self, rows: list[Tensor], total: Tensor) -> None:
-        """Add all rows along the tree into `total`; the rows are used up."""
+        """Add all rows along the tree into `total`; overwrites the rows."""
         if not self.additions:
             total.copy_(rows[0])
             return
@@ -60,17 +62,17 @@ class TreeShape:
 
 
 class Exchange(Protocol):
-    """One bucket on its way. All ranks start and advance their buckets in the same order."""
+    """The reduction of one bucket. All ranks start and advance their buckets in the same order."""
 
     def start(self, sums: list[Tensor], notes: list[Tensor]) -> None:
         """Send this rank's subtree sums and notes."""
 
     def advance(self, total: Tensor) -> bool:
-        """Wait for the message under way and take the next stage; true once `total` holds the sum of all ranks."""
+        """Wait for the current message and start the next stage; true once `total` holds the sum over all ranks."""
 
 
 class AllGatherExchange:
-    """Everybody gets everything, notes included, in one message."""
+    """Sends everything to every rank, notes included, in one message."""
 
     def __init__(
         self,
@@ -82,35 +84,22 @@ class AllGatherExchange:
     ) -> None:
         self._shape, self._among = shape, among
         self.carries_notes = note_length > 0
-        most = max(shape.rows)
-        row_bytes = like.numel() * like.element_size()
-        self._send_as_it_is = most == 1 and not note_length and like.device == wire
-        notes_at = -(-most * row_bytes // 8) * 8 if note_length else most * row_bytes
-        size = notes_at + most * note_length * 8
+        layout = _MessageLayout.of(like, note_length, max(shape.rows))
+        self._sends_in_place = max(shape.rows) == 1 and not note_length and like.device == wire
+        size, ranks = layout.size_bytes, len(shape.rows)
         self._sent = torch.zeros(size, dtype=torch.uint8, device=wire)
-        self._received = torch.empty(size * len(shape.rows), dtype=torch.uint8, device=wire)
-
-        def views(message: Tensor, rows: int) -> tuple[list[Tensor], list[Tensor]]:
-            sums = [
-                message[row * row_bytes : (row + 1) * row_bytes].view(like.dtype)
-                for row in range(rows)
-            ]
-            notes = (
-                message[notes_at:].view(torch.float64).view(-1, note_length) if note_length else ()
-            )
-            return sums, list(notes[:rows])
-
-        self._my_sums, self._my_notes = views(self._sent, shape.rows[shape.rank])
-        messages = self._received.view(len(shape.rows), size)
-        self._sums, self._notes = [], []
-        for rank, rows in enumerate(shape.rows):
-            sums, notes = views(messages[rank], rows)
+        self._received = torch.empty(size * ranks, dtype=torch.uint8, device=wire)
+        self._my_sums, self._my_notes = layout.views(self._sent, shape.rows[shape.rank])
+        self._sums: list[Tensor] = []
+        self._notes: list[Tensor] = []
+        for message, rows in zip(self._received.view(ranks, size), shape.rows, strict=True):
+            sums, notes = layout.views(message, rows)
             self._sums += sums
             self._notes += notes
 
     def start(self, sums: list[Tensor], notes: list[Tensor]) -> None:
-        """Send this rank's subtree sums and notes to all."""
-        if self._send_as_it_is:
+        """Send this rank's subtree sums and notes to all ranks."""
+        if self._sends_in_place:
             self._work = gather(self._received, sums[0].view(torch.uint8), self._among)
             return
         for place, value in zip(self._my_sums + self._my_notes, sums + notes, strict=True):
@@ -118,7 +107,7 @@ class AllGatherExchange:
         self._work = gather(self._received, self._sent, self._among)
 
     def advance(self, total: Tensor) -> bool:
-        """Add what came along the tree."""
+        """Add the received sums along the tree."""
         finish(self._work)
         if total.device == self._sums[0].device:
             self._shape.add_up(self._sums, total)
@@ -128,48 +117,76 @@ class AllGatherExchange:
         return True
 
     def total_note(self) -> Tensor:
-        """Return the sum of all notes, once the exchange is done."""
+        """Return the sum of all notes, once the exchange is complete."""
         total = torch.empty_like(self._notes[0])
         self._shape.add_up(self._notes, total)
         return total
 
 
+@dataclass(frozen=True)
+class _MessageLayout:
+    """Where sums and notes lie in the message of one rank; all messages have the same size."""
+
+    dtype: torch.dtype
+    row_bytes: int
+    note_length: int
+    notes_at: int
+    size_bytes: int
+
+    @classmethod
+    def of(cls, like: Tensor, note_length: int, max_rows: int) -> _MessageLayout:
+        row_bytes = like.numel() * like.element_size()
+        notes_at = max_rows * row_bytes
+        if note_length:
+            notes_at = -(-notes_at // 8) * 8  # notes are float64
+        size_bytes = notes_at + max_rows * note_length * 8
+        return cls(like.dtype, row_bytes, note_length, notes_at, size_bytes)
+
+    def views(self, message: Tensor, rows: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Return views of the sums and of the notes in a message."""
+        sums = []
+        for row in range(rows):
+            begin = row * self.row_bytes
+            sums.append(message[begin : begin + self.row_bytes].view(self.dtype))
+        if not self.note_length:
+            return sums, []
+        notes = message[self.notes_at :].view(torch.float64).view(-1, self.note_length)
+        return sums, list(notes[:rows])
+
+
 class AllToAllExchange:
-    """Each rank adds one slice for all: an all-to-all, the sum, an all-gather."""
+    """Each rank adds one part for all: all-to-all, addition, all-gather."""
 
     def __init__(
         self, like: Tensor, shape: TreeShape, wire: torch.device, among: ProcessGroup | None = None
     ) -> None:
-        size = len(shape.rows)
+        ranks, length = len(shape.rows), like.numel()
         self._shape, self._among = shape, among
-        self._slice = -(-like.numel() // size)
-        self._sizes = [
-            max(0, min(self._slice, like.numel() - rank * self._slice)) for rank in range(size)
-        ]
-        mine, my_rows = self._sizes[shape.rank], shape.rows[shape.rank]
+        part = -(-length // ranks)
+        self._sizes = [max(0, min(part, length - rank * part)) for rank in range(ranks)]
+        my_size, my_rows = self._sizes[shape.rank], shape.rows[shape.rank]
 
         def empty(elements: int) -> Tensor:
             return torch.empty(elements, dtype=like.dtype, device=wire)
 
-        self._sent = empty(my_rows * like.numel())
-        self._places = torch.split(
-            self._sent, [size for size in self._sizes for _ in range(my_rows)]
-        )
-        self._received = empty(sum(shape.rows) * mine)
-        self._received_sizes = [rows * mine for rows in shape.rows]
-        self._rows = list(self._received.view(sum(shape.rows), mine))
-        self._result = empty(self._slice).zero_()
-        self._gathered = empty(self._slice * size)
+        self._sent = empty(my_rows * length)
+        piece_sizes = [size for size in self._sizes for _ in range(my_rows)]
+        self._places = torch.split(self._sent, piece_sizes)
+        self._received = empty(sum(shape.rows) * my_size)
+        self._received_sizes = [rows * my_size for rows in shape.rows]
+        self._rows = list(self._received.view(sum(shape.rows), my_size))
+        self._result = empty(part).zero_()
+        self._gathered = empty(part * ranks)
         self._gathering = False
 
     def start(self, sums: list[Tensor], notes: list[Tensor]) -> None:
-        """Send every rank its slice of this rank's subtree sums."""
+        """Send every rank its part of this rank's subtree sums."""
         assert not notes
-        pieces = zip(*(torch.split(value, self._sizes) for value in sums), strict=True)
-        for place, piece in zip(
-            self._places, (piece for slices in pieces for piece in slices), strict=True
-        ):
-            place.copy_(piece)
+        parts_of_sums = [torch.split(value, self._sizes) for value in sums]
+        places = iter(self._places)
+        for parts in zip(*parts_of_sums, strict=True):
+            for part in parts:
+                next(places).copy_(part)
         sent_sizes = [size * len(sums) for size in self._sizes]
         self._work = exchange(
             self._received, self._sent, self._received_sizes, sent_sizes, self._among
@@ -177,7 +194,7 @@ class AllToAllExchange:
         self._gathering = False
 
     def advance(self, total: Tensor) -> bool:
-        """Add this rank's slice and send it back; then collect the slices of all."""
+        """Add this rank's part and send it to all; then collect the parts of all."""
         finish(self._work)
         if self._gathering:
             total.copy_(self._gathered[: total.numel()])
@@ -195,7 +212,7 @@ def choose_exchange(
     wire: torch.device,
     among: ProcessGroup | None = None,
 ) -> Exchange:
-    """Return the cheapest way for a bucket of this size in this world; notes ride along where the bucket is small."""
+    """Return the cheapest exchange for a bucket of this size in this world; small buckets carry the notes."""
     size = like.numel() * like.element_size()
     if note_length and size <= _CARRIES_NOTES_BYTES:
         return AllGatherExchange(like, note_length, shape, wire, among)

@@ -1,9 +1,11 @@
-"""What a person sees while a run trains: a bar on a terminal, plain lines in a log."""
+"""Console output of a training: a progress bar on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import time
 from collections.abc import Mapping
 
 from paceline import handover
@@ -22,44 +24,80 @@ from paceline.events import (
     StepDone,
 )
 from paceline.scale.lr import describe_lr
+from paceline.train.stopping import TIME_LIMIT
 from paceline.world.world import World
 
 _BAR_WIDTH = 24
+_MIN_BAR_WIDTH = 8
+_MAX_WIDTH = 120
+_REDRAW_S = 0.1  # drawing costs about as much as a very short step
 
 
 class Console:
-    """The sink that prints. Each line is written whole, in one call."""
+    """The sink that prints. Each line is written in one call."""
 
     def __init__(self, config: RunConfig) -> None:
-        watched = sys.stdout.isatty() or handover.TERMINAL in os.environ
-        self._bar = config.log.progress == "bar" or (config.log.progress == "auto" and watched)
+        self._on_terminal = sys.stdout.isatty() or handover.TERMINAL in os.environ
+        progress = config.log.progress
+        self._draws = progress == "bar" or (progress == "auto" and self._on_terminal)
         self._total_steps = 0
-        self._slow = ""
+        self._slow_rank = ""
+        self._drawn_at = 0.0
+        self._drawn_width = 0
 
     def __call__(self, event: Event) -> None:
-        """Print what a person wants to know of an event."""
+        """Print a line for an event, or redraw the progress bar."""
         if isinstance(event, RunStarted):
             self._total_steps = event.total_steps
         if isinstance(event, SlowRank):
-            self._slow = slow_words(event)
-        if isinstance(event, StepDone) and self._bar:
-            say(bar_line(event, self._total_steps) + self._slow, end="\r")
+            self._slow_rank = describe_slow_rank(event)
+        if isinstance(event, StepDone) and self._draws:
+            self._draw(event)
         elif line := line_of(event):
-            say(
-                line
-                + (
-                    " " * _BAR_WIDTH
-                    if self._bar and isinstance(event, EpochDone | Evaluated | SlowRank)
-                    else ""
-                )
-            )
+            say(line.ljust(self._drawn_width))  # overwrites the bar
+            self._drawn_width = 0
+
+    def _draw(self, event: StepDone) -> None:
+        now = time.monotonic()
+        if now < self._drawn_at + _REDRAW_S:
+            return
+        self._drawn_at = now
+        self._drawn_width = min(_MAX_WIDTH, shutil.get_terminal_size().columns - 1)
+        text = describe_step(event, self._total_steps) + self._slow_rank
+        share = event.step / max(1, self._total_steps)
+        say(progress_bar(share, text, self._drawn_width, in_color=self._on_terminal), end="\r")
+
+
+def progress_bar(share: float, text: str, width: int, *, in_color: bool = False) -> str:
+    """Return one line of exactly `width` columns: a bar, and the text as far as it fits.
+
+    >>> progress_bar(0.5, "step 50/100", 36)
+    '━━━━━━━━━━━━             step 50/100'
+    >>> progress_bar(1.0, "step 50/100", 16)
+    '━━━━━━━━ step 5…'
+    """
+    from rich.console import Console as RichConsole  # slow to import: only when a bar is drawn
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    screen = RichConsole(
+        file=sys.stdout, width=width, force_terminal=in_color or None, highlight=False, markup=False
+    )
+    bar_width = max(_MIN_BAR_WIDTH, min(_BAR_WIDTH, width - len(text) - 1))
+    line = Table.grid(padding=(0, 1, 0, 0), expand=True, pad_edge=False)
+    line.add_column(width=bar_width)
+    line.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    line.add_row(ProgressBar(total=1.0, completed=share, width=bar_width), text)
+    with screen.capture() as drawn:
+        screen.print(line, end="")
+    return drawn.get().rstrip("\n")
 
 
 def line_of(event: Event) -> str:  # noqa: PLR0911 - one for each kind
-    """Return an event in words; empty: it is not for everybody to read."""
+    """Return the line for an event; empty for events that are not printed."""
     match event:
         case RunStarted():
-            return event.summary + _goes_on(event)
+            return event.summary + _describe_start(event)
         case Evaluated():
             return f"step {event.step:,}{metrics_text(event.metrics)}"
         case EpochDone():
@@ -67,59 +105,80 @@ def line_of(event: Event) -> str:  # noqa: PLR0911 - one for each kind
         case CheckpointSaved():
             return f"saved {event.path} ({event.size_bytes / 1e6:.1f} MB)"
         case CheckpointBad():
-            return f"passed over: {event.reason}"
+            return f"skipped: {event.reason}"
         case SlowRank():
             return event.sentence
         case RunStopped():
-            return f"stopped after step {event.step:,} ({event.reason}), and saved; the same command goes on from here"
+            return stopped_line(event)
         case RunEnded():
             return f"done: {event.step:,} steps in {event.seconds:.1f} s; weights and optimizer state {event.digest[:16]}"
     return ""
 
 
-def _goes_on(event: RunStarted) -> str:
+def _describe_start(event: RunStarted) -> str:
     if event.from_step == event.total_steps:
-        return "\nthis run is complete: train it longer with epochs=, start over with resume=never, or give another name="
+        return "\nthis run is complete: train longer with epochs=, start over with resume=never, or choose another name="
     return f"\nresumed after step {event.from_step:,}" if event.from_step else ""
 
 
+def stopped_line(event: RunStopped) -> str:
+    """Return the reason of a stop, the step, and how to resume.
+
+    >>> stopped_line(RunStopped(595, "SIGINT"))
+    'Stopped by Ctrl-C at step 595, checkpoint saved. Rerun the same command to resume.'
+    >>> stopped_line(RunStopped(5, "the time limit is near"))
+    'Stopped before the time limit at step 5, checkpoint saved. Rerun the same command to resume.'
+    """
+    if event.reason == "SIGINT":
+        cause = " by Ctrl-C"
+    elif event.reason == TIME_LIMIT:
+        cause = " before the time limit"
+    elif event.reason.startswith("SIG"):
+        cause = f" by {event.reason}"
+    else:
+        cause = f" ({event.reason})"
+    return f"Stopped{cause} at step {event.step:,}, checkpoint saved. Rerun the same command to resume."
+
+
 def describe_run(config: RunConfig, world: World, batches: Batches) -> str:
-    """Return the derived numbers of a run, said once at its start."""
-    exact = (
-        "exact: the same bits on any number of ranks"
-        if config.exact
-        else "exact=false: summed in any order"
-    )
+    """Return the derived numbers of a run, printed once at its start."""
+    lanes = describe_lanes(config.batch.global_size, config.batch.lanes, world.size)
+    launcher = "single process" if world.launcher == "alone" else f"started by {world.launcher}"
+    exact = "exact=false: gradients are added in any order"
+    if config.exact:
+        exact = "exact: the same bits on any number of ranks"
     return (
-        f"{describe_lanes(config.batch.global_size, config.batch.lanes, world.size)}; {describe_lr(config)}\n"
-        f"{batches.plan.samples:,} samples, {batches.total_steps:,} steps; device {world.device}; "
-        f"started by {world.launcher}; {exact}" + describe_local(config)
+        f"{lanes}; {describe_lr(config)}\n"
+        f"{batches.plan.samples:,} samples, {batches.total_steps:,} steps; {world.device}; "
+        f"{launcher}; {exact}" + describe_local_sgd(config)
     )
 
 
-def describe_local(config: RunConfig) -> str:
-    """Return how replicas walk apart, if they do.
+def describe_local_sgd(config: RunConfig) -> str:
+    """Return the number of replicas and when they synchronize; empty without local SGD.
 
-    >>> describe_local(RunConfig())
+    >>> describe_local_sgd(RunConfig())
     ''
     """
-    local = config.local_sgd
-    return (
-        f"; {_count(local.replicas, 'replica')}, which meet after {_count(local.steps, 'step')}"
-        if local.steps
-        else ""
-    )
+    settings = config.local_sgd
+    if not settings.steps:
+        return ""
+    replicas, steps = _count(settings.replicas, "replica"), _count(settings.steps, "step")
+    return f"; local SGD: {replicas}, synchronized every {steps}"
 
 
 def describe_lanes(batch: int, lanes: int, ranks: int) -> str:
-    """Return how a batch is cut and shared.
+    """Return how a batch is split into lanes, and how many lanes each rank runs.
 
     >>> describe_lanes(1024, 8, 2), describe_lanes(10, 4, 3), describe_lanes(32, 1, 1)
     ('global batch 1024 = 8 lanes x 128; 2 ranks, 4 lanes each', 'global batch 10 = 4 lanes x 2-3; 3 ranks, 1-2 lanes each', 'global batch 32 = 1 lane x 32; 1 rank')
     """
-    cut = f"global batch {batch} = {_count(lanes, 'lane')} x {_per(batch, lanes)}; {_count(ranks, 'rank')}"
-    share = _per(lanes, ranks)
-    return cut if ranks == 1 else f"{cut}, {share} lane{'' if share == '1' else 's'} each"
+    samples = _per(batch, lanes)
+    split = f"global batch {batch} = {_count(lanes, 'lane')} x {samples}; {_count(ranks, 'rank')}"
+    if ranks == 1:
+        return split
+    each = _per(lanes, ranks)
+    return f"{split}, {each} lane{'' if each == '1' else 's'} each"
 
 
 def _per(amount: int, parts: int) -> str:
@@ -132,48 +191,41 @@ def _count(amount: int, noun: str) -> str:
 
 
 def epoch_line(event: EpochDone) -> str:
-    """Return the line of an epoch.
+    """Return loss, metrics and speed of an epoch.
 
     >>> epoch_line(EpochDone(epoch=3, epochs=10, step=9, loss=0.12341, samples_per_s=41200.0, metrics={"eval_loss": 0.2, "acc": 0.9731}))
     'epoch 3/10  loss 0.1234  acc 0.9731  41,200 samples/s'
     """
-    found = (
-        f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.4f}{metrics_text(event.metrics)}"
-    )
-    return f"{found}  {event.samples_per_s:,.0f} samples/s"
+    start = f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.4f}"
+    return f"{start}{metrics_text(event.metrics)}  {event.samples_per_s:,.0f} samples/s"
 
 
 def metrics_text(metrics: Mapping[str, float]) -> str:
-    """Return the metrics; the loss of the evaluation only if there is nothing else."""
+    """Return the metrics; the evaluation loss only if there are no others."""
     shown = {name: value for name, value in metrics.items() if name != "eval_loss"} or metrics
     return "".join(f"  {name} {value:.4f}" for name, value in shown.items())
 
 
-def bar_line(event: StepDone, total: int) -> str:
-    """Return the progress bar after a step.
+def describe_step(event: StepDone, total: int) -> str:
+    """Return the text beside the progress bar.
 
-    >>> bar_line(StepDone(step=50, epoch=1, samples=0, loss=0.5, lr=0.1, samples_per_s=1000.0), total=100)
-    '━━━━━━━━━━━━············ step 50/100  loss 0.5000  1,000 samples/s'
-    >>> bar_line(StepDone(step=9, epoch=1, samples=0, loss=0.5, lr=0.1, samples_per_s=9.0, mfu=0.478), total=9)[-30:]
-    '0.5000  9 samples/s  MFU 47.8%'
+    >>> describe_step(StepDone(step=9, epoch=1, samples=0, loss=0.5, lr=0.1, samples_per_s=9.0, mfu=0.478), total=9)
+    'step 9/9  loss 0.5000  9 samples/s  MFU 47.8%'
     """
-    filled = _BAR_WIDTH * event.step // max(1, total)
-    bar = "━" * filled + "·" * (_BAR_WIDTH - filled)
-    share = f"  MFU {event.mfu:.1%}" if event.mfu else ""
-    return f"{bar} step {event.step:,}/{total:,}  loss {event.loss:.4f}  {event.samples_per_s:,.0f} samples/s{share}"
+    mfu = f"  MFU {event.mfu:.1%}" if event.mfu else ""
+    return (
+        f"step {event.step:,}/{total:,}  loss {event.loss:.4f}  "
+        f"{event.samples_per_s:,.0f} samples/s{mfu}"
+    )
 
 
-def slow_words(event: SlowRank) -> str:
-    """Return what the progress bar says of a slow rank, with the room that the words before it took.
+def describe_slow_rank(event: SlowRank) -> str:
+    """Return the text beside the progress bar while a rank is slow; empty once it is not.
 
-    >>> slow_words(SlowRank(9, 3, "n1", "data", "chronic", 0.1, 2.0, ""))
+    >>> describe_slow_rank(SlowRank(9, 3, "n1", "data", "chronic", 0.1, 2.0, ""))
     '  slow: rank 3 (data)'
     """
-    return (
-        f"  slow: rank {event.rank} ({event.phase})"
-        if event.kind == "chronic"
-        else " " * _BAR_WIDTH
-    )
+    return f"  slow: rank {event.rank} ({event.phase})" if event.kind == "chronic" else ""
 
 
 def rank_line(world: World, epoch: int, micro_batch: int, steps: int) -> str:
@@ -186,6 +238,6 @@ def rank_line(world: World, epoch: int, micro_batch: int, steps: int) -> str:
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print a line in one write, so that lines of several ranks cannot be glued."""
+    """Print a line in one write, so that the lines of several ranks do not mix."""
     sys.stdout.write(text + end)
     sys.stdout.flush()

@@ -1,241 +1,228 @@
-"""How replicas take steps apart and then meet (DiLoCo): fewer bytes, and the same bits on any number of ranks.
+"""Local SGD (DiLoCo): replicas train independently and synchronize every `local_sgd.steps` steps.
 
-Replicas, not ranks, make the training: each has its lanes, its weights and what its optimizer remembers. A rank runs its
-share of them in turn. When they meet, the outer optimizer moves the common weights along the mean of their ways,
-and all set out from there. Between two steps model and optimizer hold what is common: the weights of the last
-meeting, which are evaluated and exported, and what the outer optimizer remembers.
+The number of replicas, not of ranks, defines the training: each replica has its own lanes, weights and optimizer
+state, so the bits are the same on any number of ranks. A rank runs its share of the replicas one after the other.
+To synchronize, the outer optimizer moves the common weights along the outer gradient, and every replica restarts
+from there. Between two steps the model holds the common weights (which are evaluated and exported), and the
+optimizer holds the state of the outer optimizer.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from paceline.config import RunConfig
 from paceline.data.reading.batches import RankBatch
 from paceline.errors import ConfigError
 from paceline.scale.batch import StepPlan, share
-from paceline.train.lane_sum import Note, RankRequests, drop_gradients
-from paceline.train.optimizer_step import LossFunction, OptimizerStep
+from paceline.train.lane_sum import drop_gradients
+from paceline.train.note import Note
+from paceline.train.optimizer_step import GetRequests, OptimizerStep
 from paceline.train.outer_gradient import OuterGradient
-from paceline.train.state import Slots, load_state, load_weight, named_state, python_numbers
-from paceline.world.collectives import sum_across
-from paceline.world.world import World
+from paceline.train.state import (
+    OptimizerSlots,
+    load_state,
+    load_weight,
+    named_state,
+    python_numbers,
+)
 
-_PART = "replica"
+_PREFIX = "replica"
 _GRID = 2.0**20
-"""Losses are rounded to multiples of its inverse: so their sums are exact, in whatever order ranks and steps are added."""
+"""Losses are rounded to multiples of 1 / _GRID, so that their sums are exact in any order of ranks and steps."""
 
 
 class Replica(NamedTuple):
-    """A copy of the weights that walks by itself, and what its optimizer remembers."""
+    """A copy of the weights with its own optimizer state."""
 
     number: int
     weights: list[Tensor]
-    memory: Any
+    optimizer_state: Any
 
 
-class _Place(NamedTuple):
-    """Where saved tensors of a replica go."""
+class _ReplicaLoader(NamedTuple):
+    """Restores the saved tensors of one replica."""
 
-    weights: dict[str, Tensor]
-    """Those that have not come yet."""
-    slots: Slots
+    missing: dict[str, Tensor]
+    """Weights that have not been loaded yet."""
+    slots: OptimizerSlots
 
     def load(self, full_name: str, value: Tensor, numbers: Mapping[str, str]) -> list[str]:
-        """Put one tensor in its place; return what does not fit."""
+        """Copy one tensor; return a line if it does not match."""
         part, _, name = full_name.partition(".")
         if part == "model":
-            problems = load_weight(self.weights, name, value)
-            self.weights.pop(name, None)
+            problems = load_weight(self.missing, name, value)
+            self.missing.pop(name, None)
             return problems
         kind, _, name = name.partition(".")
         return self.slots.load(kind, name, value, numbers.get(full_name))
 
 
 class DilocoStep(OptimizerStep):
-    """A step of every replica, each on its lanes; after `local_sgd.steps` of them, at the end of an epoch and of the run, they meet."""
+    """One step of every replica; synchronizes every `local_sgd.steps` steps and at the end of an epoch and of the run."""
 
-    _walks_apart = True
+    _is_local_sgd = True
 
-    def __init__(
-        self,
-        world: World,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        loss: LossFunction,
-        config: RunConfig,
-        total_samples: int = 0,
-    ) -> None:
-        super().__init__(world, model, optimizer, loss, config, total_samples)
-        self._names = [
-            name for name, value in self._inner.named_parameters() if value.requires_grad
-        ]
-        settings = config.local_sgd
+    def _set_up(self) -> None:
+        settings = self._config.local_sgd
+        parameters = self._inner.named_parameters()
+        self._names = [name for name, value in parameters if value.requires_grad]
         momentum = settings.outer_momentum
         self._outer = torch.optim.SGD(
             self._trainable, settings.outer_lr, momentum, nesterov=momentum > 0
         )
         self._common = Replica(-1, [value.data for value in self._trainable], self._outer.state)
-        self._replicas = [
-            Replica(
-                number, [value.clone() for value in self._common.weights], _copied(optimizer.state)
-            )
-            for number in share(settings.replicas, world.rank, world.size)
-        ]
-        self._mean_way = OuterGradient(world, config)
-        self._apart = False
-        self._seat(self._common)
+        self._replicas = []
+        for number in share(settings.replicas, self._world.rank, self._world.size):
+            weights = [value.clone() for value in self._common.weights]
+            self._replicas.append(Replica(number, weights, _clone_state(self._optimizer.state)))
+        self._outer_gradient = OuterGradient(self._world, self._config)
+        self._diverged = False
+        """Whether replicas have weights other than the common ones."""
+        self._swap_in(self._common)
 
-    def __call__(self, step: RankBatch, asks: Callable[[], RankRequests] | None = None) -> Note:
-        """Let this rank's replicas take a step, one after the other; where all meet after it, meet."""
+    def __call__(self, step: RankBatch, get_requests: GetRequests | None = None) -> Note:
+        """Run one step of each replica of this rank; synchronize all replicas if it is time."""
         if self._buffers is None:
             self._buffers = self._find_buffers(step)
             if self._buffers.any:
                 raise _moving_buffers()
         total = Note(0.0, 0.0)
         for replica, part in zip(self._replicas, self._parts(step), strict=True):
-            if part.plan.samples:  # a short last step may leave nothing for a replica: it rests
-                with self._turn_of(replica):
+            if part.plan.samples:  # a short last step may have no samples for a replica
+                with self._active(replica):
                     note = super().__call__(part)
                 total = total.plus(note._replace(loss=round(float(note.loss) * _GRID) / _GRID))
-        if asks is not None:
-            total = total.asking(asks())
-        self.met = self._meets_after(step.plan)
-        self._apart = not self.met
-        if self.met:
+        if get_requests is not None:
+            total = total.with_requests(get_requests())
+        self.synchronized = self._synchronizes_after(step.plan)
+        self._diverged = not self.synchronized
+        if self.synchronized:
             with self.clock.waiting():
-                self._meet()
+                self._synchronize()
         return total
 
     @property
-    def knows_all(self) -> bool:
-        """Whether a step's note is the sum over all ranks: only if there is no other."""
+    def totals_are_global(self) -> bool:
+        """Whether a step returns sums over all ranks: only in a world of one."""
         return self._world.size == 1
 
     def total(self, note: Note) -> Note:
         """Return the sum of a note over all ranks. Every rank must call this."""
-        with self.clock.waiting():
-            return Note.from_tensor(sum_across(self._world, note.to_tensor()))
+        return Note.from_tensor(self.sum_over_ranks(note.to_tensor()))
 
     def own_state(self) -> Mapping[str, Tensor]:
-        """Return what this rank's replicas hold: their optimizers' state and, where they are apart, their weights."""
+        """Return the optimizer state of this rank's replicas and, between synchronizations, their weights."""
         return dict(self._own_state())
 
     def _own_state(self) -> Iterator[tuple[str, Tensor]]:
         for replica in self._replicas:
-            start = f"{_PART}.{replica.number:04d}"
-            if self._apart:
-                yield from (
-                    (f"{start}.model.{name}", value)
-                    for name, value in zip(self._names, replica.weights, strict=True)
-                )
-            with self._turn_of(replica):
+            prefix = f"{_PREFIX}.{replica.number:04d}"
+            if self._diverged:
+                for name, value in zip(self._names, replica.weights, strict=True):
+                    yield f"{prefix}.model.{name}", value
+            with self._active(replica):
                 state = dict(named_state(self._model, self._optimizer))
-            yield from (
-                (f"{start}.{name}", value)
-                for name, value in state.items()
-                if name.startswith("optimizer.")
-            )
+            for name, value in state.items():
+                if name.startswith("optimizer."):
+                    yield f"{prefix}.{name}", value
 
     def numbers(self) -> dict[str, str]:
-        """Return which entries are Python numbers: in all replicas the same."""
-        with self._turn_of(self._replicas[0]):
+        """Return the entries of the optimizer's state that are Python numbers: the same for all replicas."""
+        with self._active(self._replicas[0]):
             return python_numbers(self._optimizer, self._model)
 
     def load(self, saved: Iterable[tuple[str, Tensor]], numbers: Mapping[str, str]) -> list[str]:
-        """Go on from saved tensors, those of other ranks' replicas left out; return what does not fit."""
-        places = {f"{replica.number:04d}": self._place_of(replica) for replica in self._replicas}
-        self._apart = False
+        """Restore saved tensors, except those of other ranks' replicas; return a line for each mismatch."""
+        loaders = {f"{replica.number:04d}": self._loader(replica) for replica in self._replicas}
+        self._diverged = False
         problems: list[str] = []
 
         def common() -> Iterator[tuple[str, Tensor]]:
             for full_name, value in saved:
                 part, _, rest = full_name.partition(".")
-                if part != _PART:
+                if part != _PREFIX:
                     yield full_name, value
                     continue
                 number, _, name = rest.partition(".")
-                self._apart = self._apart or name.startswith("model.")
-                if number in places:
-                    problems.extend(places[number].load(name, value, numbers))
+                self._diverged = self._diverged or name.startswith("model.")
+                if number in loaders:
+                    problems.extend(loaders[number].load(name, value, numbers))
 
         problems += load_state(self._model, self._outer, common(), {})
-        if not self._apart:
-            self._set_out()
+        if not self._diverged:
+            self._reset_replicas()
             return problems
-        return problems + [
-            f"{name} of replica {number} was not saved"
-            for number, place in places.items()
-            for name in place.weights
-        ]
+        for number, loader in loaders.items():
+            problems += [f"{name} of replica {number} was not saved" for name in loader.missing]
+        return problems
 
-    def _place_of(self, replica: Replica) -> _Place:
-        """Return where saved tensors of a replica go."""
-        replica.memory.clear()
-        with self._turn_of(replica):
-            return _Place(
-                dict(zip(self._names, replica.weights, strict=True)),
-                Slots(self._model, self._optimizer),
-            )
+    def _loader(self, replica: Replica) -> _ReplicaLoader:
+        replica.optimizer_state.clear()
+        weights = dict(zip(self._names, replica.weights, strict=True))
+        with self._active(replica):
+            return _ReplicaLoader(weights, OptimizerSlots(self._model, self._optimizer))
 
     def _parts(self, step: RankBatch) -> Iterator[RankBatch]:
-        """Yield the step of each of this rank's replicas: its lanes, which are all the samples that it knows of."""
-        each = self._config.batch.lanes // self._config.local_sgd.replicas
-        for start in range(0, len(step.lanes), each):
-            lanes = step.lanes[start : start + each]
-            yield RankBatch(step.plan._replace(samples=sum(lane.samples for lane in lanes)), lanes)
+        """Yield the step of each replica of this rank, as if its lanes were the whole batch."""
+        lanes_each = self._config.batch.lanes // self._config.local_sgd.replicas
+        for start in range(0, len(step.lanes), lanes_each):
+            lanes = step.lanes[start : start + lanes_each]
+            samples = sum(lane.samples for lane in lanes)
+            yield RankBatch(replace(step.plan, samples=samples), lanes)
 
-    def _meets_after(self, plan: StepPlan) -> bool:
-        last = plan.ends_epoch or plan.seen == self._total_samples
-        return last or (plan.within + 1) % self._config.local_sgd.steps == 0
+    def _synchronizes_after(self, plan: StepPlan) -> bool:
+        is_last = plan.ends_epoch or plan.seen == self._total_samples
+        return is_last or (plan.within + 1) % self._config.local_sgd.steps == 0
 
-    def _meet(self) -> None:
-        """Move the common weights along the mean way of all replicas, and set out from there. Every rank must call this."""
-        ways = self._mean_way(self._common.weights, [replica.weights for replica in self._replicas])
-        for parameter, way in zip(self._trainable, ways, strict=True):
-            parameter.grad = way
+    def _synchronize(self) -> None:
+        """Move the common weights by an outer step and copy them to all replicas. Every rank must call this."""
+        weights = [replica.weights for replica in self._replicas]
+        gradients = self._outer_gradient(self._common.weights, weights)
+        for parameter, gradient in zip(self._trainable, gradients, strict=True):
+            parameter.grad = gradient
         self._outer.step()
         drop_gradients(self._trainable)
-        self._set_out()
+        self._reset_replicas()
 
-    def _set_out(self) -> None:
+    def _reset_replicas(self) -> None:
         for replica in self._replicas:
             torch._foreach_copy_(replica.weights, self._common.weights)
 
     @contextlib.contextmanager
-    def _turn_of(self, replica: Replica) -> Iterator[None]:
-        """Let model and optimizer be those of a replica for a while."""
-        self._seat(replica)
+    def _active(self, replica: Replica) -> Iterator[None]:
+        """Give model and optimizer the weights and state of a replica for a while."""
+        self._swap_in(replica)
         try:
             yield
         finally:
-            self._seat(self._common)
+            self._swap_in(self._common)
 
-    def _seat(self, replica: Replica) -> None:
+    def _swap_in(self, replica: Replica) -> None:
         for parameter, value in zip(self._trainable, replica.weights, strict=True):
             parameter.data = value
-        self._optimizer.state = replica.memory
+        self._optimizer.state = replica.optimizer_state
 
 
-def _copied(memory: Mapping[Tensor, Mapping[str, Any]]) -> defaultdict[Tensor, dict[str, Any]]:
-    """Return what an optimizer remembers as another one's own."""
-    found: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
-    for parameter, state in memory.items():
-        found[parameter] = {
-            kind: value.clone() if isinstance(value, Tensor) else value
-            for kind, value in state.items()
-        }
-    return found
+def _clone_state(
+    optimizer_state: Mapping[Tensor, Mapping[str, Any]],
+) -> defaultdict[Tensor, dict[str, Any]]:
+    copies: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+    for parameter, state in optimizer_state.items():
+        copy = copies[parameter]
+        for kind, value in state.items():
+            copy[kind] = value.clone() if isinstance(value, Tensor) else value
+    return copies
 
 
 def _moving_buffers() -> ConfigError:
     return ConfigError(
-        "forward changes buffers (such as BatchNorm's), which replicas that walk apart cannot share",
-        fix="take a norm without statistics, such as LayerNorm or GroupNorm, or set local_sgd.steps=0",
+        "forward changes buffers (such as BatchNorm's), which local SGD replicas cannot share",
+        fix="use a norm without running statistics, such as LayerNorm or GroupNorm, or set local_sgd.steps=0",
     )

@@ -1,4 +1,4 @@
-"""How good the model is, on every sample exactly once, over all ranks."""
+"""Evaluate the model on every sample exactly once, shared out over all ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paceline.config import RunConfig
 from paceline.data.order import Places
-from paceline.data.reading.resident import brought_to
+from paceline.data.reading.resident import cache_on_gpu
 from paceline.data.reading.source import Batch, as_source
 from paceline.data.reading.transform import Transformed
 from paceline.errors import ConfigError
@@ -23,11 +23,11 @@ from paceline.world.collectives import sum_across
 from paceline.world.world import World
 
 Metric = Callable[[Tensor, Tensor], Tensor | float]
-"""metric(outputs, target) -> the sum over these samples; the mean over all samples is reported."""
+"""metric(outputs, target) -> the sum over these samples; runs report the mean over all samples."""
 
 
 def accuracy(outputs: Tensor, target: Tensor) -> Tensor:
-    """Return how many outputs have their largest value at the target's class.
+    """Return the number of outputs whose largest value is at the target class.
 
     >>> int(accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1])))
     1
@@ -36,16 +36,16 @@ def accuracy(outputs: Tensor, target: Tensor) -> Tensor:
 
 
 def check_evaluation(config: RunConfig, *, given: bool) -> None:
-    """Refuse to evaluate between steps where there is nothing to evaluate on."""
+    """Refuse evaluate_steps for a training without evaluation data."""
     if config.evaluate_steps and not given:
         raise ConfigError(
-            f"evaluate_steps={config.evaluate_steps}, but this training has no evaluation set",
-            fix="set evaluate_steps=0, or give the Trainer one: evaluation=(inputs, targets)",
+            f"evaluate_steps={config.evaluate_steps}, but this training has no evaluation dataset",
+            fix="set evaluate_steps=0, or pass a dataset to the Trainer: evaluation=(inputs, targets)",
         )
 
 
 class Evaluation:
-    """A held-out set, cut into pieces that do not depend on the world, shared out over the ranks."""
+    """A held-out dataset in batches that do not depend on the number of ranks."""
 
     def __init__(
         self,
@@ -57,85 +57,75 @@ class Evaluation:
     ) -> None:
         source = as_source(data)
         self._transform = source if isinstance(source, Transformed) else None
-        self._source = brought_to(
-            self._transform.source if self._transform else source,
-            world.device,
-            config.read.resident_gb,
-        )
+        stored = self._transform.source if self._transform else source
+        self._source = cache_on_gpu(stored, world.device, config.read.resident_gb)
         self._precision = Precision(config, world.device, world.size)
-        self._together = shards(world, config)
+        self._gathers_weights = shards(world, config)
         self._loss, self._metrics = loss, metrics
         self._world, self._key = world, (config.seed, 0)
         size = max(1, config.batch.global_size // config.batch.lanes)
-        self._pieces = [
-            range(start, min(start + size, len(self._source)))
-            for start in range(0, len(self._source), size)
-        ]
+        self._batches = []
+        for start in range(0, len(self._source), size):
+            self._batches.append(range(start, min(start + size, len(self._source))))
 
-    def run(self, model: nn.Module, sign: Callable[[], None] = lambda: None) -> dict[str, float]:
-        """Return the means of the loss and of every metric. Every rank must call this; `sign` is called piece by piece."""
+    def run(
+        self, model: nn.Module, after_batch: Callable[[], None] = lambda: None
+    ) -> dict[str, float]:
+        """Return the means of the loss and of every metric. Every rank must call this."""
         module = inner(model)
-        sums = torch.zeros(
-            len(self._pieces),
-            2 + len(self._metrics),
-            dtype=torch.float64,
-            device=self._world.device,
-        )
+        shape = len(self._batches), 2 + len(self._metrics)
+        sums = torch.zeros(shape, dtype=torch.float64, device=self._world.device)
         training = module.training
         module.eval()
         self._precision.begin(module)
         with torch.no_grad():
-            for number in self._mine():
-                sums[number] = self._sums_of(module, self._pieces[number])
-                sign()
-            for _ in range(self._idle()):
-                self._sums_of(module, self._pieces[0])
-                sign()
+            for number in self._my_batches():
+                sums[number] = self._sums_of(module, self._batches[number])
+                after_batch()
+            for _ in range(self._idle_batches()):
+                self._sums_of(module, self._batches[0])
+                after_batch()
         self._precision.finish(module)
         module.train(training)
-        # Ranks fill different rows of zeros, so this sum has no rounding; the one over the rows is the same everywhere.
+        # Ranks fill different rows of zeros, so this sum has no rounding; every rank then adds the same rows.
         totals = sum_across(self._world, sums).cpu().numpy().sum(axis=0)
-        names = {"eval_loss": totals[0] / totals[1]}
-        return {name: float(value) for name, value in (names | self._means(totals)).items()}
+        means = {"eval_loss": float(totals[0] / totals[1])}
+        for name, total in zip(self._metrics, totals[2:], strict=True):
+            means[name] = float(total / len(self._source))
+        return means
 
-    def _mine(self) -> range:
-        return share(len(self._pieces), self._world.rank, self._world.size)
+    def _my_batches(self) -> range:
+        return share(len(self._batches), self._world.rank, self._world.size)
 
-    def _idle(self) -> int:
-        """Return how many pieces to run once more, for the sake of ranks that have more: they need slices of the weights."""
-        most = len(share(len(self._pieces), 0, self._world.size))
-        return most - len(self._mine()) if self._together else 0
+    def _idle_batches(self) -> int:
+        """Return how many batches to run only because other ranks have more, and must gather this rank's shards."""
+        most = len(share(len(self._batches), 0, self._world.size))
+        return most - len(self._my_batches()) if self._gathers_weights else 0
 
-    def _means(self, totals: numpy.typing.NDArray[numpy.float64]) -> dict[str, float]:
-        return {
-            name: totals[2 + number] / len(self._source)
-            for number, name in enumerate(self._metrics)
-        }
-
-    def _sums_of(self, module: nn.Module, piece: range) -> Tensor:
-        """Return the sums over a piece, on the device: nobody waits for them."""
-        *inputs, target = self._batch(numpy.arange(piece.start, piece.stop))
+    def _sums_of(self, module: nn.Module, samples: range) -> Tensor:
+        """Return loss, count and metrics of a batch, on the device: the host does not wait for them."""
+        *inputs, target = self._read(numpy.arange(samples.start, samples.stop))
         with self._precision.context():
             outputs = module(*inputs)
-            found = self._loss(outputs, target)
-        loss, count = found if isinstance(found, tuple) else (found * len(piece), len(piece))
+            result = self._loss(outputs, target)
+        if isinstance(result, tuple):
+            loss, count = result
+        else:
+            loss, count = result * len(samples), len(samples)
         sums = [loss, count, *(metric(outputs, target) for metric in self._metrics.values())]
         return torch.stack([_on(loss.device, value) for value in sums])
 
-    def _batch(self, samples: Places) -> Batch:
-        """Return some samples on the device, transformed there."""
-        batch = tuple(
-            tensor.to(self._world.device) for tensor in self._source.gather(samples, self._key)
-        )
-        return (
-            batch if self._transform is None else self._transform.apply(batch, samples, self._key)
-        )
+    def _read(self, samples: Places) -> Batch:
+        """Return samples on the device, transformed there."""
+        device, stored = self._world.device, self._source.gather(samples, self._key)
+        batch = tuple(tensor.to(device) for tensor in stored)
+        if self._transform is None:
+            return batch
+        return self._transform.apply(batch, samples, self._key)
 
 
 def _on(device: torch.device, value: Tensor | float) -> Tensor:
-    """Return a number on the device; a number of the host by a kernel, for which nobody waits."""
-    return (
-        value.to(device, torch.float64)
-        if isinstance(value, Tensor)
-        else torch.full((), value, dtype=torch.float64, device=device)
-    )
+    """Return a number as a float64 tensor on the device, without making the host wait."""
+    if isinstance(value, Tensor):
+        return value.to(device, torch.float64)
+    return torch.full((), value, dtype=torch.float64, device=device)

@@ -1,4 +1,4 @@
-"""Where figures go besides events.jsonl: the sinks that `log.to` names, which can hold nothing up and stop nothing."""
+"""Metrics loggers besides events.jsonl (`log.to`); they can neither delay nor stop a training."""
 
 from __future__ import annotations
 
@@ -25,78 +25,80 @@ from paceline.train.sinks.tensorboard import TensorboardSink
 from paceline.train.sinks.wandb import WandbSink
 from paceline.world.world import World
 
-_MOST_WAITING = 10_000
-_LEAVES_WITHIN_S = 10.0  # a run that was told to stop has little time left
-_INSTALLED_AS = {"mlflow": "mlflow-skinny"}
+_MAX_QUEUED = 10_000
+_CLOSE_TIMEOUT_S = 10.0  # a run that was asked to stop has little time left
+_PIP_NAMES = {"mlflow": "mlflow-skinny"}
 
 
 class Logger(Protocol):
-    """A sink that has an end."""
+    """A sink that must be closed."""
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
+        """Log one event."""
 
     def close(self, *, failed: bool) -> None:
-        """Write what is left."""
+        """Flush, and record whether the run failed."""
 
 
 def check_packages(config: RunConfig) -> None:
-    """Refuse a logger whose package is missing. Every rank must call this, so that all end alike."""
+    """Refuse a logger whose package is missing. Every rank must call this, so that all fail alike."""
     for name in config.log.sinks:
         if name != "csv" and not _is_installed(name):
             raise ConfigError(
                 f"log.to={config.log.to} needs the package {name}, which is not installed",
-                fix=f"pip install {_INSTALLED_AS.get(name, name)}, or leave {name} out of log.to",
+                fix=f"pip install {_PIP_NAMES.get(name, name)}, or remove {name} from log.to",
             )
 
 
 def _is_installed(package: str) -> bool:
-    """Return whether there is a package of this name; a mere folder, such as ./wandb of an earlier run, is none."""
-    found = importlib.util.find_spec(package)
-    return found is not None and found.origin is not None
+    """Return whether a package can be imported; a folder such as ./wandb of an earlier run is not a package."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 class Loggers:
-    """Passes events on to the named sinks, from a thread. One that fails is left out from then on, and that is said once."""
+    """Passes events to the sinks of `log.to` in a thread. A sink that fails is reported once and then skipped."""
 
     def __init__(self, config: RunConfig, world: World, directory: RunDir) -> None:
-        self._waiting: queue.Queue[Event | None] = queue.Queue(_MOST_WAITING)
-        self._makers = {
-            name: partial(make_sink, name, config, world, directory) for name in config.log.sinks
-        }
+        self._queue: queue.Queue[Event | None] = queue.Queue(_MAX_QUEUED)
+        self._makers: dict[str, Callable[[], Logger]] = {}
+        for name in config.log.sinks:
+            self._makers[name] = partial(make_sink, name, config, world, directory)
         self._sinks: dict[str, Logger] = {}
-        self._failed = self._lost = False
-        self._thread = threading.Thread(target=self._pass_on, name="loggers", daemon=True)
+        self._failed = self._dropped = False
+        self._thread = threading.Thread(target=self._forward_events, name="loggers", daemon=True)
 
     def __call__(self, event: Event) -> None:
-        """Take one event; it is never waited for."""
+        """Queue one event; never blocks."""
         if not self._thread.is_alive():
             return
         try:
-            self._waiting.put_nowait(event)
+            self._queue.put_nowait(event)
         except queue.Full:
-            if not self._lost:
-                _say(
-                    f"the loggers ({', '.join(self._makers)}) cannot keep up; some figures are missing there"
-                )
-            self._lost = True
+            if not self._dropped:
+                names = ", ".join(self._makers)
+                _say(f"the loggers ({names}) cannot keep up; they will miss some metrics")
+            self._dropped = True
 
-    def _pass_on(self) -> None:
-        for name, make in self._makers.items():
-            self._guarded(name, lambda name=name, make=make: self._sinks.update({name: make()}))  # type: ignore[misc]
-        while event := self._waiting.get():
+    def _forward_events(self) -> None:
+        for name in self._makers:
+            self._guarded(name, partial(self._open, name))
+        while event := self._queue.get():
             for name, sink in list(self._sinks.items()):
                 self._guarded(name, partial(sink, event))
         for name, sink in list(self._sinks.items()):
             self._guarded(name, partial(sink.close, failed=self._failed))
 
+    def _open(self, name: str) -> None:
+        self._sinks[name] = self._makers[name]()
+
     def _guarded(self, name: str, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception as error:  # noqa: BLE001 - whatever a foreign package raises, the training goes on
+        except Exception as error:  # noqa: BLE001 - no error of another package may stop the training
             self._sinks.pop(name, None)
             reason = without_logins(f"{type(error).__name__}: {error}")
-            _say(f"the {name} logger failed ({reason}); the training goes on without it")
+            _say(f"the {name} logger failed ({reason}); the training continues without it")
 
     def __enter__(self) -> Self:
         if self._makers:
@@ -113,31 +115,33 @@ class Loggers:
             return
         self._failed = kind is not None and not issubclass(kind, Stopped)
         with contextlib.suppress(queue.Full):
-            self._waiting.put(None, timeout=_LEAVES_WITHIN_S)
-        self._thread.join(_LEAVES_WITHIN_S)
+            self._queue.put(None, timeout=_CLOSE_TIMEOUT_S)
+        self._thread.join(_CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
+            names = ", ".join(self._makers)
             _say(
-                f"the loggers ({', '.join(self._makers)}) did not end in {_LEAVES_WITHIN_S:.0f} s and were left behind"
+                f"the loggers ({names}) did not close within {_CLOSE_TIMEOUT_S:.0f} s; their last metrics may be missing"
             )
 
 
 def make_sink(name: str, config: RunConfig, world: World, directory: RunDir) -> Logger:
-    """Return the sink of a name."""
+    """Return the logger for one name of `log.to`."""
     settings: dict[str, Any] = without_secrets(dict(flatten(config)))
-    anew = config.resume == "never" and not world.again
+    is_new = config.resume == "never" and not world.is_restart
     if name == "csv":
         return CsvSink(directory.csv)
     if name == "tensorboard":
-        return TensorboardSink(
-            directory.tensorboard, "\n".join(f"{key} = {value}" for key, value in settings.items())
-        )
+        text = "\n".join(f"{key} = {value}" for key, value in settings.items())
+        return TensorboardSink(directory.tensorboard, text)
     if name == "mlflow":
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", "")
         return MlflowSink(
-            directory.bookmark(name), config.name, settings, anew=anew, experiment=experiment
+            directory.bookmark(name), config.name, settings, is_new=is_new, experiment=experiment
         )
     project = os.environ.get("WANDB_PROJECT", "")
-    return WandbSink(directory.bookmark(name), config.name, settings, anew=anew, project=project)
+    return WandbSink(
+        directory.bookmark(name), config.name, settings, is_new=is_new, project=project
+    )
 
 
 def _say(text: str) -> None:

@@ -1,68 +1,65 @@
-"""How well and how fast it went since a moment."""
+"""Mean loss and samples per second since the last report."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 
-from paceline.train.async_loss import AsyncLoss
-from paceline.train.lane_sum import Note
+from paceline.train.async_loss import MAX_PENDING_LOSSES, AsyncLoss
+from paceline.train.note import Note
 from paceline.train.optimizer_step import OptimizerStep
-
-_MOST_LATE = 64
 
 
 class Meter:
-    """The mean loss and the speed since a moment."""
+    """Sums of loss and samples, and the time in which they were collected."""
 
     def __init__(self) -> None:
         self._first = time.perf_counter()
         self.restart()
 
     def restart(self) -> None:
-        """Start anew, now."""
+        """Set all sums to zero, and the start to now."""
         self._begun = time.perf_counter()
         self._loss = self._counted = 0.0
-        self._late: deque[AsyncLoss] = deque()
+        self._pending: deque[AsyncLoss] = deque()
         self._samples = 0
 
     def leave_out(self, seconds: float) -> None:
-        """Let some seconds that just went by not count."""
+        """Exclude the seconds that just passed, such as those of an evaluation."""
         self._begun += seconds
 
     def add(self, note: Note, samples: int) -> None:
-        """Take one step's note; `samples` are those of all ranks."""
+        """Add one step; `samples` counts those of all ranks."""
         if isinstance(note.loss, AsyncLoss):
-            self._late.append(note.loss)
+            self._pending.append(note.loss)
         else:
             self._loss += note.loss
-        self.settle(_MOST_LATE)
+        self.settle(MAX_PENDING_LOSSES)
         self._counted += note.counted
         self._samples += samples
 
-    def settle(self, left: int = 0) -> None:
-        """Wait for the losses that were on their way, and add them, but for the last few."""
-        while len(self._late) > left:
-            self._loss += float(self._late.popleft())
+    def settle(self, keep: int = 0) -> None:
+        """Wait for pending losses and add them, except for the newest `keep`."""
+        while len(self._pending) > keep:
+            self._loss += float(self._pending.popleft())
 
-    def close(self, take: OptimizerStep) -> tuple[float, float]:
-        """Return mean loss and samples per second over all ranks, and start anew. Every rank must call this."""
-        self.settle()
-        total = take.total(Note(self._loss, self._counted))
+    def close(self, optimizer_step: OptimizerStep) -> tuple[float, float]:
+        """Return mean loss and samples per second over all ranks, and restart. Every rank must call this."""
+        loss, counted = self.state(optimizer_step)
         rate = self._samples / max(1e-9, time.perf_counter() - self._begun)
         self.restart()
-        return float(total.loss) / total.counted, rate
+        return loss / counted, rate
 
-    def state(self, take: OptimizerStep) -> list[float]:
-        """Return the sums so far, over all ranks, for a checkpoint. Every rank must call this."""
+    def state(self, optimizer_step: OptimizerStep) -> list[float]:
+        """Return the sums over all ranks, for a checkpoint. Every rank must call this."""
         self.settle()
-        total = take.total(Note(self._loss, self._counted))
+        total = optimizer_step.total(Note(self._loss, self._counted))
         return [float(total.loss), total.counted]
 
-    def restore(self, state: list[float], *, mine: bool) -> None:
-        """Go on from such sums; `mine` says whether they count as what this rank knows."""
+    def restore(self, state: list[float], *, keep: bool) -> None:
+        """Continue from sums over all ranks; `keep` is true on the rank that holds them."""
         self.restart()
-        self._loss, self._counted = state if mine else (0.0, 0.0)
+        self._loss, self._counted = state if keep else (0.0, 0.0)
 
     @property
     def run_seconds(self) -> float:

@@ -1,6 +1,6 @@
-"""How a model is spread over ranks. The model itself stays as it was.
+"""How a model is parallelized (DDP, FSDP, local SGD). The model's own code does not change.
 
-No postponed annotations here: DDP looks at the types of a hook's parameters.
+No postponed annotations here: DDP checks the types of a hook's parameters.
 """
 
 import sys
@@ -18,7 +18,7 @@ from paceline.config import RunConfig
 from paceline.train.ddp_reduction import DDP_OPTIONS, TreeDDP
 from paceline.train.lane_sum import FreeSum, LaneSum, LocalTree
 from paceline.train.reduce_after_backward import ReduceAfterBackward
-from paceline.world.collectives import take_from_main
+from paceline.world.collectives import broadcast_from_main
 from paceline.world.world import World
 
 
@@ -28,30 +28,29 @@ def parallelize(
     config: RunConfig,
     wrap: tuple[type[nn.Module], ...] | None = None,
 ) -> nn.Module:
-    """Return the model on this rank's device, spread as `config.parallel` says; a world of one leaves it as it is.
+    """Return the model on this rank's device, parallelized by `config.parallel`; in a world of one it is unchanged.
 
-    With parallel=fsdp every module of a class in `wrap` is gathered as a unit, and the rest as another; without `wrap`
-    these are the members of every ModuleList.
+    With parallel=fsdp every module of a class in `wrap` is a unit, and the rest is another; without `wrap` the units
+    are the members of every ModuleList.
     """
     if config.parallel == "fsdp" and config.compile:
         _compile_units(model, wrap)
     if shards(world, config):
         from paceline.train.fsdp import shard
 
-        _make_alike(model)
+        _copy_from_main(model)
         return shard(model, world, config, wrap)
     model.to(world.device)
     if config.compile and config.parallel != "fsdp":
         from torch._dynamo import config as compiling
 
-        compiling.optimize_ddp = (
-            False  # it would cut the model at DDP's buckets, and so change the bits
-        )
-        model.compile(dynamic=False)  # in place: names of weights stay as they are
+        # It would split the model at DDP's buckets, which changes the bits.
+        compiling.optimize_ddp = False
+        model.compile(dynamic=False)  # in place: names of weights do not change
     if world.size == 1:
         return model
     if captures(world, config) or config.local_sgd.steps:
-        _make_alike(model)
+        _copy_from_main(model)
         return model
     if config.exact:
         return TreeDDP(model, config.batch.lanes, world)
@@ -60,13 +59,13 @@ def parallelize(
     return ddp
 
 
-def _make_alike(model: nn.Module) -> None:
-    """Let all ranks begin with the weights and buffers of rank 0, as DDP does: they may have drawn others."""
-    take_from_main(value for value in (*model.parameters(), *model.buffers()) if value.numel())
+def _copy_from_main(model: nn.Module) -> None:
+    """Start all ranks with the weights and buffers of rank 0, as DDP does: each may have a different random init."""
+    broadcast_from_main(value for value in (*model.parameters(), *model.buffers()) if value.numel())
 
 
 def lane_sum(model: nn.Module, world: World, config: RunConfig) -> LaneSum:
-    """Return what adds up the lane gradients of a parallelized model."""
+    """Return the object that adds the lane gradients of a parallelized model."""
     if isinstance(model, TreeDDP):
         return model.reduction
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -83,7 +82,7 @@ def lane_sum(model: nn.Module, world: World, config: RunConfig) -> LaneSum:
 
 
 def captures(world: World, config: RunConfig) -> bool:
-    """Return whether steps are to become CUDA graphs: then gradients cross the ranks after backward, not during it."""
+    """Return whether to use CUDA graphs: then gradients are reduced after backward, not during it."""
     return (
         config.capture != "false"
         and world.device != "cpu"
@@ -93,27 +92,26 @@ def captures(world: World, config: RunConfig) -> bool:
 
 
 def shards(world: World, config: RunConfig) -> bool:
-    """Return whether ranks hold slices of the model, and gather a unit when they need it."""
+    """Return whether the model is sharded over ranks."""
     return config.parallel == "fsdp" and world.size > 1
 
 
 def inner(model: nn.Module) -> nn.Module:
-    """Return the user's own module."""
+    """Return the user's module, without DDP around it."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def settled(model: nn.Module) -> nn.Module:
-    """Return the user's own module with the parameters that the optimizer knows: under FSDP, the slices."""
+    """Return the user's module with the parameters that the optimizer holds: under FSDP, the shards."""
     module = inner(model)
-    if fsdp := sys.modules.get(
-        "paceline.train.fsdp"
-    ):  # slow to import, and nothing is in slices before it is
+    # Slow to import; while nobody has imported it, nothing is sharded.
+    if fsdp := sys.modules.get("paceline.train.fsdp"):
         fsdp.settle(module)
     return module
 
 
 def _compile_units(model: nn.Module, wrap: tuple[type[nn.Module], ...] | None) -> None:
-    """Compile each unit by itself, in any world: a graph that spans two would be other bits, and FSDP would cut it anyway."""
+    """Compile each unit alone, in any world: a graph over two units has other bits, and FSDP would split it anyway."""
     from paceline.train.fsdp import units_of
 
     for unit in list(units_of(model, wrap)) or [model]:
@@ -121,21 +119,22 @@ def _compile_units(model: nn.Module, wrap: tuple[type[nn.Module], ...] | None) -
 
 
 def _buckets(model: nn.Module, config: RunConfig) -> dict[str, Any]:
-    """Return how large DDP's buckets may be: for PowerSGD as large as the model.
+    """Return DDP's bucket size: for PowerSGD as large as the model.
 
-    It sends each message of a bucket when the one before has come; with several buckets the order of these would be
-    chance, another on every rank, and gloo aborts.
+    PowerSGD sends each message of a bucket after the previous one has arrived. With several buckets the order of
+    messages would differ between ranks, and gloo aborts.
     """
+    if config.compression != "powersgd":
+        return {}
     size_bytes = sum(value.nbytes for value in model.parameters())
-    return {"bucket_cap_mb": 1 + (size_bytes >> 20)} if config.compression == "powersgd" else {}
+    return {"bucket_cap_mb": 1 + (size_bytes >> 20)}
 
 
 def _compress(ddp: DistributedDataParallel, config: RunConfig) -> None:
-    """Send fewer bytes per gradient."""
+    """Register the communication hook for `config.compression`."""
     if config.compression == "powersgd":
-        ddp.register_comm_hook(
-            powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=10), powerSGD_hook.powerSGD_hook
-        )
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=10)
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     elif config.compression == "fp16":
         ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif config.compression == "bf16":
@@ -143,7 +142,7 @@ def _compress(ddp: DistributedDataParallel, config: RunConfig) -> None:
 
 
 def _bf16_hook(state: object, bucket: GradBucket) -> Future[Tensor]:
-    """Average gradients as bf16. Torch's own hook asks for NCCL; gloo takes bf16 as well."""
+    """Average gradients as bf16. Torch's own hook requires NCCL, but gloo supports bf16, too."""
     small = bucket.buffer().to(torch.bfloat16).div_(dist.get_world_size())
     work: Work = dist.all_reduce(small, async_op=True)
     averaged: Future[Tensor] = work.get_future().then(

@@ -1,4 +1,4 @@
-"""What `paceline profile` reads: torch's trace of some steps, the phases, and how this rank's clock stands to the others'."""
+"""Input of `paceline profile`: torch's trace of some steps, the phases, and the offsets between the ranks' clocks."""
 
 from __future__ import annotations
 
@@ -13,34 +13,30 @@ from torch.profiler import ProfilerActivity, profile, record_function, tensorboa
 from paceline.config import RunConfig
 from paceline.rundir import CLOCK_MARK, TENSORBOARD, make_private, profile_facts, write_whole
 from paceline.telemetry.phases import PhaseClock
-from paceline.world.collectives import rows_of_all
+from paceline.world.collectives import all_gather_rows
 from paceline.world.world import World
 
 _ROUNDS = 8
-_WARM = 1  # steps with the profiler on, before those that count: its own first calls are slow
+_WARM_UP_STEPS = 1  # with the profiler on, because its first calls are slow
 
 
 class Profiling:
-    """Measures a window of steps when profile asks for it, and is idle otherwise."""
+    """Profiles a window of steps for `paceline profile`; idle otherwise."""
 
     def __init__(self, config: RunConfig, world: World, clock: PhaseClock) -> None:
-        self._config, self._name, self._world, self._clock = (
-            config.profile,
-            config.name,
-            world,
-            clock,
-        )
+        self._config, self._name = config.profile, config.name
+        self._world, self._clock = world, clock
         self._lanes = config.batch.lanes
         self._steps = 0
         self._facts: dict[str, object] = {}
         self._profiler: profile | None = None
 
     def after_step(self) -> bool:
-        """Begin or end where it is time; true when all is measured. Every rank must call this after every step."""
+        """Start or stop the profiler at the right step; true once done. Every rank must call this after every step."""
         if not self._config.to:
             return False
         self._steps += 1
-        begin = self._config.skip + _WARM
+        begin = self._config.skip + _WARM_UP_STEPS
         if self._steps == self._config.skip:
             self._start()
         elif self._steps == begin:
@@ -51,10 +47,10 @@ class Profiling:
         return False
 
     def _start(self) -> None:
-        kinds = [ProfilerActivity.CPU] + (
-            [ProfilerActivity.CUDA] if self._world.device != "cpu" else []
-        )
-        self._profiler = profile(activities=kinds)
+        activities = [ProfilerActivity.CPU]
+        if self._world.device != "cpu":
+            activities.append(ProfilerActivity.CUDA)
+        self._profiler = profile(activities=activities)
         self._profiler.start()
 
     def _open_window(self) -> None:
@@ -66,12 +62,12 @@ class Profiling:
         self._facts["begin_ns"] = time.perf_counter_ns()
 
     def _exchange_clocks(self) -> list[list[int]]:
-        """Return for some rounds in which all ranks hear of all, when this one began to speak and when it had heard."""
+        """Return when this rank entered and left each of some all-gathers, to estimate the clock offsets."""
         rounds = []
         for _ in range(_ROUNDS):
-            spoke = time.perf_counter_ns()
-            rows_of_all(self._world, torch.zeros(1))
-            rounds.append([spoke, time.perf_counter_ns()])
+            entered = time.perf_counter_ns()
+            all_gather_rows(self._world, torch.zeros(1))
+            rounds.append([entered, time.perf_counter_ns()])
         return rounds
 
     def _finish(self) -> None:
@@ -82,15 +78,25 @@ class Profiling:
         end_ns = time.perf_counter_ns()
         trail, self._clock.trail = self._clock.trail or [], None
         self._profiler.stop()
-        home = make_private(Path(self._config.to))
-        traces = make_private(home / TENSORBOARD)
+        folder = make_private(Path(self._config.to))
+        trace = self._write_trace(self._profiler, make_private(folder / TENSORBOARD))
+        facts = self._facts | self._describe(trail) | {"end_ns": end_ns, "trace": trace.name}
+        write_whole(profile_facts(folder, self._world.rank), json.dumps(facts).encode())
+
+    def _write_trace(self, profiler: profile, traces: Path) -> Path:
         name = f"rank-{self._world.rank:04d}"
         for old in traces.glob(f"{name}.*.gz"):
             old.unlink()
-        tensorboard_trace_handler(str(traces), name, use_gzip=True)(self._profiler)
+        tensorboard_trace_handler(str(traces), name, use_gzip=True)(profiler)
         [trace] = traces.glob(f"{name}.*.gz")
         trace.chmod(0o600)
-        facts = self._facts | {
+        return trace
+
+    def _describe(self, trail: list[tuple[str, float, float]]) -> dict[str, object]:
+        phases = []
+        for phase, begin, end in trail:
+            phases.append([phase, round(begin * 1e9), round(end * 1e9)])
+        return {
             "rank": self._world.rank,
             "ranks": self._world.size,
             "node": socket.gethostname(),
@@ -99,17 +105,12 @@ class Profiling:
             "name": self._name,
             "lanes": self._lanes,
             "steps": self._config.steps,
-            "end_ns": end_ns,
-            "trace": trace.name,
-            "phases": [
-                [phase, round(begin * 1e9), round(end * 1e9)] for phase, begin, end in trail
-            ],
+            "phases": phases,
         }
-        write_whole(profile_facts(home, self._world.rank), json.dumps(facts).encode())
 
 
 def _boot() -> str:
-    """Return what tells one start of a machine from all others: whoever shares it shares the clock."""
+    """Return an identifier of this boot of the machine: processes that share it share the clock."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:

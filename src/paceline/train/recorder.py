@@ -1,4 +1,4 @@
-"""What `paceline verify` compares: a digest of every tensor after every step, and what explains a difference."""
+"""Input of `paceline verify`: a digest of every tensor after every step, and facts that explain differences."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from paceline.rundir import DUMP_FILE, RECORD_FILE, make_private, write_whole
 from paceline.train.parallel import inner
 from paceline.train.sharded_tensor import whole
 from paceline.train.state import NOTHING, content, digest_of, digests_of_all, named_state
-from paceline.world.collectives import rows_of_all, sum_across
+from paceline.world.collectives import all_gather_rows, sum_across
 from paceline.world.world import World
+
+_48_BITS = 0xFFFFFFFFFFFF
 
 
 class Recorder:
-    """Writes the record of a run when verify asks for it, and is idle otherwise. Serves hand-written loops too."""
+    """Writes the record of a run for `paceline verify`; idle otherwise. Also for hand-written loops."""
 
     def __init__(self, config: RunConfig, world: World) -> None:
         self._config, self._world = config.record, world
@@ -32,7 +34,7 @@ class Recorder:
 
     @property
     def active(self) -> bool:
-        """Whether verify is watching."""
+        """Whether this run is recorded."""
         return bool(self._config.to)
 
     def start(
@@ -41,14 +43,14 @@ class Recorder:
         optimizer: torch.optim.Optimizer,
         own: Mapping[str, Tensor] = NOTHING,
     ) -> None:
-        """Record the first weights. Every rank must call this."""
+        """Record the initial weights. Every rank must call this."""
         if self.active:
             kinds = {type(module).__name__ for module in inner(model).modules()}
             norms = sorted(kind for kind in kinds if "BatchNorm" in kind)
-            kinds_of_number = {
-                value.dtype for value in inner(model).parameters() if value.is_floating_point()
-            }
-            epsilon = max((torch.finfo(kind).eps for kind in kinds_of_number), default=0.0)
+            epsilon = 0.0
+            for value in inner(model).parameters():
+                if value.is_floating_point():
+                    epsilon = max(epsilon, torch.finfo(value.dtype).eps)
             self._write(self._facts | {"norms": norms, "epsilon": epsilon})
             self._state(0, float("nan"), 0, dict(named_state(model, optimizer)), model, own)
 
@@ -61,29 +63,30 @@ class Recorder:
         batches: Iterable[Batch] = (),
         own: Mapping[str, Tensor] = NOTHING,
     ) -> bool:
-        """Record one finished step, counted from 1; return whether verify has seen enough. Every rank must call this.
+        """Record one finished step, counted from 1; return whether verify has enough. Every rank must call this.
 
-        `own` is state that this rank alone holds; what verify dumps of it is that of rank 0.
+        `own` is state that only this rank holds; a dump contains that of rank 0.
         """
         if not self.active:
             return False
         shared = dict(named_state(model, optimizer))
         self._state(step, loss, self._samples(batches), shared, model, own)
         if step == self._config.dump_step:
-            tensors = {
-                name: _comparable(whole(value)) for name, value in (shared | dict(own)).items()
-            }
+            tensors = {}
+            for name, value in (shared | dict(own)).items():
+                tensors[name] = _comparable(whole(value))
             if self._world.is_main:
                 write_whole(Path(self._config.to) / DUMP_FILE, to_safetensors(tensors))
         return step == self._config.steps
 
     def _samples(self, batches: Iterable[Batch]) -> int:
-        """Return a digest of which samples all ranks used, whatever their order."""
-        mine = sum(_row_digest(batch, row) for batch in batches for row in range(len(batch[0])))
-        return (
-            int(sum_across(self._world, torch.tensor([mine & 0xFFFFFFFFFFFF])).item())
-            & 0xFFFFFFFFFFFF
-        )
+        """Return a digest of the samples that all ranks used, independent of their order."""
+        digest = 0
+        for batch in batches:
+            for row in range(len(batch[0])):
+                digest += _row_digest(batch, row)
+        total = sum_across(self._world, torch.tensor([digest & _48_BITS]))
+        return int(total.item()) & _48_BITS
 
     def _state(
         self,
@@ -95,26 +98,25 @@ class Recorder:
         own: Mapping[str, Tensor],
     ) -> None:
         digests = {name: digest_of(name, whole(value))[:16] for name, value in state.items()}
-        # Without buffers: BatchNorm statistics of plain DDP differ between ranks, and are a cause of their own.
+        # Without buffers: BatchNorm statistics of plain DDP differ between ranks, and verify reports them separately.
         buffers = {f"model.{name}" for name, _ in inner(model).named_buffers()}
-        shared = json.dumps(
-            {name: digest for name, digest in digests.items() if name not in buffers}
-        )
+        shared = {name: digest for name, digest in digests.items() if name not in buffers}
+        own_digests = digests_of_all(self._world, own)
         line = {
             "step": step,
             "loss": float(loss).hex(),
             "samples": samples,
-            "ranks_agree": len(self._of_all(shared.encode())) == 1,
-            "generators": self._of_all(torch.get_rng_state().numpy().tobytes()),
-            "tensors": digests
-            | {name: found[:16] for name, found in digests_of_all(self._world, own).items()},
+            "ranks_agree": len(self._distinct_digests(json.dumps(shared).encode())) == 1,
+            "generators": self._distinct_digests(torch.get_rng_state().numpy().tobytes()),
+            "tensors": digests | {name: digest[:16] for name, digest in own_digests.items()},
         }
         self._write(line)
 
-    def _of_all(self, mine: bytes) -> list[int]:
-        """Return the different digests that the ranks have of something."""
-        digest = torch.frombuffer(bytearray(hashlib.sha256(mine).digest()[:8]), dtype=torch.int64)
-        return sorted(set(rows_of_all(self._world, digest).flatten().tolist()))
+    def _distinct_digests(self, content: bytes) -> list[int]:
+        """Return the distinct digests over all ranks of a value that may differ between them."""
+        start = bytearray(hashlib.sha256(content).digest()[:8])
+        digest = torch.frombuffer(start, dtype=torch.int64)
+        return sorted(set(all_gather_rows(self._world, digest).flatten().tolist()))
 
     def _write(self, line: dict[str, object]) -> None:
         if self._world.is_main:
@@ -123,13 +125,13 @@ class Recorder:
 
 
 def _row_digest(batch: Batch, row: int) -> int:
-    rows: list[Tensor] = [tensor[row] for tensor in batch]
-    return int.from_bytes(
-        hashlib.blake2b(b"".join(content(value) for value in rows), digest_size=5).digest(), "big"
-    )
+    digest = hashlib.blake2b(digest_size=5)
+    for tensor in batch:
+        digest.update(content(tensor[row]))
+    return int.from_bytes(digest.digest(), "big")
 
 
 def _comparable(value: Tensor) -> Tensor:
-    """Return a copy that NumPy can read, too."""
+    """Return a copy that NumPy can read."""
     narrow = value.is_floating_point() and value.element_size() < 4
     return (value.float() if narrow else value).cpu().contiguous().clone()

@@ -1,4 +1,4 @@
-"""The fixed tree without DDP: nothing crosses the ranks before all gradients are there, so that backward can be captured."""
+"""The fixed tree without DDP: gradients are reduced after backward, so that backward can be captured."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ import torch
 from torch import Tensor, nn
 
 from paceline.train.ddp_reduction import TreeReduction, filled, laid_out
-from paceline.train.lane_sum import Note, gradients_of
+from paceline.train.lane_sum import gradients_of
+from paceline.train.note import Note
 
 
 class LaneGradients(NamedTuple):
-    """What the lanes of a rank leave behind: gradients, sums of whole subtrees, and how many of them are still to be added."""
+    """Result of the lanes of a rank: the newest gradients, sums of subtrees, and how many of these to add."""
 
     gradients: list[Tensor]
     sums: list[list[Tensor]]
-    owed: int
+    pending_additions: int
 
 
 class ReduceAfterBackward(TreeReduction):
-    """The sum of all ranks, in the order of the tree, of all gradients at once."""
+    """Reduces all gradients at once over all ranks, in the order of the tree."""
 
     def finish(self) -> Note:
-        """Sum what this rank's lanes left with what all others left; it ends up in the gradients."""
+        """Add the lanes of all ranks; the sum ends up in the gradients."""
         by_type: dict[torch.dtype, list[nn.Parameter]] = {}
         for parameter in self._stack.parameters:
             by_type.setdefault(parameter.dtype, []).append(parameter)
-        buckets = [
-            _WholeBucket(part, number, last=number + 1 == len(by_type))
-            for number, part in enumerate(by_type.values())
-        ]
+        buckets = []
+        for number, parameters in enumerate(by_type.values()):
+            is_last = number + 1 == len(by_type)
+            buckets.append(_WholeBucket(parameters, number, last=is_last))
         for bucket in buckets:
             self.hook(bucket)  # type: ignore[arg-type]
         if self._side_stream is not None:
@@ -39,23 +40,28 @@ class ReduceAfterBackward(TreeReduction):
             torch._foreach_copy_(gradients_of(bucket.parameters()), bucket.gradients())
         return super().finish()
 
-    def left(self) -> LaneGradients:
-        """Return what the lanes of the step under way left behind."""
+    def lane_gradients(self) -> LaneGradients:
+        """Return the gradients of the lanes of the current step."""
         return LaneGradients(
-            gradients_of(self._stack.parameters), list(self._stack.gradients), self._stack.owed
+            gradients_of(self._stack.parameters),
+            list(self._stack.gradients),
+            self._stack.pending_additions,
         )
 
-    def bring_back(self, left: LaneGradients, notes: list[Note]) -> None:
-        """Take what lanes that were replayed have left, as if they had run."""
-        self._noted = None
-        for parameter, gradient in zip(self._stack.parameters, left.gradients, strict=True):
+    def load_lanes(self, lanes: LaneGradients, notes: list[Note]) -> None:
+        """Use the gradients and notes of replayed lanes, as if the lanes had run."""
+        self._notes_exchange = None
+        for parameter, gradient in zip(self._stack.parameters, lanes.gradients, strict=True):
             parameter.grad = gradient
-        self._stack.gradients, self._stack.owed = list(left.sums), left.owed
-        self._stack.take_notes(notes)
+        self._stack.gradients, self._stack.pending_additions = (
+            list(lanes.sums),
+            lanes.pending_additions,
+        )
+        self._stack.replace_notes(notes)
 
 
 class _WholeBucket:
-    """All gradients of a model of one type as one bucket."""
+    """All gradients of one dtype as one bucket, with the interface of DDP's GradBucket."""
 
     def __init__(self, parameters: list[nn.Parameter], number: int, *, last: bool) -> None:
         self._parameters, gradients = parameters, gradients_of(parameters)
@@ -65,15 +71,15 @@ class _WholeBucket:
         self._views = laid_out(self._flat, list[Tensor](parameters))
 
     def index(self) -> int:
-        """Return its number."""
+        """Return the bucket's number."""
         return self._number
 
     def is_last(self) -> bool:
-        """Return whether no other comes."""
+        """Return whether this is the last bucket of the step."""
         return self._last
 
     def buffer(self) -> Tensor:
-        """Return all gradients, one after the other."""
+        """Return all gradients as one flat tensor."""
         return self._flat
 
     def gradients(self) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""All the state of a run, tensor by tensor, under names that do not depend on how it is spread over ranks."""
+"""The state of model and optimizer as named tensors, and their digests. Names do not depend on parallelism."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError
 from paceline.train.parallel import settled
 from paceline.train.sharded_tensor import put, sharded_like, whole
-from paceline.world.collectives import texts_of_all
+from paceline.world.collectives import all_gather_texts
 from paceline.world.world import World
 
 NOTHING: Mapping[str, Tensor] = MappingProxyType({})
@@ -22,14 +23,14 @@ NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
     """Yield weights and buffers as `model.NAME`, optimizer state as `optimizer.KIND.NAME`.
 
-    Of a model in slices, each is sharded as it is; `sharded.whole` makes it what it is without.
+    Tensors of a sharded model are sharded; `sharded_tensor.whole` returns the unsharded ones.
     """
     module = settled(model)
     for name, value in module.state_dict().items():
         if not isinstance(value, Tensor):
             raise ConfigError(
-                f"{name} of the model's state is a {type(value).__name__}, not a tensor",
-                fix="keep such state as a buffer: register_buffer instead of get_extra_state",
+                f"{name} in the model's state_dict is a {type(value).__name__}, not a tensor",
+                fix="store it as a buffer: register_buffer instead of get_extra_state",
             )
         yield f"model.{name}", value.detach()
     names = _names(module, optimizer)
@@ -40,59 +41,50 @@ def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[
 
 
 def _names(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[Tensor, str]:
-    """Return the name of every parameter that the optimizer has; all must be the model's."""
+    """Return the name of every parameter; raise if the optimizer has parameters of another model."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
-    foreign = [
-        value for group in optimizer.param_groups for value in group["params"] if value not in names
-    ]
+    foreign = []
+    for group in optimizer.param_groups:
+        foreign += [value for value in group["params"] if value not in names]
     if foreign:
         raise ConfigError(
-            f"the optimizer has {len(foreign)} parameters that are not the model's, such as one of shape {list(foreign[0].shape)}",
-            fix="make them part of the model that the Trainer is given",
+            f"the optimizer has {len(foreign)} parameters that are not in the model, such as one of shape {list(foreign[0].shape)}",
+            fix="make them part of the model that you pass to the Trainer",
         )
     return names
 
 
 def _as_tensor(value: Tensor | float) -> Tensor:
-    """Return a value as a tensor with all its bits: a Python float has 64."""
+    """Return a value as a tensor without rounding: a Python float has 64 bits."""
     if isinstance(value, Tensor):
         return value.detach()
     return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
 
 
-_HOW = {
-    "params",
-    "lr",
-    "initial_lr",
-    "foreach",
-    "fused",
-    "capturable",
-    "differentiable",
-}  # how, not what, is computed
+# Options that do not change the result, and the learning rate, which has settings of its own.
+_NOT_COMPARED = {"params", "lr", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
 
 
 def optimizer_facts(optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """Return what kind of optimizer it is, and its settings, as words that can be compared."""
+    """Return the class of an optimizer and its options as strings that can be compared."""
     facts = {"optimizer": type(optimizer).__name__}
     for number, group in enumerate(optimizer.param_groups):
         which = f"optimizer[{number}]" if number else "optimizer"
-        facts |= {
-            f"{which}.{name}": str(value)
-            for name, value in sorted(group.items())
-            if name not in _HOW
-        }
+        for name, value in sorted(group.items()):
+            if name not in _NOT_COMPARED:
+                facts[f"{which}.{name}"] = str(value)
     return facts
 
 
 def python_numbers(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, str]:
-    """Return which entries of the optimizer's state are Python numbers, with their type: a file holds them as tensors."""
+    """Return the type of each optimizer state entry that is a Python number: files hold them as tensors."""
     names = _names(settled(model), optimizer)
-    return {
-        f"optimizer.{kind}.{names[parameter]}": type(value).__name__
-        for parameter, state in optimizer.state.items()
-        for kind, value in state.items()
-        if isinstance(value, int | float)
-    }
+    types = {}
+    for parameter, state in optimizer.state.items():
+        for kind, value in state.items():
+            if isinstance(value, int | float):
+                types[f"optimizer.{kind}.{names[parameter]}"] = type(value).__name__
+    return types
 
 
 def load_state(
@@ -101,10 +93,11 @@ def load_state(
     saved: Iterable[tuple[str, Tensor]],
     numbers: Mapping[str, str],
 ) -> list[str]:
-    """Put saved tensors where `named_state` found them; return what does not fit. Nothing may be trained if something does not."""
+    """Copy saved tensors into model and optimizer; return a line for each mismatch. After one, do not train."""
     weights = dict(settled(model).state_dict())
-    slots = Slots(model, optimizer)
-    problems, seen = [], set()
+    slots = OptimizerSlots(model, optimizer)
+    problems: list[str] = []
+    seen = set()
     with torch.no_grad():
         for full_name, value in saved:
             seen.add(full_name)
@@ -114,61 +107,61 @@ def load_state(
             else:
                 kind, _, name = name.partition(".")
                 problems += slots.load(kind, name, value, numbers.get(full_name))
-    return problems + [
-        f"{name} {_form(value)} was not saved"
-        for name, value in weights.items()
-        if f"model.{name}" not in seen
-    ]
+    for name, value in weights.items():
+        if f"model.{name}" not in seen:
+            problems.append(f"{name} {_type_and_shape(value)} was not saved")
+    return problems
 
 
 def load_weight(weights: Mapping[str, Tensor], name: str, value: Tensor) -> list[str]:
-    """Put one saved weight in its place; return what does not fit."""
+    """Copy one saved weight; return a line if it does not match."""
     if name not in weights:
-        return [f"{name} {_form(value)} is not in this model"]
-    if _form(weights[name]) != _form(value):
-        return [f"{name} was {_form(value)}, is {_form(weights[name])}"]
+        return [f"{name} {_type_and_shape(value)} is not in this model"]
+    if _type_and_shape(weights[name]) != _type_and_shape(value):
+        return [f"{name} was {_type_and_shape(value)}, is {_type_and_shape(weights[name])}"]
     put(weights[name], value)
     return []
 
 
-class Slots:
-    """What an optimizer remembers of each parameter."""
+class OptimizerSlots:
+    """Restores an optimizer's state of each parameter."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self._state = optimizer.state
         self._parameters = dict(settled(model).named_parameters())
-        self._groups = {
-            parameter: group for group in optimizer.param_groups for parameter in group["params"]
-        }
+        self._groups = {}
+        for group in optimizer.param_groups:
+            self._groups.update(dict.fromkeys(group["params"], group))
 
     def load(self, kind: str, name: str, value: Tensor, number: str | None) -> list[str]:
-        """Put one saved value in its slot."""
+        """Restore one value; return a line if there is no such parameter."""
         parameter = self._parameters.get(name)
         if parameter is None or parameter not in self._groups:
-            return [f"the optimizer's {kind} of {name} has no parameter here"]
+            return [f"the optimizer has no parameter {name} for the saved {kind}"]
         group = self._groups[parameter]
-        on_host = kind == "step" and not (
-            group.get("capturable") or group.get("fused")
-        )  # torch's own rule
-        kept = value.to("cpu", copy=True) if on_host else sharded_like(parameter, value)
-        self._state[parameter][kind] = kept if number is None else _PYTHON[number](kept.item())
+        on_device = group.get("capturable") or group.get("fused")  # torch's own rule
+        if kind == "step" and not on_device:
+            restored = value.to("cpu", copy=True)
+        else:
+            restored = sharded_like(parameter, value)
+        if number is not None:
+            restored = _PYTHON_TYPES[number](restored.item())
+        self._state[parameter][kind] = restored
         return []
 
 
-_PYTHON = {"int": int, "float": float, "bool": bool}
+_PYTHON_TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool}
 
 
-def _form(value: Tensor) -> str:
+def _type_and_shape(value: Tensor) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
 def content(value: Tensor) -> bytes:
     """Return the bytes of a tensor."""
-    return (
-        value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        if value.numel()
-        else b""
-    )
+    if not value.numel():
+        return b""
+    return value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def digest_of(name: str, value: Tensor) -> str:
@@ -178,25 +171,24 @@ def digest_of(name: str, value: Tensor) -> str:
 
 
 def digests_of_all(world: World, own: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the SHA-256 of each tensor that one rank alone holds, of all ranks. Every rank must call this."""
-    mine = {name: digest_of(name, value) for name, value in own.items()}
-    return {
-        name: found
-        for text in texts_of_all(world, json.dumps(mine))
-        for name, found in json.loads(text).items()
-    }
+    """Return the SHA-256 of the tensors that only one rank holds, for all ranks. Every rank must call this."""
+    own_digests = {name: digest_of(name, value) for name, value in own.items()}
+    digests: dict[str, str] = {}
+    for text in all_gather_texts(world, json.dumps(own_digests)):
+        digests.update(json.loads(text))
+    return digests
 
 
 def state_digest(
     model: nn.Module, optimizer: torch.optim.Optimizer, others: Mapping[str, str] | None = None
 ) -> str:
-    """Return one SHA-256 over weights, buffers and optimizer state, and over what `others` are the sums of.
+    """Return one SHA-256 over weights, buffers and optimizer state, and over the digests in `others`.
 
-    Every rank must call this if the model is in slices.
+    Every rank must call this if the model is sharded.
     """
-    found = {
-        name: digest_of(name, whole(value)) for name, value in named_state(model, optimizer)
-    } | dict(others or {})
-    return hashlib.sha256(
-        "".join(digest for _, digest in sorted(found.items())).encode()
-    ).hexdigest()
+    digests = {}
+    for name, value in named_state(model, optimizer):
+        digests[name] = digest_of(name, whole(value))
+    digests.update(others or {})
+    text = "".join(digest for _, digest in sorted(digests.items()))
+    return hashlib.sha256(text.encode()).hexdigest()

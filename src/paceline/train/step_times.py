@@ -1,4 +1,4 @@
-"""When each step of this rank began, had its samples, had done its own part, and ended: what `paceline scale` asks for."""
+"""Times of each step on this rank, for `paceline scale`: begin, samples read, own work done, end."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ T = TypeVar("T")
 
 
 class StepTimes:
-    """Keeps the times of every step where they are asked for, and is idle otherwise."""
+    """Records the times of every step if `record.times` is set; idle otherwise."""
 
     def __init__(self, config: RunConfig, world: World) -> None:
         self._config, self._world = config, world
         self._folder = config.record.times
-        self._asked = self._got = self._waited = 0.0
+        self._begun = self._read = self._waited = 0.0
         self._steps: list[tuple[int, float, float, float, float, float]] = []
 
     def reading(self, steps: Iterable[T]) -> Iterable[T]:
-        """Pass on steps, and take the time that each is waited for."""
+        """Pass steps on; measure the time spent waiting for each."""
         return self._timed(steps) if self._folder else steps
 
     def _timed(self, steps: Iterable[T]) -> Iterator[T]:
-        asked = time.perf_counter()
+        begun = time.perf_counter()
         for step in steps:
-            self._asked, self._got, self._waited = asked, time.perf_counter(), WAITED.seconds
+            self._begun, self._read, self._waited = begun, time.perf_counter(), WAITED.seconds
             yield step
-            asked = time.perf_counter()
+            begun = time.perf_counter()
 
     def step_done(self, samples: int, ready: float) -> None:
-        """Take note of a step; `ready` is when, by `time.perf_counter`, this rank had done its own part."""
+        """Record a step; `ready` is the `time.perf_counter` at the end of this rank's own work."""
         if not self._folder:
             return
         if self._world.device != "cpu":
             torch.cuda.synchronize()
         waited = WAITED.seconds - self._waited
-        self._steps.append((samples, self._asked, self._got, ready, time.perf_counter(), waited))
+        self._steps.append((samples, self._begun, self._read, ready, time.perf_counter(), waited))
 
     def write(self) -> None:
-        """Write down the times of all steps."""
+        """Write the times of all steps to a file."""
         if self._folder:
             file = times_file(Path(self._folder), self._world.rank)
             with writing_to(file):
@@ -59,7 +59,7 @@ class StepTimes:
                 write_whole(file, json.dumps(self._facts() | {"steps": self._steps}).encode())
 
     def _facts(self) -> dict[str, object]:
-        """Return what says how far the times can be compared."""
+        """Return facts that tell which times can be compared."""
         backend = dist.get_backend() if dist.is_initialized() else ""
         alone, config = self._world.size == 1, self._config
         gpu = torch.cuda.get_device_name() if self._world.device != "cpu" else ""
@@ -69,15 +69,19 @@ class StepTimes:
             "nodes": self._world.nodes,
             "device": self._world.device,
             "gpu": gpu,
-            "cores": len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count(),
+            "cores": _available_cores(),
             "backend": backend,
             "torch": torch.__version__,
             **(machine_facts() if self._world.is_main else {}),
-            # DDP's own sum, FSDP and NCCL wait where Python does not see it.
+            # DDP's all-reduce, FSDP and NCCL wait inside C++, where we cannot measure it.
             "sees_waits": alone
             or (config.exact and config.parallel == "ddp" and backend == "gloo"),
-            # A recorded step is ready when it is handed to the GPU, not when the GPU has done it.
+            # A replayed step is ready when it is launched on the GPU, not when the GPU has done it.
             "sees_ready": self._world.device == "cpu" or config.capture == "false",
         }
+
+
+def _available_cores() -> int | None:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()

@@ -1,10 +1,11 @@
-"""The training loop: step after step, until the samples are seen. Short enough to copy."""
+"""The training loop: runs steps until all samples are seen; reports, evaluates, saves and stops."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,25 +30,48 @@ from paceline.events import (
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
 from paceline.runlock import Claim, claimed
 from paceline.scale.lr import scaled_lr
+from paceline.train.checkpointing import Checkpoints
 from paceline.train.console import Console, describe_run, rank_line, say
-from paceline.train.cuda_graph import make_step
+from paceline.train.cuda_graph import step_class
 from paceline.train.environment import environment_facts
 from paceline.train.evaluate import Evaluation, Metric, check_evaluation
-from paceline.train.lane_sum import Note
-from paceline.train.lifeline import Lifeline
 from paceline.train.loggers import Loggers, check_packages
 from paceline.train.meter import Meter
+from paceline.train.note import Note, RankRequests
 from paceline.train.observers import Observers
 from paceline.train.optimizer_step import LossFunction
 from paceline.train.recorder import Recorder
 from paceline.train.state import digests_of_all, state_digest
+from paceline.train.stopping import Stopping
+from paceline.train.training_state import TrainingState
 from paceline.world.device import peak_of_all
 from paceline.world.process_group import shorten_timeout
 from paceline.world.world import World
 
 
+@dataclass(frozen=True)
+class _Recovery:
+    """Saves and stops the run at the same step on all ranks."""
+
+    checkpoints: Checkpoints
+    stopping: Stopping
+
+    def requests(self) -> RankRequests:
+        """Return whether this rank asks to save or to stop after the current step."""
+        is_due = self.checkpoints.is_due()
+        self.stopping.request.saving = self.checkpoints.is_saving
+        return RankRequests(save=is_due, stop=self.stopping.request.asked)
+
+    def after_step(self, note: Note, done: int, metrics: Mapping[str, float]) -> bool:
+        """Save if that is due; return whether all ranks stop here. Every rank must call this."""
+        self.checkpoints.update()
+        agreed = self.stopping.agree(note)
+        self.checkpoints.after_step(done, metrics, requested=agreed.save or agreed.stop)
+        return agreed.stop
+
+
 class Trainer:
-    """Trains a model on batches, and says what happens. Every rank makes one and calls `run`."""
+    """Trains a model on batches and emits events. Every rank makes one and calls `run`."""
 
     def __init__(
         self,
@@ -63,64 +87,67 @@ class Trainer:
         sinks: Sequence[Sink] = (),
         flops_per_sample: float = 0.0,
     ) -> None:
-        self.world, self.model, self.optimizer, self.batches, self.config = (
-            world,
-            model,
-            optimizer,
-            batches,
-            config,
-        )
+        self.world, self.model, self.optimizer = world, model, optimizer
+        self.batches, self.config = batches, config
         self.directory = RunDir.of(config)
         check_packages(config)
         self._sinks = list(sinks)
         check_evaluation(config, given=evaluation is not None)
         peak = peak_of_all(world, config.precision) if flops_per_sample else 0.0
-        self._share_per_rate = flops_per_sample / peak if peak else 0.0
-        self._evaluation = (
-            None
-            if evaluation is None
-            else Evaluation(evaluation, loss, metrics or {}, config, world)
+        self._mfu_per_rate = flops_per_sample / peak if peak else 0.0
+        self._evaluation: Evaluation | None = None
+        if evaluation is not None:
+            self._evaluation = Evaluation(evaluation, loss, metrics or {}, config, world)
+        make_optimizer_step = step_class(world, optimizer, config)
+        self._optimizer_step = make_optimizer_step(
+            world, model, optimizer, loss, config, batches.total_samples
         )
-        self._take = make_step(world, model, optimizer, loss, config, batches.total_samples)
         self._since_report, self._in_epoch = Meter(), Meter()
-        self._onlookers = Observers(world, config, self._take, self._emit)
-        self._last = Note(0.0, 0.0)
+        self._observers = Observers(world, config, self._optimizer_step, self._emit)
+        self._last_note = Note(0.0, 0.0)
         self._metrics: Mapping[str, float] = {}
         self._done = 0
         self._claim: Claim | None = None
 
     def run(self) -> None:
-        """Train until all steps are done, from the newest good checkpoint on. Raises `Stopped` if told to stop."""
+        """Train until all steps are done, from the newest intact checkpoint. Raises `Stopped` if asked to stop."""
         recorder = Recorder(self.config, self.world)
-        with self._opened(), self._lifeline() as life, self._onlookers.attending(life.size_bytes):
-            self._done = first = life.restore()
+        state = self._state()
+        with (
+            self._opened(),
+            self._recovery(state) as recovery,
+            self._observers.attending(state.size_bytes),
+        ):
+            self._done = recovery.checkpoints.restore()
             self._announce()
-            recorder.start(self.model, self.optimizer, self._take.own_state())
-            for step in self._onlookers.reading(self.batches.steps(first)):
-                self._train(step, life)
-                self._onlookers.step_done(self._done)
-                if step.plan.step == first:
-                    shorten_timeout(self.world, self.config)
-                if (
-                    life.after_step(self._last, self._done, self._metrics)
-                    and self._done < self.batches.total_steps
-                ):
-                    self._stop(life)
-                if self._wants(recorder, step) or self._onlookers.seen_enough():
-                    break
-            self._onlookers.ending()
+            recorder.start(self.model, self.optimizer, self._optimizer_step.own_state())
+            self._train(recovery, recorder)
+            self._observers.ending()
             if not self.config.only_looked_at:
-                life.save(self._done, self._metrics)
-            life.finish()
-            self._onlookers.concluding()
-            own = digests_of_all(self.world, self._take.own_state())
+                recovery.checkpoints.save(self._done, self._metrics)
+            recovery.checkpoints.finish()
+            self._observers.concluding()
+            own = digests_of_all(self.world, self._optimizer_step.own_state())
             digest = state_digest(self.model, self.optimizer, own)
             self._emit(RunEnded(self._done, self._in_epoch.run_seconds, digest))
 
-    def _train(self, step: RankBatch, life: Lifeline) -> None:
-        note = self._last = life.take(step)
-        self._onlookers.step_taken(step.plan.samples)
-        self._done = done = step.plan.step + 1
+    def _train(self, recovery: _Recovery, recorder: Recorder) -> None:
+        first, total_steps = self._done, self.batches.total_steps
+        for step in self._observers.reading(self.batches.steps(first)):
+            self._train_step(step, recovery)
+            self._observers.step_done(self._done)
+            if step.plan.index == first:
+                shorten_timeout(self.world, self.config)
+            stops = recovery.after_step(self._last_note, self._done, self._metrics)
+            if stops and self._done < total_steps:
+                self._stop(recovery)
+            if self._record(recorder, step) or self._observers.seen_enough():
+                break
+
+    def _train_step(self, step: RankBatch, recovery: _Recovery) -> None:
+        note = self._last_note = self._optimizer_step(step, recovery.requests)
+        self._observers.step_taken(step.plan.samples)
+        self._done = done = step.plan.index + 1
         self._metrics = {}
         self._since_report.add(note, step.plan.samples)
         self._in_epoch.add(note, step.plan.samples)
@@ -128,42 +155,39 @@ class Trainer:
             self._report(step)
         if done % self.batches.plan.steps_per_epoch == 0 or done == self.batches.total_steps:
             self._end_epoch(step)
-        elif self._evaluation and self._is_due(done):
+        elif self._evaluation and self._evaluates_after(done):
             self._evaluate_between(self._evaluation)
 
-    def _is_due(self, done: int) -> bool:
-        """Return whether to evaluate after so many steps; of replicas that walk apart, the common weights are new when they met."""
+    def _evaluates_after(self, done: int) -> bool:
+        """Return whether to evaluate within an epoch; with local SGD only after a synchronization."""
         every = self.config.evaluate_steps
-        return (
-            every > 0 and done % every == 0 and (self._take.met or not self.config.local_sgd.steps)
-        )
+        if not every or done % every:
+            return False
+        return self._optimizer_step.synchronized or not self.config.local_sgd.steps
 
     def _evaluate_between(self, evaluation: Evaluation) -> None:
         meters = self._since_report, self._in_epoch
         for meter in meters:
-            meter.settle()  # or steps that the device has yet to do would be left out as well
+            meter.settle()  # otherwise the time of steps still running on the GPU is left out, too
         begun = time.perf_counter()
-        self._metrics = evaluation.run(self.model, self._onlookers.evaluating())
+        self._metrics = evaluation.run(self.model, self._observers.evaluating())
         self._emit(Evaluated(self._done, self._metrics))
         for meter in meters:
             meter.leave_out(time.perf_counter() - begun)
 
     def _report(self, step: RankBatch) -> None:
-        loss, rate = self._since_report.close(self._take)
-        mfu = rate * self._share_per_rate
-        self._emit(
-            StepDone(
-                self._done, step.plan.epoch + 1, step.plan.seen, loss, self._take.rate, rate, mfu
-            )
-        )
+        loss, speed = self._since_report.close(self._optimizer_step)
+        mfu, lr = speed * self._mfu_per_rate, self._optimizer_step.rate
+        epoch, samples = step.plan.epoch + 1, step.plan.seen
+        self._emit(StepDone(self._done, epoch, samples, loss, lr, speed, mfu))
 
     def _end_epoch(self, step: RankBatch) -> None:
-        loss, rate = self._in_epoch.close(self._take)
+        loss, speed = self._in_epoch.close(self._optimizer_step)
         epoch = step.plan.epoch + 1
         if self._evaluation:
-            self._metrics = self._evaluation.run(self.model, self._onlookers.evaluating())
+            self._metrics = self._evaluation.run(self.model, self._observers.evaluating())
         epochs = -(-self.batches.total_steps // self.batches.plan.steps_per_epoch)
-        self._emit(EpochDone(epoch, epochs, self._done, loss, rate, self._metrics))
+        self._emit(EpochDone(epoch, epochs, self._done, loss, speed, self._metrics))
         if self.config.log.ranks == "all":
             say(rank_line(self.world, epoch, len(step.lanes[0].batch[0]), self._steps_in(epoch)))
         self._in_epoch.restart()
@@ -172,42 +196,45 @@ class Trainer:
     def _steps_in(self, epoch: int) -> int:
         return self._done - (epoch - 1) * self.batches.plan.steps_per_epoch
 
-    def _wants(self, recorder: Recorder, step: RankBatch) -> bool:
-        """Let verify record the step; true when it has seen enough."""
+    def _record(self, recorder: Recorder, step: RankBatch) -> bool:
+        """Record the step for `paceline verify`; return whether it has enough steps."""
         if not recorder.active:
             return False
-        total = self._take.total(Note(self._last.loss, self._last.counted))
+        total = self._optimizer_step.total(Note(self._last_note.loss, self._last_note.counted))
         batches = [lane.batch for lane in step.lanes if lane.samples]
-        loss, own = float(total.loss) / total.counted, self._take.own_state()
+        loss, own = float(total.loss) / total.counted, self._optimizer_step.own_state()
         return recorder.step(self._done, loss, self.model, self.optimizer, batches, own)
 
-    def _stop(self, life: Lifeline) -> None:
-        """Leave, to be resumed: every rank comes here after the same step, and it is saved."""
-        life.finish(in_time=True)
-        self._emit(RunStopped(self._done, life.request.reason or "another rank was told to stop"))
+    def _stop(self, recovery: _Recovery) -> None:
+        """Leave in order to be resumed; every rank does so after the same, saved step."""
+        recovery.checkpoints.finish(in_time=True)
+        reason = recovery.stopping.request.reason or "another rank was asked to stop"
+        self._emit(RunStopped(self._done, reason))
         raise Stopped(self._done)
 
-    @contextlib.contextmanager
-    def _lifeline(self) -> Iterator[Lifeline]:
-        """Keep the run alive: signals ask it to save and stop."""
-        meters = {"since_report": self._since_report, "in_epoch": self._in_epoch}
-        life = Lifeline(
+    def _state(self) -> TrainingState:
+        return TrainingState(
             self.world,
+            self.config,
             self.model,
             self.optimizer,
             self.batches,
-            self.config,
-            self._take,
-            meters,
-            self._emit,
-            self._claim,
+            self._optimizer_step,
+            {"since_report": self._since_report, "in_epoch": self._in_epoch},
         )
-        with life.listening():
-            yield life
+
+    @contextlib.contextmanager
+    def _recovery(self, state: TrainingState) -> Iterator[_Recovery]:
+        """Treat signals as requests to save and stop."""
+        stopping = Stopping(self.world, self.config, self._optimizer_step, state.size_bytes)
+        on_saved = stopping.request.learn_save
+        checkpoints = Checkpoints(state, self._emit, self._claim, on_saved)
+        with stopping.listening(), checkpoints:
+            yield _Recovery(checkpoints, stopping)
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[None]:
-        """Open the run folder on rank 0, and leave a word in it if the run breaks off."""
+        """Open the run folder on rank 0, and log the error if the run fails."""
         if not self.world.is_main:
             yield
             return
@@ -226,7 +253,7 @@ class Trainer:
             except Stopped:
                 raise
             except BaseException as error:
-                self._claim.check()  # what another process goes on with is not ours to call failed
+                self._claim.check()  # if another process has taken the run over, it has not failed
                 log(RunFailed(self._done, self.world.rank, f"{type(error).__name__}: {error}"))
                 raise
 

@@ -1,1 +1,1 @@
-"""Whether a run is right."""
+"""Whether a training gives the same bits at every world size and after every crash."""

@@ -1,4 +1,4 @@
-"""Does a training survive anything? Runs it untouched, then again under random signals and on changing numbers of ranks."""
+"""Does a training survive kills? Runs it undisturbed, then under random signals and world sizes."""
 
 from __future__ import annotations
 
@@ -16,38 +16,47 @@ from paceline.launch.failure import Failure, RunFailed, stopped
 from paceline.launch.signals import StopSignals
 from paceline.launch.spec import LaunchSpec, Program
 from paceline.launch.supervisor import launch
-from paceline.verify.kill_plan import Striker
+from paceline.verify.kill_plan import Killer
 
 _SAVES_PER_KILL = 4
-_STUCK = 30  # launches in a row without a step forward
+_MAX_STUCK = 30  # launches in a row without a new checkpoint
 _COMPARED = ("step", "epoch", "samples", "loss", "lr", "metrics")
-_WATCHED = {"StepDone", "EpochDone"}
+_COMPARED_EVENTS = {"StepDone", "EpochDone"}
 
 History = list[dict[str, Any]]
 
 
 @dataclass
 class ChaosResult:
-    """What chaos found."""
+    """What was done to the training, and whether its bits are the same. A JSON key per field."""
 
     script: str
     kills: int
     same: bool = True
     rounds: int = 0
+    """Complete runs with kills."""
     launches: int = 0
     strikes: Counter[str] = field(default_factory=Counter)
+    """Kills by kind."""
     freezes: int = 0
+    """Kills before which a rank was paused."""
     worlds: Counter[int] = field(default_factory=Counter)
+    """Launches by world size."""
     steps_done: int = 0
-    """Steps taken in all, those that were lost and taken again included."""
+    """All steps done, including those that were lost and repeated."""
     steps: int = 0
     digest: str = ""
     difference: str = ""
 
+    @property
+    def kills_done(self) -> int:
+        """How many kills have been done so far."""
+        return sum(self.strikes.values())
+
 
 @dataclass
 class Chaos:
-    """One script, and what is done to it."""
+    """A script, and how it is to be killed."""
 
     target: Program
     arguments: tuple[str, ...]
@@ -57,84 +66,82 @@ class Chaos:
     folder: Path
     progress: TextIO | None = None
     _signals: StopSignals = field(default_factory=StopSignals)
-    """Those that came to this process: not the striker's, which go to the ranks. Somebody wants all of it to end."""
+    """Signals to this process, not those of the plan, which go to the ranks: a user's request to stop."""
 
     def run(self) -> ChaosResult:
-        """Run clean, then in rounds under strikes until the kills are spent; compare every round with the clean run."""
+        """Run undisturbed, then with kills until all are done; compare every run with the first."""
         with self._signals:
             return self._run()
 
     def _run(self) -> ChaosResult:
-        dice = random.Random(self.seed)  # noqa: S311 - a plan that can be repeated, not a secret
-        clean = self._clean()
-        started = next(event for event in clean if event["event"] == RunStarted.__name__)
-        seconds = clean[-1]["time_s"] - started["time_s"]
-        verdict = ChaosResult(
-            self.target.name, self.kills, steps=clean[-1]["step"], digest=clean[-1]["digest"]
-        )
-        rhythm = _Rhythm(
-            save_every=max(1, verdict.steps // (_SAVES_PER_KILL * max(4, self.kills))),
+        rng = random.Random(self.seed)  # noqa: S311 - a plan that can be repeated, not a secret
+        reference = self._undisturbed()
+        started = next(event for event in reference if event["event"] == RunStarted.__name__)
+        end = reference[-1]
+        seconds = end["time_s"] - started["time_s"]
+        result = ChaosResult(self.target.name, self.kills, steps=end["step"], digest=end["digest"])
+        timing = _Timing(
+            save_every=max(1, result.steps // (_SAVES_PER_KILL * max(4, self.kills))),
             spread_s=max(0.2, min(3.0, 2.0 * seconds / max(4, self.kills))),
         )
-        while verdict.same and (sum(verdict.strikes.values()) < self.kills or not verdict.rounds):
-            verdict.rounds += 1
-            history = self._round(verdict, dice, rhythm)
-            verdict.difference = first_difference(clean, history)
-            verdict.same = not verdict.difference
-        return verdict
+        while result.same and (result.kills_done < self.kills or not result.rounds):
+            result.rounds += 1
+            history = self._round(result, rng, timing)
+            result.difference = first_difference(reference, history)
+            result.same = not result.difference
+        return result
 
-    def _clean(self) -> History:
-        self._say("running untouched")
+    def _undisturbed(self) -> History:
+        self._say("running undisturbed ...")
         failure = self._launch("clean", self.worlds[0], "end")
         if failure is not None:
             raise RunFailed(self.target.name, self.worlds[0], failure)
         return self._history("clean")
 
-    def _round(self, verdict: ChaosResult, dice: random.Random, rhythm: _Rhythm) -> History:
-        """Launch, strike, launch again, until the run is complete."""
-        name, stuck, furthest = f"round-{verdict.rounds}", 0, -1
+    def _round(self, result: ChaosResult, rng: random.Random, timing: _Timing) -> History:
+        """Launch and kill until the run is complete."""
+        name, stuck, furthest = f"round-{result.rounds}", 0, -1
         while True:
-            world = dice.choice(self.worlds)
-            failure, struck = self._strike(verdict, dice, rhythm, name, world)
+            world = rng.choice(self.worlds)
+            failure, kind = self._kill_once(result, rng, timing, name, world)
             if failure is None:
                 return self._history(name)
-            if failure.hopeless or not struck:
-                raise RunFailed(self.target.name, world, failure, verdict.launches)
-            self._say(
-                f"{sum(verdict.strikes.values())}/{self.kills}: {struck} on {world}, saved {failure.progress}"
-            )
-            stuck, furthest = (
-                (0, failure.progress) if failure.progress > furthest else (stuck + 1, furthest)
-            )
-            if stuck > _STUCK:
+            if failure.permanent or not kind:
+                raise RunFailed(self.target.name, world, failure, result.launches)
+            ranks = "1 rank" if world == 1 else f"{world} ranks"
+            done = f"kill {result.kills_done} of {self.kills}"
+            self._say(f"{done}: {kind} on {ranks}, checkpoint at step {failure.progress}")
+            stuck += 1
+            if failure.progress > furthest:
+                stuck, furthest = 0, failure.progress
+            if stuck > _MAX_STUCK:
                 raise TrainingError(
-                    f"{_STUCK} launches in a row led nowhere",
-                    fix="let the script save: it needs `Trainer`",
+                    f"{_MAX_STUCK} launches in a row saved no new checkpoint",
+                    fix="train with `paceline.Trainer`, which saves checkpoints",
                 )
 
-    def _strike(
-        self, verdict: ChaosResult, dice: random.Random, rhythm: _Rhythm, name: str, world: int
+    def _kill_once(
+        self, result: ChaosResult, rng: random.Random, timing: _Timing, name: str, world: int
     ) -> tuple[Failure | None, str]:
-        """Launch once and strike once, unless the kills are spent; return how it ended, and what was done to it."""
+        """Launch once, kill once unless all kills are done; return the failure and the kind."""
         starts, steps = self._count(name, RunStarted.__name__), self._count(name, StepDone.__name__)
-        armed = sum(verdict.strikes.values()) < self.kills
-        striker = Striker(
-            dice,
+        killer = Killer(
+            rng,
             lambda: self._count(name, RunStarted.__name__) > starts,
-            rhythm.spread_s,
-            armed=armed,
+            timing.spread_s,
+            armed=result.kills_done < self.kills,
         )
-        failure = self._launch(name, world, f"{rhythm.save_every}steps", striker)
-        verdict.launches += 1
-        verdict.worlds[world] += 1
-        verdict.steps_done += self._count(name, StepDone.__name__) - steps
-        if failure is not None and striker.kind:
-            verdict.strikes[striker.kind] += 1
-            verdict.freezes += striker.froze
-        return failure, striker.kind
+        failure = self._launch(name, world, f"{timing.save_every}steps", killer)
+        result.launches += 1
+        result.worlds[world] += 1
+        result.steps_done += self._count(name, StepDone.__name__) - steps
+        if failure is not None and killer.kind:
+            result.strikes[killer.kind] += 1
+            result.freezes += killer.froze
+        return failure, killer.kind
 
     def _launch(
-        self, name: str, world: int, every: str, striker: Striker | None = None
+        self, name: str, world: int, every: str, killer: Killer | None = None
     ) -> Failure | None:
         settings = {
             "runs": str(self.folder),
@@ -144,28 +151,28 @@ class Chaos:
             "resume": "auto",
         }
         spec = LaunchSpec(self.target, world, self.arguments, settings)
-        failure = launch(spec, each_look=striker, signals=self._signals)
+        failure = launch(spec, each_look=killer, signals=self._signals)
         if self._signals.count:
             raise RunFailed(self.target.name, world, stopped(None))
         return failure
 
     def _history(self, name: str) -> History:
-        events = self._events(name)
-        found = surviving(events) if events.is_file() else []
-        if not found or found[-1]["event"] != RunEnded.__name__:
+        file = self._events(name)
+        events = surviving(file) if file.is_file() else []
+        if not events or events[-1]["event"] != RunEnded.__name__:
             raise TrainingError(
-                f"{self.target.name} left no events of a complete run",
+                f"{self.target.name} wrote no events of a complete run",
                 fix="train with `paceline.Trainer`, which writes them",
             )
-        return found
+        return events
 
     def _events(self, name: str) -> Path:
         return self.folder / name / "events.jsonl"
 
     def _count(self, name: str, kind: str) -> int:
-        """Return how many events of a kind a run has written, in all its processes."""
-        events = self._events(name)
-        return events.read_bytes().count(f'{{"event": "{kind}"'.encode()) if events.is_file() else 0
+        """Return how many events of a kind all processes of a run have written."""
+        file = self._events(name)
+        return file.read_bytes().count(f'{{"event": "{kind}"'.encode()) if file.is_file() else 0
 
     def _say(self, text: str) -> None:
         if self.progress is not None:
@@ -174,7 +181,7 @@ class Chaos:
 
 
 @dataclass(frozen=True)
-class _Rhythm:
+class _Timing:
     save_every: int
     spread_s: float
 
@@ -187,51 +194,58 @@ def chaos(
     seed: int,
     progress: TextIO | None,
 ) -> ChaosResult:
-    """Run a target clean and under chaos, in a scratch folder, and compare."""
+    """Run a program undisturbed and with kills, in a temporary folder, and compare."""
     with tempfile.TemporaryDirectory(prefix="paceline-chaos-") as folder:
         return Chaos(target, arguments, worlds, kills, seed, Path(folder), progress).run()
 
 
-def first_difference(clean: History, other: History) -> str:
-    """Return where two histories part, in words; empty if they do not.
+def first_difference(reference: History, other: History) -> str:
+    """Return a sentence on the first difference of two histories; empty if there is none.
 
-    >>> first_difference([{"event": "StepDone", "step": 1, "loss": 0.5}], [{"event": "StepDone", "step": 1, "loss": 0.25}])
+    >>> half = {"event": "StepDone", "step": 1, "loss": 0.5}
+    >>> first_difference([half], [half | {"loss": 0.25}])
     'StepDone of step 1: loss was 0.5, is 0.25'
     """
-    one, two = (
-        [event for event in history if event["event"] in _WATCHED] for history in (clean, other)
-    )
-    for mine, theirs in zip(one, two, strict=False):
+    expected_events, actual_events = _compared(reference), _compared(other)
+    for expected, actual in zip(expected_events, actual_events, strict=False):
         for name in _COMPARED:
-            if mine.get(name) != theirs.get(name):
-                return f"{mine['event']} of step {mine['step']}: {name} was {mine.get(name)}, is {theirs.get(name)}"
-    if len(one) != len(two):
-        return f"{len(one)} figures of steps and epochs were written, now {len(two)}"
-    digests = [history[-1].get("digest", "") for history in (clean, other)]
-    return (
-        ""
-        if digests[0] == digests[1]
-        else f"the last weights and optimizer state: {digests[0][:16]}, now {digests[1][:16]}"
-    )
+            before, after = expected.get(name), actual.get(name)
+            if before != after:
+                step = f"{expected['event']} of step {expected['step']}"
+                return f"{step}: {name} was {before}, is {after}"
+    if len(expected_events) != len(actual_events):
+        return f"{len(expected_events)} steps and epochs were logged, now {len(actual_events)}"
+    before, after = reference[-1].get("digest", ""), other[-1].get("digest", "")
+    if before != after:
+        return f"final weights and optimizer state: was {before[:16]}, is {after[:16]}"
+    return ""
 
 
-def as_json(verdict: ChaosResult) -> str:
-    """Return a verdict as JSON."""
-    return json.dumps(vars(verdict), indent=2)
+def _compared(history: History) -> History:
+    return [event for event in history if event["event"] in _COMPARED_EVENTS]
 
 
-def describe(verdict: ChaosResult) -> str:
-    """Return a verdict for people."""
-    struck = ", ".join(f"{count} x {kind}" for kind, count in sorted(verdict.strikes.items()))
-    worlds = ", ".join(f"{count} x {world}" for world, count in sorted(verdict.worlds.items()))
-    again = verdict.steps_done - verdict.rounds * verdict.steps
+def as_json(result: ChaosResult) -> str:
+    """Return a result as JSON."""
+    return json.dumps(vars(result), indent=2)
+
+
+def describe(result: ChaosResult) -> str:
+    """Return a result as text for the terminal."""
+    kinds = ", ".join(f"{count} x {kind}" for kind, count in sorted(result.strikes.items()))
+    launches = []
+    for world, count in sorted(result.worlds.items()):
+        launches.append(f"{count} on {world} rank{'s' * (world > 1)}")
+    repeated = max(0, result.steps_done - result.rounds * result.steps)
+    runs = f"{result.rounds} run{'s' * (result.rounds > 1)} with random kills"
     lines = [
-        f"{verdict.script}: {verdict.steps} steps, {verdict.rounds} times under chaos; untouched {verdict.digest[:16]}",
-        f"  strikes   {sum(verdict.strikes.values())} ({struck}); {verdict.freezes} x frozen for a moment",
-        f"  launches  {verdict.launches}; on ranks: {worlds}",
-        f"  steps     {verdict.steps_done} taken, {max(0, again)} of them again after a strike",
-        "the same bits: weights, optimizer state, and every loss"
-        if verdict.same
-        else f"NOT the same: {verdict.difference}",
+        f"{result.script}: {result.steps} steps, {runs}; reference {result.digest[:16]}",
+        f"  kills     {result.kills_done} ({kinds}); {result.freezes} after a pause (SIGSTOP)",
+        f"  launches  {result.launches}: {', '.join(launches)}",
+        f"  steps     {result.steps_done} done, {repeated} of them repeated after a kill",
     ]
+    if result.same:
+        lines.append("the same bits: weights, optimizer state, and every loss")
+    else:
+        lines.append(f"NOT the same: {result.difference}")
     return "\n".join(lines)

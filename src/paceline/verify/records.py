@@ -1,4 +1,4 @@
-"""What recorded runs hold, and where two of them part. Reads files only."""
+"""What a run recorded after each step, and where two records first differ. Reads files only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RecordedStep:
     samples: int
     ranks_agree: bool
     generators: list[int]
-    """Digests of the ranks' random states after the step; equal to those before it where nothing was drawn."""
+    """Digests of the ranks' RNG states after the step; unchanged if no random number was drawn."""
     tensors: dict[str, str]
 
 
@@ -37,57 +37,69 @@ class Record:
     exact: bool
     norms: list[str]
     epsilon: float
-    """Rounding error of the coarsest type among the weights."""
+    """Rounding error of the coarsest dtype among the weights."""
     steps: list[RecordedStep]
 
     @property
     def digest(self) -> str:
-        """One SHA-256 over the state after the last step."""
-        return hashlib.sha256(
-            json.dumps(self.steps[-1].tensors, sort_keys=True).encode()
-        ).hexdigest()
+        """SHA-256 of the state after the last step."""
+        state = json.dumps(self.steps[-1].tensors, sort_keys=True)
+        return hashlib.sha256(state.encode()).hexdigest()
+
+    def step(self, number: int) -> RecordedStep:
+        """Return the line of a step."""
+        return next(line for line in self.steps if line.step == number)
 
 
 def read_record(folder: Path, name: str) -> Record:
-    """Read what a run recorded, or say that it recorded nothing."""
+    """Read the record of a run; raise an error if it has no steps."""
     path = folder / RECORD_FILE
     if not path.is_file():
         raise PacelineError(
             f"{name} left no record of its steps",
-            fix="train with `paceline.Trainer`, or call `paceline.Recorder(config, world)` in your loop; give it the config of `paceline.config_from_argv()`",
+            fix="train with `paceline.Trainer`, or call `paceline.Recorder(config, world)` in your "
+            "loop with the config of `paceline.config_from_argv()`",
         )
-    head, *lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
-    if len(lines) < 2:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    head, *steps = [json.loads(line) for line in lines]
+    if len(steps) < 2:
         raise PacelineError(
             f"{name} recorded no step",
             fix="call `recorder.start` before the loop and `recorder.step` after every step",
         )
-    return Record(**head, steps=[_step(line) for line in lines])
+    return Record(**head, steps=[_step(line) for line in steps])
 
 
 def _step(line: dict[str, Any]) -> RecordedStep:
     return RecordedStep(**line | {"loss": float.fromhex(line["loss"])})
 
 
-def is_repeat(one: Record, other: Record) -> bool:
-    """Return whether two runs of the same world left the same losses and tensors."""
-    left, right = (
-        [(line.step, line.loss.hex(), line.ranks_agree, line.tensors) for line in record.steps]
-        for record in (one, other)
-    )
-    return left == right
+def is_repeat(first: Record, second: Record) -> bool:
+    """Return whether two runs at the same world size recorded the same losses and tensors."""
+    return _compared(first) == _compared(second)
 
 
-def first_difference(one: Record, other: Record) -> tuple[int, str] | None:
-    """Return the first step, and the first tensor or the loss in it, that differ in two records."""
-    for mine, theirs in zip(one.steps, other.steps, strict=False):
-        if not theirs.ranks_agree or not mine.ranks_agree:
-            return mine.step, RANKS
-        if mine.loss.hex() != theirs.loss.hex():
-            return mine.step, LOSS
-        for name in [*mine.tensors, *sorted(theirs.tensors.keys() - mine.tensors.keys())]:
-            if theirs.tensors.get(name) != mine.tensors.get(name):
-                return mine.step, name
-    if len(one.steps) != len(other.steps):
-        return min(len(one.steps), len(other.steps)) - 1, STEPS
+def _compared(record: Record) -> list[tuple[int, str, bool, dict[str, str]]]:
+    return [(line.step, line.loss.hex(), line.ranks_agree, line.tensors) for line in record.steps]
+
+
+def first_difference(reference: Record, other: Record) -> tuple[int, str] | None:
+    """Return the first step that differs in two records, and the tensor or LOSS, RANKS, STEPS."""
+    for expected, actual in zip(reference.steps, other.steps, strict=False):
+        if difference := _difference(expected, actual):
+            return expected.step, difference
+    if len(reference.steps) != len(other.steps):
+        return min(len(reference.steps), len(other.steps)) - 1, STEPS
     return None
+
+
+def _difference(expected: RecordedStep, actual: RecordedStep) -> str:
+    if not actual.ranks_agree or not expected.ranks_agree:
+        return RANKS
+    if expected.loss.hex() != actual.loss.hex():
+        return LOSS
+    added = sorted(actual.tensors.keys() - expected.tensors.keys())
+    for name in [*expected.tensors, *added]:
+        if actual.tensors.get(name) != expected.tensors.get(name):
+            return name
+    return ""

@@ -1,4 +1,8 @@
-"""How far apart two sets of tensors are."""
+"""How much the tensors of two safetensors files differ.
+
+Its own file, although only `compare_worlds` imports it: it is arithmetic on two files, the other
+starts processes.
+"""
 
 from __future__ import annotations
 
@@ -7,48 +11,46 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_NOTHING_BUT_ROUNDING = 1e-5
+_ROUNDING_ONLY = 1e-5
 
 
-def tensor_sizes(one: Path, other: Path) -> dict[str, tuple[float, float]]:
-    """Return the largest difference of every tensor of two safetensors files, absolute and relative.
+def tensor_sizes(reference: Path, other: Path) -> dict[str, tuple[float, float]]:
+    """Return the largest absolute and relative difference of every tensor of two files.
 
-    Relative to the largest value among tensors of its kind (weights, first moments, ...). Left out are weights whose
-    true gradient is 0, such as a bias before BatchNorm: what they got is rounding, which Adam turns into whole steps.
+    Relative to the largest value among the tensors of its kind (weights, first moments, ...).
+    Weights whose true gradient is 0, such as a bias before BatchNorm, are left out: their gradient
+    is rounding noise, which Adam scales up to full steps.
     """
     import numpy
     from safetensors.numpy import load_file
 
-    mine, theirs = load_file(one), load_file(other)
+    expected, actual = load_file(reference), load_file(other)
     scales: dict[str, float] = {}
-    for name, value in mine.items():
-        scales[_kind(name)] = max(
-            scales.get(_kind(name), 1e-30), float(numpy.max(numpy.abs(value), initial=0.0))
-        )
+    for name, value in expected.items():
+        largest = float(numpy.max(numpy.abs(value), initial=0.0))
+        kind = _kind(name)
+        scales[kind] = max(scales.get(kind, 1e-30), largest)
     sizes = {}
-    for name in mine.keys() & theirs.keys():
-        largest = float(
-            numpy.max(numpy.abs(mine[name].astype(numpy.float64) - theirs[name]), initial=0.0)
-        )
-        relative = largest / scales[_kind(name)]
-        sizes[name] = (largest, relative) if math.isfinite(largest) else (math.inf, math.inf)
-    return {
-        name: size
-        for name, size in sizes.items()
-        if not _only_rounding(name, mine, scales) or math.isinf(size[0])
-    }
+    for name in expected.keys() & actual.keys():
+        difference = numpy.abs(expected[name].astype(numpy.float64) - actual[name])
+        largest = float(numpy.max(difference, initial=0.0))
+        if not math.isfinite(largest):
+            sizes[name] = (math.inf, math.inf)
+        elif not _is_rounding_noise(name, expected, scales):
+            sizes[name] = (largest, largest / scales[_kind(name)])
+    return sizes
 
 
-def _only_rounding(name: str, tensors: Mapping[str, Any], scales: Mapping[str, float]) -> bool:
+def _is_rounding_noise(name: str, tensors: Mapping[str, Any], scales: Mapping[str, float]) -> bool:
     parameter = name.removeprefix("model.") if name.startswith("model.") else name.split(".", 2)[-1]
     moment = tensors.get(f"optimizer.exp_avg.{parameter}")
     if moment is None or not moment.size:
         return False
-    return float(abs(moment).max()) <= _NOTHING_BUT_ROUNDING * scales["optimizer.exp_avg"]
+    return float(abs(moment).max()) <= _ROUNDING_ONLY * scales["optimizer.exp_avg"]
 
 
 def _kind(name: str) -> str:
-    """Return what sort of tensor a name stands for.
+    """Return which group of tensors a name belongs to.
 
     >>> _kind("model.fc1.weight"), _kind("optimizer.exp_avg.fc1.weight")
     ('model', 'optimizer.exp_avg')

@@ -1,4 +1,4 @@
-"""Which address of this machine its peers can reach, and which interface owns it."""
+"""The address of this machine that its peers can reach, and the interface of that address."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import sys
 
 from paceline.errors import ConfigError, EnvironmentUnfit
 
-_ANYWHERE = "192.0.2.1"  # set aside for documentation; nothing is sent there
+_ANYWHERE = "192.0.2.1"  # reserved for documentation; no packet is sent
 _DISCARD = 9
-_PORTS_FROM, _PORTS_UNTIL = 10_000, 32_768  # where Linux begins to give them away
+_PORTS_FROM, _PORTS_UNTIL = 10_000, 32_768  # below the ephemeral ports of Linux
 
 
 def choose_address(host: str, peers: tuple[str, ...], interface: str) -> str:
-    """Return the address at which this machine is to be met: the interface's, its name's, or where peers lie.
+    """Return the address for the rendezvous: of the interface, of the host name, or of the route to the peers.
 
     >>> choose_address("127.0.0.1", (), "")
     '127.0.0.1'
@@ -27,25 +27,25 @@ def choose_address(host: str, peers: tuple[str, ...], interface: str) -> str:
     if interface:
         return address_on(interface)
     named = resolve(host or socket.gethostname())
-    if host and named and not peers:  # somebody has chosen it
+    if host and named and not peers:  # a person has chosen it
         refuse_loopback_name(host)
         return named[0]
-    mine = {address for _, address in own_addresses()}
-    towards = (source_towards(peer) for peer in peers or (_ANYWHERE,))
-    for address in [*(address for address in named if address in mine), *towards]:
-        if address and not is_loopback(
-            address
-        ):  # Debian gives a machine's own name the address 127.0.1.1
+    own = {address for _, address in own_addresses()}
+    candidates = [address for address in named if address in own]
+    candidates += map(source_towards, peers or (_ANYWHERE,))
+    for address in candidates:
+        # Debian resolves the name of a machine to 127.0.1.1.
+        if address and not is_loopback(address):
             return address
     raise EnvironmentUnfit(
-        f"no address of {host or socket.gethostname()} is known that other nodes could reach: "
-        f"its name stands for {', '.join(named) or 'nothing'}, and no way leads to {', '.join(peers[:4]) or 'others'}",
+        f"{host or socket.gethostname()} has no address that other nodes can reach: "
+        f"its name resolves to {', '.join(named) or 'nothing'}, and there is no route to {', '.join(peers[:4]) or 'other hosts'}",
         fix=f"set PACELINE_INTERFACE to the interface between the nodes (here: {_names()}), or MASTER_ADDR to an address of rank 0's node",
     )
 
 
 def address_on(interface: str) -> str:
-    """Return an interface's address, or say which interfaces there are."""
+    """Return the address of an interface; the error lists the existing ones."""
     for name, address in own_addresses():
         if name == interface:
             return address
@@ -61,19 +61,19 @@ def address_on(interface: str) -> str:
 
 
 def interface_of(address: str) -> str:
-    """Return the interface that owns an address; nothing if none does."""
+    """Return the interface of an own address; empty if there is none."""
     return next((name for name, own in own_addresses() if own == address), "")
 
 
 def resolve(host: str) -> list[str]:
-    """Return the addresses that a name stands for; none if nobody knows it."""
+    """Return the addresses of a host name; empty if it is unknown."""
     with contextlib.suppress(OSError, UnicodeError):
-        return list(dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(host, None)))
+        return list(dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(host, None)))
     return []
 
 
 def source_towards(host: str) -> str:
-    """Return the address from which this machine would speak to a host; nothing if it knows no way there."""
+    """Return the own address on the route to a host; empty if there is no route."""
     for address in resolve(host):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -83,7 +83,7 @@ def source_towards(host: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address leads back to the machine that uses it.
+    """Return whether an address is on the loopback interface.
 
     >>> is_loopback("127.0.1.1"), is_loopback("::1"), is_loopback("10.0.0.1")
     (True, True, False)
@@ -92,33 +92,33 @@ def is_loopback(address: str) -> bool:
 
 
 def refuse_loopback_name(host: str) -> None:
-    """Refuse to be met at a name that stands for something else on every other machine."""
+    """Raise if a host name resolves to loopback, where other hosts would find themselves."""
     named = resolve(host)
     if named and host not in {*named, "localhost"} and all(map(is_loopback, named)):
         others = [address for _, address in own_addresses() if not is_loopback(address)]
         raise EnvironmentUnfit(
-            f"{host} stands for {named[0]} here, where no other host can reach it",
-            fix=f"give an address instead of the name, in --rendezvous or MASTER_ADDR (here: {', '.join(others) or 'none'})",
+            f"{host} resolves to {named[0]} here, which no other host can reach",
+            fix=f"set an address instead of the name, in --rendezvous or MASTER_ADDR (here: {', '.join(others) or 'none'})",
         )
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Return the host and the port of HOST:PORT.
+    """Parse HOST:PORT.
 
     >>> split_address("node1:29400"), split_address("[::1]:29400")
     (('node1', 29400), ('::1', 29400))
     """
-    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:/\[\]]+)):(\d{1,5})", text)
-    if not found or not 0 < int(found[3]) < 1 << 16:
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:/\[\]]+)):(\d{1,5})", text)
+    if not match or not 0 < int(match[3]) < 1 << 16:
         raise ConfigError(
-            f"{text!r} is not an address to meet at",
-            fix="give it as HOST:PORT, as in --rendezvous node1:29400 or [::1]:29400",
+            f"{text!r} is not a valid rendezvous address",
+            fix="write it as HOST:PORT, for example --rendezvous node1:29400 or [::1]:29400",
         )
-    return found[1] or found[2], int(found[3])
+    return match[1] or match[2], int(match[3])
 
 
 def listen_at(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on one address, or say why it cannot."""
+    """Return a socket that listens on one address; raise if that is impossible."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=1024)
@@ -130,9 +130,9 @@ def listen_at(host: str, port: int) -> socket.socket:
 
 
 def free_port(host: str) -> int:
-    """Return a port of an address of this machine that is free, for somebody else to listen at.
+    """Return a free port of an own address, for another process to listen on.
 
-    It lies below those that the system gives to whoever connects, and which it might give away in between.
+    It is below the ephemeral ports, which the kernel might assign to a connection in between.
     """
     while True:
         port = _PORTS_FROM + secrets.randbelow(_PORTS_UNTIL - _PORTS_FROM)
@@ -145,9 +145,9 @@ def free_port(host: str) -> int:
 
 
 def own_addresses() -> list[tuple[str, str]]:
-    """Return the interfaces of this machine that are in use, each with an address: IPv4 first, no link-local ones."""
-    found = [pair for pair in _listed() if not ipaddress.ip_address(pair[1]).is_link_local]
-    return sorted(found, key=lambda pair: ":" in pair[1])
+    """Return (interface, address) pairs of this machine, IPv4 first, without link-local addresses."""
+    pairs = [pair for pair in _listed() if not ipaddress.ip_address(pair[1]).is_link_local]
+    return sorted(pairs, key=lambda pair: ":" in pair[1])
 
 
 def _names() -> str:
@@ -167,23 +167,23 @@ _Entry._fields_ = [
 
 
 def _listed() -> list[tuple[str, str]]:
-    """Return every interface with each of its addresses, as the C library lists them."""
+    """Return all (interface, address) pairs of the C library's getifaddrs."""
     library, first = ctypes.CDLL(None), ctypes.POINTER(_Entry)()
     if library.getifaddrs(ctypes.byref(first)):
         return []
     try:
-        found, entry = [], first
+        pairs, entry = [], first
         while entry:
             if text := _text_of(entry.contents.address):
-                found.append((entry.contents.name.decode(), text))
+                pairs.append((entry.contents.name.decode(), text))
             entry = entry.contents.next
-        return found
+        return pairs
     finally:
         library.freeifaddrs(first)
 
 
 def _text_of(address: int | None) -> str:
-    """Return a C socket address in words; nothing if it is not of the Internet."""
+    """Format a C socket address; empty if it is neither IPv4 nor IPv6."""
     if not address:
         return ""
     head = ctypes.string_at(address, 2)

@@ -1,4 +1,4 @@
-"""What ranks tell each other. Every rank calls every one of these; in a world of one they return their input."""
+"""Collectives: every rank must call each of these; in a world of one they return their input."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from paceline.world.world import World
 
 
 def wire_device(world: World) -> torch.device:
-    """Return the device whose memory the backend can send: gloo moves host memory only."""
+    """Return the device from which the backend can send: the CPU for gloo."""
     return wire_for(torch.device(world.device))
 
 
 def wire_for(device: torch.device) -> torch.device:
-    """Return the device whose memory the backend can send, for what lies on this one: NCCL moves that of GPUs only."""
+    """Return the device to which a tensor must be moved before it is sent: gloo sends from the CPU, NCCL from a GPU."""
     if dist.get_backend() == "gloo":
         return torch.device("cpu")
     return device if device.type == "cuda" else torch.device("cuda", torch.cuda.current_device())
 
 
 def sum_across(world: World, values: Tensor) -> Tensor:
-    """Return the sum over ranks, in the backend's own order; exact where ranks fill different places of zeros."""
+    """Return the sum over ranks, in the backend's order; exact if each element is nonzero on one rank only."""
     if world.size == 1:
         return values
     total = values.to(wire_device(world), copy=True)
@@ -34,8 +34,8 @@ def sum_across(world: World, values: Tensor) -> Tensor:
     return total.to(values.device)
 
 
-def take_from_main(tensors: Iterable[Tensor]) -> None:
-    """Give all ranks the values that rank 0 has, in place."""
+def broadcast_from_main(tensors: Iterable[Tensor]) -> None:
+    """Overwrite tensors on all ranks with the values of rank 0."""
     for tensor in tensors:
         values = tensor.detach().contiguous().view(-1)
         sent = values.view(torch.uint8).to(wire_for(values.device))
@@ -44,40 +44,40 @@ def take_from_main(tensors: Iterable[Tensor]) -> None:
             tensor.copy_(sent.to(values.device).view(values.dtype).view(tensor.shape))
 
 
-def rows_of_all(world: World, row: Tensor) -> Tensor:
-    """Return the row of every rank, stacked in rank order."""
+def all_gather_rows(world: World, row: Tensor) -> Tensor:
+    """Return the rows of all ranks, stacked in rank order."""
     if world.size == 1:
         return row.unsqueeze(0)
-    return side_by_side(row.contiguous().flatten()).view(world.size, *row.shape)
+    return all_gather_flat(row.contiguous().flatten()).view(world.size, *row.shape)
 
 
-def side_by_side(mine: Tensor, among: ProcessGroup | None = None) -> Tensor:
-    """Return the flat tensors of all ranks, or of all among some, which are of one length, one after the other."""
-    sent = mine.to(wire_for(mine.device))
+def all_gather_flat(flat: Tensor, among: ProcessGroup | None = None) -> Tensor:
+    """Return the flat tensors of all ranks of a group, concatenated; all must have one length."""
+    sent = flat.to(wire_for(flat.device))
     gathered = torch.empty(
         dist.get_world_size(among) * sent.numel(), dtype=sent.dtype, device=sent.device
     )
     gather(gathered, sent, among).wait()
-    return gathered.to(mine.device)
+    return gathered.to(flat.device)
 
 
-def texts_of_all(world: World, text: str) -> list[str]:
-    """Return the text of every rank, in rank order."""
+def all_gather_texts(world: World, text: str) -> list[str]:
+    """Return the texts of all ranks, in rank order."""
     if world.size == 1:
         return [text]
-    mine = text.encode()
-    lengths = rows_of_all(world, torch.tensor([len(mine)])).flatten().tolist()
+    encoded = text.encode()
+    lengths = all_gather_rows(world, torch.tensor([len(encoded)])).flatten().tolist()
     padded = torch.zeros(max(1, *lengths), dtype=torch.uint8)
-    if mine:
-        padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-    rows = rows_of_all(world, padded)
+    if encoded:
+        padded[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+    rows = all_gather_rows(world, padded)
     return [
         bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths, strict=True)
     ]
 
 
 class WaitClock:
-    """How long this process has waited for messages in `finish`."""
+    """Time that this process has waited in `finish`."""
 
     seconds: float = 0.0
 
@@ -86,16 +86,16 @@ WAITED = WaitClock()
 
 
 def finish(work: Work) -> None:
-    """Wait for a message. With gloo the host waits, and the clock runs; with NCCL only the GPU's stream does."""
+    """Wait for a collective. With gloo the host waits and the time counts; with NCCL only the CUDA stream waits."""
     begun = time.perf_counter()
     work.wait()
     WAITED.seconds += time.perf_counter() - begun
 
 
-def gather(gathered: Tensor, mine: Tensor, among: ProcessGroup | None = None) -> Work:
-    """Start to collect a flat tensor of every rank, side by side; `among` some of them, where it says which."""
+def gather(gathered: Tensor, flat: Tensor, among: ProcessGroup | None = None) -> Work:
+    """Start an all-gather of flat tensors into one, in the world or in the group `among`."""
     # The public name changed between torch 2.11 and 2.13; the group's own method did not.
-    return (among or dist.group.WORLD)._allgather_base(gathered, mine)  # type: ignore[union-attr]  # noqa: SLF001
+    return (among or dist.group.WORLD)._allgather_base(gathered, flat)  # type: ignore[union-attr]  # noqa: SLF001
 
 
 def exchange(
@@ -105,7 +105,7 @@ def exchange(
     sent_sizes: list[int],
     among: ProcessGroup | None = None,
 ) -> Work:
-    """Start to send each rank its piece of a flat tensor, and to collect the pieces meant for this one."""
+    """Start an all-to-all of the pieces of a flat tensor."""
     work: Work | None = dist.all_to_all_single(
         received, sent, received_sizes, sent_sizes, group=among, async_op=True
     )

@@ -1,4 +1,4 @@
-"""Whether the nodes can reach each other, found out in seconds: a library that only waits would take minutes or hours."""
+"""Connection tests between nodes, in seconds: a library that only waits would take minutes or hours."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ Find = Callable[[], tuple[str, int]]
 def reach(
     find: Find, timeout_s: float, *, may_come_late: bool, quiet: bool = False
 ) -> tuple[str, int, str]:
-    """Connect to rank 0 for a moment; return where it was, and the address from which it was reached.
+    """Connect to rank 0 for a moment; return its address and port, and the own address of the connection.
 
-    Where nobody can tell whether rank 0 has started, a refused connection only means that it has not yet.
+    If it is unknown whether rank 0 has started, a refused connection only means that it has not started yet.
     """
-    begun, said = time.monotonic(), quiet
+    begun, announced = time.monotonic(), quiet
     while True:
         host, port = find()
         try:
-            return _connected(host, port)
+            return _try_connection(host, port)
         except OSError as error:
             waited_s = time.monotonic() - begun
-            late = may_come_late and isinstance(error, ConnectionRefusedError)
-            if waited_s > (timeout_s if late else min(timeout_s, PATIENCE_S)):
+            not_started = may_come_late and isinstance(error, ConnectionRefusedError)
+            if waited_s > (timeout_s if not_started else min(timeout_s, PATIENCE_S)):
                 raise unreachable("rank 0", host, port, error) from error
-            if waited_s > PATIENCE_S and not said:
+            if waited_s > PATIENCE_S and not announced:
                 print(f"waiting for rank 0 at {host}:{port}: {error}", file=sys.stderr, flush=True)
-                said = True
+                announced = True
         time.sleep(0.2 if time.monotonic() - begun < PATIENCE_S else 1.0)
 
 
-def _connected(host: str, port: int) -> tuple[str, int, str]:
-    """Connect for a moment; return where the other end was, and the own address.
+def _try_connection(host: str, port: int) -> tuple[str, int, str]:
+    """Connect for a moment; return the remote address and port, and the own address.
 
-    Where nobody listens, a connection within a machine may be given the very port that it goes to, and meets itself.
+    If nothing listens, the kernel may give a local connection its own destination port: it is connected to itself.
     """
     with socket.create_connection((host, port), _CONNECT_S) as connection:
         peer, own = connection.getpeername(), connection.getsockname()
@@ -61,18 +61,18 @@ def _connected(host: str, port: int) -> tuple[str, int, str]:
 
 
 def unreachable(who: str, host: str, port: int, error: OSError) -> EnvironmentUnfit:
-    """Return the error for a peer that cannot be reached, with both ends of the way."""
+    """Return the error for an unreachable peer, with both ends of the connection."""
     own = source_towards(host)
-    way = f"{own} on {interface_of(own)}" if own else "no route"
+    route = f"{own} on {interface_of(own)}" if own else "no route"
+    reason = error.strerror or error
     return EnvironmentUnfit(
-        f"{socket.gethostname()} ({way}) cannot reach {who} at {host}:{port}: {error.strerror or error}",
-        fix=_FIX,
+        f"{socket.gethostname()} ({route}) cannot reach {who} at {host}:{port}: {reason}", fix=_FIX
     )
 
 
 @contextlib.contextmanager
-def doorbell(address: str) -> Iterator[str]:
-    """Listen on an address, and answer with a word that nobody else knows; yield both, for peers to try."""
+def probe_listener(address: str) -> Iterator[str]:
+    """Listen on an address, and answer with a random token; yield the endpoint for the peers' `probe_peer`."""
     token = secrets.token_hex(8)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family, backlog=1024) as listener:
@@ -94,17 +94,15 @@ def _answer(listener: socket.socket, token: bytes) -> None:
                 connection.sendall(token)
 
 
-def ring(door: str) -> EnvironmentUnfit | None:
-    """Try a peer's door; return why it cannot be reached, if so."""
-    address, port, token, host = door.split()
+def probe_peer(endpoint: str) -> EnvironmentUnfit | None:
+    """Connect to the listener of a peer; return why that failed, or None."""
+    address, port, token, host = endpoint.split()
     try:
         with socket.create_connection((address, int(port)), _CONNECT_S) as connection:
             connection.settimeout(_ANSWER_S)
-            heard = connection.makefile("rb").read().decode(errors="replace")
+            answer = connection.makefile("rb").read().decode(errors="replace")
     except OSError as error:
         return unreachable(host, address, int(port), error)
-    return (
-        None
-        if heard == token
-        else unreachable(host, address, int(port), OSError("somebody else answers there"))
-    )
+    if answer == token:
+        return None
+    return unreachable(host, address, int(port), OSError("another service answers there"))

@@ -1,4 +1,4 @@
-"""Who this process is, from the variables of whatever started it. Pure: one function per launcher."""
+"""The identity of this process, from the variables of its launcher. Pure: one function per launcher."""
 
 from __future__ import annotations
 
@@ -11,14 +11,23 @@ from pathlib import Path
 from paceline import handover
 from paceline.errors import EnvironmentUnfit
 from paceline.world.address import split_address
-from paceline.world.hostlist import expand_hostlist
-from paceline.world.world import FileRendezvous, Meeting, PublishedRendezvous, TcpRendezvous, World
+from paceline.world.hostlist import expand_hostlist, tasks_on_node
+from paceline.world.world import (
+    FileRendezvous,
+    Launcher,
+    PublishedRendezvous,
+    Rendezvous,
+    TcpRendezvous,
+    World,
+)
 
 Env = Mapping[str, str]
 
 
 def detect_world(env: Env, parent: int = 0) -> World:
-    """Return who this process is. `parent` is the parent's process id, which tells mpirun jobs of one node apart.
+    """Return the world of this process.
+
+    `parent`, the parent's process id, distinguishes mpirun jobs of one node.
 
     >>> detect_world({}).launcher
     'alone'
@@ -33,13 +42,13 @@ def detect_world(env: Env, parent: int = 0) -> World:
         interface=env.get(handover.INTERFACE, ""),
         incarnation=_incarnation(env),
         launch=_launch(env),
-        again=_again(env),
+        is_restart=_is_restart(env),
         progress_file=_path(env.get(handover.PROGRESS, "")),
     )
 
 
 def _launch(env: Env) -> str:
-    """Return the name of the launch or job that this process is a start of.
+    """Return the name of the launch or job, equal for all its starts.
 
     >>> _launch({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"}), _launch({"PACELINE_LAUNCHER": "123"})
     ('17', '123')
@@ -51,10 +60,10 @@ def _launch(env: Env) -> str:
     )
 
 
-def _again(env: Env) -> bool:
-    """Return whether an earlier start of it came before.
+def _is_restart(env: Env) -> bool:
+    """Return whether the launch or job was started before.
 
-    >>> _again({"SLURM_JOB_ID": "17"}), _again({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"})
+    >>> _is_restart({"SLURM_JOB_ID": "17"}), _is_restart({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"})
     (False, True)
     """
     counts = (
@@ -77,7 +86,7 @@ def _find(env: Env, parent: int) -> World:
 
 
 def _deadline(env: Env) -> float:
-    """Return the earliest end that anybody has told us of.
+    """Return the earliest known end of the job.
 
     >>> _deadline({"SLURM_JOB_END_TIME": "1790000000"}), _deadline({})
     (1790000000.0, inf)
@@ -90,45 +99,29 @@ def _deadline(env: Env) -> float:
 
 
 def _incarnation(env: Env) -> str:
-    """Return which start of its job this is: Slurm counts those of one job, and a chain of jobs is told its own.
+    """Return the start of the job as FAMILY:NUMBER: from our variable for a chain of jobs, else from Slurm.
 
     >>> _incarnation({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"}), _incarnation({})
     ('17:2', '')
     """
     job = env.get("SLURM_JOB_ID", "")
-    return env.get(handover.INCARNATION) or (
-        f"{job}:{env.get('SLURM_RESTART_COUNT', '0')}" if job else ""
-    )
+    from_slurm = f"{job}:{env.get('SLURM_RESTART_COUNT', '0')}" if job else ""
+    return env.get(handover.INCARNATION) or from_slurm
 
 
 def _from_paceline(env: Env, parent: int) -> World:
-    rank, size, file = _number(env, "RANK"), _number(env, "WORLD_SIZE"), Path(env[handover.MEETING])
+    rank, size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
+    file = Path(env[handover.MEETING])
     if handover.ADDRESS not in env:
-        return World(
-            rank,
-            size,
-            rank,
-            size,
-            launcher="paceline",
-            meeting=FileRendezvous(file),
-            launcher_file=file,
-        )
+        world = World(rank, size, rank, size, 0, 1, "paceline", FileRendezvous(file))
+        return replace(world, launcher_file=file)
     each = _number(env, "LOCAL_WORLD_SIZE")
     address, _, attempt = env[handover.ADDRESS].partition("/")
-    meeting = TcpRendezvous(
-        *split_address(address), serve=rank == 0, prefix=f"paceline-{attempt or 0}"
-    )
-    return World(
-        rank,
-        size,
-        rank % each,
-        each,
-        rank // each,
-        size // each,
-        "paceline",
-        meeting,
-        launcher_file=file,
-    )
+    host, port = split_address(address)
+    rendezvous = TcpRendezvous(host, port, rank == 0, f"paceline-{attempt or 0}")
+    node, nodes = rank // each, size // each
+    world = World(rank, size, rank % each, each, node, nodes, "paceline", rendezvous)
+    return replace(world, launcher_file=file)
 
 
 def _from_torchrun(env: Env, parent: int) -> World:
@@ -139,56 +132,53 @@ def _from_torchrun(env: Env, parent: int) -> World:
 
 
 def _from_torch_variables(env: Env, prefix: str = "paceline", *, agent: bool = False) -> World:
-    """Read what torchrun sets, or what a person exported by hand for env://."""
+    """Read the variables of torchrun, or of a person who exported them by hand for env://."""
     rank, size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
     local_size = _number(env, "LOCAL_WORLD_SIZE", 1)
     local_rank = _number(env, "LOCAL_RANK", rank % local_size)
-    meeting = (
+    rendezvous = (
         TcpRendezvous(
-            _word(env, "MASTER_ADDR"), _number(env, "MASTER_PORT"), rank == 0 and not agent, prefix
+            _text(env, "MASTER_ADDR"), _number(env, "MASTER_PORT"), rank == 0 and not agent, prefix
         )
         if size > 1
         else None
     )
     node = _number(env, "GROUP_RANK", rank // local_size)
     nodes = _number(env, "GROUP_WORLD_SIZE", _ceil(size, local_size))
-    return World(rank, size, local_rank, local_size, node, nodes, "torchrun", meeting)
+    return World(rank, size, local_rank, local_size, node, nodes, "torchrun", rendezvous)
 
 
 def _from_slurm(env: Env, parent: int) -> World:
-    """Read a task of `srun`. A batch shell has SLURM_PROCID too, so the mark is the step's own variable."""
+    """Read a task of `srun`. A batch shell has SLURM_PROCID too, so a variable of the step identifies it."""
     rank, size = _number(env, "SLURM_PROCID"), _number(env, "SLURM_STEP_NUM_TASKS")
     nodes, node = _number(env, "SLURM_STEP_NUM_NODES", 1), _number(env, "SLURM_NODEID", 0)
-    local_size = _slurm_tasks_here(
-        env.get("SLURM_STEP_TASKS_PER_NODE", str(_ceil(size, nodes))), node
-    )
+    local_size = tasks_on_node(env.get("SLURM_STEP_TASKS_PER_NODE", str(_ceil(size, nodes))), node)
     names = [
         _number(env, "SLURM_JOB_ID"),
         _number(env, "SLURM_STEP_ID"),
         _number(env, "SLURM_RESTART_COUNT", 0),
     ]
-    if (
-        "SLURM_STEP_LAUNCHER_PORT" in env
-    ):  # srun's own: a new controller counts its jobs from 1 again
+    # A new controller counts its jobs from 1 again; the port of srun differs.
+    if "SLURM_STEP_LAUNCHER_PORT" in env:
         names.append(_number(env, "SLURM_STEP_LAUNCHER_PORT"))
     key = "-".join(["slurm", *map(str, names)])
-    meeting = _meeting(
-        env, key, size, nodes, lambda: _meeting_of_nodes(env, key, node, serve=rank == 0)
+    rendezvous = _rendezvous(
+        env, key, size, nodes, lambda: _rendezvous_of_nodes(env, key, node, serve=rank == 0)
     )
     return World(
-        rank, size, _number(env, "SLURM_LOCALID"), local_size, node, nodes, "slurm", meeting
+        rank, size, _number(env, "SLURM_LOCALID"), local_size, node, nodes, "slurm", rendezvous
     )
 
 
-def _meeting_of_nodes(
+def _rendezvous_of_nodes(
     env: Env, key: str, node: int, *, serve: bool
 ) -> TcpRendezvous | PublishedRendezvous:
-    """Return where the tasks of a step meet: at the port that was chosen for them, else where rank 0 says."""
+    """Return the rendezvous of a step: at MASTER_PORT if it is set, else at an address that rank 0 publishes."""
     given, suffix = env.get("MASTER_ADDR", ""), env.get(handover.HOST_SUFFIX, "")
     nodes = (
         []
         if given
-        else [name + suffix for name in expand_hostlist(_word(env, "SLURM_STEP_NODELIST"))]
+        else [name + suffix for name in expand_hostlist(_text(env, "SLURM_STEP_NODELIST"))]
     )
     if "MASTER_PORT" in env:
         return TcpRendezvous(given or nodes[0], _number(env, "MASTER_PORT"), serve, key)
@@ -204,43 +194,49 @@ def _meeting_of_nodes(
 
 def _from_openmpi(env: Env, parent: int) -> World:
     rank, size = _number(env, "OMPI_COMM_WORLD_RANK"), _number(env, "OMPI_COMM_WORLD_SIZE")
-    local_rank, local_size = (
-        _number(env, "OMPI_COMM_WORLD_LOCAL_RANK"),
-        _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    )
+    local_rank = _number(env, "OMPI_COMM_WORLD_LOCAL_RANK")
+    local_size = _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE")
     return _from_mpi(env, parent, rank, size, local_rank, local_size, "openmpi")
 
 
 def _from_pmi(env: Env, parent: int) -> World:
     rank, size = _number(env, "PMI_RANK"), _number(env, "PMI_SIZE")
-    local_rank, local_size = (
-        _number(env, "MPI_LOCALRANKID", rank),
-        _number(env, "MPI_LOCALNRANKS", size),
-    )
+    local_rank = _number(env, "MPI_LOCALRANKID", rank)
+    local_size = _number(env, "MPI_LOCALNRANKS", size)
     return _from_mpi(env, parent, rank, size, local_rank, local_size, "pmi")
 
 
 def _from_mpi(
-    env: Env, parent: int, rank: int, size: int, local_rank: int, local_size: int, launcher: str
+    env: Env,
+    parent: int,
+    rank: int,
+    size: int,
+    local_rank: int,
+    local_size: int,
+    launcher: Launcher,
 ) -> World:
     nodes = _ceil(size, local_size)
     key = f"mpi-{parent}"
-    meeting = _meeting(env, key, size, nodes, lambda: _meeting_of_mpi(env, serve=rank == 0))
-    return World(rank, size, local_rank, local_size, rank // local_size, nodes, launcher, meeting)  # type: ignore[arg-type]
+    rendezvous = _rendezvous(
+        env, key, size, nodes, lambda: _rendezvous_of_mpi(env, serve=rank == 0)
+    )
+    return World(
+        rank, size, local_rank, local_size, rank // local_size, nodes, launcher, rendezvous
+    )
 
 
-def _meeting_of_mpi(env: Env, *, serve: bool) -> TcpRendezvous | PublishedRendezvous:
+def _rendezvous_of_mpi(env: Env, *, serve: bool) -> TcpRendezvous | PublishedRendezvous:
     job = next((env[name] for name in _MPI_JOB if env.get(name)), "")
     key = "mpi-" + re.sub(r"[^\w-]", "_", job)
     if "MASTER_ADDR" in env or "MASTER_PORT" in env or not job:
-        return TcpRendezvous(_word(env, "MASTER_ADDR"), _number(env, "MASTER_PORT"), serve, key)
+        return TcpRendezvous(_text(env, "MASTER_ADDR"), _number(env, "MASTER_PORT"), serve, key)
     return PublishedRendezvous(key, "", (), serve)
 
 
-# What names one job of mpirun alike on all its nodes: Open MPI's, then Hydra's.
+# The name of an mpirun job, equal on all its nodes: of Open MPI, then of Hydra.
 _MPI_JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
 
-# The first mark found wins: a launcher inside another (mpirun or torchrun in a Slurm job) is the nearer one.
+# The first variable found wins: a launcher inside another (mpirun or torchrun in a Slurm job) comes first.
 _LAUNCHERS: list[tuple[str, Callable[[Env, int], World]]] = [
     (handover.MEETING, _from_paceline),
     ("TORCHELASTIC_RUN_ID", _from_torchrun),
@@ -250,14 +246,14 @@ _LAUNCHERS: list[tuple[str, Callable[[Env, int], World]]] = [
 ]
 
 
-def _meeting(
+def _rendezvous(
     env: Env,
     key: str,
     size: int,
     nodes: int,
     of_nodes: Callable[[], TcpRendezvous | PublishedRendezvous],
-) -> Meeting | None:
-    """Choose where to meet: nobody alone, one node in a file, several over TCP."""
+) -> Rendezvous | None:
+    """Return the rendezvous: none for one rank, a file on one node, TCP between nodes."""
     if size == 1:
         return None
     if nodes > 1:
@@ -265,41 +261,23 @@ def _meeting(
     return FileRendezvous(Path(env.get("TMPDIR", "/tmp")) / f"paceline-{key}" / "meeting")  # noqa: S108 - claimed as private before use
 
 
-def _slurm_tasks_here(text: str, node: int) -> int:
-    """Return the tasks of one node from Slurm's short form.
-
-    >>> [_slurm_tasks_here("2(x2),1", node) for node in range(3)]
-    [2, 2, 1]
-    """
-    counts: list[int] = []
-    for part in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        counts += [int(found[1])] * int(found[2] or 1) if found else []
-    if node >= len(counts):
-        raise EnvironmentUnfit(
-            f"SLURM_STEP_TASKS_PER_NODE={text!r} does not say how many tasks node {node} has",
-            fix="do not export SLURM variables by hand; start with `srun`, or with `paceline run` inside the allocation",
-        )
-    return counts[node]
-
-
 def _number(env: Env, name: str, default: int | None = None) -> int:
     if name not in env and default is not None:
         return default
-    word = _word(env, name)
-    if not word.isdecimal():
+    text = _text(env, name)
+    if not text.isdecimal():
         raise EnvironmentUnfit(
-            f"the variable {name}={word!r} is not a number",
+            f"the variable {name}={text!r} is not a number",
             fix=f"unset {name}, or start with `paceline run`",
         )
-    return int(word)
+    return int(text)
 
 
-def _word(env: Env, name: str) -> str:
+def _text(env: Env, name: str) -> str:
     if not env.get(name):
         raise EnvironmentUnfit(
-            f"this process is one of several, but {name} is not set",
-            fix=f"start with `paceline run` or `torchrun`, which set it; with mpirun over several nodes export {name} yourself",
+            f"this process is one of several ranks, but {name} is not set",
+            fix=f"start with `paceline run` or `torchrun`, which set it; with mpirun on several nodes export {name} yourself",
         )
     return env[name]
 
@@ -311,7 +289,7 @@ def _ceil(amount: int, per: int) -> int:
 def _checked(world: World) -> World:
     if not 0 <= world.rank < world.size:
         raise EnvironmentUnfit(
-            f"rank {world.rank} does not exist in a world of {world.size}",
+            f"rank {world.rank} is not in a world of {world.size} ranks",
             fix="do not export RANK or WORLD_SIZE by hand; start with `paceline run`, `torchrun`, `srun` or `mpirun`",
         )
     return world

@@ -1,4 +1,4 @@
-"""Which device this rank computes on, and what carries its messages."""
+"""The device of this rank, and the backend of its collectives."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.utils import deterministic
 
 from paceline.config import RunConfig
 from paceline.errors import EnvironmentUnfit
-from paceline.world.collectives import texts_of_all
+from paceline.world.collectives import all_gather_texts
 from paceline.world.world import World
 
-# Of bf16, from the makers' data sheets, by words of the name; the longer name comes first.
+# FLOP/s of bf16 from the data sheets, by a part of the name; the longer name comes first.
 _PEAKS = {
     "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "GH200": 989e12, "A100": 312e12, "L40S": 362e12,
     "A10G": 70e12, "A10": 125e12, "L4": 121e12, "RTX 4090": 165e12, "RTX 3090": 71e12,
@@ -23,7 +23,7 @@ _PEAKS = {
 
 
 def choose_device(world: World, config: RunConfig) -> str:
-    """Return this rank's device: its own GPU if it sees one, else the CPU."""
+    """Return "cuda:N" if this rank sees a GPU, else "cpu"."""
     if config.device == "cpu":
         return "cpu"
     visible = torch.cuda.device_count()
@@ -36,9 +36,9 @@ def choose_device(world: World, config: RunConfig) -> str:
 
 
 def gpu_index(world: World, visible: int) -> int:
-    """Return which of the visible GPUs is this rank's.
+    """Return the number of this rank's GPU among the visible ones.
 
-    A scheduler may show all GPUs of the node to each task, or each task its own one as number 0.
+    A scheduler may show all GPUs of the node to each task, or to each task its own GPU as number 0.
 
     >>> gpu_index(World(local_rank=3, local_size=4), 4), gpu_index(World(local_rank=3, local_size=4), 1)
     (3, 0)
@@ -54,7 +54,7 @@ def gpu_index(world: World, visible: int) -> int:
 
 
 def prepare_device(world: World, config: RunConfig) -> None:
-    """Set the threads and, where the bits must hold, deterministic kernels."""
+    """Set the number of threads, the precision and, with exact=true, deterministic kernels."""
     torch.set_num_threads(config.threads)
     if world.device == "cpu":
         return
@@ -62,48 +62,54 @@ def prepare_device(world: World, config: RunConfig) -> None:
     torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = config.precision == "tf32"
     if config.exact:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it starts
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS at its start
         torch.use_deterministic_algorithms(mode=True)
-        deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # or all memory is written twice
+        deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # otherwise all memory is written twice
     torch.backends.cudnn.benchmark = not config.exact
 
 
 def peak_flops(device: str, precision: str) -> float:
-    """Return how many operations a second a GPU does at best, without sparsity; 0: not known."""
+    """Return the peak FLOP/s of a GPU, without sparsity; 0: unknown."""
     if device == "cpu" or precision == "fp32":
         return 0.0
     name = torch.cuda.get_device_name(device)
-    words = f" {' '.join(re.split('[^A-Za-z0-9]+', name))} "
-    best = next((peak for word, peak in _PEAKS.items() if f" {word} " in words), 0.0)
+    padded = f" {' '.join(re.split('[^A-Za-z0-9]+', name))} "
+    best = next((peak for part, peak in _PEAKS.items() if f" {part} " in padded), 0.0)
     return best / 2 if precision == "tf32" else best
 
 
-def card_of(world: World) -> str:
-    """Return what tells this rank's GPU from all others; empty: it has none."""
+def gpu_uuid(world: World) -> str:
+    """Return the UUID of this rank's GPU; empty: it has none."""
     return str(torch.cuda.get_device_properties(world.device).uuid) if world.device != "cpu" else ""
 
 
 def peak_of_all(world: World, precision: str) -> float:
-    """Return what all GPUs of a world do at best together; 0: not known. Every rank must call this."""
-    told = texts_of_all(world, f"{card_of(world)} {peak_flops(world.device, precision)}")
-    return sum_of_cards(told)
+    """Return the peak FLOP/s of all GPUs of a world together; 0: unknown.
+
+    Every rank must call this.
+    """
+    texts = all_gather_texts(world, f"{gpu_uuid(world)} {peak_flops(world.device, precision)}")
+    return sum_of_gpus(texts)
 
 
-def sum_of_cards(told: Sequence[str]) -> float:
-    """Return the sum over cards, each counted once, however many ranks share it; 0 if that of any is not known.
+def sum_of_gpus(texts: Sequence[str]) -> float:
+    """Return the sum over "UUID FLOP/s" texts, counting a shared GPU once; 0 if one is unknown.
 
-    >>> sum_of_cards(["a 3.0", "a 3.0", "b 4.0"]), sum_of_cards(["a 3.0", " 0.0"]), sum_of_cards(["a 3.0", "b 0.0"])
+    >>> sum_of_gpus(["a 3.0", "a 3.0", "b 4.0"]), sum_of_gpus(["a 3.0", " 0.0"]), sum_of_gpus(["a 3.0", "b 0.0"])
     (7.0, 0.0, 0.0)
     """
-    peaks = {card: float(peak) for card, _, peak in (words.partition(" ") for words in told)}
+    peaks = {}
+    for text in texts:
+        uuid, _, peak = text.partition(" ")
+        peaks[uuid] = float(peak)
     return sum(peaks.values()) if all(peaks.values()) else 0.0
 
 
 def choose_backend(world: World, config: RunConfig, store: Store) -> str:
-    """Return nccl when every rank has a GPU of its own, else gloo. Every rank must call this."""
+    """Return "nccl" if every rank has a different GPU, else "gloo". Every rank must call this."""
     if config.backend != "auto":
         return config.backend
-    store.set(f"gpu-{world.rank}", card_of(world))
-    everyone = [store.get(f"gpu-{rank}").decode() for rank in range(world.size)]
-    own_gpu_each = all(everyone) and len(set(everyone)) == world.size
+    store.set(f"gpu-{world.rank}", gpu_uuid(world))
+    uuids = [store.get(f"gpu-{rank}").decode() for rank in range(world.size)]
+    own_gpu_each = all(uuids) and len(set(uuids)) == world.size
     return "nccl" if own_gpu_each else "gloo"

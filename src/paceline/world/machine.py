@@ -1,4 +1,4 @@
-"""What this machine is, in the words of a report."""
+"""Facts about this machine, for reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def machine_facts() -> dict[str, Any]:
-    """Return its names and sizes."""
+    """Return host name, CPU, memory, operating system and Python version."""
     return {
         "host": socket.gethostname(),
         "cpu": cpu_name(),
@@ -22,9 +22,9 @@ def machine_facts() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """Return what the processor is called; /proc/cpuinfo names those of ARM by numbers only."""
+    """Return the name of the processor from lscpu; /proc/cpuinfo has only numbers for ARM."""
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             ["lscpu"],  # noqa: S607
             capture_output=True,
             text=True,
@@ -32,13 +32,13 @@ def cpu_name() -> str:
             timeout=10,
         ).stdout
     except (OSError, subprocess.SubprocessError):
-        said = ""
-    found = re.search(r"^Model name:\s*(.*\S)", said, re.MULTILINE)
-    return found[1] if found else platform.processor() or platform.machine()
+        output = ""
+    match = re.search(r"^Model name:\s*(.*\S)", output, re.MULTILINE)
+    return match[1] if match else platform.processor() or platform.machine()
 
 
 def memory_bytes() -> int:
-    """Return how much memory the machine has; 0 if it does not say."""
+    """Return the physical memory; 0 if it is unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):

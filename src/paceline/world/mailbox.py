@@ -1,4 +1,4 @@
-"""How ranks leave each other word without waiting: for threads that must not touch the collectives of the training."""
+"""Messages between ranks without waiting, for threads that must not use the collectives of the training."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from paceline.world.world import World
 
 
 class Mailbox:
-    """Letters by key, which every rank can post and look for; made of the store in which the ranks met."""
+    """Messages by key that every rank can post and read; it uses the store of the rendezvous."""
 
     def __init__(self, world: World, name: str) -> None:
-        met: Store = dist.distributed_c10d._get_default_store() if world.size > 1 else HashStore()  # noqa: SLF001 - no public way
-        self._store = PrefixStore(f"mailbox-{name}", met)
+        shared: Store = HashStore()
+        if world.size > 1:
+            shared = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - no public way
+        self._store = PrefixStore(f"mailbox-{name}", shared)
 
-    def post(self, key: str, letter: str) -> None:
-        """Leave a letter."""
-        self._store.set(key, letter)
+    def post(self, key: str, message: str) -> None:
+        """Send a message to all ranks."""
+        self._store.set(key, message)
 
     def look(self, key: str) -> str | None:
-        """Return a letter if it has come; do not wait for it."""
+        """Return a message, or None if it is not there yet."""
         return self._store.get(key).decode() if self._store.check([key]) else None

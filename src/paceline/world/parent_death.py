@@ -1,4 +1,4 @@
-"""How a rank ends with the process that started it, so that none trains on as an orphan."""
+"""End of a process with its parent, so that no rank trains on as an orphan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to end this process when its parent is gone."""
+    """Ask the kernel to kill this process when its parent dies."""
     if sys.platform == "linux":
         import ctypes
 

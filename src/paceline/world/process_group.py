@@ -1,4 +1,4 @@
-"""How ranks meet, and how they part."""
+"""Joining the process group, and leaving it."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from paceline.world.network import call_the_roll, prepare_network
 from paceline.world.parent_death import die_with_parent
 from paceline.world.randomness import seed_everything
 from paceline.world.rendezvous import Look, claim_folder, open_published_store, open_tcp_store
-from paceline.world.rendezvous_file import Notice
+from paceline.world.rendezvous_file import RendezvousFile
 from paceline.world.roll_call import RollCall
 from paceline.world.timelimit import job_end
 from paceline.world.world import FileRendezvous, PublishedRendezvous, TcpRendezvous, World
 
-_PARTED: list[dist.ProcessGroup] = []
-"""Groups that were left, kept for good. Whoever frees one holds Python's lock and waits for gloo's threads, of which one may
-be waiting for that lock to let go of the last tensors: seen as a rank that never ended, on a busy machine."""
+_DESTROYED_GROUPS: list[dist.ProcessGroup] = []
+"""Never freed. Freeing a group waits for gloo's threads while holding Python's lock, and one of these threads may need
+that lock to free the last tensors: a rank that never exited was seen, on a busy machine."""
 
 
 @contextlib.contextmanager
 def join(config: RunConfig) -> Iterator[World]:
-    """Find out who we are, meet the other ranks, and leave together.
+    """Detect the world, join the process group of all ranks, and leave it together.
 
-    Works the same alone, under `paceline run`, `torchrun`, `srun` and `mpirun`. Generators are seeded, so
-    that a model built inside has the same first weights on every rank of every world.
+    Works the same alone, under `paceline run`, `torchrun`, `srun` and `mpirun`. Random generators are seeded, so
+    that a model built inside has the same initial weights on every rank of every world.
     """
     world = detect_world(os.environ, os.getppid())
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        die_with_parent()  # a killed agent would leave its ranks training on
-    world = _meet_nodes(world, config) if world.nodes > 1 else _meet_here(world, config)
+        die_with_parent()  # the ranks of a killed agent would train on
+    world = _join_nodes(world, config) if world.nodes > 1 else _join_here(world, config)
     seed_everything(config.seed)
     try:
         yield world
@@ -56,7 +56,7 @@ def join(config: RunConfig) -> Iterator[World]:
 
 
 def wait_for_all(world: World) -> None:
-    """Hold every rank until all are here."""
+    """Return on every rank when all have called this."""
     if world.size > 1:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -64,10 +64,18 @@ def wait_for_all(world: World) -> None:
 
 
 def shorten_timeout(world: World, config: RunConfig) -> None:
-    """Wait less from now on: the first step, with its compilations and cold file systems, is behind us."""
+    """Set the collective timeout to timeout.step_s, after the first step with its compilation and cold file systems."""
     if world.size > 1:
         for group in list(dist.distributed_c10d._world.pg_map):  # noqa: SLF001 - no public way
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=config.timeout.step_s), group)  # noqa: SLF001
+            _set_timeout(timedelta(seconds=config.timeout.step_s), group)
+
+
+def _set_timeout(timeout: timedelta, group: dist.ProcessGroup) -> None:
+    # torch 2.15 made the function public, and warns about the private one.
+    set_timeout = getattr(dist, "set_timeout", None)
+    if set_timeout is None:
+        set_timeout = dist.distributed_c10d._set_pg_timeout  # noqa: SLF001
+    set_timeout(timeout, group)
 
 
 def _check_fits(world: World, config: RunConfig) -> None:
@@ -90,7 +98,7 @@ def _check_fits(world: World, config: RunConfig) -> None:
 
 
 def _prepare(world: World, config: RunConfig) -> World:
-    """Find out what this rank can do by itself."""
+    """Check the settings and set up the device of this rank."""
     _check_fits(world, config)
     if world.launcher == "slurm" and world.is_main and math.isinf(world.deadline_s):
         world = replace(world, deadline_s=job_end(os.environ))
@@ -99,8 +107,8 @@ def _prepare(world: World, config: RunConfig) -> World:
     return world
 
 
-def _meet_here(world: World, config: RunConfig) -> World:
-    """Meet the ranks of this machine, if there are others."""
+def _join_here(world: World, config: RunConfig) -> World:
+    """Join the ranks of this machine, if there are others."""
     world, timeout = _prepare(world, config), timedelta(seconds=config.timeout.start_s)
     if world.size > 1:
         store, _ = _open_store(world, config, None)
@@ -112,28 +120,28 @@ def _meet_here(world: World, config: RunConfig) -> World:
     return world
 
 
-def _meet_nodes(world: World, config: RunConfig) -> World:
-    """Meet the ranks of all nodes, and see that they reach each other; what is wrong on one is the error of all."""
+def _join_nodes(world: World, config: RunConfig) -> World:
+    """Join the ranks of all nodes after a connection test; an error of one rank is raised on all."""
     timeout = timedelta(seconds=config.timeout.start_s)
-    notice = Notice(RunDir.of(config).meetings, _key(world))
+    file = RendezvousFile(RunDir.of(config).meetings, _key(world))
     try:
-        if notice.key:
-            with contextlib.suppress(EnvironmentUnfit):  # whoever cannot do without it will say so
-                notice.prepare()
-        store, own = _open_store(world, config, notice)
-        roll = _roll(world, store, notice, config.timeout.start_s)
-        with roll.one_fate():
+        if file.key:
+            with contextlib.suppress(EnvironmentUnfit):  # a rank that needs it raises again
+                file.prepare()
+        store, own = _open_store(world, config, file)
+        roll = _roll_call(world, store, file, config.timeout.start_s)
+        with roll.share_errors():
             world = _prepare(world, config)
             everyone = call_the_roll(world, roll, own)
             backend = choose_backend(world, config, store)
             prepare_network(world, roll, own, everyone, backend)
     except PacelineError as error:
-        if notice.key:
-            notice.complain(error)
+        if file.key:
+            file.publish_error(error)
         raise
     finally:
-        if notice.key and world.is_main:
-            notice.withdraw()
+        if file.key and world.is_main:
+            file.remove()
     dist.init_process_group(
         backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout
     )
@@ -141,64 +149,63 @@ def _meet_nodes(world: World, config: RunConfig) -> World:
 
 
 def _key(world: World) -> str:
-    """Return what names this start of a job and no other; empty where nothing does."""
-    if isinstance(world.meeting, PublishedRendezvous):
-        return world.meeting.key
-    return (
-        world.meeting.prefix
-        if isinstance(world.meeting, TcpRendezvous) and world.launcher == "slurm"
-        else ""
-    )
+    """Return a unique name of this start of a job; empty if there is none."""
+    if isinstance(world.rendezvous, PublishedRendezvous):
+        return world.rendezvous.key
+    if isinstance(world.rendezvous, TcpRendezvous) and world.launcher == "slurm":
+        return world.rendezvous.prefix
+    return ""
 
 
-def _roll(world: World, store: Store, notice: Notice, timeout_s: float) -> RollCall:
-    serve = (
-        not isinstance(world.meeting, FileRendezvous)
-        and world.meeting is not None
-        and world.meeting.serve
-    )
+def _roll_call(world: World, store: Store, file: RendezvousFile, timeout_s: float) -> RollCall:
+    rendezvous = world.rendezvous
+    serve = isinstance(rendezvous, TcpRendezvous | PublishedRendezvous) and rendezvous.serve
     return RollCall(
-        store, world.rank, world.size, serve=serve, timeout_s=timeout_s, look=_look(notice)
+        store, world.rank, world.size, serve=serve, timeout_s=timeout_s, look=_look(file)
     )
 
 
-def _look(notice: Notice | None) -> Look:
-    return notice.read if notice and notice.key else lambda: None
+def _look(file: RendezvousFile | None) -> Look:
+    return file.read if file and file.key else lambda: None
 
 
-def _open_store(world: World, config: RunConfig, notice: Notice | None) -> tuple[Store, str]:
-    """Open the store in which the ranks meet; return it and the address of this rank on the way to it."""
+def _open_store(world: World, config: RunConfig, file: RendezvousFile | None) -> tuple[Store, str]:
+    """Open the store of the rendezvous; return it and the own address of this rank on the way to it."""
     timeout, silence_s = timedelta(seconds=config.timeout.start_s), config.timeout.step_s
-    quiet = world.local_rank > 0  # one voice of each node is enough
+    quiet = world.local_rank > 0  # one message per node is enough
     if world.launcher_file is not None:
         handover.joined_mark(world.launcher_file, world.rank).touch(mode=0o600)
-    if isinstance(world.meeting, FileRendezvous):
-        claim_folder(world.meeting.path.parent)
-        store: Store = FileStore(str(world.meeting.path), world.size)
+    if isinstance(world.rendezvous, FileRendezvous):
+        claim_folder(world.rendezvous.path.parent)
+        store: Store = FileStore(str(world.rendezvous.path), world.size)
         store.set_timeout(timeout)
         return store, ""
-    if isinstance(world.meeting, PublishedRendezvous):
-        assert notice is not None
+    if isinstance(world.rendezvous, PublishedRendezvous):
+        assert file is not None
         return open_published_store(
-            world.meeting, world.interface, notice, timeout, silence_s, quiet=quiet
+            world.rendezvous, world.interface, file, timeout, silence_s, quiet=quiet
         )
-    assert world.meeting is not None
-    if world.meeting.serve and world.nodes > 1:
-        refuse_loopback_name(world.meeting.host)
+    assert world.rendezvous is not None
+    if world.rendezvous.serve and world.nodes > 1:
+        refuse_loopback_name(world.rendezvous.host)
     return open_tcp_store(
-        world.meeting, timeout, silence_s, look=_look(notice), quiet=quiet, first=world.is_main
+        world.rendezvous, timeout, silence_s, look=_look(file), quiet=quiet, first=world.is_main
     )
 
 
 def keep_to_loopback() -> None:
-    """Let gloo listen on loopback only, where all ranks are here: else it takes the address of the host name."""
+    """Make gloo listen on loopback only, for ranks of one machine; by default it uses the address of the host name."""
     if loopback := next((name for _, name in socket.if_nameindex() if name in {"lo", "lo0"}), ""):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
 
 
 def _leave(world: World) -> None:
     if dist.is_initialized():
-        _PARTED.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001 - no public way
+        _DESTROYED_GROUPS.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001 - no public way
         dist.destroy_process_group()
-    if isinstance(world.meeting, FileRendezvous) and world.launcher != "paceline" and world.is_main:
-        shutil.rmtree(world.meeting.path.parent, ignore_errors=True)
+    if (
+        isinstance(world.rendezvous, FileRendezvous)
+        and world.launcher != "paceline"
+        and world.is_main
+    ):
+        shutil.rmtree(world.rendezvous.path.parent, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Which random numbers come next: a pure function of (seed, step, lane), whoever draws them."""
+"""Seeds of all random generators: a pure function of (seed, step, lane), on whichever rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MASK = (1 << 64) - 1
 
 
 def mix(*numbers: int) -> int:
-    """Return 64 well-mixed bits of some numbers.
+    """Hash some numbers to 64 bits.
 
     >>> mix(0, 1, 2) != mix(0, 2, 1), 0 <= mix(5) < 2**64
     (True, True)
@@ -28,14 +28,14 @@ def mix(*numbers: int) -> int:
 
 
 def seed_everything(*numbers: int) -> None:
-    """Set torch's, NumPy's and Python's generators from some numbers.
+    """Seed the generators of torch, NumPy and Python.
 
-    `torch.manual_seed` would visit every kind of accelerator and take 270 microseconds; this takes 10.
+    `torch.manual_seed` asks every kind of accelerator, which takes 270 microseconds; this takes 10.
     """
     key = mix(*numbers)
     torch.default_generator.manual_seed(key)
-    numpy.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - the global generator is what user code draws from
-    _random.Random.seed(_PYTHONS_OWN, key)  # what random.seed comes to, in half the time
+    numpy.random.seed(key & 0xFFFFFFFF)  # noqa: NPY002 - user code draws from the global generator
+    _random.Random.seed(_PYTHONS_OWN, key)  # the effect of random.seed, in half the time
     _PYTHONS_OWN.gauss_next = None
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(key)

@@ -1,4 +1,4 @@
-"""Where ranks meet: a private folder on one machine, one chosen address between machines."""
+"""The store of the rendezvous: in a private folder on one machine, at one address between machines."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from paceline.errors import EnvironmentUnfit
 from paceline.rundir import writing_to
 from paceline.world.address import choose_address, listen_at
 from paceline.world.connectivity import PATIENCE_S, reach
-from paceline.world.rendezvous_file import Notice
+from paceline.world.rendezvous_file import RendezvousFile
 from paceline.world.world import PublishedRendezvous, TcpRendezvous
 
-_FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 1.0
-_OPEN = "open"  # the word that rank 0 leaves first
-_GREETING = timedelta(seconds=60)  # for a store that is known to listen
+_FIRST_POLL_S, _LAST_POLL_S = 0.05, 1.0
+_OPEN = "open"  # the first key that rank 0 sets
+_CONNECT = timedelta(seconds=60)  # to a store that is known to listen
 
 Look = Callable[[], object]
-"""Raises what another rank has complained of."""
+"""Raises the error of another rank, if there is one."""
 
-Way = tuple[str, int, str]
-"""Where rank 0 is, and the address from which it was reached."""
+Route = tuple[str, int, str]
+"""Address and port of rank 0, and the own address of the connection."""
 
 
 def claim_folder(folder: Path) -> None:
-    """Make sure that nobody else can enter the folder in which we meet."""
+    """Create a private folder for the rendezvous; refuse one that other users can enter."""
     with writing_to(folder):
         folder.mkdir(mode=0o700, exist_ok=True)
         facts = folder.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
         raise EnvironmentUnfit(
             f"{folder} is not a private folder of this user (mode {facts.st_mode & 0o777:o}, owner {facts.st_uid})",
-            fix=f"remove {folder}, or set TMPDIR to a folder of your own",
+            fix=f"remove {folder}, or set TMPDIR to a private folder",
         )
 
 
 def open_tcp_store(
-    meeting: TcpRendezvous,
+    rendezvous: TcpRendezvous,
     timeout: timedelta,
     silence_s: float = 60.0,
     *,
@@ -55,74 +55,75 @@ def open_tcp_store(
     quiet: bool = False,
     first: bool = False,
 ) -> tuple[Store, str]:
-    """Open the store of several nodes; return it and the address of this rank on the way to it.
+    """Open the store of several nodes; return it and the own address of this rank on the way to it.
 
-    The first rank, even where torchrun's agent serves the store, does not wait for anybody to open it.
+    Rank 0 opens it, even if torchrun's agent serves it; the others wait for that.
     """
-    if meeting.serve:
-        return serve_store(listen_at(meeting.host, meeting.port), meeting.prefix, timeout)
+    if rendezvous.serve:
+        return serve_store(listen_at(rendezvous.host, rendezvous.port), rendezvous.prefix, timeout)
 
     def find() -> tuple[str, int]:
         look()
-        return meeting.host, meeting.port
+        return rendezvous.host, rendezvous.port
 
-    def try_to_reach(left_s: float) -> Way:
+    def connect(left_s: float) -> Route:
         return reach(find, left_s, may_come_late=True, quiet=quiet)
 
-    return _visit_open(try_to_reach, meeting.prefix, timeout, silence_s, look=look, first=first)
+    return _wait_until_open(connect, rendezvous.prefix, timeout, silence_s, look=look, first=first)
 
 
 def open_published_store(
-    meeting: PublishedRendezvous,
+    rendezvous: PublishedRendezvous,
     interface: str,
-    notice: Notice,
+    file: RendezvousFile,
     timeout: timedelta,
     silence_s: float = 60.0,
     *,
     quiet: bool = False,
 ) -> tuple[Store, str]:
-    """Open the store of several nodes at a free port of rank 0, which tells the others of it."""
-    notice.prepare()
-    if meeting.serve:
-        listener = listen_at(choose_address(meeting.host, meeting.peers, interface), 0)
-        notice.publish(*listener.getsockname()[:2])
-        return serve_store(listener, meeting.key, timeout)
-    patience_s = timeout.total_seconds()
-    await_notice(notice, patience_s, quiet=quiet)
-    # It is read again at each try: what was there first may be of a start that died.
-    again = partial(await_notice, notice, patience_s, quiet=quiet)
+    """Open the store of several nodes at a free port of rank 0, which publishes it in a file."""
+    file.prepare()
+    if rendezvous.serve:
+        listener = listen_at(choose_address(rendezvous.host, rendezvous.peers, interface), 0)
+        file.publish(*listener.getsockname()[:2])
+        return serve_store(listener, rendezvous.key, timeout)
+    # The file is read before each attempt: its first content may be from a start that died.
+    find = partial(wait_for_address, file, timeout.total_seconds(), quiet=quiet)
+    find()
 
-    def try_to_reach(left_s: float) -> Way:
-        return reach(again, left_s, may_come_late=False, quiet=quiet)
+    def connect(left_s: float) -> Route:
+        return reach(find, left_s, may_come_late=False, quiet=quiet)
 
-    return _visit_open(try_to_reach, meeting.key, timeout, silence_s, look=notice.read)
+    return _wait_until_open(connect, rendezvous.key, timeout, silence_s, look=file.read)
 
 
-def await_notice(notice: Notice, timeout_s: float, *, quiet: bool = False) -> tuple[str, int]:
-    """Wait until rank 0 has said where it is."""
-    begun, said, pause_s = time.monotonic(), quiet, _FIRST_LOOK_S
-    while (found := notice.read()) is None:
+def wait_for_address(
+    file: RendezvousFile, timeout_s: float, *, quiet: bool = False
+) -> tuple[str, int]:
+    """Return the published address of rank 0 as soon as there is one."""
+    begun, announced, pause_s = time.monotonic(), quiet, _FIRST_POLL_S
+    while (address := file.read()) is None:
         waited_s = time.monotonic() - begun
         if waited_s > timeout_s:
             raise EnvironmentUnfit(
-                f"rank 0 did not say within {timeout_s:g} s where it is; {socket.gethostname()} looked for it in {notice.folder}",
-                fix="put runs= on a file system that all nodes share, or set MASTER_ADDR and MASTER_PORT; or see why rank 0 did not start",
+                f"rank 0 did not publish its address within {timeout_s:g} s; {socket.gethostname()} looked in {file.folder}",
+                fix="put runs= on a file system that all nodes share, or set MASTER_ADDR and MASTER_PORT; or check why rank 0 did not start",
             )
-        if waited_s > PATIENCE_S and not said:
+        if waited_s > PATIENCE_S and not announced:
             print(
-                f"{socket.gethostname()} waits for rank 0 to write its address into {notice.folder}",
+                f"{socket.gethostname()} waits for rank 0 to write its address into {file.folder}",
                 file=sys.stderr,
                 flush=True,
             )
-            said = True
+            announced = True
         time.sleep(pause_s)
-        pause_s = min(1.5 * pause_s, _LAST_LOOK_S)
-    return found
+        pause_s = min(1.5 * pause_s, _LAST_POLL_S)
+    return address
 
 
 def serve_store(listener: socket.socket, prefix: str, timeout: timedelta) -> tuple[Store, str]:
-    """Serve a store at a socket that listens already; return it and the address."""
-    # Without a socket of our own, TCPStore listens on all interfaces, whatever host it is given.
+    """Serve a store on a listening socket; return it and the address."""
+    # Given only a host name, TCPStore would listen on all interfaces.
     address, port = listener.getsockname()[:2]
     store = TCPStore(
         address,
@@ -137,8 +138,8 @@ def serve_store(listener: socket.socket, prefix: str, timeout: timedelta) -> tup
     return ours, address
 
 
-def _visit_open(
-    try_to_reach: Callable[[float], Way],
+def _wait_until_open(
+    connect: Callable[[float], Route],
     prefix: str,
     timeout: timedelta,
     silence_s: float,
@@ -146,43 +147,43 @@ def _visit_open(
     look: Look,
     first: bool = False,
 ) -> tuple[Store, str]:
-    """Visit the store once it is open for this start. At the same address an earlier one may still be on its way out."""
+    """Connect to the store once rank 0 has opened it; a store of an earlier start may still listen at that address."""
     limit, where = time.monotonic() + timeout.total_seconds(), ""
     while (left_s := limit - time.monotonic()) > 0:
-        host, port, own = try_to_reach(left_s)
-        store, where = _visit(host, port, prefix, timeout, silence_s), f"{host}:{port}"
-        with contextlib.suppress(RuntimeError):  # it has gone: it was an earlier one
+        host, port, own = connect(left_s)
+        store, where = _connect(host, port, prefix, timeout, silence_s), f"{host}:{port}"
+        with contextlib.suppress(RuntimeError):  # it is gone: it was of an earlier start
             if first:
                 store.set(_OPEN, "")
-            if _is_opened(store, limit, look):
+            if _is_open_by(store, limit, look):
                 return store, own
     raise EnvironmentUnfit(
-        f"rank 0 did not come to {where} within {timeout.total_seconds():g} s",
-        fix="see why it did not start; or give it longer with timeout.start_s",
+        f"rank 0 did not open the rendezvous at {where} within {timeout.total_seconds():g} s",
+        fix="check why rank 0 did not start, or increase timeout.start_s",
     )
 
 
-def _is_opened(store: Store, limit: float, look: Look) -> bool:
-    """Wait until a store is open; return whether it was in time."""
-    pause_s = _FIRST_LOOK_S
+def _is_open_by(store: Store, limit: float, look: Look) -> bool:
+    """Wait until a store is open; return whether that was in time."""
+    pause_s = _FIRST_POLL_S
     while not store.check([_OPEN]):
         look()
         if time.monotonic() > limit:
             return False
         time.sleep(pause_s)
-        pause_s = min(1.5 * pause_s, _LAST_LOOK_S)
+        pause_s = min(1.5 * pause_s, _LAST_POLL_S)
     return True
 
 
-def _visit(address: str, port: int, prefix: str, timeout: timedelta, silence_s: float) -> Store:
+def _connect(address: str, port: int, prefix: str, timeout: timedelta, silence_s: float) -> Store:
     try:
         store = TCPStore(
-            address, port, is_master=False, timeout=min(timeout, _GREETING), wait_for_workers=False
+            address, port, is_master=False, timeout=min(timeout, _CONNECT), wait_for_workers=False
         )
     except RuntimeError as error:
         raise EnvironmentUnfit(
-            f"what answers at {address}:{port} is not rank 0: {str(error).splitlines()[0]}",
-            fix="set MASTER_PORT to a port that nobody else uses, or leave it to rank 0 to choose one",
+            f"the service at {address}:{port} is not rank 0: {str(error).splitlines()[0]}",
+            fix="set MASTER_PORT to an unused port, or unset it: rank 0 then chooses one",
         ) from error
     store.set_timeout(timeout)
     _limit_silence(address, port, silence_s)
@@ -190,9 +191,9 @@ def _visit(address: str, port: int, prefix: str, timeout: timedelta, silence_s: 
 
 
 def _limit_silence(address: str, port: int, silence_s: float) -> None:
-    """Let the kernel end connections to an address that no longer answers.
+    """Make the kernel close connections to an address that no longer answers.
 
-    The store asks without a time-out of its own: cut off from it, a rank would wait for TCP to give up, 16 minutes.
+    The store has no timeout for a request: a rank that is cut off would wait 16 minutes for TCP to give up.
     """
     whole_s = max(1, math.ceil(silence_s / 3))
     for connection in _connections_to(address, port):
@@ -203,15 +204,14 @@ def _limit_silence(address: str, port: int, silence_s: float) -> None:
 
 
 def _connections_to(address: str, port: int) -> Iterator[socket.socket]:
-    """Yield the sockets of this process that are connected to an address: the store does not give its own away.
+    """Yield the sockets of this process that are connected to an address: the store does not expose its own.
 
-    torch reaches IPv4 through a socket of IPv6, which names its peer ::ffff:10.0.0.1.
+    torch connects to IPv4 through an IPv6 socket, whose peer is then ::ffff:10.0.0.1.
     """
     for name in os.listdir("/dev/fd"):  # noqa: PTH208 - numbers, not paths
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
             peer = connection.getpeername()
-            if isinstance(peer, tuple) and (peer[0].removeprefix("::ffff:"), peer[1]) == (
-                address,
-                port,
-            ):
+            if not isinstance(peer, tuple):
+                continue
+            if (peer[0].removeprefix("::ffff:"), peer[1]) == (address, port):
                 yield connection

@@ -1,4 +1,4 @@
-"""How ranks of several nodes find rank 0: it chooses a free port and writes it into a folder that all nodes share."""
+"""The file by which the ranks of several nodes find rank 0: it writes its address and port into a shared folder."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError
 from paceline.rundir import make_private, write_whole, writing_to
 
 _STALE_S = 7 * 24 * 3600.0
-_PROBLEM = ".problem"
+_ERROR_SUFFIX = ".problem"
 
 
 @dataclass(frozen=True)
-class Notice:
-    """What rank 0 of one start of a job tells the others: where it is, or why the ranks cannot meet."""
+class RendezvousFile:
+    """The address of rank 0 for one start of a job, or the error that prevents the rendezvous."""
 
     folder: Path
     key: str
 
     def prepare(self) -> None:
-        """Make the folder. Every rank does, for a network file system may remember for long that something was not there."""
+        """Create the folder. Every rank does so, because a network file system may cache that it was missing."""
         with writing_to(self.folder):
             make_private(self.folder)
             facts = self.folder.lstat()
         mode = facts.st_mode
         if mode & 0o022 or facts.st_uid != os.getuid() or not stat.S_ISDIR(mode):
             raise EnvironmentUnfit(
-                f"others may write into {self.folder} (mode {mode & 0o777:o}, owner {facts.st_uid}), so an address found there cannot be trusted",
-                fix=f"chmod 700 {self.folder}, or set MASTER_ADDR and MASTER_PORT",
+                f"other users can write to {self.folder} (mode {mode & 0o777:o}, owner {facts.st_uid}), "
+                "so an address found there cannot be trusted",
+                fix=f"run `chmod 700 {self.folder}`, or set MASTER_ADDR and MASTER_PORT",
             )
 
     def publish(self, address: str, port: int) -> None:
-        """Say where rank 0 listens; forget earlier starts of this job."""
+        """Write the address of rank 0; remove files of earlier starts of this job."""
         with writing_to(self.folder):
             self._sweep()
             write_whole(self.folder / self.key, f"{address} {port}\n".encode())
 
     def read(self) -> tuple[str, int] | None:
-        """Return where rank 0 listens, if it has said so; raise what another rank has complained of."""
+        """Return the address of rank 0, None if it is not there yet; raise an error that another rank published."""
+        error_name = self.key + _ERROR_SUFFIX
         try:
-            # A look-up by name may be answered from a memory of "not there"; a list is not.
+            # A lookup by name may be answered from a cached "not there"; a listing is not.
             names = {file.name for file in self.folder.iterdir()}
-            if self.key + _PROBLEM in names:
-                raise problem_from(
-                    (self.folder / (self.key + _PROBLEM)).read_text(encoding="utf-8")
-                )
+            if error_name in names:
+                raise error_from_json((self.folder / error_name).read_text(encoding="utf-8"))
         except OSError:  # not shared, or not there yet
             return None
         if self.key not in names:
@@ -61,13 +61,13 @@ class Notice:
             return address, int(port)
         return None
 
-    def complain(self, error: PacelineError) -> None:
-        """Tell ranks that have not met yet why they never will."""
+    def publish_error(self, error: PacelineError) -> None:
+        """Tell ranks that still wait why there will be no rendezvous."""
         with contextlib.suppress(OSError):
-            write_whole(self.folder / (self.key + _PROBLEM), problem_text(error).encode())
+            write_whole(self.folder / (self.key + _ERROR_SUFFIX), error_to_json(error).encode())
 
-    def withdraw(self) -> None:
-        """Take the address away: all have met, or never will."""
+    def remove(self) -> None:
+        """Remove the address after the rendezvous."""
         with contextlib.suppress(OSError):
             (self.folder / self.key).unlink(missing_ok=True)
 
@@ -79,26 +79,27 @@ class Notice:
 
 
 def is_earlier(name: str, key: str) -> bool:
-    """Return whether a file is of an earlier start of the same job, all of whose steps have ended by now.
+    """Return whether a file belongs to an earlier start of the same job, whose steps have all ended.
 
     >>> [is_earlier(name, "slurm-7-0-2") for name in ("slurm-7-0-1", "slurm-7-3-0.problem", "slurm-7-1-2", "slurm-70-0-1")]
     [True, True, False, False]
     """
-    mine, theirs = (re.match(r"slurm-(\d+)-\d+-(\d+)(?:\.|$)", text) for text in (key, name))
-    return bool(mine and theirs and mine[1] == theirs[1] and int(theirs[2]) < int(mine[2]))
+    pattern = re.compile(r"slurm-(\d+)-\d+-(\d+)(?:\.|$)")
+    own, other = pattern.match(key), pattern.match(name)
+    return bool(own and other and own[1] == other[1] and int(other[2]) < int(own[2]))
 
 
-def problem_text(error: PacelineError) -> str:
-    """Return an error in a form that other ranks can raise again."""
+def error_to_json(error: PacelineError) -> str:
+    """Serialize an error for other ranks."""
     return json.dumps({"problem": error.problem, "fix": error.fix, "exit_code": error.exit_code})
 
 
-def problem_from(text: str) -> PacelineError:
-    """Return the error that another rank has told of.
+def error_from_json(text: str) -> PacelineError:
+    """Return the error of another rank.
 
-    >>> problem_from(problem_text(ConfigError("no", fix="yes"))).exit_code
+    >>> error_from_json(error_to_json(ConfigError("no", fix="yes"))).exit_code
     2
     """
-    said = json.loads(text)
-    kind = ConfigError if said["exit_code"] == ConfigError.exit_code else EnvironmentUnfit
-    return kind(str(said["problem"]), fix=str(said["fix"]))
+    facts = json.loads(text)
+    kind = ConfigError if facts["exit_code"] == ConfigError.exit_code else EnvironmentUnfit
+    return kind(str(facts["problem"]), fix=str(facts["fix"]))

@@ -1,4 +1,4 @@
-"""What ranks of several nodes tell each other before they train: that they are here, what is wrong, what they can reach."""
+"""Messages between the ranks of several nodes before training: presence, errors, results of the connection test."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from paceline.errors import EnvironmentUnfit, PacelineError
-from paceline.world.rendezvous_file import problem_from, problem_text
+from paceline.world.rendezvous_file import error_from_json, error_to_json
 
-_FIRST_LOOK_S, _LAST_LOOK_S = 0.005, 0.5
+_FIRST_POLL_S, _LAST_POLL_S = 0.005, 0.5
 _FAREWELL_S = 5.0
 _SAY_AFTER_S = 10.0
-_PROBLEM, _HERE, _HEARD = "problem", "here", "heard"
+_SHOWN_RANKS = 8
+_ERROR, _CONNECTED, _INFORMED = "error", "connected", "informed"
 
 
 class Board(Protocol):
-    """What is asked of the store in which the ranks have met."""
+    """The operations of the rendezvous store that a roll call needs."""
 
     def set(self, key: str, value: str) -> None:
-        """Leave a word."""
+        """Store a value."""
 
     def get(self, key: str) -> bytes:
-        """Return a word, once it is there."""
+        """Wait for a value."""
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Return words, once all are there."""
+        """Wait for several values."""
 
     def add(self, key: str, amount: int) -> int:
-        """Count."""
+        """Increase a counter; return its value."""
 
     def check(self, keys: list[str]) -> bool:
-        """Return whether words are there."""
+        """Return whether values exist."""
 
 
 class RollCall:
-    """The words of all ranks. A problem of one becomes the error of all, and the rank that serves the store leaves last."""
+    """Messages of all ranks. An error of one becomes the error of all, and the rank that serves the store exits last."""
 
     def __init__(
         self,
@@ -51,94 +52,95 @@ class RollCall:
     ) -> None:
         self._board, self._rank, self._size, self._serve = board, rank, size, serve
         self._timeout_s, self._look = timeout_s, look
-        board.add(_HERE, 1)
+        board.add(_CONNECTED, 1)
 
     @contextlib.contextmanager
-    def one_fate(self) -> Iterator[None]:
-        """Make an error of one the error of all: the first that is told of wins. See that the others have heard."""
+    def share_errors(self) -> Iterator[None]:
+        """Raise an error of any rank on all ranks: the first one wins.
+
+        Return only when the others know it.
+        """
         try:
             yield
         except PacelineError as error:
-            raise self._told(error) from error
+            raise self._first_error(error) from error
 
-    def _told(self, error: PacelineError) -> PacelineError:
+    def _first_error(self, error: PacelineError) -> PacelineError:
         try:
-            if self._board.add(_PROBLEM + "s", 1) == 1:
-                self._board.set(_PROBLEM, problem_text(error))
-            found = problem_from(self._board.get(_PROBLEM).decode())
-            self._part()
+            if self._board.add(_ERROR + "s", 1) == 1:
+                self._board.set(_ERROR, error_to_json(error))
+            first = error_from_json(self._board.get(_ERROR).decode())
+            self._wait_until_informed()
         except RuntimeError:  # the store is gone, with the rank that served it
             return error
-        return found
+        return first
 
-    def come(self, word: str) -> None:
-        """Say that this rank is here; it must be the only one of its number."""
-        if self._board.add(f"seat-{self._rank}", 1) > 1:
+    def check_in(self, message: str) -> None:
+        """Announce this rank; raise if another process has the same number."""
+        if self._board.add(f"rank-{self._rank}", 1) > 1:
             raise EnvironmentUnfit(
-                f"two processes say that they are rank {self._rank}",
-                fix="give every host a --node of its own, from 0 on; do not export RANK by hand",
+                f"two processes claim to be rank {self._rank}",
+                fix="pass a different --node on every host, from 0 on; do not export RANK by hand",
             )
-        self.tell("came", word)
+        self.post("present", message)
 
-    def exchange(self, topic: str, word: str) -> list[str]:
-        """Tell all ranks a word; return theirs, in the order of the ranks."""
-        self.tell(topic, word)
-        return self.hear(topic)
+    def exchange(self, topic: str, message: str) -> list[str]:
+        """Send a message to all ranks; return theirs, in rank order."""
+        self.post(topic, message)
+        return self.wait_for_all(topic)
 
-    def tell(self, topic: str, word: str) -> None:
-        """Leave a word for all."""
-        self._board.set(f"{topic}-{self._rank}", word)
+    def post(self, topic: str, message: str) -> None:
+        """Send a message to all ranks, without waiting."""
+        self._board.set(f"{topic}-{self._rank}", message)
         self._board.add(topic, 1)
 
-    def hear(self, topic: str) -> list[str]:
-        """Wait for the words of all ranks."""
-        begun, said, pause_s = time.monotonic(), False, _FIRST_LOOK_S
+    def wait_for_all(self, topic: str) -> list[str]:
+        """Return the messages of all ranks, in rank order."""
+        begun, announced, pause_s = time.monotonic(), False, _FIRST_POLL_S
         while (count := self._board.add(topic, 0)) < self._size:
-            self._raise_problem()
+            self._raise_shared_error()
             waited_s = time.monotonic() - begun
             if waited_s > self._timeout_s:
                 raise EnvironmentUnfit(
-                    f"{self._missing(topic)} did not come within {self._timeout_s:g} s",
-                    fix="see why they did not start, or how far they got; or give them longer with timeout.start_s",
+                    f"{self._missing(topic)} did not join within {self._timeout_s:g} s",
+                    fix="check why they did not start or how far they got; or increase timeout.start_s",
                 )
-            if waited_s > _SAY_AFTER_S and not said and self._rank == 0:
-                print(
-                    f"waiting for {self._size - count} of {self._size} ranks",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                said = True
+            if waited_s > _SAY_AFTER_S and not announced and self._rank == 0:
+                missing = self._size - count
+                print(f"waiting for {missing} of {self._size} ranks", file=sys.stderr, flush=True)
+                announced = True
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LAST_LOOK_S)
-        return [
-            word.decode()
-            for word in self._board.multi_get([f"{topic}-{rank}" for rank in range(self._size)])
-        ]
+            pause_s = min(2 * pause_s, _LAST_POLL_S)
+        keys = [f"{topic}-{rank}" for rank in range(self._size)]
+        return [message.decode() for message in self._board.multi_get(keys)]
 
-    def word_of(self, topic: str, rank: int) -> str:
-        """Wait for the word of one rank."""
+    def wait_for(self, topic: str, rank: int) -> str:
+        """Return the message of one rank."""
         limit = time.monotonic() + self._timeout_s
         while not self._board.check([f"{topic}-{rank}"]) and time.monotonic() < limit:
-            self._raise_problem()
-            time.sleep(_FIRST_LOOK_S)
+            self._raise_shared_error()
+            time.sleep(_FIRST_POLL_S)
         return self._board.get(f"{topic}-{rank}").decode()
 
-    def _raise_problem(self) -> None:
+    def _raise_shared_error(self) -> None:
         self._look()
-        if self._board.check([_PROBLEM]):
-            raise problem_from(self._board.get(_PROBLEM).decode())
+        if self._board.check([_ERROR]):
+            raise error_from_json(self._board.get(_ERROR).decode())
 
     def _missing(self, topic: str) -> str:
-        ranks = [
-            str(rank) for rank in range(self._size) if not self._board.check([f"{topic}-{rank}"])
-        ]
-        more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-        return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks[:8])}{more}"
+        everyone = range(self._size)
+        ranks = [str(rank) for rank in everyone if not self._board.check([f"{topic}-{rank}"])]
+        more = ""
+        if len(ranks) > _SHOWN_RANKS:
+            more = f" and {len(ranks) - _SHOWN_RANKS} more"
+        return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks[:_SHOWN_RANKS])}{more}"
 
-    def _part(self) -> None:
-        """Let go of the others only when they know: with the rank that serves it, the store is gone."""
+    def _wait_until_informed(self) -> None:
+        """Wait until the others know the error: the store ends with the rank that serves it."""
         limit = time.monotonic() + _FAREWELL_S
-        heard = self._board.add(_HEARD, 1)
-        while self._serve and heard < self._board.add(_HERE, 0) and time.monotonic() < limit:
+        informed = self._board.add(_INFORMED, 1)
+        while self._serve and informed < self._board.add(_CONNECTED, 0):
+            if time.monotonic() > limit:
+                return
             time.sleep(0.02)
-            heard = self._board.add(_HEARD, 0)
+            informed = self._board.add(_INFORMED, 0)

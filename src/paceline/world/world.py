@@ -1,4 +1,4 @@
-"""Who this process is among its peers: facts, read once."""
+"""The identity of this process among its peers: facts, read once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Launcher = Literal["alone", "paceline", "torchrun", "slurm", "openmpi", "pmi"]
 
 @dataclass(frozen=True)
 class FileRendezvous:
-    """Ranks of one machine meet in a file of a private folder; no port is opened."""
+    """A file in a private folder, for ranks of one machine; no port is opened."""
 
     path: Path
 
 
 @dataclass(frozen=True)
 class TcpRendezvous:
-    """Ranks of several machines meet at one address; `serve` says that this rank listens there."""
+    """One address, for ranks of several machines; `serve`: this rank listens there."""
 
     host: str
     port: int
@@ -29,22 +29,22 @@ class TcpRendezvous:
 
 @dataclass(frozen=True)
 class PublishedRendezvous:
-    """Ranks of several machines meet where rank 0 says, in a file that all see: `serve` says that this rank is it."""
+    """An address that rank 0 publishes in a shared file, for ranks of several machines; `serve`: this rank is rank 0."""
 
     key: str
     host: str
-    """The name of this rank's node; empty: whatever the machine calls itself."""
+    """The name of this rank's node; empty: the host name."""
     peers: tuple[str, ...]
-    """The other nodes. Where none is known, and the host is, somebody has chosen that address."""
+    """The other nodes. If they are unknown and the host is known, a person has chosen that address."""
     serve: bool
 
 
-Meeting = FileRendezvous | TcpRendezvous | PublishedRendezvous
+Rendezvous = FileRendezvous | TcpRendezvous | PublishedRendezvous
 
 
 @dataclass(frozen=True)
 class World:
-    """Who this process is, and how many there are."""
+    """Rank, world size and environment of this process."""
 
     rank: int = 0
     size: int = 1
@@ -53,24 +53,24 @@ class World:
     node: int = 0
     nodes: int = 1
     launcher: Launcher = "alone"
-    meeting: Meeting | None = None
+    rendezvous: Rendezvous | None = None
     device: str = "cpu"
     deadline_s: float = math.inf
-    """The moment at which whoever started this process will end it, in seconds since 1970."""
+    """The moment at which the launcher or scheduler will kill this process, in seconds since 1970."""
     interface: str = ""
-    """The network interface that carries the traffic between nodes; empty: the one that leads to the peers."""
+    """The network interface between nodes; empty: the one with the route to the peers."""
     incarnation: str = ""
-    """Which start of a job this is, as FAMILY:NUMBER; empty: nothing is known of others."""
+    """The number of this start of a job, as FAMILY:NUMBER; empty: unknown."""
     launch: str = ""
-    """Which launch or job this is a start of; all its starts have the same."""
-    again: bool = False
-    """Whether an earlier start of it came before."""
+    """The launch or job; equal for all its starts."""
+    is_restart: bool = False
+    """Whether the launch or job was started before."""
     progress_file: Path | None = None
-    """Where rank 0 writes the step of its newest checkpoint, for whoever starts the run again."""
+    """The file in which rank 0 writes the step of its newest checkpoint, for the launcher."""
     launcher_file: Path | None = None
-    """Beside this file the ranks of our own launcher leave word for it (see `handover`); None under any other."""
+    """The ranks of our own launcher write its marks beside this file (see `handover`); None under other launchers."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank writes the files and speaks for all."""
+        """Whether this rank writes files and messages for all."""
         return self.rank == 0

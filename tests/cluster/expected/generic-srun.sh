@@ -30,41 +30,41 @@ progress() { cat "$jobs/progress" 2>/dev/null; }
 past_end() { [ -n "$end" ] && [ "$(date +%s)" -ge "$end" ]; }
 ask_to_stop() {
   asked=yes
-  say "the time limit is near, or this job is to make room: asking the ranks to save and leave"
+  say "the time limit is near, or Slurm preempts this job: asking the ranks to save and exit"
   scancel --signal=USR1 "$id"
 }
 asked='' ended='' end=''
 trap ask_to_stop USR1
-trap 'ended=yes' TERM # the ranks get it as well: see how they end
+trap 'ended=yes' TERM # the ranks get it as well: wait for them to exit
 
 for word in over cancelled; do
   if [ -e "$jobs/$word" ]; then
-    say "this run is over: $(cat "$jobs/over" 2>/dev/null || echo "it was cancelled")"
+    say "this run has ended: $(cat "$jobs/over" 2>/dev/null || echo "cancelled")"
     exit 0
   fi
 done
 surroundings
 
-# Each rank finds out itself who it is; what this shell knows of that is wrong for all ranks but one.
+# Each rank detects its own rank; the values of this shell would be wrong for all ranks but one.
 unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT
-# Since Slurm 22.05 srun does not take the cores of a task from sbatch.
+# Since Slurm 22.05 srun does not inherit --cpus-per-task from sbatch.
 [ -n "${SLURM_CPUS_PER_TASK:-}" ] && export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 export PACELINE_INCARNATION="${1:-$id}:$((${2:-0} * 100000 + count))"
 export PACELINE_PROGRESS="$jobs/progress" PACELINE_STOPPED="$mark"
-# Not every Slurm tells a job when it ends. (An empty date would be midnight.)
+# Not every Slurm sets SLURM_JOB_END_TIME. (An empty --date would mean midnight.)
 end=$(date --date "$(SLURM_TIME_FORMAT=standard squeue --noheader --jobs "$id" --format %e | grep T || echo unknown)" +%s 2>/dev/null)
 past_end && end=''
 export PACELINE_DEADLINE="$end"
 
-# What an earlier start of this job left says that it did not end in order: nodes that are gone are not asked for again.
+# If this file exists, an earlier start of this job was interrupted: exclude its nodes that are down.
 if [ -e "$jobs/$id.nodes" ]; then
   sinfo --noheader --Node --nodes "$(cat "$jobs/$id.nodes")" --states down,fail,drain --format %N >>"$jobs/failed-nodes"
 fi
 echo "$SLURM_JOB_NODELIST" >"$jobs/$id.nodes"
 
 listen() {
-  trap '' USR1 TERM # which may come to all processes of the job: the last words are still to be written down
+  trap '' USR1 TERM # Slurm may signal all processes of the job, and the last lines of srun must still be written
   tee /dev/fd/3 3>&1 >&2 | grep --line-buffered '^srun: error: ' >"$jobs/$id.errors"
 }
 start=$(progress)
@@ -75,18 +75,18 @@ listener=$!
   trap : USR1 TERM
   "${command[@]}"
   code=$?
-  echo "$code" >"$kept" # for `wait` may lose the code of a step that ends in the very moment in which a signal comes
+  echo "$code" >"$kept" # `wait` can lose the exit code of a step that ends at the moment a signal arrives
   exit "$code"
 } 2>&3- &
 step=$! stuck=''
 exec 3>&-
-while wait "$step"; kill -0 "$step" 2>/dev/null; do # a signal ends `wait`, not the step
+while wait "$step"; kill -0 "$step" 2>/dev/null; do # a signal interrupts `wait`, not the step
   if [ -n "$ended" ] && past_end; then
     sleep 15
     kill -0 "$step" 2>/dev/null && stuck=yes && break
   fi
 done
-trap '' USR1 TERM # a signal to this shell's own commands must not keep the job from what comes now
+trap '' USR1 TERM # from here on a signal must not interrupt the requeue
 code=1
 if [ -z "$stuck" ]; then
   wait "$step"
@@ -94,28 +94,28 @@ if [ -z "$stuck" ]; then
   [ -s "$kept" ] && code=$(cat "$kept")
 fi
 rm -f "$kept"
-# What srun said last may still be on its way; unless somebody else holds the other end, a moment is enough.
+# The last lines of srun may still be in the pipe; wait for the listener, at most 60 s.
 looks=0
 while [ -z "$stuck" ] && kill -0 "$listener" 2>/dev/null && [ $((looks += 1)) -le 300 ]; do sleep 0.2; done
-# Told to stop, and dead of that very signal, while no rank has said that it failed: Python could not listen yet.
+# Asked to stop, killed by that signal, no rank reported a failure: Python had no signal handler yet.
 early=''
 if [ -n "$asked$ended" ] && { [ "$code" -eq 138 ] || [ "$code" -eq 143 ]; } && [ "$(progress)" = "$start" ]; then
   ls -d "$mark"* >/dev/null 2>&1 || early=yes
 fi
 
-# Slurm itself puts a job back whose node it has lost, or that has to make room. This shell is then a thing of the past.
+# Slurm itself requeues a job that lost a node or was preempted. This shell then belongs to an earlier start.
 standing='' tries=0
 while [ -z "$standing" ] && [ $((tries += 1)) -le 40 ]; do
-  [ "$tries" -gt 1 ] && sleep 15 # Slurm's controller may be away for a while
+  [ "$tries" -gt 1 ] && sleep 15 # slurmctld may be down for a while
   standing=$(squeue --noheader --jobs "$id" --Format=State:.20,RestartCnt:.20 2>/dev/null | xargs)
 done
 if [ "${standing##* }" != "$count" ] || { [ "${standing%% *}" != RUNNING ] && ! past_end; }; then
-  say "Slurm has ended this start of the job (${standing:-it does not answer})"
+  say "Slurm has ended this start of the job (${standing:-squeue does not answer})"
   [ "$code" -eq 0 ] && [ -e "$mark" ] && exit 75
   exit "$code"
 fi
 rm -f "$jobs/$id.nodes"
-# How it failed is written down before the next start writes over what the ranks have left.
+# Write the failure report before the next start overwrites the files of the ranks.
 [ "$code" -ne 0 ] && [ ! -e "$mark" ] && [ -z "$early" ] && [ ${#page[@]} -gt 0 ] && timeout 60 "${page[@]}" >/dev/null 2>&1
 
 over() {
@@ -125,32 +125,32 @@ over() {
   exit "$2"
 }
 
-# Ask that a job does not get the nodes that failed, as long as there are enough others.
+# Exclude the nodes that failed from a job, as long as enough other nodes remain.
 leave_out_for() {
   bad=$(sort --unique "$jobs/failed-nodes" 2>/dev/null)
   [ -n "$1" ] && [ -n "$bad" ] || return
   there=$(sinfo --noheader --Node --partition "$SLURM_JOB_PARTITION" --format %N | sort --unique | wc -l)
   [ $((there - $(echo "$bad" | wc -l))) -ge "$SLURM_JOB_NUM_NODES" ] || return
   bad=$(echo "$bad" | paste --serial --delimiters=,)
-  scontrol update JobId="$1" ExcNodeList="$bad" && say "leaving out $bad"
+  scontrol update JobId="$1" ExcNodeList="$bad" && say "excluding $bad"
 }
 
-# Go on later: back into the queue, or in the next job of the chain. Without progress, only so often.
+# Continue later: requeue this job, or leave it to the next job of the chain. Without progress, at most 5 times.
 again() {
-  [ -e "$jobs/cancelled" ] && over "it was cancelled" 0
+  [ -e "$jobs/cancelled" ] && over "cancelled" 0
   if [ "$(progress)" != "$start" ]; then
     rm -f "$jobs/idle"
   else
     echo . >>"$jobs/idle"
-    [ "$(wc -l <"$jobs/idle")" -ge 5 ] && over "ended 5 times without a new checkpoint in between: see $jobs/$id.log, or ask for more time" 75
+    [ "$(wc -l <"$jobs/idle")" -ge 5 ] && over "stopped 5 times in a row without a new checkpoint: see $jobs/$id.log, or request more time" 75
   fi
   if [ -z "$requeue" ]; then
-    say "$1; the next job of the chain goes on"
+    say "$1; the next job of the chain continues"
     leave_out_for "$(grep --after-context=1 --line-regexp "$id" "$jobs/chain" 2>/dev/null | sed --quiet 2p)"
     exit 75
   fi
-  say "$1; back into the queue"
-  scontrol requeue "$id" || over "this site does not let a job back into the queue: submit a chain, --jobs 5" 75
+  say "$1; requeued"
+  scontrol requeue "$id" || over "this site does not allow requeueing: submit a job chain with --jobs 5" 75
   leave_out_for "$id"
   exit 0
 }
@@ -158,15 +158,15 @@ again() {
 if [ -e "$mark" ]; then
   again "saved and stopped"
 elif [ -n "$stuck" ]; then
-  again "its ranks did not leave in time"
+  again "the ranks did not exit in time"
 elif [ -n "$early" ]; then
-  again "told to stop before it had begun"
+  again "asked to stop before the training had started"
 elif [ "$code" -eq 0 ]; then
-  over "it is complete" 0
+  over "complete" 0
 elif [ "$(progress)" != "$start" ] || { [ -n "$start" ] && [ "$code" -ne 2 ] && [ "$code" -ne 3 ]; }; then
-  # Codes 2 and 3 would only come again; 76 is that of a rank that lost another. The first of the others, if it died of a
-  # signal: maybe its node's fault.
+  # Exit codes 2 and 3 (usage, environment) would only repeat; 76 means that a rank lost its peer. Of the other codes, the
+  # first that is death by a signal may be the fault of its node.
   grep --invert-match 'exit code 76$' "$jobs/$id.errors" | head -1 | sed --quiet --regexp-extended 's/^srun: error: ([^] :[]+): task [0-9]+: (Killed|Bus error|Segmentation fault|Aborted).*/\1/p' >>"$jobs/failed-nodes"
   again "failed with exit code $code"
 fi
-over "it failed with exit code $code: see $jobs/$id.log" "$code"
+over "failed with exit code $code: see $jobs/$id.log" "$code"

@@ -31,7 +31,7 @@ def main(config: paceline.RunConfig) -> None:
             result = take(step)
             total = take.total(result)
             if recorder.step(
-                step.plan.step + 1,
+                step.plan.index + 1,
                 total.loss / total.counted,
                 model,
                 optimizer,

@@ -1,1 +1,1 @@
-"""How samples are read from HDF5 files."""
+"""Read samples from HDF5 files."""

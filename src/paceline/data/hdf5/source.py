@@ -1,4 +1,4 @@
-"""An HDF5 file as a source, as it is: each chunk is read once in an epoch, and no more is kept than two windows hold."""
+"""An HDF5 file as a source: every chunk is read once per epoch."""
 
 from __future__ import annotations
 
@@ -25,18 +25,21 @@ from paceline.data.hdf5.file import (
     reading,
 )
 from paceline.data.order import Places
-from paceline.data.reading.batch_buffer import BatchBuffer, Rows, as_rows, make_room
+from paceline.data.reading.batch_buffer import BatchBuffer, Rows, allocate_buffer, as_rows
 from paceline.data.reading.source import Batch
 from paceline.errors import ConfigError
 from paceline.world.detect import detect_world
 
 
 class H5Source:
-    """Samples that are rows of the datasets of a file, in the order of `columns`, the last of which is the target.
+    """Samples that are rows of the datasets of a file, in the order of `columns`.
 
-    A block is as many whole chunks as make about a MB. Blocks are decoded into memory when a sample of theirs is asked
-    for. The memory holds 2 x `window` blocks; what was used longest ago makes room. Who goes through the blocks of one
-    window after the other, or of two at a time, so reads every chunk once. Each process opens the file for itself.
+    The last is the target.
+
+    A block is about a MB of whole chunks. It is decoded into memory when one of its samples
+    is needed. Memory holds 2 x `window` blocks, and the least recently used one is evicted
+    first. So a reader that needs the blocks of at most two windows at a time reads every
+    chunk once. Each process opens the file itself.
     """
 
     def __init__(
@@ -57,42 +60,42 @@ class H5Source:
         return self.columns[0].rows
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to this process."""
+        """Omit the open files of this process."""
         return self.__dict__ | {"_readers": {}}
 
     def __getitem__(self, sample: int) -> Batch:
-        """Return one sample; its whole block is read, and kept as others are."""
-        return tuple(memory[0] for memory in self.gather(numpy.array([sample]), (0, 0)))
+        """Return one sample; its whole block is read and kept in memory."""
+        return tuple(tensor[0] for tensor in self.gather(numpy.array([sample]), (0, 0)))
 
     def gather(self, samples: Places, key: tuple[int, int]) -> Batch:
-        """Return some samples, stacked."""
-        return self.gather_into(samples, self.room_for(len(samples)))
+        """Return samples, stacked."""
+        return self.gather_into(samples, self.new_buffer(len(samples)))
 
-    def room_for(self, count: int, *, pinned: bool = False) -> BatchBuffer:
-        """Return memory for so many samples."""
+    def new_buffer(self, count: int, *, pinned: bool = False) -> BatchBuffer:
+        """Allocate a buffer for `count` samples."""
         columns = ((getattr(torch, column.dtype), column.shape) for column in self.columns)
-        return make_room(count, columns, pinned=pinned)
+        return allocate_buffer(count, columns, pinned=pinned)
 
-    def gather_into(self, samples: Places, room: BatchBuffer) -> Batch:
-        """Copy some samples into memory that has room for at least as many; return the part that was filled."""
+    def gather_into(self, samples: Places, buffer: BatchBuffer) -> Batch:
+        """Copy samples into a buffer that is large enough; return the part that was filled."""
         if len(samples) and not 0 <= samples.min() <= samples.max() < len(self):
             raise IndexError(f"samples {samples.min()} to {samples.max()} of {len(self)}")
         if len(samples) and self.bytes_per_sample:
-            self._reader().copy(samples, [rows[: len(samples)] for rows in room.rows])
-        return room.first(len(samples))
+            self._reader().copy(samples, [rows[: len(samples)] for rows in buffer.rows])
+        return buffer.first(len(samples))
 
     def _reader(self) -> _Reader:
-        """Return what reads for this process, which may be a fork of one that has read already."""
-        mine = os.getpid(), self.window
-        if mine not in self._readers:
+        """Return the reader of this process, which may be a fork of one that has a reader."""
+        key = os.getpid(), self.window
+        if key not in self._readers:
             blocks = -(-len(self) // self.block)
             slots = min(2 * self.window, blocks)
             _check_memory(slots * self.block * self.bytes_per_sample, self.window, self.path)
-            self._readers.setdefault(mine, _Reader(self.path, self.columns, self._plan, slots))
+            self._readers.setdefault(key, _Reader(self.path, self.columns, self._plan, slots))
             for owner, reader in list(self._readers.items()):
-                if owner != mine:
+                if owner != key:
                     reader.forget()
-        return self._readers[mine]
+        return self._readers[key]
 
 
 class _Reader:
@@ -108,58 +111,70 @@ class _Reader:
         self._file: Any = None
         self._datasets: list[Any] = []
 
-    def copy(self, samples: Places, room: Sequence[Rows]) -> None:
-        """Copy some samples to where they shall lie, after what is missing was read."""
+    def copy(self, samples: Places, buffers: Sequence[Rows]) -> None:
+        """Copy samples into one buffer per column; missing blocks are read first."""
         with self._lock:
             if not self._arrays:
                 self._open()
-            blocks, firsts, each = numpy.unique(
+            blocks, firsts, block_of = numpy.unique(
                 samples // self._plan.rows, return_index=True, return_inverse=True
             )
-            order = self._turns(blocks, firsts)
+            order = self._reading_order(blocks, firsts)
             if len(order) <= self._slots:
-                self._copy(samples, self._rows(samples, blocks, each, order), room)
+                self._copy(samples, self._rows(samples, blocks, block_of, order), buffers)
                 return
             for begin in range(0, len(order), self._slots):
                 turn = order[begin : begin + self._slots]
-                places = numpy.flatnonzero(numpy.isin(each, turn))
-                part = [
-                    numpy.empty((len(places), *memory.shape[1:]), dtype=numpy.uint8)
-                    for memory in room
-                ]
-                self._copy(
-                    samples[places], self._rows(samples[places], blocks, each[places], turn), part
-                )
-                for memory, rows in zip(room, part, strict=True):
-                    memory[places] = rows
+                positions = numpy.flatnonzero(numpy.isin(block_of, turn))
+                self._copy_turn(samples, blocks, block_of, turn, positions, buffers)
+
+    def _copy_turn(
+        self,
+        samples: Places,
+        blocks: Places,
+        block_of: Places,
+        turn: Places,
+        positions: Places,
+        buffers: Sequence[Rows],
+    ) -> None:
+        """Copy the samples at some positions, whose blocks fit into memory together."""
+        samples, block_of = samples[positions], block_of[positions]
+        count = len(positions)
+        parts = [numpy.empty((count, *buffer.shape[1:]), dtype=numpy.uint8) for buffer in buffers]
+        self._copy(samples, self._rows(samples, blocks, block_of, turn), parts)
+        for buffer, part in zip(buffers, parts, strict=True):
+            buffer[positions] = part
 
     def forget(self) -> None:
-        """Give the memory back. The file stays open: where this is a fork, to close it would unlock it for the parent."""
+        """Free the memory.
+
+        The file stays open: closing it in a fork would unlock it for the parent.
+        """
         self._held.clear()
         self._free, self._arrays, self._memory = list(range(self._slots)), [], []
 
-    def _turns(self, blocks: Places, firsts: Places) -> Places:
-        """Return the numbers of some blocks as they shall be used: those in memory before others take their place."""
+    def _reading_order(self, blocks: Places, firsts: Places) -> Places:
+        """Return the order to use blocks in: first those in memory, before others evict them."""
         missing = numpy.array([int(block) not in self._held for block in blocks])
         return numpy.lexsort((firsts, missing))
 
-    def _rows(self, samples: Places, blocks: Places, each: Places, turn: Places) -> Places:
-        """Return where samples lie in memory; each belongs to one of the blocks, and those whose turn it is are needed."""
+    def _rows(self, samples: Places, blocks: Places, block_of: Places, turn: Places) -> Places:
+        """Return the rows of samples in memory, after the blocks of this turn were read."""
         begins = numpy.zeros(len(blocks), dtype=numpy.int64)
         for number in turn:
             block = int(blocks[number])
             begins[number] = (self._slot(block) - block) * self._plan.rows
-        rows: Places = samples + begins[each]
+        rows: Places = samples + begins[block_of]
         return rows
 
-    def _copy(self, samples: Places, rows: Places, room: Sequence[Rows]) -> None:
-        for column, memory, filled in zip(self._columns, self._memory, room, strict=True):
+    def _copy(self, samples: Places, rows: Places, buffers: Sequence[Rows]) -> None:
+        for column, memory, buffer in zip(self._columns, self._memory, buffers, strict=True):
             if column.item_bytes:
                 index = samples if column.name in self._plan.whole else rows
-                memory.take(index, axis=0, out=filled, mode="clip")
+                memory.take(index, axis=0, out=buffer, mode="clip")
 
     def _slot(self, block: int) -> int:
-        """Return where a block lies in memory, after it was read if need be."""
+        """Return the slot of a block in memory; read the block first if needed."""
         if block in self._held:
             self._held.move_to_end(block)
             return self._held[block]
@@ -194,30 +209,26 @@ class _Reader:
 def read_rows(
     dataset: Any, column: H5Column, begin: int, end: int, array: NDArray[Any], path: Path
 ) -> None:
-    """Read some rows of a column into the first rows of an array."""
+    """Read rows of a column into the first rows of an array."""
     if end > begin and array.size:
         with reading(f"{column.name} of {path}, rows {begin} to {end - 1},"):
             dataset.read_direct(array, numpy.s_[begin:end], numpy.s_[: end - begin])
 
 
 def _warn(columns: Sequence[H5Column], plan: Blocks, path: Path) -> None:
-    """Say in one line, on one rank, what a bad layout costs."""
-    found = [
-        (column.name, problem)
-        for column in columns
-        for problem in problems_of(column, path)
-        if problem.here
-    ]
-    costs = [f"{name}: {problem.cost}" for name, problem in found]
-    costs += [
-        f"{name}: chunks that lie in two blocks of {plan.rows:,} samples are read twice"
-        for name in plan.cut
-    ]
+    """Print one line on rank 0 about the cost of a bad layout."""
+    costs, fixes = [], []
+    for column in columns:
+        for problem in problems_of(column, path):
+            if problem.here:
+                costs.append(f"{column.name}: {problem.cost}")
+                fixes.append(problem.fix)
+    for name in plan.cut:
+        span = f"chunks that span two blocks of {plan.rows:,} samples"
+        costs.append(f"{name}: {span} are read twice")
+    fixes.append("give all datasets chunks with the same number of rows")
     if costs and detect_world(os.environ).rank == 0:
-        fix = next(
-            (problem.fix for _, problem in found), "give all datasets chunks of as many rows"
-        )
-        _say_once(f"warning: {path}: {'; '.join(costs)}; better: {fix}")
+        _say_once(f"warning: {path}: {'; '.join(costs)}; fix: {fixes[0]}")
 
 
 @cache
@@ -226,9 +237,11 @@ def _say_once(text: str) -> None:
 
 
 def _check_memory(size_bytes: int, window: int, path: Path) -> None:
-    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size_bytes > here:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size_bytes > memory:
+        smaller = max(1, window * memory // (2 * size_bytes))
         raise ConfigError(
-            f"two windows of read.window={window} blocks of {path} take {size_bytes / 1e9:,.1f} GB; this machine has {here / 1e9:,.1f} GB",
-            fix=f"set read.window={max(1, window * here // (2 * size_bytes))}, or less, as all ranks of a node need as much",
+            f"two windows of read.window={window} blocks of {path} take "
+            f"{size_bytes / 1e9:,.1f} GB; this machine has {memory / 1e9:,.1f} GB",
+            fix=f"set read.window={smaller} or less: every rank of a node needs this much memory",
         )

@@ -8,7 +8,8 @@ from typing import Any
 import numpy
 
 from paceline.data.shards.index import Column, DatasetIndex, ShardFacts
-from paceline.data.shards.shard import WORDS, Rows, column_of
+from paceline.data.shards.shard import Rows, column_of
+from paceline.dtypes import SAFETENSORS_NAMES
 from paceline.errors import ConfigError, DataError, did_you_mean
 
 _LABELS = {"label", "labels", "target", "targets", "class", "y"}
@@ -55,10 +56,10 @@ def storable_dtype(dtype: numpy.dtype[Any], name: str, where: str) -> numpy.dtyp
             f"{where}: {name} contains Python objects, which are never unpickled",
             fix="save it as an array of numbers (rows of different lengths and None make object arrays)",
         )
-    if dtype.name not in WORDS:
+    if dtype.name not in SAFETENSORS_NAMES:
         raise DataError(
             f"{where}: {name} has type {dtype}, which a shard cannot store",
-            fix=f"convert it to one of: {', '.join(WORDS)}",
+            fix=f"convert it to one of: {', '.join(SAFETENSORS_NAMES)}",
         )
     return dtype.newbyteorder("<")
 

@@ -16,7 +16,8 @@ from paceline.data.pack.columns import check_lengths, select_columns
 from paceline.data.pack.inputs import PackContext, Prepared
 from paceline.data.pack.optional_packages import import_optional
 from paceline.data.pack.request import PackRequest
-from paceline.data.shards.shard import WORDS, Array, Rows, Varying
+from paceline.data.shards.shard import Array, Rows, Varying
+from paceline.dtypes import SAFETENSORS_NAMES
 from paceline.errors import DataError
 
 PARQUET = (".parquet", ".pq")
@@ -167,7 +168,7 @@ def _check_type(first: Any, kind: Any, name: str, path: Path) -> None:
     if types.is_dictionary(kind):
         kind = kind.value_type
     inner = kind.value_type if types.is_nested(kind) and hasattr(kind, "value_type") else kind
-    if not _is_text(kind) and WORDS.get(_numpy_name(inner)) is None:
+    if not _is_text(kind) and SAFETENSORS_NAMES.get(_numpy_name(inner)) is None:
         raise DataError(
             f"{path}: {name} has type {kind}, which a shard cannot store",
             fix="select other columns with --columns, or convert it to numbers",

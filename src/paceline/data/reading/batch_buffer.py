@@ -1,4 +1,4 @@
-"""Memory into which samples are copied, and which is used again for later ones."""
+"""Host buffers for samples, which later batches reuse."""
 
 from __future__ import annotations
 
@@ -14,37 +14,40 @@ Rows = NDArray[numpy.uint8]
 
 
 class BatchBuffer(NamedTuple):
-    """Memory for some samples: a tensor for every column."""
+    """Memory for a fixed number of samples: one tensor per column."""
 
     tensors: tuple[Tensor, ...]
     rows: tuple[Rows, ...]
-    """The same memory as bytes, a row for every sample: numpy knows no bfloat16, and copies rows faster than torch does."""
+    """The same memory as bytes, one row per sample.
+
+    numpy has no bfloat16, and it copies rows faster than torch.
+    """
 
     def first(self, count: int) -> tuple[Tensor, ...]:
-        """Return the tensors, cut to so many samples."""
+        """Return the tensors, cut to `count` samples."""
         if count == len(self.rows[0]):
             return self.tensors
         return tuple(tensor[:count] for tensor in self.tensors)
 
 
-def make_room(
+def allocate_buffer(
     count: int, columns: Iterable[tuple[torch.dtype, tuple[int, ...]]], *, pinned: bool = False
 ) -> BatchBuffer:
-    """Return memory for so many samples, whose columns are of these types and shapes.
+    """Return memory for `count` samples; a column is given as (dtype, shape of one sample).
 
-    >>> make_room(3, [(torch.bfloat16, (5,))]).rows[0].shape
+    >>> allocate_buffer(3, [(torch.bfloat16, (5,))]).rows[0].shape
     (3, 10)
     """
-    tensors = tuple(
-        torch.empty((count, *shape), dtype=dtype, pin_memory=pinned) for dtype, shape in columns
-    )
-    return BatchBuffer(
-        tensors,
-        tuple(as_rows(tensor.view(-1).view(torch.uint8).numpy(), count) for tensor in tensors),
-    )
+    tensors: list[Tensor] = []
+    rows: list[Rows] = []
+    for dtype, shape in columns:
+        tensor = torch.empty((count, *shape), dtype=dtype, pin_memory=pinned)
+        tensors.append(tensor)
+        rows.append(as_rows(tensor.view(-1).view(torch.uint8).numpy(), count))
+    return BatchBuffer(tuple(tensors), tuple(rows))
 
 
 def as_rows(array: NDArray[Any], count: int) -> Rows:
-    """Return an array as so many rows of bytes."""
+    """View an array as `count` rows of bytes."""
     flat = array.reshape(-1).view(numpy.uint8)
     return flat.reshape(count, flat.size // max(1, count))

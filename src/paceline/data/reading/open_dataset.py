@@ -1,4 +1,4 @@
-"""How a set of files becomes a source: `open_dataset`."""
+"""Open shards or an HDF5 file for training: `open_dataset`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ def open_dataset(
     transform: Transform | None = None,
     each: Callable[..., Any] | None = None,
 ) -> Any:
-    """Open shards in a folder or at an address such as s3://bucket/set, or an HDF5 file, for `Batches` and `Trainer`.
+    """Open shards (a folder, or an address such as s3://bucket/dataset) or an HDF5 file.
 
-    `transform(batch, draws)` is applied to whole lanes, on the device of the training; `each(*columns)` to one sample
-    after the other, in `read.workers` processes.
+    The result is for `Batches` and `Trainer`.
+
+    `transform(batch, rng)` is applied to whole lanes, on the device of the training.
+    `each(*columns)` is applied to one sample at a time, in `read.workers` processes.
     """
     if isinstance(columns, str):
         raise ConfigError(
-            f"columns={columns!r} is one word", fix=f"give a list: columns=[{columns!r}]"
+            f"columns={columns!r} is a string, not a list", fix=f"pass columns=[{columns!r}]"
         )
     source = _open(str(address), config, columns)
     if each is not None:
@@ -46,6 +48,5 @@ def _open(address: str, config: RunConfig, columns: Sequence[str]) -> Any:
         from paceline.data.hdf5.source import H5Source
 
         return H5Source(Path(address), columns)
-    return ShardSource(
-        open_store(address, config.read.cache, int(config.read.cache_gb * 1e9)), columns
-    )
+    store = open_store(address, config.read.cache, int(config.read.cache_gb * 1e9))
+    return ShardSource(store, columns)

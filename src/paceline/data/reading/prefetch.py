@@ -1,4 +1,4 @@
-"""How the next steps are read while this one is computed: by a thread, a stated number of pieces ahead."""
+"""Read ahead in a thread: a bounded number of items are ready before they are needed."""
 
 from __future__ import annotations
 
@@ -11,82 +11,87 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 class _FreeSlots:
-    """Places that may be filled. The one that was given back last is given out first: it may still be in the cache."""
+    """Numbers of buffers that may be filled.
+
+    The last one returned comes first: it may still be in the CPU cache.
+    """
 
     def __init__(self, count: int) -> None:
-        self._places: list[int] = []
-        self._given_back: SimpleQueue[None] = SimpleQueue()  # as many as there are places
-        for place in reversed(range(count)):
-            self.put(place)
+        self._slots: list[int] = []
+        self._returned: SimpleQueue[None] = SimpleQueue()  # one entry per free slot
+        for slot in reversed(range(count)):
+            self.put(slot)
 
-    def put(self, place: int) -> None:
-        """Give a place back."""
-        self._places.append(place)
-        self._given_back.put(None)
+    def put(self, slot: int) -> None:
+        """Return a slot."""
+        self._slots.append(slot)
+        self._returned.put(None)
 
     def get(self) -> int | None:
-        """Wait for a place; none, if the program ends meanwhile."""
+        """Wait for a slot. Returns None when the main thread has ended."""
         while threading.main_thread().is_alive():
             with contextlib.suppress(Empty):
-                self._given_back.get(timeout=_LOOK_S)
-                return self._places.pop()
+                self._returned.get(timeout=_POLL_S)
+                return self._slots.pop()
         return None
 
 
 class _End:
-    """The last thing that comes out of a queue: nothing, or what went wrong."""
+    """The last item of the queue, with the error that ended the thread, if any."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
 
 
 def prefetched(
-    wanted: Iterator[T], read: Callable[[T, int], R], depth: int
+    requests: Iterator[T], read: Callable[[T, int], R], depth: int
 ) -> Generator[tuple[T, R]]:
-    """Yield what was wanted, and what was read for it, in order; at most `depth` pieces wait, and one is being read.
+    """Yield each request with its result, in order.
 
-    `read` is told which of `depth + 2` places in memory it may fill: one more is in the hands of the caller, who must be
-    done with it when he asks for the next.
+    At most `depth` results wait while one more is read.
+
+    `read(request, slot)` may fill buffer number `slot` of `depth + 2`: the caller holds one
+    more result until it asks for the next.
     """
     free = _FreeSlots(depth + 2)
     ready: SimpleQueue[tuple[T, R, int] | _End] = SimpleQueue()
     stop = threading.Event()
-    # Not a daemon: one that is stopped in the middle of a copy takes the interpreter with it.
+    # Not a daemon: a daemon thread stopped in the middle of a copy crashes the interpreter.
     thread = threading.Thread(
-        target=_work, args=(wanted, read, free, ready, stop), name="read-ahead"
+        target=_work, args=(requests, read, free, ready, stop), name="read-ahead"
     )
     thread.start()
     try:
-        while not isinstance(piece := ready.get(), _End):
-            want, found, place = piece
-            yield want, found
-            free.put(place)
-        if piece.error is not None:
-            raise piece.error
+        while not isinstance(item := ready.get(), _End):
+            request, result, slot = item
+            yield request, result
+            free.put(slot)
+        if item.error is not None:
+            raise item.error
     finally:
         stop.set()
-        free.put(0)  # the thread may be waiting for one
+        free.put(0)  # the thread may be waiting for a slot
         thread.join()
 
 
 def _work(
-    wanted: Iterator[T],
+    requests: Iterator[T],
     read: Callable[[T, int], R],
     free: _FreeSlots,
     ready: SimpleQueue[tuple[T, R, int] | _End],
     stop: threading.Event,
 ) -> None:
-    error: BaseException | None = None
+    caught: BaseException | None = None
     try:
-        for want in wanted:
-            place = free.get()
-            if place is None or stop.is_set():
+        for request in requests:
+            slot = free.get()
+            if slot is None or stop.is_set():
                 return
-            ready.put((want, read(want, place), place))
-    except BaseException as found:  # noqa: BLE001 - raised again where the piece is asked for
-        error = found
-    ready.put(_End(error))
+            ready.put((request, read(request, slot), slot))
+    except BaseException as error:  # noqa: BLE001 - raised again in the thread that reads the results
+        caught = error
+    ready.put(_End(caught))

@@ -1,4 +1,4 @@
-"""What samples come from: tensors in memory, or any map-style dataset."""
+"""Sources of samples: tensors in memory, or any map-style dataset."""
 
 from __future__ import annotations
 
@@ -21,53 +21,53 @@ class Source(Protocol):
     """Numbered samples that are read many at a time."""
 
     bytes_per_sample: int
-    """What reading one ahead costs in memory."""
+    """Host memory that one prefetched sample takes."""
     block: int
-    """How many samples in a row lie, and are read, together; 0: each by itself."""
+    """Consecutive samples that are stored and read together; 0: samples are separate."""
     window: int
-    """How many blocks are mixed: no more than two windows are asked for at a time."""
+    """Blocks that are shuffled together. Samples of at most two windows are requested at a time."""
 
     def __len__(self) -> int:
-        """Return how many samples there are."""
+        """Return the number of samples."""
 
     def gather(self, samples: Places, key: tuple[int, int]) -> Batch:
-        """Return some samples, stacked; `key` is (seed, epoch), for sources that draw random numbers."""
+        """Return samples, stacked. `key` is (seed, epoch), for sources that draw random numbers."""
 
 
 @runtime_checkable
-class SupportsGatherInto(Protocol):
-    """A source that can fill memory which is used again."""
+class SupportsGatherInto(Source, Protocol):
+    """A source that can fill a buffer of the caller."""
 
-    def room_for(self, count: int, *, pinned: bool = False) -> BatchBuffer:
-        """Return memory for so many samples."""
+    def new_buffer(self, count: int, *, pinned: bool = False) -> BatchBuffer:
+        """Allocate a buffer for `count` samples."""
 
-    def gather_into(self, samples: Places, room: BatchBuffer) -> Batch:
-        """Copy some samples into memory that has room for at least as many; return the part that was filled."""
+    def gather_into(self, samples: Places, buffer: BatchBuffer) -> Batch:
+        """Copy samples into a buffer that is large enough; return the part that was filled."""
 
 
 @runtime_checkable
 class SupportsPrefetch(Protocol):
-    """A source that makes use of knowing what comes next."""
+    """A source that can fetch blocks before they are needed."""
 
     def expect(self, blocks: Sequence[int]) -> None:
-        """Get ready for the blocks of the next window."""
+        """Start to fetch the blocks of the next window."""
 
 
 class TensorSource:
-    """Samples that are rows of tensors, the last of which is the target."""
+    """Samples that are rows of tensors; the last tensor is the target."""
 
     block = window = 0
 
     def __init__(self, *tensors: Tensor) -> None:
-        if not tensors or any(len(tensor) != len(tensors[0]) for tensor in tensors):
+        lengths = [len(tensor) for tensor in tensors]
+        if len(set(lengths)) != 1:
             raise ConfigError(
-                f"tensors of {[len(tensor) for tensor in tensors]} rows are not one set of samples",
-                fix="give tensors of equal length",
+                f"all tensors of a dataset must have the same number of rows, got {lengths}",
+                fix="pass tensors of equal length",
             )
         self._tensors = tensors
-        self.bytes_per_sample = sum(
-            tensor[:1].numel() * tensor.element_size() for tensor in tensors
-        )
+        row_sizes = [tensor[:1].numel() * tensor.element_size() for tensor in tensors]
+        self.bytes_per_sample = sum(row_sizes)
 
     def __len__(self) -> int:
         return len(self._tensors[0])
@@ -79,7 +79,7 @@ class TensorSource:
 
 
 class DatasetWrapper:
-    """What lies around a dataset, and has as many samples in the same blocks."""
+    """A wrapper with as many samples as its dataset, in the same blocks."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -87,7 +87,7 @@ class DatasetWrapper:
 
     @property
     def window(self) -> int:
-        """How many blocks are mixed; the dataset may read the better for knowing it."""
+        """Blocks that are shuffled together; the dataset may size its cache by it."""
         return getattr(self._dataset, "window", 0)
 
     @window.setter
@@ -100,19 +100,22 @@ class DatasetWrapper:
 
 
 class DatasetSource(DatasetWrapper):
-    """Samples of a map-style dataset, read one by one; what it draws at random is keyed by the sample."""
+    """Samples of a map-style dataset, read one by one.
 
-    bytes_per_sample = 1 << 30  # unknown: read no step ahead
+    All generators are seeded by sample first.
+    """
+
+    bytes_per_sample = 1 << 30  # unknown: group no steps
 
     def gather(self, samples: Places, key: tuple[int, int]) -> Batch:
-        """Return samples as the default collation stacks them."""
-        found = default_collate([self._sample(int(sample), key) for sample in samples])
-        if isinstance(found, Mapping):
+        """Return samples, stacked by `default_collate`."""
+        batch = default_collate([self._sample(int(sample), key) for sample in samples])
+        if isinstance(batch, Mapping):
             raise ConfigError(
-                f"a sample of the dataset is a mapping of {', '.join(map(str, found))}",
-                fix="return a tuple, the target last, or give Trainer a dataset that does",
+                f"samples of the dataset are mappings with the keys {', '.join(map(str, batch))}",
+                fix="return a tuple from __getitem__, with the target last",
             )
-        return tuple(found) if isinstance(found, Sequence) else (found,)
+        return tuple(batch) if isinstance(batch, Sequence) else (batch,)
 
     def _sample(self, sample: int, key: tuple[int, int]) -> Any:
         seed_everything(*key, sample)
@@ -120,32 +123,38 @@ class DatasetSource(DatasetWrapper):
 
 
 def as_source(data: Any) -> Source:
-    """Return a source for what the user has: a source, tensors, or anything with a length and an index."""
-    if hasattr(data, "gather"):
-        missing = [
-            name
-            for name in ("bytes_per_sample", "block", "window", "__len__")
-            if not hasattr(data, name)
-        ]
-        if missing:
-            raise ConfigError(
-                f"{type(data).__name__} has gather, but no {', '.join(missing)}",
-                fix="give it what paceline.data.reading.source.Source describes (block = window = 0: samples lie anywhere)",
-            )
-        found: Source = data
-    elif isinstance(data, TensorDataset):
-        found = TensorSource(*data.tensors)
-    elif isinstance(data, tuple | list) and all(isinstance(item, Tensor) for item in data):
-        found = TensorSource(*data)
-    elif hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        found = DatasetSource(data)
-    else:
-        raise ConfigError(
-            f"{type(data).__name__} is not a set of numbered samples",
-            fix="give a tuple of tensors, or a dataset with __len__ and __getitem__",
-        )
-    if len(found) == 0:
+    """Turn a source, tensors, or anything with `__len__` and `__getitem__` into a source."""
+    source = _find_source(data)
+    if len(source) == 0:
         raise ConfigError(
             "the dataset has 0 samples", fix="check the path or the filter that made it"
         )
-    return found
+    return source
+
+
+def _find_source(data: Any) -> Source:
+    if hasattr(data, "gather"):
+        _check_source(data)
+        source: Source = data
+        return source
+    if isinstance(data, TensorDataset):
+        return TensorSource(*data.tensors)
+    if isinstance(data, tuple | list) and all(isinstance(item, Tensor) for item in data):
+        return TensorSource(*data)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return DatasetSource(data)
+    raise ConfigError(
+        f"{type(data).__name__} is not a map-style dataset",
+        fix="pass a tuple of tensors, or a dataset with __len__ and __getitem__",
+    )
+
+
+def _check_source(data: Any) -> None:
+    required = ("bytes_per_sample", "block", "window", "__len__")
+    missing = [name for name in required if not hasattr(data, name)]
+    if missing:
+        raise ConfigError(
+            f"{type(data).__name__} has gather, but not {', '.join(missing)}",
+            fix="add the attributes of paceline.data.reading.source.Source (block = window = 0 if samples "
+            "are stored separately)",
+        )

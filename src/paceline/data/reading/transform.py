@@ -1,4 +1,4 @@
-"""What is done to samples on their way: to a whole lane at once, or to one sample after the other."""
+"""Transforms of samples: of a whole lane at once on the device, or of one sample at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from paceline.errors import ConfigError
 from paceline.world.randomness import seed_everything
 
 Transform = Callable[[Batch, SampleRng], Batch]
-"""transform(batch, draws) -> batch: many samples at once; what is random comes from `draws`, which are keyed by sample."""
+"""transform(batch, rng) -> batch, for many samples at once.
+
+Draw random numbers from `rng`, which is keyed by sample.
+"""
 
 
 class Transformed:
@@ -22,30 +25,27 @@ class Transformed:
 
     def __init__(self, source: Source, transform: Transform) -> None:
         self.source, self._transform = source, transform
-        self.bytes_per_sample, self.block, self.window = (
-            source.bytes_per_sample,
-            source.block,
-            source.window,
-        )
+        self.bytes_per_sample = source.bytes_per_sample
+        self.block, self.window = source.block, source.window
 
     def __len__(self) -> int:
         return len(self.source)
 
     def gather(self, samples: Places, key: tuple[int, int]) -> Batch:
-        """Return some samples, transformed."""
+        """Read samples and transform them."""
         return self.apply(self.source.gather(samples, key), samples, key)
 
     def apply(self, batch: Batch, samples: Places, key: tuple[int, int]) -> Batch:
         """Transform samples that were read."""
-        seed_everything(
-            *key, int(samples[0])
-        )  # for those who draw elsewhere: the same in every world, at least
-        found = self._transform(batch, SampleRng(samples, key, str(batch[0].device)))
-        if isinstance(found, Tensor):
+        # For transforms that use global generators: at least the same at every world size.
+        seed_everything(*key, int(samples[0]))
+        result = self._transform(batch, SampleRng(samples, key, str(batch[0].device)))
+        if isinstance(result, Tensor):
             raise ConfigError(
-                "the transform returned a tensor, not a batch", fix="return a tuple of tensors"
+                "the transform returned a tensor instead of a batch",
+                fix="return a tuple of tensors",
             )
-        return tuple(found)
+        return tuple(result)
 
 
 class PerSample(DatasetWrapper):

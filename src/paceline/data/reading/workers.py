@@ -1,4 +1,4 @@
-"""How a dataset written in Python is read by several processes: the samples of a lane are made by one of them."""
+"""Read a Python dataset in worker processes: each lane is made by one of them."""
 
 from __future__ import annotations
 
@@ -16,67 +16,66 @@ from paceline.world.parent_death import die_with_parent
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
-Wanted = tuple[Places, tuple[int, int]]
+LaneRequest = tuple[Places, tuple[int, int]]
 """The samples of a lane, and (seed, epoch)."""
 
 
-class _Failed(NamedTuple):
-    """An error of ours, on its way from a worker to the rank."""
+class _WorkerError(NamedTuple):
+    """A Paceline error, as a worker sends it to the rank."""
 
     kind: type[PacelineError]
     problem: str
     fix: str
 
 
-class _Answers(Dataset[Any]):
-    """A source that is asked for whole lanes."""
+class _LaneDataset(Dataset[Any]):
+    """A source whose items are whole lanes."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
-    def __getitem__(self, wanted: Wanted) -> Batch | _Failed:
+    def __getitem__(self, request: LaneRequest) -> Batch | _WorkerError:
         try:
-            return self._source.gather(*wanted)
-        except PacelineError as error:  # torch would make a RuntimeError of it
-            return _Failed(type(error), error.problem, error.fix)
+            return self._source.gather(*request)
+        except PacelineError as error:  # torch would turn it into a RuntimeError
+            return _WorkerError(type(error), error.problem, error.fix)
 
 
 def read_in_workers(
-    source: Source, wanted: Iterable[Wanted], workers: int, lanes_ahead: int
+    source: Source, requests: Iterable[LaneRequest], workers: int, lanes_ahead: int
 ) -> Generator[Batch]:
-    """Yield lanes in the order in which they are wanted; so many are in the making at a time."""
-    lanes: Any = iter(
-        DataLoader(
-            _Answers(source),
-            batch_size=None,
-            sampler=wanted,
-            num_workers=workers,
-            prefetch_factor=max(1, -(-lanes_ahead // workers)),
-            collate_fn=_as_it_is,
-            worker_init_fn=_begin,
-            multiprocessing_context="fork",  # what the user's script defines need not be found again by its name
-            generator=torch.Generator(),  # else it would draw from the training's own
-        )
+    """Yield lanes in the order of the requests; about `lanes_ahead` are prepared at a time."""
+    loader = DataLoader(
+        _LaneDataset(source),
+        batch_size=None,
+        sampler=requests,
+        num_workers=workers,
+        prefetch_factor=max(1, -(-lanes_ahead // workers)),
+        collate_fn=_unchanged,
+        worker_init_fn=_start_worker,
+        multiprocessing_context="fork",  # spawn would have to import what the user's script defines
+        generator=torch.Generator(),  # else DataLoader draws from the generator of the training
     )
+    lanes: Any = iter(loader)
     try:
         for lane in lanes:
-            if isinstance(lane, _Failed):
+            if isinstance(lane, _WorkerError):
                 raise lane.kind(lane.problem, fix=lane.fix)
             yield lane
     finally:
         lanes._shutdown_workers()  # noqa: SLF001 - else they live until the iterator is collected
-        for worker in lanes._workers:  # noqa: SLF001 - those that hang, and do not hear the signal that asks them to end
+        for worker in lanes._workers:  # noqa: SLF001 - some hang and ignore the request to exit
             if worker.is_alive():
                 worker.kill()
                 worker.join()
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch
 
 
-def _begin(number: int) -> None:
-    """Leave signals to the rank, and end with it."""
+def _start_worker(number: int) -> None:
+    """Ignore stop signals, which are for the rank, and exit when the rank exits."""
     for name in _STOP_SIGNALS:
         signal.signal(name, signal.SIG_IGN)
     die_with_parent()

@@ -1,1 +1,1 @@
-"""How samples lie in shards, and where shards come from."""
+"""The shard format, and the stores that shards come from."""

@@ -1,12 +1,18 @@
-"""One stretch of address space in which many files lie side by side, so that one gather can reach into all of them."""
+"""Map many files into one range of addresses, so that one gather reads from all of them.
+
+Files are placed so that the items of every column begin at multiples of their size. All
+columns of all files are then rows of one matrix each, which the fastest gather can read.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import os
 import weakref
-from functools import cache
+from collections.abc import Iterable
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy
@@ -17,9 +23,12 @@ _UNBACKED = getattr(mmap, "MAP_NORESERVE", 0)
 _NO_ACCESS = 0
 _FAILED = ctypes.c_void_p(-1).value
 
+_LONGEST_PERIOD = 1 << 32
+_MOST_ADDRESSES = 1 << 45  # a quarter of the address space of a process
+
 
 class Region:
-    """Address space that is reserved as a whole; files are mapped into it, read-only, and taken out again."""
+    """A reserved range of addresses into which files are mapped read-only."""
 
     def __init__(self, size: int) -> None:
         self._size = whole_pages(max(1, size))
@@ -27,16 +36,16 @@ class Region:
         self._begin = _map(None, self._size, _NO_ACCESS, flags, -1)
         raw = (ctypes.c_uint8 * self._size).from_address(self._begin)
         self.bytes: NDArray[numpy.uint8] = numpy.ctypeslib.as_array(raw)
-        """All of it. What is not mapped must not be touched: that ends the process."""
-        # Not when the interpreter ends: a thread may still be reading.
+        """The whole range. Access to a part that is not mapped crashes the process."""
+        # Not at interpreter exit: a thread may still be reading.
         weakref.finalize(raw, _libc().munmap, self._begin, self._size).atexit = False
 
     def put(self, at: int, descriptor: int, size: int) -> None:
-        """Map a file of so many bytes to a place, which is a whole number of pages from the start."""
+        """Map `size` bytes of a file to an offset, which must be a multiple of the page size."""
         _map(self._begin + at, size, mmap.PROT_READ, mmap.MAP_SHARED | _FIXED, descriptor)
 
     def take_out(self, at: int, size: int) -> None:
-        """Give back what was mapped to a place."""
+        """Unmap the file at an offset; the addresses stay reserved."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _UNBACKED | _FIXED
         _map(self._begin + at, whole_pages(size), _NO_ACCESS, flags, -1)
 
@@ -47,11 +56,11 @@ def whole_pages(size: int) -> int:
 
 
 def _map(begin: int | None, size: int, protection: int, flags: int, descriptor: int) -> int:
-    found: int | None = _libc().mmap(begin, size, protection, flags, descriptor, 0)
-    if found is None or found == _FAILED:
+    address: int | None = _libc().mmap(begin, size, protection, flags, descriptor, 0)
+    if address is None or address == _FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-    return found
+    return address
 
 
 @cache
@@ -63,3 +72,42 @@ def _libc() -> Any:
     ]  # fmt: skip
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     return libc
+
+
+def period_of(sizes: Iterable[int], lengths: Iterable[int]) -> int | None:
+    """Return the bytes after which a page and items of all sizes begin together again.
+
+    Each file takes whole periods, and one more. None if files of these lengths would take
+    too many addresses.
+
+    >>> period_of([784, 8], [1_000_000]) == math.lcm(mmap.PAGESIZE, 784), period_of([4_194_301], [1_000_000])
+    (True, None)
+    """
+    period = math.lcm(mmap.PAGESIZE, *(size for size in sizes if size))
+    if period > _LONGEST_PERIOD:
+        return None
+    periods = sum(-(-length // period) + 1 for length in lengths)
+    return period if periods * period <= _MOST_ADDRESSES else None
+
+
+@lru_cache(maxsize=64)
+def shift_of(columns: tuple[tuple[int, int], ...], period: int) -> int | None:
+    """Return the distance from the start of a period that aligns all columns of a file.
+
+    A column is given as (offset in the file, size of its items). None if no shift aligns
+    all columns.
+
+    >>> shift = shift_of(((4096, 784), (4096 + 784 * 3, 8)), math.lcm(mmap.PAGESIZE, 784))
+    >>> (shift + 4096) % 784, (shift + 4096 + 784 * 3) % 8
+    (0, 0)
+    """
+    shift, step = 0, mmap.PAGESIZE
+    for begin, size in columns:
+        for _ in range(size // math.gcd(step, size)):
+            if (shift + begin) % size == 0:
+                break
+            shift += step
+        else:
+            return None
+        step = math.lcm(step, size)
+    return shift if shift < period else None

@@ -1,4 +1,4 @@
-"""Which shards from elsewhere are kept on this machine: so many bytes of them, shared by all processes that read here."""
+"""A bounded cache of downloaded shards, shared by all processes of this machine."""
 
 from __future__ import annotations
 
@@ -14,127 +14,126 @@ from typing import NamedTuple
 from paceline.errors import EnvironmentUnfit
 from paceline.rundir import make_private
 
-_SET = re.compile(r"set-[0-9a-f]{32}")
+_DATASET = re.compile(r"set-[0-9a-f]{32}")
 _PART, _LOCK = ".part", "lock"
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 
-class _Kept(NamedTuple):
+class _CachedShard(NamedTuple):
     path: Path
     size_bytes: int
     used_ns: int
 
 
 class Cache:
-    """A folder with a folder for each set. What bears a shard's name was verified before it got it.
+    """A folder with one folder per dataset.
 
-    A shard that is on its way is a file with another name, of the size it will have, locked by who brings it. The kernel
-    lets go of the lock when that process dies; what nobody has locked is rubbish.
+    A file with the name of a shard was verified before it got that name.
+
+    A download is a file with another name and the final size, locked by the process that
+    writes it. The kernel releases the lock when that process dies, and a download without a
+    lock is deleted.
     """
 
     def __init__(self, root: Path, most_bytes: int) -> None:
         self._root, self._most_bytes = root, most_bytes
 
     def home(self, digest: str) -> Path:
-        """Return the folder of a set."""
+        """Return the folder of a dataset."""
         return self._root / f"set-{digest}"
 
     @contextlib.contextmanager
     def filling(self, path: Path, size_bytes: int) -> Iterator[int | None]:
-        """Hold a file that becomes the shard when this ends well; none if it turns out that another process has brought it."""
+        """Yield a file that becomes the shard on success; None if it is already cached."""
         part = path.with_name(f".{path.name}{_PART}")
-        descriptor = _own(part)
+        descriptor = _create_locked(part)
         try:
-            if is_here(path, size_bytes):
+            if is_cached(path, size_bytes):
                 yield None
                 return
-            self._make_room(descriptor, size_bytes)
+            self._reserve(descriptor, size_bytes)
             yield descriptor
             os.fsync(descriptor)
-            with _locked(self._root / _LOCK):  # who counts what is here sees one name or the other
+            with _locked(self._root / _LOCK):  # so that a scan counts it under one of its names
                 part.replace(path)
         finally:
-            if _names(part, descriptor):
+            if _is_file_at(part, descriptor):
                 part.unlink()
-            fcntl.flock(
-                descriptor, fcntl.LOCK_UN
-            )  # a child that was forked meanwhile holds the same lock
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child holds the same lock
             os.close(descriptor)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Turn a failure of the disk into an error that names the folder and the way out."""
+        """Turn a disk error into one that names the folder and the fix."""
         try:
             yield
         except OSError as error:
             raise EnvironmentUnfit(
                 f"cannot keep shards in {self._root}: {error.strerror or error}",
-                fix="set read.cache to a folder of a local disk that has room for read.cache_gb, or make that smaller",
+                fix="set read.cache to a folder on a local disk with read.cache_gb of free space, or lower read.cache_gb",
             ) from error
 
-    def _make_room(self, descriptor: int, size_bytes: int) -> None:
-        """Give a file its size, once the least recently used shards are gone that stand in its way."""
+    def _reserve(self, descriptor: int, size_bytes: int) -> None:
+        """Evict the least recently used shards, and give a file its final size."""
         while True:
             with _locked(self._root / _LOCK):
-                coming, kept = self._look()
-                if coming + size_bytes <= self._most_bytes:
-                    _unlink_oldest(
-                        kept,
-                        coming
-                        + size_bytes
-                        + sum(file.size_bytes for file in kept)
-                        - self._most_bytes,
-                    )
+                arriving, cached = self._scan()
+                if arriving + size_bytes <= self._most_bytes:
+                    held = sum(shard.size_bytes for shard in cached)
+                    _evict(cached, arriving + size_bytes + held - self._most_bytes)
                     os.truncate(descriptor, size_bytes)
                     return
-            time.sleep(_LOOK_S)  # what others bring right now fills the room
+            time.sleep(_POLL_S)  # the downloads of other processes fill the cache
 
-    def _look(self) -> tuple[int, list[_Kept]]:
-        """Return how many bytes are on their way, and what is here; sweep what interrupted downloads left."""
-        coming, kept = 0, []
-        for folder in [path for path in self._root.iterdir() if _SET.fullmatch(path.name)]:
-            with contextlib.suppress(OSError):  # only a folder without files can be removed
+    def _scan(self) -> tuple[int, list[_CachedShard]]:
+        """Return the bytes of running downloads and the cached shards.
+
+        Delete abandoned downloads.
+        """
+        arriving, cached = 0, []
+        for folder in [path for path in self._root.iterdir() if _DATASET.fullmatch(path.name)]:
+            with contextlib.suppress(OSError):  # only an empty folder can be removed
                 folder.rmdir()
                 continue
             for path in folder.iterdir():
                 with contextlib.suppress(FileNotFoundError):  # a download that has just failed
-                    facts = path.lstat()
+                    status = path.lstat()
                     if not path.name.endswith(_PART):
-                        kept.append(_Kept(path, facts.st_size, facts.st_mtime_ns))
-                    elif not _sweep(path):
-                        coming += facts.st_size
-        return coming, kept
+                        cached.append(_CachedShard(path, status.st_size, status.st_mtime_ns))
+                    elif not _delete_if_abandoned(path):
+                        arriving += status.st_size
+        return arriving, cached
 
 
-def is_here(path: Path, size_bytes: int) -> bool:
-    """Return whether a shard is in the cache; if so, it has now been used."""
+def is_cached(path: Path, size_bytes: int) -> bool:
+    """Return whether a shard is in the cache, and mark it as used now."""
     try:
         if path.stat().st_size != size_bytes:
             return False
-        now = (
-            time.time_ns()
-        )  # the file system's own clock may tick too coarsely to tell which was used last
+        now = time.time_ns()  # the clock of the file system may be too coarse to order two uses
         os.utime(path, ns=(now, now))
     except FileNotFoundError:
         return False
     return True
 
 
-def _unlink_oldest(kept: list[_Kept], excess_bytes: int) -> None:
-    """Unlink shards until there is no excess. A process that has mapped one keeps what it has mapped."""
-    for file in sorted(kept, key=lambda file: file.used_ns):
+def _evict(cached: list[_CachedShard], excess_bytes: int) -> None:
+    """Delete the least recently used shards. A process that has mapped one keeps its mapping."""
+    for shard in sorted(cached, key=lambda shard: shard.used_ns):
         if excess_bytes <= 0:
             return
-        file.path.unlink(missing_ok=True)
-        excess_bytes -= file.size_bytes
+        shard.path.unlink(missing_ok=True)
+        excess_bytes -= shard.size_bytes
 
 
-def _own(part: Path) -> int:
-    """Wait until nobody else brings this shard; return a file that bears the name and is locked."""
+def _create_locked(part: Path) -> int:
+    """Wait until no other process downloads this shard.
+
+    Return an empty, locked file at the path.
+    """
     while True:
-        with contextlib.suppress(
-            FileNotFoundError
-        ):  # another process found the folder empty, and removed it
+        # FileNotFoundError: another process has removed the folder while it was empty.
+        with contextlib.suppress(FileNotFoundError):
             make_private(part.parent)
             descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
@@ -142,22 +141,21 @@ def _own(part: Path) -> int:
             except BaseException:
                 os.close(descriptor)
                 raise
-            if _names(part, descriptor):
-                os.ftruncate(descriptor, 0)  # what an interrupted download left counts for nothing
+            if _is_file_at(part, descriptor):
+                os.ftruncate(descriptor, 0)  # discard the bytes of an interrupted download
                 return descriptor
             os.close(descriptor)
 
 
-def _names(path: Path, descriptor: int) -> bool:
-    """Return whether a name still stands for the file that is open."""
+def _is_file_at(path: Path, descriptor: int) -> bool:
+    """Return whether the path still names the open file."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
         return False
 
 
-def _sweep(part: Path) -> bool:
-    """Remove what a download left that nobody goes on with; return whether that was so."""
+def _delete_if_abandoned(part: Path) -> bool:
     descriptor = os.open(part, os.O_RDWR | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Whether a set is what its index says: every byte of every file, and every offset."""
+"""Verify a dataset against its index: every byte of every file, and every offset."""
 
 from __future__ import annotations
 
@@ -24,9 +24,12 @@ from paceline.data.shards.index import (
 from paceline.data.shards.shard import Layout, read_head
 from paceline.errors import DataError
 
+_CHANGED = "its bytes have changed since it was written"
+_LEFT_BY_PACK = " (left by an interrupted pack)"
+
 
 class DatasetProblem(NamedTuple):
-    """Something that is not as it should be."""
+    """A file of a dataset, and what is wrong with it."""
 
     file: str
     what: str
@@ -34,74 +37,75 @@ class DatasetProblem(NamedTuple):
 
 @dataclass
 class CheckReport:
-    """What was found in a folder."""
+    """The result of a check."""
 
     index: DatasetIndex | None = None
     problems: list[DatasetProblem] = field(default_factory=list)
     strays: list[str] = field(default_factory=list)
-    """Files that are no part of the set; they do no harm."""
+    """Files in the folder that are not part of the dataset; they are harmless."""
 
     @property
     def ok(self) -> bool:
-        """Whether all is well."""
+        """Whether there are no problems."""
         return not self.problems
 
 
 def open_index(folder: Path) -> DatasetIndex:
-    """Read the index of a set; of one that was not finished, say so."""
+    """Read the index of a dataset; the error tells an unfinished dataset from a missing one."""
     path = folder / INDEX
     try:
         content = read_bounded(path, LONGEST_INDEX)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _no_index(folder) from error
     except OSError as error:
-        if not isinstance(error, FileNotFoundError | NotADirectoryError):
-            raise DataError(
-                f"cannot read {path}: {error.strerror}", fix="check who may read it"
-            ) from error
-        if plan_in(folder):
-            problem, fix = (
-                "holds a set that is not finished",
-                "repeat the command that packs it: it goes on",
-            )
-        else:
-            problem, fix = (
-                f"holds no set (there is no {INDEX})",
-                "name another folder, or make one: `paceline data pack`",
-            )
-        raise DataError(f"{folder} {problem}", fix=fix) from error
+        raise DataError(
+            f"cannot read {path}: {error.strerror}", fix="check the permissions of the file"
+        ) from error
     return DatasetIndex.from_json(content, str(path))
+
+
+def _no_index(folder: Path) -> DataError:
+    if plan_in(folder):
+        return DataError(
+            f"{folder} is an unfinished dataset",
+            fix="repeat the command that packs it: it resumes",
+        )
+    return DataError(
+        f"{folder} is not a dataset: it has no {INDEX}",
+        fix="check the path, or make a dataset with `paceline data pack`",
+    )
 
 
 def check_dataset(
     folder: Path, progress: Callable[[str, int, int], None] | None = None
 ) -> CheckReport:
-    """Read all of a set; what is wrong is told with its file, all of it."""
-    verdict = CheckReport()
+    """Read all of a dataset and list every problem with its file."""
+    report = CheckReport()
     try:
-        verdict.index = index = open_index(folder)
+        report.index = index = open_index(folder)
     except DataError as error:
-        verdict.problems.append(DatasetProblem(INDEX, error.problem))
-        return verdict
+        report.problems.append(DatasetProblem(INDEX, error.problem))
+        return report
     if index.to_json() != read_bounded(folder / INDEX, LONGEST_INDEX):
-        verdict.problems.append(DatasetProblem(INDEX, "its bytes are not those that were written"))
+        report.problems.append(DatasetProblem(INDEX, _CHANGED))
     for number, facts in enumerate(index.shards, 1):
-        verdict.problems += [
-            DatasetProblem(facts.name, what) for what in _shard(folder / facts.name, facts, index)
-        ]
+        for what in _shard_problems(folder / facts.name, facts, index):
+            report.problems.append(DatasetProblem(facts.name, what))
         if progress:
             progress("checking shards", number, len(index.shards))
-    verdict.problems += _beside(folder, index)
-    verdict.strays = _strays(folder, index)
-    return verdict
+    report.problems += _extra_file_problems(folder, index)
+    report.strays = _strays(folder, index)
+    return report
 
 
-def _shard(path: Path, facts: ShardFacts, index: DatasetIndex) -> Iterator[str]:
+def _shard_problems(path: Path, facts: ShardFacts, index: DatasetIndex) -> Iterator[str]:
     try:
         with os.fdopen(open_plain(path), "rb") as file:
             size = path.stat().st_size
             if size != facts.size_bytes:
                 yield f"{size:,} bytes instead of {facts.size_bytes:,}"
                 return
-            yield from _content(file, facts, index)
+            yield from _content_problems(file, facts, index)
     except FileNotFoundError:
         yield "is missing"
     except OSError as error:
@@ -110,10 +114,10 @@ def _shard(path: Path, facts: ShardFacts, index: DatasetIndex) -> Iterator[str]:
         yield error.problem
 
 
-def _content(file: IO[bytes], facts: ShardFacts, index: DatasetIndex) -> Iterator[str]:
-    """Read a shard to its end, and say what is wrong with its head, its leaves, its offsets and its sum."""
+def _content_problems(file: IO[bytes], facts: ShardFacts, index: DatasetIndex) -> Iterator[str]:
+    """Read a whole shard and verify its header, its leaves, its checksum and its offsets."""
     head = file.read(facts.head_bytes)
-    total = xxhash.xxh3_64(head)
+    checksum = xxhash.xxh3_64(head)
     try:
         layout = read_head(head, facts, index.columns, facts.name)
     except DataError as error:
@@ -121,54 +125,48 @@ def _content(file: IO[bytes], facts: ShardFacts, index: DatasetIndex) -> Iterato
         return
     for number in range(facts.leaves):
         leaf = file.read(LEAF_BYTES)
-        total.update(leaf)
-        if xxhash.xxh3_64_intdigest(leaf) != int(layout.sums[number]):
+        checksum.update(leaf)
+        if xxhash.xxh3_64_intdigest(leaf) != int(layout.checksums[number]):
             begin = facts.head_bytes + number * LEAF_BYTES
-            yield f"bytes {begin:,} to {begin + len(leaf):,} are not those that were written"
-    if total.hexdigest() != facts.xxh3:
-        yield "its sum is not the one in the index"
-    yield from _offsets(file, facts, index, layout)
+            yield f"bytes {begin:,} to {begin + len(leaf):,} have changed since it was written"
+    if checksum.hexdigest() != facts.xxh3:
+        yield "its checksum does not match the index"
+    yield from _offset_problems(file, facts, index, layout)
 
 
-def _offsets(
+def _offset_problems(
     file: IO[bytes], facts: ShardFacts, index: DatasetIndex, layout: Layout
 ) -> Iterator[str]:
     for column in index.columns:
         if column.varying:
             file.seek(layout.begins[column.name + OFFSETS])
             offsets = numpy.frombuffer(file.read(8 * (facts.samples + 1)), dtype="<i8")
-            there = layout.lengths[column.name]
-            if offsets[0] != 0 or offsets[-1] != there or (numpy.diff(offsets) < 0).any():
-                yield f"the offsets of {column.name} do not rise from 0 to {there:,}"
+            length = layout.lengths[column.name]
+            if offsets[0] != 0 or offsets[-1] != length or (numpy.diff(offsets) < 0).any():
+                yield f"the offsets of {column.name} do not increase from 0 to {length:,}"
 
 
-def _beside(folder: Path, index: DatasetIndex) -> Iterator[DatasetProblem]:
-    """Check the files that the index names besides the shards."""
-    for name, total in files_beside(index).items():
+def _extra_file_problems(folder: Path, index: DatasetIndex) -> Iterator[DatasetProblem]:
+    for name, checksum in extra_files(index).items():
         try:
-            if checksum_of(folder / name) != total:
-                yield DatasetProblem(name, "its bytes are not those that were written")
+            if checksum_of(folder / name) != checksum:
+                yield DatasetProblem(name, _CHANGED)
+        except FileNotFoundError:
+            yield DatasetProblem(name, "is missing")
         except OSError as error:
-            yield DatasetProblem(
-                name, "is missing" if isinstance(error, FileNotFoundError) else f"{error.strerror}"
-            )
+            yield DatasetProblem(name, f"{error.strerror}")
 
 
-def files_beside(index: DatasetIndex) -> dict[str, str]:
-    """Return the plain names of files that belong to a set besides its shards, and their sums."""
-    named = index.about.get("files")
-    named = named if isinstance(named, dict) else {}
-    return {name: str(total) for name, total in named.items() if Path(name).name == name}
+def extra_files(index: DatasetIndex) -> dict[str, str]:
+    """Return the files that belong to a dataset besides its shards, with their checksums."""
+    files = index.about.get("files")
+    if not isinstance(files, dict):
+        return {}
+    return {name: str(checksum) for name, checksum in files.items() if Path(name).name == name}
 
 
 def _strays(folder: Path, index: DatasetIndex) -> list[str]:
-    ours = {INDEX, *(shard.name for shard in index.shards), *files_beside(index)}
-    left = {
-        PLAN: " (left by a pack that was interrupted)",
-        SPOOL: " (left by a pack that was interrupted)",
-    }
-    return [
-        path.name + left.get(path.name, "")
-        for path in sorted(folder.iterdir())
-        if path.name not in ours
-    ]
+    expected = {INDEX, *(shard.name for shard in index.shards), *extra_files(index)}
+    notes = {PLAN: _LEFT_BY_PACK, SPOOL: _LEFT_BY_PACK}
+    names = sorted(path.name for path in folder.iterdir())
+    return [name + notes.get(name, "") for name in names if name not in expected]

@@ -1,4 +1,4 @@
-"""How samples lie in one shard: a safetensors file with a tensor for every column, and sums that cover every byte."""
+"""The format of a shard: a safetensors file with a tensor per column, and checksums."""
 
 from __future__ import annotations
 
@@ -11,95 +11,95 @@ import numpy
 import xxhash
 from numpy.typing import NDArray
 
-from paceline.data.shards.index import LEAF_BYTES, OFFSETS, SUMS, Column, ShardFacts
+from paceline.data.shards.index import CHECKSUMS, LEAF_BYTES, OFFSETS, Column, ShardFacts
+from paceline.dtypes import SAFETENSORS_NAMES, WIDTHS
 from paceline.errors import DataError
 from paceline.rundir import write_whole, writing_to
-from paceline.tensorfile import WIDTHS, Spec, TensorSpan, plan_in_order, read_places
+from paceline.tensorfile import Spec, TensorSpan, plan_in_order, read_places
 
 Array = NDArray[numpy.generic]
 
-_ALIGN = 4096  # samples begin at a multiple of this: with the order of the columns, so do those of any power of two below
-
-NUMPY_TYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "C64": "complex64", "I64": "int64", "I32": "int32",
-    "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
-}  # fmt: skip
-"""The name of a type in numpy, by the word of the safetensors format."""
-WORDS = {name: word for word, name in NUMPY_TYPES.items()}
+_ALIGN = 4096  # samples begin at a multiple of this
 
 
 class Varying(NamedTuple):
     """Samples of different lengths."""
 
     flat: Array
-    """All of them, one after the other."""
+    """All samples, concatenated."""
     offsets: NDArray[numpy.int64]
-    """Where each begins, and where the last ends."""
+    """Where each sample begins, and where the last ends."""
 
 
 Rows = Mapping[str, Array | Varying]
-"""Some samples: for every column, an array whose first axis counts them."""
+"""Samples: for every column, an array whose first axis counts them."""
 
 
 class Layout(NamedTuple):
-    """Where things are in a shard whose head was read."""
+    """Where the tensors of a shard are, from its header."""
 
     begins: dict[str, int]
     """The first byte of every tensor."""
     lengths: dict[str, int]
-    """How many elements every tensor has along its first axis."""
-    sums: NDArray[numpy.uint64]
+    """The length of every tensor along its first axis."""
+    checksums: NDArray[numpy.uint64]
+    """The checksum of every leaf."""
 
 
 def column_of(name: str, values: Array | Varying) -> Column:
-    """Return the column that such values make."""
-    array = values.flat if isinstance(values, Varying) else values
-    word = WORDS.get(array.dtype.name)
-    if word is None:
-        raise DataError(
-            f"column {name} is of type {array.dtype}, which a shard cannot hold",
-            fix="make it numbers of a fixed width",
-        )
+    """Return the column that describes these values."""
     varying = isinstance(values, Varying)
-    return Column(name, word, () if varying else array.shape[1:], varying)
+    array = values.flat if isinstance(values, Varying) else values
+    dtype = SAFETENSORS_NAMES.get(array.dtype.name)
+    if dtype is None:
+        raise DataError(
+            f"column {name} has the type {array.dtype}, which shards do not support",
+            fix="convert it to numbers of a fixed width",
+        )
+    return Column(name, dtype, () if varying else array.shape[1:], varying)
 
 
 def write_shard(folder: Path, name: str, columns: Sequence[Column], rows: Rows) -> ShardFacts:
-    """Write one shard, all at once; return what the index says of it."""
+    """Write one shard atomically; return its entry for the index."""
     content, head = shard_bytes(columns, rows)
     with writing_to(folder, "name another folder with --to"):
         write_whole(folder / name, content)
-    sums = xxhash.xxh3_64_hexdigest(content[:head]), xxhash.xxh3_64_hexdigest(content)
-    return ShardFacts(name, count_of(rows[columns[0].name]), len(content), head, *sums)
+    samples = count_of(rows[columns[0].name])
+    head_checksum = xxhash.xxh3_64_hexdigest(content[:head])
+    checksum = xxhash.xxh3_64_hexdigest(content)
+    return ShardFacts(name, samples, len(content), head, head_checksum, checksum)
 
 
 def count_of(values: Array | Varying) -> int:
-    """Return how many samples some values are of."""
+    """Return the number of samples in these values."""
     return len(values.offsets) - 1 if isinstance(values, Varying) else len(values)
 
 
 def shard_bytes(columns: Sequence[Column], rows: Rows) -> tuple[memoryview, int]:
-    """Return the whole file of some samples, and the length of its head."""
+    """Return the content of a shard, and the length of its head: header and checksums."""
     tensors = _tensors(columns, rows)
     leaves = -(-sum(value.nbytes for value in tensors.values()) // LEAF_BYTES)
-    specs = [Spec(name, WORDS[value.dtype.name], value.shape) for name, value in tensors.items()]
-    ordered = sorted(specs, key=_alignment, reverse=True)
-    image = plan_in_order([Spec(SUMS, "U64", (leaves,)), *ordered], None, aligned=1, align=_ALIGN)
+    specs = [
+        Spec(name, SAFETENSORS_NAMES[value.dtype.name], value.shape)
+        for name, value in tensors.items()
+    ]
+    specs.sort(key=_alignment, reverse=True)
+    checksum_spec = Spec(CHECKSUMS, "U64", (leaves,))
+    image = plan_in_order([checksum_spec, *specs], None, aligned=1, align=_ALIGN)
     content = memoryview(bytearray(image.size_bytes))
     content[: len(image.header)] = image.header
     for place in image.places:
-        if place.spec.name != SUMS and place.end > place.begin:
-            content[place.begin : place.end] = (
-                tensors[place.spec.name].reshape(-1).view(numpy.uint8).data
-            )
-    sums = next(place for place in image.places if place.spec.name == SUMS)
-    found = [xxhash.xxh3_64_intdigest(leaf) for leaf in _leaves(content[sums.end :])]
-    content[sums.begin : sums.end] = numpy.array(found, dtype="<u8").tobytes()
-    return content, sums.end
+        if place.spec.name != CHECKSUMS and place.end > place.begin:
+            data = tensors[place.spec.name].reshape(-1).view(numpy.uint8).data
+            content[place.begin : place.end] = data
+    head = next(place for place in image.places if place.spec.name == CHECKSUMS)
+    checksums = [xxhash.xxh3_64_intdigest(leaf) for leaf in _leaves(content[head.end :])]
+    content[head.begin : head.end] = numpy.array(checksums, dtype="<u8").tobytes()
+    return content, head.end
 
 
 def _alignment(spec: Spec) -> int:
-    """Return the largest power of two of which all items of a column begin at multiples, if the first does."""
+    """Return the largest power of two that divides the size of an item."""
     size = WIDTHS[spec.dtype] * math.prod(spec.shape[1:])
     return size & -size
 
@@ -112,55 +112,53 @@ def _leaves(data: memoryview) -> Iterator[memoryview]:
 def read_head(
     start: bytes | memoryview, facts: ShardFacts, columns: Sequence[Column], where: str
 ) -> Layout:
-    """Return where things are, from the head of a shard; whatever is returned is what the index speaks of."""
+    """Return the layout of a shard from its head, verified against the index."""
     if len(start) != facts.head_bytes or xxhash.xxh3_64_hexdigest(start) != facts.head_xxh3:
-        raise damaged(where, "its head is not what the index says")
+        raise damaged(where, "its header does not match the index")
     try:
         places = {place.spec.name: place for place in read_places(start, facts.size_bytes)}
         _check(places, facts, columns)
     except (ValueError, KeyError) as error:
-        raise damaged(where, f"its head is of another set: {error}") from error
-    sums = numpy.frombuffer(start[places[SUMS].begin : places[SUMS].end], dtype="<u8").copy()
+        raise damaged(where, f"its header belongs to another dataset: {error}") from error
+    raw = start[places[CHECKSUMS].begin : places[CHECKSUMS].end]
     begins = {name: place.begin for name, place in places.items()}
-    return Layout(begins, {name: place.spec.shape[0] for name, place in places.items()}, sums)
+    lengths = {name: place.spec.shape[0] for name, place in places.items()}
+    return Layout(begins, lengths, numpy.frombuffer(raw, dtype="<u8").copy())
 
 
 def damaged(where: str, why: str) -> DataError:
-    """Return the error of a shard that cannot be trusted."""
+    """Return the error for a shard with wrong content."""
     return DataError(
         f"{where} is damaged: {why}",
-        fix="fetch it again, or pack the set again; `paceline data check` finds all such",
+        fix="download it again, or pack the dataset again; `paceline data check` lists all damaged files",
     )
 
 
 def _tensors(columns: Sequence[Column], rows: Rows) -> dict[str, Array]:
-    found: dict[str, Array] = {}
+    tensors: dict[str, Array] = {}
     for column in columns:
         values = rows[column.name]
         if isinstance(values, Varying):
-            found[column.name + OFFSETS] = numpy.ascontiguousarray(values.offsets, dtype="<i8")
+            tensors[column.name + OFFSETS] = numpy.ascontiguousarray(values.offsets, dtype="<i8")
             values = values.flat
-        found[column.name] = numpy.ascontiguousarray(values)
-    return found
+        tensors[column.name] = numpy.ascontiguousarray(values)
+    return tensors
 
 
 def _check(places: Mapping[str, TensorSpan], facts: ShardFacts, columns: Sequence[Column]) -> None:
-    """See that a head has the columns of the set, and no others."""
-    wanted: dict[str, tuple[str, tuple[int, ...]]] = {SUMS: ("U64", (facts.leaves,))}
+    """Check that a header has the columns of the dataset and no others."""
+    expected: dict[str, tuple[str, tuple[int, ...]]] = {CHECKSUMS: ("U64", (facts.leaves,))}
     for column in columns:
         if column.varying:
-            wanted[column.name + OFFSETS] = "I64", (facts.samples + 1,)
-            wanted[column.name] = column.dtype, places[column.name].spec.shape
+            expected[column.name + OFFSETS] = "I64", (facts.samples + 1,)
+            expected[column.name] = column.dtype, places[column.name].spec.shape
         else:
-            wanted[column.name] = column.dtype, (facts.samples, *column.shape)
-    found = {name: (place.spec.dtype, place.spec.shape) for name, place in places.items()}
-    if found != wanted or places[SUMS].end != facts.head_bytes:
-        raise ValueError(f"it holds {found}")
-    if any(
-        place.begin < min(place.end, facts.head_bytes)
-        for name, place in places.items()
-        if name != SUMS
-    ):
-        raise ValueError("samples that lie before the sums")
+            expected[column.name] = column.dtype, (facts.samples, *column.shape)
+    actual = {name: (place.spec.dtype, place.spec.shape) for name, place in places.items()}
+    if actual != expected or places[CHECKSUMS].end != facts.head_bytes:
+        raise ValueError(f"it holds {actual}")
+    for name, place in places.items():
+        if name != CHECKSUMS and place.begin < min(place.end, facts.head_bytes):
+            raise ValueError("samples lie before the checksums")
     if any(column.varying and len(places[column.name].spec.shape) != 1 for column in columns):
-        raise ValueError("a column of varying length that is not flat")
+        raise ValueError("a column of varying length is not one-dimensional")

@@ -1,4 +1,4 @@
-"""What a sample of a set looks like: numbers in short, texts decoded, pictures drawn with characters."""
+"""Show samples of a dataset: numbers abbreviated, text decoded, images drawn with characters."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ import xxhash
 from paceline.data.pack.optional_packages import import_optional
 from paceline.data.safe_open import open_plain
 from paceline.data.shards.index import OFFSETS, Column, DatasetIndex
-from paceline.data.shards.shard import NUMPY_TYPES, Array, damaged, read_head
-from paceline.data.shards.store import read_beside
+from paceline.data.shards.shard import Array, damaged, read_head
+from paceline.data.shards.store import read_dataset_file
 from paceline.data.vocabulary import vocabulary_of
+from paceline.dtypes import NUMPY_NAMES
 from paceline.errors import ConfigError, DataError, PacelineError
 
 Colours = Literal["24-bit", "grey", "none"]
 
 _SHADES = " .:-=+*#%@"
-_SHOWN = 6  # numbers of an array, from each end
-_LEAST_SIDE = 4  # of what is taken for a picture
+_SHOWN = 6  # numbers from each end of an array
+_LEAST_SIDE = 4  # pixels; smaller arrays are not drawn as images
 _TEXT_BYTES = 2_000
 
 
 class Preview(NamedTuple):
-    """One value of a sample: words, or a picture [height, width, 3] of bytes."""
+    """One value of a sample as text, and as an image [height, width, 3] of bytes if it is one."""
 
     column: str
     words: str
@@ -37,61 +38,62 @@ class Preview(NamedTuple):
 
 
 def read_sample(folder: Path, index: DatasetIndex, number: int) -> dict[str, Array]:
-    """Return every column of a sample, from a shard of which every byte was summed."""
+    """Return every column of a sample, after the checksum of its whole shard was verified."""
     if not 0 <= number < index.samples:
         raise ConfigError(
-            f"there is no sample {number}", fix=f"give a number from 0 to {index.samples - 1}"
+            f"sample must be 0 to {index.samples - 1}, got {number}",
+            fix=f"pass a number from 0 to {index.samples - 1}",
         )
     shard, row = divmod(number, index.samples_per_shard)
     facts = index.shards[shard]
     path = folder / facts.name
-    try:
-        os.close(open_plain(path))
-        content = numpy.memmap(
-            path, mode="r"
-        ).data  # one sample is shown: the rest need not fit into memory
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", "") or error
-        raise DataError(f"cannot read {path}: {why}", fix="fetch or pack the set again") from error
+    content = _map_shard(path)
     if len(content) != facts.size_bytes or xxhash.xxh3_64_hexdigest(content) != facts.xxh3:
-        raise damaged(str(path), "its sum is not the one in the index")
+        raise damaged(str(path), "its checksum does not match the index")
     layout = read_head(content[: facts.head_bytes], facts, index.columns, str(path))
-    found = {}
+    values = {}
     for column in index.columns:
         first, last = row, row + 1
         if column.varying:
             first, last = _span(content, layout.begins[column.name + OFFSETS], row)
         if not 0 <= first <= last <= layout.lengths[column.name]:
-            raise damaged(
-                str(path), f"sample {row} of {column.name} would lie at {first} to {last}"
-            )
-        begin = layout.begins[column.name]
-        found[column.name] = _numbers(
-            column, content[begin + first * column.item_bytes : begin + last * column.item_bytes]
-        )
-    return found
+            why = f"sample {row} of {column.name} has offsets {first} to {last}"
+            raise damaged(str(path), why)
+        begin, size = layout.begins[column.name], column.item_bytes
+        values[column.name] = _numbers(column, content[begin + first * size : begin + last * size])
+    return values
+
+
+def _map_shard(path: Path) -> memoryview:
+    """Map a shard, which may be larger than memory."""
+    try:
+        os.close(open_plain(path))
+        return numpy.memmap(path, mode="r").data
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", "") or error
+        raise DataError(
+            f"cannot read {path}: {why}", fix="download or pack the dataset again"
+        ) from error
 
 
 def _span(content: memoryview, offsets: int, row: int) -> tuple[int, int]:
-    first, last = numpy.frombuffer(
-        content[offsets + 8 * row : offsets + 8 * row + 16], dtype="<i8"
-    ).tolist()
+    begin = offsets + 8 * row
+    first, last = numpy.frombuffer(content[begin : begin + 16], dtype="<i8").tolist()
     return first, last
 
 
 def _numbers(column: Column, content: memoryview) -> Array:
-    """Return the elements of one value; of a type that numpy does not have, something near."""
+    """Return the elements of one value: bfloat16 as float32, float8 as bytes."""
     shape = (-1,) if column.varying else column.shape
     if column.dtype == "BF16":
-        return (
-            (numpy.frombuffer(content, dtype="<u2").astype("<u4") << 16).view("<f4").reshape(shape)
-        )
-    name = NUMPY_TYPES.get(column.dtype, "uint8")
+        bits = numpy.frombuffer(content, dtype="<u2").astype("<u4") << 16
+        return bits.view("<f4").reshape(shape)
+    name = NUMPY_NAMES.get(column.dtype, "uint8")
     return numpy.frombuffer(content, dtype=numpy.dtype(name).newbyteorder("<")).reshape(shape)
 
 
-def look(folder: Path, index: DatasetIndex, column: Column, value: Array) -> Preview:
-    """Return how a value is best shown."""
+def preview_of(folder: Path, index: DatasetIndex, column: Column, value: Array) -> Preview:
+    """Return a value as an image, as text, or as numbers, whatever it holds."""
     if column.varying or column.name == "tokens":
         picture = _decoded(value) if value.dtype == numpy.uint8 and column.varying else None
         if picture is not None:
@@ -100,21 +102,25 @@ def look(folder: Path, index: DatasetIndex, column: Column, value: Array) -> Pre
         if text is not None:
             return Preview(column.name, text)
     picture = _as_picture(value)
-    return Preview(column.name, in_short(value), picture)
+    return Preview(column.name, summarize(value), picture)
 
 
-def in_short(value: Array) -> str:
-    """Return some numbers of an array, and how far they reach.
+def summarize(value: Array) -> str:
+    """Return the first and last numbers of an array, with its shape and range.
 
-    >>> in_short(numpy.array(7)), in_short(numpy.arange(3.0)), in_short(numpy.arange(784).reshape(28, 28))
+    >>> summarize(numpy.array(7)), summarize(numpy.arange(3.0)), summarize(numpy.arange(784).reshape(28, 28))
     ('7', '0 1 2', '0 1 2 3 4 5 … 778 779 780 781 782 783  ([28, 28], 0 to 783)')
     """
     flat = value.reshape(-1)
     if len(flat) <= 2 * _SHOWN:
-        return " ".join(_number(one) for one in flat) or "nothing"
-    ends = [" ".join(_number(one) for one in part) for part in (flat[:_SHOWN], flat[-_SHOWN:])]
-    reach = "" if flat.dtype.kind == "c" else f", {_number(flat.min())} to {_number(flat.max())}"
-    return f"{' … '.join(ends)}  ({list(value.shape)}{reach})"
+        return _listed(flat) or "empty"
+    ends = f"{_listed(flat[:_SHOWN])} … {_listed(flat[-_SHOWN:])}"
+    extent = "" if flat.dtype.kind == "c" else f", {_number(flat.min())} to {_number(flat.max())}"
+    return f"{ends}  ({list(value.shape)}{extent})"
+
+
+def _listed(values: Array) -> str:
+    return " ".join(_number(value) for value in values)
 
 
 def _number(value: Any) -> str:
@@ -122,17 +128,19 @@ def _number(value: Any) -> str:
 
 
 def _text(folder: Path, index: DatasetIndex, column: Column, value: Array) -> str | None:
-    """Return the text that numbers stand for, if they stand for one."""
+    """Return the text that tokens or bytes encode; None if they are not text."""
     about = index.about if column.name == "tokens" else {}
-    known = vocabulary_of(about, lambda name: read_beside(folder, name), str(folder))
-    if known is None or known.level == "bytes":
-        return _bytes_as_text(value, "strict" if known is None else "replace")
+    vocabulary = vocabulary_of(about, lambda name: read_dataset_file(folder, name), str(folder))
+    if vocabulary is None or vocabulary.level == "bytes":
+        return _bytes_as_text(value, "strict" if vocabulary is None else "replace")
+    if value.max(initial=0) >= vocabulary.size:
+        return None
     try:
-        return known.decode(value.tolist()) if value.max(initial=0) < known.size else None
+        return vocabulary.decode(value.tolist())
     except DataError:
         raise
     except PacelineError:
-        return None  # the numbers are shown
+        return None  # for example: the tokenizers package is not installed
 
 
 def _bytes_as_text(value: Array, errors: str) -> str | None:
@@ -145,7 +153,7 @@ def _bytes_as_text(value: Array, errors: str) -> str | None:
 
 
 def _decoded(value: Array) -> Array | None:
-    """Return the picture of an image's file, if it is one and there is a package that reads it."""
+    """Decode an image file; None if it is not one, or Pillow is not installed."""
     try:
         image = import_optional("PIL.Image", "showing images")
     except PacelineError:
@@ -166,7 +174,7 @@ def _decoded(value: Array) -> Array | None:
 
 
 def _as_picture(value: Array) -> Array | None:
-    """Return bytes that have the shape of a picture as one, in colours."""
+    """Return an array in the shape of an image as RGB; None for any other shape."""
     if value.dtype != numpy.uint8 or value.ndim not in {2, 3} or value.size == 0:
         return None
     if value.ndim == 2:
@@ -179,24 +187,25 @@ def _as_picture(value: Array) -> Array | None:
 
 
 def draw(picture: Array, width: int, colours: Colours) -> list[str]:
-    """Return a picture as lines, two rows of it to a line, as wide as fits."""
+    """Return an image as lines of text, two rows of pixels per line, at most `width` wide."""
     small = _shrunk(picture.astype(float), width)
     if len(small) % 2:
         small = numpy.concatenate([small, numpy.zeros_like(small[:1])])
     pairs = zip(small[::2], small[1::2], strict=True)
-    if colours == "none":
-        return [
-            "".join(_shade((up + low) / 2) for up, low in zip(*pair, strict=True)).rstrip()
-            for pair in pairs
-        ]
-    return [
-        "".join(_half(up, low, colours) for up, low in zip(*pair, strict=True)) + "\x1b[0m"
-        for pair in pairs
-    ]
+    lines = []
+    for upper, lower in pairs:
+        pixels = zip(upper, lower, strict=True)
+        if colours == "none":
+            line = "".join(_shade((up + low) / 2) for up, low in pixels)
+            lines.append(line.rstrip())
+        else:
+            line = "".join(_half(up, low, colours) for up, low in pixels)
+            lines.append(line + "\x1b[0m")
+    return lines
 
 
 def _shrunk(picture: Any, most: int) -> Any:
-    """Return a picture of at most so many rows and columns, each pixel the mean of a square."""
+    """Shrink an image to at most `most` rows and columns; each pixel is the mean of a square."""
     side = -(-max(picture.shape[:2]) // max(1, most))
     down, across = (min(side, length) for length in picture.shape[:2])
     height, width = picture.shape[0] // down, picture.shape[1] // across
@@ -209,28 +218,30 @@ def _shade(pixel: Any) -> str:
 
 
 def _half(up: Any, low: Any, colours: Colours) -> str:
-    """Return a block whose upper half has one colour and whose lower half has another."""
+    """Return a character whose upper and lower half have the colours of two pixels."""
     if colours == "24-bit":
-        red, green, blue = (int(value) for value in up)
-        return f"\x1b[38;2;{red};{green};{blue};48;2;{int(low[0])};{int(low[1])};{int(low[2])}m▀"
-    return f"\x1b[38;5;{232 + int(up.mean() * 24 / 256)};48;5;{232 + int(low.mean() * 24 / 256)}m▀"
+        upper, lower = (";".join(str(int(value)) for value in pixel) for pixel in (up, low))
+        return f"\x1b[38;2;{upper};48;2;{lower}m▀"
+    grey, lower_grey = (232 + int(pixel.mean() * 24 / 256) for pixel in (up, low))
+    return f"\x1b[38;5;{grey};48;5;{lower_grey}m▀"
 
 
 def facts_of(index: DatasetIndex) -> Mapping[str, Any]:
-    """Return what the index says, without the sums."""
+    """Return the facts of an index for people and JSON: no checksums."""
+    columns = []
+    for column in index.columns:
+        facts = {
+            "name": column.name,
+            "type": NUMPY_NAMES.get(column.dtype, column.dtype),
+            "shape": list(column.shape),
+            "varying": column.varying,
+        }
+        columns.append(facts)
     return {
         "samples": index.samples,
         "samples_per_shard": index.samples_per_shard,
         "shards": len(index.shards),
         "size_bytes": sum(shard.size_bytes for shard in index.shards),
-        "columns": [
-            {
-                "name": column.name,
-                "type": NUMPY_TYPES.get(column.dtype, column.dtype),
-                "shape": list(column.shape),
-                "varying": column.varying,
-            }
-            for column in index.columns
-        ],
+        "columns": columns,
         "about": index.about,
     }

@@ -1,4 +1,4 @@
-"""Where the files of a set come from."""
+"""Where the files of a dataset come from."""
 
 from __future__ import annotations
 
@@ -12,37 +12,40 @@ from paceline.errors import DataError
 
 
 class ShardStore(Protocol):
-    """The folder of a set, here or at an address."""
+    """The folder of a dataset, on this machine or at an address."""
 
     address: str
-    room: int
-    """How many bytes of shards may be here at the same time; 0: all of them."""
+    capacity_bytes: int
+    """Bytes of shards that fit on this machine at a time; 0: no limit."""
 
     def index(self) -> DatasetIndex:
-        """Read what the set says of itself."""
+        """Read the index of the dataset."""
 
     def fetch(self, shard: ShardFacts) -> Path:
-        """Return where a shard lies on this machine, after it was brought here if need be."""
+        """Return the path of a shard on this machine; download it first if needed."""
 
-    def beside(self, name: str) -> bytes:
-        """Read a small file that the index names besides the shards. It has not been summed."""
+    def read_file(self, name: str) -> bytes:
+        """Read a small file that the index lists besides the shards.
+
+        Its checksum is not verified.
+        """
 
 
 @runtime_checkable
 class FetchingStore(Protocol):
-    """A shelf that brings shards from elsewhere, and may have to let others go for them."""
+    """A store that downloads shards, and may evict others to make space."""
 
     def prefetch(self, shards: Sequence[ShardFacts]) -> None:
-        """Begin to bring the first few of these, in the background."""
+        """Start to download the first few of these in the background."""
 
     def drop(self, shard: ShardFacts) -> None:
-        """Let go of a shard that is not right any more: it is brought again when it is asked for."""
+        """Delete a damaged shard; the next request downloads it again."""
 
 
 class LocalShardStore:
-    """A folder that this machine sees."""
+    """A folder on a file system of this machine."""
 
-    room = 0
+    capacity_bytes = 0
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -54,14 +57,11 @@ class LocalShardStore:
         try:
             content = read_bounded(path, LONGEST_INDEX)
         except OSError as error:
-            why = (
-                "there is no set"
-                if isinstance(error, FileNotFoundError)
-                else f"{error.strerror or error}: no set"
-            )
+            missing = isinstance(error, FileNotFoundError)
+            why = "it does not exist" if missing else error.strerror or error
             raise DataError(
-                f"{why} in {self._folder}: {path.name} cannot be read",
-                fix="make one with `paceline data pack`, or name another folder",
+                f"{self._folder} is not a dataset: cannot read {path.name}: {why}",
+                fix="make a dataset with `paceline data pack`, or check the path",
             ) from error
         return DatasetIndex.from_json(content, str(path))
 
@@ -69,17 +69,17 @@ class LocalShardStore:
         """Return the path of a shard."""
         return self._folder / shard.name
 
-    def beside(self, name: str) -> bytes:
-        """Read a file that lies beside the shards."""
-        return read_beside(self._folder, name)
+    def read_file(self, name: str) -> bytes:
+        """Read a file in the folder of the dataset."""
+        return read_dataset_file(self._folder, name)
 
 
-def read_beside(folder: Path, name: str) -> bytes:
-    """Read a file of a set that is no shard."""
+def read_dataset_file(folder: Path, name: str) -> bytes:
+    """Read a file of a dataset other than a shard, such as its tokenizer."""
     try:
         return (folder / name).read_bytes()
     except OSError as error:
         raise DataError(
-            f"cannot read {folder / name}: {error.strerror}",
-            fix="fetch or pack the set again: its index names that file",
+            f"cannot read {folder / name}, which the index lists: {error.strerror}",
+            fix="download or pack the dataset again",
         ) from error

@@ -1,4 +1,4 @@
-"""What a run's events say, all of it: figures as columns, the rest as lists."""
+"""All events of a run for a report: numbers of steps as columns, everything else as lists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.events import (
     SlowRank,
     StepDone,
 )
-from paceline.report.history import metrics_in, number, parsed
+from paceline.report.history import as_number, metrics_in, parse_event
 
 COLUMNS = ("step", "time_s", "loss", "lr", "samples_per_s", "mfu")
 _ENDINGS = {
@@ -31,58 +31,59 @@ _ENDINGS = {
 
 @dataclass
 class Start:
-    """One start of a run, up to its end or the next one."""
+    """One start of a run, until it ended or the next one began."""
 
     time_s: float
     from_step: int
     world_size: int
     last_s: float
-    """The last moment at which it said something."""
+    """The time of its last event."""
     step: int
-    """The last step it told of."""
+    """The last step of its events."""
     ending: str = ""
-    """ended, stopped, failed; empty: it goes on, or was gone without a word."""
+    """ended, stopped, failed; empty: it still runs, or was lost."""
     reason: str = ""
     lost_steps: int = 0
-    """Steps that a later start had to do again, as far as they were told of."""
+    """Steps that a later start repeated, as far as events were written for them."""
 
-    def hear(self, event: dict[str, Any]) -> None:
-        """Take note that it was still there, and how far it had come."""
-        step, when = event.get("step"), event.get("time_s")
+    def extend(self, event: dict[str, Any]) -> None:
+        """Move the end of the start to an event."""
+        step, time_s = event.get("step"), event.get("time_s")
         if type(step) is int and step > self.step:
             self.step = step
-        if type(when) is float and self.last_s < when < math.inf:
-            self.last_s = when
+        if type(time_s) is float and self.last_s < time_s < math.inf:
+            self.last_s = time_s
 
 
 @dataclass
-class Account:
-    """All that was told; figures of steps that were lost and done again are those of the last time."""
+class EventColumns:
+    """Everything that the events tell; of steps that were repeated, the last time counts."""
 
     steps: dict[str, array[float]] = field(
         default_factory=lambda: {name: array("d") for name in COLUMNS}
     )
     epochs: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
-    """At the ends of epochs and within them, in the order of steps."""
+    """Within epochs and at their ends, in the order of steps."""
     slow: list[dict[str, Any]] = field(default_factory=list)
     saves: list[dict[str, Any]] = field(default_factory=list)
     starts: list[Start] = field(default_factory=list)
-    troubles: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[dict[str, Any]] = field(default_factory=list)
     started: dict[str, Any] = field(default_factory=dict)
     digest: str = ""
 
-    def take(self, event: dict[str, Any]) -> None:
-        """Take one event."""
+    def add(self, event: dict[str, Any]) -> None:
+        """Sort an event into its column or list."""
         kind = event["event"]
-        if self.starts and kind != RunStarted.__name__:
-            self.starts[-1].hear(event)
+        if kind == RunStarted.__name__:
+            self._start(event)
+            return
+        if self.starts:
+            self.starts[-1].extend(event)
         if kind == StepDone.__name__:
             for name, column in self.steps.items():
                 value = event.get(name)
-                column.append(value if type(value) is float else number(value))
-        elif kind == RunStarted.__name__:
-            self._start(event)
+                column.append(value if type(value) is float else as_number(value))
         elif kind in {EpochDone.__name__, Evaluated.__name__}:
             self._evaluate(event)
         elif kind == SlowRank.__name__:
@@ -92,7 +93,7 @@ class Account:
         elif kind in _ENDINGS:
             self._end(event)
         else:
-            self.troubles.append(event)
+            self.problems.append(event)
 
     def _evaluate(self, event: dict[str, Any]) -> None:
         if event["event"] == EpochDone.__name__:
@@ -101,47 +102,48 @@ class Account:
             self.evaluations.append(event)
 
     def _start(self, event: dict[str, Any]) -> None:
-        step, when = whole(event.get("from_step", 0)), number(event.get("time_s"), 0.0)
+        step, time_s = as_count(event.get("from_step", 0)), as_number(event.get("time_s"), 0.0)
         if self.starts:
             self.starts[-1].lost_steps = max(0, self.starts[-1].step - step)
-        told = self.steps["step"]
-        while told and not told[-1] <= step:
+        steps = self.steps["step"]
+        while steps and not steps[-1] <= step:
             for column in self.steps.values():
                 column.pop()
-        self.epochs = [event for event in self.epochs if whole(event.get("step", 0)) <= step]
-        self.evaluations = [
-            event for event in self.evaluations if whole(event.get("step", 0)) <= step
-        ]
-        self.starts.append(Start(when, step, whole(event.get("world_size", 0)), when, step))
+        self.epochs = _up_to(step, self.epochs)
+        self.evaluations = _up_to(step, self.evaluations)
+        ranks = as_count(event.get("world_size", 0))
+        self.starts.append(Start(time_s, step, ranks, last_s=time_s, step=step))
         self.started, self.digest = event, ""
 
     def _end(self, event: dict[str, Any]) -> None:
         if self.starts:
-            self.starts[-1].ending, self.starts[-1].reason = (
-                _ENDINGS[event["event"]],
-                str(event.get("reason", "")),
-            )
+            self.starts[-1].ending = _ENDINGS[event["event"]]
+            self.starts[-1].reason = str(event.get("reason", ""))
         self.digest = str(event.get("digest", ""))
 
 
-def read_account(path: Path) -> Account:
-    """Read a run's events. Lines that were cut off, by a power cut or by reading too early, are passed over."""
-    account = Account()
+def _up_to(step: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for event in events if as_count(event.get("step", 0)) <= step]
+
+
+def read_event_columns(path: Path) -> EventColumns:
+    """Read a run's events; incomplete lines, after a power cut or while being written, are skipped."""
+    columns = EventColumns()
     try:
         with path.open("rb") as file:
             for line in file:
-                if event := parsed(line):
-                    account.take(event)
+                if event := parse_event(line):
+                    columns.add(event)
     except OSError:
-        pass  # nothing was told yet
-    return account
+        pass  # no event yet
+    return columns
 
 
-def whole(value: Any) -> int:
-    """Return a count, whatever a file says.
+def as_count(value: Any) -> int:
+    """Return a whole number of 0 or more, whatever a file contains.
 
-    >>> whole(7), whole("x"), whole(float("nan")), whole(-2)
+    >>> as_count(7), as_count("x"), as_count(float("nan")), as_count(-2)
     (7, 0, 0, 0)
     """
-    found = number(value, 0.0)
-    return max(0, int(found)) if math.isfinite(found) else 0
+    number = as_number(value, 0.0)
+    return max(0, int(number)) if math.isfinite(number) else 0

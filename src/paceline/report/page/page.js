@@ -1,5 +1,5 @@
 "use strict";
-// Adds what a page can do without: values under the pointer, and a choice of colours that is remembered.
+// Adds what a page can do without: values under the pointer, and a choice of colors that is remembered.
 (() => {
   const charts = JSON.parse(document.getElementById("data").textContent);
 
@@ -84,7 +84,7 @@
     const row = place((event.clientY - box.top) / box.height, map.ranks.length);
     const seconds = map.own_s[row][column];
     const tip = made("tip", area);
-    const said = seconds === null ? "nothing told" : `${shown(seconds * 1000)} ms of its own a step`;
+    const said = seconds === null ? "no measurement" : `${shown(seconds * 1000)} ms per step`;
     tip.textContent = `rank ${map.ranks[row]}, step ${shown(map.steps[column])}: ${said}`;
     if (share > 0.5) tip.style.right = `calc(${(1 - share) * 100}% + 12px)`;
     else tip.style.left = `calc(${share * 100}% + 12px)`;

@@ -1,4 +1,4 @@
-"""All that a report says of runs, as JSON has it: docs/report.md lists the keys."""
+"""All data of a report, as `paceline report --json` prints it; docs/report.md lists the keys."""
 
 from __future__ import annotations
 
@@ -11,77 +11,79 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.values import from_toml
+from paceline.plot.downsample import downsample
+from paceline.plot.line import Curve
 from paceline.redact import without_logins, without_secrets
 from paceline.report.find_run import NamedRun
-from paceline.report.history import metrics_in, number
-from paceline.report.page.downsample import Curve, thinned
-from paceline.report.page.event_columns import Account, read_account, whole
+from paceline.report.history import as_number, metrics_in
+from paceline.report.page.event_columns import EventColumns, as_count, read_event_columns
 from paceline.report.page.rank_map import rank_times_of
-from paceline.report.page.saved_studies import environment_of, scaling_of, verdict_of
-from paceline.report.page.steptime import breakdown, pace
-from paceline.report.state import Lookout, RunState
+from paceline.report.page.step_times import breakdown, step_time_distribution
+from paceline.report.page.studies import read_json, scaling_of, verdict_of
+from paceline.report.state import RunState, RunWatcher
+from paceline.telemetry.heartbeat import Beat
 from paceline.telemetry.stragglers import find_straggler, read_beats
 from paceline.version import VERSION
 
 _POINTS = 24_000  # of all curves together: more would make a page of several MB
-_FEWEST, _MOST = 40, 400
-_FIGURES = ("loss", "lr", "samples_per_s", "mfu")
+_FEWEST, _MOST = 40, 400  # points of a curve
+_CURVES = ("loss", "lr", "samples_per_s", "mfu")
 
 
-def facts_of(targets: Sequence[NamedRun]) -> dict[str, Any]:
-    """Return what is known of runs."""
-    accounts = [read_account(target.folder.events) for target in targets]
-    curves = sum(len(_FIGURES) + len(metrics_of(account)) for account in accounts)
-    columns = max(_FEWEST, min(_MOST, _POINTS // max(1, curves)))
-    runs = [
-        _run(target, account, columns) for target, account in zip(targets, accounts, strict=True)
-    ]
+def report_data(targets: Sequence[NamedRun]) -> dict[str, Any]:
+    """Return the data of runs, their curves downsampled so that a page stays small."""
+    by_run = [read_event_columns(target.folder.events) for target in targets]
+    curves = sum(len(_CURVES) + len(metrics_of(columns)) for columns in by_run)
+    points = max(_FEWEST, min(_MOST, _POINTS // max(1, curves)))
+    runs = [_run(target, columns, points) for target, columns in zip(targets, by_run, strict=True)]
     return {"paceline": VERSION, "made_s": time.time(), "runs": runs}
 
 
-def metrics_of(account: Account) -> list[str]:
-    """Return the names of all metrics of the evaluations, in the order in which they came."""
-    return list(
-        dict.fromkeys(str(name) for event in account.evaluations for name in metrics_in(event))
-    )
+def metrics_of(columns: EventColumns) -> list[str]:
+    """Return the names of all evaluation metrics, first seen first."""
+    names: dict[str, None] = {}
+    for event in columns.evaluations:
+        names |= dict.fromkeys(map(str, metrics_in(event)))
+    return list(names)
 
 
-def _run(target: NamedRun, account: Account, columns: int) -> dict[str, Any]:
-    state, folder = Lookout(target).look(), target.folder
-    beats = read_beats(
-        folder.beat(0).parent, state.world_size, number(account.started.get("time_s"), 0.0)
-    )
-    ranks = [beat for beat in beats if math.isfinite(number(beat.own_s) + number(beat.data_s))]
-    times, slow = (
-        pace(account),
-        find_straggler(ranks, whole(account.started.get("lanes")), state.world_size),
-    )
-    found = _course(state, account) | {
-        "curves": _curves(account, columns),
-        "metric_curves": {
-            name: _metric(account, name, columns).facts() for name in metrics_of(account)
-        },
+def _run(target: NamedRun, columns: EventColumns, points: int) -> dict[str, Any]:
+    state, folder = RunWatcher(target).look(), target.folder
+    beats = _beats(target, columns, state.world_size)
+    lanes = as_count(columns.started.get("lanes"))
+    slow = find_straggler(beats, lanes, state.world_size)
+    times = step_time_distribution(columns)
+    metrics = {name: _metric(columns, name, points) for name in metrics_of(columns)}
+    data = _progress(state, columns) | {
+        "curves": _curves(columns, points),
+        "metric_curves": {name: curve.as_dict() for name, curve in metrics.items()},
         "step_time": times,
-        "breakdown": breakdown(times, ranks),
-        "ranks": [asdict(beat) for beat in ranks],
+        "breakdown": breakdown(times, beats),
+        "ranks": [asdict(beat) for beat in beats],
         "slowest": asdict(slow) if slow else None,
         "rank_times": rank_times_of(folder.rank_times),
-        "slow_ranks": [_slow(event) for event in account.slow],
-        "starts": [
-            asdict(start) | {"reason": without_logins(start.reason)} for start in account.starts
-        ],
-        "checkpoints": [_save(event) for event in account.saves],
-        "troubles": [_trouble(event) for event in account.troubles],
+        "slow_ranks": [_slow_rank(event) for event in columns.slow],
+        "starts": [_start(asdict(start)) for start in columns.starts],
+        "checkpoints": [_checkpoint(event) for event in columns.saves],
+        "troubles": [_problem(event) for event in columns.problems],
         "scaling": scaling_of(folder.scaling),
         "profile": verdict_of(folder.verdict),
         "config": config_of(folder.config),
         "environment": environment_of(folder.environment),
     }
-    return {key: _plain(value) for key, value in found.items()}
+    return {name: _plain(value) for name, value in data.items()}
 
 
-def _course(state: RunState, account: Account) -> dict[str, Any]:
-    started, newest = account.started, account.evaluations[-1] if account.evaluations else {}
+def _beats(target: NamedRun, columns: EventColumns, ranks: int) -> list[Beat]:
+    """Return the beats of the last start whose times are finite."""
+    started_s = as_number(columns.started.get("time_s"), 0.0)
+    beats = read_beats(target.folder.beat(0).parent, ranks, started_s)
+    return [beat for beat in beats if math.isfinite(as_number(beat.own_s) + as_number(beat.data_s))]
+
+
+def _progress(state: RunState, columns: EventColumns) -> dict[str, Any]:
+    started = columns.started
+    newest = columns.evaluations[-1] if columns.evaluations else {}
     return {
         "name": state.name,
         "folder": state.folder,
@@ -91,64 +93,81 @@ def _course(state: RunState, account: Account) -> dict[str, Any]:
         "step": state.step,
         "total_steps": state.total_steps,
         "loss": state.loss,
-        "metrics": {name: number(value) for name, value in metrics_in(newest).items()},
-        "metrics_step": whole(newest.get("step")) if newest else None,
+        "metrics": {name: as_number(value) for name, value in metrics_in(newest).items()},
+        "metrics_step": as_count(newest.get("step")) if newest else None,
         "world_size": state.world_size,
         "device": state.device,
         "launcher": str(started.get("launcher", "")),
         "summary": without_logins(str(started.get("summary", ""))),
-        "trained_s": sum(start.last_s - start.time_s for start in account.starts),
-        "restarts": max(0, len(account.starts) - 1),
-        "lost_steps": sum(start.lost_steps for start in account.starts),
-        "digest": account.digest,
+        "trained_s": sum(start.last_s - start.time_s for start in columns.starts),
+        "restarts": max(0, len(columns.starts) - 1),
+        "lost_steps": sum(start.lost_steps for start in columns.starts),
+        "digest": columns.digest,
     }
 
 
-def _curves(account: Account, columns: int) -> dict[str, Any]:
-    """Return the curves of the figures; a run too short for step events has those of its epochs."""
-    steps = account.steps
-    if len(steps["step"]) < 2 <= len(account.epochs):
-        return {
-            name: _of_epochs(account, name, columns).facts() for name in ("loss", "samples_per_s")
-        }
-    shown = [name for name in _FIGURES if name != "mfu" or any(value > 0 for value in steps["mfu"])]
-    return {name: thinned(steps["step"], steps[name], columns).facts() for name in shown}
+def _curves(columns: EventColumns, points: int) -> dict[str, Any]:
+    """Return curves by steps; a run that is too short for step events has curves by epochs."""
+    steps, curves = columns.steps, {}
+    if len(steps["step"]) < 2 <= len(columns.epochs):
+        for name in ("loss", "samples_per_s"):
+            curves[name] = _by_epochs(columns, name, points).as_dict()
+        return curves
+    for name in _CURVES:
+        if name != "mfu" or any(value > 0 for value in steps["mfu"]):
+            curves[name] = downsample(steps["step"], steps[name], points).as_dict()
+    return curves
 
 
-def _of_epochs(account: Account, name: str, columns: int) -> Curve:
-    steps = [float(whole(epoch.get("step"))) for epoch in account.epochs]
-    return thinned(steps, [number(epoch.get(name)) for epoch in account.epochs], columns)
+def _by_epochs(columns: EventColumns, name: str, points: int) -> Curve:
+    steps = [float(as_count(epoch.get("step"))) for epoch in columns.epochs]
+    values = [as_number(epoch.get(name)) for epoch in columns.epochs]
+    return downsample(steps, values, points)
 
 
-def _metric(account: Account, name: str, columns: int) -> Curve:
-    told = [event for event in account.evaluations if name in metrics_in(event)]
-    steps = [float(whole(event.get("step"))) for event in told]
-    return thinned(steps, [number(metrics_in(event)[name]) for event in told], columns)
+def _metric(columns: EventColumns, name: str, points: int) -> Curve:
+    steps, values = [], []
+    for event in columns.evaluations:
+        metrics = metrics_in(event)
+        if name in metrics:
+            steps.append(float(as_count(event.get("step"))))
+            values.append(as_number(metrics[name]))
+    return downsample(steps, values, points)
 
 
-def _save(event: dict[str, Any]) -> dict[str, Any]:
-    figures = {name: number(event.get(name)) for name in ("time_s", "held_s", "total_s")}
-    counts = {name: whole(event.get(name)) for name in ("step", "size_bytes")}
-    return counts | figures | {"path": without_logins(str(event.get("path", "")))}
+def _start(start: dict[str, Any]) -> dict[str, Any]:
+    return start | {"reason": without_logins(start["reason"])}
 
 
-def _trouble(event: dict[str, Any]) -> dict[str, Any]:
-    facts = {
+def _checkpoint(event: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "step": as_count(event.get("step")),
+        "size_bytes": as_count(event.get("size_bytes")),
+        "time_s": as_number(event.get("time_s")),
+        "held_s": as_number(event.get("held_s")),
+        "total_s": as_number(event.get("total_s")),
+        "path": without_logins(str(event.get("path", ""))),
+    }
+
+
+def _problem(event: dict[str, Any]) -> dict[str, Any]:
+    return {
         "event": str(event["event"]),
-        "time_s": number(event.get("time_s")),
-        "step": whole(event.get("step")),
+        "time_s": as_number(event.get("time_s")),
+        "step": as_count(event.get("step")),
+        "reason": without_logins(str(event.get("reason", ""))),
     }
-    return facts | {"reason": without_logins(str(event.get("reason", "")))}
 
 
-def _slow(event: dict[str, Any]) -> dict[str, Any]:
-    figures = {name: number(event.get(name)) for name in ("time_s", "more_s", "times")}
-    counts = {name: whole(event.get(name)) for name in ("step", "rank")}
-    return (
-        counts
-        | figures
-        | {name: str(event.get(name, "")) for name in ("node", "phase", "kind", "sentence")}
-    )
+def _slow_rank(event: dict[str, Any]) -> dict[str, Any]:
+    texts = {name: str(event.get(name, "")) for name in ("node", "phase", "kind", "sentence")}
+    return {
+        "step": as_count(event.get("step")),
+        "rank": as_count(event.get("rank")),
+        "time_s": as_number(event.get("time_s")),
+        "more_s": as_number(event.get("more_s")),
+        "times": as_number(event.get("times")),
+    } | texts
 
 
 def config_of(path: Path) -> dict[str, Any]:
@@ -159,8 +178,21 @@ def config_of(path: Path) -> dict[str, Any]:
         return {}
 
 
+def environment_of(path: Path) -> dict[str, str]:
+    """Return versions, machine and environment variables of a run as one flat table, without secrets."""
+    flat = {}
+    for name, value in without_secrets(read_json(path)).items():
+        if not isinstance(value, dict):
+            flat[str(name)] = str(value)
+            continue
+        prefix = "" if name == "variables" else f"{name}."
+        for inner, content in value.items():
+            flat[f"{prefix}{inner}"] = str(content)
+    return flat
+
+
 def _plain(value: Any) -> Any:
-    """Return the same with null for what JSON has no number for, and plain values only."""
+    """Return only values that JSON has; a number that is not finite becomes null."""
     if isinstance(value, dict):
         return {str(name): _plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""How far a run was told to a service that forgets nothing: so that a resumed run tells no step twice."""
+"""The last step that was sent to an append-only service, so that a resumed run sends no step twice."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _WIDTH = 120
 
 
 class Bookmark:
-    """The service's own name of the run, and the last step it was told, in a small file that outlives the process.
+    """The service's identifier of the run and the last steps sent, in a small file that outlives the process.
 
-    It is written in place and not flushed to disk: after a power cut a few steps may be told again.
+    It is written in place and not flushed to disk: after a power cut a few steps may be sent twice.
     """
 
     def __init__(self, path: Path) -> None:
@@ -23,23 +23,21 @@ class Bookmark:
 
     def _read(self) -> None:
         try:
-            found = json.loads(os.pread(self._file, 1 << 16, 0))
-            self.name, self._steps = (
-                str(found["name"]),
-                {kind: int(step) for kind, step in found["steps"].items()},
-            )
+            stored = json.loads(os.pread(self._file, 1 << 16, 0))
+            steps = {kind: int(step) for kind, step in stored["steps"].items()}
+            self.name, self._steps = str(stored["name"]), steps
         except (ValueError, KeyError, TypeError, AttributeError):
             self.name, self._steps = "", {}
 
-    def begin(self, fresh: Callable[[], str], *, anew: bool) -> str:
-        """Return the name under which the run goes on, or begins."""
-        if anew or not self.name:
-            self.name, self._steps = fresh(), {}
+    def begin(self, create: Callable[[], str], *, is_new: bool) -> str:
+        """Return the identifier of the run to continue, or of one that `create` begins."""
+        if is_new or not self.name:
+            self.name, self._steps = create(), {}
             self._write()
         return self.name
 
     def passes(self, kind: str, step: int) -> bool:
-        """Return whether a step of a kind of event is new, and remember it."""
+        """Return whether a step of this kind of event was not sent yet, and remember it."""
         if step <= self._steps.get(kind, -1):
             return False
         self._steps[kind] = step
@@ -47,10 +45,10 @@ class Bookmark:
         return True
 
     def _write(self) -> None:
-        """Write one line, padded so that a shorter one leaves nothing of a longer one behind."""
+        """Write one line, padded so that it overwrites a longer one."""
         text = json.dumps({"name": self.name, "steps": self._steps}).ljust(_WIDTH)
         os.pwrite(self._file, f"{text}\n".encode(), 0)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         os.close(self._file)

@@ -1,4 +1,4 @@
-"""A run as two tables that everything reads: csv/steps.csv and csv/epochs.csv."""
+"""Metrics as CSV: csv/steps.csv and csv/epochs.csv."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EPOCH = ["step", "epoch", "loss", "samples_per_s", "time_s"]
 
 
 class CsvSink:
-    """Appends a row a step event and a row an epoch; a resumed run first drops the rows that were lost."""
+    """Appends a row per step event and per epoch; a resumed run first drops the rows after its checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         make_private(folder)
@@ -25,10 +25,10 @@ class CsvSink:
         self._epochs = Table(folder / "epochs.csv", _EPOCH)
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
+        """Append a row for a step or an epoch."""
         if isinstance(event, RunStarted):
             for table in (self._steps, self._epochs):
-                table.go_back(event.from_step)
+                table.truncate_after(event.from_step)
         elif isinstance(event, StepDone):
             self._steps.append(vars(event))
         elif isinstance(event, EpochDone):
@@ -42,14 +42,14 @@ class CsvSink:
 
 
 class Table:
-    """A CSV file whose rows are counted by step. Columns that come later are added to its head."""
+    """A CSV file with a step column. New columns are added to its header."""
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self._path, self._columns = path, list(columns)
         self._file = -1
 
-    def go_back(self, step: int) -> None:
-        """Leave out the rows after a step, and a last row that was cut off; then append."""
+    def truncate_after(self, step: int) -> None:
+        """Drop the rows after a step, and an incomplete last row."""
         self.close()
         self._rewrite([row for row in self._read() if int(row["step"]) <= step])
 
@@ -68,9 +68,9 @@ class Table:
             return []
         text = self._path.read_text(encoding="utf-8")
         rows = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-        self._columns += [
-            name for name in rows.fieldnames or () if name and name not in self._columns
-        ]
+        for name in rows.fieldnames or ():
+            if name and name not in self._columns:
+                self._columns.append(name)
         return [row for row in rows if (row.get("step") or "").isdecimal()]
 
     def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -79,7 +79,7 @@ class Table:
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
@@ -87,7 +87,6 @@ class Table:
 
 def _lines(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> bytes:
     text = io.StringIO()
-    csv.DictWriter(text, columns, restval="", extrasaction="ignore", lineterminator="\n").writerows(
-        rows
-    )
+    writer = csv.DictWriter(text, columns, restval="", extrasaction="ignore", lineterminator="\n")
+    writer.writerows(rows)
     return text.getvalue().encode()

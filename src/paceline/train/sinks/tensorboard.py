@@ -1,4 +1,4 @@
-"""A run for TensorBoard: event files in runs/NAME/tensorboard."""
+"""Metrics for TensorBoard: event files in runs/NAME/tensorboard."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from paceline.train.sinks.metrics import epoch_metrics, step_metrics
 
 
 class TensorboardSink:
-    """Writes scalars. A resumed run tells TensorBoard from which step on earlier ones do not count."""
+    """Writes scalars. A resumed run makes TensorBoard ignore earlier values after its checkpoint."""
 
     def __init__(self, folder: Path, settings: str) -> None:
         self._folder, self._settings = make_private(folder), settings
         self._writer: Any = None
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
+        """Write a step or an epoch."""
         if isinstance(event, RunStarted):
             self._open(event.from_step)
         elif isinstance(event, StepDone):
@@ -35,18 +35,18 @@ class TensorboardSink:
             self._writer.add_text("settings", f"```\n{self._settings}\n```", 0)
         self._flush()
 
-    def _write(self, figures: dict[str, float], event: StepDone | EpochDone) -> None:
-        for name, value in figures.items():
+    def _write(self, metrics: dict[str, float], event: StepDone | EpochDone) -> None:
+        for name, value in metrics.items():
             self._writer.add_scalar(name, value, event.step, walltime=event.time_s)
 
     def _flush(self) -> None:
-        """Make what was said visible, to the owner alone: the package itself creates files that all may read."""
+        """Flush, and make the files readable by their owner only: the package lets everybody read them."""
         self._writer.flush()
         for path in self._folder.iterdir():
             path.chmod(0o600)
 
     def close(self, *, failed: bool) -> None:
-        """Write what is left."""
+        """Flush and close the files."""
         if self._writer is not None:
             self._flush()
             self._writer.close()

@@ -1,4 +1,4 @@
-"""A run for Weights & Biases, with the account and mode that its own variables name."""
+"""Metrics for Weights & Biases, with the account and mode in its WANDB_* variables."""
 
 from __future__ import annotations
 
@@ -12,27 +12,23 @@ from paceline.rundir import make_private
 from paceline.train.sinks.bookmark import Bookmark
 from paceline.train.sinks.metrics import epoch_metrics, step_metrics
 
-_LOGIN_WITHIN_S = 15  # without a key nobody may answer: then the training goes on without this sink
+_LOGIN_TIMEOUT_S = 15  # without a key; the training then continues without this logger
 
 
 class WandbSink:
-    """Logs to one run of theirs, which goes on when the training does. Steps go as a number: theirs only ever grow."""
+    """Logs to one W&B run, which a resumed training continues. The step is a metric, because W&B's own step only grows."""
 
     def __init__(
-        self, path: Path, name: str, settings: Mapping[str, Any], *, anew: bool, project: str = ""
+        self, path: Path, name: str, settings: Mapping[str, Any], *, is_new: bool, project: str = ""
     ) -> None:
         self._folder = make_private(path.parent / "wandb")
         self._mark = Bookmark(path)
-        self._name, self._settings, self._anew, self._project = (
-            name,
-            settings,
-            anew,
-            project or "paceline",
-        )
+        self._name, self._settings, self._is_new = name, settings, is_new
+        self._project = project or "paceline"
         self._run: Any = None
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
+        """Log a step or an epoch."""
         if isinstance(event, RunStarted):
             self._open()
         elif isinstance(event, StepDone) and self._mark.passes("step", event.step):
@@ -44,20 +40,20 @@ class WandbSink:
         import wandb  # type: ignore[import-not-found, unused-ignore]
 
         self._run = wandb.init(
-            id=self._mark.begin(lambda: secrets.token_hex(4), anew=self._anew),
+            id=self._mark.begin(lambda: secrets.token_hex(4), is_new=self._is_new),
             name=self._name,
             project=self._project,
             dir=str(self._folder),
             config=dict(self._settings),
             resume="allow",
             settings=wandb.Settings(
-                console="off", login_timeout=_LOGIN_WITHIN_S, disable_git=True, disable_code=True
+                console="off", login_timeout=_LOGIN_TIMEOUT_S, disable_git=True, disable_code=True
             ),
         )
         self._run.define_metric("*", step_metric="step")
 
     def close(self, *, failed: bool) -> None:
-        """Send what is left."""
+        """Upload the rest and end the run."""
         if self._run is not None:
             self._run.finish(exit_code=1 if failed else 0)
         self._mark.close()

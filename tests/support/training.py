@@ -1,0 +1,88 @@
+"""A training that says where it is, so that tests can strike at a moment of their choice."""
+
+import os
+import time
+from pathlib import Path
+
+import torch
+
+import paceline
+from paceline.checkpoint import local_storage as local
+from paceline.train.stopping import StopRequest
+
+MARKS = Path("marks")
+
+
+def mark(name: str) -> None:
+    MARKS.mkdir(exist_ok=True)
+    (MARKS / f"{name}-{os.environ.get('RANK', 0)}").write_text(str(os.getpid()))
+
+
+def dawdle(name: str) -> None:
+    """Say where we are, and stay there for a while, or until some files are there, if the test asks for it."""
+    mark(name)
+    time.sleep(float(os.environ.get(f"SLOW_{name.upper()}", "0")))
+    while not all(map(os.path.exists, os.environ.get(f"{name.upper()}_UNTIL", "").split())):
+        time.sleep(0.01)
+
+
+def on_signal(self, number, frame, on_signal=StopRequest._on_signal):
+    on_signal(self, number, frame)
+    mark("heard")
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(20, 1)
+        self.drop = torch.nn.Dropout(0.1)
+
+    def forward(self, features):
+        dawdle("step" if self.training else "evaluate")
+        return self.linear(self.drop(features))
+
+
+def slow_writer(path, image, write=local._write_durably):
+    dawdle("save")
+    return write(path, image)
+
+
+class Watched(paceline.Batches):
+    """Batches that write down which samples were used in every step that was finished."""
+
+    def steps(self, start=0):
+        seen = os.open(f"seen-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for step in super().steps(start):
+            ids = [
+                int(row[-1])
+                for lane in step.lanes
+                if lane.samples
+                for row in lane.batch[0].tolist()
+            ]
+            yield step
+            os.write(seen, f"{time.time()} {step.plan.index} {ids}\n".encode())
+
+
+def main(config: paceline.RunConfig) -> None:
+    local._write_durably, StopRequest._on_signal = slow_writer, on_signal
+    dawdle("begin")
+    with paceline.join(config) as world:
+        dawdle("join")
+        generator = torch.Generator().manual_seed(1)
+        features, targets = (
+            torch.randn(96, 20, generator=generator),
+            torch.randn(96, 1, generator=generator),
+        )
+        features[:, -1] = torch.arange(96)  # the number of the sample, for Watched
+        model = paceline.parallelize(Net(), world, config)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=paceline.scaled_lr(config))
+        kind = Watched if "WATCHED" in os.environ else paceline.Batches
+        batches = kind((features, targets), config, world)
+        loss = torch.nn.functional.mse_loss
+        held_out = features[:8], targets[:8]
+        paceline.Trainer(world, model, optimizer, batches, loss, config, evaluation=held_out).run()
+    print("the script goes on after the training")
+
+
+if __name__ == "__main__":
+    main(paceline.config_from_argv())
