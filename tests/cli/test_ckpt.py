@@ -416,7 +416,7 @@ def test_the_newest_good_checkpoint_is_exported(ckpt: Callable[..., Done]) -> No
         (Path("runs/net/checkpoints") / step / PART).unlink()
     none = ckpt("export", "runs/net", "none.safetensors")
     assert (none.code, Path("none.safetensors").exists()) == (3, False)
-    assert "no checkpoint in runs/net/checkpoints is good" in none.err
+    assert "no checkpoint in runs/net/checkpoints is intact" in none.err
     assert (
         "no other checkpoint here is good"
         in ckpt("export", "runs/net", "none.safetensors", "--step", 9).err
