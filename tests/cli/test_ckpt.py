@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 
 from paceline.checkpoint.local_storage import LocalStorage
-from paceline.checkpoint.manifest import _SUM, _end
+from paceline.checkpoint.manifest import _CHECKSUM, _end
 from paceline.checkpoint.remote_storage import RemoteStorage
 from paceline.cli.main import run_verb
 
@@ -114,7 +114,7 @@ def truncate(path: Path) -> None:
 
 def age(manifest: Path) -> None:
     """Make a manifest one of a later format."""
-    body = manifest.read_bytes().rpartition(_SUM)[0].replace(b'"format": 1', b'"format": 7')
+    body = manifest.read_bytes().rpartition(_CHECKSUM)[0].replace(b'"format": 1', b'"format": 7')
     manifest.write_bytes(body + _end(body))
 
 
