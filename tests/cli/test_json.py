@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.documented import DOCUMENTS, keys_of, words_of
-from support import report_trainings as trainings
-from support import run_folders as runs
 
 from paceline.cli.commands import COMMANDS, load
 from paceline.cli.main import run_verb
 from paceline.config.arguments import arguments_of
 from paceline.hang.verdict import HangVerdict, write_verdict
 from paceline.rundir import make_private
+from support import report_trainings as trainings
+from support import run_folders as runs
+from support.documented import DOCUMENTS, keys_of, words_of
 
 
 @pytest.fixture(autouse=True)

@@ -7,16 +7,15 @@ import json
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
-from support.terminal import in_terminal
-from support.program import paceline, processes_with, started, wait_for, wait_until_gone
-from support import run_folders as runs
 
 from paceline.cluster.registry import register
 from paceline.events import EventLog, RunEnded, RunFailed
+from support import run_folders as runs
+from support.program import paceline, processes_with, started, wait_for, wait_until_gone
+from support.terminal import in_terminal
 
 # Rank 1 takes four times as long as rank 0 for its own part of a step.
 TRAINING = """
