@@ -418,7 +418,7 @@ def test_the_newest_good_checkpoint_is_exported(ckpt: Callable[..., Done]) -> No
     assert (none.code, Path("none.safetensors").exists()) == (3, False)
     assert "no checkpoint in runs/net/checkpoints is intact" in none.err
     assert (
-        "no other checkpoint here is good"
+        "no other checkpoint here is intact"
         in ckpt("export", "runs/net", "none.safetensors", "--step", 9).err
     )
 
