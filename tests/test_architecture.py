@@ -15,7 +15,7 @@ SOURCE = ROOT / "src" / "paceline"
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 FLOORS = [
-    {"units", "errors", "handover", "version", "terminal", "__init__"},
+    {"units", "errors", "handover", "version", "terminal", "help_layout", "__init__"},
     {"rundir", "runlock", "redact", "config", "events", "dtypes", "tensorfile", "objectstore"},
     {"world", "scale", "launch", "cluster", "telemetry", "hang"},
     {"data", "checkpoint"},

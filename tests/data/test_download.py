@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import hashlib
 import io
@@ -261,7 +260,7 @@ def test_the_verb_says_where_the_files_are(
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PACELINE_DATA", raising=False)
-    assert get.main(argparse.Namespace(name="small", to=to, json=as_json)) == 0
+    assert get.main(get.GetArguments(name="small", to=to, json=as_json)) == 0
     said = capsys.readouterr()
     paths = [f"{home}/{name}" for name in CONTENT]
     if as_json:

@@ -5,7 +5,6 @@ Files are accepted by checksum only: `paceline data get`.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gzip
 import hashlib
@@ -19,12 +18,14 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 from urllib.parse import urlsplit
 
 from paceline import handover
+from paceline.config.arguments import option, positional
 from paceline.errors import ConfigError, DataError, EnvironmentUnfit, did_you_mean
 from paceline.rundir import make_private, write_whole
 from paceline.version import VERSION
@@ -95,26 +96,26 @@ PUBLIC_DATASETS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `paceline data get`."""
-    parser.add_argument("name", metavar="NAME", help=f"one of: {', '.join(PUBLIC_DATASETS)}")
-    parser.add_argument(
-        "--to",
-        default="",
-        metavar="FOLDER",
-        help="destination (default: NAME in PACELINE_DATA, or in ./data)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the paths of the files as JSON")
+@dataclass(frozen=True, kw_only=True)
+class GetArguments:
+    """Files are downloaded from public mirrors and checked by their SHA-256; intact files are kept."""
+
+    name: str = positional(metavar="NAME")
+    """Dataset to download: mnist, fashion-mnist or tinyshakespeare."""
+    to: str = option("", metavar="FOLDER")
+    """Folder for the files (default: a folder of that name in $PACELINE_DATA, or in ./data)."""
+    json: bool = False
+    """Print the paths as JSON."""
 
 
-def main(known: argparse.Namespace) -> int:
+def main(arguments: GetArguments) -> int:
     """Download a dataset and print the paths of its files."""
     root = Path(os.environ.get(handover.DATA) or "data")
-    folder = Path(known.to) if known.to else root / known.name
-    paths = fetch(known.name, folder, progress=None if known.json else sys.stderr)
+    folder = Path(arguments.to) if arguments.to else root / arguments.name
+    paths = fetch(arguments.name, folder, progress=None if arguments.json else sys.stderr)
     files = [str(path) for path in paths]
-    if known.json:
-        print(json.dumps({"set": known.name, "folder": str(folder), "files": files}, indent=1))
+    if arguments.json:
+        print(json.dumps({"set": arguments.name, "folder": str(folder), "files": files}, indent=1))
     else:
         print("\n".join(files))
     return 0
