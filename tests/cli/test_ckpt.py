@@ -124,7 +124,7 @@ def empty(path: Path) -> None:
 
 DAMAGES = [
     # what is done, to which file, and what list and check say of it
-    (flip, PART, "ok", f"damaged: {PART} has other bytes than were written (sum "),
+    (flip, PART, "ok", f"damaged: {PART} has other bytes than were written (checksum "),
     (truncate, PART, f"damaged: {PART} has ", f"damaged: {PART} has "),
     (Path.unlink, PART, f"damaged: {PART} is missing", f"damaged: {PART} is missing"),
     (flip, "manifest.json", *["damaged: its manifest has other bytes than were written"] * 2),
@@ -235,7 +235,7 @@ def test_what_is_damaged_is_named(
 def test_a_checkpoint_under_the_name_of_another_is_damaged(ckpt: Callable[..., Done]) -> None:
     folder = Path("runs/net/checkpoints")
     (folder / OLD).rename(folder / "step-000000007")
-    assert "damaged: its manifest is of step 6" in ckpt("check", "runs/net").out
+    assert "damaged: its manifest belongs to step 6" in ckpt("check", "runs/net").out
 
 
 def test_what_lies_beside_the_checkpoints_is_shown(ckpt: Callable[..., Done]) -> None:
@@ -400,7 +400,7 @@ def test_a_damaged_checkpoint_is_never_exported(
     for run in (["runs/net", "--step", 9], [f"runs/net/checkpoints/{NEW}"]):
         done = ckpt("export", *run, "net.safetensors")
         assert (done.code, done.out) == (3, "")
-        assert f"take runs/net/checkpoints/{OLD}, of which every byte is right" in done.err
+        assert f"use runs/net/checkpoints/{OLD}, which is intact" in done.err
         assert [path.name for path in folder.iterdir()] == ["runs"]
 
 
@@ -418,7 +418,7 @@ def test_the_newest_good_checkpoint_is_exported(ckpt: Callable[..., Done]) -> No
     assert (none.code, Path("none.safetensors").exists()) == (3, False)
     assert "no checkpoint in runs/net/checkpoints is intact" in none.err
     assert (
-        "no other checkpoint here is good"
+        "no other checkpoint here is intact"
         in ckpt("export", "runs/net", "none.safetensors", "--step", 9).err
     )
 
@@ -428,7 +428,7 @@ def test_a_file_is_written_over_only_by_force(ckpt: Callable[..., Done]) -> None
     done = ckpt("export", "runs/net", "net.safetensors")
     assert (done.code, Path("net.safetensors").read_text()) == (2, "mine")
     assert (
-        "net.safetensors exists\n  fix: give another name, or write over it with --force"
+        "net.safetensors exists\n  fix: choose another name, or overwrite it with --force"
         in done.err
     )
     forced = ckpt("export", "runs/net", "--force", "--json", "net.safetensors")
@@ -451,15 +451,15 @@ def test_a_file_is_written_over_only_by_force(ckpt: Callable[..., Done]) -> None
         (["list", "nowhere/at/all"], "there is no run nowhere/at/all", "use one of: runs/net, runs/other"),
         (["list", "runs/net", "runs/other"], "unexpected argument 'runs/other'", "paceline ckpt list RUN [options]"),
         (["list", "runs/net", "--jsno"], "there is no option --jsno", "did you mean --json?"),
-        (["list", "file:///nowhere/net"], "there is nothing at file:///nowhere/net", "check the address"),
+        (["list", "file:///nowhere/net"], "there is no checkpoint at file:///nowhere/net", "check the address"),
         (["list", "nope://bucket/net"], "Protocol not known: nope", "use a path, s3://bucket/folder"),
         (["check", "runs/net", "--step", "7"], "there is no checkpoint of step 7 in runs/net/checkpoints", "use one of: 3, 6, 9"),
         (["check", "runs/net", "--step", "last"], "--step must be a whole number, got 'last'", "for example: --step 4"),
         (["export", "runs/net"], "OUT is missing", "paceline ckpt export RUN OUT [options]"),
-        (["export", "runs/net", "net.pt"], "net.pt would be a safetensors file", "name it net.safetensors"),
+        (["export", "runs/net", "net.pt"], "net.pt must end in .safetensors", "name it net.safetensors"),
         (["export", "runs/net", "runs"], "runs is a folder", "name a file in it: runs/model.safetensors"),
         (["export", "runs/net", "no/net.safetensors"], "there is no folder no", "create it first"),
-        (["export", "runs/net", f"runs/net/checkpoints/{NEW}/{PART}", "--force"], "lies inside a checkpoint", "write it elsewhere"),
+        (["export", "runs/net", f"runs/net/checkpoints/{NEW}/{PART}", "--force"], "is inside a checkpoint", "write it elsewhere"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_with_its_fix(

@@ -172,7 +172,7 @@ def test_a_text_that_is_shown_orders_the_terminal_nothing(data: Callable[..., Do
         (["pack", "x.npz", "--to", "out", "--shard", "0"], "--shard '0' is not a size", "for example"),
         (["pack", "x.npz", "--to", "out", "--workers", "-1"], "--workers must be at least 0, got -1", "remove it"),
         (["pack", "x.npz", "--to", "out", "--size", "28"], "--size '28' is not a height and a width", "give both, as in --size 28x28"),
-        (["pack", "x.npz", "--to", "out", "--size", "28x28"], "--size means nothing for arrays", "leave it out"),
+        (["pack", "x.npz", "--to", "out", "--size", "28x28"], "--size does not apply to arrays", "remove it"),
         (["pack", "x.npz", "--to", "out", "--colums", "image"], "there is no option --colums", "did you mean --columns?"),
         (["show", "out", "--sample", "first"], "--sample 'first' is not a list of sample indices", "for example: --sample 0,5"),
         (["show", "out", "extra"], "unexpected argument 'extra'", "paceline data show DATASET [options]"),

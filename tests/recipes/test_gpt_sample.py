@@ -83,14 +83,14 @@ def test_the_answer_as_json_says_where_it_comes_from(sample):
     assert (facts["step"], facts["prompt"], list(map(len, facts["texts"]))) == (10, "ab", [3])
 
 
-def test_a_damaged_checkpoint_is_passed_over_unless_it_was_asked_for(sample, tmp_path):
+def test_a_damaged_checkpoint_is_skipped_unless_it_was_asked_for(sample, tmp_path):
     part = next((tmp_path / "runs/characters/checkpoints/step-000000030").glob("*.safetensors"))
     content = bytearray(part.read_bytes())
     content[-1] ^= 1
     part.write_bytes(content)
     done = sample("runs/characters", "--prompt", "ab", "--json")
     assert json.loads(done.out)["step"] == 20
-    assert "passed over: " in done.err
+    assert "skipped: " in done.err
     asked = sample("runs/characters", "--prompt", "ab", "--step", 30)
     assert (asked.code, asked.out) == (3, "")
     assert "fix: use " in asked.err
@@ -121,18 +121,18 @@ REFUSED = [
     (["runs/characters/checkpoints", "--prompt", "x"], 2, "is not a run folder", "config.toml"),
     (["runs/characters", "--prompt", "x"], 2, "the character 'x' is not in the vocabulary", "remove it"),
     (["runs/characters", "--prompt", "ab\udcff"], 2, "not UTF-8 text", "encoding"),
-    (["runs/characters"], 2, "what does the text begin with?", "--prompt"),
-    (["runs/characters", "--prompt", ""], 2, "what does the text begin with?", "--prompt"),
-    ([], 2, "which run?", "paceline sample"),
-    (["runs/characters", "ab", "--prompt", "ab"], 2, "unexpected word 'ab'", "quotes"),
+    (["runs/characters"], 2, "--prompt is missing", "--prompt TEXT"),
+    (["runs/characters", "--prompt", ""], 2, "--prompt is empty", "--prompt"),
+    ([], 2, "RUN is missing", "paceline sample RUN"),
+    (["runs/characters", "ab", "--prompt", "ab"], 2, "unexpected argument 'ab'", "paceline sample RUN"),
     (["runs/characters", "--prompt", "ab", "--promt", "ab"], 2, "there is no option --promt", "did you mean --prompt?"),
     (["runs/characters", "--prompt", "ab", "--length", "0"], 2, "--length must be at least 1, got 0", "1 or more"),
     (["runs/characters", "--prompt", "ab", "--count", "0"], 2, "--count must be at least 1, got 0", "1 or more"),
-    (["runs/characters", "--prompt", "ab", "--length", "x"], 2, "--length 'x' is not a number", "--length 1"),
+    (["runs/characters", "--prompt", "ab", "--length", "x"], 2, "--length must be a whole number, got 'x'", "--length 4"),
     (["runs/characters", "--prompt", "ab", "--temperature", "-1"], 2, "temperature must be >= 0, got -1.0", "0.8"),
     (["runs/characters", "--prompt", "ab", "--temperature", "nan"], 2, "temperature must be >= 0, got nan", "0.8"),
     (["runs/characters", "--prompt", "ab", "--top-k", "-3"], 2, "top-k must be at least 0, got -3", "0 for all"),
-    (["runs/characters", "--prompt", "ab", "--seed", "1.5"], 2, "--seed '1.5' is not a number", "--seed 1"),
+    (["runs/characters", "--prompt", "ab", "--seed", "1.5"], 2, "--seed must be a whole number, got '1.5'", "--seed 4"),
     (["runs/characters", "--prompt", "ab", "--step", "7"], 2, "no checkpoint of step 7", "use one of: 10, 20, 30"),
 ]  # fmt: skip
 

@@ -66,8 +66,10 @@ def main(arguments: SampleArguments) -> int:
 
 def _stream(generator: TextGenerator, sampling: Sampling, arguments: SampleArguments) -> None:
     """Print the text token by token."""
+    # Created before anything is printed, because it checks the prompt and the length.
+    pieces = generator.generate(arguments.prompt, arguments.length, sampling)
     _show(arguments.prompt)
-    for piece in generator.generate(arguments.prompt, arguments.length, sampling):
+    for piece in pieces:
         _show(piece)
     _show("\n")
 
