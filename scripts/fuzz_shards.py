@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from paceline.data.shards.index import _checksum  # noqa: E402
 from paceline.errors import DataError  # noqa: E402
-from support.datasets import make_set, open_folder, rows_of, text_of  # noqa: E402 - tests are not a package
+from support.datasets import make_dataset, open_folder, rows_of, text_of  # noqa: E402 - tests are not a package
 
 _MOST_MEMORY_KB = 200_000
 _NUMBERS = (0, 1, -1, 2**31, 2**53, 2**60, 2**63, 2**64, 1.5, "1", None, True, [], {})
@@ -43,7 +43,7 @@ def main() -> None:
     known = parser.parse_args()
     chance, outcomes, lost = random.Random(known.seed), Counter[tuple[str, str]](), 0
     with tempfile.TemporaryDirectory() as place:
-        good = {kind: make_set(Path(place) / kind, 23, 6, rows) for kind, rows in KINDS.items()}
+        good = {kind: make_dataset(Path(place) / kind, 23, 6, rows) for kind, rows in KINDS.items()}
         before = _memory_kb()
         for case in range(known.cases):
             kind, name = chance.choice(list(KINDS)), chance.choice(list(DAMAGES))

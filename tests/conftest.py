@@ -20,6 +20,13 @@ collect_ignore = [
 settings.register_profile("any pace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any pace")
 _LONG = ("slow", "slurm", "namespaces")
+_START_PROCESSES = {"subprocess"} | {
+    f"support.{name}"
+    for name in (
+        "browser", "checkpoint_trainings", "forkserver", "private_cluster", "processes", "program",
+        "report_trainings", "s3_server", "shaped_links", "submitting", "terminal", "typed_pages",
+    )
+}  # fmt: skip
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -51,6 +58,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         "slurm": no_hosts,
     }
     for item in items:
+        if _starts_processes(item):
+            item.add_marker("processes")
         for marker, reason in reasons.items():
             if reason and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=reason))
@@ -60,6 +69,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
         key=lambda item: -slow[item.path]
     )  # the long files first, so that workers end together
+
+
+def _starts_processes(item: pytest.Item) -> bool:
+    """Return whether the module of a test uses `subprocess` or support code that starts processes."""
+    names = vars(getattr(item, "module", None) or object).values()
+    modules = {
+        getattr(value, "__module__", None) or getattr(value, "__name__", "") for value in names
+    }
+    return not modules.isdisjoint(_START_PROCESSES)
 
 
 def _has_ipv6() -> bool:

@@ -15,7 +15,7 @@ SOURCE = ROOT / "src" / "paceline"
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 FLOORS = [
-    {"units", "errors", "handover", "version", "terminal", "__init__"},
+    {"units", "errors", "handover", "version", "terminal", "help_layout", "__init__"},
     {"rundir", "runlock", "redact", "config", "events", "dtypes", "tensorfile", "objectstore"},
     {"world", "scale", "launch", "cluster", "telemetry", "hang"},
     {"data", "checkpoint"},
@@ -33,7 +33,7 @@ WITHOUT_TORCH = [
     "paceline.scale.tree", "paceline.scale.lr", "paceline.launch.supervisor", "paceline.launch.rank_local", "paceline.world.world",
     "paceline.world.detect", "paceline.data.order", "paceline.data.mnist_idx", "paceline.data.hdf5.chunks", "paceline.data.hdf5.file", "paceline.objectstore", "paceline.data.shards.remote_store", "paceline.data.download", "paceline.data.shards.check", "paceline.data.shards.show", "paceline.data.vocabulary", "paceline.data.pack", "paceline.data.bench", "paceline.verify.compare_worlds", "paceline.recipes",
     "paceline.measure.bench_plan", "paceline.measure.bench_fit", "paceline.measure.bench_results", "paceline.plot.svg_file", "paceline.measure.scaling", "paceline.measure.scaling_report",
-    "paceline.doctor.multi_host", "paceline.doctor.startup", "paceline.doctor.pack", "paceline.doctor.torch_probe", "paceline.cli.doctor_startup",
+    "paceline.doctor.multi_host", "paceline.doctor.startup_run", "paceline.doctor.pack", "paceline.doctor.torch_probe", "paceline.cli.doctor_startup",
     "paceline.world.network", "paceline.world.timelimit", "paceline.telemetry.heartbeat", "paceline.launch.rank_srun", "paceline.cluster.submission",
     "paceline.cluster.allocation", "paceline.cluster.parallelcluster", "paceline.report.state", "paceline.report.page.document", "paceline.cli.report", "paceline.runlock", "paceline.checkpoint.catalog", "paceline.checkpoint.export", "paceline.checkpoint.remote_storage", "paceline.cli.main",
     "paceline.measure.profile", "paceline.measure.scaling_store", "paceline.telemetry.stragglers", "paceline.telemetry.rank_times",

@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bits():
-    """Which bits the page names, and which a run of three epochs had."""
+    """The digests that the page shows, and those of runs of three epochs."""
     return {"named": {}, "of three epochs": []}
 
 

@@ -1,12 +1,11 @@
-"""Which settings has a run, and which has a recipe? Read from the classes that `--help` shows.
+"""Reference page of the settings, from the classes that `--help` reads.
 
-Recipes are read and not imported, for they import torch.
+The sources of recipes are parsed instead of imported, because recipes import torch.
 """
 
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -15,20 +14,21 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 from markup import code, table, text
 
 from paceline.config import RunConfig
+from paceline.config.help import field_helps, written_default
 from paceline.config.values import flatten
 from paceline.recipes import RECIPES
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "paceline" / "recipes"
-HEAD = ("setting", "what it is", "values", "default")
+HEAD = ("setting", "description", "values", "default")
 KINDS = {"int": "whole number", "float": "number", "str": "text", "bool": "`true`, `false`"}
 GIVEN = """\
-A setting is given as `key=value`, as a flag (`--batch.lanes 8`), or in a TOML file (`--config run.toml`), in which the part
-before the dot is a table. `runs/NAME/config.toml` holds all settings of a run. The number of ranks is no setting: it is `-n` of
-[`paceline run`](verbs.md#paceline-run), or what another launcher says."""
+Give a setting as `key=value`, as a flag (`--batch.lanes 8`), or in a TOML file (`--config run.toml`), where the part
+before the dot is a table. `runs/NAME/config.toml` holds all settings of a run. The number of ranks is not a setting: it is `-n` of
+[`paceline run`](verbs.md#paceline-run), or set by another launcher."""
 
 
 class Written(NamedTuple):
-    """A field as it is written in a class, and the line below it, which is its help."""
+    """A field in the source of a class, with the help line below it."""
 
     name: str
     annotation: ast.expr
@@ -42,31 +42,28 @@ def settings_page() -> str:
 
 
 def _groups(kind: type, prefix: str = "") -> Iterator[str]:
-    """Yield the settings of a class as a section, then those of every group in it."""
+    """Yield a section with the settings of a class, then a section per group."""
     hints = get_type_hints(kind)
-    helps = {one.name: one.help for one in _written(inspect.getsource(kind), kind.__name__)}
-    own = [one for one in fields(kind) if not is_dataclass(hints[one.name])]
-    rows = [
-        _row(prefix + one.name, _values(hints[one.name]), one.default, helps[one.name])
-        for one in own
-    ]
-    yield f"## {prefix.rstrip('.') or 'The run'}\n\n{text(kind.__doc__ or '')}\n\n{table(HEAD, rows)}"
-    for one in fields(kind):
-        if is_dataclass(hints[one.name]):
-            yield from _groups(hints[one.name], f"{prefix}{one.name}.")
+    helps = field_helps(kind)
+    rows = []
+    for item in fields(kind):
+        if not is_dataclass(hints[item.name]):
+            values = _values(hints[item.name])
+            rows.append(_row(prefix + item.name, values, item.default, helps[item.name]))
+    title = prefix.rstrip(".") or "The run"
+    yield f"## {title}\n\n{text(kind.__doc__ or '')}\n\n{table(HEAD, rows)}"
+    for item in fields(kind):
+        if is_dataclass(hints[item.name]):
+            yield from _groups(hints[item.name], f"{prefix}{item.name}.")
 
 
-def _row(name: str, values: str, default: Any, said: str) -> list[str]:
-    return [code(name), text(said), values, code(_typed(default)) if default != "" else "empty"]
-
-
-def _typed(value: Any) -> str:
-    """Return a value as a person types it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _row(name: str, values: str, default: Any, help_text: str) -> list[str]:
+    shown = code(written_default(default)) if default != "" else "empty"
+    return [code(name), text(help_text), values, shown]
 
 
 def _values(kind: Any) -> str:
-    """Return what a setting may be, in words.
+    """Return the values that a setting accepts.
 
     >>> _values(Literal["none", "ddp"]), _values(int)
     ('`none`, `ddp`', 'whole number')
@@ -79,12 +76,14 @@ def _values(kind: Any) -> str:
 
 
 def _recipe(name: str) -> str:
-    """Return what a recipe adds to the settings, and which have another default there."""
+    """Return the settings that a recipe adds, and the defaults that it changes."""
     found, about = _class_of(name)
     own = [_own_row(one) for one in found if one.help]
     usual = dict(flatten(RunConfig()))
     set_here = [pair for one in found if not one.help for pair in _defaults(one.name, one.default)]
-    other = [code(f"{key}={_typed(value)}") for key, value in set_here if value != usual[key]]
+    other = [
+        code(f"{key}={written_default(value)}") for key, value in set_here if value != usual[key]
+    ]
     section = f"## Recipe {name}\n\n{text(about)} Other defaults: {', '.join(other)}."
     return f"{section}\n\n{table(HEAD, own)}" if own else section
 

@@ -1,13 +1,13 @@
-"""What can go wrong, and what to do about it.
+"""What can go wrong: the exception classes, and the exit code of each.
 
-PacelineError                 exit 1   the answer is no
+PacelineError                 exit 1   the check is negative
 ├── TrainingError             exit 1   the training itself went wrong (a NaN loss, a dead rank)
-├── ConfigError               exit 2   a setting or a command line that cannot be
+├── ConfigError               exit 2   a setting or a command line is invalid
 └── EnvironmentUnfit          exit 3   this machine cannot do it
     ├── DataError             exit 3   a data file is missing, damaged or not what it claims to be
-    └── BadCheckpoint         exit 3   a checkpoint is damaged, incomplete, or of a format not known here
+    └── BadCheckpoint         exit 3   a checkpoint is damaged, incomplete, or in an unknown format
 
-Stopped (a SystemExit)        exit 75  not an error: saved and left in time, as it was told to; run it again to go on
+Stopped (a SystemExit)        exit 75  not an error: saved and exited on request; rerun to resume
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Iterable
 
 
 class PacelineError(Exception):
-    """An error that says what is wrong, with the numbers, and what to do."""
+    """An error with its cause (values and limits) and its fix."""
 
     exit_code = 1
     comes_again = True
-    """Whether the same run would meet it again; if not, starting again may help."""
+    """Whether a restart would fail in the same way."""
 
     def __init__(self, problem: str, *, fix: str) -> None:
         super().__init__(problem, fix)
@@ -37,13 +37,13 @@ class TrainingError(PacelineError):
 
 
 class ConfigError(PacelineError):
-    """A setting or a command line that cannot be."""
+    """A setting or a command line is invalid."""
 
     exit_code = 2
 
 
 class EnvironmentUnfit(PacelineError):
-    """This machine cannot do what was asked."""
+    """This machine lacks something that the command needs."""
 
     exit_code = 3
 
@@ -53,18 +53,18 @@ class DataError(EnvironmentUnfit):
 
 
 class BadCheckpoint(EnvironmentUnfit):
-    """A checkpoint is damaged, incomplete, or of a format not known here."""
+    """A checkpoint is damaged, incomplete, or in an unknown format."""
 
 
 LOST_PEER = 76
-"""The exit code of a rank of a Slurm job that only lost another one: the cause is elsewhere."""
+"""Exit code of a Slurm rank that failed only because another rank did."""
 
 STOPPED = 75
-"""The exit code that means: resume me. It is the system's own code for "try again later"."""
+"""Exit code for "rerun to resume": EX_TEMPFAIL of sysexits.h."""
 
 
 class Stopped(SystemExit):
-    """Raised on every rank once a run that was told to stop has saved."""
+    """Raised on every rank after a requested stop, once the checkpoint is saved."""
 
     def __init__(self, step: int) -> None:
         super().__init__(STOPPED)
@@ -72,7 +72,7 @@ class Stopped(SystemExit):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the fix for a wrong name: the nearest known one, or all of them.
+    """Return a fix for a wrong name: the nearest known name, or all names.
 
     >>> did_you_mean("batch.lane", ["batch.lanes", "seed"])
     'did you mean batch.lanes?'

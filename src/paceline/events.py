@@ -1,4 +1,4 @@
-"""What happened in a run. Events go out; nothing comes in: a sink cannot change training."""
+"""The events of a run. Sinks receive them and cannot change the training."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from paceline.rundir import writing_to
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened, at a moment."""
+    """Base class: every event has a time."""
 
     time_s: float = field(default_factory=time.time, kw_only=True)
 
 
 @dataclass(frozen=True)
 class RunStarted(Event):
-    """The ranks have met and the numbers of the run are settled."""
+    """All ranks have joined, and the plan of the run is fixed."""
 
     world_size: int
     device: str
@@ -36,12 +36,12 @@ class RunStarted(Event):
     total_steps: int
     summary: str
     from_step: int = 0
-    """The step of the checkpoint it goes on from; what came after it in earlier processes does not count."""
+    """The step of the checkpoint that it resumes from; later events of earlier processes do not count."""
 
 
 @dataclass(frozen=True)
 class StepDone(Event):
-    """A step's figures; the loss is the mean over all samples of all ranks since the last one."""
+    """Metrics of a step; the loss is the mean over all samples of all ranks since the last such event."""
 
     step: int
     epoch: int
@@ -50,12 +50,12 @@ class StepDone(Event):
     lr: float
     samples_per_s: float
     mfu: float = 0.0
-    """Share of what the GPUs can compute that the model itself took; 0: not known."""
+    """Model FLOPs utilization: share of the GPUs' peak; 0: unknown."""
 
 
 @dataclass(frozen=True)
 class EpochDone(Event):
-    """An epoch's figures, with those of the evaluation after it."""
+    """Metrics of an epoch and of the evaluation after it."""
 
     epoch: int
     epochs: int
@@ -67,7 +67,7 @@ class EpochDone(Event):
 
 @dataclass(frozen=True)
 class Evaluated(Event):
-    """The figures of an evaluation within an epoch."""
+    """Metrics of an evaluation within an epoch."""
 
     step: int
     metrics: Mapping[str, float]
@@ -81,9 +81,9 @@ class CheckpointSaved(Event):
     path: str
     size_bytes: int
     held_s: float = 0.0
-    """How long the training was held for it."""
+    """Seconds for which the training was paused."""
     total_s: float = 0.0
-    """How long it took until it was complete."""
+    """Seconds until the checkpoint was complete."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class CheckpointFailed(Event):
 
 @dataclass(frozen=True)
 class CheckpointBad(Event):
-    """A checkpoint was found to be damaged, was set aside and passed over."""
+    """A checkpoint was damaged, moved aside and skipped."""
 
     step: int
     reason: str
@@ -104,10 +104,10 @@ class CheckpointBad(Event):
 
 @dataclass(frozen=True)
 class SlowRank(Event):
-    """A rank holds the others up, did so once, or does so no longer."""
+    """A rank is slow, was slow once, or is no longer slow."""
 
     step: int
-    """The step after which it was noticed; of a one-off, the step itself."""
+    """The step after which it was detected; for a one-off, the slow step."""
     rank: int
     node: str
     phase: str
@@ -115,15 +115,15 @@ class SlowRank(Event):
     kind: str
     """chronic, one-off or over."""
     more_s: float
-    """Seconds that the phase takes more than on the other ranks: a step, or in that one."""
+    """Seconds that the phase takes longer than on the other ranks: per step, or in the one step."""
     times: float
-    """Its own time a step, in terms of that of the others."""
+    """Its own time per step divided by that of the others."""
     sentence: str
 
 
 @dataclass(frozen=True)
 class RunStopped(Event):
-    """The run was told to stop, has saved, and can be resumed."""
+    """The run was asked to stop, has saved a checkpoint, and can be resumed."""
 
     step: int
     reason: str
@@ -131,7 +131,7 @@ class RunStopped(Event):
 
 @dataclass(frozen=True)
 class RunEnded(Event):
-    """The run is over; the digest is the SHA-256 of weights and optimizer state."""
+    """The run has finished; the digest is the SHA-256 of weights and optimizer state."""
 
     step: int
     seconds: float
@@ -140,7 +140,7 @@ class RunEnded(Event):
 
 @dataclass(frozen=True)
 class RunFailed(Event):
-    """The run broke off."""
+    """The run has crashed."""
 
     step: int
     rank: int
@@ -160,7 +160,7 @@ def as_json(event: Event) -> str:
 
 
 class EventLog:
-    """The sink that keeps every event in a file, each line whole at once."""
+    """A sink that appends every event to a file, each line in one write."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -174,7 +174,7 @@ class EventLog:
             os.write(self._file, f"{as_json(event)}\n".encode())
 
     def _end_torn_line(self) -> None:
-        """Start on a line of our own, also after a power cut within the last one."""
+        """Begin a new line if a power cut has left the last one incomplete."""
         size = os.lseek(self._file, 0, os.SEEK_END)
         if size and os.pread(self._file, 1, size - 1) != b"\n":
             os.write(self._file, b"\n")
@@ -192,14 +192,14 @@ class EventLog:
 
 
 def surviving(path: Path) -> list[dict[str, Any]]:
-    """Return the events of the surviving line of history: what was done after a checkpoint that was gone back to is left out."""
-    found: list[dict[str, Any]] = []
+    """Return the events that count: without those after a checkpoint from which a later start resumed."""
+    events: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         with contextlib.suppress(json.JSONDecodeError):  # a line torn by a power cut
             event = json.loads(line)
             if event["event"] == RunStarted.__name__:
-                found = [
-                    earlier for earlier in found if earlier.get("step", 0) <= event["from_step"]
+                events = [
+                    earlier for earlier in events if earlier.get("step", 0) <= event["from_step"]
                 ]
-            found.append(event)
-    return found
+            events.append(event)
+    return events

@@ -1,4 +1,4 @@
-"""What of settings, variables and messages may be shown to others: all but secrets."""
+"""Remove secrets from settings, environment variables and messages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_secret(name: str) -> bool:
 
 
 def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with secrets removed, also from texts within them.
+    """Return settings without secrets, including those within their values.
 
     >>> without_secrets({"api_key": "abc", "seed": 3, "data": "sftp://me:pw@host/set", "more": {"password": 1}})
     {'api_key': '[removed]', 'seed': 3, 'data': '[removed]', 'more': {'password': '[removed]'}}
@@ -49,12 +49,12 @@ def _plain(value: Any) -> Any:
 
 
 def without_logins(text: str) -> str:
-    """Return a text without addresses that carry a login, and without secrets that it gives by name.
+    """Return text without addresses that contain a login, and without named secrets.
 
     >>> without_logins("cannot reach s3://key:12/x@bucket now; hub_token=abc lr=1")
     'cannot reach [removed] now; hub_token=[removed] lr=1'
     >>> without_logins("--token abc password='a b' Authorization: Bearer abc ?sig=abcd&x=1 KeyError: 'boot' tokens=3")
     "--token [removed] password=[removed] Authorization: [removed] ?sig=[removed]&x=1 KeyError: 'boot' tokens=3"
     """
-    kept = _ADDRESS.sub(lambda found: REMOVED if has_login(found[0]) else found[0], text)
-    return _GIVEN.sub(rf"\1{REMOVED}", kept)
+    text = _ADDRESS.sub(lambda match: REMOVED if has_login(match[0]) else match[0], text)
+    return _GIVEN.sub(rf"\1{REMOVED}", text)

@@ -1,4 +1,4 @@
-"""Where the files of a run lie, and how a file comes to exist only when it is whole."""
+"""The files of a run, and how they are written atomically."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from paceline.config.schema import RunConfig
 from paceline.errors import EnvironmentUnfit
 
 RECORD_FILE = "record.jsonl"
-"""What `paceline verify` compares, in a folder of its own."""
+"""The digests that `paceline verify` compares, in a separate folder."""
 
 DUMP_FILE = "tensors.safetensors"
-"""All tensors after one step, for the size of a difference."""
+"""All tensors after one step, to measure a difference."""
 
 TENSORBOARD = "tensorboard"
-"""The folder of the traces that TensorBoard reads, in that of a profile."""
+"""The subfolder of a profile with the traces for TensorBoard."""
 
 VERDICT_FILE = "verdict.json"
-"""What a profile found, in its folder."""
+"""The verdict of a profile, in its folder."""
 
 CLOCK_MARK = "paceline: clock"
-"""The event of a trace whose moment is known by the clock of the rank, too."""
+"""The trace event that ties the trace's clock to the rank's clock."""
 
 
 def times_file(folder: Path, rank: int) -> Path:
-    """Return where a rank writes the times of its steps for `paceline scale`."""
+    """Return the file of a rank's step times for `paceline scale`."""
     return folder / f"{rank:04d}.times"
 
 
 @dataclass(frozen=True)
 class RunDir:
-    """The folder of one run; the only place that knows its file names."""
+    """The folder of one run; no other code knows its file names."""
 
     root: Path
 
@@ -51,12 +51,12 @@ class RunDir:
 
     @property
     def events(self) -> Path:
-        """What happened, one JSON object a line."""
+        """The events, one JSON object per line."""
         return self.root / "events.jsonl"
 
     @property
     def vocabulary(self) -> Path:
-        """What the numbers of its text stand for, where a run reads text; the files that it names lie beside it."""
+        """The vocabulary of a run that reads text; the files that it names are beside it."""
         return self.root / "vocabulary.json"
 
     @property
@@ -66,49 +66,49 @@ class RunDir:
 
     @property
     def jobs(self) -> Path:
-        """The folder of what was given to a scheduler: the batch script and the log of each job."""
+        """The folder of submitted jobs: the batch script and the log of each."""
         return self.root / "jobs"
 
     @property
     def code(self) -> Path:
-        """The folder of the copies of the code that jobs run."""
+        """The folder of the code copies that jobs run."""
         return self.root / "code"
 
     @property
     def meetings(self) -> Path:
-        """The folder in which ranks of several nodes find the address of rank 0."""
+        """The rendezvous folder, in which ranks of several nodes find the address of rank 0."""
         return self.root / "meetings"
 
     def beat(self, rank: int) -> Path:
-        """Return the file in which a rank says where it is right now."""
+        """Return the heartbeat file of a rank."""
         return self.root / "ranks" / f"{rank:04d}.beat"
 
     @property
     def rank_times(self) -> Path:
-        """How long each rank took for its own work, look after look."""
+        """Samples of each rank's own time per step."""
         return self.root / "ranks" / "times.jsonl"
 
     def hang_record(self, rank: int) -> Path:
-        """Return the file in which a rank says where it is stuck, or how it ended."""
+        """Return the file in which a rank reports where it hangs, or how it ended."""
         return self.root / "hang" / f"{rank:04d}.json"
 
     def crash(self, rank: int) -> Path:
-        """Return the file in which Python says where a rank was when native code ended it."""
+        """Return the file with the Python stack of a crash in native code."""
         return self.root / "hang" / f"{rank:04d}.crash"
 
     @property
     def alarm(self) -> Path:
-        """The file that a rank touches when it is stuck, so that the others say where they are."""
+        """The file that a hanging rank touches, so that the others report where they are."""
         return self.root / "hang" / "alarm"
 
     @property
     def hang_verdict(self) -> Path:
-        """The file that says what the ranks found to hold the run up, while they still ran."""
+        """The watchdog's verdict on a hang, written while the ranks still ran."""
         return self.root / "hang" / "verdict.json"
 
     @property
     def failure(self) -> Path:
-        """The page that says how the last start of the run failed."""
+        """The failure page of the last start."""
         return self.root / "failure.md"
 
     @property
@@ -118,75 +118,75 @@ class RunDir:
 
     @property
     def environment(self) -> Path:
-        """What the run was last started on: versions, machine, the variables that matter."""
+        """Versions, machine and environment variables of the last start."""
         return self.root / "environment.json"
 
     @property
     def report(self) -> Path:
-        """The page that shows the run."""
+        """The HTML report."""
         return self.root / "report.html"
 
     @property
     def scaling(self) -> Path:
-        """What `paceline scale` has measured of it; its report and plots lie beside it."""
+        """The scaling studies; their report and plots are beside it."""
         return self.root / "scaling.json"
 
     @property
     def verdict(self) -> Path:
-        """What `paceline profile` found."""
+        """The verdict of `paceline profile`."""
         return self.profile / VERDICT_FILE
 
     @property
     def csv(self) -> Path:
-        """The folder of its tables, with log.to=csv."""
+        """The folder of CSV files, with log.to=csv."""
         return self.root / "csv"
 
     @property
     def tensorboard(self) -> Path:
-        """The folder of its TensorBoard files, with log.to=tensorboard."""
+        """The folder of TensorBoard files, with log.to=tensorboard."""
         return self.root / "tensorboard"
 
     def bookmark(self, service: str) -> Path:
-        """Return the file that says how far a service was told of this run."""
+        """Return the file that records which events a logging service has received."""
         return self.root / f"{service}.json"
 
     @property
     def profile(self) -> Path:
-        """The folder of what `paceline profile` leaves."""
+        """The folder of `paceline profile`."""
         return self.root / "profile"
 
     @property
     def started_over(self) -> Path:
-        """The file that names the launch which has started this run over."""
+        """The file that names the launch that restarted this run from step 0."""
         return self.root / "started-over"
 
     @property
     def lock(self) -> Path:
-        """The file that the process which writes this run holds."""
+        """The lock file, held by the process that writes this run."""
         return self.root / "lock"
 
 
 def profile_facts(folder: Path, rank: int) -> Path:
-    """Return the file in which a rank says what it measured, in the folder of a profile."""
+    """Return the file of a rank's measurements in the folder of a profile."""
     return folder / f"rank-{rank:04d}.json"
 
 
 @contextlib.contextmanager
 def writing_to(
-    path: Path, elsewhere: str = "put the run elsewhere with runs=FOLDER"
+    path: Path, elsewhere: str = "put the run into another folder with runs=FOLDER"
 ) -> Iterator[None]:
-    """Turn a failure to write into an error that names the folder and the way out."""
+    """Turn an OSError into an error that names the path and a fix."""
     try:
         yield
     except OSError as error:
         raise EnvironmentUnfit(
             f"cannot write {path}: {error.strerror or error}",
-            fix=f"free some space or permit writing there, or {elsewhere}",
+            fix=f"free disk space, allow writing there, or {elsewhere}",
         ) from error
 
 
 def make_private(folder: Path) -> Path:
-    """Create a folder, and those above it, that only its owner can enter."""
+    """Create a folder and its parents, accessible to the owner alone."""
     for part in [*reversed(folder.parents), folder]:
         with contextlib.suppress(FileExistsError):
             part.mkdir(mode=0o700)
@@ -196,9 +196,9 @@ def make_private(folder: Path) -> Path:
 
 
 def write_whole(path: Path, content: bytes | memoryview, *, durable: bool = True) -> None:
-    """Write a file under a temporary name, make it durable, then give it its name.
+    """Write a file under a temporary name, flush it to disk, then rename it.
 
-    What need not outlive a power cut does not wait for the disk.
+    Without `durable`, it does not wait for the disk and may be lost in a power cut.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -217,7 +217,7 @@ def write_whole(path: Path, content: bytes | memoryview, *, durable: bool = True
 
 
 def make_durable(folder: Path) -> None:
-    """Flush a folder's list of names to disk."""
+    """Flush the entries of a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""How tensors lie in a file: the safetensors format, planned here so that a file can be filled in place and summed as it is written."""
+"""The safetensors format: plan the layout of a file before its data, so that it can be filled in place."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 from paceline.dtypes import WIDTHS
 
-_ALIGN = 64  # data begin at a multiple of this, so that elements of any type are aligned
-_LONGEST_HEADER = 100_000_000  # the format's own limit
+_ALIGN = 64  # data begins at a multiple of this, so that elements of any type are aligned
+_LONGEST_HEADER = 100_000_000  # the limit of the format
 
 
 class Spec(NamedTuple):
-    """A tensor that wants a place in a file."""
+    """Name, type and shape of a tensor in a file."""
 
     name: str
     dtype: str
@@ -22,7 +22,7 @@ class Spec(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of the tensor."""
+        """The size of the tensor."""
         size = WIDTHS[self.dtype]
         for length in self.shape:
             size *= length
@@ -30,7 +30,7 @@ class Spec(NamedTuple):
 
 
 class TensorSpan(NamedTuple):
-    """Where a tensor lies in the file, counted from the first byte of the file."""
+    """The byte range of a tensor, from the start of the file."""
 
     spec: Spec
     begin: int
@@ -38,7 +38,7 @@ class TensorSpan(NamedTuple):
 
 
 class FileLayout(NamedTuple):
-    """The plan of a file."""
+    """Header, tensor positions and size of a file."""
 
     header: bytes
     places: list[TensorSpan]
@@ -46,7 +46,7 @@ class FileLayout(NamedTuple):
 
 
 def plan_file(specs: Iterable[Spec], metadata: Mapping[str, str] | None = None) -> FileLayout:
-    """Plan a file for tensors, and words that readers may ask it for: wide types first, so that every one is aligned.
+    """Plan a file of tensors and metadata; wide types come first, so that every tensor is aligned.
 
     >>> image = plan_file([Spec("b", "U8", (3,)), Spec("a", "F32", (2, 2))])
     >>> [(place.spec.name, place.end - place.begin) for place in image.places], image.size_bytes - len(image.header)
@@ -60,7 +60,7 @@ def plan_file(specs: Iterable[Spec], metadata: Mapping[str, str] | None = None) 
 def plan_in_order(
     ordered: Sequence[Spec], metadata: Mapping[str, str] | None, *, aligned: int, align: int
 ) -> FileLayout:
-    """Plan a file for tensors in this order; the one numbered `aligned` begins at a multiple of `align` bytes.
+    """Plan a file of tensors in this order; tensor number `aligned` begins at a multiple of `align` bytes.
 
     >>> image = plan_in_order([Spec("b", "U8", (3,)), Spec("a", "F32", (2, 2))], None, aligned=1, align=4096)
     >>> [(place.begin, place.end) for place in image.places]
@@ -85,9 +85,9 @@ def plan_in_order(
 
 
 def read_places(start: bytes | memoryview, size_bytes: int) -> list[TensorSpan]:
-    """Return where the tensors of a file lie, from its first bytes, which must hold the whole header.
+    """Return the tensors of a file, from its first bytes, which must include the header.
 
-    Raises ValueError, with the reason, for what is not a safetensors file.
+    Raises ValueError with the reason if this is not a safetensors file.
     """
     try:
         return _read_places(start, size_bytes)
@@ -98,7 +98,7 @@ def read_places(start: bytes | memoryview, size_bytes: int) -> list[TensorSpan]:
 def _read_places(start: bytes | memoryview, size_bytes: int) -> list[TensorSpan]:
     length = int.from_bytes(start[:8], "little")
     if not 2 <= length <= min(_LONGEST_HEADER, size_bytes - 8):
-        raise ValueError(f"a header of {length} bytes")
+        raise ValueError(f"header of {length} bytes")
     tree = json.loads(bytes(start[8 : 8 + length]))
     tree.pop("__metadata__", None)
     places = [
@@ -108,10 +108,10 @@ def _read_places(start: bytes | memoryview, size_bytes: int) -> list[TensorSpan]
     end = 8 + length
     for place in sorted(places, key=lambda place: (place.begin, place.end)):
         if place.begin != end:
-            raise ValueError(f"{place.spec.name} does not begin where the one before it ends")
+            raise ValueError(f"{place.spec.name} does not begin at the end of the previous tensor")
         end = place.end
     if end != size_bytes:
-        raise ValueError(f"tensors up to byte {end} of {size_bytes}")
+        raise ValueError(f"tensors end at byte {end} of {size_bytes}")
     return places
 
 
@@ -120,7 +120,7 @@ def _place(
 ) -> TensorSpan:
     spec, (begin, end) = Spec(name, dtype, shape), offsets
     if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
-        raise ValueError(f"a shape or place of {name} that is no count")
+        raise ValueError(f"shape or offsets of {name} are not counts")
     if end - begin != spec.size_bytes:
         raise ValueError(f"{end - begin} bytes for {name}")
     return TensorSpan(spec, data + begin, data + end)

@@ -1,10 +1,10 @@
-"""How sizes and times are said to people."""
+"""Sizes, times and losses as short text."""
 
 from __future__ import annotations
 
 
 def human_size(size_bytes: float) -> str:
-    """Return a size.
+    """Return a size in decimal units.
 
     >>> human_size(90), human_size(14_401_560), human_size(999_999), human_size(3.2e13)
     ('90 B', '14.4 MB', '1.0 MB', '32.0 TB')
@@ -19,7 +19,7 @@ def human_size(size_bytes: float) -> str:
 
 
 def human_time(seconds: float) -> str:
-    """Return a time, to the two largest units that say something.
+    """Return a duration in its two largest units.
 
     >>> [human_time(s) for s in (0.2, 59, 200, 7500, 100_000, -3)]
     ['0 s', '59 s', '3 min 20 s', '2 h 05 min', '1 d 3 h', '0 s']
@@ -35,7 +35,7 @@ def human_time(seconds: float) -> str:
 
 
 def short_time(seconds: float) -> str:
-    """Return the time that one step takes.
+    """Return a short duration, such as a step time, with three digits.
 
     >>> [short_time(s) for s in (0.00042, 0.0314, 2.5, 75)]
     ['0.42 ms', '31.4 ms', '2.50 s', '75.0 s']
@@ -46,7 +46,7 @@ def short_time(seconds: float) -> str:
 
 
 def human_loss(loss: float) -> str:
-    """Return a loss with as many digits as tell something.
+    """Return a loss with the digits that matter.
 
     >>> [human_loss(loss) for loss in (2.30258, 0.01234, 0.000123456, 12345.678)]
     ['2.3026', '0.0123', '0.000123', '12,346']

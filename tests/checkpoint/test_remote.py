@@ -421,7 +421,7 @@ def test_a_password_in_the_address_is_refused_and_not_repeated(address) -> None:
 @pytest.mark.parametrize(
     ("address", "error", "told"),
     [
-        ("nosuch://place/runs", ConfigError, "another address that fsspec knows"),
+        ("nosuch://place/runs", ConfigError, "another address that fsspec supports"),
         ("gs://place/runs", EnvironmentUnfit, r"pip install 'fsspec\[gs\]'"),
     ],
 )

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 
 from paceline.checkpoint.local_storage import LocalStorage
-from paceline.checkpoint.manifest import _CHECKSUM, _end
+from paceline.checkpoint.manifest import _SUM, _end
 from paceline.checkpoint.remote_storage import RemoteStorage
 from paceline.cli.main import run_verb
 
@@ -114,7 +114,7 @@ def truncate(path: Path) -> None:
 
 def age(manifest: Path) -> None:
     """Make a manifest one of a later format."""
-    body = manifest.read_bytes().rpartition(_CHECKSUM)[0].replace(b'"format": 1', b'"format": 7')
+    body = manifest.read_bytes().rpartition(_SUM)[0].replace(b'"format": 1', b'"format": 7')
     manifest.write_bytes(body + _end(body))
 
 
@@ -124,7 +124,7 @@ def empty(path: Path) -> None:
 
 DAMAGES = [
     # what is done, to which file, and what list and check say of it
-    (flip, PART, "ok", f"damaged: {PART} has other bytes than were written (checksum "),
+    (flip, PART, "ok", f"damaged: {PART} has other bytes than were written (sum "),
     (truncate, PART, f"damaged: {PART} has ", f"damaged: {PART} has "),
     (Path.unlink, PART, f"damaged: {PART} is missing", f"damaged: {PART} is missing"),
     (flip, "manifest.json", *["damaged: its manifest has other bytes than were written"] * 2),
@@ -235,7 +235,7 @@ def test_what_is_damaged_is_named(
 def test_a_checkpoint_under_the_name_of_another_is_damaged(ckpt: Callable[..., Done]) -> None:
     folder = Path("runs/net/checkpoints")
     (folder / OLD).rename(folder / "step-000000007")
-    assert "damaged: its manifest belongs to step 6" in ckpt("check", "runs/net").out
+    assert "damaged: its manifest is of step 6" in ckpt("check", "runs/net").out
 
 
 def test_what_lies_beside_the_checkpoints_is_shown(ckpt: Callable[..., Done]) -> None:
@@ -250,7 +250,7 @@ def test_what_lies_beside_the_checkpoints_is_shown(ckpt: Callable[..., Done]) ->
     assert lines[2].split()[0] == "6"
     assert lines[2].endswith("damaged: its manifest is missing")
     assert lines[3].split()[0] == "9"
-    left = "left by a save or a deletion that was interrupted, or is under way"
+    left = "left by an interrupted or running save or deletion"
     assert lines[4] == f"{left}: .step-000000012.0a1b2c3d (2.5 kB)"
     assert lines[5].startswith("set aside: aside-step-000000003 (")
     beside = json.loads(ckpt("list", "runs/net", "--json").out)["beside"]
@@ -264,7 +264,7 @@ def test_the_same_is_seen_at_an_address(ckpt: Callable[..., Done]) -> None:
     RemoteStorage("memory://bucket/net").set_aside(3)
     done = ckpt("list", "memory://bucket/net")
     assert [line.partition(": ")[0] for line in done.out.splitlines()[3:]] == [
-        "set aside", "left by a save or a deletion that was interrupted, or is under way",
+        "set aside", "left by an interrupted or running save or deletion",
     ]  # fmt: skip
     assert ckpt("export", "memory://bucket/net", "net.safetensors").code == 0
     assert ckpt("export", f"runs/net/checkpoints/{NEW}", "local.safetensors").code == 0
@@ -400,7 +400,7 @@ def test_a_damaged_checkpoint_is_never_exported(
     for run in (["runs/net", "--step", 9], [f"runs/net/checkpoints/{NEW}"]):
         done = ckpt("export", *run, "net.safetensors")
         assert (done.code, done.out) == (3, "")
-        assert f"use runs/net/checkpoints/{OLD}, which is intact" in done.err
+        assert f"take runs/net/checkpoints/{OLD}, of which every byte is right" in done.err
         assert [path.name for path in folder.iterdir()] == ["runs"]
 
 
@@ -409,14 +409,14 @@ def test_the_newest_good_checkpoint_is_exported(ckpt: Callable[..., Done]) -> No
     done = ckpt("export", "runs/net", "net.safetensors")
     assert done.code == 0
     assert done.err.startswith(
-        f"passed over: runs/net/checkpoints/{NEW} is damaged: {PART} has other bytes"
+        f"skipped: runs/net/checkpoints/{NEW} is damaged: {PART} has other bytes"
     )
     assert done.out.startswith(f"runs/net/checkpoints/{OLD}\n")
     for step in ("step-000000003", OLD):
         (Path("runs/net/checkpoints") / step / PART).unlink()
     none = ckpt("export", "runs/net", "none.safetensors")
     assert (none.code, Path("none.safetensors").exists()) == (3, False)
-    assert "no checkpoint in runs/net/checkpoints is good" in none.err
+    assert "no checkpoint in runs/net/checkpoints is intact" in none.err
     assert (
         "no other checkpoint here is good"
         in ckpt("export", "runs/net", "none.safetensors", "--step", 9).err
@@ -428,7 +428,7 @@ def test_a_file_is_written_over_only_by_force(ckpt: Callable[..., Done]) -> None
     done = ckpt("export", "runs/net", "net.safetensors")
     assert (done.code, Path("net.safetensors").read_text()) == (2, "mine")
     assert (
-        "net.safetensors exists\n  fix: choose another name, or overwrite it with --force"
+        "net.safetensors exists\n  fix: give another name, or write over it with --force"
         in done.err
     )
     forced = ckpt("export", "runs/net", "--force", "--json", "net.safetensors")
@@ -441,25 +441,25 @@ def test_a_file_is_written_over_only_by_force(ckpt: Callable[..., Done]) -> None
 @pytest.mark.parametrize(
     ("words", "problem", "fix"),
     [
-        ([], "ckpt: what is to be done?", "use one of: check, export, list"),
-        (["lsit", "runs/net"], "ckpt cannot 'lsit'", "did you mean list?"),
-        (["list"], "RUN is missing", "paceline ckpt list RUN; here are: runs/net, runs/other"),
+        ([], "paceline ckpt needs an action: list, check, export", "see `paceline ckpt --help`"),
+        (["lsit", "runs/net"], "paceline ckpt has no action 'lsit'", "did you mean list?"),
+        (["list"], "which run? newest: ", "name its folder, such as runs/NAME"),
         (["list", "runs/nett"], "there is no run runs/nett", "did you mean runs/net?"),
         (["list", "net"], "there is no run net", "did you mean runs/net?"),
         (["list", "runs"], "runs is not a run", "use one of: runs/net, runs/other"),
         (["list", "runs/net/config.toml"], "runs/net/config.toml is a file", "name the folder it is in: runs/net"),
         (["list", "nowhere/at/all"], "there is no run nowhere/at/all", "use one of: runs/net, runs/other"),
-        (["list", "runs/net", "runs/other"], "unexpected word 'runs/other'", "paceline ckpt list RUN"),
+        (["list", "runs/net", "runs/other"], "unexpected argument 'runs/other'", "paceline ckpt list RUN [options]"),
         (["list", "runs/net", "--jsno"], "there is no option --jsno", "did you mean --json?"),
-        (["list", "file:///nowhere/net"], "there is no checkpoint at file:///nowhere/net", "check the address"),
+        (["list", "file:///nowhere/net"], "there is nothing at file:///nowhere/net", "check the address"),
         (["list", "nope://bucket/net"], "Protocol not known: nope", "use a path, s3://bucket/folder"),
         (["check", "runs/net", "--step", "7"], "there is no checkpoint of step 7 in runs/net/checkpoints", "use one of: 3, 6, 9"),
-        (["check", "runs/net", "--step", "last"], "--step 'last' is not a step", "give its number"),
-        (["export", "runs/net"], "OUT.safetensors is missing", "paceline ckpt export RUN OUT.safetensors"),
-        (["export", "runs/net", "net.pt"], "net.pt must end in .safetensors", "name it net.safetensors"),
+        (["check", "runs/net", "--step", "last"], "--step must be a whole number, got 'last'", "for example: --step 4"),
+        (["export", "runs/net"], "OUT is missing", "paceline ckpt export RUN OUT [options]"),
+        (["export", "runs/net", "net.pt"], "net.pt would be a safetensors file", "name it net.safetensors"),
         (["export", "runs/net", "runs"], "runs is a folder", "name a file in it: runs/model.safetensors"),
         (["export", "runs/net", "no/net.safetensors"], "there is no folder no", "create it first"),
-        (["export", "runs/net", f"runs/net/checkpoints/{NEW}/{PART}", "--force"], "is inside a checkpoint", "write it elsewhere"),
+        (["export", "runs/net", f"runs/net/checkpoints/{NEW}/{PART}", "--force"], "lies inside a checkpoint", "write it elsewhere"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_with_its_fix(
@@ -493,3 +493,15 @@ def test_none_of_it_needs_torch(folder: Path) -> None:
         [sys.executable, "-c", script, json.dumps(words)], capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_run_folder_with_old_setting_names_is_named_with_the_new_ones(
+    ckpt: Callable[..., Done],
+) -> None:
+    config = Path("runs/net/config.toml")
+    config.write_text(config.read_text().replace("hang_steps", "stuck"))
+    done = ckpt("list", "runs/net")
+    assert (done.code, done.out) == (2, "")
+    older = "runs/net/config.toml was written by an older version of Paceline"
+    assert f"{older}: timeout.stuck is now timeout.hang_steps" in done.err
+    assert "fix: rename it in that file, or start a new run" in done.err

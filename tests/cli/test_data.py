@@ -111,7 +111,7 @@ def test_damage_is_told_with_its_file_and_the_answer_is_no(
     lines = done.out.splitlines()
     assert re.fullmatch(r"out/00001.safetensors: 100 bytes instead of [\d,]+", lines[0])
     assert lines[1:] == [
-        "out/00002.safetensors: is missing", "out/notes is no part of the set", "out: not ok: 2 problems",
+        "out/00002.safetensors: is missing", "out/notes does not belong to the dataset", "out: not ok: 2 problems",
     ]  # fmt: skip
     told = json.loads(packed("check", "out", "--json").out)
     assert (told["ok"], [problem["file"] for problem in told["problems"]]) == (
@@ -167,15 +167,15 @@ def test_a_text_that_is_shown_orders_the_terminal_nothing(data: Callable[..., Do
 @pytest.mark.parametrize(
     ("words", "problem", "fix"),
     [
-        ([], "data: what is to be done?", "use one of: pack, check, show, get, bench"),
-        (["pack", "x.npz", "--to", "out", "--shard", "big"], "--shard 'big' is not a size", "give one such as --shard 32MB"),
-        (["pack", "x.npz", "--to", "out", "--shard", "0"], "--shard '0' is not a size", "give one"),
-        (["pack", "x.npz", "--to", "out", "--workers", "-1"], "--workers -1 is too few", "give 1 or more"),
+        ([], "paceline data needs an action: pack, check, show, get, bench", "see `paceline data --help`"),
+        (["pack", "x.npz", "--to", "out", "--shard", "big"], "--shard 'big' is not a size", "for example: --shard 32MB"),
+        (["pack", "x.npz", "--to", "out", "--shard", "0"], "--shard '0' is not a size", "for example"),
+        (["pack", "x.npz", "--to", "out", "--workers", "-1"], "--workers must be at least 0, got -1", "remove it"),
         (["pack", "x.npz", "--to", "out", "--size", "28"], "--size '28' is not a height and a width", "give both, as in --size 28x28"),
         (["pack", "x.npz", "--to", "out", "--size", "28x28"], "--size means nothing for arrays", "leave it out"),
-        (["pack", "x.npz", "--to", "out", "--colums", "image"], "unexpected '--colums'", "did you mean --columns?"),
-        (["show", "out", "--sample", "first"], "--sample 'first' is not a list of samples", "give their numbers, as in --sample 0,5"),
-        (["show", "out", "extra"], "unexpected 'extra'", "take it out"),
+        (["pack", "x.npz", "--to", "out", "--colums", "image"], "there is no option --colums", "did you mean --columns?"),
+        (["show", "out", "--sample", "first"], "--sample 'first' is not a list of sample indices", "for example: --sample 0,5"),
+        (["show", "out", "extra"], "unexpected argument 'extra'", "paceline data show DATASET [options]"),
     ],
 )  # fmt: skip
 def test_bad_usage_is_refused_with_its_fix(
@@ -198,8 +198,8 @@ def test_what_is_not_there_is_refused_as_unfit(data: Callable[..., Done]) -> Non
 def test_packing_checking_and_showing_need_no_torch_and_other_verbs_no_numpy(folder: Path) -> None:
     script = """
 import sys
-from paceline.cli.main import build_parser, run_verb
-build_parser()
+from paceline.cli.main import run_verb
+assert run_verb(["--help"]) == run_verb(["run", "--help"]) == run_verb(["data", "pack", "--help"]) == 0
 assert "numpy" not in sys.modules
 assert run_verb("data pack x.npz --to out --workers 1".split()) == 0
 assert run_verb("data check out".split()) == run_verb("data show out".split()) == 0
@@ -232,7 +232,7 @@ def test_an_interrupted_pack_says_how_to_go_on_and_leaves_no_worker(folder: Path
         os.kill(running.process.pid, signal.SIGINT)
         done = running.wait()
         assert running.left_over() == []
-    assert (done.code, done.err) == (130, "interrupted; the same command goes on in out\n")
+    assert (done.code, done.err) == (130, "interrupted; run the same command to resume in out\n")
     assert not (folder / "out" / "index.json").exists()
 
 

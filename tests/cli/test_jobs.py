@@ -102,7 +102,7 @@ def test_cancel_ends_those_that_wait_first_and_forbids_a_requeue_before(
     assert (done.code, done.err) == (0, "")
     assert (tmp_path / "told").read_text().splitlines() == ["18 cancelled", "17 cancelled"]
     assert stat.S_IMODE((chain / "jobs" / "cancelled").stat().st_mode) == 0o600
-    assert "job 18 was waiting, and will not start\njob 17 was told to save and leave" in done.out
+    assert "job 18 was queued and will not start\njob 17 was asked to save and exit" in done.out
     facts = json.loads(run(tmp_path, "cancel", word, "--json", path=path).out)
     assert facts["cancelled"] == {"waiting": ["18"], "running": ["17"]}
 
@@ -137,7 +137,7 @@ def test_a_run_without_a_job_is_not_cancelled_but_the_way_is_told(
         (["cancel", "4444"], "use one of: 16, 17, 18, run"),
         (["cancel", "rum"], "did you mean run?"),
         (["cancel"], "name a run"),
-        (["cancel", "run", "--force"], "use one of: --json, --runs"),
+        (["cancel", "run", "--force"], "use one of: --help, --json, --runs"),
         (["jobs", "--al"], "did you mean --all?"),
     ],
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +12,10 @@ from support.documented import DOCUMENTS, keys_of, words_of
 from support import report_trainings as trainings
 from support import run_folders as runs
 
-import paceline.cli
+from paceline.cli.commands import COMMANDS, load
 from paceline.cli.main import run_verb
-from paceline.hang.verdict import HangVerdict, write_verdict
+from paceline.config.arguments import arguments_of
+from paceline.hang.verdict import HangVerdict, keep
 from paceline.rundir import make_private
 
 
@@ -43,7 +42,7 @@ def keys_within(value: Any) -> Iterator[str]:
 def test_watch(tmp_path: Path, capsys) -> None:
     folder = runs.make_run(tmp_path / "runs" / "run", runs.started(), *runs.trained(1, 51))
     make_private(folder.hang_verdict.parent)
-    write_verdict(folder, HangVerdict("stuck", (1,), (0,), "x"))
+    keep(folder, HangVerdict("stuck", (1,), (0,), "x"))
     for rank in range(2):
         runs.put_beat(folder, rank, own_s=0.1 + rank)
     with runs.holding(folder.lock):
@@ -98,12 +97,9 @@ def test_hang_and_doctor(tmp_path: Path, capsys) -> None:
 
 def test_every_verb_that_has_it_is_named() -> None:
     listed = (DOCUMENTS / "json.md").read_text(encoding="utf-8").partition("\n## ")[0]
-    for path in sorted(Path(paceline.cli.__file__).parent.glob("*.py")):
-        verb = importlib.import_module(f"paceline.cli.{path.stem}")
-        if not hasattr(verb, "HELP"):
-            continue
-        parser = argparse.ArgumentParser(add_help=False)
-        verb.add_arguments(parser)
-        assert ("--json" in parser.format_help() or path.stem in {"data", "cluster"}) == (
-            f"`{path.stem}`" in listed
-        ), path.stem
+    for name, verb in COMMANDS.items():
+        has_json = False
+        for command in verb.actions.values() if verb.actions else [verb]:
+            _, kind = load(command)
+            has_json |= any(argument.name == "json" for argument in arguments_of(kind))
+        assert has_json == (f"`{name}`" in listed), name

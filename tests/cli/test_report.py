@@ -35,7 +35,7 @@ def test_a_page_is_written_beside_the_run_and_json_writes_nothing(tmp_path: Path
     ("words", "problem", "fix", "code"),
     [
         ([], "which run?", "paceline report runs/NAME", 2),
-        (["rnu"], "there is no run and no job 'rnu'", "did you mean run?", 2),
+        (["rnu"], "there is no run or job 'rnu'", "did you mean run?", 2),
         (["run", "--jsno"], "there is no option --jsno", "did you mean --json?", 2),
         (
             ["run", "--to", "run.txt/x.html"],

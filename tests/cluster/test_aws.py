@@ -1,4 +1,4 @@
-"""Clusters on AWS: the written file, what is refused, and what AWS ParallelCluster itself says."""
+"""Clusters on AWS: the configuration file, refused values, and the validation by ParallelCluster."""
 
 import gzip
 import json
@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.cli import cluster as verb
+from paceline.cli.main import _dispatch as dispatch
 from paceline.cluster.aws import AwsCluster
 from paceline.cluster.aws_instances import KNOWN_INSTANCES, is_arm
 from paceline.cluster.parallelcluster import QUEUE, commands, configuration, notes
@@ -223,13 +223,7 @@ def test_commands_name_this_cluster_and_quote_the_file():
 
 
 def run(tmp_path, *words):
-    import argparse
-
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    verb.add_arguments(parser)
-    known, rest = parser.parse_known_args(words)
-    known.arguments = rest
-    return verb.main(known)
+    return dispatch(["cluster", *words])
 
 
 GIVEN = (
@@ -296,11 +290,11 @@ def test_nothing_is_written_over_unless_asked(tmp_path):
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
-        ((), "paceline cluster aws --help"),
+        ((), "see `paceline cluster --help`"),
         (("aws",), "--region"),
         (GIVEN[:-2], "describe-key-pairs"),
         ((*GIVEN, "--subnett", "x"), "did you mean --subnet?"),
-        ((*GIVEN, "extra"), "take it out"),
+        ((*GIVEN, "extra"), "paceline cluster aws [options]"),
     ],
 )
 def test_a_wrong_command_line_is_refused_with_a_fix(tmp_path, words, fix):

@@ -1,4 +1,4 @@
-"""Does a batch script carry every word exactly, and is it the text that was reviewed?"""
+"""A batch script carries every argument exactly, and is the text that was reviewed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Containers: the words that start a rank inside one, what cannot be carried there, and the files that build the image."""
+"""Containers: the command line of a rank inside one, refused values, and the files that build the image."""
 
 import fnmatch
 import os

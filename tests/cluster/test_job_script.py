@@ -1,4 +1,4 @@
-"""Does the shell of a job judge rightly how its step ended? Slurm's commands are stand-ins here, which say what the case needs."""
+"""The batch shell judges how its step ended. Slurm's commands are stubs that print what a case needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAYS_WHY = 'touch "$PACELINE_STOPPED.0123abcd"; '
 
 
 def job(folder: Path, step: str, **programs: str) -> tuple[int, str]:
-    """Run a job's shell around a step; return its exit code, and all that was said."""
+    """Run a job's shell around a step; return its exit code and its output."""
     for name, text in (SLURM | programs).items():
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)

@@ -1,4 +1,4 @@
-"""Is a job prepared for the run that is meant?"""
+"""A job is prepared for the right run."""
 
 from __future__ import annotations
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from paceline import handover
 from paceline.config import BatchConfig, LrConfig, RunConfig, config_from_words
+from paceline.config.help import field_helps
+from paceline.config.renamed import RENAMED
 from paceline.config.values import field_types, flatten, from_toml, to_toml, with_settings
 from paceline.errors import ConfigError
 
@@ -51,20 +53,25 @@ def test_bare_words_stand_for_the_settings_that_are_named():
     [
         (["batch.lane=3"], "no setting 'batch.lane'", "did you mean batch.lanes?"),
         (["sede=3"], "no setting 'sede'", "did you mean seed?"),
-        (["--batch.lane", "3"], "no flag --batch.lane", "did you mean --batch.lanes?"),
-        (["seed=three"], "seed='three' is not of type int", "a whole number"),
-        (["exact=maybe"], "exact='maybe'", "true or false"),
-        (["lr.base=fast"], "lr.base='fast'", "a number"),
-        (["lr.rule=linaer"], "lr.rule=linaer is not a choice", "did you mean linear?"),
-        (["--seed", "three"], "cannot read the flags --seed three", "--help"),
-        (["batch.lanes=0"], "batch.lanes=0 is too small", "1 or more"),
+        (["--batch.lane", "3"], "there is no flag --batch.lane", "did you mean --batch.lanes?"),
+        (["seed=three"], "seed must be a whole number, got 'three'", "for example: seed=4"),
+        (["exact=maybe"], "exact must be true or false, got 'maybe'", "for example: exact=true"),
+        (["lr.base=fast"], "lr.base must be a number, got 'fast'", "for example: lr.base=0.5"),
+        (
+            ["lr.rule=linaer"],
+            "lr.rule must be one of none, linear, sqrt; got 'linaer'",
+            "did you mean linear?",
+        ),
+        (["--seed", "three"], "seed must be a whole number, got 'three'", "for example: seed=4"),
+        (["--seed"], "--seed needs a value", "--help"),
+        (["batch.lanes=0"], "batch.lanes must be at least 1, got 0", "1 or more"),
         (["batch.global_size=3"], "smaller than batch.lanes=4", "batch.lanes=3 or less"),
-        (["lr.base=-1"], "not a learning rate", ">= 0"),
-        (["epochs=0"], "epochs=0", "1 or more"),
-        (["name=a/b"], "cannot be a folder", "a plain word"),
-        (["clip_norm=-1"], "negative", "clip_norm=0"),
+        (["lr.base=-1"], "lr.base must be a number >= 0, got -1.0", "lr.base=0.001"),
+        (["epochs=0"], "epochs must be at least 1, got 0", "1 or more"),
+        (["name=a/b"], "name='a/b' is not a folder name", "without slashes"),
+        (["clip_norm=-1"], "clip_norm must be >= 0, got -1.0", "clip_norm=0"),
         (["compression=fp16"], "exact=true cannot hold", "exact=false"),
-        (["7"], "unexpected word '7'", "key=value"),
+        (["7"], "unexpected argument '7'", "key=value"),
         (["--config", "/nowhere.toml"], "cannot read config file", "--config"),
     ],
 )
@@ -78,11 +85,11 @@ def test_a_mistake_is_named_with_its_fix(words, problem, fix):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("seed = 'three'", "seed='three' is not of type int"),
-        ("seed = true", "seed=True is not of type int"),
-        ("seed = 1.5", "seed=1.5 is not of type int"),
-        ("exact = 1", "exact=1 is not of type bool"),
-        ("name = 3", "name=3 is not of type str"),
+        ("seed = 'three'", "seed must be a whole number, got 'three'"),
+        ("seed = true", "seed must be a whole number, got True"),
+        ("seed = 1.5", "seed must be a whole number, got 1.5"),
+        ("exact = 1", "exact must be true or false, got 1"),
+        ("name = 3", "name must be a text, got 3"),
         ("batch = 3", "no setting 'batch'"),
         ("[batch]\nlane = 3", "no setting 'batch.lane'"),
         ("seed = ", "is not TOML"),
@@ -106,10 +113,11 @@ def test_a_script_can_add_settings_of_its_own():
 def test_help_says_every_setting_in_the_words_of_the_class(capsys):
     with pytest.raises(SystemExit) as left:
         read("--help")
-    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    text = " ".join(capsys.readouterr().out.split())
     assert left.value.code == 0
-    assert "Micro-batches one step is always cut into" in said
-    assert "key=value" in said
+    assert "--batch.lanes N Micro-batches per step, on any number of ranks;" in text
+    assert "--exact, --no-exact" in text
+    assert "SETTING=VALUE" in text
 
 
 def test_help_into_a_pipe_that_is_closed_ends_quietly():
@@ -137,3 +145,48 @@ def test_any_config_reads_back_from_its_file_the_same(runs, seed, base, exact):
 def test_every_field_has_its_help_text_and_a_value_of_its_type():
     names = [name for name, _ in flatten(RunConfig())]
     assert names == list(field_types(RunConfig))
+    helps = field_helps(RunConfig)
+    assert [name for name in names if not helps.get(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "problem", "fix"),
+    [
+        (["local_sgd.steps=4", "local_sgd.replicas=3"], "batch.lanes=4 is not a multiple of local_sgd.replicas=3", "local_sgd.replicas to one of 1, 2, 4"),
+        (["local_sgd.steps=4", "parallel=fsdp"], "does not support parallel=fsdp", "local_sgd.steps=0"),
+        (["local_sgd.steps=4", "capture=true"], "does not support CUDA graph capture", "capture=false"),
+        (["local_sgd.steps=4", "compression=powersgd"], "local SGD sends weight differences", "compression=bf16"),
+        (["local_sgd.steps=4", "precision=fp16"], "got fp16", "precision=bf16"),
+        (["local_sgd.outer_lr=1"], "local_sgd.outer_lr=1.0 has no effect without local_sgd.steps", "local_sgd.steps=32"),
+        (["local_sgd.steps=4", "local_sgd.outer_lr=0"], "must be above 0, got 0.0", "local_sgd.outer_lr=0.7"),
+        (["local_sgd.steps=4", "local_sgd.outer_momentum=1"], "must be in [0, 1), got 1.0", "0.9"),
+        (["shard_over=2"], "shard_over=2 needs parallel=fsdp, got parallel=ddp", "parallel=fsdp"),
+        (["parallel=fsdp", "shard_over=1"], "the whole model on every rank", "shard_over=0"),
+        (["parallel=fsdp", "capture=true"], "does not support CUDA graph capture", "capture=false"),
+        (["parallel=fsdp", "precision=fp16"], "no gradient scaler", "precision=bf16"),
+        (["parallel=fsdp", "compression=bf16"], "works only with parallel=ddp", "compression=none"),
+        (["compression=bf16", "exact=false", "capture=auto"], "does not support CUDA graph capture", "capture=false"),
+    ],
+)  # fmt: skip
+def test_settings_that_exclude_each_other_are_refused_with_a_fix(words, problem, fix):
+    with pytest.raises(ConfigError) as caught:
+        read(*words)
+    assert problem in caught.value.problem
+    assert fix in caught.value.fix
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_setting_name_is_refused_with_the_new_one(tmp_path, old, new):
+    with pytest.raises(ConfigError) as caught:
+        read(f"{old}=1")
+    assert caught.value.fix == f"use {new}, its new name"
+    group, _, leaf = old.partition(".")
+    file = tmp_path / "config.toml"
+    file.write_text(f"[{group}]\n{leaf} = 1\n")
+    with pytest.raises(ConfigError) as caught:
+        read("--config", str(file))
+    assert caught.value.problem.endswith(
+        f"written by an older version of Paceline: {old} is now {new}"
+    )
+    assert caught.value.fix == "rename it in that file"
+    assert new in field_types(RunConfig)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import hashlib
 import io
@@ -202,10 +201,12 @@ def test_a_good_file_is_kept_and_a_bad_one_is_fetched_again(good, tmp_path) -> N
     (tmp_path / "one.gz").write_bytes(CONTENT["one.gz"])
     (tmp_path / "two.txt").write_bytes(b"torn")
     shown = io.StringIO()
-    check_whole(tmp_path, get.fetch("small", tmp_path, [good.address], shown=shown))
+    check_whole(tmp_path, get.fetch("small", tmp_path, [good.address], progress=shown))
     assert good.asked == ["/files/two.txt"]
-    assert f"{tmp_path / 'two.txt'} is not what it should be" in shown.getvalue()
-    assert f"fetched two.txt (153,600 bytes) from {good.host}" in shown.getvalue()
+    assert (
+        f"{tmp_path / 'two.txt'} has another checksum and is downloaded again" in shown.getvalue()
+    )
+    assert f"downloaded two.txt (153,600 bytes) from {good.host}" in shown.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -235,10 +236,10 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_sees_a_bar_that_fills_and_goes(good, tmp_path) -> None:
     shown = Terminal()
-    get.fetch("small", tmp_path, [good.address], shown=shown)
+    get.fetch("small", tmp_path, [good.address], progress=shown)
     lines = shown.getvalue().split("\r\x1b[K")
     assert "━" * 24 + " two.txt  0.2 of 0.2 MB" in lines
-    assert lines[-1].startswith("fetched two.txt")
+    assert lines[-1].startswith("downloaded two.txt")
 
 
 def test_an_unknown_set_and_a_folder_that_cannot_be_are_told(good, tmp_path) -> None:
@@ -259,7 +260,7 @@ def test_the_verb_says_where_the_files_are(
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PACELINE_DATA", raising=False)
-    assert get.main(argparse.Namespace(name="small", to=to, json=as_json)) == 0
+    assert get.main(get.GetArguments(name="small", to=to, json=as_json)) == 0
     said = capsys.readouterr()
     paths = [f"{home}/{name}" for name in CONTENT]
     if as_json:
@@ -267,7 +268,7 @@ def test_the_verb_says_where_the_files_are(
         assert said.err == ""
     else:
         assert said.out.split() == paths
-        assert said.err.count("fetched") == 2
+        assert said.err.count("downloaded") == 2
 
 
 def test_the_real_mnist_is_known_by_its_content(mnist_folder) -> None:

@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from support.datasets import make_set, open_folder, rows_of
+from support.datasets import make_dataset, open_folder, rows_of
 from paceline.config import BatchConfig, ReadConfig, RunConfig
 from paceline.data.reading import schedule
 from paceline.data.reading.prefetch import prefetched
@@ -51,14 +51,14 @@ def in_memory(samples):
 
 
 def test_shards_of_one_window_give_the_bits_of_memory(tmp_path):
-    same(lanes_of(open_folder(make_set(tmp_path, 37, 5))), lanes_of(in_memory(37)))
+    same(lanes_of(open_folder(make_dataset(tmp_path, 37, 5))), lanes_of(in_memory(37)))
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 16])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize(("samples", "per_shard"), [(37, 5), (9, 20), (64, 8)])
 def test_every_sample_comes_once_in_every_world(tmp_path, window, size, samples, per_shard):
-    folder, config = make_set(tmp_path, samples, per_shard), windowed(window)
+    folder, config = make_dataset(tmp_path, samples, per_shard), windowed(window)
     alone = lanes_of(open_folder(folder), config)
     together = {}
     for rank in range(size):
@@ -74,14 +74,14 @@ def test_every_sample_comes_once_in_every_world(tmp_path, window, size, samples,
 
 @pytest.mark.parametrize("start", [1, 4, 5, 7, 9])
 def test_any_step_can_be_the_first(tmp_path, start):
-    source, config = open_folder(make_set(tmp_path, 37, 5)), windowed(2)
+    source, config = open_folder(make_dataset(tmp_path, 37, 5)), windowed(2)
     wanted = {key: batch for key, batch in lanes_of(source, config).items() if key[0] >= start}
     same(lanes_of(source, config, start=start), wanted)
 
 
 def test_a_late_start_opens_only_the_shards_of_its_windows(tmp_path, monkeypatch):
     monkeypatch.setattr(schedule, "_MOST_STEPS", 1)
-    source = open_folder(make_set(tmp_path, 400, 10))
+    source = open_folder(make_dataset(tmp_path, 400, 10))
     steps = Batches(source, windowed(2, prefetch_steps=1), World()).steps(25)
     next(steps)
     steps.close()
@@ -97,7 +97,7 @@ def noisy(batch, draws):
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_random_transforms_of_lanes_are_keyed_by_sample(tmp_path, size):
-    folder, config = make_set(tmp_path, 37, 5), windowed(2)
+    folder, config = make_dataset(tmp_path, 37, 5), windowed(2)
     together = {}
     for rank in range(size):
         together |= lanes_of(
@@ -131,7 +131,7 @@ def jitter(image, label):
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_workers_change_no_bit(tmp_path, workers):
-    folder = make_set(tmp_path, 21, 4)
+    folder = make_dataset(tmp_path, 21, 4)
     alone = lanes_of(PerSample(open_folder(folder), jitter), windowed(2))
     found = {}
     for rank in range(2):
@@ -144,21 +144,21 @@ def test_workers_change_no_bit(tmp_path, workers):
 
 
 def test_what_goes_wrong_while_reading_ahead_is_raised(tmp_path):
-    source = open_folder(make_set(tmp_path, 40, 5))
+    source = open_folder(make_dataset(tmp_path, 40, 5))
     (tmp_path / "00003.safetensors").unlink()
     with pytest.raises(DataError, match=r"00003\.safetensors"):
         lanes_of(source)
 
 
 def test_an_error_of_ours_in_a_worker_stays_what_it_is(tmp_path):
-    data = PerSample(open_folder(make_set(tmp_path, 21, 4)), jitter)
+    data = PerSample(open_folder(make_dataset(tmp_path, 21, 4)), jitter)
     (tmp_path / "00003.safetensors").unlink()
     with pytest.raises(DataError, match=r"(?s)00003\.safetensors.*fix: "):
         lanes_of(data, windowed(2, workers=2))
 
 
 def test_a_script_that_fails_while_samples_are_read_ends_with_its_own_error(tmp_path):
-    folder = make_set(
+    folder = make_dataset(
         tmp_path,
         64,
         8,
@@ -187,27 +187,27 @@ def fails_at_9(image, label):
 
 
 def test_what_goes_wrong_in_a_worker_is_raised(tmp_path):
-    data = PerSample(open_folder(make_set(tmp_path, 21, 4)), fails_at_9)
+    data = PerSample(open_folder(make_dataset(tmp_path, 21, 4)), fails_at_9)
     with pytest.raises(ValueError, match="sample 9 is odd"):
         lanes_of(data, windowed(2, workers=1))
 
 
 def test_no_thread_is_left_when_steps_are_not_all_taken(tmp_path):
     before = set(threading.enumerate())
-    steps = Batches(open_folder(make_set(tmp_path, 37, 5)), CONFIG, World()).steps()
+    steps = Batches(open_folder(make_dataset(tmp_path, 37, 5)), CONFIG, World()).steps()
     next(steps)
     steps.close()
     assert not set(threading.enumerate()) - before
 
 
 def test_the_window_reaches_a_file_through_whatever_is_around_it(tmp_path):
-    source = open_folder(make_set(tmp_path, 21, 4))
+    source = open_folder(make_dataset(tmp_path, 21, 4))
     Batches(PerSample(source, jitter), windowed(3), World())
     assert source.window == 3
 
 
 def test_a_transform_that_returns_a_tensor_is_refused(tmp_path):
-    data = Transformed(open_folder(make_set(tmp_path, 21, 4)), lambda batch, draws: batch[0])
+    data = Transformed(open_folder(make_dataset(tmp_path, 21, 4)), lambda batch, draws: batch[0])
     with pytest.raises(ConfigError, match="return a tuple"):
         lanes_of(data)
 
@@ -237,7 +237,7 @@ def test_so_many_pieces_are_read_ahead_and_no_more():
 
 
 def test_samples_made_one_by_one_come_in_the_order_of_their_shards(tmp_path):
-    folder = make_set(tmp_path, 37, 5)
+    folder = make_dataset(tmp_path, 37, 5)
     same(
         lanes_of(PerSample(open_folder(folder), lambda *sample: sample), windowed(2)),
         lanes_of(open_folder(folder), windowed(2)),

@@ -4,7 +4,7 @@ import numpy
 import pytest
 import torch
 
-from support.datasets import make_set, open_folder
+from support.datasets import make_dataset, open_folder
 from paceline.data.reading.resident import ResidentSource, cache_on_gpu, copy_to_device
 from paceline.data.reading.source import DatasetSource, TensorSource
 
@@ -12,7 +12,7 @@ from paceline.data.reading.source import DatasetSource, TensorSource
 @pytest.mark.parametrize("piece", [1, 100, 1 << 26])
 def test_all_samples_are_there(piece, tmp_path, monkeypatch):
     monkeypatch.setattr("paceline.data.reading.resident._PIECE_BYTES", piece)
-    source = open_folder(make_set(tmp_path, 23, 5))
+    source = open_folder(make_dataset(tmp_path, 23, 5))
     order = numpy.random.default_rng(0).permutation(23)
     there = ResidentSource(source, "cpu")
     assert len(there) == 23

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from support.datasets import make_set, open_folder, rows_of, text_of
+from support.datasets import make_dataset, open_folder, rows_of, text_of
 from paceline.data.shards import index
 from paceline.data.shards import mmap as mapped
 from paceline.data.shards.address_space import period_of
@@ -27,7 +27,7 @@ def gathered(source, samples):
 
 @pytest.mark.parametrize(("samples", "per_shard"), [(1, 1), (7, 3), (20, 20), (21, 20), (100, 1)])
 def test_samples_come_out_as_they_went_in(tmp_path, samples, per_shard):
-    source = open_folder(make_set(tmp_path, samples, per_shard))
+    source = open_folder(make_dataset(tmp_path, samples, per_shard))
     order = numpy.random.default_rng(1).permutation(samples)
     image, label = gathered(source, order)
     wanted = rows_of(0, samples)
@@ -42,7 +42,9 @@ def test_columns_of_any_sizes_come_out_whole(tmp_path, sizes):
     random = numpy.random.default_rng(2)
     rows = {str(size): random.integers(0, 256, (25, size), dtype=numpy.uint8) for size in sizes}
     source = open_folder(
-        make_set(tmp_path, 25, 7, lambda first, last: {k: v[first:last] for k, v in rows.items()})
+        make_dataset(
+            tmp_path, 25, 7, lambda first, last: {k: v[first:last] for k, v in rows.items()}
+        )
     )
     order = random.permutation(25)
     for found, wanted in zip(gathered(source, order), rows.values(), strict=True):
@@ -58,7 +60,7 @@ def test_columns_whose_sizes_have_no_common_period_come_out_whole(tmp_path):
         for size in (8, 207, 399, 267)
     }
     source = open_folder(
-        make_set(
+        make_dataset(
             tmp_path, 436, 109, lambda first, last: {k: v[first:last] for k, v in rows.items()}
         )
     )
@@ -74,12 +76,12 @@ def test_a_set_that_would_take_too_many_addresses_is_read_bytewise():
 @pytest.mark.parametrize("samples", [[24, 25], [-1], [0, 10**9]])
 def test_samples_that_are_not_there_are_refused(samples, tmp_path):
     with pytest.raises(IndexError, match="of 25"):
-        gathered(open_folder(make_set(tmp_path, 25, 10)), samples)
+        gathered(open_folder(make_dataset(tmp_path, 25, 10)), samples)
 
 
 def test_no_more_shards_are_mapped_than_a_process_may_have(tmp_path, monkeypatch):
     monkeypatch.setattr(mapped, "_MOST_OPEN", 3)
-    source = open_folder(make_set(tmp_path, 25, 5))
+    source = open_folder(make_dataset(tmp_path, 25, 5))
     for number in [0, 5, 10, 15, 20, 0]:
         assert gathered(source, [number])[1].tolist() == [number]
         assert len(source._shards.open) <= 3
@@ -87,7 +89,7 @@ def test_no_more_shards_are_mapped_than_a_process_may_have(tmp_path, monkeypatch
 
 
 def test_a_fork_reads_though_a_thread_of_its_parent_was_reading(tmp_path):
-    source = open_folder(make_set(tmp_path, 25, 10))
+    source = open_folder(make_dataset(tmp_path, 25, 10))
     with source._lock:
         if (child := os.fork()) == 0:
             os._exit(0 if gathered(source, [7])[1].tolist() == [7] else 1)
@@ -95,7 +97,7 @@ def test_a_fork_reads_though_a_thread_of_its_parent_was_reading(tmp_path):
 
 
 def test_samples_before_the_sums_are_refused(tmp_path):
-    folder = make_set(tmp_path, 6, 6)
+    folder = make_dataset(tmp_path, 6, 6)
     path = folder / "00000.safetensors"
     tensors = load_file(path)
     specs = [
@@ -122,7 +124,7 @@ def test_samples_before_the_sums_are_refused(tmp_path):
 
 
 def test_what_is_no_plain_file_is_refused_and_never_waited_for(tmp_path):
-    folder = make_set(tmp_path, 6, 6)
+    folder = make_dataset(tmp_path, 6, 6)
     (folder / "00000.safetensors").unlink()
     os.mkfifo(folder / "00000.safetensors")
     with pytest.raises(DataError, match="is not a regular file"):
@@ -134,26 +136,26 @@ def test_what_is_no_plain_file_is_refused_and_never_waited_for(tmp_path):
 
 
 def test_an_index_is_read_with_a_bound(tmp_path):
-    os.truncate(make_set(tmp_path, 6, 6) / INDEX, 1 << 41)
+    os.truncate(make_dataset(tmp_path, 6, 6) / INDEX, 1 << 41)
     with pytest.raises(DataError, match="bytes; the limit is"):
         open_folder(tmp_path)
 
 
 def test_a_shard_is_read_by_plain_safetensors(tmp_path):
-    make_set(tmp_path, 7, 4)
+    make_dataset(tmp_path, 7, 4)
     tensors = load_file(tmp_path / "00001.safetensors")
     assert tensors["label"].tolist() == [4, 5, 6]
 
 
 def test_columns_can_be_chosen(tmp_path):
-    source = open_folder(make_set(tmp_path, 7, 4), ["label"])
+    source = open_folder(make_dataset(tmp_path, 7, 4), ["label"])
     assert [value.tolist() for value in gathered(source, [5])] == [[5]]
     with pytest.raises(ConfigError, match="use one of: image, label"):
         open_folder(tmp_path, ["labels"])
 
 
 def test_samples_of_varying_length(tmp_path):
-    source = open_folder(make_set(tmp_path, 23, 4, text_of))
+    source = open_folder(make_dataset(tmp_path, 23, 4, text_of))
     assert [source[number][0].tolist() for number in range(23)] == [
         [number] * (number % 5) for number in range(23)
     ]
@@ -167,13 +169,13 @@ def test_samples_of_varying_length(tmp_path):
 def test_items_larger_than_a_leaf(tmp_path, monkeypatch):
     for module in (index, mapped, __import__("paceline.data.shards.shard", fromlist=["x"])):
         monkeypatch.setattr(module, "LEAF_BYTES", 5)
-    source = open_folder(make_set(tmp_path, 30, 7))
+    source = open_folder(make_dataset(tmp_path, 30, 7))
     assert gathered(source, [29, 3])[0].tolist() == rows_of(0, 30)["image"][[29, 3]].tolist()
     assert source._shards.unverified > 0
 
 
 def test_only_what_is_read_is_summed(tmp_path):
-    source = open_folder(make_set(tmp_path, 30, 10))
+    source = open_folder(make_dataset(tmp_path, 30, 10))
     gathered(source, [3])
     damage(tmp_path / "00002.safetensors", -1)
     gathered(source, [15])
@@ -210,7 +212,7 @@ def damage(path, at):
     ],
 )
 def test_damaged_sets_are_refused_by_name(tmp_path, harm, words):
-    make_set(tmp_path, 30, 10)
+    make_dataset(tmp_path, 30, 10)
     harm(tmp_path)
     with pytest.raises(DataError, match=words):
         gathered(open_folder(tmp_path), range(30))
@@ -244,7 +246,7 @@ def resummed(tree):
 def test_an_index_that_cannot_be_is_refused_even_with_a_right_sum(tmp_path, change):
     import json
 
-    tree = json.loads((make_set(tmp_path, 30, 10) / INDEX).read_bytes())
+    tree = json.loads((make_dataset(tmp_path, 30, 10) / INDEX).read_bytes())
     content = json.dumps(resummed(tree | change)).encode()
     with pytest.raises(DataError, match="pack or download"):
         DatasetIndex.from_json(content, "somewhere")
@@ -265,7 +267,7 @@ def test_an_index_that_cannot_be_is_refused_even_with_a_right_sum(tmp_path, chan
 def test_shards_that_cannot_be_are_refused(tmp_path, change):
     import json
 
-    tree = json.loads((make_set(tmp_path, 30, 10) / INDEX).read_bytes())
+    tree = json.loads((make_dataset(tmp_path, 30, 10) / INDEX).read_bytes())
     tree["shards"][0] |= change
     with pytest.raises(DataError, match="pack or download"):
         DatasetIndex.from_json(json.dumps(resummed(tree)).encode(), "somewhere")
@@ -274,7 +276,7 @@ def test_shards_that_cannot_be_are_refused(tmp_path, change):
 @settings(max_examples=150)
 @given(st.data())
 def test_no_flipped_bit_ever_becomes_a_sample(tmp_path_factory, data):
-    folder = make_set(
+    folder = make_dataset(
         tmp_path_factory.mktemp("set"), 11, 4, data.draw(st.sampled_from([rows_of, text_of]))
     )
     files = sorted(folder.iterdir())
@@ -290,7 +292,7 @@ def test_no_flipped_bit_ever_becomes_a_sample(tmp_path_factory, data):
 
 
 def test_a_header_of_2_to_the_60_bytes_takes_no_memory(tmp_path):
-    make_set(tmp_path, 30, 10)
+    make_dataset(tmp_path, 30, 10)
     path = tmp_path / "00000.safetensors"
     path.write_bytes((1 << 60).to_bytes(8, "little") + path.read_bytes()[8:])
     with pytest.raises(DataError, match=r"00000\.safetensors"):
@@ -317,7 +319,7 @@ class SmallShelf:
 
 
 def test_no_more_shards_are_open_than_there_is_room_for(tmp_path):
-    store = SmallShelf(make_set(tmp_path, 40, 5))
+    store = SmallShelf(make_dataset(tmp_path, 40, 5))
     source = ShardSource(store)
     for number in [0, 5, 10, 15, 0, 39, 5]:
         assert gathered(source, [number])[1].tolist() == [number]

@@ -1,4 +1,4 @@
-"""Commands in sentences and tables: each is typed on some page, or it is said here why not; and its options are real."""
+"""Commands in sentences and tables: each is run on some page, or this file says why not; and its options exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.processes import run_on_processes
 from support.typed_pages import NOT_HERE, ROOT, is_whole, page_of
 
 RECORD = "notes.md"
-"""What was tried, as it was typed then."""
+"""Experiments, with the commands of their time."""
 PAGES = [
     page_of(path)
     for path in sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -23,17 +23,17 @@ PAGES = [
 TYPED = {command.words for page in PAGES for turn in page.turns for command in turn}
 ASIDES = sorted({words for page in PAGES for words in page.asides})
 LONG = r"python ((?:benchmarks|scripts)/\S+\.py)(?: FILE)?"
-"""Measurements and loops of minutes to hours; what they gave is recorded."""
+"""Measurements of minutes to hours; their results are recorded."""
 NOT_TYPED = {
     "accelerate launch --cpu --num_processes 2 before.py": "needs accelerate; its output is on the page",
     "python before.py": "needs lightning; its output is on the page",
-    "paceline data get mnist": "fetches, and tests fetch nothing",
-    "paceline train mnist data=mnist": "needs a set that has to be fetched; tests/recipes trains on a small one",
-    "paceline verify mnist --worlds 1,2,4,8 batch.lanes=8 threads=1": "takes a minute; the README types it for 1 to 4 ranks",
+    "paceline data get mnist": "downloads, and tests download nothing",
+    "paceline train mnist data=mnist": "needs a downloaded dataset; tests/recipes trains on a small one",
+    "paceline verify mnist --worlds 1,2,4,8 batch.lanes=8 threads=1": "takes a minute; the README runs it for 1 to 4 ranks",
     "paceline scale mnist --worlds 1,2,4,8 --steps 12 --warmup 3 batch.lanes=8 threads=1": "takes minutes; tests/measure",
     'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 '
-    "/usr/bin/python3 /shared/env/venv-0123456789ab.py": "is what `--pack` prints; tests/doctor unpacks",
-    "source /tmp/paceline-1000/venv-0123456789ab/bin/activate": "is what `--pack` prints",
+    "/usr/bin/python3 /shared/env/venv-0123456789ab.py": "is printed by `--pack`; tests/doctor unpacks",
+    "source /tmp/paceline-1000/venv-0123456789ab/bin/activate": "is printed by `--pack`",
 }
 
 
@@ -58,7 +58,7 @@ def test_what_takes_long_says_how_it_is_used(path, tmp_path):
 
 
 def help_of(script: str) -> str:
-    """Return what `python SCRIPT --help` says; this process is its own."""
+    """Return the output of `python SCRIPT --help`; it runs in this process."""
     sys.argv = [script, "--help"]
     sys.path.insert(0, str(Path(script).parent))
     with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):

@@ -1,4 +1,4 @@
-"""Every command of the guides does what the page says: see `reader` for the rules."""
+"""Every command of the guides does what the page says; support/typed_pages.py has the rules."""
 
 import pytest
 from support.typed_pages import (
@@ -24,7 +24,7 @@ ONCE = (
     "python digits.py",
     "paceline chaos",
     "paceline train mnist",
-)  # nothing needs what they leave
+)  # no later command needs their results
 TYPED = {
     command.words for turn in page_of(ROOT / "README.md").turns for command in turn
 }  # by test_readme
@@ -35,7 +35,7 @@ GUIDES = (
 
 
 def turns(*, on_a_cluster: bool):
-    """Return every turn of every page that is, or is not, for a cluster; what is dear and leaves nothing, once."""
+    """Return the commands of all pages that need, or do not need, a cluster; expensive ones without lasting effect once."""
     found, typed = [], set(TYPED)
     for page, turn in (
         (page, turn)
@@ -51,7 +51,7 @@ def turns(*, on_a_cluster: bool):
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory):
-    """Return the folder in which a page is typed, and the bits it has named so far."""
+    """Return the folder in which a page is run, and the digests that it has shown so far."""
     desks = {}
 
     def of(page: Page):

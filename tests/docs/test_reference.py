@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.main import build_parser
+from paceline.cli.commands import COMMANDS, load
 from paceline.config import RunConfig
+from paceline.config.arguments import arguments_of
 from paceline.config.values import field_types, flatten
 from paceline.course.catalog import all_lessons
 
@@ -41,7 +42,7 @@ def test_a_stale_page_is_named_and_made_anew(tmp_path: Path) -> None:
         shutil.copytree(ROOT / name, copy / name)
     (copy / "src").symlink_to(ROOT / "src")
     page = copy / "docs" / "reference" / "settings.md"
-    page.write_text(page.read_text().replace("The one seed of the run.", "Some seed."))
+    page.write_text(page.read_text().replace("Random seed for weights", "Some seed for weights"))
     (copy / "docs" / "guides").mkdir(exist_ok=True)
     (copy / "docs" / "guides" / "a-new-one.md").write_text("# How to be new\n\nIt is\nold. So?\n")
     checked = python("scripts/docs/reference.py", "--check", folder=copy)
@@ -63,16 +64,15 @@ def test_the_examples_in_the_makers_are_right() -> None:
 
 def test_every_verb_is_described() -> None:
     text = (ROOT / "docs" / "reference" / "verbs.md").read_text(encoding="utf-8")
-    (verbs,) = [
-        action.choices for action in build_parser()._actions if isinstance(action.choices, dict)
-    ]
-    for name, parser in verbs.items():
+    for name, verb in COMMANDS.items():
         section = re.search(
             rf"^## paceline {name}\n.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL
         )[0]
-        for action in parser._actions:
-            for option in action.option_strings if "--help" not in action.option_strings else ():
-                assert re.search(rf"`{option}[` ]", section), f"{name} {option}"
+        for command in verb.actions.values() if verb.actions else [verb]:
+            _, kind = load(command)
+            for argument in arguments_of(kind):
+                for flag in argument.flags if "--help" not in argument.flags else ():
+                    assert re.search(rf"`{flag}[` ]|<code>{flag} ", section), f"{name} {flag}"
 
 
 def rows_of(heading: str) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""The documentation: every link leads somewhere, the site builds without a warning, and no page asks another host for anything."""
+"""Every link has a target, the site builds without a warning, and no page loads anything from another host."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOADS = {
 
 @pytest.mark.skipif(
     not (ROOT / ".git").exists(),
-    reason="needs a git checkout, which says which documents there are",
+    reason="needs a git checkout, which lists the documents",
 )
 def test_every_link_of_every_document_leads_somewhere() -> None:
     found = documents(ROOT)
@@ -76,7 +76,7 @@ def test_a_broken_link_is_found(tmp_path: Path, text: str, wrong: list[str]) -> 
 
 
 class Page(HTMLParser):
-    """What a page loads, and where it leads."""
+    """The files that a page loads, and its links."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()

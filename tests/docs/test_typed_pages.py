@@ -1,4 +1,4 @@
-"""The reader sees what a page promises, and that it did not come."""
+"""Output that a page promises is found, and missing output is noticed."""
 
 import pytest
 from support.program import Done

@@ -1,4 +1,4 @@
-"""Is every fact judged right? Tables of facts, made up; what gathers them has tests of its own."""
+"""Each fact gets the right finding: tables of made-up facts; other tests gather real ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.doctor.cross_host import (
     judge_connectivity,
 )
 from paceline.doctor.disk import DiskFacts, judge_disk
-from paceline.doctor.finding import Finding, passed, format_findings, merged, problem
+from paceline.doctor.finding import Finding, passed, format_findings, merge_hosts, problem
 from paceline.doctor.gpu import Driver, judge_gpus, read_gpus
 from paceline.doctor.resources import Resources, judge_resources
 from paceline.doctor.network import Interface, NetworkFacts, judge_network
@@ -37,7 +37,7 @@ DISK = DiskFacts("/scratch/runs", "lustre", 10**12, fsync_s=0.01, speed=1e9)
 
 
 def problems(found) -> dict[str, str]:
-    """Return what is wrong, by check; each has a fix."""
+    """Return the problems by check; each has a fix."""
     bad = [one for one in found if not one.ok]
     assert all(one.fix for one in bad)
     assert all(not one.fix for one in found if one.ok)
@@ -64,14 +64,14 @@ def changed(place: int, word: str) -> str:
         (gpus(changed(6, "[N/A]"), changed(7, "[Not Supported]")), TORCH, None, "", ""),
         (gpus(failure="Unable to determine the device handle"), TORCH, None, "driver", "Unable to determine"),
         (gpus(devices=4), TORCH, None, "driver", "4 GPUs in /dev"),
-        (gpus(H200, H200), replace(TORCH, gpus=["x"]), None, "gpus", "the driver has 2, torch sees 1"),
-        (gpus(H200, H200), replace(TORCH, gpus=[]), "0,7", "gpus", "names 2, and torch sees 0 of 2"),
+        (gpus(H200, H200), replace(TORCH, gpus=["x"]), None, "gpus", "the driver lists 2 GPUs, torch sees 1"),
+        (gpus(H200, H200), replace(TORCH, gpus=[]), "0,7", "gpus", "names 2 GPUs, torch sees 0 of 2"),
         (gpus(H200), replace(TORCH, cuda=""), None, "gpus", "built for CPUs"),
         (gpus(changed(4, "90000"), H200), TORCH, None, "gpu memory", "GPU 0: 90.0 GB of 143.8 GB"),
-        (gpus(H200, changed(6, "2")), TORCH, None, "gpu ecc", "not corrected"),
+        (gpus(H200, changed(6, "2")), TORCH, None, "gpu ecc", "uncorrected memory errors: GPU 0: 2"),
         (gpus(H200, changed(7, "400.00")), TORCH, None, "gpu power", "400 of 700 W"),
-        (gpus(H200, changed(10, "0x0000000000000040")), TORCH, None, "gpu power", "by heat"),
-        (gpus(H200, changed(9, "93")), TORCH, None, "gpu power", "at 93 °C"),
+        (gpus(H200, changed(10, "0x0000000000000040")), TORCH, None, "gpu power", "GPU 0 (thermal, hardware)"),
+        (gpus(H200, changed(9, "93")), TORCH, None, "gpu power", "GPU 0 (93 °C)"),
         (gpus(H200, H200), replace(TORCH, no_peer=[[0, 1], [1, 0]]), None, "gpu peers", "between GPUs 0-1:"),
     ],
 )  # fmt: skip
@@ -96,7 +96,7 @@ def test_gpus(driver, torch, visible, check, says):
         (replace(TORCH, import_s=49, import_cpu_s=40), "", ""),
         (replace(TORCH, import_s=49, import_cpu_s=10, import_queued_s=20), "", ""),
         (replace(TORCH, import_s=29, import_cpu_s=1), "", ""),
-        (replace(TORCH, error="cuda:1: CUDA error"), "torch", "cannot add: cuda:1"),
+        (replace(TORCH, error="cuda:1: CUDA error"), "torch", "a small sum fails: cuda:1"),
         (replace(TORCH, backends=["gloo"]), "backends", "no nccl"),
         (replace(TORCH, backends=["nccl"], gpus=[]), "backends", "no gloo"),
     ],
@@ -150,12 +150,12 @@ def test_host(host, ranks, env, check):
         (NET, {"NCCL_SOCKET_IFNAME": "ib"}, False, "interface", "NCCL_SOCKET_IFNAME=ib"),
         (replace(NET, interfaces=(LO, ETH, IB)), {}, False, "interface", "ib0 is faster, 200 Gbit/s"),
         (replace(NET, interfaces=(LO, Interface("docker0", "172.17.0.1"), ETH), chosen="172.17.0.1"), {}, False, "interface", "bridge"),
-        (replace(NET, named=("127.0.1.1",)), {}, False, "host name", "n1 stands for 127.0.1.1"),
+        (replace(NET, named=("127.0.1.1",)), {}, False, "host name", "n1 resolves to 127.0.1.1: other hosts"),
         (replace(NET, named=("127.0.1.1",)), {}, True, "", ""),
-        (replace(NET, named=()), {}, False, "host name", "stands for nothing"),
+        (replace(NET, named=()), {}, False, "host name", "n1 resolves to no address"),
         (replace(NET, bindable="Cannot assign requested address"), {}, False, "ports", "Cannot assign"),
-        (replace(NET, taken="Address already in use"), {"MASTER_PORT": "29500"}, False, "ports", "MASTER_PORT=29500 cannot"),
-        (NET, {"MASTER_PORT": "40000"}, False, "ports", "gives to anybody"),
+        (replace(NET, taken="Address already in use"), {"MASTER_PORT": "29500"}, False, "ports", "cannot bind MASTER_PORT=29500"),
+        (NET, {"MASTER_PORT": "40000"}, False, "ports", "in the range of ephemeral ports (32768-60999)"),
         (replace(NET, ports=(50000, 50100)), {}, False, "ports", "50000-50100"),
     ],
 )  # fmt: skip
@@ -170,8 +170,8 @@ def test_network(network, env, alone, check, says):
     [
         (DISK, ""),
         (replace(DISK, refusal="Permission denied"), "Permission denied"),
-        (replace(DISK, kind="tmpfs"), "gone with the node"),
-        (replace(DISK, free=10**9), "soon full"),
+        (replace(DISK, kind="tmpfs"), "lost when the node goes down"),
+        (replace(DISK, free=10**9), "nearly full"),
         (replace(DISK, fsync_s=2.0), "slow"),
         (replace(DISK, speed=1e6), "slow"),
     ],
@@ -203,18 +203,18 @@ def with_rank(number: int, **change) -> list[RankFacts]:
         (judge_clocks, ranks(), []),
         (judge_clocks, ranks(1), []),
         (judge_clocks, with_rank(2, clock_s=0.3, clock_error_s=0.01), []),
-        (judge_clocks, with_rank(2, clock_s=16.0, clock_error_s=0.01), ["n1 is 16.0 s ahead of n0"]),
-        (judge_clocks, with_rank(2, clock_s=-16.0), ["n0 is 16.0 s ahead of n1"]),
+        (judge_clocks, with_rank(2, clock_s=16.0, clock_error_s=0.01), ["the clock of n1 is 16.0 s ahead of n0"]),
+        (judge_clocks, with_rank(2, clock_s=-16.0), ["the clock of n0 is 16.0 s ahead of n1"]),
         (judge_clocks, with_rank(2, clock_s=3.0, clock_error_s=2.5), []),
         (judge_clocks, with_rank(2, clock_error_s=float("inf")), []),
         (judge_connectivity, ranks(), []),
         (judge_connectivity, ranks(1), []),
-        (judge_connectivity, with_rank(2, unreached={2: "timed out"}), ["n1 does not reach n2 (n2 reaches n1): timed out"]),
-        (judge_connectivity, [replace(one, unreached={node: "off" for node in range(3) if node != one.node and 1 in {node, one.node}}) for one in ranks(3, 1)], ["no other host reaches n1: off"]),
+        (judge_connectivity, with_rank(2, unreached={2: "timed out"}), ["n1 cannot reach n2 (n2 reaches n1): timed out"]),
+        (judge_connectivity, [replace(one, unreached={node: "off" for node in range(3) if node != one.node and 1 in {node, one.node}}) for one in ranks(3, 1)], ["no other host can reach n1: off"]),
         (judge_affinity, ranks(), []),
         (judge_affinity, [replace(one, cores=(0, 1, 2, 3)) for one in ranks()], []),
         (judge_affinity, [replace(one, cores=(0,)) for one in ranks()], ["2 ranks of n0 are bound to the same 1 core (0)"]),
-        (judge_affinity, [replace(one, cores=(one.local_rank, 2, 3)) for one in ranks()], ["ranks of n0 are bound to cores of each other: 0,2-3; 1-3"]),
+        (judge_affinity, [replace(one, cores=(one.local_rank, 2, 3)) for one in ranks()], ["ranks of n0 are bound to overlapping cores: 0,2-3; 1-3"]),
     ],
 )  # fmt: skip
 def test_ranks_that_do_not_fit_together(judge, facts, says):
@@ -222,13 +222,13 @@ def test_ranks_that_do_not_fit_together(judge, facts, says):
     assert list(problems([found] if isinstance(found, Finding) else list(found)).values()) == says
 
 
-def test_ranks_that_did_not_come():
+def test_ranks_that_did_not_report():
     assert judge_missing_ranks(ranks(), 4, []).ok
     missing = judge_missing_ranks(ranks(), 7, [])
-    assert "ranks 4-6 of 7 did not come" in missing.says
+    assert "ranks 4-6 of 7 did not report" in missing.says
     told = judge_missing_ranks(ranks(), 5, [("n3", "cannot reach rank 0", "open the firewall")])
     assert (told.says, told.fix) == (
-        "rank 4 of 5 did not come; n3 says: cannot reach rank 0",
+        "rank 4 of 5 did not report; error on n3: cannot reach rank 0",
         "open the firewall",
     )
 
@@ -243,10 +243,10 @@ ASKED = AllocationRequest("7", nodes=2, tasks=4, tasks_on=(2, 2), cpus_per_task=
         (ASKED, ranks(gpus_seen=1, gpus_given=2, visible="0"), "", ""),
         (AllocationRequest("7", 1), ranks(1, 1, gpus_seen=0), "", ""),
         (replace(ASKED, tasks_on=(3, 1)), ranks(gpus_seen=2), "slurm tasks", "3,1: not the same number"),
-        (replace(ASKED, gpus_per_node=4), ranks(gpus_seen=4), "slurm tasks", "4 GPUs on each"),
-        (replace(ASKED, cpus_per_task=8), ranks(gpus_seen=2), "slurm cpus", "8 cores a task were asked for, rank 0 on n0 has 2 (0-1)"),
-        (ASKED, ranks(gpus_seen=0, gpus_given=2, visible="0,1"), "slurm gpus", "Slurm gave 2 GPUs on n0, n1, and 0 are seen"),
-        (replace(ASKED, gpus_per_node=0), ranks(gpus_seen=8), "slurm gpus", "8 GPUs are seen on n0, n1, and none was asked for"),
+        (replace(ASKED, gpus_per_node=4), ranks(gpus_seen=4), "slurm tasks", "4 GPUs per node: use one rank per GPU"),
+        (replace(ASKED, cpus_per_task=8), ranks(gpus_seen=2), "slurm cpus", "requested 8 cores per task, rank 0 on n0 has 2 (0-1)"),
+        (ASKED, ranks(gpus_seen=0, gpus_given=2, visible="0,1"), "slurm gpus", "Slurm allocated 2 GPUs on n0, n1, but 0 are visible"),
+        (replace(ASKED, gpus_per_node=0), ranks(gpus_seen=8), "slurm gpus", "8 GPUs are visible on n0, n1, but the job requested none"),
     ],
 )  # fmt: skip
 def test_what_slurm_was_asked_for(request_, facts, check, says):
@@ -257,7 +257,7 @@ def test_what_slurm_was_asked_for(request_, facts, check, says):
 
 def test_what_hosts_say_alike_is_one_line():
     same, slow = passed("python", "3.12"), problem("disk", "slow", "scratch")
-    found = merged(
+    found = merge_hosts(
         [
             ("a", [same, passed("disk", "1 ms")]),
             ("b", [same, passed("disk", "2 ms")]),
@@ -299,8 +299,8 @@ START = Startup(
     ("start", "check", "says"),
     [
         (START, "", ""),
-        (replace(START, kind="nfs4"), "files", "every rank asks for all of them"),
-        (replace(START, kind="lustre"), "files", "lie on lustre"),
+        (replace(START, kind="nfs4"), "files", "a network file system that every rank reads"),
+        (replace(START, kind="lustre"), "files", "packages are on lustre"),
         (replace(START, packages=[Package("torch", 60.0)]), "time", "60.0 s of it imports"),
         (
             replace(START, packages=[Package("torch", 3.0), Package("transformers", 4.0)]),

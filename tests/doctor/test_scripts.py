@@ -1,4 +1,4 @@
-"""Does the doctor name the classic mistakes of batch scripts, with their lines, and leave good scripts in peace?"""
+"""The doctor finds the classic mistakes in batch scripts, with their lines, and none in good scripts."""
 
 from __future__ import annotations
 

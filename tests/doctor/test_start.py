@@ -1,4 +1,4 @@
-"""Is it seen what a start costs, and does a packed environment work on a node, whatever happens while it is unpacked?"""
+"""The cost of a start is measured; a packed environment works, whatever happens during unpacking."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from support.program import paceline, started, wait_for
 
 from paceline.doctor.pack import pack, snippet
-from paceline.doctor.startup import measure_startup
+from paceline.doctor.startup_run import measure_startup
 from paceline.errors import ConfigError, EnvironmentUnfit, TrainingError
 
 STEPS = """
@@ -73,7 +73,7 @@ def test_a_program_that_fails_or_hangs_is_told(tmp_path: Path):
     with pytest.raises(TrainingError, match="ValueError: no data"):
         measure_startup(["path", str(tmp_path / "bad.py")], 60)
     (tmp_path / "gone.py").write_text("import os; os._exit(3)")
-    with pytest.raises(EnvironmentUnfit, match="before anything was seen"):
+    with pytest.raises(EnvironmentUnfit, match="before its first measurement"):
         measure_startup(["path", str(tmp_path / "gone.py")], 60)
     (tmp_path / "slow.py").write_text("import time; time.sleep(600)")
     assert not measure_startup(["path", str(tmp_path / "slow.py")], 15, trace=False).stepped

@@ -1,4 +1,4 @@
-"""Do hosts report to one address, by JSON alone, and is a stranger, a wrong clock or a missing host told apart from a good one?"""
+"""Hosts report to one address by JSON alone; strangers, wrong clocks and missing hosts are found."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from support.program import wait_until
 
 from paceline.doctor.cross_host import judge_clocks
-from paceline.doctor.rank_facts import RankFacts, sent
+from paceline.doctor.rank_facts import RankFacts, facts_as_dict
 from paceline.doctor.collector import Collector
 from paceline.doctor.wire import Connection
 from paceline.world.address import free_port
@@ -30,14 +30,14 @@ def facts(rank: int) -> RankFacts:
 
 
 def guest(port: int, rank: int, secret: str = SECRET, ahead_s: float = 0.0) -> list:
-    """Report as a rank does, with a clock that may be wrong; return what was asked."""
+    """Report like a rank, with a clock that may be wrong; return the requests it received."""
     heard = []
     with Connection(socket.create_connection(("127.0.0.1", port)), 30) as talk:
         try:
-            talk.prove(secret, size=2, facts=sent(facts(rank)), door="")
-            while "ok" not in (asked := talk.hear()):
+            talk.prove(secret, size=2, facts=facts_as_dict(facts(rank)), door="")
+            while "ok" not in (asked := talk.receive()):
                 heard.append(asked)
-                talk.say(clock=time.time() + ahead_s) if "clock" in asked else talk.say(
+                talk.send(clock=time.time() + ahead_s) if "clock" in asked else talk.send(
                     unreached={"0": "no"} if rank else {}
                 )
             heard.append(asked)
@@ -56,7 +56,7 @@ def test_ranks_are_received_their_clocks_compared_and_strangers_sent_away():
         "stranger": (port, 0, "another word"),
     }
     with (
-        Collector(listener, SECRET, 2) as reception,
+        Collector(listener, SECRET, 2) as collector,
         socket.create_connection(("127.0.0.1", port)) as noise,
     ):
         noise.sendall(b"GET / HTTP/1.0\r\n\r\n")
@@ -69,8 +69,8 @@ def test_ranks_are_received_their_clocks_compared_and_strangers_sent_away():
         for thread in reversed(threads):
             thread.start()
         threads[2].join(30)
-        came = reception.examine(60, lambda: False)
-        reception.dismiss(ok=False)
+        came = collector.examine(60, lambda: False)
+        collector.dismiss(ok=False)
         for thread in threads:
             thread.join(30)
     assert [one.host for one in came] == ["n0", "n1"]
@@ -79,16 +79,16 @@ def test_ranks_are_received_their_clocks_compared_and_strangers_sent_away():
     assert came[1].unreached == {0: "no"}
     assert abs(came[1].clock_s - 20) < 10
     (found,) = judge_clocks(came)
-    assert not found.ok and found.says.startswith("n1 is ")
+    assert not found.ok and found.says.startswith("the clock of n1 is ")
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", port), 5)
 
 
-def test_the_secret_is_never_sent():
+def test_the_secret_is_never_facts_as_dict():
     mine, theirs = socket.socketpair()
     with Connection(mine, 10) as one, Connection(theirs, 10) as other:
         said = {}
-        asking = threading.Thread(target=lambda: said.update(one.ask_proof(SECRET)))
+        asking = threading.Thread(target=lambda: said.update(one.require_proof(SECRET)))
         asking.start()
         other.prove(SECRET, x=1)
         asking.join(10)
@@ -107,7 +107,7 @@ def test_what_is_no_line_of_ours_is_refused(line: bytes):
     sending = threading.Thread(target=send)
     sending.start()
     with Connection(mine, 10) as talk, pytest.raises(ConnectionError):
-        talk.hear()
+        talk.receive()
     sending.join(10)
 
 
@@ -154,8 +154,8 @@ def test_three_hosts_that_type_the_same_are_looked_at_together(tmp_path: Path):
     second, first = json.loads(outs[2][0]), json.loads(outs[1][0])
     found = {one["check"]: one for one in first["findings"]}
     assert (first["hosts"], first["ranks"]) == (3, 3), outs
-    assert found["ranks"]["says"] == "all 3 came, from 3 hosts"
-    assert found["ways"]["says"].startswith("all 6 ways between 3 hosts are open")
+    assert found["ranks"]["says"] == "all 3 reported, from 3 hosts"
+    assert found["ways"]["says"].startswith("all 6 connections between 3 hosts work")
     assert found["versions"]["ok"] and found["clocks"]["ok"]
     assert second == {"ok": first["ok"], "shown_on": "a"}
     assert [process.returncode for process in typed] == [0 if first["ok"] else 1] * 3
@@ -187,5 +187,5 @@ def test_a_host_that_stays_away_or_has_another_secret_is_named(tmp_path: Path):
         refused = other.communicate(timeout=90)
     assert first.returncode == 1, err
     found = {one["check"]: one for one in json.loads(out)["findings"]}
-    assert "1-2 of 3 did not come" in found["ranks"]["says"]
+    assert "1-2 of 3 did not report" in found["ranks"]["says"]
     assert (other.returncode, "PACELINE_DOCTOR_SECRET" in refused[1]) == (3, True), refused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import subprocess
 import sys
@@ -11,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from paceline.checkpoint import save
-from paceline.checkpoint.save import Saver
 from paceline.data.reading import prefetch
+from paceline.hang.collectives import _COLLECTIVE_FILES
 from paceline.hang.flight_recorder import Collective, collective
 from paceline.hang.judge import judge, still_moving
 from paceline.hang.processes import WAITS_FOR_PEERS
@@ -273,7 +274,23 @@ def test_the_usual_step_time_sets_the_limit():
     assert pulse.limit_s >= REST_S + 500
 
 
+def functions_that_call(method: str, folder: Path) -> set[str]:
+    """Return the functions of a folder that call a method of some object."""
+    found = set()
+    for path in folder.glob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef) and f".{method}(" in ast.unparse(function):
+                found.add(function.name)
+    return found
+
+
 def test_the_names_by_which_stacks_are_recognised_exist():
-    assert hasattr(Saver, WAITS_FOR_PEERS)
+    checkpoint = Path(save.__file__).parent
+    waiting = functions_that_call("look", checkpoint)
+    assert waiting
+    assert waiting <= WAITS_FOR_PEERS
     assert f'name="{SAVE_THREAD}"' in inspect.getsource(save)
     assert f'name="{PREFETCH_THREAD}"' in inspect.getsource(prefetch)
+    package = checkpoint.parent
+    ours = [name for name in _COLLECTIVE_FILES if name.startswith("/paceline/")]
+    assert all((package / name.removeprefix("/paceline/")).is_file() for name in ours)

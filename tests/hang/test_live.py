@@ -102,5 +102,5 @@ def test_under_torchrun_the_page_about_a_killed_rank_is_left_afterwards(tmp_path
     assert not (folder / "failure.json").exists()
     assert "rank 1 (node " in ask(tmp_path).out
     page = json.loads((folder / "failure.json").read_text())
-    assert (page["rank"], page["how"], page["step"]) == (1, "ended without a word", 12)
+    assert (page["rank"], page["how"], page["step"]) == (1, "vanished without a report", 12)
     assert page["checkpoint_step"] == 10

@@ -48,7 +48,7 @@ def test_a_signal_to_the_launcher_ends_everything(
         running.process.send_signal(number)
         done = running.wait(timeout_s=120)
         if number == signal.SIGINT:
-            assert (done.code, done.err) == (130, "interrupted; all ranks were ended\n")
+            assert (done.code, done.err) == (130, "interrupted; all ranks were stopped\n")
         elif "STUBBORN" in manner:
             assert (
                 done.code,

@@ -155,7 +155,7 @@ def test_a_wrong_result_is_said_with_its_rank_and_number(capsys) -> None:
     assert "rank 1: all-reduce of 1.0 MB, element 17: got nothing, expected 5" in out
     assert re.search(r"(?m)^tree +time +fastest +slowest +algbw GB/s +busbw GB/s$", out)
     assert re.search(r"(?m)^4.0 MB +2,000 us +1,000 us +9,000 ms +2 +3  █{24}$", out)
-    assert "fit error: median 50 %, worst 50 %" in out
+    assert "fit: 2,000 us, independent of the size; fit error: median 0 %, worst 0 %" in out
     told = json.loads(json.dumps(as_dict(found, results, ""), allow_nan=False))
     assert (told["right"], told["mistakes"][0]["found"]) == (False, None)
     assert Measurement.from_json(found.as_json()).mistakes[0].rank == 1

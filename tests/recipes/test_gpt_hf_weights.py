@@ -365,7 +365,7 @@ def test_the_checkpoint_that_is_exported_is_good_or_the_one_asked_for(export):
             "inside a checkpoint",
             "checkpoints are never modified",
         ),
-        (["runs/tokens"], "FOLDER is missing", "paceline ckpt export RUN --as gpt2 FOLDER"),
+        (["runs/tokens"], "OUT is missing", "paceline ckpt export RUN OUT"),
         (["runs/tokens", "hub", "--as", "gpt3"], "there is no layout 'gpt3'", "did you mean gpt2?"),
     ],
 )
@@ -386,7 +386,7 @@ def test_nothing_is_left_of_a_folder_that_cannot_be_written(export, monkeypatch)
     monkeypatch.setattr(os, "fsync", full)
     done = export("runs/tokens", "hub")
     assert (done.code, sorted(os.listdir("."))) == (3, ["runs"])
-    assert "cannot write hub: No space left on device\n  fix: free some space" in done.err
+    assert "cannot write hub: No space left on device\n  fix: free disk space" in done.err
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from paceline.errors import TrainingError
 from paceline.recipes.gpt_model import GPT, Design, Shape
 from paceline.recipes.gpt_sample import (
     Sampling,
-    _chosen,
+    _sample,
     _generator,
     draw,
     load_generator,
@@ -119,7 +119,7 @@ REFUSED = [
     (["runs/nowhere", "--prompt", "x"], 2, "there is no run runs/nowhere", "did you mean"),
     (["runs/toy", "--prompt", "x"], 2, "was not saved by the gpt recipe", "paceline train gpt"),
     (["runs/characters/checkpoints", "--prompt", "x"], 2, "is not a run folder", "config.toml"),
-    (["runs/characters", "--prompt", "x"], 2, "the character 'x' is not among", "leave it out"),
+    (["runs/characters", "--prompt", "x"], 2, "the character 'x' is not in the vocabulary", "remove it"),
     (["runs/characters", "--prompt", "ab\udcff"], 2, "not UTF-8 text", "encoding"),
     (["runs/characters"], 2, "what does the text begin with?", "--prompt"),
     (["runs/characters", "--prompt", ""], 2, "what does the text begin with?", "--prompt"),
@@ -162,7 +162,7 @@ def read_anew(model, numbers, choice, tokens=30):
     numbers, generator = list(numbers), _generator(choice.seed, 0)
     for _ in range(tokens):
         window = numbers[window_begin(len(numbers), model.design.context_length) :]
-        numbers.append(_chosen(model(torch.tensor([window]))[0, -1].double(), choice, generator))
+        numbers.append(_sample(model(torch.tensor([window]))[0, -1].double(), choice, generator))
     return numbers[-tokens:]
 
 
@@ -221,7 +221,7 @@ def test_chances_follow_the_scores():
     scores = torch.tensor([0.5, 0.1, 0.4], dtype=torch.float64).log()
 
     def counts(choice):
-        drawn = torch.tensor([_chosen(scores, choice, generator) for _ in range(500)])
+        drawn = torch.tensor([_sample(scores, choice, generator) for _ in range(500)])
         return (torch.bincount(drawn, minlength=3) / 500).tolist()
 
     assert counts(Sampling(1.0, 0)) == pytest.approx([0.5, 0.1, 0.4], abs=0.08)
@@ -229,7 +229,7 @@ def test_chances_follow_the_scores():
     assert counts(Sampling(0.5, 0)) == pytest.approx([25 / 42, 1 / 42, 16 / 42], abs=0.08)
     assert counts(Sampling(0.0, 0)) == [1, 0, 0]
     with pytest.raises(TrainingError, match="not finite"):
-        _chosen(torch.tensor([float("nan")]), Sampling(), generator)
+        _sample(torch.tensor([float("nan")]), Sampling(), generator)
 
 
 @pytest.mark.parametrize(

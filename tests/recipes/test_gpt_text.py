@@ -201,7 +201,7 @@ def test_settings_that_cannot_be_are_refused(words, problem, fix, tmp_path):
 @pytest.mark.parametrize(
     ("content", "level", "problem"),
     [
-        (b"abc\xff", "characters", "text is not text in UTF-8: byte 3 is 0xff"),
+        (b"abc\xff", "characters", "text is not UTF-8 text: byte 3 is 0xff"),
         (b"", "characters", "there is no text"),
         (None, "bytes", "cannot read .*text: No such file"),
         (None, "characters", "cannot read .*text: No such file"),

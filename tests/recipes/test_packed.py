@@ -6,7 +6,7 @@ import torch
 from support.processes import run_on_processes
 from support.tiny_gpt import digest, train
 
-from support.datasets import make_set
+from support.datasets import make_dataset
 from paceline.config import RunConfig
 from paceline.data.reading.batches import Batches
 from paceline.errors import DataError
@@ -21,7 +21,7 @@ def text_sets(folder, text):
     rows = corpus.split_rows(text, LENGTH).numpy()
     held_out = numpy.arange(len(rows)) % 20 == 19
     for part, mine in (("train", rows[~held_out]), ("test", rows[held_out])):
-        make_set(
+        make_dataset(
             folder / part, len(mine), 30, lambda begin, end, mine=mine: {"tokens": mine[begin:end]}
         )
 
@@ -49,7 +49,7 @@ def test_digits_are_the_same_from_shards(tmp_path):
         generator.integers(0, 10, 50),
     )
     for part in ("train", "test"):
-        make_set(
+        make_dataset(
             tmp_path / part,
             50,
             7,

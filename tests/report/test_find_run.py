@@ -48,7 +48,7 @@ def test_the_newest_job_of_an_id_that_was_given_twice(tmp_path: Path) -> None:
 
 
 def test_what_is_not_known_is_refused_with_what_is(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no run and no job 'x'.*\n.*name a run by its folder"):
+    with pytest.raises(ConfigError, match="no run or job 'x'.*\n.*give the folder of a run"):
         find_run("x", Path("runs"))
     make_run(tmp_path / "runs" / "digits")
     register(submission("4711", tmp_path / "elsewhere" / "letters"))

@@ -126,7 +126,7 @@ def test_a_chain_that_is_requeued_is_one_run_and_ends_as_one(person: Person) -> 
     (person.run / "saved").unlink()
     out = person.paceline("cancel", first).out
     assert out.startswith(
-        f"job {second} was waiting, and will not start\njob {first} was told to save and leave"
+        f"job {second} was queued and will not start\njob {first} was asked to save and exit"
     )
     assert [person.slurm.wait(job)["JobState"] for job in (second, first)] == [
         "CANCELLED",

@@ -1,4 +1,4 @@
-"""Small sets of shards for tests."""
+"""Small datasets of shards for tests."""
 
 from __future__ import annotations
 
@@ -28,22 +28,15 @@ def text_of(begin: int, end: int) -> Rows:
     return {"text": Varying(flat, numpy.concatenate([[0], numpy.cumsum(lengths)]))}
 
 
-def make_set(folder: Path, samples: int, per_shard: int, rows=rows_of) -> Path:
+def make_dataset(folder: Path, samples: int, per_shard: int, rows=rows_of) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     columns = tuple(column_of(name, values) for name, values in rows(0, 1).items())
-    shards = [
-        write_shard(
-            folder,
-            f"{number:05d}.safetensors",
-            columns,
-            rows(begin, min(begin + per_shard, samples)),
-        )
-        for number, begin in enumerate(range(0, samples, per_shard))
-    ]
-    write_whole(
-        folder / INDEX,
-        DatasetIndex(columns, per_shard, tuple(shards), {"made": "for tests"}).to_json(),
-    )
+    shards = []
+    for number, begin in enumerate(range(0, samples, per_shard)):
+        values = rows(begin, min(begin + per_shard, samples))
+        shards.append(write_shard(folder, f"{number:05d}.safetensors", columns, values))
+    index = DatasetIndex(columns, per_shard, tuple(shards), {"made": "for tests"})
+    write_whole(folder / INDEX, index.to_json())
     return folder
 
 

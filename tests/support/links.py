@@ -1,4 +1,4 @@
-"""Where do the links of Markdown documents lead? Nothing is fetched."""
+"""Check the links of Markdown documents, without the network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOST = re.compile(r"([a-z0-9]([a-z0-9-]*[a-z0-9])?\.)+[a-z]{2,}")
 
 
 def documents(root: Path) -> list[Path]:
-    """Return all Markdown of a project that git keeps, or would keep."""
+    """Return all Markdown files of a project that git does not ignore."""
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
     names = subprocess.run(
         listed, cwd=root, capture_output=True, text=True, check=True
@@ -31,7 +31,7 @@ def documents(root: Path) -> list[Path]:
 
 
 def problems(document: Path, root: Path) -> list[str]:
-    """Return what is wrong with the links of a document."""
+    """Return the problems of the links of a document."""
     found = [
         (link, problem(link, document, root))
         for link in links_of(document.read_text(encoding="utf-8"))
@@ -46,7 +46,7 @@ def links_of(text: str) -> Iterator[str]:
 
 
 def problem(link: str, document: Path, root: Path) -> str:
-    """Return what is wrong with a link, or nothing."""
+    """Return the problem of a link; empty: none."""
     address = urlsplit(link)
     if address.scheme or address.netloc:
         well = address.scheme == "https" and HOST.fullmatch(address.netloc)

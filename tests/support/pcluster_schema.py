@@ -1,8 +1,8 @@
-"""What AWS ParallelCluster itself says of our configurations; runs in the environment that has it.
+"""Validate our configurations with AWS ParallelCluster itself, in an environment that has it.
 
-Reads {name: configuration} as JSON from standard input, writes {name: [what is wrong]} to standard output. The schema is
-always asked. Where moto is installed too, AWS is simulated, and ParallelCluster's own checks are made against it: does the
-instance have EFA, does the system fit, is the storage of a size that exists. No account, no network.
+Reads {name: configuration} as JSON from standard input, writes {name: [error]} to standard output. The schema is always
+checked. If moto is installed, AWS is simulated and ParallelCluster's validators run against it: EFA of the instance type,
+operating system, size of the storage. No account, no network.
 """
 
 import json
@@ -20,15 +20,15 @@ except ImportError:
     moto = None
 
 BEYOND_THE_SIMULATION = {
-    "KeyPairValidator",  # the key is the reader's own
-    "ComputeResourceLaunchTemplateValidator",  # moto cannot dry-run the start of a machine
+    "KeyPairValidator",  # the key pair is the user's
+    "ComputeResourceLaunchTemplateValidator",  # moto cannot dry-run the launch of an instance
     "HeadNodeLaunchTemplateValidator",
-    "InstanceTypeBaseAMICompatibleValidator",  # nor does it know in which region which machine is sold
+    "InstanceTypeBaseAMICompatibleValidator",  # nor does it know which regions offer an instance type
 }
 
 
 def problems(text: str) -> list[str]:
-    """Return what is wrong with one configuration, by the schema, and by all other checks that can be made here."""
+    """Return the errors of one configuration, by the schema and by the validators that moto supports."""
     os.environ["AWS_DEFAULT_REGION"] = yaml.safe_load(text)["Region"]
     try:
         ClusterSchema(cluster_name="paceline").load(yaml.safe_load(text))
@@ -56,11 +56,11 @@ def simulated(text: str) -> list[str]:
     image = next(image["ImageId"] for image in images if image["Architecture"] == "x86_64")
     execute = Validator.execute
 
-    def where_moto_can(self, *arguments, **keywords):
+    def execute_if_supported(self, *arguments, **keywords):
         try:
             return execute(self, *arguments, **keywords)
         except Exception as error:
-            print(f"{self.type} could not be asked: {error!r}", file=sys.stderr)
+            print(f"{self.type} could not run: {error!r}", file=sys.stderr)
             return []
 
     reservation = CapacityReservationInfo(
@@ -79,7 +79,7 @@ def simulated(text: str) -> list[str]:
     with (
         mock.patch.object(Ec2Client, "describe_capacity_reservations", return_value=[reservation]),
         mock.patch.object(Ec2Client, "get_official_image_id", return_value=image),
-        mock.patch.object(Validator, "execute", where_moto_can),
+        mock.patch.object(Validator, "execute", execute_if_supported),
     ):
         found = (
             ClusterSchema(cluster_name="paceline").load(given).validate(context=ValidatorContext())
@@ -93,7 +93,7 @@ def simulated(text: str) -> list[str]:
 
 
 def make_network(ec2) -> str:
-    """Return a private subnet."""
+    """Return the ID of a new private subnet."""
     network = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
     ec2.modify_vpc_attribute(VpcId=network, EnableDnsHostnames={"Value": True})
     return ec2.create_subnet(VpcId=network, CidrBlock="10.0.1.0/24")["Subnet"]["SubnetId"]

@@ -18,7 +18,15 @@ from paceline import handover
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["paceline.train.trainer", "paceline.recipes.mnist", "torch._dynamo", "torch.distributed.fsdp"]
+    [
+        "paceline.train.trainer",
+        "paceline.recipes.mnist",
+        "torch._dynamo",
+        "torch.distributed.fsdp",
+        "paceline.cli.run",
+        "paceline.cli.watch",
+        "paceline.cli.hang",
+    ]
 )
 _TIMEOUT_S = 120
 

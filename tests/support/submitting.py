@@ -1,4 +1,4 @@
-"""How the tests on a private Slurm submit trainings as a person would, and follow them to their end."""
+"""Submit trainings to the private Slurm of the tests as a user would, and follow them to the end."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True)
 class Desk:
-    """A folder on the cluster's shared disk from which jobs are submitted."""
+    """A folder on the cluster's shared disk, from which jobs are submitted."""
 
     cluster: PrivateCluster
     folder: Path
 
     @classmethod
     def on(cls, cluster: PrivateCluster, profile: str = "lead_s = 45") -> Desk:
-        """Make one, with a cluster profile named `here`."""
+        """Make one, with a cluster profile named `here` and the training scripts."""
         desk = cls(cluster, cluster.work)
         desk.add_profile("here", profile)
         shutil.copy(SCRIPT, desk.folder)
@@ -37,7 +37,7 @@ class Desk:
         return desk
 
     def add_profile(self, name: str, text: str) -> None:
-        """Write a cluster profile of our own."""
+        """Write a cluster profile of the user."""
         folder = self.folder / "config" / "paceline" / "clusters"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.toml").write_text(text)
@@ -45,7 +45,7 @@ class Desk:
     def paceline(
         self, *words: str, env: dict[str, str] | None = None, timeout_s: float = 240
     ) -> Done:
-        """Run `paceline WORDS` on the head."""
+        """Run `paceline` with these arguments on the head node."""
         own = {
             "XDG_CONFIG_HOME": str(self.folder / "config"),
             "XDG_STATE_HOME": str(self.folder / "state"),
@@ -55,7 +55,7 @@ class Desk:
         )
 
     def submit(self, *words: str, env: dict[str, str] | None = None) -> str:
-        """Submit, and return the number of the (first) job."""
+        """Submit, and return the ID of the (first) job."""
         done = self.paceline("submit", "--cluster", "here", *words, env=env)
         assert done.code == 0, done.err
         found = re.search(r"^submitted job (\d+)", done.out, re.MULTILINE)
@@ -63,22 +63,22 @@ class Desk:
         return found[1]
 
     def log(self, name: str, job: str) -> str:
-        """Return what a job has written so far."""
+        """Return the log of a job so far."""
         file = self.folder / "runs" / name / "jobs" / f"{job}.log"
         return file.read_text() if file.exists() else ""
 
     def await_line(
         self, name: str, job: str, text: str, timeout_s: float = 240, times: int = 1
     ) -> str:
-        """Wait until a job's log holds a text so many times; return the log."""
+        """Wait until a job's log contains a text `times` times; return the log."""
         limit = time.monotonic() + timeout_s
         while (log := self.log(name, job)).count(text) < times:
-            assert time.monotonic() < limit, f"{text!r} did not come:\n{log}"
+            assert time.monotonic() < limit, f"{text!r} did not appear:\n{log}"
             time.sleep(_LOOK_S)
         return log
 
     def events(self, name: str) -> list[dict]:
-        """Return all that happened in a run."""
+        """Return the events of a run."""
         return [
             json.loads(line)
             for line in (self.folder / "runs" / name / "events.jsonl").read_text().splitlines()
@@ -86,7 +86,7 @@ class Desk:
 
 
 def digest(text: str) -> str:
-    """Return the digest of weights and optimizer state that a log ends with."""
+    """Return the last digest of weights and optimizer state in a log."""
     found = re.findall(r"weights and optimizer state (\w{16})", text)
     assert found, text
     return found[-1]

@@ -1,14 +1,14 @@
-"""A reader who types the commands of a page in order, in a folder of its own, and looks at what comes.
+"""Run the commands of a page in order, in a separate folder, and compare their output with the page.
 
 The rules for pages:
 - A fenced block with title="NAME" is saved as NAME. The README's script is digits.py for all pages.
-- In a ```console block, `$ COMMAND` is typed. Neighbouring `host0$ COMMAND` and `host1$ COMMAND` are typed at once, on two
-  agents of this machine, in a folder of their own, as other hosts are.
-- Behind ` # ` is a remark. `# ends with code 75` is the exit code that must come; `# ends with code 0, or 1`: one of these; else 0.
-- The lines below a command must be in its output, where a number stands for any number, a unit for any unit, and `...` for any text.
-- A command in a sentence, a table or another block must be typed on some page, unless it only names a verb, or has a place for a name
+- In a ```console block, `$ COMMAND` is run. Adjacent `host0$ COMMAND` and `host1$ COMMAND` are run at the same time, as two
+  agents of this machine, in a separate folder.
+- A remark follows ` # `. `# ends with code 75` is the expected exit code; `# ends with code 0, or 1`: either of them; otherwise it is 0.
+- The lines below a command must be in its output; a number stands for any number, a unit for any unit, and `...` for any text.
+- A command in a sentence, a table or another block must be run on some page, unless it only names a verb or has a placeholder
   in CAPITALS: test_asides.py.
-- A word of 16 hexadecimal digits names bits: where a page shows the same one again, so must the program; another, another.
+- A word of 16 hexadecimal digits is a digest: if a page shows the same one again, the program must print the same one again; another, another.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ ON_A_CLUSTER = (
     "paceline cancel",
 )
 NOT_HERE = {
-    "git": "fetches, and tests fetch nothing",
-    "make": "is how these tests were started",
+    "git": "downloads, and tests download nothing",
+    "make": "started these tests",
     "pip": "installs, and tests install nothing",
-    "mkdocs": "builds the pages, which is tested with them",
+    "mkdocs": "is tested with the site",
     "paceline lesson 0": "is run in tests/course",
     "paceline doctor --startup": "is run in tests/doctor",
     "paceline doctor --pack": "packs gigabytes; tests/doctor packs less",
 }
 _PROGRAMS = "paceline|python|torchrun|mpirun|srun|salloc|sbatch|accelerate|pytest|source"
 _OBJECT = re.compile(r"\S+\.(?:py|sh)|mnist|gpt|\S+/\S+")
-"""What a command acts on: a script, a recipe, a folder."""
+"""The object of a command: a script, a recipe, a folder."""
 _BITS = r"[0-9a-f]{16}"
 _PARTS = {
     r"\.\.\.|…": r".*",
@@ -65,7 +65,7 @@ _PATIENCE_S = 200
 
 @dataclass(frozen=True)
 class Command:
-    """What is typed, and what the page promises of it."""
+    """A command, and what the page promises about it."""
 
     words: str
     host: str = ""
@@ -84,21 +84,21 @@ class Command:
 
 @dataclass(frozen=True)
 class Page:
-    """A document, as far as it can be typed."""
+    """A document, and its parts that can be run."""
 
     name: str
     text: str
 
     @property
     def scripts(self) -> dict[str, str]:
-        """The files that the page gives, by name."""
+        """The files that the page contains, by name."""
         return dict(
             re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```$', self.text, re.DOTALL | re.MULTILINE)
         )
 
     @property
     def turns(self) -> list[tuple[Command, ...]]:
-        """What is typed at once, in order: one command, or one on each host."""
+        """The commands in order; each item is one command, or one per host."""
         found: list[tuple[Command, ...]] = []
         for block in re.findall(r"^```console\n(.*?)^```$", self.text, re.DOTALL | re.MULTILINE):
             begun: list[tuple[Command, ...]] = []
@@ -109,7 +109,7 @@ class Page:
 
     @property
     def asides(self) -> list[str]:
-        """What stands in sentences, tables and blocks that are not typed, and begins with the name of a program."""
+        """The commands in sentences, tables and blocks that are not run."""
         blocks = re.findall(r"^```([^\n]*)\n(.*?)^```$", self.text, re.DOTALL | re.MULTILINE)
         lines = [line for kind, block in blocks if kind == "sh" for line in block.splitlines()]
         prose = re.sub(r"^```.*?^```$", "", self.text, flags=re.DOTALL | re.MULTILINE)
@@ -121,7 +121,7 @@ class Page:
 
 
 def is_whole(words: str) -> bool:
-    """Return whether a command could be typed as it stands: it has something to act on, and nothing is left open.
+    """Return whether a command can be run as written: it has an object, and no placeholder.
 
     >>> is_whole("paceline run -n 4"), is_whole("paceline hang RUN"), is_whole("paceline chaos digits.py")
     (False, False, True)
@@ -138,14 +138,14 @@ def page_of(path: Path) -> Page:
 
 
 def readme_script() -> str:
-    """Return the script that the README gives: its first block of Python that joins a world."""
+    """Return the script of the README: its first block of Python that joins a world."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python[^\n]*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     return next(block for block in blocks if "paceline.join(" in block)
 
 
 def furnish(folder: Path, page: Page) -> Path:
-    """Put into a folder the files that a page speaks of."""
+    """Write the files of a page into a folder."""
     folder.mkdir(exist_ok=True)
     for name, text in ({"digits.py": readme_script()} | page.scripts).items():
         (folder / name).write_text(text)
@@ -176,7 +176,7 @@ def _read(line: str, begun: list[tuple[Command, ...]]) -> None:
 
 
 def skip_what_is_not_here(command: Command) -> None:
-    """Skip what this test cannot type, and say why."""
+    """Skip a command that cannot run here, with the reason."""
     for words, reason in NOT_HERE.items():
         if f"{command.words} ".startswith(f"{words} "):
             pytest.skip(f"{words} {reason}")
@@ -186,7 +186,7 @@ def skip_what_is_not_here(command: Command) -> None:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return the environment of a reader, with this environment's programs first."""
+    """Return the variables of a reader's shell, with this environment's programs first."""
     path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return (
@@ -197,7 +197,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def type_here(turn: tuple[Command, ...], folder: Path, *, cold: bool = False) -> Done:
-    """Type commands at once, wait for all, and return what they said together; cold: each in a Python that begins anew."""
+    """Run commands at the same time and return their joint output; cold: each in a new Python process."""
     place = f"127.0.0.1:{free_port('127.0.0.1')}"
     with contextlib.ExitStack() as stack:
         words = [re.sub(r"host0:\d+", place, command.words) for command in turn]
@@ -235,7 +235,7 @@ def _end_of(process: subprocess.Popen[str]) -> Done:
 
 
 def look_at(done: Done, shown: tuple[str, ...], known: MutableMapping[str, str]) -> None:
-    """Check that what a page shows below a command has come; `known` are bits that were named before."""
+    """Check that the lines of a page below a command are in its output; `known` are the digests so far."""
     said = (done.out + "\n" + done.err).replace("\r", "\n").splitlines()
     for line in shown:
         if line.strip() in {"...", "…"}:
@@ -254,7 +254,7 @@ def look_at(done: Done, shown: tuple[str, ...], known: MutableMapping[str, str])
 
 
 def pattern_of(line: str) -> str:
-    r"""Return what a line of output looks like: numbers and units may be others.
+    r"""Return the pattern of a line of output, in which numbers and units may differ.
 
     >>> pattern_of("rank 12 ... took 3 ms")
     'rank\\s+\\d[\\d,.:]*\\s+.*\\s+took\\s+\\d[\\d,.:]*\\s+(?:us|ms|s|B|kB|MB|GB)'

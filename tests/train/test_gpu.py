@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from support.datasets import make_set
+from support.datasets import make_dataset
 from support.processes import run_on_processes
 
 from paceline.config import config_from_words
@@ -256,7 +256,7 @@ def test_the_bits_do_not_depend_on_the_way_that_data_take(tmp_path):
         generator.integers(0, 10, 50),
     )
     for part in ("train", "test"):
-        make_set(
+        make_dataset(
             tmp_path / part,
             50,
             7,

@@ -1,4 +1,4 @@
-"""Where two records part, what is behind it, and how it is said: tables, no processes."""
+"""The first difference of two records, its cause, and its text: tables, no processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`paceline verify` says yes to what is the same in every world, and names the mistake in what is not."""
+"""`paceline verify` confirms equal bits at every world size, and names the mistake otherwise."""
 
 from __future__ import annotations
 

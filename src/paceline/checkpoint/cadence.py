@@ -1,4 +1,7 @@
-"""When the next checkpoint is due. Free of torch and I/O, so that its arithmetic is tested by tables."""
+"""When the next checkpoint is due.
+
+Free of torch and I/O, so that its arithmetic is tested by tables.
+"""
 
 from __future__ import annotations
 

@@ -80,7 +80,10 @@ def verify_entry(storage: Storage, step: int) -> Entry | None:
 
 
 def use_newest(catalog: Catalog, load: Callable[[int], T]) -> tuple[T, tuple[str, ...]]:
-    """Return `load(step)` of the newest intact step, and the problems of newer ones; a step that was named is never replaced."""
+    """Return `load(step)` of the newest intact step, and the problems of newer ones.
+
+    A step that was named is never replaced.
+    """
     problems: list[str] = []
     for step in reversed(catalog.steps()):
         try:

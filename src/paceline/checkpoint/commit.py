@@ -98,12 +98,15 @@ class CheckpointWriter:
         self._deadline = float("inf")
 
     def run(self, task: SaveTask) -> None:
-        """Write this rank's file; rank 0 then commits. Failures are queued as outcomes, never lost."""
+        """Write this rank's file, and commit the checkpoint on rank 0.
+
+        Failures are queued as outcomes, never lost.
+        """
         try:
             self._write(task)
             if self._world.is_main:
                 self._commit(task)
-        except Exception as error:  # noqa: BLE001 - raised again by the training, which looks at it after every step
+        except Exception as error:  # noqa: BLE001 - the training raises it after its step
             failure = SaveFailed(task.draft.step, error)
             if self._world.is_main:
                 self.outcomes.put(failure)

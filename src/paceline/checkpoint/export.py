@@ -1,4 +1,7 @@
-"""Export the weights of a checkpoint as one safetensors file. Every byte is verified before it is copied."""
+"""Export the weights of a checkpoint as one safetensors file.
+
+Every byte is verified before it is copied.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ class Exported(NamedTuple):
 
 
 def export_newest(catalog: Catalog, out: Path, *, force: bool = False) -> Exported:
-    """Write the weights of the newest intact checkpoint; a checkpoint that was named is never replaced by another."""
+    """Write the weights of the newest intact checkpoint.
+
+    A checkpoint that was named is never replaced by another.
+    """
     refuse_path(out, force=force)
     done, passed_over = use_newest(
         catalog, lambda step: export(catalog.storage, step, out, force=force)
@@ -42,7 +48,10 @@ def export_newest(catalog: Catalog, out: Path, *, force: bool = False) -> Export
 
 
 def export(storage: Storage, step: int, out: Path, *, force: bool = False) -> Exported:
-    """Write the weights of one checkpoint, file by file; leave no file behind if any byte is wrong."""
+    """Write the weights of one checkpoint, file by file.
+
+    Leave no file behind if any byte is wrong.
+    """
     manifest = read_manifest(storage, step)
     files = sorted(manifest.files.items())
     specs: list[Spec] = []
@@ -68,7 +77,10 @@ def export(storage: Storage, step: int, out: Path, *, force: bool = False) -> Ex
 
 
 def _unverified_spans(storage: Storage, step: int, name: str, facts: FileFacts) -> list[TensorSpan]:
-    """Return where a file claims to hold tensors; its checksum is verified later, when it is copied."""
+    """Return where a file claims to hold tensors.
+
+    Its checksum is verified later, when it is copied.
+    """
     start = bytearray()
     try:
         for chunk in storage.chunks(step, name):

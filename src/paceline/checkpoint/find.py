@@ -8,6 +8,7 @@ from pathlib import Path
 from paceline.checkpoint.catalog import Catalog, list_entries, reading
 from paceline.checkpoint.local_storage import LocalStorage
 from paceline.checkpoint.storage import Storage, step_of
+from paceline.config.renamed import refuse_old_names
 from paceline.config.schema import RunConfig
 from paceline.config.values import from_toml, with_settings
 from paceline.errors import ConfigError, did_you_mean
@@ -62,6 +63,7 @@ def _of_run(folder: RunDir) -> Catalog:
         raise ConfigError(
             f"{folder.config} is not TOML: {error}", fix=f"name {folder.checkpoints} itself"
         ) from error
+    refuse_old_names(settings, str(folder.config), fix="rename it in that file, or start a new run")
     # Other settings may belong to the script, or to a later version.
     names = settings.keys() & {"name", "runs", "checkpoint.to", "checkpoint.best"}
     config = with_settings(RunConfig(), {name: settings[name] for name in names})
@@ -73,10 +75,10 @@ def _of_run(folder: RunDir) -> Catalog:
 
 def _started_in(folder: RunDir, config: RunConfig) -> Path:
     """Return the working directory in which a run was started, to resolve its relative paths."""
-    inside, here = RunDir.of(config).root, folder.root.absolute()
-    if inside.is_absolute() or here.parts[-len(inside.parts) :] != inside.parts:
+    relative, root = RunDir.of(config).root, folder.root.absolute()
+    if relative.is_absolute() or root.parts[-len(relative.parts) :] != relative.parts:
         return Path()
-    start = here.parents[len(inside.parts) - 1]
+    start = root.parents[len(relative.parts) - 1]
     return Path() if start == Path.cwd() else start
 
 

@@ -30,7 +30,10 @@ class LocalStorage:
         self.address = str(root)
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints, newest first; a folder gets its name together with its manifest."""
+        """Return the steps of all checkpoints, newest first.
+
+        A folder gets its name together with its manifest.
+        """
         if not self.root.is_dir():
             return []
         steps = (step_of(path.name) for path in self.root.iterdir())
@@ -157,7 +160,10 @@ def _write_durably(path: Path, image: memoryview) -> str:
 
 
 def _write_all(file: int, chunk: memoryview, *, direct: bool) -> bool:
-    """Write a chunk; return whether O_DIRECT is still on (a file system may refuse it at the first write)."""
+    """Write a chunk.
+
+    Return whether O_DIRECT is still on (a file system may refuse it at the first write).
+    """
     while len(chunk):
         try:
             chunk = chunk[os.write(file, chunk) :]

@@ -1,4 +1,7 @@
-"""The manifest of a checkpoint: files, checksums, settings. It is written last: without it there is no checkpoint."""
+"""The manifest of a checkpoint: files, checksums, settings.
+
+It is written last: without it there is no checkpoint.
+"""
 
 from __future__ import annotations
 

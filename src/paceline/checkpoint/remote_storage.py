@@ -16,7 +16,10 @@ _IN_BUCKETS = {"s3", "s3a", "gs", "gcs"}
 
 
 class RemoteStorage:
-    """Checkpoints under one prefix. File names carry the token of their writer, so that none is overwritten."""
+    """Checkpoints under one prefix.
+
+    File names carry the token of their writer, so that none is overwritten.
+    """
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -66,7 +69,10 @@ class RemoteStorage:
         return False
 
     def _create(self, step: int, content: bytes) -> bool:
-        """Create a manifest, atomically where the store can; return False if another writer was first."""
+        """Create a manifest, atomically where the store can.
+
+        Return False if another writer was first.
+        """
         try:
             self._fs.pipe_file(self._path(step, MANIFEST), content, mode="create")
         except FileExistsError:
@@ -109,7 +115,10 @@ class RemoteStorage:
                 self._fs.rm(f"{self._root}/{folder_name(step)}", recursive=True)
 
     def sweep(self) -> None:
-        """Remove uncommitted uploads older than the newest checkpoint; another writer may be at a later step."""
+        """Remove uncommitted uploads older than the newest checkpoint.
+
+        Another writer may be at a later step.
+        """
         files = self._files_by_step()
         newest = max((step for step, names in files.items() if MANIFEST in names), default=-1)
         for step, names in files.items():

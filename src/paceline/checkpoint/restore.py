@@ -28,7 +28,10 @@ _RETRY_S = 0.2
 def newest_good(
     storage: Storage, world: World, report: Callable[[int, str], None]
 ) -> Manifest | None:
-    """Return the newest intact checkpoint; report and set aside damaged ones. Every rank must call this."""
+    """Return the newest intact checkpoint.
+
+    Report and set aside damaged ones. Every rank must call this.
+    """
     steps = all_gather_texts(world, " ".join(map(str, storage.steps())) if world.is_main else "")[0]
     for step in map(int, steps.split()):
         manifest, problem = _verify_share(storage, world, step)
@@ -63,7 +66,10 @@ def _verify_share(storage: Storage, world: World, step: int) -> tuple[Manifest |
 
 
 def read_tensors(storage: Storage, manifest: Manifest) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a checkpoint, file by file; each is a view into the buffer of its file."""
+    """Yield the tensors of a checkpoint, file by file.
+
+    Each is a view into the buffer of its file.
+    """
     for name, facts in sorted(manifest.files.items()):
         content = read_verified(storage, manifest.step, name, facts)
         where = f"{storage.where(manifest.step)}/{name}"

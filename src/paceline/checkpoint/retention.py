@@ -1,4 +1,7 @@
-"""Retention: which checkpoints to keep. Apart from the saver, because `paceline ckpt list` needs it without torch."""
+"""Retention: which checkpoints to keep.
+
+Apart from the saver, because `paceline ckpt list` needs it without torch.
+"""
 
 from __future__ import annotations
 

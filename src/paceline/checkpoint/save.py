@@ -39,7 +39,10 @@ def _unchanged(value: Tensor) -> Tensor:
 
 
 class Saver:
-    """Saves checkpoints, one at a time. Every rank has one, writes its share, and makes the same calls."""
+    """Saves checkpoints, one at a time.
+
+    Every rank has one, writes its share, and makes the same calls.
+    """
 
     def __init__(
         self,
@@ -52,7 +55,10 @@ class Saver:
         silence_s: float = 60.0,
         whole: Callable[[Tensor], Tensor] = _unchanged,
     ) -> None:
-        """Create a saver; `whole` gathers a sharded tensor, and all ranks call it for all tensors in one order."""
+        """Create a saver.
+
+        `whole` gathers a sharded tensor, and all ranks call it for all tensors in one order.
+        """
         self._writer = CheckpointWriter(storage, world, token, retention, hooks)
         self._world, self._silence_s, self._whole = world, silence_s, whole
         self._staging = Staging()

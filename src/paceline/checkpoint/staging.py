@@ -33,7 +33,7 @@ class Staging:
     def fill(
         self, share: Mapping[Spec, Tensor], tensors: Iterable[tuple[Spec, Tensor]]
     ) -> memoryview | None:
-        """Copy this rank's share to its offsets in the file, in the order of all `tensors`; return the file."""
+        """Copy this rank's share of all `tensors` to its offsets in the file; return the file."""
         layout = plan_file(share)
         spans = {span.spec: span for span in layout.places}
         memory = self._buffer(layout.size_bytes, pinned=_on_gpu(share))
@@ -56,7 +56,7 @@ class Staging:
 
 
 def split_by_size(sizes: Sequence[int], parts: int) -> list[list[int]]:
-    """Return the indices of each of several parts of similar total size, dealt greedily, the largest first.
+    """Return the indices of parts of similar total size, dealt greedily, the largest first.
 
     >>> split_by_size([5, 1, 4, 3, 2], 2)
     [[0, 1, 4], [2, 3]]

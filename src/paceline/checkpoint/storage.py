@@ -30,13 +30,19 @@ class Storage(Protocol):
         """Return the path or address of a checkpoint, for messages."""
 
     def write(self, step: int, token: str, name: str, image: memoryview) -> tuple[str, FileFacts]:
-        """Write one file of an uncommitted checkpoint durably; return its name, size and checksum. Any rank may call this."""
+        """Write one file of an uncommitted checkpoint durably.
+
+        Return its name, size and checksum. Any rank may call this.
+        """
 
     def written_size(self, step: int, token: str, name: str) -> int:
         """Return the size of a file of an uncommitted checkpoint, or -1 if this rank does not see it."""
 
     def commit(self, step: int, token: str, manifest: Manifest) -> bool:
-        """Publish a checkpoint atomically; return False, and keep the old one, if the step has one already."""
+        """Publish a checkpoint atomically.
+
+        Return False, and keep the old one, if the step has one already.
+        """
 
     def manifest(self, step: int) -> Manifest:
         """Read the manifest of a checkpoint."""

@@ -1,1 +1,1 @@
-"""One thin function per verb."""
+"""The command line: a module per verb, listed in commands.py."""

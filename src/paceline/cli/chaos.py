@@ -1,44 +1,43 @@
-"""Run a script untouched, then again under random SIGKILL, SIGTERM and SIGSTOP on changing numbers of ranks, and compare the bits."""
+"""`paceline chaos`: kill a training at random and compare its bits with an undisturbed run."""
 
 from __future__ import annotations
 
-import argparse
 import sys
+from dataclasses import dataclass
 
-from paceline.cli.verify import target, worlds_from
-from paceline.errors import ConfigError
+from paceline.cli.verify import check_at_least, program_from, worlds_from
+from paceline.config.arguments import option, positional, rest
 from paceline.verify.chaos import as_json, chaos, describe
 
-HELP = "does it survive anything? kill it at random, on changing numbers of ranks, and compare the bits"
+
+@dataclass(frozen=True, kw_only=True)
+class ChaosArguments:
+    """Sends SIGKILL, SIGTERM and SIGSTOP to random ranks, and restarts on changing numbers of ranks."""
+
+    script: str = positional(metavar="SCRIPT")
+    """Script to run, or the name of a recipe."""
+    script_arguments: tuple[str, ...] = rest("ARGUMENT")
+    """Arguments of the script, such as settings (key=value)."""
+    kills: int = 50
+    """Number of times to kill or stop it."""
+    seed: int = 0
+    """Random seed of the kills."""
+    worlds: str = option("1,2,3,4", metavar="N,N")
+    """World sizes to choose from; the undisturbed run uses the first."""
+    json: bool = False
+    """Print the result as JSON."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the verb's own arguments."""
-    parser.add_argument("script", help="a script, or the name of a recipe")
-    parser.add_argument("--kills", type=int, default=50, help="how many times to kill or stop it")
-    parser.add_argument("--seed", type=int, default=0, help="the seed of the strikes")
-    parser.add_argument(
-        "--worlds",
-        default="1,2,3,4",
-        help="numbers of ranks to change among; the first runs untouched",
+def main(arguments: ChaosArguments) -> int:
+    """Kill and compare; return 0 for identical bits, 1 for a difference."""
+    check_at_least(1, "--kills", arguments.kills)
+    result = chaos(
+        program_from(arguments.script),
+        arguments.script_arguments,
+        worlds_from(arguments.worlds),
+        arguments.kills,
+        arguments.seed,
+        None if arguments.json else sys.stderr,
     )
-    parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
-
-
-def main(known: argparse.Namespace) -> int:
-    """Strike and compare; exit with 0 for the same bits, 1 for a difference."""
-    if known.kills < 1:
-        raise ConfigError(
-            f"--kills {known.kills} proves nothing", fix="kill it at least once: --kills 1"
-        )
-    progress = None if known.json else sys.stderr
-    verdict = chaos(
-        target(known.script),
-        tuple(known.arguments),
-        worlds_from(known.worlds),
-        known.kills,
-        known.seed,
-        progress,
-    )
-    print(as_json(verdict) if known.json else describe(verdict))
-    return 0 if verdict.same else 1
+    print(as_json(result) if arguments.json else describe(result))
+    return 0 if result.same else 1

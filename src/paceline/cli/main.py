@@ -1,142 +1,139 @@
-"""The command line: one thin function per verb."""
+"""The command line: finds the verb, prints help and errors, returns the exit code."""
 
 from __future__ import annotations
 
-import argparse
-import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from paceline.cli import (
-    bench,
-    cancel,
-    chaos,
-    ckpt,
-    cluster,
-    data,
-    doctor,
-    hang,
-    jobs,
-    lesson,
-    profile,
-    report,
-    run,
-    sample,
-    scale,
-    submit,
-    train,
-    verify,
-    watch,
+from paceline.cli.commands import COMMANDS, GROUPS, Command, load
+from paceline.errors import ConfigError, PacelineError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+
+EXIT_CODES = (
+    "Exit codes: 0 ok, 1 failed or check negative, 2 usage or config error, "
+    "3 environment problem, 75 stopped after saving (rerun to resume)."
 )
-from paceline.errors import PacelineError, did_you_mean
-from paceline.version import VERSION
-
-Verb = Callable[[argparse.Namespace], int]
-
-_VERBS = {
-    "train": train,
-    "run": run,
-    "submit": submit,
-    "watch": watch,
-    "hang": hang,
-    "jobs": jobs,
-    "cancel": cancel,
-    "cluster": cluster,
-    "verify": verify,
-    "profile": profile,
-    "chaos": chaos,
-    "bench": bench,
-    "scale": scale,
-    "report": report,
-    "doctor": doctor,
-    "ckpt": ckpt,
-    "data": data,
-    "sample": sample,
-    "lesson": lesson,
+EXAMPLES = {
+    "paceline train mnist -n 2": "train the mnist recipe on 2 processes",
+    "paceline run train.py -n 4 seed=3": "run your script on 4 processes, with a setting",
+    "paceline verify train.py": "check that 1, 2, 3 and 4 ranks give identical bits",
 }
-
-_EPILOG = "exit codes: 0 yes or fine; 1 the answer is no, or the training failed; 2 bad usage or config; 3 the environment is unfit; 75 saved and stopped, run it again to go on"
+_VERB_COLUMNS = 12
+_HELP_FLAGS = {"-h", "--help"}
 
 
 def main() -> None:
     """Run one verb and exit with its code."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:  # under nohup it is not
-            signal.signal(number, _leave)
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP: leave that alone
+            signal.signal(number, _exit_cleanly)
     sys.exit(run_verb(sys.argv[1:]))
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Leave by the door, so that temporary folders go, and the programs that were started."""
+def _exit_cleanly(number: int, frame: FrameType | None) -> NoReturn:
+    """Raise SystemExit, so that temporary folders and child processes are cleaned up."""
     sys.exit(128 + number)
 
 
 def run_verb(words: Sequence[str]) -> int:
-    """Run one verb; return its exit code."""
+    """Return the exit code of a command line."""
     try:
         return _dispatch(words)
     except PacelineError as error:
-        print(f"error: {error}", file=sys.stderr)
+        from paceline import terminal
+
+        terminal.error(f"error: {error}")
         return error.exit_code
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # else Python complains again when it flushes
+        from paceline.config.parse import silence_standard_output
+
+        silence_standard_output()
         return 1
     except KeyboardInterrupt:
-        print("interrupted; all ranks were ended", file=sys.stderr)
+        print("interrupted; all ranks were stopped", file=sys.stderr)
         return 130
 
 
 def _dispatch(words: Sequence[str]) -> int:
-    parser = build_parser()
-    if words and not words[0].startswith("-") and words[0] not in _VERBS:
-        parser.error(f"there is no verb {words[0]!r}\n  fix: {did_you_mean(words[0], _VERBS)}")
     if not words:
-        parser.print_help()
+        print(program_help())
         return 2
-    ours, theirs = split_words(words)
-    known, rest = parser.parse_known_args(ours)
-    if not hasattr(known, "verb"):
-        parser.error(
-            f"there is no option {rest[0]!r}\n  fix: {did_you_mean(rest[0], ['--help', '--version'])}"
-        )
-    known.arguments = [*rest, *theirs]
-    verb: Verb = known.verb
-    return verb(known)
+    first, *others = words
+    if first == "--version":
+        from paceline.version import VERSION
+
+        print(f"paceline {VERSION}")
+        return 0
+    if first in _HELP_FLAGS or (first == "help" and not others):
+        print(program_help(), flush=True)
+        return 0
+    if first == "help":
+        return _dispatch([*others, "--help"])
+    if first.startswith("-"):
+        near = did_you_mean(first, ["--help", "--version"])
+        raise ConfigError(f"there is no option {first!r}", fix=near)
+    if first not in COMMANDS:
+        raise ConfigError(f"there is no verb {first!r}", fix=did_you_mean(first, COMMANDS))
+    return _run(COMMANDS[first], f"paceline {first}", others)
 
 
-def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words up to the first `--`, and those after it, which belong to the script.
+def _run(command: Command, program: str, words: Sequence[str]) -> int:
+    """Run a verb; a verb with actions passes the other words on to the action."""
+    if command.actions:
+        return _run_action(command, program, words)
+    from paceline.config.arguments import arguments_of, read_arguments, split_words
 
-    >>> split_words(["run", "x.py", "--", "-n", "--", "3"])
-    (['run', 'x.py'], ['-n', '--', '3'])
-    """
-    split = list(words).index("--") if "--" in words else len(words)
-    return list(words[:split]), list(words[split + 1 :])
+    function, kind = load(command)
+    own_help = any("--help" in argument.flags for argument in arguments_of(kind))
+    if not own_help and not _HELP_FLAGS.isdisjoint(split_words(words)[0]):
+        from paceline.config.help import verb_help
+
+        print(verb_help(kind, program, command.help), flush=True)
+        return 0
+    return function(read_arguments(kind, words, program))
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all verbs."""
-    parser = argparse.ArgumentParser(
-        prog="paceline",
-        description="One training, any number of processes, the same bits.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument("--version", action="version", version=f"paceline {VERSION}")
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB")
-    for name, module in _VERBS.items():
-        own = verbs.add_parser(
-            name,
-            help=module.HELP,
-            description=module.__doc__,
-            epilog=_EPILOG,
-            allow_abbrev=False,
-            add_help=name != "train",
-        )
-        module.add_arguments(own)
-        own.set_defaults(verb=module.main)
-    return parser
+def _run_action(command: Command, program: str, words: Sequence[str]) -> int:
+    names = ", ".join(command.actions)
+    if not words:
+        raise ConfigError(f"{program} needs an action: {names}", fix=f"see `{program} --help`")
+    first, *others = words
+    if first in _HELP_FLAGS:
+        print(actions_help(command, program), flush=True)
+        return 0
+    if first not in command.actions:
+        near = did_you_mean(first, command.actions)
+        raise ConfigError(f"{program} has no action {first!r}", fix=near)
+    return _run(command.actions[first], f"{program} {first}", others)
+
+
+def program_help() -> str:
+    """Return the verbs in their groups, the exit codes and examples."""
+    from paceline.help_layout import section, wrapped
+
+    parts = [
+        "usage: paceline VERB [arguments] [options]",
+        wrapped("One training script on any number of processes, with the same bits."),
+    ]
+    for group, names in GROUPS.items():
+        rows = [(name, COMMANDS[name].help) for name in names]
+        parts.append(section(group, rows, _VERB_COLUMNS))
+    parts.append(wrapped("`paceline help VERB` shows the arguments of a verb."))
+    parts.append(wrapped(EXIT_CODES))
+    parts.append(section("Examples", list(EXAMPLES.items())))
+    return "\n\n".join(parts)
+
+
+def actions_help(command: Command, program: str) -> str:
+    """Return the actions of a verb."""
+    from paceline.help_layout import section, sentence
+
+    rows = [(name, action.help) for name, action in command.actions.items()]
+    parts = [f"usage: {program} ACTION [arguments] [options]", sentence(command.help)]
+    parts.append(section("Actions", rows, _VERB_COLUMNS))
+    parts.append(f"`{program} ACTION --help` shows the arguments of an action.")
+    return "\n\n".join(parts)

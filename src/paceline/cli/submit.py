@@ -1,130 +1,117 @@
-"""Write the batch script of a training, show it, give it to Slurm; the job saves before its time limit and goes on by itself.
-
-Words after the script that are not options of submit are the script's own, and so is everything after --.
-"""
+"""`paceline submit`: write the batch script of a training, show it, and submit it to Slurm."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from paceline.cli.verify import target
+from paceline.cli.verify import program_from
 from paceline.cluster import slurm
 from paceline.cluster.profile import ClusterProfile, load_profile, profile_folder
 from paceline.cluster.registry import Submission
 from paceline.cluster.submission import PreparedJob, SubmitRequest, prepare, submit
-
-HELP = "write, show and submit a Slurm job: the right ranks on the right GPUs, requeued before the time limit"
+from paceline.config.arguments import flag, option, positional, rest
+from paceline.errors import ConfigError
 
 _FROM_PROFILE = ("account", "partition", "qos", "constraint", "launcher")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the verb's own arguments."""
-    parser.add_argument(
-        "script", help="a script, or the name of a recipe; words after it are its own"
-    )
-    parser.add_argument(
-        "--cluster",
-        default="",
-        metavar="NAME",
-        help="cluster profile (`paceline cluster list`); default: $PACELINE_CLUSTER, else generic",
-    )
-    parser.add_argument("--nodes", type=int, default=1, help="how many nodes")
-    parser.add_argument(
-        "--gpus-per-node",
-        type=int,
-        help="GPUs of each node, one rank for each; default: the profile's",
-    )
-    parser.add_argument(
-        "--ranks-per-node", type=int, default=0, help="ranks of each node, where there are no GPUs"
-    )
-    parser.add_argument(
-        "--time",
-        default="01:00:00",
-        help="time limit of a job: HH:MM:SS; a longer training is requeued",
-    )
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        default=1,
-        metavar="N",
-        help="a chain of N jobs, for sites that forbid requeueing",
-    )
-    parser.add_argument(
-        "--launcher",
-        choices=["srun", "torchrun"],
-        help="one task per rank by srun, or one elastic agent per node",
-    )
-    for name in _FROM_PROFILE[:4]:
-        parser.add_argument(f"--{name}", help=f"{name}, instead of the profile's")
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument(
-        "--print",
-        action="store_true",
-        dest="only_print",
-        help="show the batch script, and do nothing",
-    )
-    shown.add_argument("--json", action="store_true", help="print what was submitted as JSON")
+@dataclass(frozen=True, kw_only=True)
+class SubmitArguments:
+    """The job saves before its time limit, is requeued, and resumes from the newest intact checkpoint."""
+
+    script: str = positional(metavar="SCRIPT")
+    """Script to run, or the name of a recipe."""
+    script_arguments: tuple[str, ...] = rest("ARGUMENT")
+    """Arguments of the script. Everything after -- is passed to the script unchanged."""
+    cluster: str = option("", metavar="NAME")
+    """Cluster profile (`paceline cluster list`); default: $PACELINE_CLUSTER, else generic."""
+    nodes: int = 1
+    """Number of nodes."""
+    gpus_per_node: int | None = None
+    """GPUs per node, with one rank each (default: from the profile)."""
+    ranks_per_node: int = 0
+    """Ranks per node on nodes without GPUs."""
+    time: str = option("01:00:00", metavar="HH:MM:SS")
+    """Time limit of a job; a longer training is requeued."""
+    jobs: int = 1
+    """Submit a chain of N jobs, for sites that forbid requeueing."""
+    launcher: Literal["srun", "torchrun"] | None = None
+    """srun starts one task per rank; torchrun starts one elastic agent per node (default: from the profile)."""
+    account: str | None = option(None, metavar="NAME")
+    """Slurm account (default: from the profile)."""
+    partition: str | None = option(None, metavar="NAME")
+    """Slurm partition (default: from the profile)."""
+    qos: str | None = option(None, metavar="NAME")
+    """Slurm QOS (default: from the profile)."""
+    constraint: str | None = option(None, metavar="FEATURES")
+    """Slurm constraint (default: from the profile)."""
+    only_print: bool = flag("--print")
+    """Print the batch script without submitting it."""
+    json: bool = False
+    """Print the submitted jobs as JSON."""
 
 
-def main(known: argparse.Namespace) -> int:
-    """Submit, and say what was done."""
-    prepared = prepare(_request(known), Path.cwd())
-    if not known.only_print:
+def main(arguments: SubmitArguments) -> int:
+    """Submit the training; return the exit code."""
+    if arguments.only_print and arguments.json:
+        raise ConfigError("--print and --json exclude each other", fix="give one of them")
+    prepared = prepare(_request(arguments), Path.cwd())
+    if not arguments.only_print:
         slurm.require("sbatch")
-    if not known.json:
+    if not arguments.json:
         print(prepared.script, end="")
-    if known.only_print:
+    if arguments.only_print:
         return 0
-    found = submit(prepared)
-    print(
-        json.dumps({"jobs": [asdict(one) for one in found]}, indent=2)
-        if known.json
-        else _told(prepared, found)
-    )
+    jobs = submit(prepared)
+    if arguments.json:
+        print(json.dumps({"jobs": [asdict(job) for job in jobs]}, indent=2))
+    else:
+        print(_summary(prepared, jobs))
     return 0
 
 
-def _request(known: argparse.Namespace) -> SubmitRequest:
-    profile = load_profile(
-        known.cluster or os.environ.get("PACELINE_CLUSTER") or "generic", profile_folder(os.environ)
-    )
-    given = {
-        name: getattr(known, name) for name in _FROM_PROFILE if getattr(known, name) is not None
-    }
-    profile = replace(profile, **given, requeue=profile.requeue and known.jobs == 1)
+def _request(arguments: SubmitArguments) -> SubmitRequest:
+    name = arguments.cluster or os.environ.get("PACELINE_CLUSTER") or "generic"
+    profile = load_profile(name, profile_folder(os.environ))
+    overrides = {}
+    for field in _FROM_PROFILE:
+        value = getattr(arguments, field)
+        if value is not None:
+            overrides[field] = value
+    profile = replace(profile, **overrides, requeue=profile.requeue and arguments.jobs == 1)
     return SubmitRequest(
-        target=target(known.script),
-        arguments=tuple(known.arguments),
+        target=program_from(arguments.script),
+        arguments=arguments.script_arguments,
         profile=profile,
-        nodes=known.nodes,
-        gpus_per_node=_gpus(known, profile),
-        ranks_per_node=known.ranks_per_node,
-        time=known.time,
-        jobs=known.jobs,
+        nodes=arguments.nodes,
+        gpus_per_node=_gpus(arguments, profile),
+        ranks_per_node=arguments.ranks_per_node,
+        time=arguments.time,
+        jobs=arguments.jobs,
     )
 
 
-def _gpus(known: argparse.Namespace, profile: ClusterProfile) -> int:
-    return profile.gpus_per_node if known.gpus_per_node is None else int(known.gpus_per_node)
+def _gpus(arguments: SubmitArguments, profile: ClusterProfile) -> int:
+    if arguments.gpus_per_node is None:
+        return profile.gpus_per_node
+    return arguments.gpus_per_node
 
 
-def _told(prepared: PreparedJob, found: Sequence[Submission]) -> str:
+def _summary(prepared: PreparedJob, jobs: Sequence[Submission]) -> str:
     job = prepared.job
     ranks = f"{job.nodes} x {job.ranks_per_node} ranks, {job.time} each"
-    numbers = " -> ".join(one.job for one in found)
-    first = found[0]
-    return "\n".join(
-        [
-            "",
-            f"submitted job {numbers} ({ranks}) as run {prepared.run.root.name}",
-            f"  log     {first.log}",
-            f"  watch   paceline watch {first.job}",
-            f"  cancel  paceline cancel {first.job}",
-        ]
-    )
+    ids = " -> ".join(submitted.job for submitted in jobs)
+    first = jobs[0]
+    lines = [
+        "",
+        f"submitted job {ids} ({ranks}) as run {prepared.run.root.name}",
+        f"  log     {first.log}",
+        f"  watch   paceline watch {first.job}",
+        f"  cancel  paceline cancel {first.job}",
+    ]
+    return "\n".join(lines)

@@ -1,50 +1,47 @@
-"""Train a built-in recipe right now; words after it are its settings (key=value, or flags)."""
+"""`paceline train`: train a built-in recipe."""
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass, replace
 
-from paceline.cli.run import add_launch_arguments, start
+from paceline.cli.run import LaunchArguments, start
+from paceline.config.arguments import flag, positional, rest
 from paceline.errors import ConfigError, did_you_mean
 from paceline.launch.spec import Program, module
 from paceline.recipes import RECIPES
 
-HELP = "train a built-in recipe right now: " + ", ".join(RECIPES)
+
+@dataclass(frozen=True, kw_only=True)
+class TrainArguments(LaunchArguments):
+    """Run the same command again to resume from the newest intact checkpoint."""
+
+    recipe: str = positional("", metavar="RECIPE", needed=True)
+    """Recipe to train: toy (a linear model on 2,048 samples), mnist (a convolutional network on handwritten digits) or gpt (a small GPT on text)."""
+    settings: tuple[str, ...] = rest("SETTING=VALUE")
+    """Settings of the recipe, as key=value or as flags; `paceline train RECIPE --help` lists them."""
+    help: bool = flag("-h", "--help")
+    """Show the settings of the recipe; without a recipe, show this help."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the verb's own arguments."""
-    parser.add_argument(
-        "recipe",
-        nargs="?",
-        default="",
-        help="; ".join(f"{name}: {what}" for name, what in RECIPES.items()),
-    )
-    add_launch_arguments(parser)
-    parser.add_argument(
-        "-h",
-        "--help",
-        action="store_true",
-        help="show the recipe's settings, or this text without a recipe",
-    )
-    parser.set_defaults(show_help=parser.print_help)
+def main(arguments: TrainArguments) -> int:
+    """Train the recipe; return the exit code."""
+    if arguments.help and not arguments.recipe:
+        from paceline.cli.commands import COMMANDS
+        from paceline.config.help import verb_help
 
-
-def main(known: argparse.Namespace) -> int:
-    """Start the recipe."""
-    if known.help and not known.recipe:
-        known.show_help()
+        print(verb_help(TrainArguments, "paceline train", COMMANDS["train"].help), flush=True)
         return 0
-    if known.help:
-        known.ranks, known.arguments = "1", ["--help"]
-    return start(recipe(known.recipe), known)
+    program = recipe(arguments.recipe)
+    if arguments.help:
+        return start(program, replace(arguments, ranks="1"), ["--help"])
+    return start(program, arguments, arguments.settings)
 
 
 def recipe(name: str) -> Program:
-    """Return the target for a recipe, or say which there are."""
+    """Return the program of a recipe; raise ConfigError for an unknown name."""
     if name not in RECIPES:
         raise ConfigError(
-            f"there is no recipe {name!r}" if name else "which recipe?",
+            f"there is no recipe {name!r}" if name else "RECIPE is missing",
             fix=did_you_mean(name, RECIPES),
         )
     return module(name, f"paceline.recipes.{name}")

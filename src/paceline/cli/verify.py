@@ -1,55 +1,65 @@
-"""Run a script (or a recipe) at several world sizes and say whether weights, optimizer state and losses are the same bits."""
+"""`paceline verify`: compare weights, optimizer state and losses bit by bit between world sizes."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from paceline.cli.train import recipe
+from paceline.config.arguments import option, positional, rest
 from paceline.errors import ConfigError
 from paceline.launch.spec import Program, script
 from paceline.recipes import RECIPES
 from paceline.verify.compare_worlds import verify
 from paceline.verify.verdict import VerifyResult, as_dict, describe
 
-HELP = "the same bits at every world size? else the first step and tensor that differ, and why"
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyArguments:
+    """Compares weights, optimizer state and losses; a difference is named with its first step and tensor."""
+
+    script: str = positional(metavar="SCRIPT")
+    """Script to run, or the name of a recipe."""
+    script_arguments: tuple[str, ...] = rest("ARGUMENT")
+    """Arguments of the script, such as settings (key=value)."""
+    worlds: str = option("1,2,3,4", metavar="N,N")
+    """World sizes to compare; the first is the reference."""
+    steps: int = 8
+    """Steps to compare."""
+    json: bool = False
+    """Print the result as JSON."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the verb's own arguments."""
-    parser.add_argument("script", help="a script, or the name of a recipe")
-    parser.add_argument(
-        "--worlds",
-        default="1,2,3,4",
-        help="numbers of ranks to compare; the first is the reference",
+def main(arguments: VerifyArguments) -> int:
+    """Compare the world sizes; return 0 for identical bits, 1 for a difference."""
+    check_at_least(1, "--steps", arguments.steps)
+    result: VerifyResult = verify(
+        program_from(arguments.script),
+        worlds_from(arguments.worlds),
+        arguments.steps,
+        arguments.script_arguments,
+        progress(quiet=arguments.json),
     )
-    parser.add_argument("--steps", type=int, default=8, help="steps to compare")
-    parser.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    print(json.dumps(as_dict(result), indent=2) if arguments.json else describe(result))
+    return 0 if result.same else 1
 
 
-def main(known: argparse.Namespace) -> int:
-    """Compare, and exit with 0 for the same bits, 1 for a difference."""
-    if known.steps < 1:
+def check_at_least(least: int, flag: str, value: int) -> None:
+    """Raise ConfigError for an option below its limit."""
+    if value < least:
         raise ConfigError(
-            f"--steps {known.steps} compares nothing", fix="compare at least one step: --steps 1"
+            f"{flag} must be at least {least}, got {value}", fix=f"give {flag} {least} or more"
         )
-    verdict: VerifyResult = verify(
-        target(known.script),
-        worlds_from(known.worlds),
-        known.steps,
-        tuple(known.arguments),
-        progress(quiet=known.json),
-    )
-    print(json.dumps(as_dict(verdict), indent=2) if known.json else describe(verdict))
-    return 0 if verdict.same else 1
 
 
-def target(word: str) -> Program:
-    """Return the script or recipe that a word names; a file wins."""
-    return recipe(word) if word in RECIPES and not Path(word).is_file() else script(word)
+def program_from(name: str) -> Program:
+    """Return the script or the recipe of that name; a file takes precedence."""
+    if name in RECIPES and not Path(name).is_file():
+        return recipe(name)
+    return script(name)
 
 
 def worlds_from(text: str) -> list[int]:
@@ -58,19 +68,16 @@ def worlds_from(text: str) -> list[int]:
     >>> worlds_from("1,2,4")
     [1, 2, 4]
     """
-    words = [word.strip() for word in text.split(",")]
-    if (
-        not all(word.isdecimal() and int(word) > 0 for word in words)
-        or len(words) < 2
-        or len(set(words)) < len(words)
-    ):
+    parts = [part.strip() for part in text.split(",")]
+    positive = all(part.isdecimal() and int(part) > 0 for part in parts)
+    if not positive or len(parts) < 2 or len(set(parts)) < len(parts):
         raise ConfigError(
-            f"--worlds {text!r} is not a list of world sizes",
+            f"--worlds {text!r} is not a list of different world sizes",
             fix="give at least two, such as --worlds 1,2,4",
         )
-    return [int(word) for word in words]
+    return [int(part) for part in parts]
 
 
 def progress(*, quiet: bool) -> TextIO | None:
-    """Return what shows that a long comparison is moving."""
+    """Return the stream for progress lines: standard error on a terminal, else none."""
     return None if quiet or not sys.stderr.isatty() else sys.stderr

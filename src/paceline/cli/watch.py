@@ -1,88 +1,82 @@
-"""Show a run or a job as it goes, from its files and Slurm's queue alone: over ssh, without a port."""
+"""`paceline watch`: a live view of a run or a job, from its files and Slurm's queue."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import ConfigError, did_you_mean
+from paceline.config.arguments import option, positional
+from paceline.errors import ConfigError
 from paceline.report.dashboard import follow, print_state
-from paceline.report.find_run import find_run
+from paceline.report.find_run import NamedRun, find_run
 from paceline.report.state import RunWatcher
-
-HELP = "live view of a run or a job: queue, step, loss, speed, time left, last checkpoint, slowest rank, log"
+from paceline.rundir import RunDir
 
 _SHORTEST_S = 0.2
+_LONGEST_S = 3600
+_NEWEST = 3
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the verb's own arguments."""
-    add_run_argument(parser)
-    parser.add_argument(
-        "--once", action="store_true", help="show it once, as is done where there is no terminal"
+@dataclass(frozen=True, kw_only=True)
+class NamedRunArguments:
+    """Arguments of every verb that needs one run."""
+
+    run: str = positional("", metavar="RUN|JOBID", needed=True)
+    """Name or folder of a run, or the id of a Slurm job."""
+    runs: str = option("runs", metavar="FOLDER")
+    """Folder of all runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchArguments(NamedRunArguments):
+    """It needs neither a server nor an open port. Ctrl-C ends the view, not the run."""
+
+    once: bool = False
+    """Print the state once; this is the default without a terminal."""
+    json: bool = False
+    """Print the state once, as JSON."""
+    every: float = option(2.0, metavar="SECONDS")
+    """Seconds between two updates; Slurm's queue is read every 10 s at most."""
+
+
+def named_run(arguments: NamedRunArguments) -> NamedRun:
+    """Return the run that was named; raise ConfigError with the newest runs if none was."""
+    runs = Path(arguments.runs)
+    if arguments.run:
+        return find_run(arguments.run, runs)
+    newest = ", ".join(newest_runs(runs))
+    raise ConfigError(
+        f"which run? newest: {newest}" if newest else f"which run? there are none in {runs}",
+        fix="name a run, its folder or a job; `paceline jobs` lists submitted runs",
     )
-    parser.add_argument("--json", action="store_true", help="print what is known once, as JSON")
-    parser.add_argument(
-        "--every",
-        default="2",
-        metavar="SECONDS",
-        help="how often to look (default: 2; at the queue every 10 at most)",
-    )
 
 
-def add_run_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare how a run is named, for every verb that takes one."""
-    parser.add_argument(
-        "run", nargs="?", metavar="RUN|JOBID", help="a run's name or folder, or the id of a job"
-    )
-    parser.add_argument(
-        "--runs", default="runs", metavar="FOLDER", help="where runs are (default: runs)"
-    )
+def newest_runs(runs: Path) -> list[str]:
+    """Return the names of the last runs that changed, newest first."""
+    inside = runs.iterdir() if runs.is_dir() else ()
+    folders = [folder for folder in inside if RunDir(folder).config.is_file()]
+    folders.sort(key=lambda folder: (-folder.stat().st_mtime, folder.name))
+    return [folder.name for folder in folders[:_NEWEST]]
 
 
-def named_run(known: argparse.Namespace, options: tuple[str, ...]) -> str:
-    """Return the run that was named, if that and the options are all that was said."""
-    for word in known.arguments:
-        if word.startswith("-"):
-            raise ConfigError(f"there is no option {word}", fix=did_you_mean(word, options))
-        raise ConfigError(f"unexpected word {word!r}", fix="name one run, or one job")
-    if not known.run:
+def main(arguments: WatchArguments) -> int:
+    """Show the run once, or until it ends."""
+    if not _SHORTEST_S <= arguments.every <= _LONGEST_S:
         raise ConfigError(
-            "which run?",
-            fix="name a run, its folder or a job; `paceline jobs` lists those submitted",
+            f"--every must be {_SHORTEST_S} to {_LONGEST_S} seconds, got {arguments.every:g}",
+            fix="for example: --every 2",
         )
-    return str(known.run)
-
-
-def main(known: argparse.Namespace) -> int:
-    """Show the run, once or until it is over."""
-    word, every_s = (
-        named_run(known, ("--once", "--json", "--every", "--runs")),
-        _seconds(known.every),
-    )
-    watcher = RunWatcher(find_run(word, Path(known.runs)))
-    if known.json:
+    watcher = RunWatcher(named_run(arguments))
+    if arguments.json:
         print(json.dumps(watcher.look().facts(), indent=2))
-    elif known.once or not _is_terminal():
+    elif arguments.once or not _is_terminal():
         print_state(watcher.look())
     else:
-        follow(watcher, every_s)
+        follow(watcher, arguments.every)
     return 0
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not _SHORTEST_S <= seconds <= 3600:
-        raise ConfigError(
-            f"--every {text} is no interval", fix=f"give seconds, {_SHORTEST_S} to 3600"
-        )
-    return seconds
 
 
 def _is_terminal() -> bool:

@@ -1,4 +1,4 @@
-"""All settings of a run: what they are, and how they are read and written."""
+"""Settings of a run, and how dataclasses become command lines."""
 
 from paceline.config.instrumentation import RecordConfig
 from paceline.config.parse import config_from_argv, config_from_words

@@ -1,4 +1,4 @@
-"""What a setting may not be, whichever it is."""
+"""Checks that more than one setting needs."""
 
 from __future__ import annotations
 
@@ -6,19 +6,26 @@ from paceline.errors import ConfigError
 
 
 def has_login(address: str) -> bool:
-    """Return whether an address carries a name or a password.
+    """Return whether an address contains a user name or a password.
 
-    >>> [has_login(text) for text in ("s3://bucket/me@work", "s3://key:12/x@bucket", "sftp://me@host/x", "http://host:80/x")]
-    [False, True, True, False]
+    >>> has_login("s3://bucket/me@work"), has_login("http://host:80/x")
+    (False, False)
+    >>> has_login("s3://key:12/x@bucket"), has_login("sftp://me@host/x")
+    (True, True)
     """
-    parts = [part.partition("/") for part in address.split("://")[1:]]
-    return any(
-        "@" in host or (":" in host and ("@" in rest or not host.rpartition(":")[2].isdecimal()))
-        for host, _, rest in parts
-    )
+    for part in address.split("://")[1:]:
+        host, _, path = part.partition("/")
+        if "@" in host:
+            return True
+        port = host.rpartition(":")[2]
+        if ":" in host and ("@" in path or not port.isdecimal()):
+            return True
+    return False
 
 
 def at_least(least: int, name: str, value: int) -> None:
-    """Refuse a number that is too small."""
+    """Raise ConfigError for a number below the limit."""
     if value < least:
-        raise ConfigError(f"{name}={value} is too small", fix=f"set {name} to {least} or more")
+        raise ConfigError(
+            f"{name} must be at least {least}, got {value}", fix=f"set {name}={least} or more"
+        )

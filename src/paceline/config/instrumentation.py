@@ -1,4 +1,4 @@
-"""What other verbs ask a run to write down: verify, scale, profile."""
+"""Settings that other verbs pass to a run: verify, scale and profile."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from paceline.config.checks import at_least
 
 @dataclass(frozen=True)
 class RecordConfig:
-    """What `paceline verify` and `paceline scale` ask a run to write down."""
+    """Data that `paceline verify` and `paceline scale` collect from a run."""
 
     to: str = ""
-    """Folder for the record of every step; empty: no record."""
+    """Folder for a record of every step; empty: no record."""
     steps: int = 0
-    """End the run after so many recorded steps; 0: never."""
+    """Stop the run after this many recorded steps; 0: no limit."""
     dump_step: int = -1
-    """The step after which all tensors are written out; -1: none."""
+    """Write all tensors after this step; -1: never."""
     times: str = ""
-    """Folder for the times of every step on every rank, for `paceline scale`; empty: none."""
+    """Folder for the step times of every rank; empty: no times."""
 
 
 @dataclass(frozen=True)
 class ProfileConfig:
-    """What `paceline profile` asks a run to measure."""
+    """Steps that `paceline profile` measures."""
 
     to: str = ""
-    """Folder for what every rank measured; empty: nothing is."""
+    """Folder for the traces of all ranks; empty: no profile."""
     skip: int = 5
-    """Steps before, which warm up."""
+    """Warm-up steps before the profile starts."""
     steps: int = 5
-    """Steps that are measured; the run ends after them."""
+    """Steps to profile; the run ends after them."""
 
     def __post_init__(self) -> None:
-        """Refuse a window without steps."""
+        """Raise ConfigError for an empty window."""
         at_least(1, "profile.skip", self.skip)
         at_least(1, "profile.steps", self.steps)

@@ -1,4 +1,4 @@
-"""How often, and how long: words such as 500steps, 2epochs, 30s, 10m become numbers."""
+"""How often, and how long: texts such as 500steps, 2epochs, 30s and 10m become numbers."""
 
 from __future__ import annotations
 
@@ -16,48 +16,51 @@ Unit = Literal["steps", "epochs", "seconds", "auto", "end"]
 
 @dataclass(frozen=True)
 class Every:
-    """How often something is due."""
+    """The interval between two saves."""
 
     unit: Unit
     amount: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> Every:
-        """Read an interval; a bare number counts epochs, and 0 means at the end only.
+        """Return an interval; a bare number counts epochs, and 0 means only at the end.
 
-        >>> Every.parse("500steps"), Every.parse("1 epoch"), Every.parse("10m"), Every.parse("auto")
-        (Every(unit='steps', amount=500), Every(unit='epochs', amount=1), Every(unit='seconds', amount=600.0), Every(unit='auto', amount=0.0))
+        >>> Every.parse("500steps"), Every.parse("1 epoch")
+        (Every(unit='steps', amount=500), Every(unit='epochs', amount=1))
+        >>> Every.parse("10m"), Every.parse("auto")
+        (Every(unit='seconds', amount=600.0), Every(unit='auto', amount=0.0))
         """
-        words = text.strip().lower()
-        if words in {"auto", "end"}:
-            return cls(words)  # type: ignore[arg-type]
-        counted = re.fullmatch(r"(\d+) ?(steps?|epochs?)?", words)
+        normal = text.strip().lower()
+        if normal in {"auto", "end"}:
+            return cls(normal)  # type: ignore[arg-type]
+        counted = re.fullmatch(r"(\d+) ?(steps?|epochs?)?", normal)
         if counted:
-            amount = int(counted[1])
-            return (
-                cls("steps" if (counted[2] or "").startswith("step") else "epochs", amount)
-                if amount
-                else cls("end")
-            )
+            return cls._counted(int(counted[1]), counted[2] or "epochs")
         try:
-            return cls("seconds", seconds_from(words))
+            return cls("seconds", seconds_from(normal))
         except ConfigError:
             raise ConfigError(
                 f"checkpoint.every={text!r} is not an interval", fix=f"give it as {_EXAMPLES}"
             ) from None
 
+    @classmethod
+    def _counted(cls, amount: int, unit: str) -> Every:
+        if not amount:
+            return cls("end")
+        return cls("steps" if unit.startswith("step") else "epochs", amount)
+
 
 def seconds_from(text: str) -> float:
-    """Read a time.
+    """Return the seconds of a duration.
 
     >>> seconds_from("30s"), seconds_from("1.5h"), seconds_from("02:00:00"), seconds_from("90")
     (30.0, 5400.0, 7200.0, 90.0)
     """
-    words = text.strip().lower()
-    clock = re.fullmatch(r"(?:(\d+):)?(\d+):(\d\d)", words)
+    normal = text.strip().lower()
+    clock = re.fullmatch(r"(?:(\d+):)?(\d+):(\d\d)", normal)
     if clock:
         return int(clock[1] or 0) * 3600.0 + int(clock[2]) * 60.0 + int(clock[3])
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|m|h|d)?", words)
-    if not found or float(found[1]) <= 0:
-        raise ConfigError(f"{text!r} is not a time", fix="give it as 30s, 10m, 2h or HH:MM:SS")
-    return float(found[1]) * _SECONDS[found[2] or "s"]
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|m|h|d)?", normal)
+    if not match or float(match[1]) <= 0:
+        raise ConfigError(f"{text!r} is not a duration", fix="give it as 30s, 10m, 2h or HH:MM:SS")
+    return float(match[1]) * _SECONDS[match[2] or "s"]

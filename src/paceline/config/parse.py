@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline import handover
+from paceline import handover, terminal
+from paceline.config.arguments import HELP_FLAGS, Argument, arguments_of, read_options
+from paceline.config.renamed import refuse_old_names
 from paceline.config.schema import RunConfig
-from paceline.config.values import field_types, from_toml, with_settings
+from paceline.config.values import from_toml, with_settings
 from paceline.errors import ConfigError, did_you_mean
 
 C = TypeVar("C", bound=RunConfig)
 
 
 def config_from_argv(kind: type[C] = RunConfig, *, positional: Sequence[str] = ()) -> C:  # type: ignore[assignment]
-    """Read the settings of this process's command line; on a mistake, print it with its fix and exit with 2.
+    """Return the settings on this process's command line; exit with code 2 after a mistake.
 
-    `positional` names the settings that bare words stand for, in order.
+    `positional` names the settings that arguments without a name set, in order.
     """
     try:
         return config_from_words(kind, sys.argv[1:], positional=positional, env=os.environ)
     except ConfigError as error:
         if handover.FAILURE in os.environ or handover.STOP_MARK in os.environ:
-            raise  # the launcher, or the first rank, says it once for all
-        print(f"error: {error}", file=sys.stderr)
+            raise  # the launcher, or the first rank, prints it once for all ranks
+        terminal.error(f"error: {error}")
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError:  # `--help | head`
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # else Python complains again when it flushes
+        silence_standard_output()
         raise SystemExit(1) from None
+
+
+def silence_standard_output() -> None:
+    """Discard further output: Python flushes at exit, and a closed pipe would fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def config_from_words(
@@ -46,74 +49,96 @@ def config_from_words(
     positional: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> C:
-    """Read settings from `--config FILE`, `key=value`, bare words and `--flags`.
+    """Return settings from `--config FILE`, `key=value`, `--key value` and positional arguments.
 
-    >>> config_from_words(RunConfig, ["batch.lanes=8", "seed=3"]).batch.lanes
+    >>> config_from_words(RunConfig, ["batch.lanes=8", "--seed", "3"]).batch.lanes
     8
     """
-    files, settings, flags = _sort_words(words, positional, field_types(kind))
-    from_files: dict[str, Any] = {}
+    if any(word in HELP_FLAGS for word in words):
+        _show_help(kind)
+    files, others = _split_config_files(words)
+    settings: dict[str, Any] = {}
     for file in files:
-        from_files |= settings_from_file(file)
-    config = with_settings(kind(), from_files | settings)
-    if flags:
-        config = _with_flags(config, flags)
+        settings |= settings_from_file(file)
+    arguments = arguments_of(kind)
+    flags, bare = read_options(arguments, others, program_name(), negations=True)
+    settings |= _named_settings(bare, positional, arguments)
+    config = with_settings(kind(), settings | flags)
     return with_settings(config, _settings_from_env(env or {}))
 
 
-def _sort_words(
-    words: Sequence[str], positional: Sequence[str], known: Mapping[str, Any]
-) -> tuple[list[Path], dict[str, Any], list[str]]:
-    """Split a command line into config files, settings and the flags that are left for tyro."""
+def _show_help(kind: type) -> None:
+    from paceline.config.help import settings_help
+
+    print(settings_help(kind, program_name()), flush=True)
+    raise SystemExit(0)
+
+
+def program_name() -> str:
+    """Return the command that a person types to start this script."""
+    path = Path(sys.argv[0])
+    is_recipe = path.parent == Path(__file__).parents[1] / "recipes"
+    return f"paceline train {path.stem}" if is_recipe else path.name
+
+
+def _split_config_files(words: Sequence[str]) -> tuple[list[Path], list[str]]:
     files: list[Path] = []
-    settings: dict[str, Any] = {}
-    flags: list[str] = []
-    bare = iter(positional)
-    rest = iter(words)
-    for word in rest:
+    others: list[str] = []
+    remaining = iter(words)
+    for word in remaining:
+        if word == "--config":
+            files.append(Path(next(remaining, "")))
+        elif word.startswith("--config="):
+            files.append(Path(word.removeprefix("--config=")))
+        else:
+            others.append(word)
+    return files, others
+
+
+def _named_settings(
+    words: Sequence[str], positional: Sequence[str], arguments: Sequence[Argument]
+) -> dict[str, str]:
+    """Return `key=value` words and positional arguments as settings."""
+    settings: dict[str, str] = {}
+    names = iter(positional)
+    for word in words:
         name, equals, value = word.partition("=")
-        if word == "--config" or word.startswith("--config="):
-            files.append(Path(value or next(rest, "")))
-        elif word.startswith("-"):
-            flags.append(word)
-        elif flags and "=" not in flags[-1] and flags[-1].startswith("-") and name not in known:
-            flags.append(word)  # the value of the flag before it
-        elif equals:
+        if word.startswith("-"):
+            flags = [flag for argument in arguments for flag in argument.flags]
+            raise ConfigError(f"there is no flag {name}", fix=did_you_mean(name, flags))
+        if equals:
             settings[name] = value
         else:
-            settings[_next_positional(word, bare, positional)] = word
-    return files, settings, flags
+            settings[_next_positional(word, names, positional)] = word
+    return settings
 
 
-def _next_positional(word: str, bare: Any, positional: Sequence[str]) -> str:
-    name = next(bare, None)
+def _next_positional(word: str, names: Iterator[str], positional: Sequence[str]) -> str:
+    name = next(names, None)
     if name is None:
-        expected = " ".join(f"[{name}]" for name in positional) or "none"
+        accepted = " ".join(f"[{name}]" for name in positional) or "none"
         raise ConfigError(
-            f"unexpected word {word!r}",
-            fix=f"give settings as key=value; bare words here: {expected}",
+            f"unexpected argument {word!r}",
+            fix=f"give settings as key=value; positional arguments here: {accepted}",
         )
-    return str(name)
+    return name
 
 
 def _settings_from_env(env: Mapping[str, str]) -> dict[str, Any]:
+    fix = f"unset {handover.SETTINGS}"
     try:
-        found = json.loads(env.get(handover.SETTINGS) or "{}")
+        settings = json.loads(env.get(handover.SETTINGS) or "{}")
     except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"{handover.SETTINGS} is not JSON: {error}", fix=f"unset {handover.SETTINGS}"
-        ) from error
-    if not isinstance(found, dict):
-        raise ConfigError(
-            f"{handover.SETTINGS} is not a JSON object", fix=f"unset {handover.SETTINGS}"
-        )
-    return found
+        raise ConfigError(f"{handover.SETTINGS} is not JSON: {error}", fix=fix) from error
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{handover.SETTINGS} is not a JSON object", fix=fix)
+    return settings
 
 
 def settings_from_file(path: Path) -> dict[str, Any]:
-    """Return the dotted settings of a TOML file."""
+    """Return the settings of a TOML file by their dotted names."""
     try:
-        return from_toml(tomllib.loads(path.read_text(encoding="utf-8")))
+        settings = from_toml(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(
             f"cannot read config file {path}: {error.strerror}",
@@ -124,51 +149,5 @@ def settings_from_file(path: Path) -> dict[str, Any]:
             f"{path} is not TOML: {error}",
             fix="correct that line; runs/NAME/config.toml is an example",
         ) from error
-
-
-def _with_flags(config: C, flags: list[str]) -> C:
-    """Let tyro read the flags; the class's defaults are the settings found so far."""
-    import tyro  # only here: a run started with key=value words need not pay for it
-
-    _check_flags(flags, field_types(type(config)))
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            found: C = tyro.cli(
-                type(config),
-                prog=_program(),
-                default=config,
-                args=flags,
-                description=_help_text(type(config)),
-            )
-    except SystemExit as leave:
-        if not leave.code:
-            raise
-        raise ConfigError(
-            f"cannot read the flags {' '.join(flags)}\n{said.getvalue().strip()}", fix="see --help"
-        ) from None
-    return found
-
-
-def _program() -> str:
-    """Return what a person types to get here."""
-    path = Path(sys.argv[0])
-    is_recipe = path.parent == Path(__file__).parents[1] / "recipes"
-    return f"paceline train {path.stem}" if is_recipe else path.name
-
-
-def _check_flags(flags: list[str], known: Mapping[str, Any]) -> None:
-    names = {f"--{name.replace('_', '-')}" for name in known}
-    for flag in flags:
-        word = flag.partition("=")[0].replace("_", "-")
-        table, dot, leaf = word.rpartition(".")
-        plain = f"{table}{dot}{leaf.removeprefix('no-')}" if dot else word.replace("--no-", "--", 1)
-        if flag.startswith("--") and word not in {*names, "--help"} and plain not in names:
-            raise ConfigError(f"there is no flag {word}", fix=did_you_mean(word, names))
-
-
-def _help_text(kind: type) -> str:
-    return (
-        f"{(kind.__doc__ or '').strip()}\n\nEvery flag can also be given as key=value (for instance batch.lanes=8), "
-        "or in a TOML file with --config FILE."
-    )
+    refuse_old_names(settings, str(path), fix="rename it in that file")
+    return settings

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.config.checks import at_least, has_login
-from paceline.config.diloco import LocalSgdConfig, check_local_sgd
+from paceline.config.combinations import check_combinations
+from paceline.config.diloco import LocalSgdConfig
 from paceline.config.instrumentation import ProfileConfig, RecordConfig
 from paceline.config.intervals import Every, seconds_from
 from paceline.errors import ConfigError, did_you_mean
@@ -18,45 +19,45 @@ _SINKS = ("csv", "mlflow", "tensorboard", "wandb")
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """What makes one optimizer step."""
+    """The global batch of one optimizer step."""
 
     global_size: int = 256
-    """Samples that make one optimizer step, over all ranks."""
+    """Samples per optimizer step, over all ranks."""
     lanes: int = 4
-    """Micro-batches one step is always cut into; also the largest number of ranks."""
+    """Micro-batches per step, on any number of ranks; also the largest number of ranks."""
 
     def __post_init__(self) -> None:
-        """Refuse what no world could run."""
+        """Raise ConfigError for a batch that cannot be split."""
         at_least(1, "batch.lanes", self.lanes)
         if self.global_size < self.lanes:
             raise ConfigError(
                 f"batch.global_size={self.global_size} is smaller than batch.lanes={self.lanes}",
-                fix=f"set batch.lanes={max(1, self.global_size)} or less, or a global batch of at least {self.lanes}",
+                fix=f"set batch.lanes={max(1, self.global_size)} or less, or batch.global_size={self.lanes} or more",
             )
 
 
 @dataclass(frozen=True)
 class LrConfig:
-    """The learning rate, counted in samples so that nothing shifts with the world."""
+    """Learning rate and schedule; warm-up is counted in samples, so it does not depend on the batch."""
 
     base: float = 1e-3
-    """Learning rate at the reference batch."""
+    """Learning rate for a global batch of lr.reference_batch samples."""
     rule: Literal["none", "linear", "sqrt"] = "none"
-    """How the rate grows with batch.global_size over lr.reference_batch."""
+    """How the learning rate scales with batch.global_size / lr.reference_batch."""
     reference_batch: int = 256
-    """The global batch for which lr.base was found."""
+    """Global batch size for which lr.base was tuned."""
     schedule: Literal["constant", "cosine", "one-cycle"] = "constant"
-    """How the rate moves over the run."""
+    """Learning-rate schedule over the run."""
     warmup_samples: int = 0
-    """Samples over which the rate rises to its peak."""
+    """Samples of linear warm-up."""
     final: float = 0.0
-    """Share of the peak rate left at the end of cosine and one-cycle."""
+    """Learning rate at the end of cosine and one-cycle, as a fraction of the peak."""
 
     def __post_init__(self) -> None:
-        """Refuse rates that no optimizer takes."""
+        """Raise ConfigError for values out of range."""
         if not (math.isfinite(self.base) and self.base >= 0):
             raise ConfigError(
-                f"lr.base={self.base} is not a learning rate", fix="set lr.base to a number >= 0"
+                f"lr.base must be a number >= 0, got {self.base}", fix="for example: lr.base=0.001"
             )
         at_least(1, "lr.reference_batch", self.reference_batch)
         at_least(0, "lr.warmup_samples", self.warmup_samples)
@@ -64,82 +65,84 @@ class LrConfig:
 
 @dataclass(frozen=True)
 class ReadConfig:
-    """How samples come from files."""
+    """Reading samples from files."""
 
     window: int = 16
-    """Blocks (shards, or chunks of HDF5 of about 1 MB) whose samples are mixed; sets of no more are shuffled as a whole."""
+    """Blocks (shards, or HDF5 chunks of about 1 MB) in the shuffle window; smaller datasets are shuffled completely."""
     prefetch_steps: int = 8
-    """Steps that are read ahead of the training, where samples come from files; up to 16 MB of short ones are read as one."""
+    """Steps to prefetch from files; small steps are read together, up to 16 MB at once."""
     resident_gb: float = 4.0
-    """Sets of no more GB are kept on the GPU as a whole, if a quarter of its free memory holds them."""
+    """Keep datasets up to this size (GB) on the GPU, if they fit in a quarter of its free memory."""
     workers: int = 0
-    """Processes per rank that make samples of a dataset written in Python; 0: the rank itself does."""
+    """Worker processes per rank for a dataset written in Python; 0: load samples in the rank itself."""
     cache: str = ""
-    """Folder for shards that come from an address; empty: ~/.cache/paceline/shards."""
+    """Folder that caches shards read from a URL; empty: ~/.cache/paceline/shards."""
     cache_gb: float = 64.0
-    """What that folder may hold, in GB."""
+    """Largest size of read.cache in GB."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be read with."""
+        """Raise ConfigError for values out of range."""
         at_least(1, "read.window", self.window)
         at_least(1, "read.prefetch_steps", self.prefetch_steps)
         at_least(0, "read.workers", self.workers)
         if not 0 < self.cache_gb < math.inf:
             raise ConfigError(
-                f"read.cache_gb={self.cache_gb} holds nothing", fix="set it to GB, such as 64"
+                f"read.cache_gb must be above 0, got {self.cache_gb}", fix="set read.cache_gb=64"
             )
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What is kept of the model while it trains."""
+    """Checkpoints: how often, how many, where."""
 
     every: str = "auto"
-    """How often to save: 500steps, 30s, 10m, 2h, 1epoch, auto (from the cost of a save and mtbf_h), or end (at the end only)."""
+    """How often to save: 500steps, 30s, 10m, 2h, 1epoch, auto (from the cost of a save and checkpoint.mtbf_h) or end (only at the end)."""
     mtbf_h: float = 24.0
-    """Mean hours between two failures of the whole job, for auto."""
+    """Mean time between failures of the whole job in hours, for checkpoint.every=auto."""
     keep: int = 3
-    """How many of the newest checkpoints are kept."""
+    """Newest checkpoints to keep."""
     best: str = ""
-    """Keep the best by a metric of the evaluation as well: max:acc or min:eval_loss; empty: only the newest."""
+    """Also keep the best checkpoint by an evaluation metric: max:acc or min:eval_loss; empty: only the newest."""
     to: str = ""
-    """Where checkpoints go: empty for the run's own folder, or an address such as s3://bucket/folder."""
+    """Where checkpoints are saved: a URL such as s3://bucket/folder; empty: the run's folder."""
 
     def __post_init__(self) -> None:
-        """Refuse intervals and addresses that cannot be."""
+        """Raise ConfigError for a bad interval, metric or URL."""
         Every.parse(self.every)
         at_least(1, "checkpoint.keep", self.keep)
         if not (math.isfinite(self.mtbf_h) and self.mtbf_h > 0):
             raise ConfigError(
-                f"checkpoint.mtbf_h={self.mtbf_h} is not a time", fix="set it to hours, such as 24"
+                f"checkpoint.mtbf_h must be above 0, got {self.mtbf_h}",
+                fix="set it to hours: checkpoint.mtbf_h=24",
             )
         if self.best and not re.fullmatch(r"(max|min):.+", self.best):
             raise ConfigError(
-                f"checkpoint.best={self.best!r} does not say which way is better",
+                f"checkpoint.best={self.best!r} does not start with max: or min:",
                 fix="give it as max:acc or min:eval_loss",
             )
         if has_login(self.to):
             raise ConfigError(
-                "checkpoint.to has a name or password in its address",
-                fix="leave it out, and set the storage's own variables, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+                "checkpoint.to contains a user name or password",
+                fix="remove it from the URL, and set the storage's environment variables, "
+                "such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
             )
 
 
 @dataclass(frozen=True)
 class LogConfig:
-    """What a run says while it trains."""
+    """Output of a run: events, progress, loggers."""
 
     every_steps: int = 20
-    """Steps between two step events in events.jsonl."""
+    """Steps between two Step events in events.jsonl."""
     ranks: Literal["main", "all"] = "main"
-    """Whether every rank prints a line per epoch, or only rank 0."""
+    """Which ranks print a line per epoch: only rank 0 (main), or all."""
     progress: Literal["auto", "bar", "lines"] = "auto"
-    """A progress bar or plain lines; auto: a bar on a terminal."""
+    """Show a progress bar or plain lines; auto: a bar on a terminal."""
     to: str = ""
-    """Where figures go besides events.jsonl, with commas between: csv, tensorboard, mlflow, wandb; empty: nowhere else."""
+    """Loggers for metrics, separated by commas: csv, tensorboard, mlflow, wandb; empty: only events.jsonl."""
 
     def __post_init__(self) -> None:
-        """Refuse an interval that never comes, and loggers that there are not."""
+        """Raise ConfigError for a bad interval or an unknown logger."""
         at_least(1, "log.every_steps", self.every_steps)
         for name in self.sinks:
             if name not in _SINKS:
@@ -149,90 +152,90 @@ class LogConfig:
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        """The loggers that `to` names, each once."""
+        """The loggers named in `to`, without repeats."""
         return tuple(dict.fromkeys(name.strip() for name in self.to.split(",") if name.strip()))
 
 
 @dataclass(frozen=True)
 class TimeoutConfig:
-    """How long a rank waits for its peers."""
+    """How long ranks wait for each other."""
 
     start_s: float = 1800.0
-    """Seconds until all ranks must have met and finished the first step."""
+    """Seconds for all ranks to start and finish the first step."""
     step_s: float = 60.0
-    """Seconds a rank waits in a collective after the first step; longer than the longest evaluation."""
+    """Seconds a rank waits in a collective after the first step. Must exceed the longest evaluation."""
     hang_steps: float = 3.0
-    """Steps, of the usual length, without a sign of life (and 3 s) after which all ranks say where they are; 0: never."""
+    """Report a hang after this many typical step times (at least 3 s) without progress; 0 disables it."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """All settings of a run. The number of processes is not one of them."""
+    """All settings of a run. The number of ranks is not a setting: the launcher sets it."""
 
     name: str = "run"
-    """Name of the run: its folder under `runs`."""
+    """Name of the run, and of its folder under `runs`."""
     runs: str = "runs"
-    """Folder that holds the runs."""
+    """Folder of all runs."""
     seed: int = 0
-    """The one seed of the run."""
+    """Random seed for weights, data order and augmentation."""
     epochs: int = 10
-    """Passes over the training set."""
+    """Epochs to train."""
     steps: int = 0
-    """Optimizer steps in all, instead of epochs; 0: epochs decide."""
+    """Total optimizer steps; overrides epochs. 0: use epochs."""
     parallel: Literal["none", "ddp", "fsdp"] = "ddp"
-    """How ranks share the work: ddp: each has the whole model; fsdp: a slice of it, and gathers what it needs."""
+    """Parallelism: ddp (every rank holds the whole model), fsdp (every rank holds a shard) or none."""
     shard_over: int = 0
-    """With parallel=fsdp: ranks that share one copy of the model, such as those of a node; 0: all of them."""
+    """With parallel=fsdp: ranks that share one copy of the model, for instance the ranks of a node; 0: all ranks."""
     exact: bool = True
-    """Same bits on any number of ranks; false lets the order of summation go free."""
+    """Train the same bits on any number of ranks; false: do not fix the order of summation (faster)."""
     compression: Literal["none", "fp16", "bf16", "powersgd"] = "none"
-    """Fewer bytes per gradient, with exact=false only; with local_sgd.steps, fewer per difference, and exact holds."""
+    """Compress gradients, which needs exact=false; with local SGD, compress weight differences, which keeps exact=true."""
     clip_norm: float = 0.0
-    """Largest norm of the whole gradient; 0: no clipping."""
+    """Clip the gradient norm at this value; 0 disables it."""
     precision: Literal["fp32", "tf32", "bf16", "bf16-master", "fp16"] = "fp32"
-    """Numbers that forward and backward compute with. tf32: shorter products; bf16, fp16: autocast, over fp32 weights; bf16-master: all in bf16, and the optimizer moves fp32 masters of the weights."""
+    """Precision of forward and backward: fp32; tf32 (matrix products in TF32); bf16, fp16 (autocast, fp32 weights); bf16-master (bf16 weights, fp32 master weights in the optimizer)."""
     compile: bool = False
-    """Let torch compile the model."""
+    """Compile the model with torch.compile."""
     capture: Literal["false", "true", "auto"] = "false"
-    """Record each step once and replay it as a CUDA graph; auto: where that can be done."""
+    """Capture the step as a CUDA graph and replay it; auto: capture if the model supports it."""
     threads: int = 1
-    """CPU threads per rank. Part of the bits: keep it while you compare."""
+    """CPU threads per rank. Changing it changes the bits."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; auto: a GPU if this rank sees one."""
+    """Device to train on; auto: a GPU if this rank sees one."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
-    """How ranks talk; auto: nccl if every rank has a GPU of its own, else gloo."""
+    """Backend of collectives; auto: nccl if every rank has its own GPU, else gloo."""
     batch: BatchConfig = field(default_factory=BatchConfig)
-    """What makes one optimizer step."""
+    """The global batch of one optimizer step."""
     local_sgd: LocalSgdConfig = field(default_factory=LocalSgdConfig)
-    """Fewer messages: replicas that walk apart for some steps."""
+    """Local SGD (DiLoCo): replicas train independently and synchronize every `local_sgd.steps` steps."""
     lr: LrConfig = field(default_factory=LrConfig)
-    """The learning rate."""
+    """Learning rate and schedule."""
     read: ReadConfig = field(default_factory=ReadConfig)
-    """How samples come from files."""
+    """Reading samples from files."""
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    """What is kept of the model."""
+    """Checkpoints."""
     log: LogConfig = field(default_factory=LogConfig)
-    """What a run says."""
+    """Output of a run."""
     timeout: TimeoutConfig = field(default_factory=TimeoutConfig)
-    """How long a rank waits."""
+    """How long ranks wait for each other."""
     evaluate_steps: int = 0
-    """Steps between two evaluations within an epoch; 0: only at its end."""
+    """Steps between two evaluations; 0: evaluate only at the end of an epoch."""
     resume: Literal["auto", "changed", "never"] = "auto"
-    """Go on from the newest good checkpoint; changed: also with other settings; never: start over, old checkpoints are kept aside."""
+    """auto: resume from the newest intact checkpoint; changed: also if settings changed; never: start from step 0 (old checkpoints are set aside)."""
     stop_after: str = ""
-    """Save and stop so long after the start, to be resumed later: 30m, 2h; empty: never."""
+    """Save and exit after this time (30m, 2h); empty: no limit."""
     record: RecordConfig = field(default_factory=RecordConfig)
-    """What verify and scale ask for."""
+    """Data for verify and scale."""
     profile: ProfileConfig = field(default_factory=ProfileConfig)
-    """What profile asks for."""
+    """Steps for profile."""
 
     @property
-    def only_looked_at(self) -> bool:
-        """Whether some steps are run for the sake of their times: the end of such a run is not saved."""
+    def only_measures(self) -> bool:
+        """Whether the run only measures steps, so that no checkpoint is saved at its end."""
         return bool(self.record.times or self.profile.to)
 
     def __post_init__(self) -> None:
-        """Refuse settings that contradict each other."""
+        """Raise ConfigError for values out of range, and for settings that exclude each other."""
         at_least(1, "epochs", self.epochs)
         at_least(0, "steps", self.steps)
         at_least(0, "evaluate_steps", self.evaluate_steps)
@@ -240,51 +243,14 @@ class RunConfig:
         at_least(0, "shard_over", self.shard_over)
         if self.clip_norm < 0:
             raise ConfigError(
-                f"clip_norm={self.clip_norm} is negative", fix="set clip_norm=0 for no clipping"
+                f"clip_norm must be >= 0, got {self.clip_norm}",
+                fix="set clip_norm=0 for no clipping",
             )
         if not self.name or "/" in self.name or self.name in {".", ".."}:
             raise ConfigError(
-                f"name={self.name!r} cannot be a folder",
-                fix="set name= to a plain word; runs= names the folder above it",
+                f"name={self.name!r} is not a folder name",
+                fix="set name= to a name without slashes; runs= sets the folder above it",
             )
         if self.stop_after:
             seconds_from(self.stop_after)
-        if self.parallel == "fsdp":
-            self._check_fsdp()
-        elif self.shard_over:
-            raise ConfigError(
-                f"shard_over={self.shard_over} is for models in slices", fix="add parallel=fsdp"
-            )
-        if self.local_sgd.steps:
-            check_local_sgd(self)
-        if self.exact and self.compression != "none" and not self.local_sgd.steps:
-            raise ConfigError(
-                f"compression={self.compression} rounds gradients, so exact=true cannot hold",
-                fix="add exact=false, or set compression=none",
-            )
-        if self.capture != "false" and self.compression != "none" and not self.local_sgd.steps:
-            raise ConfigError(
-                f"compression={self.compression} is DDP's, which captured steps do without",
-                fix="set capture=false or compression=none",
-            )
-
-    def _check_fsdp(self) -> None:
-        """Refuse what a model in slices cannot do."""
-        if self.shard_over == 1:
-            raise ConfigError(
-                "shard_over=1 is a whole model on every rank",
-                fix="set parallel=ddp, or shard_over=0",
-            )
-        if self.capture == "true":
-            raise ConfigError(
-                "parallel=fsdp cannot be captured", fix="set capture=false, or parallel=ddp"
-            )
-        if self.precision == "fp16":
-            raise ConfigError(
-                "parallel=fsdp has no scaler for fp16", fix="set precision=bf16, or parallel=ddp"
-            )
-        if self.compression != "none":
-            raise ConfigError(
-                f"compression={self.compression} is for gradients of parallel=ddp",
-                fix="set compression=none, or parallel=ddp",
-            )
+        check_combinations(self)

@@ -1,4 +1,4 @@
-"""How words and TOML values become typed settings, and how settings become TOML."""
+"""How texts and TOML values become typed settings, and how settings become TOML."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
+from paceline.config.renamed import RENAMED
 from paceline.errors import ConfigError, did_you_mean
 
 C = TypeVar("C")
@@ -17,52 +19,65 @@ _FALSE = {"false", "no", "off", "0"}
 
 
 def field_types(kind: type) -> dict[str, Any]:
-    """Return every setting of a config class by its dotted name, with its type."""
-    found: dict[str, Any] = {}
+    """Return the type of every setting of a config class, by its dotted name."""
+    types: dict[str, Any] = {}
     hints = get_type_hints(kind)
     for item in dataclasses.fields(kind):
-        inner = hints[item.name]
-        if dataclasses.is_dataclass(inner):
-            found |= {f"{item.name}.{name}": hint for name, hint in field_types(inner).items()}  # type: ignore[arg-type]
-        else:
-            found[item.name] = inner
-    return found
+        hint = hints[item.name]
+        if not dataclasses.is_dataclass(hint):
+            types[item.name] = hint
+            continue
+        for name, inner in field_types(hint).items():  # type: ignore[arg-type]
+            types[f"{item.name}.{name}"] = inner
+    return types
 
 
 def with_settings(config: C, settings: Mapping[str, Any]) -> C:
-    """Return the config with dotted settings replaced; all of them at once, so that they are judged together."""
+    """Return the config with dotted settings replaced, all at once because they are checked together."""
     types = field_types(type(config))
     nested: dict[str, Any] = {}
     for name, value in settings.items():
         if name not in types:
-            raise ConfigError(f"there is no setting {name!r}", fix=did_you_mean(name, types))
-        _place(nested, name.split("."), typed(name, value, types[name]))
+            raise ConfigError(f"there is no setting {name!r}", fix=_renamed_or_near(name, types))
+        _set_nested(nested, name.split("."), typed(name, value, types[name]))
     return _replace(config, nested)
 
 
+def _renamed_or_near(name: str, types: Mapping[str, Any]) -> str:
+    new = RENAMED.get(name)
+    return f"use {new}, its new name" if new in types else did_you_mean(name, types)
+
+
 def typed(name: str, value: Any, kind: Any) -> Any:
-    """Turn a word of the command line, or a TOML value, into the field's type, or say why not.
+    """Return a text of the command line, or a TOML value, as the type of its field.
 
     >>> typed("seed", "7", int), typed("exact", "no", bool), typed("lr.base", 1, float)
     (7, False, 1.0)
     """
     if get_origin(kind) is Literal:
-        choices = get_args(kind)
-        if isinstance(value, bool):
-            value = str(value).lower()
-        if value in choices:
-            return value
-        raise ConfigError(
-            f"{name}={value} is not a choice", fix=did_you_mean(str(value), map(str, choices))
-        )
+        return _one_of(name, value, get_args(kind))
+    format_ = _FORMATS[kind]
     try:
-        return _CONVERT[kind](value)
-    except (ValueError, TypeError, KeyError) as error:
-        word = getattr(kind, "__name__", str(kind))
+        return format_.convert(value)
+    except (ValueError, TypeError) as error:
+        example = (
+            f"{name} {format_.example}" if name.startswith("-") else f"{name}={format_.example}"
+        )
         raise ConfigError(
-            f"{name}={value!r} is not of type {word}",
-            fix=f"give {name} as {_EXAMPLE.get(kind, word)}",
+            f"{name} must be {format_.noun}, got {value!r}", fix=f"for example: {example}"
         ) from error
+
+
+def _one_of(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
+    if isinstance(value, bool):
+        value = str(value).lower()
+    if value in choices:
+        return value
+    names = [str(choice) for choice in choices]
+    raise ConfigError(
+        f"{name} must be one of {', '.join(names)}; got {value!r}",
+        fix=did_you_mean(str(value), names),
+    )
 
 
 def flatten(config: Any) -> Iterator[tuple[str, Any]]:
@@ -76,24 +91,28 @@ def flatten(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def to_toml(config: Any) -> str:
-    """Write a config as TOML that reads back to the same config."""
+    """Return a config as TOML that reads back to the same config."""
     top: list[str] = []
     tables: dict[str, list[str]] = {}
     for name, value in flatten(config):
         table, _, leaf = name.rpartition(".")
-        (tables.setdefault(table, []) if table else top).append(f"{leaf} = {_toml_value(value)}")
+        lines = tables.setdefault(table, []) if table else top
+        lines.append(f"{leaf} = {_toml_value(value)}")
     for table, lines in tables.items():
         top += ["", f"[{table}]", *lines]
     return "\n".join(top) + "\n"
 
 
 def from_toml(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a parsed TOML file into dotted settings."""
-    found: dict[str, Any] = {}
+    """Return the values of a parsed TOML file by their dotted names."""
+    settings: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
-        found |= from_toml(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
-    return found
+        if isinstance(value, Mapping):
+            settings |= from_toml(value, f"{name}.")
+        else:
+            settings[name] = value
+    return settings
 
 
 def _toml_value(value: Any) -> str:
@@ -123,10 +142,10 @@ def _to_float(value: Any) -> float:
 def _to_bool(value: Any) -> bool:
     if isinstance(value, bool):
         return value
-    word = str(value).lower()
-    if not isinstance(value, str) or word not in _TRUE | _FALSE:
+    text = str(value).lower()
+    if not isinstance(value, str) or text not in _TRUE | _FALSE:
         raise ValueError(value)
-    return word in _TRUE
+    return text in _TRUE
 
 
 def _to_str(value: Any) -> str:
@@ -141,31 +160,33 @@ def _to_texts(value: Any) -> tuple[str, ...]:
     return tuple(_to_str(each) for each in value)
 
 
-_CONVERT: dict[Any, Callable[[Any], Any]] = {
-    int: _to_int,
-    float: _to_float,
-    bool: _to_bool,
-    str: _to_str,
-    tuple[str, ...]: _to_texts,
-}
-_EXAMPLE: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a text",
-    tuple[str, ...]: 'a list of texts, such as ["a", "b"]',
+class _Format(NamedTuple):
+    """How values of one type are written."""
+
+    convert: Callable[[Any], Any]
+    noun: str
+    example: str
+
+
+_FORMATS: dict[Any, _Format] = {
+    int: _Format(_to_int, "a whole number", "4"),
+    float: _Format(_to_float, "a number", "0.5"),
+    bool: _Format(_to_bool, "true or false", "true"),
+    str: _Format(_to_str, "a text", '"name"'),
+    Path: _Format(Path, "a path", "folder"),
+    tuple[str, ...]: _Format(_to_texts, "a list of texts", '["a", "b"]'),
 }
 
 
-def _place(tree: dict[str, Any], path: list[str], value: Any) -> None:
+def _set_nested(tree: dict[str, Any], path: list[str], value: Any) -> None:
     for key in path[:-1]:
         tree = tree.setdefault(key, {})
     tree[path[-1]] = value
 
 
 def _replace(config: C, tree: Mapping[str, Any]) -> C:
-    changes = {
-        key: _replace(getattr(config, key), value) if isinstance(value, dict) else value
-        for key, value in tree.items()
-    }
+    changes: dict[str, Any] = {}
+    for key, value in tree.items():
+        is_group = isinstance(value, dict)
+        changes[key] = _replace(getattr(config, key), value) if is_group else value
     return dataclasses.replace(config, **changes)  # type: ignore[type-var]

@@ -1,1 +1,1 @@
-"""What does the reader want to try? The lessons, shown, run, and turned into exercises."""
+"""The course: lessons that are shown, run, and turned into graded exercises."""

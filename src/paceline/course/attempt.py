@@ -1,4 +1,4 @@
-"""What does a reader's copy do when it is run? All it says, and nothing of it is left running."""
+"""Runs a reader's copy of a lesson, collects its output, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -9,85 +9,94 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 from paceline.course.exercise import Exercise
-from paceline.course.run_lesson import TOGETHER, LessonCommand, command_of, worst
+from paceline.course.run_lesson import INIT_BARRIER, LessonCommand, command_of, first_failure
 
 _MARK = "PACELINE_ATTEMPT"
-_GRACE_S, _LOOK_S = 10, 0.05
+_GRACE_S, _POLL_S = 10, 0.05
 _SETTINGS = {
-    "OMP_NUM_THREADS": "1",  # with no GPU: numbers are the same on every machine
+    "OMP_NUM_THREADS": "1",  # and no GPU: the same numbers on every machine
     "CUDA_VISIBLE_DEVICES": "",
     "PYTHONDONTWRITEBYTECODE": "1",
-    "PYTHONUNBUFFERED": "",  # whole lines: ranks do not mix theirs
+    "PYTHONUNBUFFERED": "",  # whole lines, so that the output of ranks does not mix
 }
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the runs of a copy went."""
+    """The result of the runs of a copy."""
 
-    said: str
+    output: str
     code: int
-    """The exit code of the last run."""
+    """Exit code of the last run."""
     ended: bool
-    """Whether it ended by itself."""
+    """False if it was stopped at the time limit."""
 
 
-def attempt(exercise: Exercise, file: Path, patience_s: float) -> Outcome:
-    """Run a copy as its exercise says, until a run fails; each list of runs has an empty folder of its own."""
-    said = ""
+def attempt(exercise: Exercise, file: Path, limit_s: float) -> Outcome:
+    """Run a copy until a run fails; each list of runs starts in an empty folder."""
+    output = ""
     for lines in exercise.runs:
         with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
             for line in lines:
                 command = command_of(line, exercise.lesson)
-                words = tuple(str(file) if word == "FILE" else word for word in command.words)
-                found = _run(
-                    LessonCommand(words, command.variables, command.times), Path(folder), patience_s
-                )
-                said += found.said
-                if found.code or not found.ended:
-                    return Outcome(said, found.code, found.ended)
-    return Outcome(said, 0, ended=True)
+                argv = tuple(str(file) if word == "FILE" else word for word in command.argv)
+                result = _run(replace(command, argv=argv), Path(folder), limit_s)
+                output += result.output
+                if result.code or not result.ended:
+                    return Outcome(output, result.code, result.ended)
+    return Outcome(output, 0, ended=True)
 
 
-def _run(command: LessonCommand, folder: Path, patience_s: float) -> Outcome:
-    """Run one command, on as many nodes as it is for. It writes to a file: a pipe would stay open as long as any child."""
+def _run(command: LessonCommand, folder: Path, limit_s: float) -> Outcome:
+    """Run one command, one copy per node. The output is a file: a pipe stays open as long as any child."""
     mark = secrets.token_hex(8)
-    env = os.environ | _SETTINGS | TOGETHER | dict(command.variables) | {_MARK: mark}
-    limit = time.monotonic() + patience_s
-    with tempfile.TemporaryFile() as said:
-        with _nothing_left(mark) as agents:
-            agents += [
-                subprocess.Popen(
-                    command.words, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=said,
-                    stderr=subprocess.STDOUT, start_new_session=True,
-                ) for _ in range(command.times)
-            ]  # fmt: skip
-            ended = _wait(agents, limit)
-        said.seek(0)
-        text = said.read().decode("utf-8", errors="replace")
-    return Outcome(text, worst([agent.returncode for agent in agents]), ended)
+    env = os.environ | _SETTINGS | INIT_BARRIER | dict(command.variables) | {_MARK: mark}
+    deadline = time.monotonic() + limit_s
+    with tempfile.TemporaryFile() as output:
+        with _stopped_at_exit(mark) as agents:
+            for _ in range(command.nodes):
+                agents.append(_start(command.argv, folder, env, output))
+            ended = _wait(agents, deadline)
+        output.seek(0)
+        text = output.read().decode("utf-8", errors="replace")
+    return Outcome(text, first_failure(agent.returncode for agent in agents), ended)
 
 
-def _wait(agents: Sequence[subprocess.Popen[bytes]], limit: float) -> bool:
-    """Return whether all have ended in time."""
+def _start(
+    argv: Sequence[str], folder: Path, env: Mapping[str, str], output: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        argv,
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def _wait(agents: Sequence[subprocess.Popen[bytes]], deadline: float) -> bool:
+    """Return whether all agents exited before the deadline."""
     try:
         for agent in agents:
-            agent.wait(max(0.1, limit - time.monotonic()))
+            agent.wait(max(0.1, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         return False
     return True
 
 
 @contextlib.contextmanager
-def _nothing_left(mark: str) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Yield a list for processes; at its end, and at Ctrl-C, they and all that they have started are ended.
+def _stopped_at_exit(mark: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Yield a list of processes; on exit and on Ctrl-C, stop them and everything they started.
 
-    torchrun's ranks have sessions of their own. It ends them when it is asked to; who does not heed that has the mark.
+    torchrun's ranks have their own sessions. Those that survive SIGTERM are found by the mark in their environment.
     """
     agents: list[subprocess.Popen[bytes]] = []
     try:
@@ -107,17 +116,17 @@ def _end(agent: subprocess.Popen[bytes]) -> None:
 
 
 def _end_marked(mark: str) -> None:
-    """End all that has the mark, and wait until it is gone."""
+    """Kill all processes with the mark, and wait until they are gone."""
     limit = time.monotonic() + _GRACE_S
     while (left := list(_marked(mark))) and time.monotonic() < limit:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def _marked(mark: str) -> Iterator[int]:
-    """Yield the processes that have the mark in their environment, where the system shows it (Linux)."""
+    """Yield the processes with the mark in their environment (Linux only)."""
     wanted = f"{_MARK}={mark}".encode()
     for place in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # another user's, or just gone

@@ -1,4 +1,4 @@
-"""Which lessons are there, and what does each say of itself? Its docstring tells all: title, how to run it, what is new."""
+"""The lessons. A lesson's docstring holds its title, its commands, and what is new in it."""
 
 from __future__ import annotations
 
@@ -33,69 +33,71 @@ class Lesson:
 
     @cached_property
     def text(self) -> str:
-        """What it says of itself."""
+        """The docstring."""
         return ast.get_docstring(ast.parse(self.source)) or ""
 
     @property
     def title(self) -> str:
-        """What it shows, in a few words."""
+        """The title."""
         found = _TITLE.search(self.text)
         return found[2] if found else self.path.stem
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """How it is run, line by line; what stands behind two spaces is a remark."""
+        """The command lines, without the remarks after two spaces."""
         return tuple(line for line, _ in _COMMAND.findall(self.text))
 
     @property
     def failing(self) -> frozenset[str]:
-        """The commands that are meant to fail, to show how that looks: their remark begins with "fails"."""
+        """The commands that fail on purpose: their remark begins with "fails"."""
         return frozenset(
             line for line, remark in _COMMAND.findall(self.text) if remark.startswith("fails")
         )
 
     @property
     def seconds(self) -> int:
-        """How long all of it takes on two cores; 0: it does not say."""
+        """How long all commands take on two cores; 0 if the lesson does not say."""
         found = _TIME.search(self.text)
         return int(found[1]) if found else 0
 
     @property
     def before(self) -> int | None:
-        """The lesson that it grew out of."""
+        """The number of the lesson that this one extends."""
         found = _NEW.search(self.text)
         return int(found[1]) if found else None
 
     @property
     def new(self) -> frozenset[str]:
-        """What differs from that lesson: functions, methods, classes and constants."""
+        """The functions, methods, classes and constants that differ from that lesson."""
         found = _NEW.search(self.text)
         return frozenset(_QUOTED.findall(found[2])) if found else frozenset()
 
 
 def lessons_folder() -> Path:
-    """Return where the lessons are: beside the source, or where the package was installed to."""
+    """Return the folder of the lessons: in the source tree, or in the installation."""
     beside = Path(__file__).resolve().parents[3] / "lessons"
     installed = Path(sysconfig.get_path("data")) / "share" / "paceline" / "lessons"
     for folder in (beside, installed):
         if any(folder.glob("00_*.py")):
             return folder
     raise EnvironmentUnfit(
-        "the lessons are not here", fix="install Paceline again, or run it from its source"
+        f"there are no lessons in {beside} or {installed}",
+        fix="reinstall Paceline, or run it from its source tree",
     )
 
 
 def all_lessons(folder: Path | None = None) -> list[Lesson]:
-    """Return all lessons in their order."""
-    place = folder or lessons_folder()
-    found = [
-        (match, file) for file in sorted(place.iterdir()) if (match := _NAME.fullmatch(file.name))
-    ]
-    return [Lesson(int(match[1]), file) for match, file in found]
+    """Return all lessons, by number."""
+    lessons = []
+    for file in sorted((folder or lessons_folder()).iterdir()):
+        match = _NAME.fullmatch(file.name)
+        if match:
+            lessons.append(Lesson(int(match[1]), file))
+    return lessons
 
 
 def find_lesson(word: str, folder: Path | None = None) -> Lesson:
-    """Return the lesson of a number."""
+    """Return the lesson with this number."""
     lessons = all_lessons(folder)
     for lesson in lessons:
         if word.isdecimal() and lesson.number == int(word):

@@ -1,4 +1,4 @@
-"""What is left for the reader to do? A copy of a lesson with one part missing or wrong, and what its run must show."""
+"""Exercises: a copy of a lesson with one missing or wrong part, and what its output must show."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from paceline.course.catalog import Lesson
 from paceline.errors import ConfigError
 
 _FILE = "exercises.toml"
-_NUMBER = r"(?P<value>nan|inf|\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?)"  # no more: two ranks may print into one line
+_NUMBER = r"(?P<value>nan|inf|\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?)"  # no trailing characters: two ranks may print into one line
 _RULES = ("be", "same", "differ", "below", "above")
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that the output of a run must show."""
+    """One condition on the output of a run."""
 
     see: str
-    """What to look for: a pattern with a group `value` (NUMBER is one), and maybe one `key`: values of one key are compared."""
+    """A pattern with a group `value` (NUMBER is one) and optionally `key`: values of one key are compared."""
     rule: str
-    """What must hold of the values: one of be, same, differ, below, above."""
+    """The condition on the values: be, same, differ, below or above."""
     bound: Any
-    """What the rule compares with: all values of be; how far apart those of same may be; the limit."""
+    """The expected values of `be`, the tolerance of `same`, or the limit."""
     hint: str
-    """What to say if it does not hold; SEEN stands for the values."""
+    """The text for a failed check; SEEN stands for the values."""
 
 
 @dataclass(frozen=True)
@@ -39,23 +39,23 @@ class Exercise:
     lesson: Lesson
     task: str
     find: str
-    """The part that is taken out."""
+    """The part that is removed."""
     put: str
-    """What stands there instead."""
+    """Its replacement."""
     runs: tuple[tuple[str, ...], ...]
-    """How the copy, FILE, is run: lines of one list share a folder."""
+    """Commands that run the copy, FILE; those of one list share a folder."""
     checks: tuple[Check, ...]
-    """What the output of all runs must show; the first that does not hold has the hint."""
+    """Conditions on the output of all runs; the first failed one gives the hint."""
     frame: tuple[tuple[str, str], ...] = ()
-    """What else differs from the lesson, solved or not: fewer steps, a line that prints more."""
+    """Other differences from the lesson, such as fewer steps or more output."""
     errors: tuple[tuple[str, str], ...] = ()
-    """What to say of errors that are known."""
+    """Hints for known error messages."""
     stuck: str = ""
-    """What to say if a run does not end."""
+    """The hint for a run that hangs."""
 
     @cached_property
     def solution(self) -> str:
-        """The copy without its hole."""
+        """The solved copy."""
         source = self.lesson.source
         for find, put in self.frame:
             source = source.replace(find, put, 1)
@@ -63,42 +63,43 @@ class Exercise:
 
     @property
     def source(self) -> str:
-        """The copy with its hole."""
+        """The copy that the reader starts with."""
         return self.solution.replace(self.find, self.put, 1)
 
     @property
     def name(self) -> str:
-        """Of the copy."""
+        """The file name of the copy."""
         return f"lesson_{self.lesson.number:02d}.py"
 
 
 def exercise_of(lesson: Lesson) -> Exercise:
-    """Return the exercise of a lesson; an error where there is none."""
-    known = _read(lesson.path.with_name(_FILE))
-    if (found := known.get(str(lesson.number))) is None:
-        numbers = ", ".join(sorted(known, key=int))
+    """Return the exercise of a lesson, or raise if it has none."""
+    tables = _read(lesson.path.with_name(_FILE))
+    table = tables.get(str(lesson.number))
+    if table is None:
+        numbers = ", ".join(sorted(tables, key=int))
         raise ConfigError(f"lesson {lesson.number} has no exercise", fix=f"try one of {numbers}")
     return Exercise(
         lesson,
-        re.sub(r"\s+", " ", found["task"]),
-        found["find"],
-        found["put"],
-        tuple(tuple(lines) for lines in found["runs"]),
-        tuple(map(_check_of, found["checks"])),
-        tuple((find, put) for find, put in found.get("frame", ())),
-        tuple((seen, hint) for seen, hint in found.get("errors", ())),
-        found.get("stuck", ""),
+        re.sub(r"\s+", " ", table["task"]),
+        table["find"],
+        table["put"],
+        tuple(map(tuple, table["runs"])),
+        tuple(map(_check_of, table["checks"])),
+        tuple(map(tuple, table.get("frame", ()))),
+        tuple(map(tuple, table.get("errors", ()))),
+        table.get("stuck", ""),
     )
 
 
 def exercises(folder: Path) -> list[int]:
-    """Return the lessons that have one."""
+    """Return the numbers of the lessons that have an exercise."""
     return sorted(map(int, _read(folder / _FILE)))
 
 
-def _check_of(found: Mapping[str, Any]) -> Check:
-    [rule] = [name for name in _RULES if name in found]
-    return Check(found["see"].replace("NUMBER", _NUMBER), rule, found[rule], found["hint"])
+def _check_of(table: Mapping[str, Any]) -> Check:
+    [rule] = [name for name in _RULES if name in table]
+    return Check(table["see"].replace("NUMBER", _NUMBER), rule, table[rule], table["hint"])
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Is an exercise solved, and if not, what helps? The run is judged, not the text: another way that is right passes, too."""
+"""Grades an exercise by what the copy does, not by its text, so that every right solution passes."""
 
 from __future__ import annotations
 
@@ -10,75 +10,76 @@ from pathlib import Path
 from paceline.course.attempt import Outcome, attempt
 from paceline.course.exercise import Check, Exercise
 
-PATIENCE_S = 240
-"""How long one run may take; on a busy machine they take half a minute."""
+LIMIT_S = 240
+"""Time limit of one run; on a busy machine a run takes half a minute."""
 _RANK = re.compile(r"^\[(?:rank\d+|default\d+)\]: ?", re.MULTILINE)
 _ERROR = re.compile(
     r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Warning|Exit)\b.*)$", re.MULTILINE
 )
-_ONLY_PASSED_ON = re.compile(
+_SECONDARY = re.compile(
     r"ProcessRaisedException|Broken pipe|[Cc]onnection (?:closed|reset) by peer|Timed out waiting"
 )
-"""Errors of whoever waited for a rank that failed, left or never came."""
-_WAITS = "a rank waits for the others: does every rank come to every collective?"
-_NOTHING = "the lines that are looked at are missing in what it prints: leave the prints of the copy as they are"
+"""Errors of ranks that waited for a rank that failed, left or never came."""
+_BLOCKED = "a rank waits for the others: does every rank call every collective?"
+_NO_OUTPUT = "the output lacks the lines that are checked: leave the prints of the copy as they are"
 
 
 @dataclass(frozen=True)
 class Grade:
-    """What the check says."""
+    """The result of a check."""
 
     passed: bool
     hint: str
-    """What was seen and what to look at; empty if it is solved."""
+    """What was seen and what to look at; empty if solved."""
 
 
-def grade(exercise: Exercise, file: Path, patience_s: float = PATIENCE_S) -> Grade:
-    """Run a copy and say whether it is solved, or give a hint."""
-    hint = _hint(exercise, file.name, attempt(exercise, file, patience_s), patience_s)
+def grade(exercise: Exercise, file: Path, limit_s: float = LIMIT_S) -> Grade:
+    """Run a copy and return whether it is solved, or a hint."""
+    hint = _hint(exercise, file.name, attempt(exercise, file, limit_s), limit_s)
     return Grade(passed=not hint, hint=hint)
 
 
-def _hint(exercise: Exercise, name: str, outcome: Outcome, patience_s: float) -> str:
-    """Return what to say of a run; nothing if all is right."""
+def _hint(exercise: Exercise, name: str, outcome: Outcome, limit_s: float) -> str:
+    """Return the hint for a run; empty if it is right."""
     if not outcome.ended:
-        return f"it had not ended after {patience_s:.0f} s, and was stopped: {exercise.stuck or _WAITS}"
+        return f"it was stopped after {limit_s:.0f} s: {exercise.stuck or _BLOCKED}"
     if outcome.code:
-        known = (hint for seen, hint in exercise.errors if re.search(seen, outcome.said))
-        if found := next(known, "") or crash(outcome.said, name):
+        known = (hint for seen, hint in exercise.errors if re.search(seen, outcome.output))
+        if found := next(known, "") or crash(outcome.output, name):
             return found
-        if _ONLY_PASSED_ON.search(outcome.said):
-            return (
-                f"a rank waited for one that did not come, or had left: {exercise.stuck or _WAITS}"
-            )
-    broken = (hint for check in exercise.checks if (hint := judge(check, outcome.said)))
+        if _SECONDARY.search(outcome.output):
+            return f"a rank waited for one that did not come or had exited: {exercise.stuck or _BLOCKED}"
+    broken = (hint for check in exercise.checks if (hint := judge(check, outcome.output)))
     ending = f"it ended with exit code {outcome.code}" if outcome.code else ""
     found = next(broken, ending)
     return (
-        f"{ending}: {_last_line(outcome.said)}" if ending and found in {_NOTHING, ending} else found
+        f"{ending}: {_last_line(outcome.output)}"
+        if ending and found in {_NO_OUTPUT, ending}
+        else found
     )
 
 
-def _last_line(said: str) -> str:
+def _last_line(output: str) -> str:
     return next(
-        (line.strip() for line in reversed(said.splitlines()) if line.strip()), "it said nothing"
+        (line.strip() for line in reversed(output.splitlines()) if line.strip()),
+        "it printed nothing",
     )
 
 
-def crash(said: str, name: str) -> str:
-    r"""Return the error that ended a copy, and the line of it; nothing if none of its lines is to blame.
+def crash(output: str, name: str) -> str:
+    r"""Return the error that ended a copy, with its line; empty if it came from elsewhere.
 
     >>> crash('[rank1]:   File "/a/lesson_00.py", line 7, in main\n[rank1]:     dist.x()\n[rank1]: NameError: x', "lesson_00.py")
     'it fails at line 7 of lesson_00.py: NameError: x'
     """
-    text = _RANK.sub("", said)
+    text = _RANK.sub("", output)
     place = re.compile(rf'^ *File "[^"\n]*{re.escape(name)}", line (\d+)', re.MULTILINE)
     for error in _ERROR.finditer(text):
         before = text[: error.start()]
         traceback = before[
             max(before.rfind("Traceback (most recent"), _end_of_last_error(before), 0) :
         ]
-        if not _ONLY_PASSED_ON.search(error[1]) and (lines := place.findall(traceback)):
+        if not _SECONDARY.search(error[1]) and (lines := place.findall(traceback)):
             return f"it fails at line {lines[-1]} of {name}: {error[1]}"
     return ""
 
@@ -87,24 +88,24 @@ def _end_of_last_error(text: str) -> int:
     return max((found.end() for found in _ERROR.finditer(text)), default=0)
 
 
-def judge(check: Check, said: str) -> str:
-    r"""Return the hint of a check that does not hold.
+def judge(check: Check, output: str) -> str:
+    r"""Return the hint of a failed check; empty if it passed.
 
     >>> check = Check(r"rank \d: (?P<value>\S+)", "same", 0, "they differ: SEEN")
     >>> judge(check, "rank 0: 7\nrank 1: 7"), judge(check, "rank 0: 7\nrank 1: 8")
     ('', 'they differ: 7, 8')
     """
     groups: dict[str, list[str]] = {}
-    for found in re.finditer(check.see, said):
+    for found in re.finditer(check.see, output):
         groups.setdefault(found.groupdict().get("key", ""), []).append(found["value"])
     if not groups:
-        return _NOTHING
+        return _NO_OUTPUT
     wrong = [values for values in groups.values() if not holds(check.rule, check.bound, values)]
     return check.hint.replace("SEEN", ", ".join(wrong[0])) if wrong else ""
 
 
 def holds(rule: str, bound: object, values: Sequence[str]) -> bool:
-    """Return whether the values that were seen are as they should be. What is no number is below and above nothing.
+    """Return whether the values satisfy a rule; nan is neither below nor above a bound.
 
     >>> holds("same", 0.02, ["1.56", "1.57"]), holds("same", 0.02, ["1.56", "nan"]), holds("same", 0.02, ["1.56"])
     (True, False, False)

@@ -1,4 +1,4 @@
-"""How the commands of a lesson are run as they stand there: on this machine, also those for several nodes."""
+"""Runs the commands of a lesson on this machine, also those for several nodes."""
 
 from __future__ import annotations
 
@@ -16,75 +16,74 @@ from pathlib import Path
 from paceline.course.catalog import Lesson
 from paceline.world.address import free_port
 
-_SETTING = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)")
-_OURS = {"python": (), "torchrun": ("-m", "torch.distributed.run"), "paceline": ("-m", "paceline")}
-TOGETHER = {"TORCH_DIST_INIT_BARRIER": "1"}
-"""A rank that has nothing to wait for must not leave while others are still connecting."""
+_VARIABLE = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)")
+_PROGRAMS = {
+    "python": (),
+    "torchrun": ("-m", "torch.distributed.run"),
+    "paceline": ("-m", "paceline"),
+}
+INIT_BARRIER = {"TORCH_DIST_INIT_BARRIER": "1"}
+"""Makes a rank wait until all ranks are connected, so that none exits too early."""
 _LOOPBACK = "127.0.0.1"
-_ELSEWHERE = {"salloc": "a Slurm cluster", "sbatch": "a Slurm cluster"}
+_NEEDS = {"salloc": "a Slurm cluster", "sbatch": "a Slurm cluster"}
 
 
 @dataclass(frozen=True)
 class LessonCommand:
-    """One line of a lesson, ready to be run."""
+    """One command of a lesson, ready to run."""
 
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     variables: Mapping[str, str]
-    times: int = 1
-    """How often at once: an agent for each node."""
+    nodes: int = 1
+    """Copies that run at once: one agent per node."""
 
     @property
-    def lacks(self) -> str:
-        """What this machine does not have that it needs; empty: nothing."""
-        program = Path(self.words[0]).name
-        return "" if shutil.which(self.words[0]) else _ELSEWHERE.get(program, program)
+    def missing(self) -> str:
+        """What this command needs and this machine does not have; empty if it can run."""
+        program = Path(self.argv[0]).name
+        return "" if shutil.which(self.argv[0]) else _NEEDS.get(program, program)
 
 
 def command_of(line: str, lesson: Lesson, port: int = 0) -> LessonCommand:
-    """Return a line of a lesson as it is run here: with this Python's programs, this lesson's file, and a free port."""
-    words, variables = shlex.split(line), {}
-    while found := _SETTING.fullmatch(words[0]):
-        variables[found[1]] = found[2]
-        words = words[1:]
-    if words[0] in _OURS:
-        words = [sys.executable, *_OURS[words[0]], *words[1:]]
-    here = {
-        f"lessons/{lesson.path.name}": str(lesson.path),
-        "HOST:29400": f"{_LOOPBACK}:{port or free_port(_LOOPBACK)}",
-    }
-    scripts = {f"lessons/{file.name}": str(file) for file in lesson.path.parent.glob("*.sh")}
-    words = [(here | scripts).get(word, word) for word in words]
-    nodes = int(words[words.index("--nnodes") + 1]) if "--nnodes" in words else 1
-    return LessonCommand(tuple(words), variables, nodes)
+    """Return a command line of a lesson with this Python, the path of the file, and a free port."""
+    argv, variables = shlex.split(line), {}
+    while match := _VARIABLE.fullmatch(argv[0]):
+        variables[match[1]] = match[2]
+        argv = argv[1:]
+    if argv[0] in _PROGRAMS:
+        argv = [sys.executable, *_PROGRAMS[argv[0]], *argv[1:]]
+    local = {"HOST:29400": f"{_LOOPBACK}:{port or free_port(_LOOPBACK)}"}
+    for file in (lesson.path, *lesson.path.parent.glob("*.sh")):
+        local[f"lessons/{file.name}"] = str(file)
+    argv = [local.get(argument, argument) for argument in argv]
+    nodes = int(argv[argv.index("--nnodes") + 1]) if "--nnodes" in argv else 1
+    return LessonCommand(tuple(argv), variables, nodes)
 
 
-def play(command: LessonCommand, folder: Path) -> int:
-    """Run a command in a folder, on as many nodes as it is for; return the first exit code that is not 0."""
-    env = (
-        os.environ
-        | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PATH": _path()}
-        | TOGETHER
-    )
-    if command.times > 1:
-        env["CUDA_VISIBLE_DEVICES"] = ""  # agents on one machine would all take the same GPUs
+def run_command(command: LessonCommand, folder: Path) -> int:
+    """Run a command in a folder, one copy per node; return the first exit code that is not 0."""
+    env = os.environ | INIT_BARRIER | {"PATH": _path()}
+    env.setdefault("OMP_NUM_THREADS", "1")
+    if command.nodes > 1:
+        env["CUDA_VISIBLE_DEVICES"] = ""  # agents on one machine would use the same GPUs
     env |= command.variables
+    agents = []
     with ExitStack() as stack:
-        agents = [
-            stack.enter_context(subprocess.Popen(command.words, cwd=folder, env=env))
-            for _ in range(command.times)
-        ]
-        return worst(agent.wait() for agent in agents)
+        for _ in range(command.nodes):
+            agent = subprocess.Popen(command.argv, cwd=folder, env=env)
+            agents.append(stack.enter_context(agent))
+        return first_failure(agent.wait() for agent in agents)
 
 
 def _path() -> str:
-    """Return where programs are looked for: first beside this Python, for a `python` that a job starts."""
+    """Return PATH with the folder of this Python first, so that a batch job finds it."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
-def worst(codes: Iterable[int]) -> int:
-    """Return the first exit code that is not 0.
+def first_failure(codes: Iterable[int]) -> int:
+    """Return the first exit code that is not 0, or 0.
 
-    >>> worst([0, 3, 1]), worst([0, 0])
+    >>> first_failure([0, 3, 1]), first_failure([0, 0])
     (3, 0)
     """
     return next((code for code in codes if code), 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Generator, Iterator
@@ -10,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.config import BatchConfig, ReadConfig, RunConfig
+from paceline.config.arguments import option, positional
 
 if TYPE_CHECKING:
     from paceline.data.reading.batches import Batches
@@ -30,28 +30,24 @@ class ReadSpeed:
         return f"{rate}, {self.cpu_ns_per_sample:,.0f} ns of CPU per sample"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `paceline data bench`."""
-    parser.add_argument(
-        "address", metavar="DATASET", help="folder or address of a dataset, or an HDF5 file"
-    )
-    parser.add_argument(
-        "--batch", type=int, default=128, help="samples per step (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--window",
-        type=int,
-        default=16,
-        help="blocks that are shuffled together (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=10.0, help="longest time per pass (default: %(default)s)"
-    )
-    parser.add_argument("--json", action="store_true", help="print the measurements as JSON")
+@dataclass(frozen=True, kw_only=True)
+class BenchArguments:
+    """Reads the dataset from several starting points, then twice from beginning to end."""
+
+    address: str = positional(metavar="DATASET")
+    """Folder or URL of a dataset, or an HDF5 file."""
+    batch: int = 128
+    """Samples per step."""
+    window: int = 16
+    """Blocks in the shuffle window (read.window)."""
+    seconds: float = option(10.0, metavar="S")
+    """Longest time of one pass."""
+    json: bool = False
+    """Print the measurements as JSON."""
 
 
-def main(known: argparse.Namespace) -> int:
-    """Time the first batch from several starts, then two full passes, and print the measurements."""
+def main(arguments: BenchArguments) -> int:
+    """Measure how fast the dataset is read; return the exit code."""
     import torch
 
     from paceline.data.reading.batches import Batches
@@ -59,16 +55,16 @@ def main(known: argparse.Namespace) -> int:
     from paceline.world.world import World
 
     torch.set_num_threads(1)
-    read = ReadConfig(window=known.window)
-    config = RunConfig(epochs=1, batch=BatchConfig(known.batch, lanes=1), read=read)
+    read = ReadConfig(window=arguments.window)
+    config = RunConfig(epochs=1, batch=BatchConfig(arguments.batch, lanes=1), read=read)
     first_ms = {}
     for start in _STARTS:
-        batches = Batches(open_dataset(known.address, config), config, World())
+        batches = Batches(open_dataset(arguments.address, config), config, World())
         first_ms[start] = _first_batch_ms(batches, start)
-    source = open_dataset(known.address, replace(config, epochs=2))
+    source = open_dataset(arguments.address, replace(config, epochs=2))
     batches = Batches(source, config, World())
-    cold, warm = (_time_pass(batches, known.seconds) for _ in range(2))
-    if known.json:
+    cold, warm = (_time_pass(batches, arguments.seconds) for _ in range(2))
+    if arguments.json:
         report: dict[str, Any] = {
             "samples": len(source),
             "bytes_per_sample": source.bytes_per_sample,
@@ -78,7 +74,7 @@ def main(known: argparse.Namespace) -> int:
         }
         print(json.dumps(report, indent=2))
         return 0
-    print(f"{known.address}: {len(source):,} samples of {source.bytes_per_sample:,} bytes")
+    print(f"{arguments.address}: {len(source):,} samples of {source.bytes_per_sample:,} bytes")
     print("first batch: " + ", ".join(f"{ms:.1f} ms at {at:.0%}" for at, ms in first_ms.items()))
     print(f"first pass: {cold}")
     print(f"later pass: {warm}")

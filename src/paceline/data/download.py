@@ -1,8 +1,10 @@
-"""Small public sets for a start: fetched from mirrors, and trusted by their checksums alone."""
+"""Download small public datasets from mirrors.
+
+Files are accepted by checksum only: `paceline data get`.
+"""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gzip
 import hashlib
@@ -16,38 +18,40 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 from urllib.parse import urlsplit
 
 from paceline import handover
+from paceline.config.arguments import option, positional
 from paceline.errors import ConfigError, DataError, EnvironmentUnfit, did_you_mean
 from paceline.rundir import make_private, write_whole
 from paceline.version import VERSION
 
-_OPEN_S = 5.0  # until a mirror answers; names that nobody resolves are waited for as well
-_READ_S = 15.0  # of silence, once it has
+_OPEN_S = 5.0  # until a mirror answers, including DNS
+_READ_S = 15.0  # without data, once it has answered
 _CHUNK_BYTES = 1 << 17
 _BAR_WIDTH = 24
 
 
 class File(NamedTuple):
-    """One file of a public set."""
+    """One file of a public dataset."""
 
     name: str
     size_bytes: int
     sha256: str
     plain_sha256: str = ""
-    """Of the unpacked file, where it is known: archives of the same content are as good."""
+    """The checksum of the unpacked file, if known: any archive of the same content is accepted."""
 
 
 class PublicDataset(NamedTuple):
-    """Some files, and where they are."""
+    """The files of a dataset, and the mirrors that have them."""
 
     files: tuple[File, ...]
     mirrors: tuple[str, ...]
-    """Addresses, in which {name} stands for the name of a file."""
+    """Addresses; {name} is replaced by the name of a file."""
 
 
 _MNIST = (
@@ -57,34 +61,14 @@ _MNIST = (
     File("t10k-labels-idx1-ubyte.gz", 4_542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6", "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
 )  # fmt: skip
 _FASHION = (
-    File(
-        "train-images-idx3-ubyte.gz",
-        26_421_880,
-        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-    ),
-    File(
-        "train-labels-idx1-ubyte.gz",
-        29_515,
-        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-    ),
-    File(
-        "t10k-images-idx3-ubyte.gz",
-        4_422_102,
-        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-    ),
-    File(
-        "t10k-labels-idx1-ubyte.gz",
-        5_148,
-        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-    ),
-)
+    File("train-images-idx3-ubyte.gz", 26_421_880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
+    File("train-labels-idx1-ubyte.gz", 29_515, "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
+    File("t10k-images-idx3-ubyte.gz", 4_422_102, "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
+    File("t10k-labels-idx1-ubyte.gz", 5_148, "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
+)  # fmt: skip
 _SHAKESPEARE = (
-    File(
-        "tinyshakespeare.txt",
-        1_115_394,
-        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-    ),
-)
+    File("tinyshakespeare.txt", 1_115_394, "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"),
+)  # fmt: skip
 
 PUBLIC_DATASETS = {
     "mnist": PublicDataset(
@@ -112,60 +96,55 @@ PUBLIC_DATASETS = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `paceline data get`."""
-    parser.add_argument("name", metavar="NAME", help=f"one of: {', '.join(PUBLIC_DATASETS)}")
-    parser.add_argument(
-        "--to",
-        default="",
-        metavar="FOLDER",
-        help="default: one of its name in PACELINE_DATA, or in ./data",
-    )
-    parser.add_argument("--json", action="store_true", help="print where the files are as JSON")
+@dataclass(frozen=True, kw_only=True)
+class GetArguments:
+    """Files are downloaded from public mirrors and checked by their SHA-256; intact files are kept."""
+
+    name: str = positional(metavar="NAME")
+    """Dataset to download: mnist, fashion-mnist or tinyshakespeare."""
+    to: str = option("", metavar="FOLDER")
+    """Folder for the files (default: a folder of that name in $PACELINE_DATA, or in ./data)."""
+    json: bool = False
+    """Print the paths as JSON."""
 
 
-def main(known: argparse.Namespace) -> int:
-    """Fetch a set, and say where it is."""
-    folder = (
-        Path(known.to) if known.to else Path(os.environ.get(handover.DATA) or "data") / known.name
-    )
-    paths = fetch(known.name, folder, shown=None if known.json else sys.stderr)
-    if known.json:
-        print(
-            json.dumps(
-                {"set": known.name, "folder": str(folder), "files": [str(path) for path in paths]},
-                indent=1,
-            )
-        )
+def main(arguments: GetArguments) -> int:
+    """Download a dataset and print the paths of its files."""
+    root = Path(os.environ.get(handover.DATA) or "data")
+    folder = Path(arguments.to) if arguments.to else root / arguments.name
+    paths = fetch(arguments.name, folder, progress=None if arguments.json else sys.stderr)
+    files = [str(path) for path in paths]
+    if arguments.json:
+        print(json.dumps({"set": arguments.name, "folder": str(folder), "files": files}, indent=1))
     else:
-        print("\n".join(str(path) for path in paths))
+        print("\n".join(files))
     return 0
 
 
 def fetch(
-    name: str, folder: Path, mirrors: Sequence[str] | None = None, shown: TextIO | None = None
+    name: str, folder: Path, mirrors: Sequence[str] | None = None, progress: TextIO | None = None
 ) -> list[Path]:
-    """Return the files of a set; those that are not in the folder, or not what they should be, are fetched."""
+    """Return the files of a dataset; missing or damaged ones are downloaded."""
     if name not in PUBLIC_DATASETS:
         raise ConfigError(
-            f"there is no set {name!r} to get", fix=did_you_mean(name, PUBLIC_DATASETS)
+            f"there is no public dataset {name!r}", fix=did_you_mean(name, PUBLIC_DATASETS)
         )
-    chosen = PUBLIC_DATASETS[name]
-    asked = _Mirrors(chosen.mirrors if mirrors is None else mirrors, shown)
+    dataset = PUBLIC_DATASETS[name]
+    source = _Mirrors(dataset.mirrors if mirrors is None else mirrors, progress)
     with _using(folder):
-        found = {file: _present(folder, file) for file in chosen.files}
-    for file in [file for file, path in found.items() if path is None]:
-        if (folder / file.name).exists():
-            asked.say(f"{folder / file.name} is not what it should be, and is fetched again\n")
-        content = asked.content_of(file)
+        paths = {file: _present(folder, file) for file in dataset.files}
+    missing = [file for file, path in paths.items() if path is None]
+    for number, file in enumerate(missing):
+        path = folder / file.name
+        if path.exists():
+            source.say(f"{path} has another checksum and is downloaded again\n")
+        content = source.content_of(file)
         if content is None:
-            raise _not_to_be_had(
-                name, folder, [file for file, path in found.items() if path is None], asked
-            )
+            raise _not_downloaded(name, folder, missing[number:], source)
         with _using(folder):
             write_whole(make_private(folder) / file.name, content)
-        found[file] = folder / file.name
-    return [path for path in found.values() if path is not None]
+        paths[file] = path
+    return [path for path in paths.values() if path is not None]
 
 
 @contextlib.contextmanager
@@ -175,20 +154,21 @@ def _using(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise EnvironmentUnfit(
             f"cannot use {folder}: {error.strerror or error}",
-            fix="free some space or permit writing there, or name another folder with --to FOLDER",
+            fix="free some space or fix the permissions, or name another folder with --to FOLDER",
         ) from error
 
 
 class _Mirrors:
-    """Hosts that are asked one after the other; one that could not be reached is not asked again."""
+    """Mirrors that are tried in order; an unreachable host is not tried again."""
 
-    def __init__(self, addresses: Sequence[str], shown: TextIO | None) -> None:
+    def __init__(self, addresses: Sequence[str], progress: TextIO | None) -> None:
         self.addresses, self.problems = addresses, dict[str, str]()
-        self._shown, self._dead = shown, set[str]()
+        self._progress, self._dead = progress, set[str]()
 
     def content_of(self, file: File) -> bytes | None:
-        """Return a whole file, from the first mirror that has it."""
-        for address in (text.replace("{name}", file.name) for text in self.addresses):
+        """Download a file from the first mirror that has it; None if no mirror has it."""
+        for template in self.addresses:
+            address = template.replace("{name}", file.name)
             host = urlsplit(address).netloc
             if host in self._dead:
                 continue
@@ -198,56 +178,56 @@ class _Mirrors:
                 self.problems[address] = f"{error.code} {error.reason}"
                 error.close()
             except (OSError, HTTPException, ValueError) as error:
-                self.problems[address] = (
-                    str(getattr(error, "reason", error)) or type(error).__name__
-                )
+                why = str(getattr(error, "reason", error))
+                self.problems[address] = why or type(error).__name__
                 self._dead.add(host)
             else:
                 if is_good(content, file):
-                    self.say(f"fetched {file.name} ({len(content):,} bytes) from {host}\n")
+                    self.say(f"downloaded {file.name} ({len(content):,} bytes) from {host}\n")
                     return content
                 self.problems[address] = f"{len(content):,} bytes with another checksum"
-            self.say("")  # no bar is left of what came to nothing
+            self.say("")  # erase the bar of the failed download
         return None
 
     def _chunks(self, address: str, file: File) -> Iterator[bytes]:
-        seen = 0
+        received = 0
         with _opened(address) as answer:
-            while seen <= 2 * file.size_bytes and (chunk := answer.read(_CHUNK_BYTES)):
-                seen += len(chunk)
-                if self._shown is not None and self._shown.isatty():
-                    self.say(bar_line(file.name, seen, file.size_bytes))
+            while received <= 2 * file.size_bytes and (chunk := answer.read(_CHUNK_BYTES)):
+                received += len(chunk)
+                if self._progress is not None and self._progress.isatty():
+                    self.say(bar_line(file.name, received, file.size_bytes))
                 yield chunk
 
     def say(self, text: str) -> None:
-        """Show a line, or write over the last one."""
-        if self._shown is not None:
-            start = "\r\x1b[K" if self._shown.isatty() else ""
-            self._shown.write(start + text)
-            self._shown.flush()
+        """Print a line; on a terminal it replaces the progress bar."""
+        if self._progress is not None:
+            start = "\r\x1b[K" if self._progress.isatty() else ""
+            self._progress.write(start + text)
+            self._progress.flush()
 
 
-def bar_line(name: str, seen: int, size_bytes: int) -> str:
-    """Return how far a download is.
+def bar_line(name: str, received: int, size_bytes: int) -> str:
+    """Return the progress bar of a download.
 
     >>> bar_line("x.gz", 500_000, 2_000_000)
     '━━━━━━·················· x.gz  0.5 of 2.0 MB'
     """
-    filled = min(_BAR_WIDTH, _BAR_WIDTH * seen // size_bytes)
-    return f"{'━' * filled}{'·' * (_BAR_WIDTH - filled)} {name}  {seen / 1e6:.1f} of {size_bytes / 1e6:.1f} MB"
+    filled = min(_BAR_WIDTH, _BAR_WIDTH * received // size_bytes)
+    bar = "━" * filled + "·" * (_BAR_WIDTH - filled)
+    return f"{bar} {name}  {received / 1e6:.1f} of {size_bytes / 1e6:.1f} MB"
 
 
 def _opened(address: str) -> Any:
-    """Return a mirror's answer, or raise after a few seconds: a name server that is silent has no limit of its own."""
+    """Open an address, or raise after a few seconds: DNS has no timeout of its own."""
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def ask() -> None:
+    def request() -> None:
         try:
             answers.put(_opener().open(address, timeout=_READ_S))
         except Exception as error:  # noqa: BLE001 - raised again below
             answers.put(error)
 
-    threading.Thread(target=ask, daemon=True).start()
+    threading.Thread(target=request, daemon=True).start()
     try:
         answer = answers.get(timeout=_OPEN_S)
     except queue.Empty:
@@ -258,7 +238,7 @@ def _opened(address: str) -> Any:
 
 
 def _opener() -> urllib.request.OpenerDirector:
-    """Return what opens http and https, and no other kind of address, wherever one leads to."""
+    """Return an opener for http and https only, also after redirects."""
     opener = urllib.request.OpenerDirector()
     opener.addheaders = [("User-Agent", f"paceline/{VERSION}")]
     for handler in (
@@ -271,7 +251,7 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 def _present(folder: Path, file: File) -> Path | None:
-    """Return the file in a folder, packed or not, if it is what it should be."""
+    """Return the path of a file, packed or not, if its checksum matches."""
     for path in (folder / file.name, folder / file.name.removesuffix(".gz")):
         if path.is_file() and is_good(path.read_bytes(), file):
             return path
@@ -279,7 +259,7 @@ def _present(folder: Path, file: File) -> Path | None:
 
 
 def is_good(content: bytes, file: File) -> bool:
-    """Return whether these are the bytes of a file, or of another archive of the same content."""
+    """Return whether the checksum of a file matches, packed or unpacked."""
     if hashlib.sha256(content).hexdigest() == file.sha256:
         return True
     try:
@@ -290,17 +270,16 @@ def is_good(content: bytes, file: File) -> bool:
         return False
 
 
-def _not_to_be_had(name: str, folder: Path, missing: Sequence[File], asked: _Mirrors) -> DataError:
-    reasons = "".join(f"\n  {address}: {why}" for address, why in asked.problems.items())
-    wanted = "".join(
-        f"\n    {folder / file.name}  {file.size_bytes:,} bytes, SHA-256 {file.sha256}"
-        + "".join(
-            f"\n      from {address.replace('{name}', file.name)}"
-            for address in asked.addresses[:1]
-        )
-        for file in missing
-    )
+def _not_downloaded(
+    name: str, folder: Path, missing: Sequence[File], source: _Mirrors
+) -> DataError:
+    reasons = "".join(f"\n  {address}: {why}" for address, why in source.problems.items())
+    wanted = ""
+    for file in missing:
+        wanted += f"\n    {folder / file.name}  {file.size_bytes:,} bytes, SHA-256 {file.sha256}"
+        for address in source.addresses[:1]:
+            wanted += f"\n      from {address.replace('{name}', file.name)}"
     return DataError(
-        f"{name} could not be fetched from any mirror:{reasons}",
-        fix=f"on a machine with a network fetch these files, put them here, and run this again:{wanted}",
+        f"no mirror of {name} could be used:{reasons}",
+        fix=f"download these files on a machine with a network, put them here, and run this again:{wanted}",
     )

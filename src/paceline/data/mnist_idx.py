@@ -18,7 +18,10 @@ _UNSIGNED_BYTES = 0x08
 
 
 def read_idx(folder: Path, name: str, sha256: str = "") -> NDArray[numpy.uint8]:
-    """Return the array of `folder/name` or `folder/name.gz`; `sha256` is the checksum of the unpacked file."""
+    """Return the array of `folder/name` or `folder/name.gz`.
+
+    `sha256` is the checksum of the unpacked file.
+    """
     path, content = _content(folder, name)
     if sha256 and hashlib.sha256(content).hexdigest() != sha256:
         _parse(path, content)  # raises a better error if it is not an IDX file at all

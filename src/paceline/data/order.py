@@ -47,10 +47,10 @@ def places_of(samples: Places, size: int, seed: int, epoch: int, part: int = _WH
 
 @dataclass(frozen=True)
 class Order:
-    """The order of a dataset that is read in blocks: blocks are permuted, then the samples of each window of blocks.
+    """Permute the blocks of a dataset, then the samples of each window of blocks.
 
-    Only the blocks of one window are needed at a time. A dataset of at most one window is shuffled as a whole, in
-    the order of `samples_at`.
+    Only the blocks of one window are needed at a time. A dataset of at most one window is
+    shuffled as a whole, in the order of `samples_at`.
     """
 
     size: int
@@ -90,7 +90,9 @@ class Order:
         return samples
 
     def next_blocks(self, place: int, seed: int, epoch: int) -> list[int]:
-        """Return the blocks of the window after the one of a place, in shuffled order; empty after the last window.
+        """Return the blocks of the window after the one of a place, in shuffled order.
+
+        Empty after the last window.
 
         >>> Order(size=7, block=2, window=2).next_blocks(0, seed=1, epoch=0)
         [0, 2]
@@ -154,7 +156,7 @@ def _walk(
 
 @lru_cache(maxsize=16)
 def _rounds(seed: int, epoch: int, part: int, bits: int) -> list[_Round]:
-    """Return the functions of the rounds: each maps one half of the bits to a mask for the other half."""
+    """Return the round functions: each maps one half of the bits to a mask for the other."""
     halves = [bits // 2, bits - bits // 2]
     rounds: list[_Round] = []
     for number, key in enumerate(_round_keys(seed, epoch, part)):
@@ -186,7 +188,7 @@ def _round_keys(seed: int, epoch: int, part: int) -> _Words:
 
 
 def _permute(values: _Words, bits: int, rounds: Sequence[_Round]) -> _Words:
-    """Permute [0, 2**bits): each round XORs one half with a function of the other, then swaps them."""
+    """Permute [0, 2**bits): each round XORs a half with a function of the other, and swaps."""
     high, low = _halves(values, bits)
     for value in rounds:
         high, low = low, value(low) ^ high

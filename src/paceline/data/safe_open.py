@@ -12,7 +12,10 @@ _FIX = "download or pack the dataset again"
 
 
 def open_plain(path: Path) -> int:
-    """Open a regular file for reading. Anything else, such as a pipe, is refused without waiting for it."""
+    """Open a regular file for reading.
+
+    Anything else, such as a pipe, is refused without waiting for it.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -63,7 +63,10 @@ class Characters:
         return len(self.letters)
 
     def encode(self, text: str) -> Array:
-        """Return the tokens of a text; the error names a character that is not in the vocabulary."""
+        """Return the tokens of a text.
+
+        The error names a character that is not in the vocabulary.
+        """
         letters, codes = _codes(self.letters), _codes(text)
         tokens = numpy.searchsorted(letters, codes)
         unknown = letters.take(tokens, mode="clip") != codes
@@ -89,7 +92,10 @@ class Tokens:
     """The tokens of a tokenizer."""
 
     content: bytes
-    """The tokenizer file. It is parsed when text is encoded or decoded: tokens alone need no package."""
+    """The tokenizer file.
+
+    It is parsed when text is encoded or decoded: tokens alone need no package.
+    """
     size: int
     end: int = -1
     """The end-of-text token; -1: none."""
@@ -115,7 +121,10 @@ class Tokens:
         )
 
     def first_unencodable(self, text: str) -> str:
-        """Return the first character that no token covers, other than white space; "" if there is none."""
+        """Return the first character that no token covers, other than white space.
+
+        "" if there is none.
+        """
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         covered: set[int] = set()
         for token, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
@@ -157,7 +166,10 @@ Vocabulary = Bytes | Characters | Tokens
 def vocabulary_of(
     about: Mapping[str, Any], read: Callable[[str], bytes], where: str
 ) -> Vocabulary | None:
-    """Return the vocabulary that an index describes, if any; `read` returns a file in its folder."""
+    """Return the vocabulary that an index describes, if any.
+
+    `read` returns a file in its folder.
+    """
     level, letters, size = (about.get(name) for name in ("text", "characters", "vocabulary"))
     if level == "bytes":
         return Bytes()

@@ -1,1 +1,1 @@
-"""Can this machine, can these nodes, train? Each family of checks gathers facts, and judges them in a pure function."""
+"""Checks of this machine or of several hosts. Each gathers facts and judges them in a pure function."""

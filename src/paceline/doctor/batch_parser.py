@@ -1,4 +1,4 @@
-"""What a batch script would do, read and never run: its options, its variables, and the commands that start ranks."""
+"""Parse a batch script without running it: its options, its variables and its commands."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LEADING = {
 }
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 _ARRAY = re.compile(r"^\s*[A-Za-z_]\w*=\((?!\()", re.MULTILINE)
-_HEREDOC = re.compile(  # what is quoted, a sum, or a here-string is passed over
+_HEREDOC = re.compile(  # quoted text, arithmetic and here-strings are skipped
     r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|\(\(.{0,300}?\)\)|<<<|<<-?[ \t]*(?:'([^'\n]+)'|\"([^\"\n]+)\"|\\?([A-Za-z_][\w.-]*))",
     re.DOTALL,
 )
@@ -44,22 +44,22 @@ _SUBSTITUTED = re.compile(
     r"\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`"
 )
 _REDIRECTED = re.compile(r"\d*>&\d?-?|&>>?|[<>](?=\()")
-_MOST_LINES = 200  # that a quote may stay open
-_MOST_LETTERS = 1 << 14  # of one command
+_MAX_LINES = 200  # for which a quote may stay open
+_MAX_CHARS = 1 << 14  # per command
 MARKED = "\x01"
-"""Stands before a $ that single quotes keep from the batch shell: the tasks themselves read it."""
+"""Precedes a $ in single quotes: the tasks expand it, not the batch shell."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One simple command; `variables` are those that are set for it alone."""
+    """A simple command; `variables` are set for it alone."""
 
     line: int
     words: tuple[str, ...]
     variables: dict[str, str]
     background: bool = False
     checked: bool = False
-    """Whether what comes after it, as in `|| exit`, asks how it ended."""
+    """Whether its exit code is tested, as in `|| exit`."""
 
 
 @dataclass(frozen=True)
@@ -74,66 +74,69 @@ class Variable:
 
 @dataclass
 class Script:
-    """What was read of a batch script."""
+    """The parsed parts of a batch script."""
 
     text: str
     options: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """Of the #SBATCH lines, by their long names: value and line."""
+    """Options of the #SBATCH lines, by long name: value and line."""
     late_options: list[int] = field(default_factory=list)
-    """Lines with #SBATCH after the first command, which Slurm does not read."""
+    """Lines with #SBATCH after the first command, which Slurm ignores."""
     open_texts: list[tuple[int, str]] = field(default_factory=list)
-    """Here-documents whose end word never comes: line and word."""
+    """Here-documents without an end: line and delimiter."""
     variables: list[Variable] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
 
     def value(self, name: str) -> str:
-        """Return the value of an option; empty if it is not given."""
+        """Return an option; empty if it is not set."""
         return self.options.get(name, ("", 0))[0]
 
     def last(self, name: str) -> Variable | None:
-        """Return the last setting of a variable."""
-        return next((one for one in reversed(self.variables) if one.name == name), None)
+        """Return the last assignment of a variable."""
+        for variable in reversed(self.variables):
+            if variable.name == name:
+                return variable
+        return None
 
     @property
     def body(self) -> str:
         """The script without its comments."""
-        return "\n".join(
-            line for line in self.text.splitlines() if not line.lstrip().startswith("#")
-        )
+        lines = self.text.splitlines()
+        return "\n".join(line for line in lines if not line.lstrip().startswith("#"))
 
 
 def read_script(text: str) -> Script:
-    """Return what a script says; what cannot be read as words is passed over."""
+    """Parse a script; lines that cannot be split into words are skipped."""
     script = Script(text)
-    begun = False
-    for number, piece in _pieces(script):
+    in_commands = False
+    for number, piece in _logical_lines(script):
         stripped = piece.strip()
         if stripped.startswith("#SBATCH"):
-            if begun:
+            if in_commands:
                 script.late_options.append(number)
             else:
-                script.options |= {name: (value, number) for name, value in _sbatch(stripped)}
+                for name, value in _sbatch_options(stripped).items():
+                    script.options[name] = (value, number)
         elif stripped and not stripped.startswith("#"):
-            begun = True
+            in_commands = True
             _read_piece(script, number, piece)
     return script
 
 
-def _sbatch(line: str) -> Iterator[tuple[str, str]]:
+def _sbatch_options(line: str) -> dict[str, str]:
     try:
         words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
     except ValueError:
-        return
-    yield from options_of(words)[0].items()
+        return {}
+    return options_of(words)[0]
 
 
 def options_of(words: list[str] | tuple[str, ...]) -> tuple[dict[str, str], list[str]]:
-    """Return the options that words begin with, by their long names, and the words from the first other one on.
+    """Return the leading options by long name, and the rest from the first other word on.
 
-    >>> options_of(["-N2", "--ntasks=4", "-c", "8", "--exclusive", "python", "-u", "x.py"])
-    ({'nodes': '2', 'ntasks': '4', 'cpus-per-task': '8', 'exclusive': ''}, ['python', '-u', 'x.py'])
+    >>> options_of(["-N2", "--ntasks=4", "-c", "8", "--exclusive", "python", "-u"])
+    ({'nodes': '2', 'ntasks': '4', 'cpus-per-task': '8', 'exclusive': ''}, ['python', '-u'])
     """
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] not in {"-", "--"}:
         word = rest.pop(0)
@@ -146,66 +149,63 @@ def options_of(words: list[str] | tuple[str, ...]) -> tuple[dict[str, str], list
                 continue
         if not equals and name not in _WITHOUT_VALUE and rest and not rest[0].startswith("-"):
             value = rest.pop(0)
-        found[name] = value
-    return found, rest
+        options[name] = value
+    return options, rest
 
 
-def _pieces(script: Script) -> Iterator[tuple[int, str]]:
-    """Yield lines with those that continue them, each with the number of its first; texts for other programs are left out."""
+def _logical_lines(script: Script) -> Iterator[tuple[int, str]]:
+    """Yield each line joined with its continuations, and its number; here-documents are skipped."""
     lines = script.text.splitlines()
-    places: dict[str, list[int]] = {}
-    for place, line in enumerate(lines):
-        places.setdefault(line.strip(), []).append(place)
-    place = 0
-    while place < len(lines):
-        number = place + 1
-        piece, place = _joined(lines, place)
-        for word in _end_words(piece):
-            ends = places.get(word, [])
-            after = bisect.bisect_left(ends, place)
+    indices: dict[str, list[int]] = {}
+    for index, line in enumerate(lines):
+        indices.setdefault(line.strip(), []).append(index)
+    index = 0
+    while index < len(lines):
+        number = index + 1
+        piece, index = _joined(lines, index)
+        for delimiter in _delimiters(piece):
+            ends = indices.get(delimiter, [])
+            after = bisect.bisect_left(ends, index)
             if after < len(ends):
-                place = ends[after] + 1
-            else:  # read on: what follows may have been meant to run
-                script.open_texts.append((number, word))
-        yield number, piece[:_MOST_LETTERS]
+                index = ends[after] + 1
+            else:  # continue: the following lines may be meant as commands
+                script.open_texts.append((number, delimiter))
+        yield number, piece[:_MAX_CHARS]
 
 
-def _joined(lines: list[str], place: int) -> tuple[str, int]:
-    """Return a line with those that continue it, and the place after them."""
-    piece, after = lines[place], place + 1
+def _joined(lines: list[str], index: int) -> tuple[str, int]:
+    """Return a line joined with its continuations, and the index after them."""
+    piece, after = lines[index], index + 1
     if piece.lstrip().startswith("#"):
         return piece, after
-    last = min(len(lines), after + _MOST_LINES)
+    last = min(len(lines), after + _MAX_LINES)
     marked, quote = _scan(piece)
-    while after < last and len(piece) <= _MOST_LETTERS and (quote or _goes_on(piece, marked)):
-        piece = (
-            f"{piece[:-1]} {lines[after]}" if piece.endswith("\\") else f"{piece}\n{lines[after]}"
-        )
+    while after < last and len(piece) <= _MAX_CHARS and (quote or _is_continued(piece, marked)):
+        if piece.endswith("\\"):
+            piece = f"{piece[:-1]} {lines[after]}"
+        else:
+            piece = f"{piece}\n{lines[after]}"
         more, quote = _scan(lines[after], quote)
         marked, after = f"{marked}\n{more}", after + 1
     return piece, after
 
 
-def _end_words(piece: str) -> list[str]:
-    """Return the words that end the texts which follow a line.
+def _delimiters(piece: str) -> list[str]:
+    """Return the delimiters of the here-documents that a line starts.
 
-    >>> _end_words("cat <<-'A B' <<EOF; read x <<< $y; z=$((1<<z)) # <<C")
+    >>> _delimiters("cat <<-'A B' <<EOF; read x <<< $y; z=$((1<<z)) # <<C")
     ['A B', 'EOF']
     """
     if "<<" not in piece:
         return []
-    return [
-        word
-        for found in _HEREDOC.finditer(_scan(piece)[0])
-        if (word := found[1] or found[2] or found[3])
-    ]
+    delimiters = [match[1] or match[2] or match[3] for match in _HEREDOC.finditer(_scan(piece)[0])]
+    return [delimiter for delimiter in delimiters if delimiter]
 
 
-def _goes_on(piece: str, marked: str) -> bool:
-    """Return whether a line is not at its end: a backslash, an open array."""
-    return piece.endswith("\\") or (
-        bool(_ARRAY.match(piece)) and ")" not in _SUBSTITUTED.sub("", marked)
-    )
+def _is_continued(piece: str, marked: str) -> bool:
+    """Return whether a line ends with a backslash or inside an array."""
+    in_array = bool(_ARRAY.match(piece)) and ")" not in _SUBSTITUTED.sub("", marked)
+    return piece.endswith("\\") or in_array
 
 
 def _read_piece(script: Script, number: int, piece: str) -> None:
@@ -215,7 +215,7 @@ def _read_piece(script: Script, number: int, piece: str) -> None:
         words = _words(text)
     except ValueError:
         return
-    if array and words:  # a command that is kept, and run elsewhere
+    if array and words:  # a command in an array, run later
         script.commands.append(Command(number, tuple(words), {}, background=True, checked=True))
         return
     simple: list[str] = []
@@ -228,7 +228,7 @@ def _read_piece(script: Script, number: int, piece: str) -> None:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words and separators of a line; in single quotes every $ is marked, and $( ) stays one word."""
+    """Split a line into words and separators; $( ) stays one word, $ in single quotes is marked."""
     kept: list[str] = []
 
     def hide(match: re.Match[str]) -> str:
@@ -243,42 +243,42 @@ def _words(text: str) -> list[str]:
 
 
 def _scan(text: str, quote: str = "") -> tuple[str, str]:
-    r"""Return a text without its comments, with a mark where the batch shell does not expand, and the quote that stays open.
+    r"""Remove comments, mark each $ in single quotes, and return the quote that stays open.
 
-    `quote` is the one that is open before it.
+    `quote` is the quote that is open before the text.
 
     >>> _scan("a '$b' \"$c '$d'\" # it's")[0].replace(MARKED, "@")
     'a \'@$b\' "$c \'$d\'" '
     """
-    found, skipping, before = list[str](), False, " "
-    for letter in text:
-        skipping = letter != "\n" and (
-            skipping or (letter == "#" and not quote and before.isspace())
-        )
+    kept, skipping, before = list[str](), False, " "
+    for char in text:
+        starts_comment = char == "#" and not quote and before.isspace()
+        skipping = char != "\n" and (skipping or starts_comment)
         if not skipping:
-            if letter in {"'", '"'} and quote in {"", letter} and (before != "\\" or quote == "'"):
-                quote = "" if quote else letter
-            found.append(MARKED + letter if letter == "$" and quote == "'" else letter)
-        before = letter
-    return "".join(found), quote
+            escaped = before == "\\" and quote != "'"
+            if char in {"'", '"'} and quote in {"", char} and not escaped:
+                quote = "" if quote else char
+            kept.append(MARKED + char if char == "$" and quote == "'" else char)
+        before = char
+    return "".join(kept), quote
 
 
 def _read_command(script: Script, number: int, words: list[str], after: str) -> None:
-    """Take up one simple command: an assignment, an export, or a program."""
+    """Add one simple command to the script: an assignment, an export, or a program."""
     while words and words[0] in _LEADING:
         words = words[1:]
     own: dict[str, str] = {}
-    while words and (found := _ASSIGNED.fullmatch(words[0])):
-        own[found[1]] = found[2]
+    while words and (match := _ASSIGNED.fullmatch(words[0])):
+        own[match[1]] = match[2]
         words = words[1:]
     if not words:
-        script.variables += [
-            Variable(number, name, value, exported=False) for name, value in own.items()
-        ]
+        for name, value in own.items():
+            script.variables.append(Variable(number, name, value, exported=False))
     elif words[0] in {"export", "declare", "readonly", "local"}:
         _read_export(script, number, words)
     elif words[0] == "unset":
-        script.variables = [one for one in script.variables if one.name not in words]
+        kept = [variable for variable in script.variables if variable.name not in words]
+        script.variables = kept
     else:
         checked = after in {"||", "&&"}
         script.commands.append(
@@ -289,7 +289,7 @@ def _read_command(script: Script, number: int, words: list[str], after: str) -> 
 def _read_export(script: Script, number: int, words: list[str]) -> None:
     exported = words[0] == "export" or "-x" in words
     for word in words[1:]:
-        if found := _ASSIGNED.fullmatch(word):
-            script.variables.append(Variable(number, found[1], found[2], exported))
+        if match := _ASSIGNED.fullmatch(word):
+            script.variables.append(Variable(number, match[1], match[2], exported))
         elif exported and (known := script.last(word)):
             script.variables.append(Variable(known.line, known.name, known.value, exported=True))

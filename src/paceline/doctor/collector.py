@@ -1,4 +1,4 @@
-"""Where the ranks report: one address, one free port; who does not know the secret is sent away."""
+"""Where the ranks of an examination report: one address, one free port, only with the secret."""
 
 from __future__ import annotations
 
@@ -11,118 +11,113 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Self
 
-from paceline.doctor.rank_facts import RankFacts, received
+from paceline.doctor.rank_facts import RankFacts, facts_from_dict
 from paceline.doctor.wire import ANSWER_S, Connection
 
 _HELLO_S = 30.0
-_LOOK_S = 0.1
-_AT_ONCE = 64
+_POLL_S = 0.1
+_THREADS = 64
+_BAD_MESSAGE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True)
-class _Guest:
-    talk: Connection
+class _ConnectedRank:
+    connection: Connection
     facts: RankFacts
     door: str
+    """The address at which other hosts can test the connection to this one."""
 
 
 class Collector:
-    """Receives the ranks, compares their clocks with the one here, tells each of the others' doors, and hears what they reached."""
+    """Collects the ranks' reports, compares clocks, and lets every host connect to every other."""
 
     def __init__(self, listener: socket.socket, secret: str, size: int) -> None:
         self._listener, self._secret, self._size = listener, secret, size
-        self._guests: dict[int, _Guest] = {}
+        self._ranks: dict[int, _ConnectedRank] = {}
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._receive, daemon=True).start()
+        threading.Thread(target=self._accept, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._listener.close()
-        for guest in self._in_order():
-            guest.talk.__exit__()
+        for rank in self._in_order():
+            rank.connection.close()
 
     @property
-    def came(self) -> int:
+    def connected(self) -> int:
         """How many ranks have reported."""
-        return len(self._guests)
+        return len(self._ranks)
 
     def examine(self, timeout_s: float, is_over: Callable[[], bool]) -> list[RankFacts]:
-        """Wait for all ranks, or until no more can come; return what those that came say, in their order."""
+        """Wait for all ranks, or until no more can come; return the facts of those that came."""
         limit = time.monotonic() + timeout_s
-        while len(self._guests) < self._size and time.monotonic() < limit and not is_over():
-            time.sleep(_LOOK_S)
-        guests = self._in_order()
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            clocks = list(pool.map(_clock, guests))
-            doors = {guest.facts.node: guest.door for guest in guests if guest.door}
-            ways = list(pool.map(lambda guest: _ways(guest, doors), guests))
-        told = zip(guests, clocks, ways, strict=True)
-        return [
-            replace(guest.facts, clock_s=clock[0], clock_error_s=clock[1], unreached=unreached)
-            for guest, clock, unreached in told
-        ]
+        while self.connected < self._size and time.monotonic() < limit and not is_over():
+            time.sleep(_POLL_S)
+        ranks = self._in_order()
+        with ThreadPoolExecutor(_THREADS) as pool:
+            clocks = list(pool.map(_compare_clocks, ranks))
+            doors = {rank.facts.node: rank.door for rank in ranks if rank.door}
+            unreached = list(pool.map(lambda rank: _test_connections(rank, doors), ranks))
+        facts = []
+        for rank, (ahead_s, error_s), nodes in zip(ranks, clocks, unreached, strict=True):
+            facts.append(
+                replace(rank.facts, clock_s=ahead_s, clock_error_s=error_s, unreached=nodes)
+            )
+        return facts
 
     def dismiss(self, *, ok: bool) -> None:
-        """Tell the ranks what was made of it; they leave."""
-        for guest in self._in_order():
+        """Send the result to the ranks, which then exit."""
+        for rank in self._in_order():
             with contextlib.suppress(OSError):
-                guest.talk.say(ok=ok)
+                rank.connection.send(ok=ok)
 
-    def _in_order(self) -> list[_Guest]:
-        """Return those that are here by now; others may still come."""
+    def _in_order(self) -> list[_ConnectedRank]:
+        """Return the ranks connected so far; more may come."""
         with self._lock:
-            return [self._guests[rank] for rank in sorted(self._guests)]
+            return [self._ranks[number] for number in sorted(self._ranks)]
 
-    def _receive(self) -> None:
+    def _accept(self) -> None:
         with contextlib.suppress(OSError):  # the listener is closed
             while True:
-                connection, _ = self._listener.accept()
-                threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
+                accepted, _ = self._listener.accept()
+                threading.Thread(target=self._greet, args=(accepted,), daemon=True).start()
 
-    def _greet(self, connection: socket.socket) -> None:
-        talk = Connection(connection, _HELLO_S)
+    def _greet(self, accepted: socket.socket) -> None:
+        connection = Connection(accepted, _HELLO_S)
         try:
-            said = talk.ask_proof(self._secret)
-            guest = _Guest(talk, received(said["facts"]), str(said["door"]))
-            connection.settimeout(ANSWER_S)
-            self._take_in(guest, int(said["size"]))
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-        ):  # a stranger, or a rank that has just died
-            talk.__exit__()
+            hello = connection.require_proof(self._secret)
+            facts = facts_from_dict(hello["facts"])
+            accepted.settimeout(ANSWER_S)
+            self._add(_ConnectedRank(connection, facts, str(hello["door"])), int(hello["size"]))
+        except _BAD_MESSAGE:  # not one of our ranks, or a rank that has just died
+            connection.close()
 
-    def _take_in(self, guest: _Guest, size: int) -> None:
-        """Keep a rank that is one of ours; one that counts otherwise, or takes the place of another, is sent away."""
-        rank = guest.facts.rank
+    def _add(self, rank: _ConnectedRank, size: int) -> None:
+        """Keep a rank of this examination; refuse another world size, or a second of one number."""
+        number = rank.facts.rank
         with self._lock:
-            if size != self._size or not 0 <= rank < size or rank in self._guests:
-                raise ConnectionError(f"rank {rank} of {size} is not expected")
-            self._guests[rank] = guest
+            if size != self._size or not 0 <= number < size or number in self._ranks:
+                raise ConnectionError(f"rank {number} of {size} is not expected")
+            self._ranks[number] = rank
 
 
-def _clock(guest: _Guest) -> tuple[float, float]:
+def _compare_clocks(rank: _ConnectedRank) -> tuple[float, float]:
     try:
-        return guest.talk.compare_clocks()
+        return rank.connection.compare_clocks()
     except (OSError, KeyError, ValueError, TypeError):
         return 0.0, float("inf")
 
 
-def _ways(guest: _Guest, doors: dict[int, str]) -> dict[int, str]:
+def _test_connections(rank: _ConnectedRank, doors: dict[int, str]) -> dict[int, str]:
+    """Return the nodes that a rank's host cannot reach, and why."""
     try:
-        guest.talk.say(doors=doors)
-        unreached = dict(guest.talk.hear()["unreached"])
+        rank.connection.send(doors=doors)
+        unreached = dict(rank.connection.receive()["unreached"])
         return {int(node): str(why) for node, why in unreached.items()}
     except (OSError, KeyError, ValueError, TypeError) as error:
-        return {
-            node: f"{guest.facts.host} did not say ({error})"
-            for node in doors
-            if node != guest.facts.node
-        }
+        nodes = doors.keys() - {rank.facts.node}
+        return dict.fromkeys(sorted(nodes), f"no answer from {rank.facts.host} ({error})")

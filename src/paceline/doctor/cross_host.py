@@ -1,4 +1,4 @@
-"""Whether the ranks fit together: versions, clocks, ways between hosts, cores, and what Slurm was asked for."""
+"""Whether the ranks fit together: versions, clocks, connectivity, cores, and Slurm's request."""
 
 from __future__ import annotations
 
@@ -7,234 +7,257 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.doctor.finding import Finding, passed, problem
+from paceline.doctor.finding import Finding, name_some, passed, problem
 from paceline.doctor.rank_facts import RankFacts
 from paceline.doctor.resources import spans
 from paceline.units import short_time
 
-_APART_S = 1.0
-_SHOWN = 6
+_MAX_CLOCK_S = 1.0
+_MAX_SHOWN = 6
+_FIREWALL_FIX = (
+    "open the firewall between them for all ports above 1023, "
+    "or set PACELINE_INTERFACE to the interface that connects them"
+)
+
+_Failure = tuple[RankFacts, RankFacts, str]
+"""A connection that failed: from, to, and why."""
 
 
 def judge_missing_ranks(
-    ranks: Sequence[RankFacts], size: int, said: Sequence[tuple[str, str, str]]
+    ranks: Sequence[RankFacts], size: int, errors: Sequence[tuple[str, str, str]]
 ) -> Finding:
-    """Judge whether all ranks came; `said` is what those printed that could not report: host, problem and fix."""
-    missing = sorted(set(range(size)) - {one.rank for one in ranks})
+    """Judge whether all ranks reported; `errors` are what others printed: host, problem, fix."""
+    missing = sorted(set(range(size)) - {rank.rank for rank in ranks})
     if not missing:
-        return passed("ranks", f"all {size} came, from {len({one.node for one in ranks})} hosts")
-    for host, why, fix in said[:1]:
-        return problem(
-            "ranks",
-            f"rank{'s' * (len(missing) > 1)} {spans(missing)} of {size} did not come; {host} says: {why}",
-            fix,
-        )
+        hosts = len({rank.node for rank in ranks})
+        return passed("ranks", f"all {size} reported, from {hosts} hosts")
+    text = f"rank{'s' * (len(missing) > 1)} {spans(missing)} of {size} did not report"
+    if errors:
+        host, why, fix = errors[0]
+        return problem("ranks", f"{text}; error on {host}: {why}", fix)
     return problem(
         "ranks",
-        f"rank{'s' * (len(missing) > 1)} {spans(missing)} of {size} did not come",
-        "see what their hosts print above; `sinfo -R` names nodes that are down",
+        text,
+        "check the output of their hosts above; `sinfo -R` lists nodes that are down",
     )
 
 
 def judge_versions(ranks: Sequence[RankFacts]) -> Finding:
-    """Judge whether all ranks run the same.
+    """Judge whether all ranks have the same Python and packages.
 
-    >>> facts = [RankFacts(rank, f"n{rank}", rank, 0, {"torch": "2.13" if rank else "2.12"}, (0,)) for rank in range(3)]
+    >>> facts = []
+    >>> for rank, torch in enumerate(["2.12", "2.13", "2.13"]):
+    ...     facts.append(RankFacts(rank, f"n{rank}", rank, 0, {"torch": torch}, (0,)))
     >>> judge_versions(facts).says
     'torch differs: 2.12 on n0; 2.13 on n1, n2'
     """
-    for name in sorted({name for one in ranks for name in one.versions}):
-        found: dict[str, list[str]] = {}
-        for one in ranks:
-            found.setdefault(one.versions.get(name, "none"), []).append(one.host)
-        if len(found) > 1:
-            words = "; ".join(f"{version} on {_some(hosts)}" for version, hosts in found.items())
+    names = sorted({name for rank in ranks for name in rank.versions})
+    for name in names:
+        hosts_by_version: dict[str, list[str]] = {}
+        for rank in ranks:
+            version = rank.versions.get(name, "none")
+            hosts_by_version.setdefault(version, []).append(rank.host)
+        if len(hosts_by_version) > 1:
+            found = [f"{version} on {_some(hosts)}" for version, hosts in hosts_by_version.items()]
             return problem(
                 "versions",
-                f"{name} differs: {words}",
-                "start all ranks from one environment, on a shared disk or packed: `paceline doctor --pack`",
+                f"{name} differs: {'; '.join(found)}",
+                "start all ranks from one environment, on a shared disk or packed: "
+                "`paceline doctor --pack`",
             )
     same = ranks[0].versions
-    return passed(
-        "versions",
-        ", ".join(
-            f"{name} {same[name]}" for name in ("python", "torch", "paceline") if name in same
-        )
-        + " on all ranks",
-    )
+    shown = [f"{name} {same[name]}" for name in ("python", "torch", "paceline") if name in same]
+    return passed("versions", f"{', '.join(shown)} on all ranks")
 
 
 def _some(hosts: Sequence[str]) -> str:
-    unlike = list(dict.fromkeys(hosts))
-    return ", ".join(unlike[:_SHOWN]) + (
-        f" and {len(unlike) - _SHOWN} more" if len(unlike) > _SHOWN else ""
-    )
+    return name_some(list(dict.fromkeys(hosts)), _MAX_SHOWN)
 
 
 def judge_clocks(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
-    """Judge whether the hosts agree what time it is: where they are 15 s apart, torchrun takes live nodes for dead."""
-    hosts = [one for one in ranks if one.local_rank == 0 and math.isfinite(one.clock_error_s)]
+    """Judge the difference of the hosts' clocks: at 15 s torchrun takes live nodes for dead."""
+    hosts = [rank for rank in ranks if rank.local_rank == 0 and math.isfinite(rank.clock_error_s)]
     if len(hosts) < 2:
         return
-    first, last = min(hosts, key=lambda one: one.clock_s), max(hosts, key=lambda one: one.clock_s)
-    apart = last.clock_s - first.clock_s
-    doubt = first.clock_error_s + last.clock_error_s
-    if apart - doubt > _APART_S:
+    first = min(hosts, key=lambda host: host.clock_s)
+    last = max(hosts, key=lambda host: host.clock_s)
+    difference_s = last.clock_s - first.clock_s
+    error_s = first.clock_error_s + last.clock_error_s
+    if difference_s - error_s > _MAX_CLOCK_S:
         yield problem(
             "clocks",
-            f"{last.host} is {apart:.1f} s ahead of {first.host}",
+            f"the clock of {last.host} is {difference_s:.1f} s ahead of {first.host}",
             f"start chrony or ntpd on both: `timedatectl status` on {first.host} and {last.host}",
         )
     else:
-        yield passed("clocks", f"at most {short_time(apart + doubt)} apart")
+        yield passed("clocks", f"at most {short_time(difference_s + error_s)} apart")
 
 
 def judge_connectivity(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
-    """Judge whether every host reaches every other, each way, at free ports."""
-    hosts = {one.node: one for one in ranks if one.local_rank == 0}
+    """Judge whether every host can connect to every other, in both directions, at free ports."""
+    hosts = {rank.node: rank for rank in ranks if rank.local_rank == 0}
     if len(hosts) < 2:
         return
-    closed = [
-        (one, hosts[node], why)
-        for one in hosts.values()
-        for node, why in one.unreached.items()
-        if node in hosts
-    ]
-    if not closed:
-        yield passed(
-            "ways",
-            f"all {len(hosts) * (len(hosts) - 1)} ways between {len(hosts)} hosts are open, at any port",
-        )
+    failures: list[_Failure] = []
+    for host in hosts.values():
+        for node, why in host.unreached.items():
+            if node in hosts:
+                failures.append((host, hosts[node], why))
+    if not failures:
+        count = len(hosts)
+        pairs = f"all {count * (count - 1)} connections between {count} hosts"
+        yield passed("ways", f"{pairs} work, at any port")
         return
-    fix = "open the firewall between them for all ports above 1023, or name the interface that joins them: PACELINE_INTERFACE"
-    count = Counter(end.node for one, other, _ in closed for end in (one, other))
-    worst, often = count.most_common(1)[0]
-    if len(hosts) > 2 and often >= 2 * (len(hosts) - 1):
-        reason = next(why for one, other, why in closed if worst in {one.node, other.node})
+    isolated = _isolated_node(failures, len(hosts))
+    if isolated is not None:
+        related = [failure for failure in failures if _involves(failure, isolated)]
+        failures = [failure for failure in failures if not _involves(failure, isolated)]
+        name = hosts[isolated].host
         yield problem(
             "ways",
-            f"no other host reaches {hosts[worst].host}: {reason}",
-            f"{fix}; or leave it out: --exclude={hosts[worst].host}",
+            f"no other host can reach {name}: {related[0][2]}",
+            f"{_FIREWALL_FIX}; or exclude it: --exclude={name}",
         )
-        closed = [way for way in closed if worst not in {way[0].node, way[1].node}]
-    for one, other, why in closed[:_SHOWN]:
-        back = "" if one.node in other.unreached else f" ({other.host} reaches {one.host})"
-        yield problem("ways", f"{one.host} does not reach {other.host}{back}: {why}", fix)
-    if len(closed) > _SHOWN:
-        yield problem("ways", f"and {len(closed) - _SHOWN} more ways are closed", fix)
+    for source, target, why in failures[:_MAX_SHOWN]:
+        works = source.node not in target.unreached
+        back = f" ({target.host} reaches {source.host})" if works else ""
+        yield problem(
+            "ways", f"{source.host} cannot reach {target.host}{back}: {why}", _FIREWALL_FIX
+        )
+    if len(failures) > _MAX_SHOWN:
+        more = len(failures) - _MAX_SHOWN
+        yield problem("ways", f"{more} more connections fail", _FIREWALL_FIX)
+
+
+def _involves(failure: _Failure, node: int) -> bool:
+    return node in {failure[0].node, failure[1].node}
+
+
+def _isolated_node(failures: Sequence[_Failure], hosts: int) -> int | None:
+    """Return the node whose connections fail in both directions to all others, if there is one."""
+    count: Counter[int] = Counter()
+    for source, target, _ in failures:
+        count[source.node] += 1
+        count[target.node] += 1
+    node, failed = count.most_common(1)[0]
+    return node if hosts > 2 and failed >= 2 * (hosts - 1) else None
 
 
 def judge_affinity(ranks: Sequence[RankFacts]) -> Iterator[Finding]:
     """Judge whether the ranks of a host have cores of their own, or enough to share."""
     by_node: dict[int, list[RankFacts]] = {}
-    for one in ranks:
-        by_node.setdefault(one.node, []).append(one)
-    for mine in by_node.values():
-        cores = {core for one in mine for core in one.cores}
-        each = f"{min(len(one.cores) for one in mine)} cores a rank"
-        if len(cores) < len(mine):
+    for rank in ranks:
+        by_node.setdefault(rank.node, []).append(rank)
+    shared = False
+    for node_ranks in by_node.values():
+        masks = {rank.cores for rank in node_ranks}
+        cores = set[int]().union(*masks)
+        host = node_ranks[0].host
+        if len(cores) < len(node_ranks):
+            plural = "s" * (len(cores) > 1)
             yield problem(
                 "affinity",
-                f"{len(mine)} ranks of {mine[0].host} are bound to the same {len(cores)} core{'s' * (len(cores) > 1)} ({spans(sorted(cores))})",
-                'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK", ask for --cpus-per-task, or srun --cpu-bind=none',
+                f"{len(node_ranks)} ranks of {host} are bound to the same "
+                f"{len(cores)} core{plural} ({spans(sorted(cores))})",
+                'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK", request --cpus-per-task, '
+                "or use srun --cpu-bind=none",
             )
             return
-        if _overlap(mine):
+        if sum(map(len, masks)) > len(cores):
+            shown = "; ".join(spans(rank.cores) for rank in node_ranks[:4])
             yield problem(
                 "affinity",
-                f"ranks of {mine[0].host} are bound to cores of each other: {'; '.join(spans(one.cores) for one in mine[:4])}",
-                "srun --cpu-bind=cores, with --cpus-per-task",
+                f"ranks of {host} are bound to overlapping cores: {shown}",
+                "use srun --cpu-bind=cores, with --cpus-per-task",
             )
             return
-    shared = any(len({one.cores for one in mine}) < len(mine) for mine in by_node.values())
-    yield passed(
-        "affinity", f"{each}, {'shared by the ranks of a host' if shared else 'of its own'}"
-    )
-
-
-def _overlap(ranks: Sequence[RankFacts]) -> bool:
-    """Return whether sets of cores overlap that are not the same."""
-    sets = [set(cores) for cores in {one.cores for one in ranks}]
-    return sum(map(len, sets)) > len(set[int]().union(*sets))
+        shared |= len(masks) < len(node_ranks)
+    fewest = min(len(rank.cores) for rank in node_ranks)
+    how = "shared by the ranks of a host" if shared else "not shared"
+    yield passed("affinity", f"{fewest} cores per rank, {how}")
 
 
 @dataclass(frozen=True)
 class AllocationRequest:
-    """What Slurm was asked for; 0: it was left to Slurm."""
+    """The resources that the Slurm job requested; 0: left to Slurm."""
 
     job: str
     nodes: int = 0
     tasks: int = 0
     tasks_on: tuple[int, ...] = ()
-    """Each node."""
+    """Tasks on each node."""
     cpus_per_task: int = 0
     gpus_per_node: int = 0
 
 
 def judge_request(request: AllocationRequest, ranks: Sequence[RankFacts]) -> Iterator[Finding]:
-    """Judge whether what Slurm was asked for is there."""
+    """Judge whether the ranks have the tasks, cores and GPUs that the job requested."""
     yield _judge_tasks(request)
     yield from _judge_cpus(request, ranks)
     yield from _judge_gpus(request, ranks)
 
 
 def _judge_tasks(request: AllocationRequest) -> Finding:
-    said = f"job {request.job}: {request.nodes} nodes, tasks {','.join(map(str, request.tasks_on)) or 'not said'}"
+    tasks = ",".join(map(str, request.tasks_on)) or "not set"
+    text = f"job {request.job}: {request.nodes} nodes, tasks per node {tasks}"
     if len(set(request.tasks_on)) > 1:
         return problem(
             "slurm tasks",
-            f"{said}: not the same number on each node",
-            "give --ntasks-per-node instead of --ntasks",
+            f"{text}: not the same number on each node",
+            "use --ntasks-per-node instead of --ntasks",
         )
-    if (
-        request.gpus_per_node
-        and request.tasks_on
-        and 1 < request.tasks_on[0] != request.gpus_per_node
-    ):
+    gpus = request.gpus_per_node
+    if gpus and request.tasks_on and 1 < request.tasks_on[0] != gpus:
         return problem(
             "slurm tasks",
-            f"{said}, but {request.gpus_per_node} GPUs on each: one rank a GPU was meant?",
-            f"--ntasks-per-node={request.gpus_per_node}",
+            f"{text}, but {gpus} GPUs per node: use one rank per GPU",
+            f"--ntasks-per-node={gpus}",
         )
-    return passed("slurm tasks", said)
+    return passed("slurm tasks", text)
 
 
 def _judge_cpus(request: AllocationRequest, ranks: Sequence[RankFacts]) -> Iterator[Finding]:
-    short = [one for one in ranks if len(one.cores) < request.cpus_per_task]
-    if short:
-        one = min(short, key=lambda rank: len(rank.cores))
+    if not request.cpus_per_task:
+        return
+    rank = min(ranks, key=lambda rank: len(rank.cores))
+    if len(rank.cores) < request.cpus_per_task:
         yield problem(
             "slurm cpus",
-            f"{request.cpus_per_task} cores a task were asked for, rank {one.rank} on {one.host} has {len(one.cores)} ({spans(one.cores)})",
-            'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK" (Slurm 22.05 and later), or ask for no more than a node has',
+            f"requested {request.cpus_per_task} cores per task, "
+            f"rank {rank.rank} on {rank.host} has {len(rank.cores)} ({spans(rank.cores)})",
+            'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK" (Slurm 22.05 and later), '
+            "or request no more than a node has",
         )
-    elif request.cpus_per_task:
-        yield passed("slurm cpus", f"{request.cpus_per_task} cores a task, as asked for")
+    else:
+        yield passed("slurm cpus", f"{request.cpus_per_task} cores per task, as requested")
 
 
 def _judge_gpus(request: AllocationRequest, ranks: Sequence[RankFacts]) -> Iterator[Finding]:
-    asked = [one for one in ranks if one.gpus_seen >= 0]
-    lost = [one for one in asked if one.gpus_seen < _given(request, one)]
-    strange = [one for one in asked if one.gpus_seen and not _given(request, one)]
+    asked = [rank for rank in ranks if rank.gpus_seen >= 0]
+    lost = [rank for rank in asked if rank.gpus_seen < _given(request, rank)]
+    extra = [rank for rank in asked if rank.gpus_seen and not _given(request, rank)]
     if lost:
-        one = lost[0]
+        hosts = [rank.host for rank in lost]
+        visible = lost[0].visible or "not set"
         yield problem(
             "slurm gpus",
-            f"Slurm gave {_given(request, one)} GPUs on {_some([rank.host for rank in lost])}, and {one.gpus_seen} are seen there (CUDA_VISIBLE_DEVICES={one.visible or 'not set'})",
-            f"see `nvidia-smi` there; leave them out: --exclude={','.join(rank.host for rank in lost[:_SHOWN])}",
+            f"Slurm allocated {_given(request, lost[0])} GPUs on {_some(hosts)}, "
+            f"but {lost[0].gpus_seen} are visible (CUDA_VISIBLE_DEVICES={visible})",
+            f"check `nvidia-smi` there; exclude them: --exclude={','.join(hosts[:_MAX_SHOWN])}",
         )
-    elif strange:
+    elif extra:
+        hosts = [rank.host for rank in extra]
         yield problem(
             "slurm gpus",
-            f"{strange[0].gpus_seen} GPUs are seen on {_some([rank.host for rank in strange])}, and none was asked for",
-            "ask for them, or others may get them too: --gpus-per-node, or --gres=gpu:N",
+            f"{extra[0].gpus_seen} GPUs are visible on {_some(hosts)}, but the job requested none",
+            "request them, or other jobs may get them too: --gpus-per-node, or --gres=gpu:N",
         )
     elif asked and request.gpus_per_node:
-        yield passed("slurm gpus", f"{request.gpus_per_node} on each node, as asked for")
+        yield passed("slurm gpus", f"{request.gpus_per_node} per node, as requested")
 
 
-def _given(request: AllocationRequest, one: RankFacts) -> int:
-    """Return how many GPUs Slurm says that a rank has: of its own, where each task sees only those, else of its node."""
-    own = len([word for word in one.visible.split(",") if word])
-    node = one.gpus_given or request.gpus_per_node
+def _given(request: AllocationRequest, rank: RankFacts) -> int:
+    """Return the GPUs that Slurm gave to a rank: its own, if tasks see only theirs, else its node's."""
+    own = len([index for index in rank.visible.split(",") if index])
+    node = rank.gpus_given or request.gpus_per_node
     return min(own, node) if own and node else node

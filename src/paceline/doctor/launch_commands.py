@@ -1,4 +1,4 @@
-"""Which commands of a batch script start ranks, through what, and how many."""
+"""The commands of a batch script that start ranks: by which launcher, and how many."""
 
 from __future__ import annotations
 
@@ -22,42 +22,44 @@ _SHELLS = {"bash", "sh", "zsh", "dash"}
 _PYTHON = re.compile(r"python[\d.]*$|:-python[\d.]*\}$")
 _AGENT = re.compile(r"(^|/|:-)torchrun\}?$")
 _AGENT_MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
-_MOST_STEPS = 4  # from a word to the number it stands for: a variable may stand for itself
-_MOST_FACTORS = 4
-_MOST_DIGITS = 9
+_MAX_DEPTH = 4  # of variables that refer to variables, or to themselves
+_MAX_FACTORS = 4
+_MAX_DIGITS = 9
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A command that starts ranks, or an agent that does."""
+    """A command that starts ranks, or a torchrun agent that does."""
 
     command: Command
     through: str
     """srun, mpirun, ssh; empty: the batch shell itself."""
     kind: str
-    """agent (torchrun and its kin), python, paceline, or other: a program that is not known."""
+    """agent (torchrun, accelerate), python, paceline, or other: an unknown program."""
     asked: dict[str, str] = field(default_factory=dict)
     """The options of srun."""
     options: dict[str, str] = field(default_factory=dict)
     """The options of the agent."""
     inner: Script | None = None
-    """What `bash -c` runs in each task."""
+    """The script that `bash -c` runs in each task."""
 
     @property
     def line(self) -> int:
-        """Where it stands."""
+        """Its line in the batch script."""
         return self.command.line
 
     @property
     def text(self) -> str:
-        """All its words."""
+        """The whole command."""
         return " ".join(self.command.words)
 
 
 def launches_of(script: Script) -> list[Launch]:
-    """Return the commands that start ranks; of programs that are not known, only those that srun or mpirun starts."""
-    found = [one for command in script.commands for one in _launch(command)]
-    return [one for one in found if one.kind != "other" or one.through]
+    """Return the commands that start ranks; unknown programs only if srun or mpirun starts them."""
+    launches: list[Launch] = []
+    for command in script.commands:
+        launches += _launch(command)
+    return [launch for launch in launches if launch.kind != "other" or launch.through]
 
 
 def _launch(command: Command) -> Iterator[Launch]:
@@ -69,24 +71,24 @@ def _launch(command: Command) -> Iterator[Launch]:
         yield Launch(command, through, kind, asked, options, inner)
 
 
-def _kind(words: list[str], through: str) -> tuple[str, dict[str, str], Script | None]:  # noqa: PLR0911 - one for each kind
-    """Return what is started, with the options of an agent and the script of a shell; containers and wrappers are looked through."""
-    for place, word in enumerate(words):
+def _kind(words: list[str], through: str) -> tuple[str, dict[str, str], Script | None]:  # noqa: PLR0911 - one return per kind
+    """Return kind, agent options and inner script of a program, also inside containers and wrappers."""
+    for index, word in enumerate(words):
         name = PurePath(word).name
         if _AGENT.search(word) or word in _AGENT_MODULES:
-            return _agent(words[place + 1 :])
-        if name == "accelerate" and words[place + 1 : place + 2] == ["launch"]:
-            return _agent(words[place + 2 :])
+            return _agent(words[index + 1 :])
+        if name == "accelerate" and words[index + 1 : index + 2] == ["launch"]:
+            return _agent(words[index + 2 :])
         if name == "paceline" or word.startswith("paceline."):
             return "paceline", {}, None
-        if name in _SHELLS and "-c" in words[place + 1 : place + 3]:
-            return _of_shell(words[words.index("-c", place) + 1 :])
+        if name in _SHELLS and "-c" in words[index + 1 : index + 3]:
+            return _of_shell(words[words.index("-c", index) + 1 :])
         if _PYTHON.search(name):
-            module = words[words.index("-m", place) + 1] if "-m" in words[place:-1] else ""
+            module = words[words.index("-m", index) + 1] if "-m" in words[index:-1] else ""
             if module in _AGENT_MODULES or module.startswith("paceline."):
                 continue
             return "python", {}, None
-        if not through:  # in the batch shell only what comes first is run
+        if not through:  # the batch shell runs only the first word
             return "", {}, None
     return ("other" if words and through == "srun" else ""), {}, None
 
@@ -112,8 +114,8 @@ def _of_shell(words: list[str]) -> tuple[str, dict[str, str], Script | None]:
     return "other", {}, inner
 
 
-def nodes_of(script: Script, launch: Launch | None = None, depth: int = _MOST_STEPS) -> int:
-    """Return on how many nodes a launch, or the job, runs; 1 if nothing is said."""
+def nodes_of(script: Script, launch: Launch | None = None, depth: int = _MAX_DEPTH) -> int:
+    """Return the number of nodes of a launch, else of the job, else 1."""
     asked = launch.asked.get("nodes", "") if launch else ""
     return (
         number(script, asked, depth)
@@ -122,8 +124,8 @@ def nodes_of(script: Script, launch: Launch | None = None, depth: int = _MOST_ST
     )
 
 
-def tasks_per_node(script: Script, launch: Launch | None = None, depth: int = _MOST_STEPS) -> int:
-    """Return how many tasks srun starts on a node: as its own options say, else as those of the job."""
+def tasks_per_node(script: Script, launch: Launch | None = None, depth: int = _MAX_DEPTH) -> int:
+    """Return the tasks per node that srun starts, by its own options, else by those of the job."""
     nodes = nodes_of(script, launch, depth)
     for options in (
         launch.asked if launch else {},
@@ -140,48 +142,51 @@ def tasks_per_node(script: Script, launch: Launch | None = None, depth: int = _M
     return (_count(gpus) // max(1, _count(per_task)) or 1) if gpus and per_task else 1
 
 
-def tasks_of(script: Script, launch: Launch | None = None, depth: int = _MOST_STEPS) -> int:
-    """Return how many tasks srun starts in all."""
+def tasks_of(script: Script, launch: Launch | None = None, depth: int = _MAX_DEPTH) -> int:
+    """Return the total number of tasks that srun starts."""
     whole = number(
         script, (launch.asked if launch else {}).get("ntasks", "") or script.value("ntasks"), depth
     )
     return whole or nodes_of(script, launch, depth) * tasks_per_node(script, launch, depth)
 
 
-def number(script: Script, text: str, depth: int = _MOST_STEPS) -> int | None:
-    r"""Return the number that a word stands for, as far as the script and its options say it.
+def number(script: Script, text: str, depth: int = _MAX_DEPTH) -> int | None:
+    r"""Return the number that a word expands to, if script and options define it.
 
     >>> script = read_script("#SBATCH -N 2 --ntasks-per-node=4\nG=4")
-    >>> [number(script, text) for text in ("8", "$SLURM_NNODES", "${X:-3}", "$((SLURM_NNODES * $G))", "$(hostname)")]
-    [8, 2, 3, 8, None]
+    >>> number(script, "8"), number(script, "$SLURM_NNODES"), number(script, "${X:-3}")
+    (8, 2, 3)
+    >>> number(script, "$((SLURM_NNODES * $G))"), number(script, "$(hostname)")
+    (8, None)
     """
     word = text.strip().strip('"')
     if word.isdecimal():
         return _plain(word)
     if depth and (product := re.fullmatch(r"\$\(\((.*)\)\)", word)):
         return _product(script, product[1].split("*"), depth - 1)
-    found = re.fullmatch(r"\$\{?(\w+)(?::-([^}]*))?\}?", word)
-    if not found or not depth:
+    match = re.fullmatch(r"\$\{?(\w+)(?::-([^}]*))?\}?", word)
+    if not match or not depth:
         return None
-    if own := script.last(found[1]):
-        return number(script, own.value, depth - 1)
-    return _of_slurm(script, found[1], depth - 1) or number(script, found[2] or "", depth - 1)
+    name, default = match[1], match[2] or ""
+    if variable := script.last(name):
+        return number(script, variable.value, depth - 1)
+    return _of_slurm(script, name, depth - 1) or number(script, default, depth - 1)
 
 
 def _plain(word: str) -> int | None:
-    """Return a number as it is written; none of this many digits counts nodes or tasks."""
-    return int(word) if word.isdecimal() and len(word) <= _MOST_DIGITS else None
+    """Return a decimal number; None if it has too many digits to count nodes or tasks."""
+    return int(word) if word.isdecimal() and len(word) <= _MAX_DIGITS else None
 
 
 def _product(script: Script, factors: list[str], depth: int) -> int | None:
-    if len(factors) > _MOST_FACTORS:
+    if len(factors) > _MAX_FACTORS:
         return None
-    parts = [number(script, _named(factor), depth) for factor in factors]
+    parts = [number(script, _as_variable(factor), depth) for factor in factors]
     whole = math.prod(part for part in parts if part)
-    return whole if all(parts) and whole < 10**_MOST_DIGITS else None
+    return whole if all(parts) and whole < 10**_MAX_DIGITS else None
 
 
-def _named(part: str) -> str:
+def _as_variable(part: str) -> str:
     word = part.strip(" ()")
     return word if word.isdecimal() or word.startswith("$") else f"${word}"
 
@@ -199,7 +204,7 @@ def _of_slurm(script: Script, name: str, depth: int) -> int | None:
 
 
 def _count(text: str) -> int:
-    """Return the number at the end of a request for GPUs.
+    """Return the number at the end of a GPU request.
 
     >>> _count("gpu:a100:4"), _count("2"), _count("")
     (4, 2, 0)

@@ -1,4 +1,4 @@
-"""Which of the classic mistakes a batch script makes: each with its line, what happens, and the fix."""
+"""The classic mistakes in batch scripts: each with its line, its effect, and the fix."""
 
 from __future__ import annotations
 
@@ -25,144 +25,149 @@ from paceline.doctor.launch_commands import (
 _OWN = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID"}
 _PER_TASK = re.compile(rf"(?<!{MARKED})\$\{{?(SLURM_PROCID|SLURM_LOCALID|SLURM_NODEID)\b")
 _FIXED = re.compile(r"(?:\$\{MASTER_PORT:?[-=])?(\d+)\}?")
-_PORT_FIX = "derive it from the job: export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))"
+_PORT_FIX = "derive it from the job ID: export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))"
 _ENDPOINT_FIX = (
-    "--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=HOST:PORT, HOST being the first of "
+    "add --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=HOST:PORT; HOST is the first of "
     '`scontrol show hostnames "$SLURM_JOB_NODELIST"`'
 )
 
 
 def find_mistakes(text: str) -> list[Finding]:
-    """Return the mistakes of a batch script, in the order of its lines."""
+    """Return the mistakes in a batch script, ordered by line."""
     script = read_script(text)
     launches = launches_of(script)
-    found = [one for rule in _RULES for one in rule(script, launches)]
-    return sorted(found, key=lambda one: one.line)
+    findings: list[Finding] = []
+    for rule in _RULES:
+        findings += rule(script, launches)
+    return sorted(findings, key=lambda finding: finding.line)
 
 
 def _rank_in_the_batch_shell(script: Script, launches: list[Launch]) -> Iterator[Finding]:
-    hangs = any(
-        one.through and one.kind in {"python", "other"} and tasks_of(script, one) > 1
-        for one in launches
-    )
-    if not hangs and not any(one.kind == "agent" for one in launches):
-        return
-    own = [
-        Variable(one.line, name, value, exported=True)
-        for one in launches
-        for name, value in one.command.variables.items()
-    ]
-    for one in [*script.variables, *own]:
-        if one.exported and one.name in _OWN:
-            yield _same_for_all(one, hangs=hangs)
+    variables = list(script.variables)
+    hangs = has_agent = False
+    for launch in launches:
+        has_agent |= launch.kind == "agent"
+        direct = launch.through and launch.kind in {"python", "other"}
+        hangs |= bool(direct) and tasks_of(script, launch) > 1
+        for name, value in launch.command.variables.items():
+            variables.append(Variable(launch.line, name, value, exported=True))
+    if hangs or has_agent:
+        for variable in variables:
+            if variable.exported and variable.name in _OWN:
+                yield _same_for_all(variable, hangs=hangs)
 
 
-def _same_for_all(one: Variable, *, hangs: bool) -> Finding:
-    says = f"{one.name} is set in the batch shell, so all ranks get the same one ({one.value})"
+def _same_for_all(variable: Variable, *, hangs: bool) -> Finding:
+    name = variable.name
+    says = f"{name} is set in the batch shell, so all ranks get the same value ({variable.value})"
     if hangs:
-        says += " and wait for each other without a word"
-        fix = f"set it in each task: srun bash -c 'export {one.name}=${_OWN[one.name]}; exec python ...', in single quotes"
+        says += " and wait for each other forever"
+        task = f"export {name}=${_OWN[name]}; exec python ..."
+        fix = f"set it in each task, in single quotes: srun bash -c '{task}'"
     else:
-        says += "; torchrun puts the right one in its place, and whatever else runs here is misled"
-        fix = "leave it out: torchrun tells each rank its own"
-    return problem("rank-in-batch-shell", says, fix, one.line)
+        says += "; torchrun overrides it, but other programs in the job read the wrong value"
+        fix = f"remove {name}: torchrun sets it for each rank"
+    return problem("rank-in-batch-shell", says, fix, variable.line)
 
 
 def _read_too_early(script: Script, launches: list[Launch]) -> Iterator[Finding]:
-    for one in launches:
-        named = {
-            name
-            for name in re.findall(r"\$\{?(\w+)", one.text)
-            if (v := script.last(name)) and _PER_TASK.search(v.value)
-        }
-        found = _PER_TASK.search(one.text)
-        used = f"${found[1]}" if found else next((f"${name}" for name in sorted(named)), "")
-        if used and one.through == "srun":
+    for launch in launches:
+        name = _per_task_variable(script, launch)
+        if name and launch.through == "srun":
             yield problem(
                 "rank-in-batch-shell",
-                f"{used} in this command is read by the batch shell, where it is 0 for all tasks: they all say the same of themselves",
-                "let each task read it: srun bash -c '... $SLURM_NODEID ...', in single quotes",
-                one.line,
+                f"the batch shell expands ${name} in this command, where it is 0: "
+                "all tasks get the same value",
+                "let each task expand it, in single quotes: srun bash -c '... $SLURM_NODEID ...'",
+                launch.line,
             )
+
+
+def _per_task_variable(script: Script, launch: Launch) -> str:
+    """Return a variable of a launch whose value differs per task; empty if there is none."""
+    if match := _PER_TASK.search(launch.text):
+        return match[1]
+    for name in sorted(re.findall(r"\$\{?(\w+)", launch.text)):
+        variable = script.last(name)
+        if variable and _PER_TASK.search(variable.value):
+            return str(name)
+    return ""
 
 
 def _wrong_world_size(script: Script, launches: list[Launch]) -> Iterator[Finding]:
     size = script.last("WORLD_SIZE")
-    said = number(script, size.value) if size else None
-    for one in launches:
-        tasks = tasks_of(script, one)
-        if (
-            size
-            and size.exported
-            and said
-            and one.through == "srun"
-            and one.kind == "python"
-            and said != tasks
-        ):
+    value = number(script, size.value) if size and size.exported else None
+    if not size or not value:
+        return
+    for launch in launches:
+        tasks = tasks_of(script, launch)
+        if launch.through == "srun" and launch.kind == "python" and value != tasks:
             yield problem(
                 "world-size",
-                f"WORLD_SIZE is {said}, but srun in line {one.line} starts {tasks} tasks: the ranks wait for others that never come",
-                "leave it to the tasks: srun bash -c 'export WORLD_SIZE=$SLURM_NTASKS; exec python ...'",
+                f"WORLD_SIZE is {value}, but srun in line {launch.line} starts {tasks} tasks: "
+                "the ranks wait for others that never start",
+                "set it in the tasks: srun bash -c 'export WORLD_SIZE=$SLURM_NTASKS; exec python ...'",
                 size.line,
             )
 
 
 def _several_agents(script: Script, launches: list[Launch]) -> Iterator[Finding]:
-    for one in launches:
-        each = tasks_per_node(script, one)
-        if one.through == "srun" and one.kind == "agent" and each > 1:
+    for launch in launches:
+        if launch.through != "srun":
+            continue
+        per_node, tasks = tasks_per_node(script, launch), tasks_of(script, launch)
+        if launch.kind == "agent" and per_node > 1:
             yield problem(
                 "several-agents",
-                f"srun starts {each} agents on each node, and each of them starts all ranks of the node",
-                "one agent a node: --ntasks-per-node=1 (and --nproc-per-node for the ranks)",
-                one.line,
+                f"srun starts {per_node} torchrun agents per node, and each starts all ranks",
+                "start one agent per node: --ntasks-per-node=1, and --nproc-per-node for the ranks",
+                launch.line,
             )
-        elif (
-            one.through == "srun"
-            and re.search(r"\bpaceline (run|train)\b", one.text)
-            and tasks_of(script, one) > 1
-        ):
+        elif tasks > 1 and re.search(r"\bpaceline (run|train)\b", launch.text):
             yield problem(
                 "several-agents",
-                f"srun starts this {tasks_of(script, one)} times, and each would start all ranks",
+                f"srun starts this {tasks} times, and each would start all ranks",
                 "start it once, without srun: it uses all nodes of the job",
-                one.line,
+                launch.line,
             )
 
 
 def _no_rendezvous(script: Script, launches: list[Launch]) -> Iterator[Finding]:
-    for one in launches:
-        nodes = number(script, one.options.get("nnodes", "").rpartition(":")[2]) or nodes_of(
-            script, one
-        )
-        met = {"rdzv-endpoint", "master-addr", "rdzv-conf"} & one.options.keys()
-        if one.kind != "agent" or nodes < 2 or not one.through:
+    for launch in launches:
+        options = launch.options
+        nodes = number(script, options.get("nnodes", "").rpartition(":")[2])
+        nodes = nodes or nodes_of(script, launch)
+        if launch.kind != "agent" or nodes < 2 or not launch.through:
             continue
-        if "standalone" in one.options or not met:
-            how = "--standalone" if "standalone" in one.options else "without a rendezvous endpoint"
+        standalone = "standalone" in options
+        if standalone or not {"rdzv-endpoint", "master-addr", "rdzv-conf"} & options.keys():
+            how = "with --standalone" if standalone else "without a rendezvous endpoint"
             yield problem(
                 "no-rendezvous",
-                f"{nodes} nodes, {how}: each agent takes itself for the first, and waits 15 minutes for the others",
+                f"{nodes} nodes {how}: each agent acts as the first, and waits 15 minutes for the "
+                "others",
                 _ENDPOINT_FIX,
-                one.line,
+                launch.line,
             )
 
 
 def _only_the_first_node(script: Script, launches: list[Launch]) -> Iterator[Finding]:
-    elsewhere = any(one.through or one.kind == "paceline" for one in launches)
-    nodes = nodes_of(script)
-    tasks = tasks_of(script)
-    for one in launches:
-        alone = not one.through and (
-            one.kind == "agent" or (one.kind == "python" and not elsewhere)
-        )
-        if alone and (nodes > 1 or (tasks > 1 and one.kind == "python")):
-            what = f"{nodes} nodes" if nodes > 1 else f"{tasks} tasks"
+    elsewhere = any(launch.through or launch.kind == "paceline" for launch in launches)
+    nodes, tasks = nodes_of(script), tasks_of(script)
+    for launch in launches:
+        if launch.through or (launch.kind == "python" and elsewhere):
+            continue
+        is_python = launch.kind == "python"
+        if not is_python and launch.kind != "agent":
+            continue
+        if nodes > 1 or (tasks > 1 and is_python):
+            requested = f"{nodes} nodes" if nodes > 1 else f"{tasks} tasks"
             yield problem(
                 "only-first-node",
-                f"{what} were asked for, but this runs once, on the first node: the others idle, or are waited for in vain",
+                f"the job requests {requested}, but this runs once, on the first node: "
+                "the others are idle",
                 "put srun before it",
-                one.line,
+                launch.line,
             )
             return
 
@@ -171,19 +176,18 @@ def _port_not_used(script: Script, launches: list[Launch]) -> Iterator[Finding]:
     port = script.last("MASTER_PORT")
     if not port or not launches or re.search(r"\$\{?MASTER_PORT\b(?!:?[-=])", script.body):
         return
-    read = {"python", "other"} if port.exported else set[str]()
-    if not any(
-        one.kind in read or (one.inner and "MASTER_PORT" in one.inner.text) for one in launches
-    ):
-        why = (
-            "torchrun tells its ranks a port of its own" if port.exported else "it is not exported"
-        )
-        yield problem(
-            "port-not-used",
-            f"MASTER_PORT is set, and nothing uses it: {why}",
-            "pass it on: --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT, or leave it out",
-            port.line,
-        )
+    readers = {"python", "other"} if port.exported else set[str]()
+    for launch in launches:
+        in_shell = launch.inner and "MASTER_PORT" in launch.inner.text
+        if launch.kind in readers or in_shell:
+            return
+    why = "torchrun sets another port for its ranks" if port.exported else "it is not exported"
+    yield problem(
+        "port-not-used",
+        f"MASTER_PORT is set but not used: {why}",
+        "pass it on: --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT, or remove it",
+        port.line,
+    )
 
 
 def _fixed_port(script: Script, launches: list[Launch]) -> Iterator[Finding]:
@@ -192,39 +196,40 @@ def _fixed_port(script: Script, launches: list[Launch]) -> Iterator[Finding]:
     port = script.last("MASTER_PORT")
     if port and (found := _FIXED.fullmatch(port.value)) and found[1] != "0":
         yield _fixed(f"port {found[1]}", port.line)
-    for one in launches:
-        endpoint = one.options.get("rdzv-endpoint", "")
-        if found := re.search(r"(?<=:)\d+$", endpoint):
-            given = found[0]
-        elif endpoint and ":" not in endpoint and "$" not in endpoint:
-            given = "29400 (c10d's own)"
-        elif "master-addr" in one.options and not endpoint:
-            given = one.options.get("master-port", "29500 (torchrun's own)")
-        else:
-            continue
+    for launch in launches:
+        given = _given_port(launch)
         if re.match(r"[1-9]", given):
-            yield _fixed(f"port {given}", one.line)
+            yield _fixed(f"port {given}", launch.line)
+
+
+def _given_port(launch: Launch) -> str:
+    endpoint = launch.options.get("rdzv-endpoint", "")
+    if match := re.search(r"(?<=:)\d+$", endpoint):
+        return match[0]
+    if endpoint and ":" not in endpoint and "$" not in endpoint:
+        return "29400 (default of c10d)"
+    if "master-addr" in launch.options and not endpoint:
+        return launch.options.get("master-port", "29500 (default of torchrun)")
+    return ""
 
 
 def _fixed(what: str, line: int) -> Finding:
-    says = f"{what} is the same for all jobs: the second one on a node fails, or joins the first one's ranks"
+    says = f"{what} is the same for all jobs: a second job on a node fails or joins the first job"
     return problem("fixed-port", says, _PORT_FIX, line)
 
 
 def _cores_lost(script: Script, launches: list[Launch]) -> Iterator[Finding]:
     cores = number(script, script.value("cpus-per-task"))
-    if not cores or cores < 2 or "SRUN_CPUS_PER_TASK" in {one.name for one in script.variables}:
+    if not cores or cores < 2 or script.last("SRUN_CPUS_PER_TASK"):
         return
-    for one in launches:
-        if (
-            one.through == "srun"
-            and not {"cpus-per-task", "exact", "cpus-per-gpu"} & one.asked.keys()
-        ):
+    for launch in launches:
+        has_own = {"cpus-per-task", "exact", "cpus-per-gpu"} & launch.asked.keys()
+        if launch.through == "srun" and not has_own:
             yield problem(
                 "cores-lost",
-                f"--cpus-per-task={cores} does not reach srun since Slurm 22.05: each task gets one core",
+                f"since Slurm 22.05 srun does not inherit --cpus-per-task={cores}: each task gets 1 core",
                 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK" before it',
-                one.line,
+                launch.line,
             )
             return
 
@@ -233,7 +238,7 @@ def _late_options(script: Script, launches: list[Launch]) -> Iterator[Finding]:
     for line in script.late_options:
         yield problem(
             "late-option",
-            "#SBATCH after the first command: Slurm does not read it",
+            "#SBATCH after the first command: Slurm ignores it",
             "move it to the top of the script",
             line,
         )
@@ -243,34 +248,34 @@ def _open_text(script: Script, launches: list[Launch]) -> Iterator[Finding]:
     for line, word in script.open_texts:
         yield problem(
             "open-text",
-            f"no line {word} ends this here-document: the shell takes all that follows for its text, and runs none of it",
-            f"write {word} on a line of its own, at its beginning",
+            f"no line {word} ends this here-document: the shell reads the rest of the script as its "
+            "text, and runs none of it",
+            f"put {word} at the start of a line of its own",
             line,
         )
 
 
 def _wrong_address(script: Script, launches: list[Launch]) -> Iterator[Finding]:
-    address = script.last("MASTER_ADDR")
-    for one in ([(address.value, address.line)] if address else []) + [
-        (
-            launch.options.get("rdzv-endpoint", "") or launch.options.get("master-addr", ""),
-            launch.line,
-        )
-        for launch in launches
-    ]:
-        value, line = one
+    addresses = []
+    if variable := script.last("MASTER_ADDR"):
+        addresses.append((variable.value, variable.line))
+    for launch in launches:
+        options = launch.options
+        endpoint = options.get("rdzv-endpoint", "") or options.get("master-addr", "")
+        addresses.append((endpoint, launch.line))
+    for value, line in addresses:
         if re.match(r"\"?\$\{?SLURM_(JOB_|STEP_)?NODELIST\}?", value):
             yield problem(
                 "wrong-address",
-                "a node list such as n[1-4] is no address",
-                'take its first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+                "a node list such as n[1-4] is not an address",
+                'use its first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
                 line,
             )
         elif nodes_of(script) > 1 and re.match(r"(localhost|127\.)", value):
             yield problem(
                 "wrong-address",
-                f"{value} is another machine on every node",
-                'take the first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+                f"{value} means a different machine on every node",
+                'use the first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
                 line,
             )
 

@@ -1,4 +1,4 @@
-"""Which interface carries the messages, and whether name and ports of this host would let others in."""
+"""Which interface ranks use between hosts, and whether others can reach this host by name and port."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ _EPHEMERAL = "/proc/sys/net/ipv4/ip_local_port_range"
 
 @dataclass(frozen=True)
 class Interface:
-    """One address of this host."""
+    """A network interface with one of its addresses."""
 
     name: str
     address: str
     speed_mbps: int = 0
-    """0: it does not say."""
+    """0: not reported."""
     mtu: int = 0
 
 
 @dataclass(frozen=True)
 class NetworkFacts:
-    """Who this host is for others."""
+    """Name, addresses and ports by which others reach this host."""
 
     host: str
     named: tuple[str, ...]
-    """What its own name stands for."""
+    """The addresses that the host name resolves to."""
     interfaces: tuple[Interface, ...]
     chosen: str
-    """The address that would carry the messages; empty: none can be told."""
+    """The address that ranks would use between hosts; empty: none was found."""
     refusal: str = ""
-    """Why none can be told."""
+    """Why none was found."""
     ports: tuple[int, int] = (32768, 60999)
-    """From which the kernel takes free ports."""
+    """The kernel's range of ephemeral ports."""
     bindable: str = ""
-    """Why no free port can be had at the chosen address."""
+    """Why binding a free port at the chosen address failed."""
     taken: str = ""
-    """Why MASTER_PORT cannot be had, where it is set."""
+    """Why binding MASTER_PORT failed, if it is set."""
 
 
 def gather_network(env: Mapping[str, str], peers: tuple[str, ...] = ()) -> NetworkFacts:
-    """Gather what this host is called, and by which address others would reach it."""
+    """Resolve this host's name, choose the address for other hosts, and try to bind ports."""
     host = socket.gethostname()
     chosen = refusal = ""
     try:
@@ -58,6 +58,7 @@ def gather_network(env: Mapping[str, str], peers: tuple[str, ...] = ()) -> Netwo
     except PacelineError as error:
         refusal = error.problem
     port = env.get("MASTER_PORT", "")
+    has_port = chosen and port.isdecimal() and int(port) < 1 << 16
     return NetworkFacts(
         host=host,
         named=tuple(resolve(host)),
@@ -66,9 +67,7 @@ def gather_network(env: Mapping[str, str], peers: tuple[str, ...] = ()) -> Netwo
         refusal=refusal,
         ports=_ports(),
         bindable=_try_to_bind(chosen, 0) if chosen else "",
-        taken=_try_to_bind(chosen, int(port))
-        if chosen and port.isdecimal() and int(port) < 1 << 16
-        else "",
+        taken=_try_to_bind(chosen, int(port)) if has_port else "",
     )
 
 
@@ -101,90 +100,91 @@ def _try_to_bind(address: str, port: int) -> str:
 def judge_network(
     network: NetworkFacts, env: Mapping[str, str], *, alone: bool
 ) -> Iterator[Finding]:
-    """Judge interface, name and ports; a host that trains alone needs no others to reach it."""
+    """Judge interface, host name and ports; a host that trains alone need not be reachable."""
     yield _judge_interface(network, env, alone=alone)
     yield _judge_name(network, alone=alone)
     yield _judge_ports(network, env)
 
 
 def _judge_interface(network: NetworkFacts, env: Mapping[str, str], *, alone: bool) -> Finding:
-    names = list(dict.fromkeys(one.name for one in network.interfaces))
+    names = list(dict.fromkeys(interface.name for interface in network.interfaces))
     for variable in (handover.INTERFACE, GLOO, NCCL):
-        wanted = [
-            word.strip("=^ ")
-            for word in env.get(variable, "").split(",")
-            if word and not env[variable].startswith("^")
-        ]
+        wanted = _interface_names(env.get(variable, ""))
         unknown = [name for name in wanted if not any(have.startswith(name) for have in names)]
         if unknown and (variable != NCCL or len(unknown) == len(wanted)):
             return problem(
                 "interface",
-                f"{variable}={env[variable]}, which does not exist here",
+                f"{variable}={env[variable]}, but this host has no such interface",
                 f"set it to one of: {', '.join(names)}, or unset it",
             )
     if not network.chosen:
         if alone:
-            return passed("interface", "lo: no other host can be reached, and none is needed")
+            return passed("interface", "lo: no other host is reachable (fine on one host)")
         return problem(
             "interface", network.refusal, f"set {handover.INTERFACE} to one of: {', '.join(names)}"
         )
     return _judge_chosen(network)
 
 
+def _interface_names(value: str) -> list[str]:
+    """Return the interfaces, or their prefixes, that a variable asks for; ^ excludes instead."""
+    if value.startswith("^"):
+        return []
+    return [name.strip("=^ ") for name in value.split(",") if name]
+
+
 def _judge_chosen(network: NetworkFacts) -> Finding:
-    carrier = interface_named(network, network.chosen)
-    others = [one.name for one in network.interfaces if one.name not in {carrier.name, "lo"}]
-    said = (
-        f"{carrier.name} ({network.chosen}{_speed(carrier)}) would carry the messages between hosts"
-    )
-    said += f"; also here: {', '.join(dict.fromkeys(others))}" if others else ""
+    carrier = _interface_with(network, network.chosen)
+    names = [interface.name for interface in network.interfaces]
+    others = [name for name in names if name not in {carrier.name, "lo"}]
+    text = f"{carrier.name} ({network.chosen}{_speed(carrier)}) for messages between hosts"
+    if others:
+        text += f"; also available: {', '.join(dict.fromkeys(others))}"
     if carrier.name.startswith(_BRIDGES):
         return problem(
             "interface",
-            f"{said}; it is a bridge of this host alone",
+            f"{text}; {carrier.name} is a bridge inside this host",
             f"export {handover.INTERFACE}={others[0] if others else 'NAME'}",
         )
-    faster = [
-        one
-        for one in network.interfaces
-        if one.speed_mbps > 2 * carrier.speed_mbps > 0 and one.name != carrier.name
-    ]
-    if faster:
-        best = max(faster, key=lambda one: one.speed_mbps)
+    best = max(network.interfaces, key=lambda interface: interface.speed_mbps, default=carrier)
+    if best.speed_mbps > 2 * carrier.speed_mbps > 0:
         return problem(
             "interface",
-            f"{said}, but {best.name} is faster{_speed(best)}",
-            f"export {handover.INTERFACE}={best.name}, if it joins the hosts",
+            f"{text}, but {best.name} is faster{_speed(best)}",
+            f"export {handover.INTERFACE}={best.name}, if it connects the hosts",
         )
-    return passed("interface", said)
+    return passed("interface", text)
 
 
-def _speed(one: Interface) -> str:
-    return f", {one.speed_mbps / 1000:g} Gbit/s" if one.speed_mbps else ""
+def _speed(interface: Interface) -> str:
+    speed = interface.speed_mbps
+    return f", {speed / 1000:g} Gbit/s" if speed else ""
 
 
-def interface_named(network: NetworkFacts, address: str) -> Interface:
-    """Return the interface with an address."""
-    known = next((one for one in network.interfaces if one.address == address), None)
-    return known or Interface(interface_of(address), address)
+def _interface_with(network: NetworkFacts, address: str) -> Interface:
+    for interface in network.interfaces:
+        if interface.address == address:
+            return interface
+    return Interface(interface_of(address), address)
 
 
 def _judge_name(network: NetworkFacts, *, alone: bool) -> Finding:
-    said = f"{network.host} stands for {', '.join(network.named) or 'nothing'}"
+    text = f"{network.host} resolves to {', '.join(network.named) or 'no address'}"
     if network.named and not all(map(is_loopback, network.named)):
-        return passed("host name", said)
+        return passed("host name", text)
     if alone:
-        return passed("host name", f"{said}; no other host needs it")
+        return passed("host name", f"{text} (fine on one host)")
     why = (
-        "others that are told this name look for it on themselves"
+        "other hosts that use this name connect to themselves"
         if network.named
-        else "nobody finds this host by its name"
+        else "other hosts cannot find it by name"
     )
     address = network.chosen or "ADDRESS"
     return problem(
         "host name",
-        f"{said}: {why}",
-        f"write `{address} {network.host}` into /etc/hosts, or meet at the address: MASTER_ADDR={address} (Paceline alone needs neither)",
+        f"{text}: {why}",
+        f"add `{address} {network.host}` to /etc/hosts, or set MASTER_ADDR={address} "
+        "(a script that uses only Paceline needs neither)",
     )
 
 
@@ -193,26 +193,26 @@ def _judge_ports(network: NetworkFacts, env: Mapping[str, str]) -> Finding:
     if network.bindable:
         return problem(
             "ports",
-            f"no free port can be had at {network.chosen}: {network.bindable}",
-            "see `ss -tan | wc -l`, and /proc/sys/net/ipv4/ip_local_port_range",
+            f"no free port available at {network.chosen}: {network.bindable}",
+            "check `ss -tan | wc -l` and /proc/sys/net/ipv4/ip_local_port_range",
         )
     if network.taken:
         return problem(
             "ports",
-            f"MASTER_PORT={env['MASTER_PORT']} cannot be had: {network.taken}",
-            "unset MASTER_PORT (rank 0 finds a free one), or derive it from the job's number",
+            f"cannot bind MASTER_PORT={env['MASTER_PORT']}: {network.taken}",
+            "unset MASTER_PORT (rank 0 finds a free port), or derive it from the job ID",
         )
     if last - first < 1000:
         return problem(
             "ports",
-            f"the kernel gives out only {first}-{last}",
+            f"only {last - first + 1} free ports available ({first}-{last})",
             "sysctl net.ipv4.ip_local_port_range='32768 60999'",
         )
     port = env.get("MASTER_PORT", "")
     if port.isdecimal() and first <= int(port) <= last:
         return problem(
             "ports",
-            f"MASTER_PORT={port} is one that the kernel gives to anybody ({first}-{last})",
-            f"take one below {first}, or unset it",
+            f"MASTER_PORT={port} is in the range of ephemeral ports ({first}-{last}): any program may have it",
+            f"use a port below {first}, or unset MASTER_PORT",
         )
-    return passed("ports", f"free ones can be had; the kernel gives out {first}-{last}")
+    return passed("ports", f"free ports available ({first}-{last})")

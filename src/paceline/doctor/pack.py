@@ -1,4 +1,4 @@
-"""How an environment of thousands of small files becomes one large one, to be unpacked on every node's own disk."""
+"""Pack an environment of thousands of small files into one archive, for the local disk of nodes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import IO
 from paceline.errors import ConfigError
 from paceline.rundir import make_private, write_whole, writing_to
 
-ROOT = "/tmp/paceline-UID"  # noqa: S108 - claimed as private before use; UID is the user's number
+ROOT = "/tmp/paceline-UID"  # noqa: S108 - made private before use; UID is the user ID
 _UNPACK = Path(__file__).with_name("unpack.py")
 
 
 @dataclass(frozen=True)
 class Packed:
-    """An environment in one file, with what unpacks it."""
+    """An environment in one archive, with the program that unpacks it."""
 
     archive: Path
     unpacker: Path
@@ -30,34 +30,34 @@ class Packed:
     files: int
     size_bytes: int
     python: str
-    """The interpreter below the environment, which is not packed."""
+    """The base interpreter of the environment, which is not packed."""
     outside: tuple[str, ...]
-    """Folders of code that the environment only points to, and that stay where they are."""
+    """Folders outside the environment that it refers to; they are not packed."""
 
     @property
     def place(self) -> str:
-        """Where it will lie on a node."""
+        """The folder of the environment on a node."""
         return f"{ROOT.replace('UID', str(os.getuid()))}/{self.name}"
 
 
-class _Summed:
-    """Writes a file, and sums what is written."""
+class _HashingFile:
+    """Writes a file and computes its SHA-256."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self.sum = hashlib.sha256()
+        self.sha256 = hashlib.sha256()
         self.size = 0
 
     def write(self, data: bytes) -> int:
-        self.sum.update(data)
+        self.sha256.update(data)
         self.size += len(data)
         return self._file.write(data)
 
 
 def pack(environment: Path, to: Path) -> Packed:
-    """Pack a virtual environment into a folder: an archive, its plan, and the program that unpacks it."""
+    """Write an archive of a virtual environment, its plan, and the program that unpacks it."""
     settings = _settings(environment)
-    with writing_to(to, "name another folder: --pack DIR"):
+    with writing_to(to, "use another folder: --pack DIR"):
         make_private(to)
         partial = to / f".{secrets.token_hex(4)}.tar"
         try:
@@ -82,46 +82,48 @@ def pack(environment: Path, to: Path) -> Packed:
 
 
 def _settings(environment: Path) -> dict[str, str]:
-    """Return what a virtual environment says of itself."""
+    """Return the settings in pyvenv.cfg."""
     try:
         lines = (environment / "pyvenv.cfg").read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ConfigError(
-            f"{environment} is no virtual environment: it has no pyvenv.cfg",
-            fix="name one with --env (python -m venv makes it); for conda there is conda-pack, which does the same",
+            f"{environment} is not a virtual environment: it has no pyvenv.cfg",
+            fix="name one with --env (`python -m venv` creates one); for conda use conda-pack",
         ) from error
-    return {
-        name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)
-    }
+    settings = {}
+    for line in lines:
+        name, _, value = line.partition("=")
+        settings[name.strip()] = value.strip()
+    return settings
 
 
 def _write(environment: Path, path: Path) -> tuple[int, str, int]:
-    """Write the archive, durable; return how many files it holds, its sum and its size."""
+    """Write the archive durably; return its number of files, SHA-256 and size."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     count = 0
     with os.fdopen(descriptor, "wb") as file:
-        summed = _Summed(file)
-        with tarfile.open(fileobj=summed, mode="w|", format=tarfile.PAX_FORMAT) as archive:  # type: ignore[call-overload]
+        hashing = _HashingFile(file)
+        with tarfile.open(fileobj=hashing, mode="w|", format=tarfile.PAX_FORMAT) as archive:  # type: ignore[call-overload]
             for member in _members(environment):
                 archive.add(member, member.relative_to(environment), recursive=False, filter=_plain)
                 count += 1
         file.flush()
         os.fsync(file.fileno())
-    return count, summed.sum.hexdigest(), summed.size
+    return count, hashing.sha256.hexdigest(), hashing.size
 
 
 def _members(environment: Path) -> Iterator[Path]:
     for folder, below, names in os.walk(environment):
         below.sort()
-        here = Path(folder)
-        links = [name for name in below if (here / name).is_symlink()]
-        yield from (here / name for name in sorted([*names, *links]))
-        if not names and not below and here != environment:
-            yield here
+        path = Path(folder)
+        links = [name for name in below if (path / name).is_symlink()]
+        yield from (path / name for name in sorted([*names, *links]))
+        if not names and not below and path != environment:
+            yield path
 
 
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Leave out whose files they were, whole seconds for the times (Python compares those), and what is no file."""
+    """Drop owners and special files; round times to seconds, which Python compares."""
     if not (member.isreg() or member.issym() or member.islnk() or member.isdir()):
         return None
     member.uid = member.gid = 0
@@ -131,7 +133,7 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def _outside(environment: Path) -> Iterator[str]:
-    """Yield the folders to which .pth files of the environment point."""
+    """Yield the folders that the environment's .pth files add."""
     home = str(environment.resolve())
     for file in sorted(environment.glob("lib/python*/site-packages/*.pth")):
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -142,11 +144,11 @@ def _outside(environment: Path) -> Iterator[str]:
 
 
 def snippet(packed: Packed) -> str:
-    """Return the lines that a batch script needs; a comment holds no path, for quotes mean nothing in one."""
+    """Return the lines for a batch script; no path in a comment, where it could not be quoted."""
     return (
-        "# once on every node, before the ranks start:\n"
+        "# once per node, before the ranks start:\n"
         'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 '
         f"{shlex.quote(packed.python)} {shlex.quote(str(packed.unpacker))}\n"
-        "# then start the ranks from there, as in: srun python SCRIPT\n"
+        "# then start the ranks from it, for example: srun python SCRIPT\n"
         f"source {shlex.quote(f'{packed.place}/bin/activate')}\n"
     )

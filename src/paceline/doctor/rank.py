@@ -1,6 +1,7 @@
-"""What a rank of the doctor does: looks at its host, reports, and tries the ways to the other hosts.
+"""A rank of the doctor: examines its host, reports, and tests the connections to other hosts.
 
-It is started as the ranks of a training would be, and ends with 0 whatever it finds: a launcher ends all ranks at the first other code.
+It starts like a rank of a training, and exits with 0 whatever it finds, because a launcher kills
+all ranks at the first other exit code.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from paceline import handover
+from paceline.doctor.finding import Finding
 from paceline.doctor.gpu import query_driver
-from paceline.doctor.rank_facts import RankFacts, sent
+from paceline.doctor.rank_facts import RankFacts, facts_as_dict
 from paceline.doctor.resources import gather_resources
 from paceline.doctor.single_host import examine_host
-from paceline.doctor.software import TorchFacts, query_torch, versions
+from paceline.doctor.software import query_torch, versions
 from paceline.doctor.wire import ANSWER_S, Connection
 from paceline.errors import PacelineError
 from paceline.world.address import address_on, interface_of
@@ -29,47 +31,52 @@ from paceline.world.detect import detect_world
 from paceline.world.network import GLOO
 from paceline.world.world import World
 
-_AT_ONCE = 16
+_THREADS = 16
 
 
 def main() -> None:
-    """Report; where that is not possible, print why."""
-    told = json.loads(os.environ[handover.DOCTOR])
+    """Report to the collector; if that fails, print why as JSON."""
+    order = json.loads(os.environ[handover.DOCTOR])
+    host = host_name(os.environ)
     try:
         world = detect_world(os.environ, os.getppid())
         suffix = os.environ.get(handover.HOST_SUFFIX, "")
-        peers = tuple(name + suffix for name in told["nodes"] if name != host_name(os.environ))
-        answer = report(
-            world,
-            told,
-            look(world, os.environ, Path(told["runs"]), peers, quick=bool(told["quick"])),
-        )
+        peers = tuple(name + suffix for name in order["nodes"] if name != host)
+        runs = Path(order["runs"])
+        facts = gather_facts(world, os.environ, runs, peers, quick=bool(order["quick"]))
+        answer = report(world, order, facts)
     except PacelineError as error:
         answer = {"problem": error.problem, "fix": error.fix}
     except (OSError, ValueError) as error:
         answer = {
-            "problem": f"the report was broken off: {error}",
-            "fix": "try again; see whether a host went away",
+            "problem": f"the connection to the doctor broke: {error}",
+            "fix": "try again; check whether a host went down",
         }
-    sys.stdout.write(json.dumps({"doctor": True, "host": host_name(os.environ), **answer}) + "\n")
+    sys.stdout.write(json.dumps({"doctor": True, "host": host, **answer}) + "\n")
 
 
 def host_name(env: Mapping[str, str]) -> str:
-    """Return what this host is called: as Slurm names it, else as it names itself."""
+    """Return Slurm's name of this host, else its own."""
     return env.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def look(
+def gather_facts(
     world: World, env: Mapping[str, str], runs: Path, peers: tuple[str, ...], *, quick: bool
 ) -> RankFacts:
-    """Gather the facts of this rank; the first of each host looks at the host, too, and asks torch, unless it must be quick.
+    """Return the facts of this rank; local rank 0 also examines its host, without torch if quick.
 
-    `peers` are the other hosts: the way to them decides which interface carries the messages.
+    `peers` are the other hosts: the route to them decides which interface is used.
     """
-    first = world.local_rank == 0
-    torch = query_torch() if first and not quick else None
+    gpus, findings = -1, list[Finding]()
+    if world.local_rank == 0:
+        torch = None if quick else query_torch()
+        alone = world.nodes == 1
+        findings = examine_host(env, runs, world.local_size, peers, alone=alone, torch=torch)
+        if torch is None:
+            gpus = len(query_driver().gpus)
+        elif not torch.failure:
+            gpus = len(torch.gpus)
     given = env.get("SLURM_GPUS_ON_NODE", "")
-    alone = world.nodes == 1
     return RankFacts(
         rank=world.rank,
         host=host_name(env),
@@ -77,65 +84,57 @@ def look(
         local_rank=world.local_rank,
         versions=versions(),
         cores=gather_resources().cores,
-        gpus_seen=_gpus_seen(torch) if first else -1,
+        gpus_seen=gpus,
         gpus_given=int(given) if given.isdecimal() else 0,
         visible=env.get("CUDA_VISIBLE_DEVICES", ""),
-        found=tuple(examine_host(env, runs, world.local_size, peers, alone=alone, torch=torch))
-        if first
-        else (),
+        findings=tuple(findings),
     )
 
 
-def _gpus_seen(torch: TorchFacts | None) -> int:
-    if torch is None:
-        return len(query_driver().gpus)
-    return -1 if torch.failure else len(torch.gpus)
-
-
-def report(world: World, told: Mapping[str, str], facts: RankFacts) -> dict[str, object]:
-    """Tell the facts to who examines, try the ways to the other hosts, and return what was made of it."""
-    where, wait_s = (str(told["address"]), int(told["port"])), float(told["wait_s"])
-    host, port, own = reach(lambda: where, wait_s, may_come_late=True, quiet=True)
-    connection = socket.create_connection((host, port), 10)
+def report(world: World, order: Mapping[str, str], facts: RankFacts) -> dict[str, object]:
+    """Send the facts to the collector, answer its requests, and return its result."""
+    collector = (str(order["address"]), int(order["port"]))
+    wait_s = float(order["wait_s"])
+    host, port, own = reach(lambda: collector, wait_s, may_come_late=True, quiet=True)
+    accepted = socket.create_connection((host, port), 10)
     with ExitStack() as stack:
-        talk = stack.enter_context(Connection(connection, wait_s + ANSWER_S))
-        door = (
-            stack.enter_context(probe_listener(_address(world, own)))
-            if world.local_rank == 0
-            else ""
-        )
-        talk.prove(str(told["secret"]), size=world.size, facts=sent(facts), door=door)
-        return _answer(talk, world, door)
+        connection = stack.enter_context(Connection(accepted, wait_s + ANSWER_S))
+        door = ""
+        if world.local_rank == 0:
+            door = stack.enter_context(probe_listener(_address(world, own)))
+        secret = str(order["secret"])
+        connection.prove(secret, size=world.size, facts=facts_as_dict(facts), door=door)
+        return _answer_requests(connection, world, door)
 
 
 def _address(world: World, own: str) -> str:
-    """Return the address that the messages of a training would take: of the interface that was chosen, else of the way to the others."""
+    """Return the address that a training would use: of the chosen interface, else of the route."""
     chosen = world.interface or os.environ.get(GLOO, "").partition(",")[0]
     return address_on(chosen) if chosen and chosen != interface_of(own) else own
 
 
-def _answer(talk: Connection, world: World, door: str) -> dict[str, object]:
-    """Do what is asked, until the verdict comes."""
+def _answer_requests(connection: Connection, world: World, door: str) -> dict[str, object]:
     while True:
-        asked = talk.hear()
-        if "clock" in asked:
-            talk.say(clock=time.time())
-        elif "doors" in asked:
-            others = {
-                node: str(other)
-                for node, other in asked["doors"].items()
-                if int(node) != world.node
-            }
-            talk.say(unreached=try_doors(others) if door else {})
+        request = connection.receive()
+        if "clock" in request:
+            connection.send(clock=time.time())
+        elif "doors" in request:
+            doors = dict(request["doors"])
+            doors.pop(str(world.node), None)
+            connection.send(unreached=try_doors(doors) if door else {})
         else:
-            return {"ok": bool(asked.get("ok"))}
+            return {"ok": bool(request.get("ok"))}
 
 
 def try_doors(doors: Mapping[str, str]) -> dict[str, str]:
-    """Ring at the doors of other hosts, several at once; return those that do not answer, and why."""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        problems = dict(zip(doors, pool.map(probe_peer, doors.values()), strict=True))
-    return {node: problem.problem for node, problem in problems.items() if problem}
+    """Connect to other hosts, several at once; return those that do not answer, and why."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        problems = list(pool.map(probe_peer, map(str, doors.values())))
+    unreached = {}
+    for node, problem in zip(doors, problems, strict=True):
+        if problem:
+            unreached[node] = problem.problem
+    return unreached
 
 
 if __name__ == "__main__":

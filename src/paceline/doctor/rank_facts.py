@@ -1,4 +1,7 @@
-"""What one rank tells of itself, for all of them to be compared."""
+"""The facts that each rank reports, to be compared across ranks.
+
+Its own file: the ranks send them, the collector receives them, `cross_host` judges them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from paceline.doctor.finding import Finding, as_dict, from_dict
 
 @dataclass(frozen=True)
 class RankFacts:
-    """A rank: where it is, what it runs, what it may use; one of each host also says what it found there."""
+    """Place, versions and resources of a rank; local rank 0 adds the findings on its host."""
 
     rank: int
     host: str
@@ -20,35 +23,35 @@ class RankFacts:
     versions: Mapping[str, str]
     cores: tuple[int, ...]
     gpus_seen: int = -1
-    """By torch, or the driver; -1: nobody was asked."""
+    """GPUs that torch, or the driver, sees; -1: not asked."""
     gpus_given: int = 0
-    """By Slurm, on this node."""
+    """GPUs that Slurm allocated on this node."""
     visible: str = ""
     """CUDA_VISIBLE_DEVICES."""
-    found: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()
     clock_s: float = 0.0
-    """How far its clock is ahead of the one that asked."""
+    """How far its clock is ahead of the collector's."""
     clock_error_s: float = 0.0
     unreached: Mapping[int, str] = field(default_factory=dict)
-    """The nodes that it could not reach, and why."""
+    """The nodes that it cannot reach, and why."""
 
 
-def sent(facts: RankFacts) -> dict[str, Any]:
-    """Return the facts as JSON has them."""
-    return asdict(facts) | {"found": [as_dict(one) for one in facts.found]}
+def facts_as_dict(facts: RankFacts) -> dict[str, Any]:
+    """Return the facts as JSON values."""
+    return asdict(facts) | {"findings": [as_dict(finding) for finding in facts.findings]}
 
 
-def received(said: Mapping[str, Any]) -> RankFacts:
-    """Return the facts that a rank has sent, each made sure to be of its kind."""
+def facts_from_dict(values: Mapping[str, Any]) -> RankFacts:
+    """Return the facts that a rank sent, each converted to its type."""
     return RankFacts(
-        rank=int(said["rank"]),
-        host=str(said["host"])[:200],
-        node=int(said["node"]),
-        local_rank=int(said["local_rank"]),
-        versions={str(name): str(value) for name, value in dict(said["versions"]).items()},
-        cores=tuple(int(core) for core in said["cores"]),
-        gpus_seen=int(said["gpus_seen"]),
-        gpus_given=int(said["gpus_given"]),
-        visible=str(said["visible"]),
-        found=tuple(from_dict(one) for one in said["found"]),
+        rank=int(values["rank"]),
+        host=str(values["host"])[:200],
+        node=int(values["node"]),
+        local_rank=int(values["local_rank"]),
+        versions={str(name): str(value) for name, value in dict(values["versions"]).items()},
+        cores=tuple(int(core) for core in values["cores"]),
+        gpus_seen=int(values["gpus_seen"]),
+        gpus_given=int(values["gpus_given"]),
+        visible=str(values["visible"]),
+        findings=tuple(from_dict(finding) for finding in values["findings"]),
     )

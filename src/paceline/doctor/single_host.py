@@ -1,4 +1,7 @@
-"""All that can be found out about this host by looking at it alone."""
+"""All checks that one host can do alone.
+
+Its own file: the command line (for this host) and `rank` (for each of several) both run them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def examine_host(
     alone: bool = True,
     torch: TorchFacts | None,
 ) -> list[Finding]:
-    """Return what is found on this host, for so many ranks of it; without torch's own words, if it was not asked."""
+    """Return the findings for `ranks` ranks on this host; without `torch` its checks are skipped."""
     return [
         judge_python(tuple(sys.version_info[:3]), sys.executable),
         *(judge_torch(torch) if torch else ()),

@@ -1,4 +1,4 @@
-"""Whether Python and torch are there, work, and can carry messages."""
+"""Whether Python and torch are recent enough, work, and have their communication backends."""
 
 from __future__ import annotations
 
@@ -16,15 +16,21 @@ from paceline.doctor.finding import Finding, passed, problem
 from paceline.version import VERSION
 
 TORCH_S = 180.0
-"""How long `import torch` may take; on a cold shared file system it is minutes."""
+"""Timeout of `import torch`, which takes minutes on a cold shared file system."""
 _SLOW_S = 30.0
 _OLDEST_PYTHON, _OLDEST_TORCH = (3, 11), (2, 10)
+_SLOW_VARIABLES = (
+    "CUDA_LAUNCH_BLOCKING",
+    "NCCL_P2P_DISABLE",
+    "NCCL_SHM_DISABLE",
+    "NCCL_IB_DISABLE",
+)
 _COMPARED = ("torch", "numpy", "safetensors", "xxhash", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 
 
 @dataclass(frozen=True)
 class TorchFacts:
-    """What torch said in a process of its own; `failure` if it said nothing."""
+    """The output of `torch_probe`, or its `failure`."""
 
     version: str = ""
     import_s: float = 0.0
@@ -37,42 +43,37 @@ class TorchFacts:
     failure: str = ""
     import_cpu_s: float = 0.0
     import_queued_s: float = 0.0
-    """How long the import had to wait for a core; 0: none, or the kernel does not tell."""
+    """How long the import waited for a CPU core; 0: not at all, or not reported by the kernel."""
 
 
 def query_torch(timeout_s: float = TORCH_S, python: str = sys.executable) -> TorchFacts:
-    """Return what torch says, or why it says nothing: it is asked in a child, for a broken one may crash or hang."""
-    words = [python, "-m", "paceline.doctor.torch_probe"]
+    """Ask torch in a child process, because a broken one may crash or hang."""
+    command = [python, "-m", "paceline.doctor.torch_probe"]
     try:
         done = subprocess.run(
-            words, capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
+            command, capture_output=True, timeout=timeout_s, check=False, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired:
-        return TorchFacts(failure=f"did not answer in {timeout_s:g} s")
+        return TorchFacts(failure=f"no answer within {timeout_s:g} s")
     except OSError as error:
         return TorchFacts(failure=str(error))
     if done.returncode:
-        return TorchFacts(
-            failure=_last_words(done.returncode, done.stderr.decode(errors="replace"))
-        )
+        return TorchFacts(failure=_failure(done.returncode, done.stderr.decode(errors="replace")))
     try:
-        return _read(json.loads(done.stdout.decode().splitlines()[-1]))
+        facts: dict[str, Any] = json.loads(done.stdout.decode().splitlines()[-1])
+        return TorchFacts(**facts)
     except (ValueError, IndexError, TypeError):
-        return TorchFacts(failure="printed something else than it was asked for")
+        return TorchFacts(failure="unexpected output instead of the facts")
 
 
-def _read(said: dict[str, Any]) -> TorchFacts:
-    return TorchFacts(**said)
-
-
-def _last_words(code: int, said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def _failure(code: int, errors: str) -> str:
+    lines = errors.strip().splitlines()
     how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    return f"{lines[-1][:300]} ({how})" if lines else how
+    return f"{lines[-1].strip()[:300]} ({how})" if lines else how
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that must be the same on all ranks, without importing anything."""
+    """Return the package versions that must be equal on all ranks, without importing the packages."""
     found = {"python": platform.python_version(), "paceline": VERSION}
     for name in _COMPARED:
         try:
@@ -83,79 +84,78 @@ def versions() -> dict[str, str]:
 
 
 def judge_python(version: tuple[int, ...], executable: str) -> Finding:
-    """Judge the interpreter.
+    """Judge the version of the interpreter.
 
     >>> judge_python((3, 9, 2), "/usr/bin/python3").ok, judge_python((3, 12, 1), "python").says
     (False, '3.12.1, python')
     """
-    said = f"{'.'.join(map(str, version[:3]))}, {executable}"
+    text = f"{'.'.join(map(str, version[:3]))}, {executable}"
     if version[:2] < _OLDEST_PYTHON:
         return problem(
-            "python", f"{said} is too old", "make an environment with Python 3.11 or newer"
+            "python",
+            f"{text} is too old: 3.11 or newer is needed",
+            "create an environment with Python 3.11 or newer",
         )
-    return passed("python", said)
+    return passed("python", text)
 
 
 def judge_torch(torch: TorchFacts) -> Iterator[Finding]:
-    """Judge torch and what carries its messages."""
+    """Judge version and import of torch, a small sum, and the communication backends."""
     if torch.failure:
         yield problem(
             "torch",
             f"cannot be imported: {torch.failure}",
-            "install it again into this environment: pip install torch",
+            "reinstall it into this environment: pip install --force-reinstall torch",
         )
         return
     version = tuple(map(int, re.findall(r"\d+", torch.version)[:2]))
-    built = f"built for CUDA {torch.cuda}" if torch.cuda else "built for CPUs"
-    said = f"{torch.version}, {built}, imported in {torch.import_s:.1f} s ({torch.import_cpu_s:.1f} s of CPU)"
+    built = f"built for CUDA {torch.cuda}" if torch.cuda else "built for CPUs only"
+    took = f"imported in {torch.import_s:.1f} s ({torch.import_cpu_s:.1f} s of CPU)"
+    text = f"{torch.version}, {built}, {took}"
     waited_s = torch.import_s - torch.import_cpu_s - torch.import_queued_s
     if version < _OLDEST_TORCH:
-        yield problem("torch", f"{said}, is too old", "pip install --upgrade 'torch>=2.10'")
+        yield problem(
+            "torch",
+            f"{text}, is too old: 2.10 or newer is needed",
+            "pip install --upgrade 'torch>=2.10'",
+        )
     elif torch.error:
         yield problem(
             "torch",
-            f"{said}, but cannot add: {torch.error}",
-            "see `nvidia-smi`; leave this node out of the job",
+            f"{text}, but a small sum fails: {torch.error}",
+            "check `nvidia-smi`; exclude this node from the job (--exclude)",
         )
     elif torch.import_s > _SLOW_S and waited_s > torch.import_s / 2:
         yield problem(
             "torch",
-            f"{said}: it waited for files",
-            "see what takes so long: `paceline doctor --startup`; pack the environment: --pack",
+            f"{text}: it waited for files",
+            "find the slow packages: `paceline doctor --startup`; pack the environment: --pack",
         )
     else:
-        yield passed("torch", said)
+        yield passed("torch", text)
     yield _judge_backends(torch)
 
 
 def _judge_backends(torch: TorchFacts) -> Finding:
-    have = ", ".join(
-        f"{name} {torch.nccl}".strip() if name == "nccl" else name for name in torch.backends
-    )
-    missing = [
-        name for name in (["nccl"] if torch.gpus else []) + ["gloo"] if name not in torch.backends
-    ]
+    versions = {"nccl": f"nccl {torch.nccl}".strip()}
+    have = ", ".join(versions.get(name, name) for name in torch.backends)
+    needed = ["nccl", "gloo"] if torch.gpus else ["gloo"]
+    missing = [name for name in needed if name not in torch.backends]
     if missing:
         return problem(
             "backends",
-            f"torch has no {' and no '.join(missing)} (it has: {have or 'none'})",
-            "install a torch of pytorch.org's own builds",
+            f"torch has no {' and no '.join(missing)} (available: {have or 'none'})",
+            "install an official torch build from pytorch.org",
         )
     return passed("backends", have)
 
 
 def judge_variables(env: Mapping[str, str]) -> Iterator[Finding]:
-    """Judge variables that are left over from debugging, or hurt."""
-    slow = {
-        "CUDA_LAUNCH_BLOCKING": "1",
-        "NCCL_P2P_DISABLE": "1",
-        "NCCL_SHM_DISABLE": "1",
-        "NCCL_IB_DISABLE": "1",
-    }
-    found = [f"{name}={env[name]}" for name, value in slow.items() if env.get(name) == value]
-    if found:
+    """Judge environment variables that are left over from debugging and slow a training down."""
+    slow = [name for name in _SLOW_VARIABLES if env.get(name) == "1"]
+    if slow:
         yield problem(
             "variables",
-            f"{', '.join(found)}: right, and slow",
-            f"unset {' '.join(word.partition('=')[0] for word in found)}",
+            f"{', '.join(f'{name}=1' for name in slow)}: right results, but slow",
+            f"unset {' '.join(slow)}",
         )

@@ -1,29 +1,18 @@
-"""What a start costs, by package: the time of imports, the files that are opened, all calls to the file system."""
+"""The cost of starting a program, by package: import time, opened files, file system calls."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import re
-import shutil
-import signal
-import subprocess
 import sys
 import sysconfig
-import tempfile
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline import handover
 from paceline.doctor.disk import filesystem_of
 from paceline.doctor.finding import Finding, passed, problem
-from paceline.errors import EnvironmentUnfit, TrainingError
-from paceline.launch.signals import StopSignals
 
 _IMPORT = re.compile(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)")
 _CALL = re.compile(
@@ -31,218 +20,106 @@ _CALL = re.compile(
 )
 _NETWORKED = re.compile(r"nfs|lustre|gpfs|beegfs|ceph|cifs|smb|afs|panfs|fuse|9p|glusterfs")
 _SLOW_S = 20.0
-_HEAVY = 0.25  # of the time of all imports
-_UNCOMPILED = 50
-_LOOK_S, _GRACE_S = 0.2, 10.0
+_LARGE_SHARE = 0.25  # of the time of all imports
+_MAX_UNCOMPILED = 50
 OWN, PYTHON, SYSTEM, METADATA = (
     "(your own files)",
     "(Python itself)",
     "(system)",
     "(metadata of packages)",
 )
+_EXPECTED = {"torch", "paceline", PYTHON}
 
 
 @dataclass(frozen=True)
 class Package:
-    """One package's part of a start."""
+    """The share of one package in a start."""
 
     name: str
     import_s: float = 0.0
     opened: int = 0
     calls: int = -1
-    """To the file system; -1: nobody counted."""
+    """File system calls; -1: not counted."""
 
 
 @dataclass(frozen=True)
 class Startup:
-    """A start, measured."""
+    """The measurements of a start. A JSON key per field."""
 
     what: str
     whole_s: float
     stepped: bool
-    """Whether it came to its first optimizer step, where it was ended."""
+    """Whether it reached its first optimizer step, at which it is stopped."""
     packages: list[Package]
     opened: int
     calls: int = -1
     not_found: int = -1
-    """Calls for files that are not there: the price of a long search path."""
+    """Calls for files that do not exist: the cost of a long search path."""
     kind: str = ""
-    """The file system on which the packages lie."""
+    """File system type of the packages' folder."""
     uncompiled: int = 0
-    """Modules that were compiled again."""
-
-
-def measure_startup(target: Sequence[str], timeout_s: float, *, trace: bool = True) -> Startup:
-    """Start a program twice: once to take its time and its imports, once under strace, if there is one, to count its calls."""
-    with StopSignals() as signals, tempfile.TemporaryDirectory(prefix="paceline-start-") as folder:
-        place = Path(folder)
-
-        def run(options: Sequence[str], around: Sequence[str]) -> tuple[dict[str, Any], str]:
-            return _start(
-                target, place, options, around, lambda process: _wait(process, timeout_s, signals)
-            )
-
-        seen, said = run(["-X", "importtime"], [])
-        calls = _trace(place, run) if trace and shutil.which("strace") else None
-    return summarize(" ".join(target), seen, said, calls)
-
-
-Run = Callable[[Sequence[str], Sequence[str]], tuple[dict[str, Any], str]]
-"""Starts the program, with options for Python and words before it."""
-
-
-def _start(
-    target: Sequence[str],
-    place: Path,
-    options: Sequence[str],
-    around: Sequence[str],
-    wait: Callable[[subprocess.Popen[bytes]], None],
-) -> tuple[dict[str, Any], str]:
-    """Run the program under watch; return what was seen, and what it wrote to standard error."""
-    out = place / "seen.json"
-    out.unlink(missing_ok=True)
-    settings = json.loads(os.environ.get(handover.SETTINGS) or "{}") | {
-        "runs": str(place / "runs"),
-        "name": "startup",
-    }
-    env = os.environ | {handover.SETTINGS: json.dumps(settings)}
-    words = [
-        *around,
-        sys.executable,
-        *options,
-        "-m",
-        "paceline.doctor.startup_probe",
-        str(out),
-        str(time.monotonic()),
-    ]
-    with (place / "said").open("wb") as said:
-        none = subprocess.DEVNULL
-        wait(
-            subprocess.Popen(
-                [*words, *target],
-                env=env,
-                stdin=none,
-                stdout=none,
-                stderr=said,
-                start_new_session=True,
-            )
-        )
-    text = (place / "said").read_text(encoding="utf-8", errors="replace")
-    if not out.exists():
-        raise EnvironmentUnfit(
-            f"{' '.join(target)} ended before anything was seen: {_own_words(text)}",
-            fix="see whether it starts without the doctor",
-        )
-    seen: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    if seen["failure"]:
-        raise TrainingError(
-            f"it fails before its first step: {seen['failure']}",
-            fix="start it without the doctor, and mend it",
-        )
-    return seen, text
-
-
-def _wait(process: subprocess.Popen[bytes], timeout_s: float, signals: StopSignals) -> None:
-    """Wait for a program's end, its time, or a signal to stop; nothing of it is left, and such a signal is heeded."""
-    limit = time.monotonic() + timeout_s
-    while process.poll() is None and time.monotonic() < limit and not signals.first:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_LOOK_S)
-    for number in (
-        signal.SIGTERM,
-        signal.SIGKILL,
-    ):  # at the first it writes down what it has seen; strace hears only the second
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)
-    if signals.first == signal.SIGINT:
-        raise KeyboardInterrupt
-    if signals.first:
-        raise SystemExit(128 + signals.first)
-
-
-def _own_words(said: str) -> str:
-    own = [
-        line.strip()
-        for line in said.splitlines()
-        if line.strip() and not line.startswith("import time:")
-    ]
-    return own[-1][:300] if own else "without a word"
-
-
-def _trace(place: Path, run: Run) -> str | None:
-    """Return strace's list of calls to the file system; None where it is not permitted."""
-    record = place / "calls"
-    try:
-        run([], ["strace", "-f", "-qq", "-s", "300", "-e", "trace=%file", "-o", str(record)])
-    except (EnvironmentUnfit, TrainingError):
-        return None
-    return record.read_text(encoding="utf-8", errors="replace")
+    """Modules without cached bytecode."""
 
 
 def summarize(
     what: str,
-    seen: Mapping[str, Any],
-    said: str,
+    facts: Mapping[str, Any],
+    errors: str,
     calls: str | None,
     roots: Mapping[str, str] | None = None,
 ) -> Startup:
-    """Put together what was seen, by package."""
+    """Return the cost per package; `errors` has Python's import times, `calls` strace's output."""
     roots = roots or _roots()
-    times = import_times(said)
-    opened = Counter[str]()
-    for path, count in seen["opened"].items():
-        opened[owner(path, roots)] += count
+    times = import_times(errors)
+    opened, uncompiled = Counter[str](), 0
+    for path, count in facts["opened"].items():
+        package = owner(path, roots)
+        opened[package] += count
+        uncompiled += path.endswith(".py") and package not in {OWN, SYSTEM}
     traced, not_found = read_calls(calls, roots) if calls is not None else (Counter[str](), -1)
-    names = {*times, *opened, *traced}
-    packages = [
-        Package(name, times.get(name, 0.0), opened[name], traced[name] if calls is not None else -1)
-        for name in names
-    ]
-    packages.sort(key=_dear(packages), reverse=True)
+    packages = []
+    for name in {*times, *opened, *traced}:
+        count = traced[name] if calls is not None else -1
+        packages.append(Package(name, times.get(name, 0.0), opened[name], count))
     return Startup(
         what=what,
-        whole_s=float(seen["whole_s"]),
-        stepped=bool(seen["stepped"]),
-        packages=packages,
+        whole_s=float(facts["whole_s"]),
+        stepped=bool(facts["stepped"]),
+        packages=_most_expensive_first(packages),
         opened=opened.total(),
         calls=traced.total() if calls is not None else -1,
         not_found=not_found,
         kind=filesystem_of(Path(roots["packages"])),
-        uncompiled=sum(
-            path.endswith(".py") and owner(path, roots) not in {OWN, SYSTEM}
-            for path in seen["opened"]
-        ),
+        uncompiled=uncompiled,
     )
 
 
-def _dear(packages: Sequence[Package]) -> Callable[[Package], float]:
-    """Return how dear a package is: its share of the time, of the files, and of the calls."""
-    whole = [
-        sum(one.import_s for one in packages),
-        sum(one.opened for one in packages),
-        sum(one.calls for one in packages),
-    ]
-    return lambda one: (
-        one.import_s / max(whole[0], 1e-9)
-        + one.opened / max(1, whole[1])
-        + one.calls / max(1, whole[2])
-    )
+def _most_expensive_first(packages: Sequence[Package]) -> list[Package]:
+    """Sort by the sum of a package's shares of the time, the files and the calls."""
+    import_s = max(sum(package.import_s for package in packages), 1e-9)
+    opened = max(1, sum(package.opened for package in packages))
+    calls = max(1, sum(package.calls for package in packages))
+
+    def share(package: Package) -> float:
+        return package.import_s / import_s + package.opened / opened + package.calls / calls
+
+    return sorted(packages, key=share, reverse=True)
 
 
-def import_times(said: str) -> dict[str, float]:
-    r"""Return the seconds of imports by top-level package, from what `python -X importtime` says; Python's own modules are one.
+def import_times(errors: str) -> dict[str, float]:
+    r"""Return the import seconds per top-level package, from `python -X importtime`.
 
-    >>> import_times("import time:  1500000 |    3000000 |   torch.nn\nimport time:  500000 | 5 | torch\nimport time: 9 | 9 | json.decoder")
-    {'torch': 2.0, '(Python itself)': 9e-06}
+    The standard library counts as one package.
+
+    >>> import_times("import time: 1500000 | 3000000 | torch.nn\nimport time: 9 | 9 | json.decoder")
+    {'torch': 1.5, '(Python itself)': 9e-06}
     """
-    found: dict[str, float] = {}
-    for match in _IMPORT.finditer(said):
+    times: dict[str, float] = {}
+    for match in _IMPORT.finditer(errors):
         top = match[2].partition(".")[0]
         name = PYTHON if top in sys.stdlib_module_names or top.startswith("_") else top
-        found[name] = found.get(name, 0.0) + int(match[1]) / 1e6
-    return found
+        times[name] = times.get(name, 0.0) + int(match[1]) / 1e6
+    return times
 
 
 def _roots() -> dict[str, str]:
@@ -253,88 +130,85 @@ def _roots() -> dict[str, str]:
 def owner(path: str, roots: Mapping[str, str]) -> str:
     """Return the package to which a file belongs.
 
-    >>> roots = {"packages": "/v/lib/site-packages", "python": "/v/lib", "base": "/usr/lib/python3.11"}
-    >>> [owner(path, roots) for path in ("/v/lib/site-packages/torch/nn/x.py", "/usr/lib/python3.11/json.py", "/proc/stat", "/me/x.py")]
-    ['torch', '(Python itself)', '(system)', '(your own files)']
+    >>> roots = {"packages": "/v/site-packages", "python": "/v/lib", "base": "/usr/lib/python3.11"}
+    >>> owner("/v/site-packages/torch/nn/x.py", roots), owner("/usr/lib/python3.11/json.py", roots)
+    ('torch', '(Python itself)')
+    >>> owner("/proc/stat", roots), owner("/me/x.py", roots)
+    ('(system)', '(your own files)')
     """
-    if path.startswith(roots["packages"] + "/"):
-        first = path[len(roots["packages"]) + 1 :].partition("/")[0]
-        return (
-            METADATA
-            if first.endswith((".dist-info", ".egg-info"))
-            else re.split(r"[.-]", first)[0] or first
-        )
-    if path.startswith((roots["python"], roots["base"])) or any(
-        root.startswith(path) for root in roots.values()
-    ):
-        return PYTHON  # and the folders above it, which it looks up again and again
+    packages = roots["packages"] + "/"
+    if path.startswith(packages):
+        first = path.removeprefix(packages).partition("/")[0]
+        if first.endswith((".dist-info", ".egg-info")):
+            return METADATA
+        return re.split(r"[.-]", first)[0] or first
+    if path.startswith((roots["python"], roots["base"])):
+        return PYTHON
+    if any(root.startswith(path) for root in roots.values()):
+        return PYTHON  # folders above it, which Python looks up repeatedly
     return SYSTEM if path.startswith(("/proc", "/sys", "/dev", "/etc", "/usr", "/lib")) else OWN
 
 
-def read_calls(said: str, roots: Mapping[str, str]) -> tuple[Counter[str], int]:
-    """Return how many calls strace saw for each package, and how many of all found nothing."""
-    found, missing = Counter[str](), 0
-    for line in said.splitlines():
+def read_calls(trace: str, roots: Mapping[str, str]) -> tuple[Counter[str], int]:
+    """Return strace's calls per package, and how many of all did not find their file."""
+    calls, not_found = Counter[str](), 0
+    for line in trace.splitlines():
         match = _CALL.match(line)
-        if (
-            match and match[2] and match[1] != "getcwd"
-        ):  # without a name it is about a file that is open
-            found[owner(match[2], roots)] += 1
-            missing += match[4] == "ENOENT"
-    return found, missing
+        # A call without a file name is about an open file.
+        if match and match[2] and match[1] != "getcwd":
+            calls[owner(match[2], roots)] += 1
+            not_found += match[4] == "ENOENT"
+    return calls, not_found
 
 
 def judge_startup(start: Startup) -> list[Finding]:
-    """Judge what a start costs, and name what helps."""
-    found = [_judge_disk(start), _judge_time(start)]
-    if start.uncompiled > _UNCOMPILED:
-        found.append(
+    """Judge file access, import time and missing bytecode."""
+    findings = [_judge_files(start), _judge_time(start)]
+    if start.uncompiled > _MAX_UNCOMPILED:
+        findings.append(
             problem(
                 "compiled",
                 f"{start.uncompiled} modules of packages are compiled again at every start",
                 f"{sys.executable} -m compileall -q {sysconfig.get_paths()['platlib']}",
             )
         )
-    return found
+    return findings
 
 
-def _judge_disk(start: Startup) -> Finding:
-    calls = (
-        f", {start.calls:,} calls to the file system, {start.not_found:,} of them for what is not there"
-        if start.calls >= 0
-        else ""
-    )
-    said = f"{start.opened:,} files opened{calls}; packages lie on {start.kind or 'a file system that is not known'}"
+def _judge_files(start: Startup) -> Finding:
+    text = f"{start.opened:,} files opened"
+    if start.calls >= 0:
+        text += (
+            f", {start.calls:,} file system calls, {start.not_found:,} of them for missing files"
+        )
+    text += f"; packages are on {start.kind or 'an unknown file system'}"
     if _NETWORKED.search(start.kind):
         return problem(
             "files",
-            f"{said}, which every rank asks for all of them",
-            "unpack the environment on every node's own disk: `paceline doctor --pack DIR`",
+            f"{text}, a network file system that every rank reads",
+            "unpack the environment on the local disk of every node: `paceline doctor --pack DIR`",
         )
-    return passed("files", said)
+    return passed("files", text)
 
 
 def _judge_time(start: Startup) -> Finding:
-    whole = sum(one.import_s for one in start.packages)
-    heavy = [
-        one
-        for one in start.packages
-        if one.import_s > _HEAVY * whole and one.name not in {"torch", "paceline", PYTHON}
-    ]
-    where = "to the first step" if start.stepped else "to its end"
-    said = f"{start.whole_s:.1f} s {where}, {whole:.1f} s of it imports"
-    if whole > _SLOW_S:
-        worst = start.packages[0].name
+    import_s = sum(package.import_s for package in start.packages)
+    until = "to the first step" if start.stepped else "to its end"
+    text = f"{start.whole_s:.1f} s {until}, {import_s:.1f} s of it imports"
+    if import_s > _SLOW_S:
         return problem(
             "time",
-            f"{said}, most by {worst}",
-            "import what is seldom needed where it is needed; keep the environment on a local disk: --pack",
+            f"{text}, most by {start.packages[0].name}",
+            "import rarely used packages inside the functions that need them; "
+            "keep the environment on a local disk: --pack",
         )
-    if heavy and whole > 1:
-        names = ", ".join(f"{one.name} ({one.import_s:.1f} s)" for one in heavy)
+    others = [package for package in start.packages if package.name not in _EXPECTED]
+    large = [package for package in others if package.import_s > _LARGE_SHARE * import_s]
+    if large and import_s > 1:
+        names = ", ".join(f"{package.name} ({package.import_s:.1f} s)" for package in large)
         return problem(
             "time",
-            f"{said}; beside torch: {names}",
-            "import it where it is needed, if not every start needs it",
+            f"{text}; besides torch: {names}",
+            "import it inside the function that needs it, if not every start does",
         )
-    return passed("time", said)
+    return passed("time", text)

@@ -1,7 +1,11 @@
-"""What torch says of this machine, as JSON: `python -m paceline.doctor.torch_probe`. Run apart, for it may crash or hang."""
+"""Print what torch sees on this machine as JSON: `python -m paceline.doctor.torch_probe`.
+
+A process of its own, because a broken torch may crash or hang.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -10,33 +14,32 @@ from typing import Any
 
 
 def main() -> None:
-    """Print what torch sees."""
+    """Print version, backends and GPUs of torch, and the result of a small sum on each device."""
     begun, busy = time.monotonic(), time.process_time()
     import torch
     import torch.distributed as dist
 
-    said: dict[str, Any] = {"version": torch.__version__, "import_s": time.monotonic() - begun}
-    said["import_cpu_s"], said["import_queued_s"] = time.process_time() - busy, _queued_s()
-    said["cuda"] = torch.version.cuda or ""
-    names = ("gloo", "nccl", "mpi")
-    said["backends"] = [
-        name for name in names if dist.is_available() and getattr(dist, f"is_{name}_available")()
-    ]
+    facts: dict[str, Any] = {"version": torch.__version__, "import_s": time.monotonic() - begun}
+    facts["import_cpu_s"] = time.process_time() - busy
+    facts["import_queued_s"] = _queued_s()
+    facts["cuda"] = torch.version.cuda or ""
+    backends = ["gloo", "nccl", "mpi"] if dist.is_available() else []
+    backends = [name for name in backends if getattr(dist, f"is_{name}_available")()]
+    facts["backends"] = backends
     count = torch.cuda.device_count()
-    said["gpus"] = [torch.cuda.get_device_name(one) for one in range(count)]
-    said["nccl"] = (
-        ".".join(map(str, torch.cuda.nccl.version()))
-        if count and "nccl" in said["backends"]
-        else ""
-    )  # type: ignore[no-untyped-call]
-    pairs = [(one, other) for one in range(count) for other in range(count) if one != other]
-    said["no_peer"] = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
-    said["error"] = _try_a_sum(count)
-    json.dump(said, sys.stdout)
+    facts["gpus"] = [torch.cuda.get_device_name(index) for index in range(count)]
+    facts["nccl"] = ""
+    if count and "nccl" in backends:
+        version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        facts["nccl"] = ".".join(map(str, version))
+    pairs = itertools.permutations(range(count), 2)
+    facts["no_peer"] = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
+    facts["error"] = _try_a_sum(count)
+    json.dump(facts, sys.stdout)
 
 
 def _queued_s() -> float:
-    """Return how long this process has waited for a core; 0 if the kernel does not tell."""
+    """Return how long this process has waited for a CPU core; 0 if the kernel does not report it."""
     try:
         return int(Path("/proc/self/schedstat").read_text(encoding="utf-8").split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
@@ -44,15 +47,16 @@ def _queued_s() -> float:
 
 
 def _try_a_sum(count: int) -> str:
-    """Return why a sum on one of the devices fails, if one does."""
+    """Return the error of the first device on which a small sum fails; empty if none does."""
     import torch
 
-    for device in [f"cuda:{one}" for one in range(count)] or ["cpu"]:
+    for device in [f"cuda:{index}" for index in range(count)] or ["cpu"]:
         try:
-            if torch.ones(8, device=device).sum().item() != 8:
-                return f"{device} adds eight ones to something else"
+            total = torch.ones(8, device=device).sum().item()
         except RuntimeError as error:
             return f"{device}: {str(error).splitlines()[0]}"
+        if total != 8:
+            return f"{device}: the sum of eight ones is {total:g}"
     return ""
 
 

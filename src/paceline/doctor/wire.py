@@ -1,4 +1,4 @@
-"""How ranks and whoever examines them talk: JSON, a line each, of bounded length, over one connection; no pickle."""
+"""Messages between the ranks and the collector: lines of JSON with a maximum length; no pickle."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import time
 from typing import Any, Self
 
 ANSWER_S = 120.0
-"""How long the other side may take for an answer, when everybody is there."""
-_LONGEST = 1 << 20
-_ROUNDS = 5
+"""Timeout of an answer once all ranks are connected."""
+_MAX_LINE = 1 << 20
+_CLOCK_ROUNDS = 5
 
 
 class Connection:
-    """One connection; every line is awaited for a limited time."""
+    """A socket with a timeout per line."""
 
     def __init__(self, connection: socket.socket, timeout_s: float) -> None:
         connection.settimeout(timeout_s)
@@ -28,52 +28,55 @@ class Connection:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the socket."""
         self._reader.close()
         self._connection.close()
 
-    def say(self, **words: Any) -> None:
-        """Send a line."""
-        self._connection.sendall(json.dumps(words).encode() + b"\n")
+    def send(self, **message: Any) -> None:
+        """Send a message as one line of JSON."""
+        self._connection.sendall(json.dumps(message).encode() + b"\n")
 
-    def hear(self) -> dict[str, Any]:
-        """Return the next line; an OSError says that there is none, or that it is not of this kind."""
-        line = self._reader.readline(_LONGEST)
+    def receive(self) -> dict[str, Any]:
+        """Return the next message; raise ConnectionError if the peer closed or sent no JSON object."""
+        line = self._reader.readline(_MAX_LINE)
         try:
-            said = json.loads(line) if line.endswith(b"\n") else None
+            message = json.loads(line) if line.endswith(b"\n") else None
         except ValueError:
-            said = None
-        if not isinstance(said, dict):
+            message = None
+        if not isinstance(message, dict):
             raise ConnectionError(
-                "the other side has left" if not line else "the other side says something else"
+                "connection closed" if not line else "not a message of the doctor"
             )
-        return said
+        return message
 
-    def ask_proof(self, secret: str) -> dict[str, Any]:
-        """Let the other side prove that it knows the secret, which itself is never sent; return what it says with it."""
+    def require_proof(self, secret: str) -> dict[str, Any]:
+        """Let the peer prove that it knows the secret, which is never sent; return its message."""
         nonce = secrets.token_hex(16)
-        self.say(nonce=nonce)
-        said = self.hear()
-        if not hmac.compare_digest(str(said.get("proof", "")), _proof(secret, nonce)):
-            raise ConnectionError("somebody else came")
-        return said
+        self.send(nonce=nonce)
+        message = self.receive()
+        if not hmac.compare_digest(str(message.get("proof", "")), _proof(secret, nonce)):
+            raise ConnectionError("the peer does not know the secret")
+        return message
 
-    def prove(self, secret: str, **words: Any) -> None:
-        """Prove that this side knows the secret, and say what is to be said."""
-        self.say(proof=_proof(secret, str(self.hear().get("nonce", ""))), **words)
+    def prove(self, secret: str, **message: Any) -> None:
+        """Send a message with the proof that this side knows the secret."""
+        nonce = str(self.receive().get("nonce", ""))
+        self.send(proof=_proof(secret, nonce), **message)
 
     def compare_clocks(self) -> tuple[float, float]:
-        """Return how far the other side's clock is ahead, and by how much that may be wrong."""
+        """Return how far the peer's clock is ahead in seconds, and the error of that value."""
         best = (0.0, float("inf"))
-        for _ in range(_ROUNDS):
-            sent = time.time()
-            self.say(clock=True)
-            theirs = float(self.hear()["clock"])
-            heard = time.time()
-            best = min(
-                best,
-                (theirs - (sent + heard) / 2, max(0.0, heard - sent) / 2),
-                key=lambda pair: pair[1],
-            )
+        for _ in range(_CLOCK_ROUNDS):
+            sent_s = time.time()
+            self.send(clock=True)
+            peer_s = float(self.receive()["clock"])
+            received_s = time.time()
+            error_s = max(0.0, received_s - sent_s) / 2
+            if error_s < best[1]:
+                best = (peer_s - (sent_s + received_s) / 2, error_s)
         return best
 
 

@@ -20,8 +20,8 @@ from paceline.hang.verdict import (
     with_nodes,
 )
 
-WAITS_FOR_PEERS = "_hear"
-"""The function of checkpoint/save.py in which a save waits for other ranks."""
+WAITS_FOR_PEERS = {"_hear", "_receive"}
+"""Functions of checkpoint/ in which a save waits for messages of other ranks."""
 
 _ENDED: tuple[tuple[str, Cause], ...] = (
     ("T", "stopped"),
@@ -122,7 +122,7 @@ def find_blocked_save(reports: Sequence[RankReport]) -> HangVerdict | None:
 
 def _is_writing(stack: Stack) -> bool:
     functions = {place.function for place in stack.places}
-    return stack.thread == SAVE_THREAD and WAITS_FOR_PEERS not in functions
+    return stack.thread == SAVE_THREAD and not functions & WAITS_FOR_PEERS
 
 
 def find_early_exit(reports: Sequence[RankReport]) -> HangVerdict | None:

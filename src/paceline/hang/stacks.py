@@ -78,7 +78,11 @@ def kind_of(file: str) -> str:
 
 
 # While the main thread waits in one of these files, the named thread does the work.
-_WORKERS = {"checkpoint/save.py": SAVE_THREAD, "data/reading/prefetch.py": PREFETCH_THREAD}
+_WORKERS = {
+    "checkpoint/save.py": SAVE_THREAD,
+    "checkpoint/commit.py": SAVE_THREAD,
+    "data/reading/prefetch.py": PREFETCH_THREAD,
+}
 
 
 def main_place(stacks: Sequence[Stack]) -> CodeLine | None:

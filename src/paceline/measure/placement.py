@@ -48,7 +48,7 @@ def run_ranks(
 def nodes_for(ranks: int, allocation: Allocation) -> int:
     """Return the smallest number of nodes that holds the ranks.
 
-    >>> [nodes_for(ranks, Allocation(("a", "b", "c", "d"), 4, here=False)) for ranks in (1, 4, 8, 16)]
+    >>> [nodes_for(ranks, Allocation(("a", "b", "c", "d"), 4, is_local=False)) for ranks in (1, 4, 8, 16)]
     [1, 1, 2, 4]
     """
     per_node = allocation.ranks_per_node

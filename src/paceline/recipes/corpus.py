@@ -37,7 +37,10 @@ _NAME_TEXT = "name a file or folder of text in data_folder="
 
 
 def read_text(path: str) -> bytes:
-    """Return the bytes of a file, or of all files of a folder in order; an empty path: the Python standard library."""
+    """Return the bytes of a file, or of all files of a folder in order.
+
+    An empty path means the Python standard library.
+    """
     try:
         content = b"".join(file.read_bytes() for file in _files(path))
     except OSError as error:
@@ -85,7 +88,7 @@ def make_vocabulary(path: str, level: Level, tokenizer: str, vocabulary: int) ->
 
 
 def split_rows(text: bytes | Array, length: int) -> Tensor:
-    """Return consecutive sequences of length + 1 tokens; each begins with the last token of the one before.
+    """Return consecutive sequences of length + 1 tokens, which overlap by one token.
 
     >>> split_rows(b"abcdefgh", 3).tolist() == [list(b"abcd"), list(b"defg")]
     True

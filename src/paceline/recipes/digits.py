@@ -51,7 +51,7 @@ def mnist_digits(folder: str) -> tuple[Digits, Digits]:
     if not folder:
         raise DataError(
             "data=mnist needs the folder of the MNIST IDX files",
-            fix="run `paceline data get mnist`, or set data_folder= or PACELINE_DATA to their folder, or use data=digits",
+            fix="run `paceline data get mnist`, set data_folder= to their folder, or use data=digits",
         )
     return _part(Path(folder), "train"), _part(Path(folder), "test")
 

@@ -34,7 +34,10 @@ def build_optimizer(model: nn.Module, config: GptConfig) -> torch.optim.Optimize
 
 
 def _muon(model: nn.Module, config: GptConfig) -> Muon:
-    """Return Muon for the matrices of the blocks, AdamW for the rest; a qkv matrix is three matrices in one."""
+    """Return Muon for the matrices of the blocks, AdamW for the rest.
+
+    A qkv matrix is three matrices in one.
+    """
     groups: dict[str, dict[str, Any]] = {
         "qkv": {"params": [], "rule": "muon", "pieces": 3, "weight_decay": config.weight_decay},
         "matrices": {"params": [], "rule": "muon", "weight_decay": config.weight_decay},
@@ -62,7 +65,10 @@ def token_loss(logits: Tensor, target: Tensor) -> Tensor:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _fused_loss(logits: Tensor, target: Tensor) -> Tensor:
-    """Read the logits twice and write their gradient once; with 50,000 tokens, memory traffic is the cost."""
+    """Read the logits twice and write their gradient once.
+
+    With 50,000 tokens, memory traffic is the cost.
+    """
     from paceline.recipes.loss_kernel import mean_loss
 
     return mean_loss(logits, target)
@@ -77,6 +83,7 @@ def main(config: GptConfig) -> None:
         gpt = GPT(design_of(config))
         if weights is not None:
             gpt.load_state_dict(weights)
+        parameters = sum(value.numel() for value in gpt.parameters())
         model = paceline.parallelize(gpt, world, config, wrap=(Block,))
         optimizer = build_optimizer(model, config)
         batches = paceline.Batches(text.train, config, world)
@@ -84,7 +91,7 @@ def main(config: GptConfig) -> None:
             world, model, optimizer, batches, token_loss, config,
             evaluation=text.test,
             sinks=[vocabulary_saver(config, text.vocabulary)],
-            flops_per_sample=flops_per_sequence(gpt.design, sum(value.numel() for value in gpt.parameters())),
+            flops_per_sample=flops_per_sequence(gpt.design, parameters),
         ).run()  # fmt: skip
 
 

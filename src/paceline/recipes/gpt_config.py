@@ -158,7 +158,10 @@ def design_of(config: GptConfig) -> Design:
 
 
 def load_initial_weights(config: GptConfig) -> tuple[GptConfig, dict[str, Tensor] | None]:
-    """Return the settings as completed by the weights of `init_from`, and these weights; None without `init_from`."""
+    """Return the settings as completed by the weights of `init_from`, and these weights.
+
+    None without `init_from`.
+    """
     if not config.init_from:
         return config, None
     design, weights = read_gpt2(Path(config.init_from))

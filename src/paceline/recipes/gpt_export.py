@@ -39,7 +39,10 @@ _ANOTHER = "choose another folder"
 
 
 def export_gpt2(catalog: Catalog, run: str, out: Path) -> Exported:
-    """Write the GPT of the newest intact checkpoint; a checkpoint that was named is never replaced by another."""
+    """Write the GPT of the newest intact checkpoint.
+
+    A checkpoint that was named is never replaced by another.
+    """
     _refuse_folder(out)
     trained = load_newest(catalog, _refuse_design)
     tensors = trained.model.state_dict()
@@ -49,7 +52,10 @@ def export_gpt2(catalog: Catalog, run: str, out: Path) -> Exported:
 
 
 def _vocabulary(run: str, config: GptConfig) -> Vocabulary | None:
-    """Return the vocabulary of a run, named by its folder or by a checkpoint in it; None if it has none."""
+    """Return the vocabulary of a run, named by its folder or by a checkpoint in it.
+
+    None if it has none.
+    """
     path = Path(run).absolute()
     for root in (path, *path.parents[:2]):
         folder = RunDir(root)
@@ -72,14 +78,14 @@ def write_gpt2(
     _refuse_folder(folder)
     weights = list(weights_of(design))
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
-    if problems := differences({weight.ours: weight.shape for weight in weights}, shapes):
+    if problems := differences({weight.name: weight.shape for weight in weights}, shapes):
         raise ConfigError(
             f"the weights do not match the design: {problems}",
             fix="pass model.design and model.state_dict()",
         )
     content = {}
     for weight in weights:
-        content[f"{PREFIX}{weight.theirs}"] = converted(tensors[weight.ours], weight)
+        content[f"{PREFIX}{weight.hf_name}"] = converted(tensors[weight.name], weight)
     files = {WEIGHTS: save(content, metadata={"format": "pt"})}
     if isinstance(vocabulary, Tokens):
         files |= {**vocabulary.files, _TOKENIZER_CONFIG: _json(_about_tokenizer(vocabulary))}

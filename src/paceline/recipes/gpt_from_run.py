@@ -9,6 +9,7 @@ from paceline.checkpoint.catalog import Catalog, use_newest
 from paceline.checkpoint.manifest import Manifest, damaged
 from paceline.checkpoint.restore import read_tensors
 from paceline.checkpoint.storage import Storage, read_manifest
+from paceline.config.renamed import refuse_old_names
 from paceline.config.values import field_types, with_settings
 from paceline.errors import ConfigError
 from paceline.recipes.gpt_config import GptConfig, design_of
@@ -31,7 +32,10 @@ class Trained(NamedTuple):
 
 
 def load_newest(catalog: Catalog, check: Callable[[Design], None] = lambda _: None) -> Trained:
-    """Return the GPT of the newest intact checkpoint; `check` may refuse its design before weights are read."""
+    """Return the GPT of the newest intact checkpoint.
+
+    `check` may refuse its design before weights are read.
+    """
     trained, passed_over = use_newest(catalog, lambda step: _load(catalog.storage, step, check))
     return trained._replace(passed_over=passed_over)
 
@@ -71,5 +75,6 @@ def _settings(manifest: Manifest, where: str) -> GptConfig:
         raise ConfigError(
             f"{where} was not saved by the gpt recipe", fix="name a run of `paceline train gpt`"
         )
+    refuse_old_names(manifest.config, where, fix="start a new run with this version")
     known = names & field_types(GptConfig).keys()
     return with_settings(GptConfig(), {name: manifest.config[name] for name in known})

@@ -27,14 +27,14 @@ ONLY: dict[str, tuple[Any, ...]] = {
 class Weight(NamedTuple):
     """One tensor, under our name and that of Hugging Face."""
 
-    ours: str
-    theirs: str
+    name: str
+    hf_name: str
     shape: tuple[int, ...]
     """In our layout."""
     transposed: bool = False
 
     @property
-    def their_shape(self) -> tuple[int, ...]:
+    def hf_shape(self) -> tuple[int, ...]:
         """The shape in the Hugging Face layout."""
         return self.shape[::-1] if self.transposed else self.shape
 
@@ -46,23 +46,23 @@ def weights_of(design: Design) -> Iterator[Weight]:
     yield Weight("position.weight", "wpe.weight", (design.context_length, width))
     yield from _norm("norm", "ln_f", width)
     for layer in range(design.shape.layers):
-        ours, theirs = f"blocks.{layer}.", f"h.{layer}."
-        yield from _norm(f"{ours}norm1", f"{theirs}ln_1", width)
-        yield from _norm(f"{ours}norm2", f"{theirs}ln_2", width)
-        yield from _linear(f"{ours}qkv", f"{theirs}attn.c_attn", 3 * width, width)
-        yield from _linear(f"{ours}out", f"{theirs}attn.c_proj", width, width)
-        yield from _linear(f"{ours}up", f"{theirs}mlp.c_fc", 4 * width, width)
-        yield from _linear(f"{ours}down", f"{theirs}mlp.c_proj", width, 4 * width)
+        name, hf_name = f"blocks.{layer}.", f"h.{layer}."
+        yield from _norm(f"{name}norm1", f"{hf_name}ln_1", width)
+        yield from _norm(f"{name}norm2", f"{hf_name}ln_2", width)
+        yield from _linear(f"{name}qkv", f"{hf_name}attn.c_attn", 3 * width, width)
+        yield from _linear(f"{name}out", f"{hf_name}attn.c_proj", width, width)
+        yield from _linear(f"{name}up", f"{hf_name}mlp.c_fc", 4 * width, width)
+        yield from _linear(f"{name}down", f"{hf_name}mlp.c_proj", width, 4 * width)
 
 
-def _norm(ours: str, theirs: str, width: int) -> list[Weight]:
-    return [Weight(f"{ours}.{part}", f"{theirs}.{part}", (width,)) for part in ("weight", "bias")]
+def _norm(name: str, hf_name: str, width: int) -> list[Weight]:
+    return [Weight(f"{name}.{part}", f"{hf_name}.{part}", (width,)) for part in ("weight", "bias")]
 
 
-def _linear(ours: str, theirs: str, rows: int, columns: int) -> list[Weight]:
+def _linear(name: str, hf_name: str, rows: int, columns: int) -> list[Weight]:
     """Return weight and bias of a linear layer, which Hugging Face stores as Conv1D: [in, out]."""
-    weight = Weight(f"{ours}.weight", f"{theirs}.weight", (rows, columns), transposed=True)
-    return [weight, Weight(f"{ours}.bias", f"{theirs}.bias", (rows,))]
+    weight = Weight(f"{name}.weight", f"{hf_name}.weight", (rows, columns), transposed=True)
+    return [weight, Weight(f"{name}.bias", f"{hf_name}.bias", (rows,))]
 
 
 def converted(value: Tensor, weight: Weight) -> Tensor:
@@ -71,12 +71,17 @@ def converted(value: Tensor, weight: Weight) -> Tensor:
     return value.t().contiguous() if weight.transposed else value.contiguous()
 
 
-def differences(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> str:
-    """Return the missing, differently shaped and unknown tensors as a sentence; empty if there are none."""
-    problems = [f"{name} is missing" for name in wanted if name not in found]
+def differences(
+    wanted: Mapping[str, tuple[int, ...]], actual: Mapping[str, tuple[int, ...]]
+) -> str:
+    """Return the missing, differently shaped and unknown tensors as a sentence.
+
+    Empty if there are none.
+    """
+    problems = [f"{name} is missing" for name in wanted if name not in actual]
     for name, shape in wanted.items():
-        if name in found and found[name] != shape:
-            problems.append(f"{name} is {list(found[name])} instead of {list(shape)}")
-    problems += [f"{name} is not in a GPT-2" for name in sorted(found) if name not in wanted]
+        if name in actual and actual[name] != shape:
+            problems.append(f"{name} is {list(actual[name])} instead of {list(shape)}")
+    problems += [f"{name} is not in a GPT-2" for name in sorted(actual) if name not in wanted]
     more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
     return "; ".join(problems[:_SHOWN] + more)

@@ -46,25 +46,28 @@ def read_gpt2(place: Path) -> tuple[Design, dict[str, Tensor]]:
 
 
 def _tensors(file: Any, path: Path, design: Design, *, tied: bool) -> dict[str, Tensor]:
-    """Return the tensors of an open file under our names; raise unless names and shapes match exactly."""
+    """Return the tensors of an open file under our names.
+
+    Raise unless names and shapes match exactly.
+    """
     named = {name.removeprefix(PREFIX): name for name in file.keys()}  # noqa: SIM118 - not a mapping
     shapes = {name: tuple(file.get_slice(full).get_shape()) for name, full in named.items()}
     for name in list(shapes):
         if name.endswith(_BUFFERS) or name == HEAD:
             del shapes[name]
     weights = list(weights_of(design))
-    expected = {weight.theirs: weight.their_shape for weight in weights}
+    expected = {weight.hf_name: weight.hf_shape for weight in weights}
     if problems := differences(expected, shapes):
         raise DataError(f"{path} does not match its {CONFIG}: {problems}", fix=_SAVE)
     _check_head(file, path, named, tied=tied)
     tensors = {}
     for weight in weights:
-        value = file.get_tensor(named[weight.theirs])
+        value = file.get_tensor(named[weight.hf_name])
         if value.dtype not in _FLOATS:
             raise DataError(
-                f"{weight.theirs} in {path} has dtype {value.dtype}, not a float type", fix=_SAVE
+                f"{weight.hf_name} in {path} has dtype {value.dtype}, not a float type", fix=_SAVE
             )
-        tensors[weight.ours] = converted(value, weight)
+        tensors[weight.name] = converted(value, weight)
     return tensors
 
 

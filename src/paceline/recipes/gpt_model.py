@@ -134,7 +134,7 @@ class GPT(nn.Module):
         hidden = self.drop(hidden)
         for block in self.blocks:
             if self.design.recompute and self.training:
-                # RNG states are saved only for dropout: no CUDA graph can be captured while they are.
+                # Only dropout needs RNG states, which prevent the capture of a CUDA graph.
                 has_dropout = self.design.dropout > 0
                 hidden = checkpoint(
                     block, hidden, angles, use_reentrant=False, preserve_rng_state=has_dropout
@@ -144,7 +144,7 @@ class GPT(nn.Module):
         return self._logits(hidden)
 
     def next_logits(self, tokens: Tensor, cache: KVCache) -> Tensor:
-        """Return logits [batch, vocabulary] after `tokens`, which extend the cache: a prompt, or one token."""
+        """Return logits [batch, vocabulary] after a prompt or one token, which extends the cache."""
         hidden, angles = self._embed(tokens, cache.positions)
         for block, block_cache in zip(self.blocks, cache.blocks, strict=True):
             hidden = block(hidden, angles, block_cache)
@@ -170,7 +170,9 @@ class GPT(nn.Module):
 
 
 def flops_per_sequence(design: Design, parameters: int) -> float:
-    """Return the FLOPs of forward and backward: 6 per weight and token, 12 per layer, width and pair of tokens.
+    """Return the FLOPs of forward and backward.
+
+    6 per weight and token, 12 per layer, unit of width and pair of tokens.
 
     >>> round(flops_per_sequence(Design(SHAPES["124M"], 50304, 1024), 124_475_904) / 1e9)
     876
@@ -189,7 +191,7 @@ def make_norm(design: Design) -> nn.Module:
 
 
 def rotary_angles(design: Design) -> Tensor:
-    """Return cosines and sines of the rotary position embedding: [context length, 2, head size / 2]."""
+    """Return cosines and sines of the rotary embedding: [context length, 2, head size / 2]."""
     size = design.shape.head_dim
     frequencies = _ROTARY_BASE ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
     positions = torch.arange(design.context_length, dtype=torch.float64)
@@ -198,7 +200,7 @@ def rotary_angles(design: Design) -> Tensor:
 
 
 def rotate(values: Tensor, angles: Tensor) -> Tensor:
-    """Apply rotary position embeddings to the pairs (i, i + half) of [batch, heads, length, head size].
+    """Apply rotary embeddings to the pairs (i, i + half) of [batch, heads, length, head size].
 
     >>> x = torch.randn(1, 1, 3, 4)
     >>> zero_angle = torch.stack([torch.ones(3, 2), torch.zeros(3, 2)], dim=1)

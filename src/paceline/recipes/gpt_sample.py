@@ -1,7 +1,8 @@
 """Generate text with a trained GPT, token by token, by temperature and top-k sampling.
 
-A KV cache makes a token cost one position. When a text outgrows the context length, the window moves on by a quarter
-of it, and the cache is filled anew, because its tokens then have other positions and hence other keys.
+A KV cache makes a token cost one position. When a text outgrows the context length, the window
+moves on by a quarter of it, and the cache is filled anew: its tokens have other positions then,
+and hence other keys.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ class TextGenerator:
     """Problems of newer checkpoints, which were skipped."""
 
     def generate(self, prompt: str, length: int, sampling: Sampling) -> Iterator[str]:
-        """Yield the continuation of a prompt as whole characters; a seed always gives the same text."""
+        """Yield the continuation of a prompt as whole characters.
+
+        A seed always gives the same text.
+        """
         numbers = self._encode(prompt)
         drawn = itertools.islice(self._draw(numbers, length, sampling, 1), length)
         return decode_stream(self.vocabulary, numbers, (row[0] for row in drawn))
@@ -120,7 +124,7 @@ def load_generator(run: str, step: int | None = None) -> TextGenerator:
 
 
 def window_begin(count: int, length: int) -> int:
-    """Return the first of `count` tokens in the context window, which moves on by a quarter of its length.
+    """Return the first of `count` tokens in the window, which moves by a quarter of its length.
 
     >>> [window_begin(count, 8) for count in (1, 8, 9, 10, 11, 20)]
     [0, 0, 2, 2, 4, 12]
@@ -133,7 +137,10 @@ def window_begin(count: int, length: int) -> int:
 def draw(
     model: GPT, numbers: Sequence[int], known: int, sampling: Sampling, count: int = 1
 ) -> Iterator[list[int]]:
-    """Yield the next token of each of `count` texts, without end; only the first `known` tokens are sampled."""
+    """Yield the next token of each of `count` texts, without end.
+
+    Only the first `known` tokens are sampled.
+    """
     generators = [_generator(sampling.seed, row) for row in range(count)]
     cache, device = model.new_cache(count), model.embedding.weight.device
     texts = [list(numbers) for _ in range(count)]
@@ -172,7 +179,10 @@ def _sample(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> i
 def decode_stream(
     vocabulary: Vocabulary, prompt: Sequence[int], drawn: Iterator[int]
 ) -> Iterator[str]:
-    """Yield the text of tokens once its characters are complete; a token may end inside a character."""
+    """Yield the text of tokens once its characters are complete.
+
+    A token may end inside a character.
+    """
     numbers = list(prompt)
     shown = len(vocabulary.decode(numbers))
     for number in drawn:

@@ -1,7 +1,7 @@
-"""Mean cross entropy on a GPU as two Triton kernels: one reads the logits, the other writes their gradient.
+"""Mean cross entropy on a GPU as two Triton kernels: loss, and gradient of the logits.
 
-No reduction crosses thread blocks, so the bits are always the same. The kernels have no type annotations, which Triton
-would interpret. Import this only where Triton is installed.
+No reduction crosses thread blocks, so the bits are always the same. The kernels have no type
+annotations, which Triton would interpret. Import this only where Triton is installed.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.errors import ConfigError
 
-# Newton-Schulz: an odd polynomial of degree five that moves every singular value below 1 quickly to about 1.
+# Newton-Schulz: an odd polynomial that moves singular values below 1 quickly to about 1.
 _POLYNOMIAL = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 _EPSILON = 1e-7
@@ -21,8 +21,9 @@ _UPDATE_RMS = 0.2  # about that of AdamW, so that one learning rate fits both
 class Muon(torch.optim.Optimizer):
     """Two update rules by parameter group: `rule="muon"` for matrices, `rule="adamw"` for the others.
 
-    All state is tensors on the device of the parameters, and no step synchronizes with the host. So a step can be captured
-    in a CUDA graph, with the same bits. `pieces` is the number of matrices that are stacked in one parameter.
+    All state is tensors on the device of the parameters, and no step synchronizes with the host,
+    so a step can be captured in a CUDA graph, with the same bits. `pieces` is the number of
+    matrices that are stacked in one parameter.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Muon(torch.optim.Optimizer):
     def _state_of(
         self, kind: str, parameters: list[Tensor], shape: tuple[int, ...] | None = None
     ) -> list[Tensor]:
-        """Return one state tensor per parameter, initialized to zeros, in the shape of the parameter or in `shape`."""
+        """Return one state tensor per parameter, initially zeros, of its shape or of `shape`."""
         for value in parameters:
             if kind not in self.state[value]:
                 if shape is None:
@@ -114,7 +115,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
-    """Return roughly the nearest semi-orthogonal matrices [count, rows, columns], by Newton-Schulz iterations.
+    """Return approximately the nearest semi-orthogonal matrices: [count, rows, columns].
 
     Products are computed in bf16 on a GPU, which is accurate enough, and in fp32 on a CPU.
 
@@ -143,7 +144,7 @@ def _bias_correction(beta: float, counts: list[Tensor]) -> list[Tensor]:
 
 
 def _rate(group: dict[str, Any], parameter: Tensor) -> Tensor:
-    """Return the learning rate as a tensor on the device, so that a number and a tensor give the same bits."""
+    """Return the learning rate as a tensor, so that a number and a tensor give the same bits."""
     rate = group["lr"]
     if isinstance(rate, Tensor):
         return rate.to(parameter.device, torch.float32)

@@ -1,4 +1,4 @@
-"""How a run failed: the first rank, its words, the last steps, and how to go on; left as a page in the run's folder."""
+"""How a run failed: the first rank, its traceback, the last steps, and how to resume; kept as a page in the run's folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paceline.events import (
 )
 from paceline.hang.judge import judge
 from paceline.hang.rank_report import RankReport, read_reports
-from paceline.hang.stacks import MAIN
+from paceline.hang.stacks import MAIN, CodeLine
 from paceline.hang.verdict import HangVerdict, read_verdict
 from paceline.launch.failure import Failure
 from paceline.report.failure_page import FailurePage
@@ -33,48 +33,48 @@ from paceline.report.state import is_held
 from paceline.rundir import RunDir, write_whole
 
 _STEPS = 5
-_SAME_WAY = "the command that started it, once more"
-_EXPLAIN = {
-    "another shape",
-    "another collective",
-}  # why gloo ended a task, which may be the one that did no wrong
+_SAME_COMMAND = "the command that started it"
+# Why gloo ended a rank, which may not be the one at fault.
+_GLOO_CAUSES = {"another shape", "another collective"}
+_NO_HANG = {"none", "exception", "gone"}
+
+Events = Sequence[dict[str, Any]]
 
 
 def page_from_launch(failure: Failure, resume: str) -> FailurePage:
-    """Return the page for a failure that the launcher saw, also where the rank itself could not say a word."""
+    """Return the page of a failure that the launcher saw, even if the rank could not report it."""
     folder = RunDir(Path(failure.run))
     records = read_reports(folder)
     rank, how = failure.rank, failure.how or "failed"
-    mine, verdict = _of_rank(records, rank), read_verdict(folder) or judge(records)
-    if mine and _is_only_hit(mine) and verdict.ranks and rank not in verdict.ranks:
+    report, verdict = _of_rank(records, rank), read_verdict(folder) or judge(records)
+    if report and _is_collateral(report) and verdict.ranks and rank not in verdict.ranks:
         rank = verdict.ranks[0]
-        how = (
-            "gave another size than before"
-            if verdict.cause == "another shape"
-            else "held the others up"
-        )
-    words = "\n".join([failure.details or failure.message, *(_crash_lines(mine) if mine else [])])
+        how = "did not join the others"
+        if verdict.cause == "another shape":
+            how = "used another tensor size than before"
+    lines = [failure.details or failure.message]
+    if report:
+        lines += _crash_lines(report)
+    words = "\n".join(lines)
     return replace(_with_history(folder, rank, how, words, records), resume=resume)
 
 
-def _is_only_hit(record: RankReport) -> bool:
-    """Return whether a rank ended as one does that another has brought down."""
+def _is_collateral(record: RankReport) -> bool:
+    """Return whether a rank ended because another one did."""
     return bool(record.crash) or (record.wrong is not None and record.wrong.lost_peer)
 
 
 def _crash_lines(record: RankReport) -> list[str]:
-    """Return where a rank was in Python when native code ended it, the innermost last."""
-    main = (
-        next((stack for stack in record.stacks if stack.thread == MAIN), None)
-        if record.crash
-        else None
-    )
-    places = (
-        [f'  File "{place.file}", line {place.line}, in {place.function}' for place in main.places]
-        if main
-        else []
-    )
-    return [f"{record.crash} in native code, called from Python:", *places] if places else []
+    """Return the Python stack of a crash in native code, innermost last."""
+    for stack in record.stacks:
+        if record.crash and stack.thread == MAIN and stack.places:
+            head = f"{record.crash} in native code, called from Python:"
+            return [head, *(_place_line(place) for place in stack.places)]
+    return []
+
+
+def _place_line(place: CodeLine) -> str:
+    return f'  File "{place.file}", line {place.line}, in {place.function}'
 
 
 def _of_rank(records: Sequence[RankReport], rank: int) -> RankReport | None:
@@ -82,24 +82,21 @@ def _of_rank(records: Sequence[RankReport], rank: int) -> RankReport | None:
 
 
 def page_from_run(target: NamedRun) -> FailurePage | None:
-    """Return the page of a run that failed and that nobody goes on with; nothing if it did not, or is not known to have."""
+    """Return the page of a run that failed and was not restarted, else None."""
     folder = target.folder
     events = _events(folder)
     records = read_reports(folder)
     if is_held(folder.lock) or not events or not _has_failed(events, records):
         return None
-    since_s = next(
-        event["time_s"] for event in reversed(events) if event["event"] == RunStarted.__name__
-    )
-    if page := _left(folder, since_s):
-        return (
-            page
-            if page.slurm
-            else replace(page, slurm=(ended := _slurm(target)), written=not ended)
-        )
+    starts = [event["time_s"] for event in events if event["event"] == RunStarted.__name__]
+    if page := _written_page(folder, starts[-1]):
+        if page.slurm:
+            return page
+        slurm = _slurm(target)
+        return replace(page, slurm=slurm, written=not slurm)
     verdict = read_verdict(folder) or judge(records)
-    rank, node, how = _end(folder, records, verdict, since_s)
-    words = _own_words(_of_rank(records, rank)) or _reason(events)
+    rank, node, how = _end(folder, records, verdict, starts[-1])
+    words = _traceback(_of_rank(records, rank)) or _reason(events)
     page = _with_history(folder, rank, how, words, records)
     return replace(page, slurm=_slurm(target), node=page.node or node)
 
@@ -107,29 +104,26 @@ def page_from_run(target: NamedRun) -> FailurePage | None:
 def _end(
     folder: RunDir, records: Sequence[RankReport], verdict: HangVerdict, since_s: float
 ) -> tuple[int, str, str]:
-    """Return the first rank that failed, its node and how it ended: in its own words, in srun's, or as the others saw it."""
+    """Return the first rank that failed, its node and how it ended: by its own report, by srun, or by the other ranks."""
     rank = verdict.ranks[0] if verdict.ranks else -1
     first, task = _of_rank(records, rank), first_end(folder, since_s)
-    if (
-        task is None
-        or verdict.cause in _EXPLAIN
-        or (first and first.wrong and not first.wrong.lost_peer)
-    ):
+    crashed = first and first.wrong and not first.wrong.lost_peer
+    if task is None or crashed or verdict.cause in _GLOO_CAUSES:
         return rank, "", _how(first, verdict)
-    its_own = _of_rank(records, task.task)
-    return task.task if its_own and its_own.node == task.node else -1, task.node, task.how
+    report = _of_rank(records, task.task)
+    return task.task if report and report.node == task.node else -1, task.node, task.how
 
 
 def _how(first: RankReport | None, verdict: HangVerdict) -> str:
-    """Return how a rank ended, from what it left."""
+    """Return how a rank ended, by its report."""
     if first and first.wrong and not first.wrong.lost_peer:
-        return f"failed with {first.wrong.what}"
+        return f"crashed with {first.wrong.what}"
     if first and first.crash:
-        return f"was ended by native code ({first.crash})"
-    return "ended without a word" if verdict.cause in {"gone", "none"} else "held the run up"
+        return f"crashed in native code ({first.crash})"
+    return "vanished without a report" if verdict.cause in {"gone", "none"} else "hung"
 
 
-def _own_words(first: RankReport | None) -> str:
+def _traceback(first: RankReport | None) -> str:
     if first is None or (first.wrong and first.wrong.lost_peer):
         return ""
     return first.wrong.text if first.wrong else "\n".join(_crash_lines(first))
@@ -141,53 +135,58 @@ def _with_history(
     events = _events(folder)
     steps = [event for event in events if event["event"] == StepDone.__name__][-_STEPS:]
     saved_step, saved = _newest_checkpoint(folder, events)
-    stuck = [record for record in records if record.state in {"stuck", "failed"}]
-    verdict = read_verdict(folder) or (judge(records) if stuck else None)
-    held = verdict if verdict and verdict.cause not in {"none", "exception", "gone"} else None
-    step = max([0, *(record.step for record in records), *(event["step"] for event in steps)])
-    mine = _of_rank(records, rank)
+    verdict = read_verdict(folder)
+    if verdict is None and any(record.state in {"stuck", "failed"} for record in records):
+        verdict = judge(records)
+    hang = verdict if verdict and verdict.cause not in _NO_HANG else None
+    report = _of_rank(records, rank)
     return FailurePage(
-        str(folder.root.absolute()), rank, mine.node if mine else "", how, words, held.cause if held else "", held.sentence if held else "", step,
-        tuple({name: event[name] for name in ("step", "loss", "samples_per_s")} for event in steps),
-        saved, saved_step, "", _SAME_WAY,
-    )  # fmt: skip
+        run=str(folder.root.absolute()),
+        rank=rank,
+        node=report.node if report else "",
+        how=how,
+        words=words,
+        cause=hang.cause if hang else "",
+        hang=hang.sentence if hang else "",
+        step=max([0, *(record.step for record in records), *(event["step"] for event in steps)]),
+        steps=tuple(_metrics(event) for event in steps),
+        checkpoint=saved,
+        checkpoint_step=saved_step,
+        slurm="",
+        resume=_SAME_COMMAND,
+    )
 
 
-def _newest_checkpoint(folder: RunDir, events: Sequence[dict[str, Any]]) -> tuple[int, str]:
-    """Return the step and the place of the newest checkpoint; one that came to be in the last moments has no event."""
-    found = [
-        (event["step"], event["path"])
-        for event in events
-        if event["event"] == CheckpointSaved.__name__
-    ][-1:]
+def _metrics(event: dict[str, Any]) -> dict[str, Any]:
+    return {name: event[name] for name in ("step", "loss", "samples_per_s")}
+
+
+def _newest_checkpoint(folder: RunDir, events: Events) -> tuple[int, str]:
+    """Return step and path of the newest checkpoint; one from the last moments may have no event."""
+    saves = [event for event in events if event["event"] == CheckpointSaved.__name__]
+    checkpoints = [(event["step"], event["path"]) for event in saves[-1:]]
     storage = LocalStorage(folder.checkpoints)
     with contextlib.suppress(OSError):
-        found += [(step, storage.where(step)) for step in storage.steps()[:1]]
-    return max(found, default=(-1, ""))
+        checkpoints += [(step, storage.where(step)) for step in storage.steps()[:1]]
+    return max(checkpoints, default=(-1, ""))
 
 
-def _has_failed(events: Sequence[dict[str, Any]], records: Sequence[RankReport]) -> bool:
-    """Return whether the last start neither ended nor stopped: it said that it failed, or it is gone."""
-    kinds = [event["event"] for event in events]
-    last = (
-        kinds[len(kinds) - 1 - kinds[::-1].index(RunStarted.__name__) :]
-        if RunStarted.__name__ in kinds
-        else []
-    )
-    if not last or RunEnded.__name__ in last or RunStopped.__name__ in last:
+def _has_failed(events: Events, records: Sequence[RankReport]) -> bool:
+    """Return whether the last start neither finished nor stopped: it reported a failure, or it is gone."""
+    since_start: list[str] = []
+    for event in events:
+        if event["event"] == RunStarted.__name__:
+            since_start = []
+        since_start.append(event["event"])
+    has_started = RunStarted.__name__ in since_start
+    if not has_started or RunEnded.__name__ in since_start or RunStopped.__name__ in since_start:
         return False
-    return RunFailed.__name__ in last or any(record.state != "left" for record in records)
+    return RunFailed.__name__ in since_start or any(record.state != "left" for record in records)
 
 
-def _reason(events: Sequence[dict[str, Any]]) -> str:
-    return next(
-        (
-            str(event["reason"])
-            for event in reversed(events)
-            if event["event"] == RunFailed.__name__
-        ),
-        "",
-    )
+def _reason(events: Events) -> str:
+    reasons = [str(event["reason"]) for event in events if event["event"] == RunFailed.__name__]
+    return reasons[-1] if reasons else ""
 
 
 def _events(folder: RunDir) -> list[dict[str, Any]]:
@@ -198,15 +197,16 @@ def _events(folder: RunDir) -> list[dict[str, Any]]:
 
 
 def _slurm(target: NamedRun) -> str:
-    """Return how the last job ended, in Slurm's words."""
+    """Return how the last job ended by Slurm's account."""
     with contextlib.suppress(EnvironmentUnfit):
-        jobs = [job for job in jobs_of(target.jobs[-1:]) if not job.live]
-        return f"job {jobs[-1].job} is {jobs[-1].state} {jobs[-1].reason}".strip() if jobs else ""
+        for job in jobs_of(target.jobs[-1:]):
+            if not job.live:
+                return f"job {job.job} is {job.state} {job.reason}".strip()
     return ""
 
 
 def write_failure_page(page: FailurePage) -> None:
-    """Write the page into the run's folder; the disk may be what failed, so it need not succeed."""
+    """Write the page into the run's folder; a full disk, which may be the failure itself, is ignored."""
     folder = RunDir(Path(page.run))
     with contextlib.suppress(OSError):
         write_whole(folder.failure_facts, f"{json.dumps(page.facts())}\n".encode())
@@ -214,15 +214,15 @@ def write_failure_page(page: FailurePage) -> None:
 
 
 def ensure_failure_page(target: NamedRun) -> FailurePage | None:
-    """Return how a run failed, if it did, and leave the page in its folder if nobody has."""
+    """Return the failure page of a run, if it failed, and write it unless the launcher has."""
     page = page_from_run(target)
     if page is not None and not page.written:
         write_failure_page(page)
     return page
 
 
-def _left(folder: RunDir, since_s: float) -> FailurePage | None:
-    """Return the page of the last start, if it is there: who was there when it failed knows best."""
+def _written_page(folder: RunDir, since_s: float) -> FailurePage | None:
+    """Return the page that the launcher wrote for the last start, if any: it knows most."""
     try:
         if folder.failure_facts.stat().st_mtime < since_s:
             return None

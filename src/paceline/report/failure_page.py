@@ -1,4 +1,4 @@
-"""What the page about a failure says: facts, a page of markdown, and the last lines of a message."""
+"""The failure page of a run: as data, as Markdown, and as the last lines of an error message."""
 
 from __future__ import annotations
 
@@ -12,86 +12,82 @@ from paceline.terminal import plain
 
 @dataclass(frozen=True)
 class FailurePage:
-    """How a run failed."""
+    """How a run failed, and how to resume it."""
 
     run: str
     rank: int
-    """The first that failed; -1: not known."""
+    """The first rank that failed; -1: unknown."""
     node: str
     how: str
     words: str
-    """A traceback, or the last lines that it wrote."""
+    """Its traceback, or its last output."""
     cause: str
-    """What held the run up before, in a word or two, as in docs/hang.md; empty: nothing did."""
+    """The cause of a hang before the failure, as in docs/hang.md; empty: there was none."""
     hang: str
-    """The same in one sentence."""
+    """The same as a sentence."""
     step: int
     steps: tuple[dict[str, Any], ...]
-    """The last figures of steps."""
+    """Metrics of the last steps."""
     checkpoint: str
-    """The newest; empty: none."""
+    """The newest checkpoint; empty: none."""
     checkpoint_step: int
     slurm: str
-    """How Slurm says that its last job ended; empty: there was none, or Slurm has forgotten it."""
+    """How the last job ended by Slurm's account; empty: no job, or Slurm no longer knows it."""
     resume: str
     written: bool = False
 
     def facts(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the data with the keys of docs/hang.md."""
         facts = asdict(self)
         del facts["written"]
         return facts
 
     def text(self) -> str:
-        """Return the page, as markdown that is read well as it is."""
-        who = f"{f'rank {self.rank}' if self.rank >= 0 else 'a rank'}{f' (node {self.node})' if self.node else ''}"
-        lines = [
-            f"# {plain(Path(self.run).name)} failed",
-            "",
-            f"{who} {self.how}, in step {self.step + 1}.",
-        ]
-        lines += [f"Slurm: {self.slurm}."] if self.slurm else []
-        lines += ["", f"Before that: {self.hang}."] if self.hang else []
+        """Return the page as Markdown."""
+        rank = f"rank {self.rank}" if self.rank >= 0 else "a rank"
+        node = f" (node {self.node})" if self.node else ""
+        name = plain(Path(self.run).name)
+        lines = [f"# {name} failed", "", f"{rank}{node} {self.how}, in step {self.step + 1}."]
+        if self.slurm:
+            lines.append(f"Slurm: {self.slurm}.")
+        if self.hang:
+            lines += ["", f"Before that: {self.hang}."]
         if self.words:
-            lines += [
-                "",
-                "## Its own words",
-                "",
-                *(f"    {plain_line(line)}" for line in self.words.splitlines()),
-            ]
-        if self.steps:
-            lines += ["", "## The last steps", "", "| step | loss | samples/s |", "|---|---|---|"]
-            lines += [
-                f"| {row['step']} | {row['loss']:.6g} | {row['samples_per_s']:.1f} |"
-                for row in self.steps
-            ]
-        lines += ["", "## To go on", ""]
-        start = (
-            f"From step {self.checkpoint_step}: {self.checkpoint}"
-            if self.checkpoint
-            else "Nothing was saved."
-        )
-        lines += [plain(start), "", f"    {plain(self.resume)}"]
+            lines += ["", "## Traceback or last output", ""]
+            lines += [f"    {plain_line(line)}" for line in self.words.splitlines()]
+        lines += self._step_table()
+        start = "No checkpoint was saved: it starts from step 0."
+        if self.checkpoint:
+            start = f"From step {self.checkpoint_step}: {self.checkpoint}"
+        lines += ["", "## To resume", "", plain(start), "", f"    {plain(self.resume)}"]
         return "\n".join(lines) + "\n"
 
+    def _step_table(self) -> list[str]:
+        if not self.steps:
+            return []
+        lines = ["", "## Last steps", "", "| step | loss | samples/s |", "|---|---|---|"]
+        for row in self.steps:
+            speed = f"{row['samples_per_s']:.1f}"
+            lines.append(f"| {row['step']} | {row['loss']:.6g} | {speed} |")
+        return lines
+
     def last_lines(self) -> list[str]:
-        """Return what the message of the failure itself does not say."""
-        held = [f"before that: {self.hang}"] if self.hang else []
-        steps = ", ".join(f"step {row['step']} loss {row['loss']:.4g}" for row in self.steps[-3:])
-        start = (
-            f"step {self.checkpoint_step} ({self.checkpoint})"
-            if self.checkpoint
-            else "the beginning: nothing was saved"
-        )
-        lines = [
-            *held,
-            *([f"last: {steps}"] if steps else []),
-            f"goes on from {start}",
-            f"  {self.resume}",
-        ]
-        return [plain_line(line) for line in [*lines, f"page: {RunDir(Path(self.run)).failure}"]]
+        """Return the lines that follow the message of the failure."""
+        lines = []
+        if self.hang:
+            lines.append(f"before that: {self.hang}")
+        if self.steps:
+            steps = [f"step {row['step']} loss {row['loss']:.4g}" for row in self.steps[-3:]]
+            lines.append(f"last: {', '.join(steps)}")
+        if self.checkpoint:
+            lines.append(f"resumes from step {self.checkpoint_step} ({self.checkpoint})")
+        else:
+            lines.append("no checkpoint yet: this starts from step 0")
+        lines += [f"  {self.resume}", f"page: {RunDir(Path(self.run)).failure}"]
+        return [plain_line(line) for line in lines]
 
 
 def plain_line(line: str) -> str:
-    """Return a line that orders a terminal nothing, its indent kept."""
-    return " " * (len(line) - len(line.lstrip(" "))) + plain(line.lstrip(" "))
+    """Return a line without control sequences, its indent kept."""
+    text = line.lstrip(" ")
+    return " " * (len(line) - len(text)) + plain(text)

@@ -1,4 +1,4 @@
-"""How the jobs of a run stand in the queue."""
+"""The jobs of a run in Slurm's queue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WAITING = frozenset(
 )
 
 GONE = "GONE"
-"""The state of a job that Slurm has forgotten, some minutes after its end."""
+"""The state of a job that Slurm no longer lists, some minutes after its end."""
 
 UNKNOWN = "UNKNOWN"
 """The state of a job while Slurm does not answer."""
@@ -22,7 +22,7 @@ UNKNOWN = "UNKNOWN"
 
 @dataclass(frozen=True)
 class RunJob:
-    """A job of a run, as Slurm sees it now."""
+    """A job of a run, with its current state in Slurm."""
 
     job: str
     state: str
@@ -34,39 +34,39 @@ class RunJob:
     nodes: int = 0
     node_list: str = ""
     starts: str = ""
-    """When Slurm expects to start it, where it does."""
+    """Slurm's expected start time, if any."""
     requeues: int = 0
 
     @property
     def live(self) -> bool:
-        """Whether it waits or runs, as far as is known."""
+        """Whether it waits or runs, or its state is unknown."""
         return self.state not in FINAL_STATES and self.state != GONE
 
     @property
     def waits(self) -> bool:
-        """Whether it has yet to start, or to start again."""
+        """Whether it is queued or requeued."""
         return self.state in WAITING
 
     @property
     def runs(self) -> bool:
-        """Whether it has nodes."""
+        """Whether it has been allocated nodes."""
         return self.live and not self.waits and self.state != UNKNOWN
 
 
 def jobs_of(submissions: Sequence[Submission]) -> list[RunJob]:
-    """Ask Slurm about the jobs of a run."""
+    """Return the jobs of a run with their state in Slurm."""
     ids = [submission.job for submission in submissions]
     return with_queue_state(submissions, queued_jobs(*ids), forecasts(ids)) if ids else []
 
 
 def all_jobs(submissions: Sequence[Submission]) -> list[RunJob]:
-    """Ask Slurm about all jobs of this user at once."""
+    """Return submitted jobs with their state, from one query for all jobs of the user."""
     shown = queued_jobs()
     return with_queue_state(submissions, shown, forecasts([job.job for job in shown]))
 
 
 def unknown_jobs(submissions: Sequence[Submission]) -> list[RunJob]:
-    """Return the jobs of a run of which nothing can be known."""
+    """Return the jobs of a run while Slurm does not answer."""
     return [RunJob(submission.job, UNKNOWN, submission.log) for submission in submissions]
 
 
@@ -75,7 +75,7 @@ def with_queue_state(
     shown: Sequence[QueuedJob],
     ahead: Mapping[str, tuple[str, int]],
 ) -> list[RunJob]:
-    """Return each submitted job with what squeue shows of it.
+    """Return each submitted job with the state that squeue shows.
 
     >>> sent = [Submission(job, "/r", "t.py", 1, 1, "1:00", "/r/log", 0.0) for job in ("17", "18")]
     >>> shown = [QueuedJob.read("18|PENDING|Priority|0:00|2:00:00|N/A|2||/home/me")]
@@ -83,41 +83,48 @@ def with_queue_state(
     [('17', 'GONE', '', 0), ('18', 'PENDING', 'Priority', 1)]
     """
     by_id = {base_id(job.job): job for job in shown}
-    found = []
+    jobs = []
     for submission in submissions:
         job = RunJob(submission.job, GONE, submission.log)
-        if seen := by_id.get(base_id(submission.job)):
-            reason = "" if seen.reason == "None" else seen.reason
-            starts, requeues = ahead.get(base_id(seen.job), ("", 0))
+        if queued_job := by_id.get(base_id(submission.job)):
+            starts, requeues = ahead.get(base_id(queued_job.job), ("", 0))
             job = replace(
-                job, state=seen.state, reason=reason, used=seen.used, left=seen.left, nodes=seen.nodes,
-                node_list=seen.node_list, starts=starts if seen.state in WAITING else "", requeues=requeues,
-            )  # fmt: skip
-        found.append(job)
-    return found
+                job,
+                state=queued_job.state,
+                reason="" if queued_job.reason == "None" else queued_job.reason,
+                used=queued_job.used,
+                left=queued_job.left,
+                nodes=queued_job.nodes,
+                node_list=queued_job.node_list,
+                starts=starts if queued_job.state in WAITING else "",
+                requeues=requeues,
+            )
+        jobs.append(job)
+    return jobs
 
 
 def forecasts(jobs: Sequence[str]) -> dict[str, tuple[str, int]]:
-    """Return when Slurm expects to start each job, and how often it was requeued; what it does not tell is left out."""
+    """Return the expected start and the number of requeues of each job that Slurm knows."""
     if not jobs:
         return {}
     fields = "JobID:32,StartTime:32,RestartCnt:12"
     try:
-        said = run_command(
+        output = run_command(
             "squeue", "--noheader", "--states=all", f"--Format={fields}", f"--jobs={','.join(jobs)}"
         )
     except EnvironmentUnfit:
         return {}
-    rows = (line.split() for line in said.splitlines())
-    return {
-        row[0]: ("" if row[1] == "N/A" else row[1], int(row[2]))
-        for row in rows
-        if len(row) == 3 and row[2].isdecimal()
-    }
+    by_job = {}
+    for line in output.splitlines():
+        row = line.split()
+        if len(row) == 3 and row[2].isdecimal():
+            job, start, requeues = row
+            by_job[job] = "" if start == "N/A" else start, int(requeues)
+    return by_job
 
 
 def base_id(job: str) -> str:
-    """Return the id of a job without that of its part.
+    """Return a job id without the suffix of an array task or a component.
 
     >>> base_id("17_3"), base_id("17+1"), base_id("17")
     ('17', '17', '17')

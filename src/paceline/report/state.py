@@ -1,4 +1,4 @@
-"""What is known of a run: from its files, and from Slurm where jobs were submitted for it. No port, no process to ask."""
+"""The state of a run, from its files and Slurm's queue: no port, no server."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Phase = Literal[
     "not started", "waiting", "starting", "training", "stopped", "failed", "lost", "ended"
 ]
 
-_MAY_HANG = {"training", "failed", "lost"}  # of one that failed, it is what came before
+_MAY_HANG = {"training", "failed", "lost"}  # a hang may have come before the failure
 _LOSSES = 400
 _LOG_LINES = 10
-_FRESH_S = 60.0  # a beat younger than this is of a process that lives
+_FRESH_S = 60.0  # a process whose beat is younger than this is alive
 _CLOCKS_DIFFER_S = 5.0
-_BACK_WITHIN_S = 30.0  # who restarts a failed run has done it by then
+_BACK_WITHIN_S = 30.0  # a supervisor that restarts a failed run has done so by then
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class RunState:
-    """All that is shown of a run."""
+    """Everything that `paceline watch` shows of a run."""
 
     name: str
     folder: str
@@ -56,7 +56,7 @@ class RunState:
     """Why it stopped or failed."""
     jobs: tuple[RunJob, ...]
     queue_problem: str
-    """Why Slurm does not tell."""
+    """Why Slurm does not answer."""
     world_size: int
     device: str
     restarts: int
@@ -65,31 +65,31 @@ class RunState:
     loss: float
     losses: tuple[float, ...]
     metrics: dict[str, float]
-    """Of the newest evaluation."""
+    """Metrics of the newest evaluation."""
     metrics_step: int
-    """Its step; 0: there was none."""
+    """Step of that evaluation; 0: there was none."""
     samples_per_s: float
     left_s: float
-    """Seconds until all steps are done, at this speed."""
+    """Seconds until the last step, at this speed."""
     checkpoint: Checkpoint | None
     slowest: Straggler | None
     hang: HangVerdict | None
-    """What the watchdog found to hold the run up, while it does."""
+    """The watchdog's verdict, while the run hangs."""
     ranks_seen: int
-    """Ranks that have told where they are since the start."""
+    """Ranks that have sent a beat since the start."""
     log: str
     log_tail: tuple[str, ...]
     quiet_s: float
-    """Seconds since the last sign of life."""
+    """Seconds since the last event, beat or submission."""
 
     @property
     def live_jobs(self) -> list[RunJob]:
-        """The jobs that wait or run."""
+        """Jobs that wait or run."""
         return [job for job in self.jobs if job.live]
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to come: it has ended, or nobody has taken it up again."""
+        """Whether the run has finished, or stopped and was not restarted."""
         if self.live_jobs:
             return False
         return self.phase == "ended" or (
@@ -97,13 +97,13 @@ class RunState:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return it as JSON would have it: a number that is none is null."""
+        """Return the state with the keys of docs/json.md; NaN becomes null."""
         facts: dict[str, Any] = _without_nan(asdict(self))
         return facts | {"over": self.over}
 
 
 class RunWatcher:
-    """Looks at a run again and again, cheaply: of the events only what is new, at the queue only now and then."""
+    """Reads the state of a run repeatedly: only new events, and the queue every few seconds."""
 
     def __init__(self, target: NamedRun, queue_every_s: float = 10.0) -> None:
         self._target = target
@@ -114,18 +114,18 @@ class RunWatcher:
         self._queue_problem = ""
 
     def look(self) -> RunState:
-        """Return what is known now."""
+        """Return the current state."""
         history = self._history
         history.read()
         self._ask_queue()
         return state_of(self._target, history, self._jobs, self._queue_problem)
 
     def _ask_queue(self) -> None:
-        ended = (self._history.ending or {}).get(
-            "event"
-        ) == RunEnded.__name__  # its jobs are about to leave the queue
+        # The jobs of a finished run are about to leave the queue.
+        finished = (self._history.ending or {}).get("event") == RunEnded.__name__
+        every_s = 0 if finished else self._queue_every_s
         now = time.monotonic()
-        if not self._target.jobs or now - self._asked_s < (0 if ended else self._queue_every_s):
+        if not self._target.jobs or now - self._asked_s < every_s:
             return
         self._asked_s = now
         try:
@@ -137,61 +137,78 @@ class RunWatcher:
 def state_of(
     target: NamedRun, history: History, jobs: Sequence[RunJob], queue_problem: str = ""
 ) -> RunState:
-    """Put together what the files and the queue say."""
-    now, started, latest = time.time(), history.started or {}, history.latest
+    """Combine the files of a run with the state of its jobs."""
+    now_s, started, latest = time.time(), history.started or {}, history.latest
     started_s = float(started.get("time_s", 0.0))
     ranks, lanes = int(started.get("world_size", 0)), int(started.get("lanes", 0))
     beats = read_beats(target.folder.beat(0).parent, ranks, started_s)
-    step = max(
-        [
-            latest.step if latest else 0,
-            int(started.get("from_step", 0)),
-            *(beat.step for beat in beats),
-        ]
-    )
     total, rate = int(started.get("total_steps", 0)), latest.samples_per_s if latest else math.nan
-    phase = phase_of(history, jobs, alive=_alive(target.folder.lock, beats, now), now_s=now)
-    signs = [started_s, *(beat.time_s for beat in beats), *(job.time_s for job in target.jobs)]
+    step = max([latest.step if latest else 0, int(started.get("from_step", 0)), *_steps(beats)])
+    left_samples = max(0, total - step) * int(started.get("global_batch", 0))
+    phase = phase_of(history, jobs, alive=_alive(target.folder.lock, beats, now_s), now_s=now_s)
     log, (metrics_step, metrics) = _log_of(target, jobs), history.evaluation
     return RunState(
-        name=target.name, folder=str(target.folder.root.absolute()), phase=phase, reason=_reason(history, phase),
-        jobs=tuple(jobs), queue_problem=queue_problem,
-        world_size=ranks, device=str(started.get("device", "")), restarts=max(0, history.starts - 1),
-        step=min(step, total) if total else step, total_steps=total,
-        loss=latest.loss if latest else math.nan, losses=tuple(history.losses(_LOSSES)),
-        metrics=metrics, metrics_step=metrics_step, samples_per_s=rate,
-        left_s=max(0, total - step) * int(started.get("global_batch", 0)) / rate if rate > 0 else math.nan,
-        checkpoint=_checkpoint(history, now), ranks_seen=len(beats),
+        name=target.name,
+        folder=str(target.folder.root.absolute()),
+        phase=phase,
+        reason=_reason(history, phase),
+        jobs=tuple(jobs),
+        queue_problem=queue_problem,
+        world_size=ranks,
+        device=str(started.get("device", "")),
+        restarts=max(0, history.starts - 1),
+        step=min(step, total) if total else step,
+        total_steps=total,
+        loss=latest.loss if latest else math.nan,
+        losses=tuple(history.losses(_LOSSES)),
+        metrics=metrics,
+        metrics_step=metrics_step,
+        samples_per_s=rate,
+        left_s=left_samples / rate if rate > 0 else math.nan,
+        checkpoint=_checkpoint(history, now_s),
+        ranks_seen=len(beats),
         slowest=find_straggler(beats, lanes, ranks) if phase == "training" else None,
         hang=read_verdict(target.folder) if phase in _MAY_HANG else None,
-        log=log, log_tail=tuple(tail(Path(log), _LOG_LINES)) if log else (),
-        quiet_s=max(0.0, now - max([*signs, float((history.ending or {}).get("time_s", 0.0))])),
-    )  # fmt: skip
+        log=log,
+        log_tail=tuple(tail(Path(log), _LOG_LINES)) if log else (),
+        quiet_s=max(0.0, now_s - _last_active_s(target, history, beats)),
+    )
+
+
+def _steps(beats: Sequence[Beat]) -> list[int]:
+    return [beat.step for beat in beats]
+
+
+def _last_active_s(target: NamedRun, history: History, beats: Sequence[Beat]) -> float:
+    times_s = [
+        float((event or {}).get("time_s", 0.0)) for event in (history.started, history.ending)
+    ]
+    times_s += [beat.time_s for beat in beats]
+    times_s += [job.time_s for job in target.jobs]
+    return max(times_s)
 
 
 def phase_of(history: History, jobs: Sequence[RunJob], *, alive: bool, now_s: float) -> Phase:
-    """Return where a run stands."""
-    kind = (history.ending or {}).get("event", "")
-    if kind == RunEnded.__name__ and not any(job.waits for job in jobs):
+    """Return the phase of a run; the queue knows better than the events whether it runs."""
+    ending = (history.ending or {}).get("event", "")
+    waits = any(job.waits for job in jobs)
+    if ending == RunEnded.__name__ and not waits:
         return "ended"
     if running := [job for job in jobs if job.runs]:
-        return (
-            "training"
-            if history.started and not kind and _started_in(running[0], history, now_s)
-            else "starting"
-        )
-    if any(job.waits for job in jobs):
+        has_started = history.started and not ending and _started_in(running[0], history, now_s)
+        return "training" if has_started else "starting"
+    if waits:
         return "waiting"
-    if kind:
-        return "failed" if kind == RunFailed.__name__ else "stopped"
+    if ending:
+        return "failed" if ending == RunFailed.__name__ else "stopped"
     if alive:
         return "training" if history.started else "starting"
     return "lost" if history.started else "not started"
 
 
 def _started_in(job: RunJob, history: History, now_s: float) -> bool:
-    """Return whether the last start is of the job that runs now, not of one that was killed before."""
-    used_s = time_left(job.used)  # in the words in which Slurm says any time
+    """Return whether the last start belongs to the running job, not to one that was killed before."""
+    used_s = time_left(job.used)  # Slurm writes all times in one format
     started_s = float((history.started or {}).get("time_s", 0.0))
     return math.isinf(used_s) or started_s >= now_s - used_s - _CLOCKS_DIFFER_S
 
@@ -201,15 +218,14 @@ def _alive(lock: Path, beats: Sequence[Beat], now_s: float) -> bool:
 
 
 def is_held(lock: Path) -> bool:
-    """Return whether a process writes this run, as far as the lock tells from here."""
+    """Return whether a process holds the lock of a run, as far as this host can see."""
     try:
         file = os.open(lock, os.O_RDONLY)
     except OSError:
         return False
     try:
-        fcntl.flock(
-            file, fcntl.LOCK_SH | fcntl.LOCK_NB
-        )  # let go at once; who starts meanwhile tries again
+        # Released at once; a process that starts meanwhile tries again.
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
@@ -235,7 +251,7 @@ def _checkpoint(history: History, now_s: float) -> Checkpoint | None:
 
 
 def _log_of(target: NamedRun, jobs: Sequence[RunJob]) -> str:
-    """Return the log of the job that runs, else of the newest that has written any."""
+    """Return the log of the running job, else the newest log that exists."""
     running = [job.log for job in jobs if job.runs]
     choices = [*running, *(submission.log for submission in reversed(target.jobs))]
     with contextlib.suppress(OSError):
@@ -244,7 +260,7 @@ def _log_of(target: NamedRun, jobs: Sequence[RunJob]) -> str:
 
 
 def _without_nan(value: Any) -> Any:
-    """Return the same with null for what JSON has no number for."""
+    """Return the value with None for numbers that JSON does not have."""
     if isinstance(value, dict):
         return {name: _without_nan(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

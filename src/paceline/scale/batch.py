@@ -19,7 +19,7 @@ def share(lanes: int, rank: int, size: int) -> range:
 
 
 def share_blocks(lanes: int, blocks: int, rank: int, size: int) -> range:
-    """Return the lanes of a rank when lanes come in blocks of equal size that must stay on one rank.
+    """Return the lanes of a rank when blocks of lanes must stay on one rank.
 
     >>> [list(share_blocks(8, 4, rank, 3)) for rank in range(3)]
     [[0, 1, 2, 3], [4, 5], [6, 7]]
@@ -44,7 +44,7 @@ class LanePlan(NamedTuple):
     lane: int
     places: range
     samples: int
-    """Samples that count; 0 if a short last step leaves the lane empty: it then reads the places of lane 0."""
+    """Samples that count; 0 in a lane that a short last step leaves empty. It reads lane 0."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class BatchPlan:
         return self._cuts(self.global_size)
 
     def _cuts(self, samples: int) -> list[tuple[int, int, int, int]]:
-        """Return (lane, first place, end, samples that count) for the lanes of this rank in a step."""
+        """Return (lane, first place, end, samples that count) for each lane of this rank."""
         ends = list(accumulate(split_evenly(samples, self.lanes), initial=0))
         cuts = []
         for lane in self.mine:

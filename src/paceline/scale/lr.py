@@ -1,4 +1,4 @@
-"""The learning rate as a function of samples seen: not of steps, so that it does not depend on the world size."""
+"""The learning rate as a function of samples, not steps: the same at every world size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ONE_CYCLE_RISE = 0.3
 
 
 def scaled_lr(config: RunConfig) -> float:
-    """Return the peak learning rate: the base rate, scaled from the reference batch size to this one.
+    """Return the peak rate: the base rate, scaled from the reference batch to this one.
 
     >>> from paceline.config import BatchConfig
     >>> scaled_lr(RunConfig(batch=BatchConfig(global_size=1024), lr=LrConfig(base=0.001, rule="linear")))

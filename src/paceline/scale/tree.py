@@ -1,6 +1,7 @@
-"""The order in which lanes are added: one fixed binary tree, independent of which rank holds which lane.
+"""The order in which lanes are added: one fixed binary tree, the same on any ranks.
 
-The tree over n lanes splits at the largest power of two below n. A node is the range of its lanes.
+The tree over n lanes splits at the largest power of two below n. A node is the range of its
+lanes.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def merges_after(mine: range, lanes: int) -> list[int]:
 
 
 def additions(nodes: Sequence[range], lanes: int) -> list[tuple[int, int]]:
-    """Return the additions (to, from) that reduce the subtree sums of all ranks to the total, in row 0.
+    """Return the additions (to, from) that reduce all subtree sums to the total, in row 0.
 
     >>> additions([range(0, 2), range(2, 3), range(3, 4), range(4, 8)], 8)
     [(1, 2), (0, 1), (0, 3)]
@@ -77,10 +78,10 @@ def additions(nodes: Sequence[range], lanes: int) -> list[tuple[int, int]]:
 def additions_by_turn(
     turns: Sequence[int], first: int = 0, lanes: int = 0
 ) -> list[list[tuple[int, int]]]:
-    """Return, for lanes that arrive in these turns, the additions (to, from) that each turn makes possible.
+    """Return the additions (to, from) that each turn makes possible.
 
-    The sum of a node replaces its first lane, so the total ends up in lane 0. With only some of `lanes`, from
-    `first` on, the sums of `whole_subtrees` remain.
+    `turns` holds the turn in which each lane arrives. The sum of a node replaces its first lane, so the total ends up in lane 0. With only
+    some of `lanes`, from `first` on, the sums of `whole_subtrees` remain.
 
     >>> additions_by_turn([0, 1, 0, 1])
     [[], [(0, 1), (2, 3), (0, 2)]]

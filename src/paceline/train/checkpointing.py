@@ -16,6 +16,7 @@ from paceline.checkpoint.restore import newest_good, read_tensors
 from paceline.checkpoint.retention import Retention
 from paceline.checkpoint.save import Saver
 from paceline.config.intervals import Every
+from paceline.config.renamed import refuse_old_names
 from paceline.config.values import flatten
 from paceline.errors import ConfigError
 from paceline.events import CheckpointBad, CheckpointFailed, CheckpointSaved, Event
@@ -109,11 +110,13 @@ class Checkpoints:
         write_whole(mark, launch.encode())
 
     def _refuse_changed_settings(self, manifest: Manifest) -> None:
+        where = self._storage.where(manifest.step)
+        refuse_old_names(manifest.config, where, fix="start a new run: give another name=")
         changed = self._state.changed_settings(manifest)
         if changed and self._config.resume != "changed":
             raise ConfigError(
                 f"name={self._config.name} is a run with other settings: {shorten(changed)} "
-                f"(in {self._storage.where(manifest.step)})",
+                f"(in {where})",
                 fix="give this run another name=, resume anyway with resume=changed, or start over with resume=never",
             )
 

@@ -123,7 +123,7 @@ class Trainer:
             recorder.start(self.model, self.optimizer, self._optimizer_step.own_state())
             self._train(recovery, recorder)
             self._observers.ending()
-            if not self.config.only_looked_at:
+            if not self.config.only_measures:
                 recovery.checkpoints.save(self._done, self._metrics)
             recovery.checkpoints.finish()
             self._observers.concluding()

@@ -1,4 +1,4 @@
-"""How a person's command runs inside a host: with its signals and its exit status passed on."""
+"""Run a user's command inside a host, with its signals and exit status passed on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def attend(place: Place, host: str, words: list[str], user: str | None = None) -
 
 
 def outside_of_jobs() -> dict[str, str]:
-    """Return the environment without what a job around us has set."""
+    """Return the environment without the variables of an enclosing Slurm job."""
     return {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
 
 

@@ -1,4 +1,4 @@
-"""How a host comes to life: process 1 in namespaces of its own, which outlives whoever started it."""
+"""Boot a host: process 1 in its own namespaces, which outlives the process that started it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from support.slurm_cluster.errors import ClusterError
 from support.slurm_cluster.place import Place
 
 Tell = Callable[[], None]
-"""What a detached process calls once it is ready."""
+"""Called by a detached process when it is ready."""
 _SHUT_DOWN_WITHIN_S = 1
 _MOST_FILES = 4096
 
 
 def boot(place: Place, host: str) -> None:
-    """Start a host; return once its mounts stand."""
+    """Start a host; return once its mounts are done."""
     detach(
         lambda tell: _be_host(place, host, tell),
         place.log / f"init-{host}.log",
@@ -32,7 +32,7 @@ def boot(place: Place, host: str) -> None:
 def detach(
     main: Callable[[Tell], None], log: Path, prepare: Callable[[], None] = lambda: None
 ) -> None:
-    """Run a function in a process of its own; return once it has told that it is ready."""
+    """Run a function in a detached process; return once it reports that it is ready."""
     ready, tell = os.pipe()
     child = os.fork()
     if child == 0:
@@ -61,7 +61,7 @@ def _run_detached(
 
 
 def _redirect(log: Path, keep: int) -> None:
-    """Let go of all files, locks and pipes of whoever started us."""
+    """Close all files, locks and pipes inherited from the parent."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (out, 1), (out, 2)):
@@ -76,7 +76,7 @@ def _tell_ready(pipe: int) -> None:
 
 
 def _be_host(place: Place, host: str, tell_ready: Tell) -> None:
-    """Be process 1 of a host: mount what it sees, then adopt orphans until the end."""
+    """Run as process 1 of a host: mount its file systems, then reap orphans until the end."""
     # Until it is mounted over, /proc is the machine's, so this link has the pid by which the machine knows us.
     place.write_pid(host, int(os.readlink("/proc/self")))
     linux.set_host_name(host)
@@ -95,7 +95,7 @@ def _be_host(place: Place, host: str, tell_ready: Tell) -> None:
 
 
 def _shut_down(*_: object) -> None:
-    """Ask everybody to leave, then leave; the kernel kills whoever is left in the namespace."""
+    """Ask all processes to exit, then exit; the kernel kills the rest of the namespace."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Which part of each cgroup v1 hierarchy is a cluster's own."""
+"""The part of each cgroup v1 hierarchy that belongs to a cluster."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def hierarchies() -> list[Path]:
 
 
 def own_name(place: Place) -> str:
-    """Return what a cluster calls its part."""
+    """Return the name of a cluster's part."""
     return "cluster-" + hashlib.sha256(str(place.folder).encode()).hexdigest()[:8]
 
 
 def show_own_part(place: Place, host: str) -> None:
-    """Let this host take a part of its own for the whole of each hierarchy."""
+    """Make this host see its own part as the root of each hierarchy."""
     for tree in hierarchies():
         own = tree / own_name(place) / host
         own.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ def show_own_part(place: Place, host: str) -> None:
 
 
 def _inherit_cpus(part: Path) -> None:
-    """Allow what the part above allows: a new cpuset allows nothing, and takes no process."""
+    """Copy the parent's cpuset: a new one is empty, and accepts no process."""
     for name in ("cpuset.cpus", "cpuset.mems"):
         if (part / name).exists():
             (part / name).write_text((part.parent / name).read_text())

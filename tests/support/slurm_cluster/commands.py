@@ -1,4 +1,4 @@
-"""How a command is run to its end, on this host or inside a node, and how to wait for what it brings about."""
+"""Run a command on this host or inside a node, and poll for its effect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.slurm_cluster.place import Place
 
 
 def output_of(*words: object, folder: Path | None = None, given: str = "") -> str:
-    """Return what a command printed; fail with its error output."""
+    """Return the output of a command; fail with its error output."""
     command = [str(word) for word in words]
     done = subprocess.run(
         command, text=True, input=given, capture_output=True, cwd=folder, check=False
@@ -32,7 +32,7 @@ def pid_of(place: Place, host: str) -> int:
 
 
 def inside(place: Place, host: str, folder: Path = Path("/")) -> list[str]:
-    """Return the words that, put before a command, run it inside a host."""
+    """Return the command prefix that runs a command inside a host."""
     return [
         "nsenter",
         "-t",
@@ -47,12 +47,12 @@ def inside(place: Place, host: str, folder: Path = Path("/")) -> list[str]:
 
 
 def output_inside(place: Place, host: str, *words: object) -> str:
-    """Return what a command printed inside a host."""
+    """Return the output of a command inside a host."""
     return output_of(*inside(place, host), *words)
 
 
 def wait_until(what: str, ready: Callable[[], object], timeout_s: float = 120) -> None:
-    """Ask again and again; a command that fails means not yet."""
+    """Poll until a condition holds; a command that fails counts as not yet."""
     limit, last = time.monotonic() + timeout_s, ""
     while True:
         try:

@@ -1,4 +1,4 @@
-"""How Slurm's daemons are started on the hosts, and what they say of the nodes."""
+"""Start Slurm's daemons on the hosts, and read the states of the nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SOCKET = "/run/mysqld/mysqld.sock"
 
 
 def start_head(place: Place, settings: Settings) -> None:
-    """Start the head's daemons; a slurmd that finds no slurmctld would try again only a second later, so wait."""
+    """Start the head's daemons and wait: a slurmd that finds no slurmctld retries only after a second."""
     output_inside(place, HEAD, "sh", "-c", _munged(place, HEAD))
     if settings.accounting:
         _start_database(place)
@@ -71,7 +71,7 @@ def _install_database(place: Place) -> None:
 
 
 def node_states(place: Place) -> dict[str, str]:
-    """Return what slurmctld holds each node for: idle, mixed, down* and so on."""
+    """Return slurmctld's state of each node: idle, mixed, down* and so on."""
     lines = output_inside(place, HEAD, "sinfo", "-h", "-N", "-o", "%N %T").splitlines()
     return dict(line.split() for line in lines)
 
@@ -82,7 +82,7 @@ def wait_for_idle_nodes(place: Place) -> None:
 
 
 def slurmd(place: Place, node: str, verb: str) -> None:
-    """Start a node's slurmd, or end it (`stop`, `kill`) without its jobs; when it has ended, its port is free again."""
+    """Start a node's slurmd, or end it (`stop`, `kill`) without its jobs, until its port is free again."""
     if verb == "start":
         output_inside(place, node, "slurmd", "-N", node)
     else:

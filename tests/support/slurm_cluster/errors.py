@@ -1,9 +1,9 @@
-"""What can be wrong with a cluster."""
+"""Errors of a cluster."""
 
 
 class ClusterError(RuntimeError):
-    """Something that the person who asked should read, without a traceback."""
+    """An error to show to the user without a traceback."""
 
 
 class NotAvailable(ClusterError):
-    """This machine cannot run such a cluster, and why."""
+    """Why this machine cannot run such a cluster."""

@@ -1,4 +1,4 @@
-"""What a host finds in /etc that is not the machine's own."""
+"""The files in /etc that a host has instead of the machine's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NSSWITCH = (
 
 
 def write(place: Place, settings: Settings) -> None:
-    """Write the files that are laid over /etc; nothing of an earlier cluster may stay."""
+    """Write the files for the overlay of /etc; nothing of an earlier cluster may remain."""
     shutil.rmtree(place.etc, ignore_errors=True)
     place.etc.mkdir(parents=True)
     (place.etc / "hosts").write_text(hosts(settings))

@@ -1,4 +1,4 @@
-"""How a job is submitted, awaited, and what became of it."""
+"""Submit a job, wait for it, and return its outcome."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _TOOK_TOO_LONG = 124
 
 
 class JobTookTooLong(ClusterError):
-    """A job that was cancelled because nobody wanted to wait any longer."""
+    """A job that was cancelled after the timeout."""
 
 
 def facts(place: Place, jobid: str) -> dict[str, str]:
-    """Return what scontrol knows of a job; it forgets some minutes after the end."""
+    """Return scontrol's facts of a job; it forgets them minutes after the end."""
     text = output_inside(place, HEAD, "scontrol", "-o", "show", "job", jobid)
     return dict(word.split("=", 1) for word in text.split() if "=" in word)
 
 
 def wait(place: Place, jobid: str, timeout_s: float) -> dict[str, str]:
-    """Return the facts of a job at its end; cancel it if that does not come. (`sbatch --wait` asks ever more seldom.)"""
+    """Return the facts of a job at its end; cancel it at the timeout. (`sbatch --wait` polls ever more rarely.)"""
     limit = time.monotonic() + timeout_s
     while (job := facts(place, jobid))["JobState"] in _UNFINISHED:
         if time.monotonic() > limit:
@@ -64,7 +64,7 @@ def exit_code(job: Mapping[str, str]) -> int:
 
 
 def submit(place: Place, words: list[str], timeout_s: float) -> int:
-    """Submit a job from here, wait for its end, tell about it, and return its exit status."""
+    """Submit a job, wait for its end, print its outcome, and return its exit status."""
     command = [*inside(place, HEAD, Path.cwd()), "sbatch", "--parsable", *words]
     done = subprocess.run(
         command, text=True, stdout=subprocess.PIPE, env=outside_of_jobs(), check=False
@@ -84,7 +84,7 @@ def submit(place: Place, words: list[str], timeout_s: float) -> int:
 
 
 def jobid_in(text: str) -> str:
-    """Return the job id from what `sbatch --parsable` prints.
+    """Return the job ID from the output of `sbatch --parsable`.
 
     >>> jobid_in("12;sim")
     '12'

@@ -1,4 +1,4 @@
-"""How a cluster, or one node of it, is started and stopped."""
+"""Start and stop a cluster, or one of its nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STOPPED = 3
 
 
 def start(place: Place, settings: Settings) -> str:
-    """Start a cluster, and say what was done; an identical one that already runs will do."""
+    """Start a cluster unless an identical one runs already, and print which."""
     settings = replace(settings, pkg=str(settings.packages()))
     settings.check(place.folder)
     if _runs(place, settings):
@@ -98,7 +98,7 @@ def _wait_for_end(place: Place, timeout_s: float) -> None:
 
 
 def hold(place: Place, settings: Settings) -> None:
-    """Keep a cluster until the standard input ends, as it does however the one ends who holds the pipe's other end."""
+    """Keep a cluster until standard input ends, which it does however the process at the other end dies."""
     if place.folder.exists() and any(place.folder.iterdir()):
         raise ClusterError(f"{place.folder} is not empty, and would be removed at the end")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -114,7 +114,7 @@ def hold(place: Place, settings: Settings) -> None:
 
 
 def power_off(place: Place, node: str) -> None:
-    """Pull a node's plug. The link dies first, so that no FIN or RST gets out."""
+    """Power a node off. The link goes down first, so that no FIN or RST gets out."""
     pid = pid_of(place, node)
     network.link(place, node, "down")
     os.kill(pid, signal.SIGKILL)
@@ -137,7 +137,7 @@ def power_on(place: Place, node: str) -> None:
 
 
 def show_status(place: Place) -> int:
-    """Print how every host is; return the exit status."""
+    """Print the state of every host; return the exit status."""
     if not place.pid(HEAD):
         print("stopped")
         return _STOPPED

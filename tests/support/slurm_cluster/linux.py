@@ -1,4 +1,4 @@
-"""What only the kernel can do: namespaces, mounts, a process's name."""
+"""System calls: namespaces, mounts, the name of a process."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def _check(result: int, what: str) -> None:
 
 
 def leave_all_namespaces() -> None:
-    """Get namespaces of our own; the one of process ids holds for our children only."""
+    """Create new namespaces; the one of process IDs applies to children only."""
     _check(_LIBC.unshare(sum(_NAMESPACES.values())), "unshare")
 
 
 def enter_namespaces(pid: int, *kinds: str) -> None:
-    """Go where a process is (everywhere, unless kinds are named); only our children get its process ids."""
+    """Enter the namespaces of a process (all kinds by default); its process IDs apply to children only."""
     handles = [os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY) for kind in kinds or _NAMESPACES]
     for handle in handles:  # all are open by now: with "mnt" /proc becomes another
         enter_namespace(handle)
@@ -39,7 +39,7 @@ def enter_namespaces(pid: int, *kinds: str) -> None:
 
 
 def enter_namespace(handle: int) -> None:
-    """Go into the namespace that a file descriptor stands for."""
+    """Enter the namespace of a file descriptor."""
     _check(_LIBC.setns(handle, 0), "setns")
 
 
@@ -53,7 +53,7 @@ def mount(kind: str, target: Path | str, options: str = "") -> None:
 
 
 def bind(source: Path | str, target: Path | str, *, recursive: bool = False) -> None:
-    """Show a folder in another place, too."""
+    """Bind-mount a folder."""
     flags = ctypes.c_ulong(_MS_BIND | (_MS_REC if recursive else 0))
     _check(
         _LIBC.mount(os.fsencode(source), os.fsencode(target), None, flags, None),
@@ -62,22 +62,22 @@ def bind(source: Path | str, target: Path | str, *, recursive: bool = False) -> 
 
 
 def keep_mounts_to_ourselves() -> None:
-    """Let nobody outside see what we mount from now on."""
+    """Make all mounts private to this namespace."""
     _check(
         _LIBC.mount(None, b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None), "private mounts"
     )
 
 
 def set_host_name(name: str) -> None:
-    """Call this host by a name."""
+    """Set the host name."""
     _check(_LIBC.sethostname(name.encode(), len(name)), "sethostname")
 
 
 def set_process_name(name: str) -> None:
-    """Show a name in lists of processes."""
+    """Set the name shown in process lists."""
     _LIBC.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def die_with_parent() -> None:
-    """Be killed as soon as the process that started us is gone."""
+    """Let the kernel kill this process when its parent dies."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

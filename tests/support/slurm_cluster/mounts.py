@@ -1,4 +1,4 @@
-"""What a host sees of the machine: nearly all of it, with some folders of its own laid over."""
+"""The file systems of a host: the machine's, with some folders replaced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NVIDIA = 195
 
 
 def build(place: Place, host: str, settings: Settings) -> None:
-    """Mount everything, in namespaces of the host's own; the order matters."""
+    """Mount everything, in the host's own namespaces; the order matters."""
     linux.keep_mounts_to_ourselves()
     linux.mount("proc", "/proc")
     _mount_run()
@@ -35,7 +35,7 @@ def _mount_run() -> None:
 
 
 def _mount_sys() -> None:
-    """Show the network devices of this host, which a new sysfs does, and keep the cgroups, which it does not."""
+    """Mount a new sysfs for this host's network devices, and keep the cgroups, which it lacks."""
     kept = _STASH / "cgroup"
     kept.mkdir()
     linux.bind("/sys/fs/cgroup", kept, recursive=True)
@@ -53,7 +53,7 @@ def _lay_over_system(place: Place, settings: Settings) -> None:
 
 
 def _make_gpus(count: int) -> None:
-    """Make devices without a driver behind them: Slurm wants device files, and opening one fails with ENXIO."""
+    """Make device files without a driver, which Slurm needs for GPUs; opening one fails with ENXIO."""
     for number in range(count):
         os.mknod(f"/run/gpu/nvidia{number}", 0o20666, os.makedev(_NVIDIA, number))
 
@@ -76,7 +76,7 @@ def _mount_local_folders(place: Place, host: str, settings: Settings) -> None:
 
 
 def _own(place: Place, host: str, folder: Path) -> Path:
-    """Return what a host has in place of a folder of the machine's."""
+    """Return the host's replacement of a folder."""
     own = place.nodes / host / str(folder).strip("/").replace("/", "_")
     own.mkdir(parents=True, exist_ok=True)
     own.chmod(0o1777)

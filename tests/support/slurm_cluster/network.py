@@ -13,7 +13,7 @@ from support.slurm_cluster.settings import HEAD, Settings, address
 
 
 def ip(place: Place, host: str, commands: str) -> None:
-    """Run commands of ip(8), one a line, among a host's network devices."""
+    """Run commands of ip(8), one per line, in a host's network namespace."""
     output_of("nsenter", "-t", pid_of(place, host), "-n", "ip", "-batch", "-", given=commands)
 
 
@@ -37,7 +37,7 @@ def _make_switch(place: Place) -> None:
 
 
 def unwire(place: Place, host: str) -> None:
-    """Remove the cable of a dead host: its orphaned TCP sockets can keep it for minutes. Often it is gone by now."""
+    """Remove the link of a dead host, which orphaned TCP sockets can keep for minutes; often it is gone."""
     with contextlib.suppress(ClusterError):
         ip(place, HEAD, f"link del v-{host}\n")
 
@@ -84,7 +84,7 @@ def _ends(host: str) -> list[tuple[str, str]]:
 
 
 def link(place: Place, host: str, verb: str, value: str | None = None) -> None:
-    """Cut a host's link (`down`), mend it (`up`), limit it (`rate 1gbit`), or lift the limit (`clear`)."""
+    """Cut a host's link (`down`), restore it (`up`), limit it (`rate 1gbit`), or lift the limit (`clear`)."""
     if place.settings.delay_ms:
         _link_by_relay(place, host, verb)
     elif verb in ("down", "up"):
@@ -108,6 +108,6 @@ def _link_by_relay(place: Place, host: str, verb: str) -> None:
 
 
 def cut_off(place: Place) -> set[str]:
-    """Return the hosts that the relay is to carry nothing for."""
+    """Return the hosts whose packets the relay drops."""
     file = place.run / "relay.cut"
     return set(file.read_text().split()) if file.exists() else set()

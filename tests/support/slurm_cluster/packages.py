@@ -1,4 +1,4 @@
-"""Where Slurm's programs come from: Debian's packages, unpacked beside the system and never installed."""
+"""Slurm's programs: Debian packages, unpacked into a folder and never installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DAEMONS = ("slurmctld", "slurmd", "slurmstepd")
 
 
 def provide(settings: Settings) -> None:
-    """Unpack what a cluster with these settings needs and this machine lacks; once for all clusters."""
+    """Unpack the packages that these settings need and this machine lacks; once for all clusters."""
     folder = settings.packages()
     _claim(folder)
     with (folder / "lock").open("w") as handle:
@@ -30,7 +30,7 @@ def provide(settings: Settings) -> None:
 
 
 def _claim(folder: Path) -> None:
-    """Make the folder. One that another user has put in our place would give us programs of theirs, run as root."""
+    """Make the folder, or refuse one of another user, whose programs would run as root."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = folder.lstat()
     if folder == shared_packages() and (

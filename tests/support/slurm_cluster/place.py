@@ -1,4 +1,4 @@
-"""Where a cluster keeps what, and which of its processes are alive."""
+"""The folders of a cluster, and its live processes."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Place:
 
     @property
     def settings(self) -> Settings:
-        """What the cluster that runs here was started with."""
+        """The settings of the running cluster."""
         return Settings.load(self.settings_file)
 
     def clear(self) -> None:
-        """Begin anew: Slurm would recover old jobs and the states of old nodes from here."""
+        """Start empty: Slurm would recover jobs and node states of an earlier cluster."""
         for folder in (self.state, self.nodes, self.run, self.log, self.database):
             shutil.rmtree(folder, ignore_errors=True)
         for folder in (self.state, self.run, self.log):
@@ -62,20 +62,20 @@ class Place:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Let only one at a time start, stop or change this cluster."""
+        """Lock the cluster: one process at a time may start, stop or change it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "lock").open("w") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
 
     def write_pid(self, name: str, pid: int) -> None:
-        """Note the process of a host, or of the relay, with the time at which it started."""
+        """Write the pid file of a host or the relay, with the start time of its process."""
         whole = self.run / f".{name}.pid"
         whole.write_text(f"{pid} {started_at(pid)}\n")
         whole.rename(self.run / f"{name}.pid")
 
     def pid(self, name: str) -> int | None:
-        """Return the process, by the host's count, when it is alive."""
+        """Return the process ID if the process is alive."""
         try:
             pid, start = map(int, (self.run / f"{name}.pid").read_text().split())
         except (OSError, ValueError):
@@ -83,11 +83,11 @@ class Place:
         return pid if started_at(pid) == start else None
 
     def noted(self) -> list[str]:
-        """Return who has a pid file, dead or alive."""
+        """Return the names with a pid file, dead or alive."""
         return sorted(file.stem for file in self.run.glob("[!.]*.pid"))
 
     def alive(self) -> dict[str, int]:
-        """Return who is alive."""
+        """Return the names whose process is alive."""
         return {name: pid for name in self.noted() if (pid := self.pid(name))}
 
     def forget(self) -> None:

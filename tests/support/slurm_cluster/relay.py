@@ -37,11 +37,11 @@ class Line:
     device: int
     """File descriptor of its TUN device."""
     sent_at: float = 0.0
-    """When it is free to send."""
+    """When it can send again."""
     received_at: float = 0.0
-    """When it is free to receive."""
+    """When it can receive again."""
     queue: collections.deque[tuple[float, bytes]] = field(default_factory=collections.deque)
-    """What is under way to it, with the time at which it is due."""
+    """Packets on their way to it, each with its due time."""
 
 
 def start(place: Place) -> None:
@@ -83,7 +83,7 @@ def _connect(place: Place, host: str, settings: Settings) -> Line:
 
 
 def _open_tun(pid: int) -> int:
-    """Make the device eth0 among the network devices of another process; return to ours."""
+    """Make the device eth0 in the network namespace of another process, and return to our own."""
     home = os.open("/proc/self/ns/net", os.O_RDONLY)
     linux.enter_namespaces(pid, "net")
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
@@ -94,7 +94,7 @@ def _open_tun(pid: int) -> int:
 
 
 class Relay:
-    """What is under way between the lines."""
+    """The packets between all hosts."""
 
     def __init__(self, lines: list[Line], settings: Settings) -> None:
         self._lines = {line.device: line for line in lines}
@@ -108,11 +108,11 @@ class Relay:
             self._poll.register(device, select.EPOLLIN)
 
     def cut_off(self, hosts: set[str]) -> None:
-        """Carry nothing from or to these hosts from now on."""
+        """Drop all packets from or to these hosts from now on."""
         self._cut = hosts
 
     def run(self) -> NoReturn:
-        """Carry packets until killed."""
+        """Forward packets until killed."""
         while True:
             self._wait()
             for device, _ in self._poll.poll(0):

@@ -1,4 +1,4 @@
-"""Can this machine run such a cluster? If not, why not."""
+"""Whether this machine can run such a cluster, and if not, why."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _why_no_namespaces() -> str:
 
 
 def check(settings: Settings) -> None:
-    """Refuse what this machine cannot do."""
+    """Raise an error if this machine cannot run the cluster."""
     if reason := why_no_hosts():
         raise NotAvailable(reason)
     if settings.cgroup and not hierarchies():

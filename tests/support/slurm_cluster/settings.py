@@ -1,4 +1,4 @@
-"""What a cluster is to be like: said once, at its start. Every field is an option of `start`."""
+"""The settings of a cluster, fixed at its start. Every field is an option of `start`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Settings:
         return Path(self.pkg or os.environ.get("CLUSTER_PKG") or shared_packages()).absolute()
 
     def words(self) -> list[str]:
-        """Return the options that say the same on the command line.
+        """Return the settings as command-line options.
 
         >>> Settings(nodes=3, set=("KillWait=5",), cgroup=True, slurm=False).words()
         ['--nodes', '3', '--set', 'KillWait=5', '--cgroup', '--no-slurm']
@@ -74,7 +74,7 @@ class Settings:
         return [word for option in changed for word in _words(option, getattr(self, option.name))]
 
     def check(self, folder: Path) -> None:
-        """Refuse what cannot work."""
+        """Raise an error for settings that cannot work."""
         if not 1 <= self.nodes <= _MOST_NODES:
             raise ClusterError(f"{self.nodes} nodes: 1 to {_MOST_NODES} are possible")
         if set(":,") & set(f"{folder}{self.packages()}"):
@@ -83,12 +83,12 @@ class Settings:
             )
 
     def save(self, file: Path) -> None:
-        """Write them down."""
+        """Write the settings to a file."""
         file.write_text(json.dumps(asdict(self), indent=1))
 
     @classmethod
     def load(cls, file: Path) -> Settings:
-        """Read what `save` has written."""
+        """Read the settings that `save` wrote."""
         return cls.of(json.loads(file.read_text()))
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What Slurm is told in its files."""
+"""Slurm's configuration files."""
 
 from __future__ import annotations
 

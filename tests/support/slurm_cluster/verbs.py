@@ -1,4 +1,4 @@
-"""What the command line understands."""
+"""The commands of the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.slurm_cluster.settings import HEAD, Settings, flag
 
 
 def main() -> int:
-    """Do what the command line says; return the exit status."""
+    """Run a command of the command line; return the exit status."""
     args = _parser().parse_args()
     place = Place(Path(args.dir).absolute())
     try:
@@ -33,7 +33,7 @@ _UNLOCKED = ("run", "submit", "status", "hold")
 
 
 def _run(place: Place, args: argparse.Namespace) -> int:
-    """Do what may happen while others do the same."""
+    """Run a command that needs no lock."""
     if args.verb == "status":
         return lifecycle.show_status(place)
     if args.verb == "hold":
@@ -46,7 +46,7 @@ def _run(place: Place, args: argparse.Namespace) -> int:
 
 
 def _change(place: Place, args: argparse.Namespace) -> int:
-    """Do what only one at a time may."""
+    """Run a command that needs the lock."""
     with place.locked():
         if args.verb == "start":
             print(lifecycle.start(place, _settings(args)))

@@ -1,4 +1,4 @@
-"""The chunk layout of an HDF5 file: what it costs to read, and how chunks are grouped into blocks."""
+"""The chunk layout of an HDF5 file: its cost, and how chunks form blocks."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def better(column: H5Column, path: Path) -> str:
 
 
 def plan_blocks(columns: Sequence[H5Column], block_bytes: int = BLOCK_BYTES) -> Blocks:
-    """Divide columns into blocks of about `block_bytes`, so that every chunk lies in one block if possible.
+    """Divide columns into blocks of about `block_bytes`, of whole chunks if possible.
 
     >>> plan_blocks([H5Column("x", "uint8", 6000, (64,), (64, 64)), H5Column("y", "int64", 6000, (), (96,))], 20_000)
     Blocks(rows=192, whole=(), cut=())

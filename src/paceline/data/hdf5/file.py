@@ -1,4 +1,7 @@
-"""Datasets of an HDF5 file. The file may be damaged, or written to make a reader open other files."""
+"""Datasets of an HDF5 file.
+
+The file may be damaged, or written to make a reader open other files.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,10 @@ def is_hdf5(address: str) -> bool:
 
 
 def columns_of(file: Any, names: Sequence[str], path: Path) -> tuple[H5Column, ...]:
-    """Return the columns with these names; without names all of them, in the order of `pack`: a label is last."""
+    """Return the columns with these names.
+
+    Without names all of them, in the order of `pack`: a label is last.
+    """
     with reading(path):
         if not names:
             arrays = [name for name in names_of(file) if not _is_single(find(file, name, path))]
@@ -168,8 +174,9 @@ def check_chunks(dataset: Any, column: H5Column, path: Path) -> None:
 def open_file(path: Path, cache_bytes: int = 0) -> Any:
     """Open a file for reading; without a lock if the file system has none.
 
-    With a cache smaller than a chunk, HDF5 decodes a chunk straight into the destination: the fastest way for
-    chunks of whole samples, and by far the slowest for chunks with a part of each sample.
+    With a cache smaller than a chunk, HDF5 decodes a chunk straight into the destination:
+    the fastest way for chunks of whole samples, and by far the slowest for chunks with a
+    part of each sample.
     """
     if not path.is_file():  # also refuses a pipe, which would never open
         raise DataError(f"there is no file {path}", fix="check the path, or download the file")
@@ -223,7 +230,10 @@ def names_of(file: Any) -> list[str]:
 
 
 def find(file: Any, name: str, path: Path) -> Any:
-    """Return a dataset by name. Links within the file are followed; a link to another file is refused."""
+    """Return a dataset by name.
+
+    Links within the file are followed; a link to another file is refused.
+    """
     links, node, parts, followed = h5py().h5l, file["/"], deque(name.split("/")), 0
     while parts:
         part = parts.popleft().encode("utf-8", "surrogateescape")
@@ -270,7 +280,10 @@ def _filters(plan: Any, where: str) -> tuple[str, ...]:
 
 
 def _is_single(dataset: Any) -> bool:
-    """Return whether a dataset is a scalar. External data are not asked: that would open other files."""
+    """Return whether a dataset is a scalar.
+
+    External data are not asked: that would open other files.
+    """
     return not _is_elsewhere(dataset) and not dataset.shape
 
 

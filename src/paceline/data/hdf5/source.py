@@ -1,4 +1,4 @@
-"""An HDF5 file as a source: every chunk is read once per epoch, and at most two windows stay in memory."""
+"""An HDF5 file as a source: every chunk is read once per epoch."""
 
 from __future__ import annotations
 
@@ -32,11 +32,14 @@ from paceline.world.detect import detect_world
 
 
 class H5Source:
-    """Samples that are rows of the datasets of a file, in the order of `columns`; the last is the target.
+    """Samples that are rows of the datasets of a file, in the order of `columns`.
 
-    A block is about a MB of whole chunks. It is decoded into memory when one of its samples is needed. Memory holds
-    2 x `window` blocks, and the least recently used one is evicted first. So a reader that needs the blocks of at
-    most two windows at a time reads every chunk once. Each process opens the file itself.
+    The last is the target.
+
+    A block is about a MB of whole chunks. It is decoded into memory when one of its samples
+    is needed. Memory holds 2 x `window` blocks, and the least recently used one is evicted
+    first. So a reader that needs the blocks of at most two windows at a time reads every
+    chunk once. Each process opens the file itself.
     """
 
     def __init__(
@@ -143,12 +146,15 @@ class _Reader:
             buffer[positions] = part
 
     def forget(self) -> None:
-        """Free the memory. The file stays open: closing it in a fork would unlock it for the parent."""
+        """Free the memory.
+
+        The file stays open: closing it in a fork would unlock it for the parent.
+        """
         self._held.clear()
         self._free, self._arrays, self._memory = list(range(self._slots)), [], []
 
     def _reading_order(self, blocks: Places, firsts: Places) -> Places:
-        """Return the order in which to use blocks: first those in memory, before others evict them."""
+        """Return the order to use blocks in: first those in memory, before others evict them."""
         missing = numpy.array([int(block) not in self._held for block in blocks])
         return numpy.lexsort((firsts, missing))
 
@@ -235,6 +241,7 @@ def _check_memory(size_bytes: int, window: int, path: Path) -> None:
     if size_bytes > memory:
         smaller = max(1, window * memory // (2 * size_bytes))
         raise ConfigError(
-            f"two windows of read.window={window} blocks of {path} take {size_bytes / 1e9:,.1f} GB; this machine has {memory / 1e9:,.1f} GB",
+            f"two windows of read.window={window} blocks of {path} take "
+            f"{size_bytes / 1e9:,.1f} GB; this machine has {memory / 1e9:,.1f} GB",
             fix=f"set read.window={smaller} or less: every rank of a node needs this much memory",
         )

@@ -1,4 +1,4 @@
-"""Samples that are lines of CSV files: read once as texts into Parquet, and found to be numbers or not."""
+"""Pack rows of CSV files: converted once to Parquet as text, while the numeric columns are detected."""
 
 from __future__ import annotations
 
@@ -19,23 +19,21 @@ _BLOCK_BYTES = 1 << 22
 _AS_WIDE = {"int64": ("int64", "double"), "double": ("double",), "": ()}
 
 
-def prepare_csv(request: PackRequest, files: Sequence[Path], shop: PackContext) -> Prepared:
-    """Copy the columns that are wanted, file by file; a column is of numbers if its first cell is one."""
-    there = _names(files[0])
-    names = select_columns(there, request.columns, str(files[0]))
+def prepare_csv(request: PackRequest, files: Sequence[Path], context: PackContext) -> Prepared:
+    """Copy the selected columns to Parquet; a column is numeric if its first cell is a number."""
+    available = _names(files[0])
+    names = select_columns(available, request.columns, str(files[0]))
     kinds: dict[str, str] = {}
     groups: list[list[Any]] = []
     for number, path in enumerate(files):
-        if _names(path) != there:
+        if _names(path) != available:
             raise DataError(
-                f"{path} has columns {', '.join(_names(path))}, and the first file {', '.join(there)}",
-                fix="pack those files apart",
+                f"{path} has columns {', '.join(_names(path))}, the first file {', '.join(available)}",
+                fix="pack these files separately",
             )
-        copy = shop.spool / f"{number}.parquet"
-        groups += [
-            [str(copy.absolute()), group, rows]
-            for group, rows in enumerate(_copied(path, copy, names, kinds))
-        ]
+        copy = context.spool / f"{number}.parquet"
+        row_counts = _copy_to_parquet(path, copy, names, kinds)
+        groups += [[str(copy.absolute()), group, rows] for group, rows in enumerate(row_counts)]
     check_lengths(
         dict.fromkeys(names, sum(group[2] for group in groups)), ", ".join(map(str, files))
     )
@@ -43,8 +41,13 @@ def prepare_csv(request: PackRequest, files: Sequence[Path], shop: PackContext) 
     return Prepared(Table(groups, names, numbers, str(files[0])))
 
 
-def _copied(path: Path, copy: Path, names: Sequence[str], kinds: dict[str, str]) -> list[int]:
-    """Copy a file, block by block; return the rows of each, and widen the kinds of columns as they turn out."""
+def _copy_to_parquet(
+    path: Path, copy: Path, names: Sequence[str], kinds: dict[str, str]
+) -> list[int]:
+    """Copy a file in blocks.
+
+    Return the rows per block, and widen `kinds` to the types that occur.
+    """
     pyarrow, parquet = (
         import_optional("pyarrow", "a CSV file"),
         import_optional("pyarrow.parquet", "a CSV file"),
@@ -63,7 +66,7 @@ def _copied(path: Path, copy: Path, names: Sequence[str], kinds: dict[str, str])
 
 
 def _kind(values: Any, kind: str | None, where: str, rows_before: int) -> str:
-    """Return the narrowest type that holds these cells and those before them: int64, double, or none for texts."""
+    """Return the narrowest type of these cells and earlier ones: int64, double, or an empty string for text."""
     if kind is None:
         first = next((cell for cell in values.to_pylist() if cell.strip()), "")
         kind = "int64" if _is_number(first) else ""
@@ -73,18 +76,18 @@ def _kind(values: Any, kind: str | None, where: str, rows_before: int) -> str:
             trimmed.cast(wider)
             return wider
     if kind:
-        _refuse_texts(values, where, rows_before)
+        _refuse_text(values, where, rows_before)
     return ""
 
 
-def _refuse_texts(values: Any, where: str, rows_before: int) -> None:
+def _refuse_text(values: Any, where: str, rows_before: int) -> None:
     row, cell = next(
         (row, cell) for row, cell in enumerate(values.to_pylist(), 1) if not _is_number(cell)
     )
-    said = repr(cell) if cell.strip() else "an empty cell"
+    shown = repr(cell) if cell.strip() else "an empty cell"
     raise DataError(
-        f"{where} is numbers, but {said} in row {rows_before + row:,}",
-        fix="correct that cell, or leave the column out with --columns",
+        f"{where} is numeric, but row {rows_before + row:,} has {shown}",
+        fix="correct that cell, or select other columns with --columns",
     )
 
 
@@ -99,17 +102,16 @@ def _is_number(cell: str) -> bool:
 
 def _names(path: Path) -> list[str]:
     names: list[str] = _reader(path, {}).schema.names
-    if all(_is_number(name) for name in names) and names != [
-        str(number) for number in range(len(names))
-    ]:
+    numbered = list(map(str, range(len(names))))
+    if names != numbered and all(map(_is_number, names)):
         raise DataError(
-            f"the first line of {path} has numbers, not names",
-            fix="put a line with the names of the columns first",
+            f"the first line of {path} contains numbers, not column names",
+            fix="add a first line with the names of the columns",
         )
     if len(set(names)) < len(names):
         raise DataError(
-            f"{path} has two columns {max(names, key=names.count)}",
-            fix="give every column a name of its own",
+            f"{path} has two columns named {max(names, key=names.count)}",
+            fix="give every column a unique name",
         )
     return names
 

@@ -1,4 +1,4 @@
-"""Samples that are rows of the datasets of an HDF5 file."""
+"""Pack rows of the datasets of an HDF5 file."""
 
 from __future__ import annotations
 
@@ -40,53 +40,56 @@ class Hdf5:
         except OSError as error:
             raise DataError(
                 f"cannot read rows {begin} to {end} of {name} in {self.path}: {error}",
-                fix="make or fetch that file again",
+                fix="create or download the file again",
             ) from error
-        inner = _inner(dataset)
-        if inner is not None:
-            return make_varying(list(values), inner)
+        element = _element_type(dataset)
+        if element is not None:
+            return make_varying(list(values), element)
         return numpy.ascontiguousarray(values, dtype=storable_dtype(values.dtype, name, self.path))
 
     def tree(self) -> dict[str, Any]:
-        """Return this as JSON can say it."""
+        """Return a JSON-serializable dict, for a worker process."""
         return asdict(self)
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> Hdf5:
-        """Return what `tree` said."""
+        """Rebuild the object from the dict of `tree`."""
         return cls(**tree)
 
 
-def prepare_hdf5(request: PackRequest, files: Sequence[Path], shop: PackContext) -> Prepared:
-    """Find the datasets that are wanted."""
-    from paceline.data.hdf5.file import stay_inside  # which needs this package's columns
+def prepare_hdf5(request: PackRequest, files: Sequence[Path], context: PackContext) -> Prepared:
+    """Find the selected datasets."""
+    from paceline.data.hdf5.file import stay_inside  # it imports columns.py of this package
 
     path = str(files[0].absolute())
     with _opened(path) as file:
-        there: dict[str, Any] = {}
-        file.visititems(
-            lambda name, item: there.update({name: item}) if getattr(item, "shape", ()) else None
-        )
-        names = select_columns(list(there), request.columns, str(files[0]))
+        datasets: dict[str, Any] = {}
+
+        def add(name: str, item: Any) -> None:
+            if getattr(item, "shape", ()):
+                datasets[name] = item
+
+        file.visititems(add)
+        names = select_columns(list(datasets), request.columns, str(files[0]))
         if len({_column(name) for name in names}) < len(names):
             raise ConfigError(
-                f"{files[0]}: two columns would have one name",
-                fix="choose one of them with --columns",
+                f"{files[0]}: two columns would have the same name",
+                fix="select one of them with --columns",
             )
         for name in names:
-            stay_inside(there[name], name, files[0])
-            if _inner(there[name]) is None:
-                storable_dtype(there[name].dtype, name, str(files[0]))
-        samples = check_lengths({name: there[name].shape[0] for name in names}, str(files[0]))
+            stay_inside(datasets[name], name, files[0])
+            if _element_type(datasets[name]) is None:
+                storable_dtype(datasets[name].dtype, name, str(files[0]))
+        samples = check_lengths({name: datasets[name].shape[0] for name in names}, str(files[0]))
     return Prepared(Hdf5(path, names, samples))
 
 
 def _column(name: str) -> str:
-    return name.replace("/", ".")  # which a column's name cannot have
+    return name.replace("/", ".")  # column names cannot contain a slash
 
 
-def _inner(dataset: Any) -> numpy.dtype[Any] | None:
-    """Return the type of an element, where rows are flat and of different lengths."""
+def _element_type(dataset: Any) -> numpy.dtype[Any] | None:
+    """Return the element type of rows of varying length, None for rows of equal shape."""
     h5py = import_optional("h5py", "an HDF5 file")
     if dataset.ndim != 1:
         return None
@@ -106,5 +109,5 @@ def _opened(path: str) -> Any:
         return h5py.File(path, "r")
     except OSError as error:
         raise DataError(
-            f"cannot read {path} as HDF5: {error}", fix="make or fetch that file again"
+            f"cannot read {path} as HDF5: {error}", fix="create or download the file again"
         ) from error

@@ -1,4 +1,4 @@
-"""Samples that are pictures, in a folder for every class."""
+"""Pack images, in one folder per class."""
 
 from __future__ import annotations
 
@@ -22,42 +22,41 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", "
 
 @dataclass(frozen=True)
 class Images:
-    """Picture files and the number of the class of each."""
+    """Image files, with the class index of each."""
 
     folder: str
     files: Sequence[str]
     labels: Sequence[int]
     size: Sequence[int]
-    """Height and width that they are brought to; 0: the files are samples as they are."""
+    """Height and width to resize to; 0: store the encoded files."""
     grey: bool
 
     @property
     def samples(self) -> int:
-        """How many pictures there are."""
+        """The number of images."""
         return len(self.files)
 
     def read(self, begin: int, end: int) -> Rows:
-        """Return some pictures, or their files, with their labels."""
+        """Return some images, as pixels or encoded files, with their labels."""
         labels = numpy.array(self.labels[begin:end], dtype="<i8")
         paths = [Path(self.folder, name) for name in self.files[begin:end]]
         if not self.size[0]:
-            return {
-                "image": make_varying([_content(path) for path in paths], numpy.dtype("u1")),
-                "label": labels,
-            }
+            contents = [_content(path) for path in paths]
+            return {"image": make_varying(contents, numpy.dtype("u1")), "label": labels}
         height, width = self.size
-        pixels = numpy.empty((len(paths), height, width, *(() if self.grey else (3,))), dtype="u1")
+        channels = () if self.grey else (3,)
+        pixels = numpy.empty((len(paths), height, width, *channels), dtype="u1")
         for number, path in enumerate(paths):
             pixels[number] = _pixels(path, (width, height), "L" if self.grey else "RGB")
         return {"image": pixels, "label": labels}
 
     def tree(self) -> dict[str, Any]:
-        """Return this as JSON can say it."""
+        """Return a JSON-serializable dict, for a worker process."""
         return asdict(self)
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> Images:
-        """Return what `tree` said."""
+        """Rebuild the object from the dict of `tree`."""
         return cls(**tree)
 
 
@@ -66,30 +65,30 @@ def _content(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise DataError(
-            f"cannot read {path}: {error.strerror}", fix="check who may read it"
+            f"cannot read {path}: {error.strerror}", fix="check its permissions"
         ) from error
 
 
 def _pixels(path: Path, size: tuple[int, int], mode: str) -> Array:
-    """Return a picture, brought to a size; its sides may be stretched differently."""
+    """Return an image resized to `size`; its aspect ratio may change."""
     image = import_optional("PIL.Image", "decoding images")
     try:
         with image.open(path) as picture:
             if picture.mode.startswith(("I", "F")):
                 raise DataError(
-                    f"{path} has more than 8 bits per pixel (mode {picture.mode}), which would be cut off",
-                    fix="convert it to 8 bits, or pack the files as they are, without --size",
+                    f"{path} has more than 8 bits per pixel (mode {picture.mode}), which would be lost",
+                    fix="convert it to 8 bits, or pack the encoded files, without --size",
                 )
             return numpy.asarray(picture.convert(mode).resize(size, image.Resampling.BILINEAR))
     except (OSError, ValueError, SyntaxError, EOFError, image.DecompressionBombError) as error:
         raise DataError(
             f"{path} cannot be read as an image: {error}",
-            fix="remove that file, or make or fetch it again",
+            fix="remove that file, or create or download it again",
         ) from error
 
 
 def has_classes(folder: Path) -> bool:
-    """Return whether some folder inside this one holds images."""
+    """Return whether a subfolder contains images."""
     return any(path is not None for inner in _folders(folder) for path in _pictures(inner))
 
 
@@ -108,26 +107,24 @@ def _pictures(folder: Path) -> Iterator[Path]:
 
 
 def find_images(request: PackRequest) -> list[Path]:
-    """Return the pictures of all classes, class by class, by name."""
-    found: list[Path] = []
-    for folder in _folders(Path(request.words[0])):
+    """Return the images of all classes, sorted by class and name."""
+    files: list[Path] = []
+    for folder in _folders(Path(request.inputs[0])):
         pictures = list(_pictures(folder))
         if not pictures:
             raise DataError(
-                f"{folder} holds no image; without it the classes would be numbered differently",
-                fix="put images there, or remove that folder",
+                f"{folder} contains no image, but would count as a class",
+                fix="add images, or remove that folder",
             )
-        found += pictures
-    return found
+        files += pictures
+    return files
 
 
-def prepare_images(request: PackRequest, files: Sequence[Path], shop: PackContext) -> Prepared:
-    """Give every class a number, by its name; the names go into the index."""
+def prepare_images(request: PackRequest, files: Sequence[Path], context: PackContext) -> Prepared:
+    """Assign class indices in the order of the class names, which the index stores."""
     if request.grey and not request.size[0]:
-        raise ConfigError(
-            "--grey is for images that are decoded", fix="add --size, as in --size 28x28"
-        )
-    folder = Path(request.words[0])
+        raise ConfigError("--grey needs decoded images", fix="add --size, as in --size 28x28")
+    folder = Path(request.inputs[0])
     if request.size[0]:
         import_optional("PIL.Image", "decoding images")
     names = [path.relative_to(folder) for path in files]

@@ -1,4 +1,4 @@
-"""Which inputs there are, and of which kind one is."""
+"""The kinds of input that can be packed, and how the kind of an input is detected."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.data.pack import arrays, csvfile, hdf5, images, tables, text
-from paceline.data.pack import text_tasks as pieces
+from paceline.data.pack import arrays, csvfile, hdf5, images, tables, text, text_tasks
 from paceline.data.pack.arrays import Arrays, parse_input
 from paceline.data.pack.hdf5 import Hdf5
 from paceline.data.pack.images import Images
@@ -25,27 +24,24 @@ class Kind(NamedTuple):
     """A kind of input."""
 
     looks: str
-    """How a person names one."""
+    """Example for messages."""
     suffixes: tuple[str, ...]
     options: frozenset[str]
-    """What may be asked of it."""
+    """Options that apply to it."""
     find: Callable[[PackRequest], list[Path]]
-    """Finds the files that it is made of."""
+    """Returns its files."""
     prepare: Callable[[PackRequest, Sequence[Path], PackContext], Prepared]
 
 
 def _files(request: PackRequest, suffixes: tuple[str, ...]) -> list[Path]:
-    """Return the files that are named, and those of named folders."""
-    found: list[Path] = []
-    for word in request.words:
-        path = Path(word)
-        inner = (
-            (one for one in sorted(path.iterdir()) if one.suffix.lower() in suffixes)
-            if path.is_dir()
-            else [path]
-        )
-        found += inner
-    return found
+    """Return the input files, and the matching files of input folders."""
+    files: list[Path] = []
+    for path in map(Path, request.inputs):
+        if path.is_dir():
+            files += (inner for inner in sorted(path.iterdir()) if inner.suffix.lower() in suffixes)
+        else:
+            files.append(path)
+    return files
 
 
 def _kind(
@@ -73,10 +69,10 @@ KINDS = {
     "Parquet": _kind("x.parquet", tables.PARQUET, {"columns"}, tables.prepare_parquet),
     "text": _kind(
         "x.txt, or any file or folder with --as bytes, characters or tokens",
-        pieces.SUFFIXES,
+        text_tasks.SUFFIXES,
         {"length"} | _TEXT_OPTIONS,
         text.prepare_text,
-        pieces.find_texts,
+        text_tasks.find_texts,
     ),
     "MNIST": _kind(
         "a folder with train-images-idx3-ubyte.gz and its siblings", (), {"part"}, arrays.prepare_idx, arrays.find_idx
@@ -90,37 +86,38 @@ _INPUTS: dict[str, Any] = {kind.__name__: kind for kind in (Arrays, Hdf5, Images
 
 
 def tree_of(given: Input) -> dict[str, Any]:
-    """Return an input as JSON can say it."""
+    """Return a JSON-serializable dict of an input."""
     return {"input": type(given).__name__} | given.tree()
 
 
 def input_from(tree: dict[str, Any]) -> Input:
-    """Return the input that `tree_of` spoke of."""
-    found: Input = _INPUTS[tree["input"]].from_tree(
-        {name: value for name, value in tree.items() if name != "input"}
-    )
-    return found
+    """Rebuild an input from the dict of `tree_of`."""
+    fields = dict(tree)
+    kind = _INPUTS[fields.pop("input")]
+    rebuilt: Input = kind.from_tree(fields)
+    return rebuilt
 
 
 def kind_of(request: PackRequest) -> Kind:
-    """Return the kind of an input, if it is there and heeds the options."""
-    for word in request.words:
-        _check_there(parse_input(word)[1])
+    """Return the kind of an input; raise if it does not exist or an option does not apply to it."""
+    for argument in request.inputs:
+        _check_exists(parse_input(argument)[1])
     name = _name(request)
     for option in request.asked:
         if option not in KINDS[name].options:
-            heeded = ", ".join(FLAGS[one] for one in FLAGS if one in KINDS[name].options)
+            accepted = ", ".join(FLAGS[field] for field in FLAGS if field in KINDS[name].options)
             raise ConfigError(
-                f"{FLAGS[option]} means nothing for {name}",
-                fix=f"leave it out; {name} heeds {heeded}",
+                f"{FLAGS[option]} does not apply to {name}",
+                fix=f"remove it; {name} accepts {accepted}",
             )
     return KINDS[name]
 
 
-def _check_there(path: Path) -> None:
+def _check_exists(path: Path) -> None:
     if path.exists():
         return
-    siblings = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+    folder = path.parent
+    siblings = [sibling.name for sibling in folder.iterdir()] if folder.is_dir() else []
     near = difflib.get_close_matches(path.name, siblings, n=1)
     raise DataError(
         f"there is no {path}",
@@ -131,32 +128,31 @@ def _check_there(path: Path) -> None:
 def _name(request: PackRequest) -> str:
     if _TEXT_OPTIONS.intersection(request.asked):
         return "text"
-    names = {_name_of(parse_input(word)[1]) for word in request.words}
+    names = {_name_of(parse_input(argument)[1]) for argument in request.inputs}
     if len(names) > 1:
         raise ConfigError(
-            f"inputs of several kinds: {', '.join(sorted(names))}", fix="pack them one by one"
+            f"the inputs are of several kinds: {', '.join(sorted(names))}",
+            fix="pack them separately",
         )
     name = names.pop()
-    if len(request.words) > 1 and name in {"MNIST", "images", "HDF5"}:
+    if len(request.inputs) > 1 and name in {"MNIST", "images", "HDF5"}:
         raise ConfigError(
-            f"{name} is packed from one place, not {len(request.words)}", fix="pack them one by one"
+            f"{name} takes one input, got {len(request.inputs)}", fix="pack them separately"
         )
     return name
 
 
 def _name_of(path: Path) -> str:
-    """Return the kind of a file, by its ending, or of a folder, by what is in it."""
+    """Return the kind of a file by its suffix, of a folder by its content."""
     if path.is_dir():
-        found = _name_of_folder(path)
+        detected = _name_of_folder(path)
     else:
-        ending = path.suffix.lower()
-        found = next((name for name, kind in KINDS.items() if ending in kind.suffixes), "")
-    if found:
-        return found
+        suffix = path.suffix.lower()
+        detected = next((name for name, kind in KINDS.items() if suffix in kind.suffixes), "")
+    if detected:
+        return detected
     known = "".join(f"\n    {name}: {kind.looks}" for name, kind in KINDS.items())
-    raise ConfigError(
-        f"{path} is nothing that can be packed{_hint(path)}", fix=f"name one of these:{known}"
-    )
+    raise ConfigError(f"cannot pack {path}{_hint(path)}", fix=f"use one of these inputs:{known}")
 
 
 def _name_of_folder(folder: Path) -> str:
@@ -167,13 +163,13 @@ def _name_of_folder(folder: Path) -> str:
             return name
     if images.has_classes(folder):
         return "images"
-    return "text" if pieces.has_texts(folder) else ""
+    return "text" if text_tasks.has_texts(folder) else ""
 
 
 def _hint(path: Path) -> str:
     if not path.is_dir():
         return ""
     if not any(path.iterdir()):
-        return ": it is an empty folder"
-    pictures = any(one.suffix.lower() in images.SUFFIXES for one in path.iterdir())
-    return ": its images are in no folder of a class" if pictures else ""
+        return ": the folder is empty"
+    pictures = any(inner.suffix.lower() in images.SUFFIXES for inner in path.iterdir())
+    return ": its images are not in class folders" if pictures else ""

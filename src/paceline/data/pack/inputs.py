@@ -1,4 +1,4 @@
-"""What can be packed: something whose samples are read by their numbers, in any order."""
+"""The interface of an input: samples that any process can read by their numbers."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from typing import Any, NamedTuple, Protocol
 from paceline.data.shards.shard import Rows
 
 Progress = Callable[[str, int, int], None]
-"""Hears what is being done, how much of it is done, and how much there is."""
+"""Receives a label, the units done, and the total."""
 
 
 class Input(Protocol):
-    """Numbered samples. It can be told to another process."""
+    """Numbered samples, which can be sent to another process as JSON."""
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """The number of samples."""
 
     def read(self, begin: int, end: int) -> Rows:
-        """Return some samples; whoever reads them, they are the same."""
+        """Return some samples, the same in every process."""
 
     def tree(self) -> dict[str, Any]:
-        """Return this as JSON can say it."""
+        """Return a JSON-serializable dict, for a worker process."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """An input that is ready to be read."""
+    """An input whose samples can be read."""
 
     input: Input
     about: Mapping[str, Any] = field(default_factory=dict)
-    """What the index will say of it."""
+    """Facts for the index."""
     beside: Mapping[str, str] = field(default_factory=dict)
-    """Files that go into the set beside the shards: their names, and where they are."""
+    """Files to copy into the dataset beside the shards: path by name."""
 
 
 class PackContext(NamedTuple):
-    """Where and with whom an input is made ready."""
+    """Where and with how many workers an input is prepared."""
 
     spool: Path
-    """A folder for what has to be made first; it stays until the set is whole."""
+    """Folder for intermediate files; removed once the dataset is complete."""
     workers: int
     progress: Progress
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """Say nothing of progress."""
+    """Ignore progress."""

@@ -1,4 +1,4 @@
-"""Which packages only some inputs need, and what to install where one is missing."""
+"""Import packages that only some inputs need, or say what to install."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _INSTALLED_AS = {"PIL": "pillow"}
 
 
 def import_optional(module: str, purpose: str) -> Any:
-    """Import a module of an optional package, or say how to get it."""
+    """Import a module of an optional package; raise with the install command if it is missing."""
     package = module.partition(".")[0]
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""What of an interrupted pack can be kept: its plan, and the shards that were finished, as long as there is no index."""
+"""Resume an interrupted pack: its plan, and the shards that it has finished."""
 
 from __future__ import annotations
 
@@ -19,68 +19,66 @@ from paceline.errors import ConfigError, EnvironmentUnfit
 from paceline.rundir import make_private, write_whole
 
 PLAN = ".plan.jsonl"
-"""Which pack is under way in a folder, and a line for every shard that it has finished."""
+"""The digest of the current pack of a folder, and one line per finished shard."""
 SPOOL = ".spool"
-"""The folder of what must be made before the first shard."""
+"""Folder for intermediate files."""
 
 _OURS = r"(?:\d{5,9}\.safetensors|index\.json|tokenizer\.json)"
 _PARTIAL = re.compile(rf"\.(?:{_OURS}|\.plan\.jsonl)\.[0-9a-f]{{8}}")
-_START_OVER = (
-    "repeat the command that began it, name another folder with --to, or start over with --force"
-)
+_START_OVER = "repeat the command that started it, choose another folder with --to, or start over with --force"
 
 
 class Journal:
-    """The plan of a set that is being made."""
+    """The plan file of a dataset that is being packed."""
 
     def __init__(self, folder: Path, digest: str) -> None:
         self.folder, self._digest = folder, digest
         self.finished: dict[str, ShardFacts] = {}
-        """The shards that need not be made again, by name."""
+        """Finished shards, by name."""
 
     @property
     def spool(self) -> Path:
-        """The folder of what must be made before the first shard."""
+        """The folder for intermediate files."""
         return self.folder / SPOOL
 
     def begin(self, *, force: bool = False) -> bool:
-        """Take the folder for this plan, and find what is kept; return whether the set is whole already."""
-        theirs = plan_in(self.folder)
-        if theirs and theirs[0] == self._digest:
+        """Start or resume this plan in the folder.
+
+        Return whether the dataset is complete already.
+        """
+        plan = plan_in(self.folder)
+        same = plan[:1] == [self._digest]
+        if same:
             if (self.folder / INDEX).exists():
                 return True
-            self.finished = _whole_ones(self.folder, theirs[1:])
+            self.finished = _intact_shards(self.folder, plan[1:])
         elif not force:
-            _refuse_others(self.folder, has_plan=bool(theirs))
-        _clear(
-            self.folder,
-            keep={*self.finished, SPOOL}
-            if self.finished or theirs[:1] == [self._digest]
-            else set(),
-        )
-        lines = [
-            json.dumps({"plan": self._digest}),
-            *(json.dumps(asdict(one)) for one in self.finished.values()),
-        ]
-        write_whole(self.folder / PLAN, "".join(f"{line}\n" for line in lines).encode())
+            _refuse_others(self.folder, has_plan=bool(plan))
+        _clear(self.folder, keep={*self.finished, SPOOL} if same else set())
+        lines = [{"plan": self._digest}, *map(asdict, self.finished.values())]
+        content = "".join(f"{json.dumps(line)}\n" for line in lines)
+        write_whole(self.folder / PLAN, content.encode())
         make_private(self.spool)
         return False
 
     def note(self, facts: ShardFacts) -> None:
-        """Write down that a shard is finished."""
+        """Append a finished shard to the plan."""
         self.finished[facts.name] = facts
         with (self.folder / PLAN).open("a") as file:
             file.write(json.dumps(asdict(facts)) + "\n")
 
     def end(self) -> None:
-        """Remove what only the making needed; the plan last, so that what is left is known for what it is."""
+        """Remove intermediate files; the plan last, so that leftovers can be identified."""
         _clear_partial(self.folder)
         shutil.rmtree(self.spool, ignore_errors=True)
         (self.folder / PLAN).unlink(missing_ok=True)
 
 
 def plan_in(folder: Path) -> list[str]:
-    """Return the digest of the plan that a folder was taken for, and the lines that follow; nothing if there is none."""
+    """Return the digest in the plan of a folder and the lines after it.
+
+    Return an empty list without a plan.
+    """
     try:
         first, *lines = (folder / PLAN).read_text(errors="replace").split("\n")
     except (FileNotFoundError, NotADirectoryError):
@@ -91,50 +89,49 @@ def plan_in(folder: Path) -> list[str]:
         return ["damaged"]
 
 
-def _whole_ones(folder: Path, lines: list[str]) -> dict[str, ShardFacts]:
-    """Return the shards of which every byte is as it was noted."""
-    found: dict[str, ShardFacts] = {}
+def _intact_shards(folder: Path, lines: list[str]) -> dict[str, ShardFacts]:
+    """Return the shards in the plan whose checksums are right."""
+    intact: dict[str, ShardFacts] = {}
     for line in lines:
-        with contextlib.suppress(
-            ValueError, TypeError, OSError
-        ):  # a line that was cut off, a shard that is not there
+        # A line may be truncated, and a shard may be missing.
+        with contextlib.suppress(ValueError, TypeError, OSError):
             facts = ShardFacts(**json.loads(line))
             if re.fullmatch(_OURS, facts.name) and checksum_of(folder / facts.name) == facts.xxh3:
-                found[facts.name] = facts
-    return found
+                intact[facts.name] = facts
+    return intact
 
 
 def checksum_of(path: Path) -> str:
-    """Return the sum of a file's bytes."""
-    total = xxhash.xxh3_64()
+    """Return the XXH3 checksum of a file."""
+    checksum = xxhash.xxh3_64()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            total.update(block)
-    return total.hexdigest()
+            checksum.update(block)
+    return checksum.hexdigest()
 
 
 def _refuse_others(folder: Path, *, has_plan: bool) -> None:
-    """Refuse a folder that holds something else, which would be lost."""
+    """Raise if files of another dataset or plan would be overwritten."""
     if (folder / INDEX).exists():
         raise ConfigError(
-            f"{folder} holds a set already",
-            fix="name another folder with --to, or pack over it with --force",
+            f"{folder} already contains a dataset",
+            fix="choose another folder with --to, or overwrite it with --force",
         )
     inside = [path.name for path in folder.iterdir() if re.fullmatch(_OURS, path.name)]
     if has_plan and inside:
         raise ConfigError(
-            f"{folder} holds what was begun with another input, other options, or files that have changed since",
+            f"{folder} contains an unfinished pack of another input, with other options, or of files that have changed",
             fix=_START_OVER,
         )
     if inside:
         raise ConfigError(
-            f"{folder} holds {min(inside)}, which would be written over",
-            fix="name another folder with --to, or pack over it with --force",
+            f"{folder} contains {min(inside)}, which would be overwritten",
+            fix="choose another folder with --to, or overwrite it with --force",
         )
 
 
 def _clear(folder: Path, keep: set[str]) -> None:
-    """Remove what a pack has made; the index first, so that no set is ever there that is not whole."""
+    """Remove packed files; the index first, so that no incomplete dataset has one."""
     (folder / INDEX).unlink(missing_ok=True)
     _clear_partial(folder)
     for path in folder.iterdir():
@@ -145,7 +142,7 @@ def _clear(folder: Path, keep: set[str]) -> None:
 
 
 def _clear_partial(folder: Path) -> None:
-    """Remove files that a killed process was writing."""
+    """Remove temporary files of a killed process."""
     for path in folder.iterdir():
         if _PARTIAL.fullmatch(path.name):
             path.unlink(missing_ok=True)
@@ -153,7 +150,7 @@ def _clear_partial(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Make a folder, and keep other packs out of it; a failure to write says what to do."""
+    """Create a folder and lock it against other packs; turn an OSError into an error with a fix."""
     try:
         descriptor = os.open(make_private(folder), os.O_RDONLY)
         try:
@@ -166,10 +163,10 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 def storage_error(error: OSError, folder: str | Path) -> EnvironmentUnfit:
-    """Return what to say of a failure to read an input or to write into a folder."""
+    """Return the error for a failure to read an input or to write into a folder."""
     return EnvironmentUnfit(
         f"cannot read or write {error.filename or folder}: {error.strerror or error}",
-        fix="check that it is there, who may use it, and how much space is left; the same command goes on",
+        fix="check that it exists, its permissions and the free space, then repeat the command to resume",
     )
 
 
@@ -179,7 +176,7 @@ def _lock(descriptor: int, folder: Path) -> None:
     except BlockingIOError as error:
         raise ConfigError(
             f"another process is packing into {folder}",
-            fix="wait for it, or name another folder with --to",
+            fix="wait for it, or choose another folder with --to",
         ) from error
     except OSError:
-        return  # a file system without locks: both would write the same bytes, or find the other's plan
+        return  # no locks here: two packs write the same bytes, or see each other's plan

@@ -1,6 +1,7 @@
-"""How numbered pieces of work are shared by processes of our own, which are told of it in JSON.
+"""Run numbered tasks in worker processes, which receive them as JSON.
 
-Each is a fresh interpreter: nothing is forked beside running threads, and the caller's script is not imported again.
+Each worker is a new interpreter: nothing is forked beside running threads, and the script of the
+caller is not imported.
 """
 
 from __future__ import annotations
@@ -21,43 +22,41 @@ _WORKER = "paceline.data.pack.worker"
 
 
 class PackTask(Protocol):
-    """Work in numbered pieces, each of which may be done anywhere."""
+    """A job of numbered tasks, which any process can run."""
 
     def tree(self) -> dict[str, Any]:
-        """Return this as JSON can say it."""
+        """Return a JSON-serializable dict, for a worker process."""
 
     def run(self, number: int) -> Any:
-        """Do a piece; return what JSON can say."""
+        """Run one task; return a JSON-serializable result."""
 
 
 def run_all(job: PackTask, numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Any]]:
-    """Do pieces of a job, in any order; yield each with what came of it."""
+    """Run tasks of a job in any order; yield the number and result of each."""
     if min(workers, len(numbers)) <= 1:
         yield from ((number, job.run(number)) for number in numbers)
         return
-    told = json.dumps(job.tree()).encode() + b"\n"
+    description = json.dumps(job.tree()).encode() + b"\n"
     with contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(_ended_with_us()) for _ in range(min(workers, len(numbers)))
-        ]
+        started = [stack.enter_context(_worker()) for _ in range(min(workers, len(numbers)))]
         selector = stack.enter_context(selectors.DefaultSelector())
         waiting = iter(numbers)
-        for process in processes:
-            _tell(process, told)
-            _tell(process, b"%d\n" % next(waiting))
+        for process in started:
+            _send(process, description)
+            _send(process, b"%d\n" % next(waiting))
             selector.register(_pipe(process.stdout), selectors.EVENT_READ, process)
         for _ in numbers:
             process = selector.select()[0][0].data
             answer = _answer(process)
             more = next(waiting, None)
             if more is not None:
-                _tell(process, b"%d\n" % more)
+                _send(process, b"%d\n" % more)
             yield answer
 
 
 @contextlib.contextmanager
-def _ended_with_us() -> Iterator[subprocess.Popen[bytes]]:
-    """Start a worker, and end it, whatever comes."""
+def _worker() -> Iterator[subprocess.Popen[bytes]]:
+    """Start a worker process, and kill it at the end."""
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", _WORKER, str(os.getpid())],
         stdin=subprocess.PIPE,
@@ -67,22 +66,22 @@ def _ended_with_us() -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         process.kill()
-        with contextlib.suppress(BrokenPipeError):  # what it was not told any more
+        with contextlib.suppress(BrokenPipeError):  # input that it no longer read
             process.communicate()
 
 
-def _tell(process: subprocess.Popen[bytes], line: bytes) -> None:
+def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
     try:
         _pipe(process.stdin).write(line)
         _pipe(process.stdin).flush()
     except BrokenPipeError as error:
-        raise _gone(process) from error
+        raise _worker_died(process) from error
 
 
 def _answer(process: subprocess.Popen[bytes]) -> tuple[int, Any]:
     line = _pipe(process.stdout).readline()
     if not line.endswith(b"\n"):
-        raise _gone(process)
+        raise _worker_died(process)
     answer = json.loads(line)
     if "problem" in answer:
         kind: type[PacelineError] = getattr(errors, answer["error"], PacelineError)
@@ -90,10 +89,10 @@ def _answer(process: subprocess.Popen[bytes]) -> tuple[int, Any]:
     return answer["number"], answer["done"]
 
 
-def _gone(process: subprocess.Popen[bytes]) -> EnvironmentUnfit:
+def _worker_died(process: subprocess.Popen[bytes]) -> EnvironmentUnfit:
     return EnvironmentUnfit(
-        f"a worker has ended with code {process.wait()}, and did not say why",
-        fix="if memory was short, give fewer --workers or smaller shards; the same command goes on where it was",
+        f"a worker died with exit code {process.wait()} and no message",
+        fix="if memory ran out, use fewer --workers or smaller shards; repeat the command to resume",
     )
 
 

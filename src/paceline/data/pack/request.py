@@ -1,10 +1,10 @@
-"""What is to be packed, and how: all that decides the bytes of a set."""
+"""A request to pack an input: all options that decide the bytes of the dataset."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import xxhash
@@ -14,41 +14,44 @@ from paceline.errors import ConfigError, DataError, did_you_mean
 from paceline.version import VERSION
 
 SHARD_BYTES = 32_000_000
-"""About how large a shard is, unless it is asked for otherwise."""
+"""Default size of a shard, approximately."""
 
 FLAGS = {
     "part": "--part", "columns": "--columns", "size": "--size", "grey": "--grey", "text": "--as",
     "tokenizer": "--tokenizer", "train_tokenizer": "--train-tokenizer", "length": "--length",
 }  # fmt: skip
-"""The options that only some kinds of input heed, by the name of their field."""
+"""Options that apply only to some kinds of input, by field name."""
 
 
 @dataclass(frozen=True)
 class PackRequest:
-    """An input and the options of packing it; what has its default was not asked for."""
+    """An input and the options for packing it.
 
-    words: tuple[str, ...]
-    """Files or folders; NAME=FILE for an array whose column is to be called so."""
+    An option with its default value counts as not given.
+    """
+
+    inputs: tuple[str, ...]
+    """Files or folders; NAME=FILE names the column of an array."""
     shard_bytes: int = SHARD_BYTES
     part: str = ""
-    """Of MNIST: train or test; without a word, train."""
+    """Split of MNIST: train (the default) or test."""
     columns: tuple[str, ...] = ()
-    """Which columns, in this order; none: all, the label last."""
+    """Columns in this order; empty: all, labels last."""
     size: tuple[int, int] = (0, 0)
-    """Height and width that images are brought to; 0: their files are packed as they are."""
+    """Height and width to resize images to; 0: pack the encoded files."""
     grey: bool = False
     text: str = ""
-    """What an element of a text is: bytes, characters or tokens."""
+    """What a token of a text is: bytes, characters or tokens."""
     tokenizer: str = ""
-    """A file of the tokenizers library."""
+    """A tokenizer.json of the tokenizers library."""
     train_tokenizer: int = 0
-    """Train one on the spot, with so many tokens."""
+    """Train a tokenizer of this vocabulary size."""
     length: int = 0
-    """Rows of so many elements and one more, the next row's first; 0: a row per file."""
+    """Sequence length: rows of length + 1 tokens that overlap by one; 0: one row per file."""
 
     def __post_init__(self) -> None:
-        if not self.words:
-            raise ConfigError("there is nothing to pack", fix="name a file or a folder")
+        if not self.inputs:
+            raise ConfigError("no input to pack", fix="name a file or a folder")
         for value, known, flag in (
             (self.part, ("train", "test"), "part"),
             (self.text, TEXTS, "text"),
@@ -59,43 +62,47 @@ class PackRequest:
                 )
         if self.train_tokenizer and self.train_tokenizer < SMALLEST_VOCABULARY:
             raise ConfigError(
-                f"a tokenizer of {self.train_tokenizer} tokens cannot hold every byte and the end of a text",
-                fix=f"give --train-tokenizer {SMALLEST_VOCABULARY} or more",
+                f"--train-tokenizer must be at least {SMALLEST_VOCABULARY} "
+                f"(all bytes and the end of text), got {self.train_tokenizer}",
+                fix=f"use --train-tokenizer {SMALLEST_VOCABULARY} or more",
             )
-        for flag, number in (("--shard", self.shard_bytes - 1), ("--length", self.length)):
-            if number < 0:
-                raise ConfigError(f"{flag} is too small", fix=f"give {flag} a number above 0")
+        for option, number, least in (
+            ("--shard", self.shard_bytes, 1),
+            ("--length", self.length, 0),
+        ):
+            if number < least:
+                raise ConfigError(
+                    f"{option} must be at least {least}, got {number}",
+                    fix=f"use {option} 1 or more",
+                )
 
     @property
     def asked(self) -> list[str]:
-        """The fields, of those that only some inputs heed, that are not as they are by default."""
-        defaults = {
-            field.name: field.default for field in fields(self) if field.default is not MISSING
-        }
+        """The fields in FLAGS that differ from their defaults."""
+        defaults = {field.name: field.default for field in fields(self)}
         return [name for name in FLAGS if getattr(self, name) != defaults[name]]
 
     def digest(self, files: Sequence[Path]) -> str:
-        """Return a sum of the options, and of the names, sizes and times of the input's files."""
-        summed = xxhash.xxh3_128(
-            json.dumps(asdict(self) | {"version": VERSION}, sort_keys=True).encode()
-        )
-        for path in [*files, *([Path(self.tokenizer)] if self.tokenizer else [])]:
-            facts = stat_of(path)
-            summed.update(
-                f"{path.absolute()}\n{facts[0]} {facts[1]}\n".encode(errors="surrogateescape")
-            )
-        return summed.hexdigest()
+        """Return a hash of the options, and of the names, sizes and times of the input files."""
+        options = asdict(self) | {"version": VERSION}
+        digest = xxhash.xxh3_128(json.dumps(options, sort_keys=True).encode())
+        tokenizer = [Path(self.tokenizer)] if self.tokenizer else []
+        for path in [*files, *tokenizer]:
+            size, changed_ns = stat_of(path)
+            line = f"{path.absolute()}\n{size} {changed_ns}\n"
+            digest.update(line.encode(errors="surrogateescape"))
+        return digest.hexdigest()
 
 
 TEXTS = ("bytes", "characters", "tokens")
 
 
 def stat_of(path: Path) -> tuple[int, int]:
-    """Return the size of an input file, and when it was changed."""
+    """Return the size of an input file, and its modification time in ns."""
     try:
-        found = path.stat()
+        facts = path.stat()
     except OSError as error:
         raise DataError(
-            f"cannot read {path}: {error.strerror}", fix="check the path, and who may read it"
+            f"cannot read {path}: {error.strerror}", fix="check the path and its permissions"
         ) from error
-    return found.st_size, found.st_mtime_ns
+    return facts.st_size, facts.st_mtime_ns

@@ -1,4 +1,4 @@
-"""How samples that a program makes one by one become a set."""
+"""Pack samples that a program yields one by one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.data.shards.shard import Array, Rows
 from paceline.errors import ConfigError, DataError
 from paceline.rundir import write_whole
 
-_TRIED = 64
+_FIRST = 64  # samples from which types and sizes are inferred
 _PLAN = "samples "
 
 Sample = Mapping[str, Any]
@@ -36,15 +36,16 @@ def pack_samples(
     about: Mapping[str, Any] | None = None,
     force: bool = False,
 ) -> DatasetIndex:
-    """Write samples, each a mapping from column to array, number, text or bytes, as a set; return its index.
+    """Write samples as a dataset; return its index.
 
-    The first sample says the columns and their order. Texts and bytes may have any length; so may flat arrays of a
-    column that is named in `varying`, or whose first samples differ in length.
+    A sample maps columns to arrays, numbers, strings or bytes. The first sample defines the columns
+    and their order. Strings and bytes may have any length; so may flat arrays of a column that is
+    named in `varying`, or whose first samples differ in length.
     """
-    rest, folder, known = iter(samples), Path(folder), _plain(about or {})
-    first = list(itertools.islice(rest, _TRIED))
+    rest, folder, about = iter(samples), Path(folder), _as_json(about or {})
+    first = list(itertools.islice(rest, _FIRST))
     if not first:
-        raise ConfigError("there are no samples to pack", fix="give at least one")
+        raise ConfigError("there are no samples to pack", fix="pass at least one")
     cells = {
         name: _cell(name, [_value(sample, name, 0) for sample in first], name in varying)
         for name in first[0]
@@ -56,25 +57,26 @@ def pack_samples(
         journal.begin(force=force or _was_interrupted(folder))
         for number, batch in enumerate(_batches(itertools.chain(first, rest), each)):
             journal.note(write_rows(folder, number, columns, _rows(batch, cells, number * each)))
-        index = DatasetIndex(columns, each, tuple(journal.finished.values()), known)
+        index = DatasetIndex(columns, each, tuple(journal.finished.values()), about)
         write_whole(folder / INDEX, index.to_json())
         journal.end()
     return index
 
 
-def _plain(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an index will say once it was written and read."""
+def _as_json(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mapping as it will be read back from the index."""
     try:
-        found: dict[str, Any] = json.loads(json.dumps(about))
+        stored: dict[str, Any] = json.loads(json.dumps(about))
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"about= cannot be written as JSON: {error}", fix="give texts, numbers, lists and dicts"
+            f"about= cannot be written as JSON: {error}",
+            fix="use strings, numbers, lists and dicts",
         ) from error
-    return found
+    return stored
 
 
 def _was_interrupted(folder: Path) -> bool:
-    """Return whether a folder has what is left of such a pack: it begins again, for a program may give other samples."""
+    """Return whether a folder contains an interrupted pack of samples, which always starts over."""
     return not (folder / INDEX).exists() and "".join(plan_in(folder)[:1]).startswith(_PLAN)
 
 
@@ -84,20 +86,20 @@ def _batches(samples: Iterator[Sample], size: int) -> Iterator[list[Sample]]:
 
 
 class _Cell(NamedTuple):
-    """What every sample has in a column."""
+    """Type and shape of a column in every sample."""
 
     dtype: numpy.dtype[Any]
     shape: tuple[int, ...]
     varying: bool
 
 
-def _cell(name: str, values: Sequence[Any], varying: bool) -> _Cell:  # noqa: FBT001 - it says which
-    """Return what the first values of a column are."""
+def _cell(name: str, values: Sequence[Any], varying: bool) -> _Cell:  # noqa: FBT001 - private
+    """Infer type and shape of a column from its first values."""
     if all(isinstance(value, str | bytes) for value in values):
         return _Cell(numpy.dtype("u1"), (), varying=True)
     arrays = [numpy.asarray(value) for value in values]
-    told = [array for array in arrays if array.size] or arrays  # an empty list is of no type
-    dtype = storable_dtype(numpy.result_type(*told), name, "the first samples")
+    typed = [array for array in arrays if array.size] or arrays  # an empty list has no type
+    dtype = storable_dtype(numpy.result_type(*typed), name, "the first samples")
     shapes = {array.shape for array in arrays}
     if varying or (len(shapes) > 1 and all(len(shape) == 1 for shape in shapes)):
         return _Cell(dtype, (), varying=True)
@@ -106,20 +108,20 @@ def _cell(name: str, values: Sequence[Any], varying: bool) -> _Cell:  # noqa: FB
 
 def _rows(samples: Sequence[Sample], cells: Mapping[str, _Cell], begin: int) -> Rows:
     """Return samples as columns."""
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     for name, cell in cells.items():
         values = [
-            _checked(_value(sample, name, begin + k), name, cell, begin + k)
-            for k, sample in enumerate(samples)
+            _checked(_value(sample, name, number), name, cell, number)
+            for number, sample in enumerate(samples, begin)
         ]
-        found[name] = make_varying(values, cell.dtype) if cell.varying else numpy.stack(values)
-    for number, sample in enumerate(samples):
+        rows[name] = make_varying(values, cell.dtype) if cell.varying else numpy.stack(values)
+    for number, sample in enumerate(samples, begin):
         if len(sample) != len(cells):
             raise DataError(
-                f"sample {begin + number} has columns {', '.join(sample)}, and the first {', '.join(cells)}",
+                f"sample {number} has columns {', '.join(sample)}, the first {', '.join(cells)}",
                 fix="give every sample the same columns",
             )
-    return found
+    return rows
 
 
 def _value(sample: Sample, name: str, number: int) -> Any:
@@ -132,15 +134,15 @@ def _value(sample: Sample, name: str, number: int) -> Any:
 
 
 def _checked(value: Any, name: str, cell: _Cell, number: int) -> Any:
-    """Return a value as the column has it, if nothing of it is lost."""
+    """Return a value in the type of its column; raise if that would lose information."""
     if isinstance(value, str | bytes) and cell.varying:
         return value
     array: Array = numpy.asarray(value)
-    alike = array.ndim == 1 if cell.varying else array.shape == cell.shape
-    if not alike or (array.size and not numpy.can_cast(array.dtype, cell.dtype, "safe")):
+    fits = array.ndim == 1 if cell.varying else array.shape == cell.shape
+    if not fits or (array.size and not numpy.can_cast(array.dtype, cell.dtype, "safe")):
         wanted = "flat" if cell.varying else f"of shape {cell.shape}"
         raise DataError(
-            f"sample {number}: column {name} is {array.dtype} {array.shape}, and should be {cell.dtype}, {wanted}",
-            fix=f"make it like the first ones, or, if lengths differ, give varying=[{name!r}]",
+            f"sample {number}: column {name} is {array.dtype} {array.shape} instead of {cell.dtype}, {wanted}",
+            fix=f"convert it to the type and shape of the first samples, or, if lengths differ, pass varying=[{name!r}]",
         )
     return array.astype(cell.dtype)

@@ -1,4 +1,4 @@
-"""How an input is cut into shards, and how one of them is written."""
+"""Split an input into shards, and write one shard."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from paceline.data.shards.index import Column, ShardFacts
 from paceline.data.shards.shard import Rows, Varying, count_of, write_shard
 from paceline.errors import DataError
 
-_TRIED = 64
+_FIRST = 64  # samples from which the size of a sample is estimated
 
 
 @dataclass(frozen=True)
 class ShardJob:
-    """Every shard of a set: which samples it has depends on its number alone."""
+    """All shards of a dataset; the number of a shard determines its samples."""
 
     given: Input
     folder: str
@@ -27,27 +27,26 @@ class ShardJob:
 
     @property
     def count(self) -> int:
-        """How many shards there are."""
+        """The number of shards."""
         return -(-self.given.samples // self.samples_per_shard)
 
     def run(self, number: int) -> dict[str, Any]:
-        """Write a shard; return its facts."""
+        """Write one shard; return its facts."""
         begin = number * self.samples_per_shard
         rows = self.given.read(begin, min(begin + self.samples_per_shard, self.given.samples))
         return asdict(write_rows(Path(self.folder), number, self.columns, rows))
 
     def tree(self) -> dict[str, Any]:
-        """Return this as JSON can say it."""
-        return (
-            {"job": "shards"}
-            | vars(self)
-            | {"given": tree_of(self.given), "columns": list(map(asdict, self.columns))}
-        )
+        """Return a JSON-serializable dict, for a worker process."""
+        nested = {"given": tree_of(self.given), "columns": list(map(asdict, self.columns))}
+        return {"job": "shards"} | vars(self) | nested
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> ShardJob:
-        """Return what `tree` said."""
-        columns = tuple(Column(**one | {"shape": tuple(one["shape"])}) for one in tree["columns"])
+        """Rebuild the object from the dict of `tree`."""
+        columns = tuple(
+            Column(**fields | {"shape": tuple(fields["shape"])}) for fields in tree["columns"]
+        )
         return cls(**tree | {"given": input_from(tree["given"]), "columns": columns})
 
 
@@ -61,48 +60,51 @@ def shard_name(number: int) -> str:
 
 
 def write_rows(folder: Path, number: int, columns: tuple[Column, ...], rows: Rows) -> ShardFacts:
-    """Write some samples as a shard, if they have the columns of the set."""
-    for expected, found in zip(columns, columns_of(rows), strict=True):
-        if found != expected:
+    """Write samples as a shard; raise if their columns differ from those of the dataset."""
+    for expected, actual in zip(columns, columns_of(rows), strict=True):
+        if actual != expected:
             raise DataError(
-                f"column {found.name} is {describe_column(expected)} in the first samples, and {describe_column(found)} in shard {number}",
-                fix="make all samples alike",
+                f"column {actual.name} is {describe_column(expected)} in the first samples, "
+                f"but {describe_column(actual)} in shard {number}",
+                fix="give all samples the same types and shapes",
             )
     return write_shard(folder, shard_name(number), columns, rows)
 
 
 def describe_column(column: Column) -> str:
-    """Return what a column holds, in words.
+    """Return type and shape of a column for messages.
 
-    >>> describe_column(Column("image", "U8", (28, 28))), describe_column(Column("text", "U8", (), True)), describe_column(Column("label", "I64"))
-    ('U8 [28, 28]', 'U8 of varying length', 'I64')
+    >>> describe_column(Column("image", "U8", (28, 28)))
+    'U8 [28, 28]'
+    >>> describe_column(Column("text", "U8", (), True))
+    'U8 of varying length'
+    >>> describe_column(Column("label", "I64"))
+    'I64'
     """
-    shape = (
-        " of varying length" if column.varying else f" {list(column.shape)}" if column.shape else ""
-    )
-    return f"{column.dtype}{shape}"
+    if column.varying:
+        return f"{column.dtype} of varying length"
+    return f"{column.dtype} {list(column.shape)}" if column.shape else column.dtype
 
 
 def plan_shards(given: Input, folder: Path, shard_bytes: int) -> ShardJob:
-    """Choose how many samples a shard has, by the first ones, so that it has about as many bytes as are wanted."""
+    """Choose the number of samples per shard from the size of the first samples."""
     first = bytes_each(given.read(0, 1))
-    tried = min(given.samples, _TRIED, max(1, int(shard_bytes // max(1, first))))
-    rows = given.read(0, tried)
+    count = min(given.samples, _FIRST, max(1, int(shard_bytes // max(1, first))))
+    rows = given.read(0, count)
     return ShardJob(given, str(folder), columns_of(rows), samples_in(shard_bytes, rows))
 
 
 def samples_in(shard_bytes: int, rows: Rows) -> int:
-    """Return how many samples like these make a shard."""
+    """Return the number of samples per shard, judged by these."""
     return max(1, int(shard_bytes // max(1, bytes_each(rows))))
 
 
 def bytes_each(rows: Rows) -> float:
-    """Return the bytes of one sample, on average."""
+    """Return the mean bytes per sample."""
     total = 0
     for values in rows.values():
-        total += (
-            values.flat.nbytes + values.offsets.nbytes
-            if isinstance(values, Varying)
-            else values.nbytes
-        )
+        if isinstance(values, Varying):
+            total += values.flat.nbytes + values.offsets.nbytes
+        else:
+            total += values.nbytes
     return total / count_of(next(iter(rows.values())))

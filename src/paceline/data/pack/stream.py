@@ -1,4 +1,4 @@
-"""How a text that was made numbers is read: as one stream cut into rows, or as a row for every file."""
+"""Read tokenized text as rows of equal length from one stream, or as one row per file."""
 
 from __future__ import annotations
 
@@ -18,66 +18,61 @@ COLUMN = "tokens"
 
 @dataclass(frozen=True)
 class Stream:
-    """Numbers that lie in files, one after the other."""
+    """Tokens in consecutive files."""
 
     parts: Sequence[str]
-    """The files, which hold nothing else."""
+    """The files, which contain nothing else."""
     counts: Sequence[int]
-    """How many numbers are in each."""
+    """The number of tokens per file."""
     dtype: str
     starts: Sequence[int]
-    """Where each document begins, and where the last ends."""
+    """Offset of each document in the stream, and the end of the last."""
     length: int
-    """Rows of so many, and one more that is the next row's first; 0: a row for every document."""
+    """Rows of length + 1 tokens that overlap by one; 0: one row per document."""
 
     @property
     def samples(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return (self.starts[-1] - 1) // self.length if self.length else len(self.starts) - 1
 
     def read(self, begin: int, end: int) -> Rows:
         """Return some rows."""
         if self.length:
-            flat = self._numbers(begin * self.length, end * self.length + 1)
-            return {
-                COLUMN: numpy.ascontiguousarray(
-                    sliding_window_view(flat, self.length + 1)[:: self.length]
-                )
-            }
+            flat = self._tokens(begin * self.length, end * self.length + 1)
+            rows = sliding_window_view(flat, self.length + 1)[:: self.length]
+            return {COLUMN: numpy.ascontiguousarray(rows)}
         offsets = numpy.array(self.starts[begin : end + 1], dtype=numpy.int64)
-        return {
-            COLUMN: Varying(self._numbers(int(offsets[0]), int(offsets[-1])), offsets - offsets[0])
-        }
+        flat = self._tokens(int(offsets[0]), int(offsets[-1]))
+        return {COLUMN: Varying(flat, offsets - offsets[0])}
 
     @cached_property
     def _ends(self) -> Any:
         return numpy.cumsum(self.counts)
 
-    def _numbers(self, begin: int, end: int) -> Array:
-        """Return a stretch of the stream."""
+    def _tokens(self, begin: int, end: int) -> Array:
+        """Return a range of the stream."""
         dtype = numpy.dtype(self.dtype)
-        found = numpy.empty(end - begin, dtype=dtype)
+        tokens = numpy.empty(end - begin, dtype=dtype)
         part, at = int(numpy.searchsorted(self._ends, begin, side="right")), begin
         while at < end:
             first = int(self._ends[part]) - self.counts[part]
             count = min(end, int(self._ends[part])) - at
-            piece = numpy.fromfile(
-                self.parts[part], dtype, count, offset=(at - first) * dtype.itemsize
-            )
-            if len(piece) != count:
+            offset = (at - first) * dtype.itemsize
+            read = numpy.fromfile(self.parts[part], dtype, count, offset=offset)
+            if len(read) != count:
                 raise DataError(
-                    f"{self.parts[part]} became shorter while it was packed",
-                    fix="run the same command again",
+                    f"{self.parts[part]} was truncated while it was packed",
+                    fix="repeat the command",
                 )
-            found[at - begin : at - begin + count] = piece
+            tokens[at - begin : at - begin + count] = read
             part, at = part + 1, at + count
-        return found
+        return tokens
 
     def tree(self) -> dict[str, Any]:
-        """Return this as JSON can say it."""
+        """Return a JSON-serializable dict, for a worker process."""
         return asdict(self)
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> Stream:
-        """Return what `tree` said."""
+        """Rebuild the object from the dict of `tree`."""
         return cls(**tree)

@@ -1,4 +1,4 @@
-"""Samples that are rows of Parquet files, by the groups in which these keep them."""
+"""Pack rows of Parquet files, row group by row group."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ PARQUET = (".parquet", ".pq")
 
 @dataclass
 class Table:
-    """Row groups of files, one after the other."""
+    """The row groups of all files, in order."""
 
     groups: Sequence[Sequence[Any]]
-    """The file of each, its number there, and how many rows it has."""
+    """File, number in the file, and rows of each group."""
     columns: Sequence[str]
     numbers: dict[str, str]
-    """Columns whose texts are numbers, and of which type."""
+    """Type of text columns that contain numbers, by name."""
     where: str
     _held: tuple[int, Any] = field(default=(-1, None), init=False, repr=False)
-    """The group that was read last: it may serve several shards."""
+    """Number and content of the group read last, which may span several shards."""
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -42,7 +42,7 @@ class Table:
 
     @property
     def samples(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return self._ends[-1]
 
     def read(self, begin: int, end: int) -> Rows:
@@ -70,42 +70,39 @@ class Table:
         return self._held[1]
 
     def _values(self, name: str, values: Any, begin: int) -> Array | Varying:
-        """Return the rows of one column as numpy has them."""
+        """Return the rows of one column as numpy arrays."""
         pyarrow = import_optional("pyarrow", "a table")
         if values.null_count:
             row = begin + values.is_null().index(pyarrow.scalar(value=True)).as_py()
             raise _empty_cell(self.where, name, row)
         array = pyarrow.concat_arrays(values.chunks) if values.num_chunks != 1 else values.chunk(0)
         if name in self.numbers:
-            return to_numpy(
-                import_optional("pyarrow.compute", "a table")
-                .utf8_trim_whitespace(array)
-                .cast(self.numbers[name])
-            )
+            trimmed = import_optional("pyarrow.compute", "a table").utf8_trim_whitespace(array)
+            return to_numpy(trimmed.cast(self.numbers[name]))
         if pyarrow.types.is_dictionary(array.type):
             array = array.dictionary_decode()
-        found = _unfolded(array)
-        if found is None:
+        converted = _converted(array)
+        if converted is None:
             raise _empty_cell(self.where, name, begin)
-        return found
+        return converted
 
     def tree(self) -> dict[str, Any]:
-        """Return this as JSON can say it."""
+        """Return a JSON-serializable dict, for a worker process."""
         return {name: getattr(self, name) for name in ("groups", "columns", "numbers", "where")}
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> Table:
-        """Return what `tree` said."""
+        """Rebuild the object from the dict of `tree`."""
         return cls(**tree)
 
 
 def to_numpy(array: Any) -> Array:
-    """Return numbers as numpy has them."""
+    """Return an Arrow array as a contiguous numpy array."""
     return numpy.ascontiguousarray(array.to_numpy(zero_copy_only=False))
 
 
-def _unfolded(array: Any) -> Array | Varying | None:
-    """Return numbers, texts or lists of numbers; None if a list has an empty place."""
+def _converted(array: Any) -> Array | Varying | None:
+    """Return numbers, text or lists of numbers; None if a list contains a null."""
     types = import_optional("pyarrow", "a table").types
     if (
         types.is_list(array.type)
@@ -121,10 +118,9 @@ def _unfolded(array: Any) -> Array | Varying | None:
         return Varying(to_numpy(inner), offsets - offsets[0])
     if _is_text(array.type):
         array = array.cast("large_binary")
-        _, places, content = array.buffers()
-        offsets = numpy.frombuffer(places, numpy.int64)[
-            array.offset : array.offset + len(array) + 1
-        ]
+        _, positions, content = array.buffers()
+        offsets = numpy.frombuffer(positions, numpy.int64)
+        offsets = offsets[array.offset : array.offset + len(array) + 1]
         flat = numpy.frombuffer(content or b"", numpy.uint8)[offsets[0] : offsets[-1]]
         return Varying(flat, offsets - offsets[0])
     return to_numpy(array)
@@ -133,13 +129,13 @@ def _unfolded(array: Any) -> Array | Varying | None:
 def _is_text(kind: Any) -> bool:
     types = import_optional("pyarrow", "a table").types
     return any(
-        getattr(types, f"is_{word}")(kind)
-        for word in ("string", "large_string", "binary", "large_binary", "fixed_size_binary")
+        getattr(types, f"is_{name}")(kind)
+        for name in ("string", "large_string", "binary", "large_binary", "fixed_size_binary")
     )
 
 
-def prepare_parquet(request: PackRequest, files: Sequence[Path], shop: PackContext) -> Prepared:
-    """Find the row groups, and see that all files have the columns alike."""
+def prepare_parquet(request: PackRequest, files: Sequence[Path], context: PackContext) -> Prepared:
+    """Find the row groups; raise unless all files have the same columns."""
     groups: list[list[Any]] = []
     schemas = []
     for path in files:
@@ -147,16 +143,15 @@ def prepare_parquet(request: PackRequest, files: Sequence[Path], shop: PackConte
             counts = [
                 file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)
             ]
-            groups += [
-                [str(path.absolute()), number, rows] for number, rows in enumerate(counts) if rows
-            ]
-            schemas.append(
-                {name: file.schema_arrow.field(name).type for name in file.schema_arrow.names}
-            )
+            for number, rows in enumerate(counts):
+                if rows:
+                    groups.append([str(path.absolute()), number, rows])
+            schema = file.schema_arrow
+            schemas.append({name: schema.field(name).type for name in schema.names})
     names = select_columns(list(schemas[0]), request.columns, str(files[0]))
-    for path, schema in zip(files, schemas, strict=True):
+    for path, types in zip(files, schemas, strict=True):
         for name in names:
-            _check_type(schemas[0][name], schema.get(name), name, path)
+            _check_type(schemas[0][name], types.get(name), name, path)
     check_lengths(
         dict.fromkeys(names, sum(group[2] for group in groups)), ", ".join(map(str, files))
     )
@@ -167,16 +162,16 @@ def _check_type(first: Any, kind: Any, name: str, path: Path) -> None:
     types = import_optional("pyarrow", "a table").types
     if kind != first:
         raise DataError(
-            f"{path}: {name} is {kind or 'missing'}, and {first} in the first file",
-            fix="pack those files apart",
+            f"{path}: {name} is {kind or 'missing'}, but {first} in the first file",
+            fix="pack these files separately",
         )
     if types.is_dictionary(kind):
         kind = kind.value_type
     inner = kind.value_type if types.is_nested(kind) and hasattr(kind, "value_type") else kind
     if not _is_text(kind) and SAFETENSORS_NAMES.get(_numpy_name(inner)) is None:
         raise DataError(
-            f"{path}: {name} is of type {kind}, which a shard cannot hold",
-            fix="choose other columns with --columns, or make it a number",
+            f"{path}: {name} has type {kind}, which a shard cannot store",
+            fix="select other columns with --columns, or convert it to numbers",
         )
 
 
@@ -196,11 +191,13 @@ def _opened(path: str) -> Any:
 
 
 def _unreadable(path: str, error: Exception) -> DataError:
-    return DataError(f"cannot read {path} as Parquet: {error}", fix="make or fetch that file again")
+    return DataError(
+        f"cannot read {path} as Parquet: {error}", fix="create or download the file again"
+    )
 
 
 def _empty_cell(where: str, name: str, row: int) -> DataError:
     return DataError(
         f"{where}: {name} has an empty cell in or after row {row + 1:,}",
-        fix="fill or remove such rows, or leave the column out with --columns",
+        fix="fill or remove such rows, or select other columns with --columns",
     )

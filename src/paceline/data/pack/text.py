@@ -1,4 +1,4 @@
-"""Samples that are texts: what one element is, and what must be made before rows can be cut."""
+"""Pack text as bytes, characters or tokens: build the vocabulary, then encode all files."""
 
 from __future__ import annotations
 
@@ -27,46 +27,47 @@ from paceline.rundir import write_whole
 _Made = tuple[Stream, dict[str, Any]]
 
 
-def prepare_text(request: PackRequest, files: Sequence[Path], shop: PackContext) -> Prepared:
-    """Make the text numbers, and say what they mean."""
-    how = _element(request)
+def prepare_text(request: PackRequest, files: Sequence[Path], context: PackContext) -> Prepared:
+    """Encode the text; the index stores its vocabulary."""
+    unit = _unit(request)
     if not sum(stat_of(path)[0] for path in files):
         raise DataError(
-            f"{', '.join(request.words)} holds no text", fix="name files that are not empty"
+            f"{', '.join(request.inputs)} contains no text", fix="name files that are not empty"
         )
-    if how == "bytes":
+    if unit == "bytes":
         stream, about = _bytes(files, request.length)
-    elif how == "characters":
-        stream, about = _characters(files, request.length, shop)
+    elif unit == "characters":
+        stream, about = _characters(files, request.length, context)
     else:
-        stream, about = _tokens(files, request, shop)
+        stream, about = _tokens(files, request, context)
     if stream.samples < 1:
-        there = stream.starts[-1]
+        count = stream.starts[-1]
         raise DataError(
-            f"{', '.join(request.words)} has {there:,} {how}, fewer than one row of {request.length:,} and one more",
-            fix=f"give --length {max(1, there - 1)} or less, or more text",
+            f"{', '.join(request.inputs)} has {count:,} {unit}, one row needs {request.length + 1:,}",
+            fix=f"use --length {max(1, count - 1)} or less, or add text",
         )
-    return Prepared(
-        stream, about, {name: str(shop.spool / name) for name in about.get("files", ())}
-    )
+    files_beside = {name: str(context.spool / name) for name in about.get("files", ())}
+    return Prepared(stream, about, files_beside)
 
 
-def _element(request: PackRequest) -> str:
-    """Return what one element is to be, if the options agree."""
+def _unit(request: PackRequest) -> str:
+    """Return bytes, characters or tokens; raise if the options contradict each other."""
     wants_tokens = bool(request.tokenizer or request.train_tokenizer)
-    how = request.text or ("tokens" if wants_tokens else "bytes")
+    unit = request.text or ("tokens" if wants_tokens else "bytes")
     if request.tokenizer and request.train_tokenizer:
         raise ConfigError(
-            "--tokenizer and --train-tokenizer are two tokenizers", fix="give one of them"
+            "--tokenizer and --train-tokenizer are two tokenizers", fix="use one of them"
         )
-    if wants_tokens != (how == "tokens"):
+    if wants_tokens != (unit == "tokens"):
+        if unit == "tokens":
+            raise ConfigError(
+                "--as tokens needs a tokenizer",
+                fix="add --tokenizer FILE or --train-tokenizer VOCAB",
+            )
         raise ConfigError(
-            f"--as {how} {'needs no' if wants_tokens else 'needs a'} tokenizer",
-            fix="add --tokenizer FILE or --train-tokenizer VOCAB"
-            if how == "tokens"
-            else "leave the tokenizer out",
+            f"a tokenizer does not apply to --as {unit}", fix="remove the tokenizer, or --as"
         )
-    return how
+    return unit
 
 
 def _bytes(files: Sequence[Path], length: int) -> _Made:
@@ -76,53 +77,51 @@ def _bytes(files: Sequence[Path], length: int) -> _Made:
     return stream, Bytes().about()
 
 
-def _characters(files: Sequence[Path], length: int, shop: PackContext) -> _Made:
+def _characters(files: Sequence[Path], length: int, context: PackContext) -> _Made:
     tasks = tasks_of(files)
-    found = (
-        letters for _, letters in _run(CharacterTask(tasks), range(len(tasks)), shop, "reading")
-    )
-    letters = merge_characters(found)
-    job = TokenTask(tasks, str(shop.spool), width_for(len(letters)), letters=letters)
-    return _stream(job, length, shop), Characters(letters).about()
+    results = _run(CharacterTask(tasks), range(len(tasks)), context, "reading")
+    letters = merge_characters(letters for _, letters in results)
+    job = TokenTask(tasks, str(context.spool), width_for(len(letters)), letters=letters)
+    return _stream(job, length, context), Characters(letters).about()
 
 
-def _tokens(files: Sequence[Path], request: PackRequest, shop: PackContext) -> _Made:
+def _tokens(files: Sequence[Path], request: PackRequest, context: PackContext) -> _Made:
     tasks = tasks_of(files)
-    path = shop.spool / TOKENIZER
+    path = context.spool / TOKENIZER
     if not path.exists():
-        write_whole(path, _tokenizer(request, tasks, shop))
+        write_whole(path, _tokenizer(request, tasks, context))
     tokens = load_tokenizer(path)
     end = tokens.end if request.length else -1
-    job = TokenTask(tasks, str(shop.spool), width_for(tokens.size), tokenizer=str(path), end=end)
-    return _stream(job, request.length, shop), tokens.about()
+    job = TokenTask(tasks, str(context.spool), width_for(tokens.size), tokenizer=str(path), end=end)
+    return _stream(job, request.length, context), tokens.about()
 
 
 def _tokenizer(
-    request: PackRequest, tasks: Sequence[Sequence[TextPart]], shop: PackContext
+    request: PackRequest, tasks: Sequence[Sequence[TextPart]], context: PackContext
 ) -> bytes:
-    """Return the file of the tokenizer that was given, or that is trained now."""
+    """Return the given tokenizer file, or that of a newly trained tokenizer."""
     if request.tokenizer:
         return load_tokenizer(Path(request.tokenizer)).content
-    shop.progress("training a tokenizer", 0, 1)
-    texts = (piece.text() for task in tasks for piece in task)
+    context.progress("training a tokenizer", 0, 1)
+    texts = (part.text() for part in itertools.chain(*tasks))
     return train_tokenizer(texts, request.train_tokenizer).encode()
 
 
-def _stream(job: TokenTask, length: int, shop: PackContext) -> Stream:
-    """Make the numbers of all tasks that were not done before."""
+def _stream(job: TokenTask, length: int, context: PackContext) -> Stream:
+    """Encode all tasks that an interrupted pack has not finished."""
     done = job.done()
     left = [number for number in range(len(job.tasks)) if number not in done]
-    done |= dict(_run(job, left, shop, "encoding"))
+    done |= dict(_run(job, left, context, "encoding"))
     ordered = [done[number] for number in range(len(job.tasks))]
     documents = [0] * (1 + job.tasks[-1][-1].document)
-    for piece, count in zip(itertools.chain(*job.tasks), itertools.chain(*ordered), strict=True):
-        documents[piece.document] += count
+    for part, count in zip(itertools.chain(*job.tasks), itertools.chain(*ordered), strict=True):
+        documents[part.document] += count
     parts = [str(job.part(number)) for number in range(len(job.tasks))]
     starts = list(itertools.accumulate(documents, initial=0))
     return Stream(parts, [sum(counts) for counts in ordered], job.dtype, starts, length)
 
 
-def _run(job: PackTask, numbers: Sequence[int], shop: PackContext, what: str) -> Any:
-    for count, found in enumerate(run_all(job, numbers, shop.workers), 1):
-        shop.progress(f"{what} texts", count, len(numbers))
-        yield found
+def _run(job: PackTask, numbers: Sequence[int], context: PackContext, what: str) -> Any:
+    for count, result in enumerate(run_all(job, numbers, context.workers), 1):
+        context.progress(f"{what} texts", count, len(numbers))
+        yield result

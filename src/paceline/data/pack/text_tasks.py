@@ -1,4 +1,4 @@
-"""How the work on texts is cut: pieces of files, small enough for memory, several small ones to a task."""
+"""Split text files into tasks: parts small enough for memory, several small files per task."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from paceline.data.pack.request import PackRequest, stat_of
 from paceline.errors import DataError
 
 SUFFIXES = (".txt", ".text", ".md")
-_PIECE_BYTES = 1 << 22  # the tokens of one take some 40 times as much memory
+_PART_BYTES = 1 << 22  # tokenizing a part takes about 40 times as much memory
 
 
 class TextPart(NamedTuple):
-    """A stretch of a file."""
+    """A byte range of a file."""
 
     document: int
     path: str
@@ -25,7 +25,7 @@ class TextPart(NamedTuple):
     end: int
 
     def text(self) -> str:
-        """Return the text."""
+        """Read and decode the range."""
         with Path(self.path).open("rb") as file:
             file.seek(self.begin)
             content = file.read(self.end - self.begin)
@@ -33,15 +33,18 @@ class TextPart(NamedTuple):
             return content.decode()
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{self.path} is not text in UTF-8: byte {self.begin + error.start:,} is 0x{content[error.start]:02x}",
-                fix="convert that file to UTF-8, leave it out, or take bytes: pack it --as bytes, train with level=bytes",
+                f"{self.path} is not UTF-8 text: byte {self.begin + error.start:,} is 0x{content[error.start]:02x}",
+                fix="convert it to UTF-8, remove it, or use bytes: --as bytes to pack, level=bytes to train",
             ) from error
 
 
 def find_texts(request: PackRequest) -> list[Path]:
-    """Return the files that are named, and those in folders: all, if it was said what to make of them."""
-    said = bool({"text", "tokenizer", "train_tokenizer"}.intersection(request.asked))
-    return [path for word in request.words for path in sorted(_texts(Path(word), every=said))]
+    """Return the input files and those of input folders: all files with a text option, else text files."""
+    every = bool({"text", "tokenizer", "train_tokenizer"}.intersection(request.asked))
+    files: list[Path] = []
+    for path in map(Path, request.inputs):
+        files += sorted(_texts(path, every=every))
+    return files
 
 
 def _texts(path: Path, *, every: bool) -> Iterator[Path]:
@@ -56,34 +59,37 @@ def _texts(path: Path, *, every: bool) -> Iterator[Path]:
 
 
 def has_texts(folder: Path) -> bool:
-    """Return whether some file of a folder is called a text."""
+    """Return whether a folder contains a text file."""
     return any(path is not None for path in _texts(folder, every=False))
 
 
 def tasks_of(files: Sequence[Path]) -> list[list[TextPart]]:
-    """Return all pieces in order, as tasks of about one piece's bytes; what they are depends on the files alone."""
+    """Return all parts in order, grouped into tasks of similar size.
+
+    This depends on the files alone.
+    """
     tasks: list[list[TextPart]] = [[]]
-    held = 0
+    size = 0
     for document, path in enumerate(files):
         cuts = [0, *_cuts(path), stat_of(path)[0]]
         for begin, end in itertools.pairwise(cuts):
-            if held and held + end - begin > _PIECE_BYTES:
+            if size and size + end - begin > _PART_BYTES:
                 tasks.append([])
-                held = 0
+                size = 0
             tasks[-1].append(TextPart(document, str(path.absolute()), begin, end))
-            held += end - begin
+            size += end - begin
     return tasks
 
 
 def _cuts(path: Path) -> Iterator[int]:
-    """Yield where a long file is cut: where a line begins, and not with a space, so that hardly a tokenizer can tell."""
+    """Yield the cuts in a long file: at lines that do not begin with a space, where tokenizers split anyway."""
     size = stat_of(path)[0]
-    if size <= _PIECE_BYTES:
+    if size <= _PART_BYTES:
         return
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         at = 0
-        while size - at > _PIECE_BYTES:
-            end = content.find(b"\n", at + _PIECE_BYTES)
+        while size - at > _PART_BYTES:
+            end = content.find(b"\n", at + _PART_BYTES)
             while end >= 0 and content[end + 1 : end + 2].isspace():
                 end = content.find(b"\n", end + 1)
             if not 0 <= end < size - 1:

@@ -1,7 +1,8 @@
-"""How texts become numbers: the places of their characters in a vocabulary, or the tokens of a tokenizer."""
+"""Encode text as character indices or as tokens of a tokenizer, in worker processes."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -19,64 +20,60 @@ from paceline.rundir import write_whole
 
 @dataclass(frozen=True)
 class CharacterTask:
-    """Which characters there are."""
+    """Collects the characters of a text."""
 
     tasks: Sequence[Sequence[TextPart]]
 
     def run(self, number: int) -> str:
-        """Return the characters of a task's pieces, each once."""
-        return "".join(
-            sorted({letter for piece in self.tasks[number] for letter in set(piece.text())})
-        )
+        """Return the distinct characters of one task, sorted."""
+        return merge_characters(part.text() for part in self.tasks[number])
 
     def tree(self) -> dict[str, Any]:
-        """Return this as JSON can say it."""
+        """Return a JSON-serializable dict, for a worker process."""
         return {"job": "letters", "tasks": self.tasks}
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> CharacterTask:
-        """Return what `tree` said."""
-        return cls(_pieces(tree["tasks"]))
+        """Rebuild the object from the dict of `tree`."""
+        return cls(_parts(tree["tasks"]))
 
 
 @dataclass(frozen=True)
 class TokenTask:
-    """Texts as numbers, in a file for every task."""
+    """Encodes text into one file of tokens per task."""
 
     tasks: Sequence[Sequence[TextPart]]
     folder: str
     dtype: str
     letters: str = ""
-    """The vocabulary, if numbers stand for characters."""
+    """The vocabulary of characters."""
     tokenizer: str = ""
-    """The tokenizer's file, if they do not."""
+    """The tokenizer file, in place of `letters`."""
     end: int = -1
-    """What is put between documents, if not negative."""
+    """Token between documents; negative: none."""
 
     def run(self, number: int) -> list[int]:
-        """Write the numbers of a task; return how many every piece has."""
-        found = [
-            encode_part(piece, self._vocabulary, self.end).astype(self.dtype)
-            for piece in self.tasks[number]
-        ]
-        counts = [len(numbers) for numbers in found]
-        write_whole(
-            self.part(number), numpy.concatenate([numpy.empty(0, self.dtype), *found]).tobytes()
-        )
+        """Write the tokens of one task; return the count of each part."""
+        encoded = [numpy.empty(0, self.dtype)]
+        for part in self.tasks[number]:
+            tokens = encode_part(part, self._vocabulary, self.end)
+            encoded.append(tokens.astype(self.dtype))
+        counts = [len(tokens) for tokens in encoded[1:]]
+        write_whole(self.part(number), numpy.concatenate(encoded).tobytes())
         write_whole(self._note(number), json.dumps(counts).encode())
         return counts
 
     def done(self) -> dict[int, list[int]]:
-        """Return what came of the tasks that were done before."""
-        there = [number for number in range(len(self.tasks)) if self._note(number).exists()]
-        return {number: json.loads(self._note(number).read_bytes()) for number in there}
+        """Return the counts of tasks that an interrupted pack has finished."""
+        finished = [number for number in range(len(self.tasks)) if self._note(number).exists()]
+        return {number: json.loads(self._note(number).read_bytes()) for number in finished}
 
     def part(self, number: int) -> Path:
-        """Return the file of a task's numbers."""
+        """Return the file for the tokens of a task."""
         return Path(self.folder, f"{number:06d}.bin")
 
     def _note(self, number: int) -> Path:
-        """Return the file that says how many those are; it exists once they do."""
+        """Return the file for the counts of a task, which exists once its tokens do."""
         return Path(self.folder, f"{number:06d}.json")
 
     @cached_property
@@ -84,36 +81,39 @@ class TokenTask:
         return load_tokenizer(Path(self.tokenizer)) if self.tokenizer else Characters(self.letters)
 
     def tree(self) -> dict[str, Any]:
-        """Return this as JSON can say it."""
+        """Return a JSON-serializable dict, for a worker process."""
         return {"job": "tokens"} | asdict(self)
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> TokenTask:
-        """Return what `tree` said."""
-        return cls(**tree | {"tasks": _pieces(tree["tasks"])})
+        """Rebuild the object from the dict of `tree`."""
+        return cls(**tree | {"tasks": _parts(tree["tasks"])})
 
 
-def _pieces(tasks: Sequence[Sequence[Sequence[Any]]]) -> list[list[TextPart]]:
-    return [[TextPart(*piece) for piece in task] for task in tasks]
+def _parts(tasks: Sequence[Sequence[Sequence[Any]]]) -> list[list[TextPart]]:
+    return [list(itertools.starmap(TextPart, task)) for task in tasks]
 
 
-def encode_part(piece: TextPart, vocabulary: Vocabulary, end: int) -> Array:
-    """Return a piece of text as numbers; where it begins a document that is not the first, after `end`, if not negative."""
-    numbers = vocabulary.encode(piece.text())
-    if end < 0 or not piece.document or piece.begin:
-        return numbers
-    return numpy.concatenate([numpy.array([end]), numbers])
+def encode_part(part: TextPart, vocabulary: Vocabulary, end: int) -> Array:
+    """Return the tokens of a part, after the token `end` where a new document begins.
+
+    A negative `end` is none.
+    """
+    tokens = vocabulary.encode(part.text())
+    if end < 0 or not part.document or part.begin:
+        return tokens
+    return numpy.concatenate([numpy.array([end]), tokens])
 
 
 def characters_in(tasks: Sequence[Sequence[TextPart]]) -> str:
-    """Return the characters of all pieces, each once, in order."""
+    """Return the distinct characters of all parts, sorted."""
     return merge_characters(CharacterTask(tasks).run(number) for number in range(len(tasks)))
 
 
-def merge_characters(found: Iterable[str]) -> str:
-    """Return what was found in several tasks, each character once, in order.
+def merge_characters(texts: Iterable[str]) -> str:
+    """Return the distinct characters of several texts, sorted.
 
     >>> merge_characters(["ad", "ab"])
     'abd'
     """
-    return "".join(sorted(set().union(*found)))
+    return "".join(sorted(set().union(*texts)))

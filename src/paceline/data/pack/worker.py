@@ -1,4 +1,4 @@
-"""How one worker of a pack begins and what it says: `python -m paceline.data.pack.worker PARENT`, told what to do on its input."""
+"""Worker process of a pack: reads tasks from stdin, writes results to stdout as JSON lines."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from paceline.world.parent_death import die_with_parent
 
 
 def main() -> None:
-    """Do pieces of a job until there are no more."""
+    """Run tasks until stdin ends."""
     die_with_parent()
     if sys.argv[1:] != [str(os.getppid())]:
-        return  # it died before the kernel was asked
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
+        return  # the parent died before the kernel was asked to watch it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and kills its workers
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with answers
     job = job_from(json.loads(sys.stdin.readline()))
     for line in sys.stdin:
-        answers.write(json.dumps(_done(job, int(line))) + "\n")
+        answers.write(json.dumps(_answer(job, int(line))) + "\n")
         answers.flush()
 
 
 def job_from(tree: dict[str, Any]) -> PackTask:
-    """Return the job that its `tree` speaks of."""
+    """Rebuild a job from the dict of its `tree`."""
     kinds: dict[str, Any] = {"shards": ShardJob, "letters": CharacterTask, "tokens": TokenTask}
     job: PackTask = kinds[tree.pop("job")].from_tree(tree)
     return job
 
 
-def _done(job: PackTask, number: int) -> dict[str, Any]:
+def _answer(job: PackTask, number: int) -> dict[str, Any]:
     try:
         return {"number": number, "done": job.run(number)}
     except (PacelineError, OSError) as error:
-        told = storage_error(error, "the set") if isinstance(error, OSError) else error
+        failure = storage_error(error, "the dataset") if isinstance(error, OSError) else error
         return {
             "number": number,
-            "error": type(told).__name__,
-            "problem": told.problem,
-            "fix": told.fix,
+            "error": type(failure).__name__,
+            "problem": failure.problem,
+            "fix": failure.fix,
         }
 
 

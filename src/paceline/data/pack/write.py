@@ -1,4 +1,4 @@
-"""How an input becomes a set: made ready, cut into shards, written by workers, and last the index."""
+"""Pack an input: prepare it, split it into shards, write them with workers, and write the index last."""
 
 from __future__ import annotations
 
@@ -29,20 +29,23 @@ def pack(
     force: bool = False,
     progress: Progress = silent,
 ) -> DatasetIndex:
-    """Make a set, or go on where the same pack was interrupted; how many workers (0: one a core) changes no byte."""
+    """Pack a dataset, or resume the same pack.
+
+    The number of workers (0: one per core) does not change a byte.
+    """
     kind = kind_of(request)
     _refuse_inside(request, folder)
-    files = _found(kind, request)
+    files = _find_files(kind, request)
     digest = request.digest(files)
     with locked_folder(folder):
         journal = Journal(folder, digest)
         if not journal.begin(force=force):
-            shop = PackContext(journal.spool, workers or _cores(), progress)
-            index = _make(journal, _ready(kind, request, files, shop), request, shop)
-            if request.digest(_found(kind, request)) != digest:
+            context = PackContext(journal.spool, workers or _cores(), progress)
+            index = _make(journal, _prepared(kind, request, files, context), request, context)
+            if request.digest(_find_files(kind, request)) != digest:
                 raise DataError(
-                    f"{', '.join(request.words)} has changed while it was packed",
-                    fix="pack it again, with --force",
+                    f"{', '.join(request.inputs)} changed while it was packed",
+                    fix="pack it again with --force",
                 )
             write_whole(folder / INDEX, index.to_json())
         journal.end()
@@ -50,18 +53,18 @@ def pack(
 
 
 def _refuse_inside(request: PackRequest, folder: Path) -> None:
-    for word in request.words:
-        if Path(word).is_dir() and folder.resolve().is_relative_to(Path(word).resolve()):
+    for path in map(Path, request.inputs):
+        if path.is_dir() and folder.resolve().is_relative_to(path.resolve()):
             raise ConfigError(
-                f"--to {folder} lies inside the input {word}", fix="name a folder outside of it"
+                f"--to {folder} is inside the input {path}", fix="choose a folder outside of it"
             )
 
 
-def _found(kind: Kind, request: PackRequest) -> list[Path]:
+def _find_files(kind: Kind, request: PackRequest) -> list[Path]:
     files = kind.find(request)
     if not files:
         raise DataError(
-            f"{', '.join(request.words)} holds no file to pack",
+            f"{', '.join(request.inputs)} contains no file to pack",
             fix="name an input that is not empty",
         )
     return files
@@ -71,35 +74,38 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _ready(kind: Kind, request: PackRequest, files: Sequence[Path], shop: PackContext) -> Prepared:
-    """Return the input, made ready now or before an interruption."""
-    note, here = shop.spool / _READY, str(shop.spool.absolute())
+def _prepared(
+    kind: Kind, request: PackRequest, files: Sequence[Path], context: PackContext
+) -> Prepared:
+    """Return the input, prepared now or by an interrupted pack."""
+    note, spool = context.spool / _READY, str(context.spool.absolute())
     if note.exists():
         tree = json.loads(note.read_bytes())
-        if tree["spool"] == here:  # else the folder was moved
+        if tree["spool"] == spool:  # else the folder was moved
             return Prepared(input_from(tree["input"]), tree["about"], tree["beside"])
-    found = kind.prepare(request, files, shop)
-    about = {"from": [parse_input(word)[1].name for word in request.words], **found.about}
+    prepared = kind.prepare(request, files, context)
+    names = [parse_input(argument)[1].name for argument in request.inputs]
+    about = {"from": names, **prepared.about}
     tree = {
-        "spool": here,
-        "input": tree_of(found.input),
+        "spool": spool,
+        "input": tree_of(prepared.input),
         "about": about,
-        "beside": dict(found.beside),
+        "beside": dict(prepared.beside),
     }
     write_whole(note, json.dumps(tree).encode())
-    return Prepared(found.input, about, found.beside)
+    return Prepared(prepared.input, about, prepared.beside)
 
 
 def _make(
-    journal: Journal, prepared: Prepared, request: PackRequest, shop: PackContext
+    journal: Journal, prepared: Prepared, request: PackRequest, context: PackContext
 ) -> DatasetIndex:
-    """Write every shard that is not there; return what the index is to say."""
+    """Write all shards that are not finished; return the index."""
     job = plan_shards(prepared.input, journal.folder, request.shard_bytes)
     left = [number for number in range(job.count) if shard_name(number) not in journal.finished]
-    shop.progress("packing shards", job.count - len(left), job.count)
-    for _, facts in run_all(job, left, shop.workers):
+    context.progress("packing shards", job.count - len(left), job.count)
+    for _, facts in run_all(job, left, context.workers):
         journal.note(ShardFacts(**facts))
-        shop.progress("packing shards", len(journal.finished), job.count)
+        context.progress("packing shards", len(journal.finished), job.count)
     for name, path in prepared.beside.items():
         write_whole(journal.folder / name, Path(path).read_bytes())
     shards = tuple(journal.finished[shard_name(number)] for number in range(job.count))

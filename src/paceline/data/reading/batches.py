@@ -18,7 +18,7 @@ from paceline.world.world import World
 
 
 class Lane(NamedTuple):
-    """One micro-batch, and how many of its samples count: 0 if the lane is only there to keep ranks in step."""
+    """One micro-batch, and how many of its samples count: 0 in a lane without samples."""
 
     number: int
     batch: Batch
@@ -35,7 +35,8 @@ class RankBatch(NamedTuple):
 class Batches:
     """The steps of a run for this rank, from any step on.
 
-    Batches from files lie in buffers that later steps overwrite: copy a batch to keep it beyond its step.
+    Batches from files lie in buffers that later steps overwrite: copy a batch to keep it
+    beyond its step.
     """
 
     def __init__(self, data: Any, config: RunConfig, world: World) -> None:
@@ -45,7 +46,7 @@ class Batches:
         self.total_samples = self.plan.seen_after(self.total_steps)
         self._transform = self.source if isinstance(self.source, Transformed) else None
         stored = self._transform.source if self._transform else self.source
-        # The order comes from where samples are stored: the same bits with and without the GPU cache.
+        # From the stored blocks: the same bits with and without the GPU cache.
         order = Order(len(stored), stored.block or len(stored), config.read.window)
         source = cache_on_gpu(stored, world.device, config.read.resident_gb)
         source.window = config.read.window

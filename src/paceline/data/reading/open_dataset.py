@@ -22,10 +22,12 @@ def open_dataset(
     transform: Transform | None = None,
     each: Callable[..., Any] | None = None,
 ) -> Any:
-    """Open shards in a folder or at an address such as s3://bucket/dataset, or an HDF5 file, for `Batches` and `Trainer`.
+    """Open shards (a folder, or an address such as s3://bucket/dataset) or an HDF5 file.
 
-    `transform(batch, rng)` is applied to whole lanes, on the device of the training. `each(*columns)` is applied
-    to one sample at a time, in `read.workers` processes.
+    The result is for `Batches` and `Trainer`.
+
+    `transform(batch, rng)` is applied to whole lanes, on the device of the training.
+    `each(*columns)` is applied to one sample at a time, in `read.workers` processes.
     """
     if isinstance(columns, str):
         raise ConfigError(

@@ -15,7 +15,10 @@ _POLL_S = 0.1
 
 
 class _FreeSlots:
-    """Numbers of buffers that may be filled. The last one returned comes first: it may still be in the CPU cache."""
+    """Numbers of buffers that may be filled.
+
+    The last one returned comes first: it may still be in the CPU cache.
+    """
 
     def __init__(self, count: int) -> None:
         self._slots: list[int] = []
@@ -47,10 +50,12 @@ class _End:
 def prefetched(
     requests: Iterator[T], read: Callable[[T, int], R], depth: int
 ) -> Generator[tuple[T, R]]:
-    """Yield each request with its result, in order. At most `depth` results wait while one more is read.
+    """Yield each request with its result, in order.
 
-    `read(request, slot)` may fill buffer number `slot` of `depth + 2`: the caller holds one more result until
-    it asks for the next.
+    At most `depth` results wait while one more is read.
+
+    `read(request, slot)` may fill buffer number `slot` of `depth + 2`: the caller holds one
+    more result until it asks for the next.
     """
     free = _FreeSlots(depth + 2)
     ready: SimpleQueue[tuple[T, R, int] | _End] = SimpleQueue()

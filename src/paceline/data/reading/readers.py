@@ -1,4 +1,4 @@
-"""The ways to read samples: when they are needed, ahead in a thread, or ahead in worker processes."""
+"""The ways to read samples: on demand, ahead in a thread, or in worker processes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ class Reader(Protocol):
     """One way to read the groups of a schedule."""
 
     def read(self, start: int) -> GroupLanes:
-        """Yield every group from a step on. The caller is done with one when it asks for the next."""
+        """Yield every group from a step on.
+
+        The caller is done with one when it asks for the next.
+        """
 
 
 class InlineReader:
-    """Reads a group when it is needed: for tensors in memory or on the GPU, and for Python without workers."""
+    """Reads a group on demand: tensors in memory or on the GPU, Python without workers."""
 
     def __init__(self, source: Source, schedule: ReadSchedule, device: str) -> None:
         self._source, self._schedule = source, schedule

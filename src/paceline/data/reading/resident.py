@@ -42,7 +42,7 @@ class ResidentSource:
 
 
 def cache_on_gpu(source: Source, device: str, most_gb: float) -> Source:
-    """Return a copy of a source in GPU memory if it is constant and small enough, else the source itself."""
+    """Copy a source to GPU memory if it is constant and small enough."""
     size = source.bytes_per_sample * len(source)
     constant = isinstance(source, TensorSource | SupportsGatherInto)
     if device == "cpu" or not constant or size > most_gb * 1e9 or not fits(size, device):
@@ -57,7 +57,10 @@ def fits(size_bytes: int, device: str) -> bool:
 
 
 def copy_to_device(stream: torch.cuda.Stream | None, batch: Batch, device: str) -> Batch:
-    """Copy a batch: on `stream`, while the device computes; work launched from now on waits for the copy."""
+    """Copy a batch: on `stream`, while the device computes.
+
+    Work launched from now on waits for the copy.
+    """
     if stream is None:
         return tuple(tensor.to(device) for tensor in batch)
     with torch.cuda.stream(stream):

@@ -1,4 +1,4 @@
-"""Random numbers per sample: a pure function of (seed, epoch, sample), the same on every rank and in every batch."""
+"""Random numbers per sample: a pure function of (seed, epoch, sample)."""
 
 from __future__ import annotations
 

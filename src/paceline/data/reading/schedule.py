@@ -56,7 +56,10 @@ class ReadSchedule:
         return self.steps_per_group * len(self.plan.mine) * largest_lane
 
     def groups(self, start: int) -> Iterator[StepGroup]:
-        """Yield the groups from a step on. The first is one step long, to be ready soon; sizes then double."""
+        """Yield the groups from a step on.
+
+        The first is one step long, to be ready soon; sizes then double.
+        """
         length = 1
         while start < self._total_steps:
             stop = min(start + _MOST_STEPS, self._epoch_end(start), self._total_steps)

@@ -23,7 +23,7 @@ class Source(Protocol):
     bytes_per_sample: int
     """Host memory that one prefetched sample takes."""
     block: int
-    """Consecutive samples that are stored and read together; 0: every sample is stored separately."""
+    """Consecutive samples that are stored and read together; 0: samples are separate."""
     window: int
     """Blocks that are shuffled together. Samples of at most two windows are requested at a time."""
 
@@ -100,7 +100,10 @@ class DatasetWrapper:
 
 
 class DatasetSource(DatasetWrapper):
-    """Samples of a map-style dataset, read one by one. All generators are seeded by sample first."""
+    """Samples of a map-style dataset, read one by one.
+
+    All generators are seeded by sample first.
+    """
 
     bytes_per_sample = 1 << 30  # unknown: group no steps
 

@@ -14,7 +14,10 @@ from paceline.errors import ConfigError
 from paceline.world.randomness import seed_everything
 
 Transform = Callable[[Batch, SampleRng], Batch]
-"""transform(batch, rng) -> batch, for many samples at once; draw random numbers from `rng`, which is keyed by sample."""
+"""transform(batch, rng) -> batch, for many samples at once.
+
+Draw random numbers from `rng`, which is keyed by sample.
+"""
 
 
 class Transformed:
@@ -34,7 +37,7 @@ class Transformed:
 
     def apply(self, batch: Batch, samples: Places, key: tuple[int, int]) -> Batch:
         """Transform samples that were read."""
-        # For transforms that use global generators instead of `rng`: at least the same at every world size.
+        # For transforms that use global generators: at least the same at every world size.
         seed_everything(*key, int(samples[0]))
         result = self._transform(batch, SampleRng(samples, key, str(batch[0].device)))
         if isinstance(result, Tensor):

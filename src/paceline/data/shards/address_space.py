@@ -1,7 +1,7 @@
-"""Reserve one range of addresses and map many files into it, so that one gather can read from all of them.
+"""Map many files into one range of addresses, so that one gather reads from all of them.
 
-Files are placed so that the items of every column begin at multiples of their size. All columns of all files are
-then rows of one matrix each, which the fastest gather can read.
+Files are placed so that the items of every column begin at multiples of their size. All
+columns of all files are then rows of one matrix each, which the fastest gather can read.
 """
 
 from __future__ import annotations
@@ -75,9 +75,10 @@ def _libc() -> Any:
 
 
 def period_of(sizes: Iterable[int], lengths: Iterable[int]) -> int | None:
-    """Return the period, in bytes, after which a page and items of all these sizes begin together again.
+    """Return the bytes after which a page and items of all sizes begin together again.
 
-    Each file takes whole periods, and one more. None if files of these lengths would take too many addresses.
+    Each file takes whole periods, and one more. None if files of these lengths would take
+    too many addresses.
 
     >>> period_of([784, 8], [1_000_000]) == math.lcm(mmap.PAGESIZE, 784), period_of([4_194_301], [1_000_000])
     (True, None)
@@ -91,9 +92,10 @@ def period_of(sizes: Iterable[int], lengths: Iterable[int]) -> int | None:
 
 @lru_cache(maxsize=64)
 def shift_of(columns: tuple[tuple[int, int], ...], period: int) -> int | None:
-    """Return how far from the start of a period a file must lie to align its columns, in bytes of whole pages.
+    """Return the distance from the start of a period that aligns all columns of a file.
 
-    A column is given as (offset in the file, size of its items). None if no shift aligns all columns.
+    A column is given as (offset in the file, size of its items). None if no shift aligns
+    all columns.
 
     >>> shift = shift_of(((4096, 784), (4096 + 784 * 3, 8)), math.lcm(mmap.PAGESIZE, 784))
     >>> (shift + 4096) % 784, (shift + 4096 + 784 * 3) % 8

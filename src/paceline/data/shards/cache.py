@@ -26,10 +26,13 @@ class _CachedShard(NamedTuple):
 
 
 class Cache:
-    """A folder with one folder per dataset. A file with the name of a shard was verified before it got that name.
+    """A folder with one folder per dataset.
 
-    A download is a file with another name and the final size, locked by the process that writes it. The kernel
-    releases the lock when that process dies, and a download without a lock is deleted.
+    A file with the name of a shard was verified before it got that name.
+
+    A download is a file with another name and the final size, locked by the process that
+    writes it. The kernel releases the lock when that process dies, and a download without a
+    lock is deleted.
     """
 
     def __init__(self, root: Path, most_bytes: int) -> None:
@@ -41,7 +44,7 @@ class Cache:
 
     @contextlib.contextmanager
     def filling(self, path: Path, size_bytes: int) -> Iterator[int | None]:
-        """Yield a file that becomes the shard on success; None if another process has downloaded it meanwhile."""
+        """Yield a file that becomes the shard on success; None if it is already cached."""
         part = path.with_name(f".{path.name}{_PART}")
         descriptor = _create_locked(part)
         try:
@@ -71,7 +74,7 @@ class Cache:
             ) from error
 
     def _reserve(self, descriptor: int, size_bytes: int) -> None:
-        """Give a file its final size, after the least recently used shards were evicted to make space for it."""
+        """Evict the least recently used shards, and give a file its final size."""
         while True:
             with _locked(self._root / _LOCK):
                 arriving, cached = self._scan()
@@ -83,7 +86,10 @@ class Cache:
             time.sleep(_POLL_S)  # the downloads of other processes fill the cache
 
     def _scan(self) -> tuple[int, list[_CachedShard]]:
-        """Return the bytes of running downloads and the cached shards; delete abandoned downloads."""
+        """Return the bytes of running downloads and the cached shards.
+
+        Delete abandoned downloads.
+        """
         arriving, cached = 0, []
         for folder in [path for path in self._root.iterdir() if _DATASET.fullmatch(path.name)]:
             with contextlib.suppress(OSError):  # only an empty folder can be removed
@@ -121,7 +127,10 @@ def _evict(cached: list[_CachedShard], excess_bytes: int) -> None:
 
 
 def _create_locked(part: Path) -> int:
-    """Wait until no other process downloads this shard; return an empty, locked file at the path."""
+    """Wait until no other process downloads this shard.
+
+    Return an empty, locked file at the path.
+    """
     while True:
         # FileNotFoundError: another process has removed the folder while it was empty.
         with contextlib.suppress(FileNotFoundError):

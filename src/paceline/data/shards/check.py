@@ -68,7 +68,7 @@ def _no_index(folder: Path) -> DataError:
     if plan_in(folder):
         return DataError(
             f"{folder} is an unfinished dataset",
-            fix="repeat the `paceline data pack` command: it resumes",
+            fix="repeat the command that packs it: it resumes",
         )
     return DataError(
         f"{folder} is not a dataset: it has no {INDEX}",

@@ -1,4 +1,4 @@
-"""The index of a dataset of shards: index.json, written last, so that an unfinished dataset has none."""
+"""The index of a dataset: index.json, written last, so that an unfinished one has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory-mapped shards: where each lies in the address space, and which of its bytes were verified."""
+"""Memory-mapped shards: where each lies, and which of its bytes were verified."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy
 import xxhash
@@ -32,6 +33,13 @@ class MappedShard:
     facts: ShardFacts
     path: str
     layout: Layout
+
+
+class Origins(NamedTuple):
+    """For every shard: where sample 0 would begin if all samples lay in it."""
+
+    bytes: NDArray[numpy.int64]
+    rows: NDArray[numpy.int64]
 
 
 class _LeafFlags:
@@ -61,11 +69,13 @@ class _LeafFlags:
 
 
 class MappedShards:
-    """Shards side by side in one range of addresses. They are mapped and verified when they are needed."""
+    """Shards side by side in one range of addresses.
+
+    They are mapped and verified when they are needed.
+    """
 
     def __init__(self, store: ShardStore, index: DatasetIndex, columns: Sequence[Column]) -> None:
         self._store, self._index, self._columns = store, index, columns
-        self._fetching = store if isinstance(store, FetchingStore) else None
         sizes = [shard.size_bytes for shard in index.shards]
         period = period_of((column.item_bytes for column in columns if not column.varying), sizes)
         self.in_rows, self._period = period is not None, period or mmap.PAGESIZE
@@ -76,11 +86,13 @@ class MappedShards:
         """Where each shard begins."""
         self.open: OrderedDict[int, MappedShard] = OrderedDict()
         self.is_open = numpy.zeros(len(sizes), dtype=bool)
-        # Where sample 0 of the dataset would begin if all samples lay in this shard: as byte, and as row.
-        self.origins = _zeros_by_column(columns, len(sizes))
-        self.first_rows = _zeros_by_column(columns, len(sizes))
+        self.origins = {column.name: _new_origins(len(sizes)) for column in columns}
         self._first_data = self.at + numpy.array([shard.head_bytes for shard in index.shards])
         self._leaves = _LeafFlags(index.shards)
+
+    @property
+    def _fetching(self) -> FetchingStore | None:
+        return self._store if isinstance(self._store, FetchingStore) else None
 
     @property
     def unverified(self) -> int:
@@ -88,7 +100,7 @@ class MappedShards:
         return self._leaves.left
 
     def reset(self) -> None:
-        """Forget the mapped shards after a fork, which may have interrupted another thread half way."""
+        """Forget the mapped shards: a fork may have interrupted another thread half way."""
         self.open.clear()
         self.is_open[:] = False
         self._leaves.clear()
@@ -129,12 +141,13 @@ class MappedShards:
         before = number * self._index.samples_per_shard
         for column in self._columns:
             begin, size = int(self.at[number]) + layout.begins[column.name], column.item_bytes
-            self.origins[column.name][number] = begin - before * size
-            self.first_rows[column.name][number] = begin // max(1, size) - before
+            origins = self.origins[column.name]
+            origins.bytes[number] = begin - before * size
+            origins.rows[number] = begin // max(1, size) - before
         self.is_open[number] = True
 
     def _align(self, number: int, descriptor: int, layout: Layout) -> None:
-        """Move a mapped shard so that its columns are rows of one matrix with those of the others."""
+        """Move a mapped shard so that its columns are rows of the common matrices."""
         if not self.in_rows:
             return
         fixed = tuple(
@@ -197,7 +210,7 @@ class MappedShards:
         self._leaves.clear_shard(number, facts.leaves)
 
     def verify(self, begins: Places, size: int, shards: Places) -> None:
-        """Verify the checksums of the bytes that are about to be read, where that was not done before."""
+        """Verify the checksums of bytes to be read, if not done before."""
         offsets, first = begins - self._first_data[shards], self._leaves.first[shards]
         verified = self._leaves.verified
         for distance in [*range(0, size, LEAF_BYTES), size - 1]:
@@ -210,7 +223,7 @@ class MappedShards:
         for leaf, shard in zip(leaves.tolist(), shards.tolist(), strict=True):
             intact = self._is_intact(leaf, shard)
             if not intact and self._fetching is not None:
-                # It was intact when it was downloaded. The new file is the same, at the same addresses.
+                # It was intact when downloaded. The new file gets the same addresses.
                 self._fetching.drop(self._index.shards[shard])
                 self._close(shard)
                 self._open(shard)
@@ -233,8 +246,8 @@ class MappedShards:
         return damaged(self.open[shard].path, why)
 
 
-def _zeros_by_column(columns: Sequence[Column], count: int) -> dict[str, NDArray[numpy.int64]]:
-    return {column.name: numpy.zeros(count, dtype=numpy.int64) for column in columns}
+def _new_origins(shards: int) -> Origins:
+    return Origins(numpy.zeros(shards, dtype=numpy.int64), numpy.zeros(shards, dtype=numpy.int64))
 
 
 def _reserve(size: int, where: str) -> Region:

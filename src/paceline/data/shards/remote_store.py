@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def open_store(address: str, cache: str, cache_bytes: int) -> ShardStore:
-    """Return the store of a folder, or of an address whose shards are cached in `cache`, at most `cache_bytes`."""
+    """Return the store of a folder, or of an address with a local cache."""
     scheme, mark, path = address.partition("://")
     if not mark:
         return LocalShardStore(Path(address))
@@ -49,7 +49,8 @@ class RemoteShardStore:
         if has_login(address):
             raise ConfigError(
                 "the address of the dataset has a name or password in it",
-                fix="remove it, and set the variables of the storage, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+                fix="remove it, and set the variables of the storage, such as "
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
             )
         self.address, self.capacity_bytes = address.rstrip("/"), cache_bytes
         open_address(self.address)  # fail now if the scheme cannot be opened
@@ -86,7 +87,10 @@ class RemoteShardStore:
         return _with_retries(lambda: b"".join(self._chunks(name)))
 
     def prefetch(self, shards: Sequence[ShardFacts]) -> None:
-        """Start to download the first few of these in the background. A failure is reported by `fetch`."""
+        """Start to download the first few of these in the background.
+
+        A failure is reported by `fetch`.
+        """
         largest = max(shard.size_bytes for shard in self.index().shards)
         most = min(AHEAD, self.capacity_bytes // largest - 1)
         with self._lock:
@@ -128,7 +132,8 @@ class RemoteShardStore:
         largest = max(shard.size_bytes for shard in index.shards)
         if largest > self.capacity_bytes:
             raise ConfigError(
-                f"a shard of {self.address} has {largest:,} bytes and does not fit into a cache of {self.capacity_bytes:,}",
+                f"a shard of {self.address} has {largest:,} bytes and does not fit into "
+                f"a cache of {self.capacity_bytes:,}",
                 fix=f"set read.cache_gb={math.ceil(largest / 1e6) / 1e3:g} or more, or pack smaller shards",
             )
 

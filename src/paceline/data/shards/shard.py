@@ -1,4 +1,4 @@
-"""The format of one shard: a safetensors file with one tensor per column, and checksums that cover every byte."""
+"""The format of a shard: a safetensors file with a tensor per column, and checksums."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.tensorfile import Spec, TensorSpan, plan_in_order, read_places
 
 Array = NDArray[numpy.generic]
 
-_ALIGN = 4096  # samples begin at a multiple of this; the order of columns aligns those of smaller powers of two
+_ALIGN = 4096  # samples begin at a multiple of this
 
 
 class Varying(NamedTuple):

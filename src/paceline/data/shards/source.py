@@ -1,4 +1,4 @@
-"""A dataset of shards as a source: samples are gathered from memory-mapped files, whose checksums are verified first."""
+"""A dataset of shards as a source: samples come from verified, memory-mapped files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from paceline.errors import ConfigError
 
 
 class ShardSource:
-    """The samples of a dataset. Only the index is read at first; a shard is opened when one of its samples is needed."""
+    """The samples of a dataset.
+
+    Only the index is read at first; a shard is opened when one of its samples is needed.
+    """
 
     def __init__(self, store: ShardStore, columns: Sequence[str] = ()) -> None:
         self._store, self.index = store, store.index()
@@ -98,7 +101,7 @@ class ShardSource:
         return self._lock
 
     def _turns(self, shards: Places) -> list[Places | slice]:
-        """Return which samples are read together: all, unless their shards exceed the capacity of the store."""
+        """Split samples into turns whose shards fit into the store together."""
         if not self._store.capacity_bytes:
             return [slice(None)]
         needed = numpy.unique(shards)
@@ -122,12 +125,12 @@ class ShardSource:
             return
         size, origins = column.item_bytes, self._shards.origins[column.name]
         if self._shards.unverified:
-            self._shards.verify(samples * size + origins.take(shards), size, shards)
+            self._shards.verify(samples * size + origins.bytes.take(shards), size, shards)
         if self._shards.in_rows:
-            rows = samples + self._shards.first_rows[column.name].take(shards)
+            rows = samples + origins.rows.take(shards)
             self._rows_of(size).take(rows, axis=0, out=buffer, mode="clip")
         else:
-            begins = torch.from_numpy(samples * size + origins.take(shards))
+            begins = torch.from_numpy(samples * size + origins.bytes.take(shards))
             torch.index_select(self._items_of(size), 0, begins, out=torch.from_numpy(buffer))
 
     def _rows_of(self, size: int) -> Rows:

@@ -25,7 +25,10 @@ class ShardStore(Protocol):
         """Return the path of a shard on this machine; download it first if needed."""
 
     def read_file(self, name: str) -> bytes:
-        """Read a small file that the index lists besides the shards. Its checksum is not verified."""
+        """Read a small file that the index lists besides the shards.
+
+        Its checksum is not verified.
+        """
 
 
 @runtime_checkable

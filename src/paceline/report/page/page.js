@@ -20,10 +20,10 @@
   };
 
   const made = (kind, parent) => {
-    const found = document.createElement("div");
-    found.className = kind;
-    parent.append(found);
-    return found;
+    const element = document.createElement("div");
+    element.className = kind;
+    parent.append(element);
+    return element;
   };
 
   const height = (value, [low, high], scale) => scale === "log"
@@ -34,9 +34,9 @@
     const text = document.createElement("div");
     const key = document.createElement("i");
     key.className = `key c${line.color}`;
-    let words = `${line.name} ${shown(line.y[place])}`;
-    if (line.low && line.low[place] !== line.high[place]) words += ` (${shown(line.low[place])} to ${shown(line.high[place])})`;
-    text.append(key, words);
+    let label = `${line.name} ${shown(line.y[place])}`;
+    if (line.low && line.low[place] !== line.high[place]) label += ` (${shown(line.low[place])} to ${shown(line.high[place])})`;
+    text.append(key, label);
     return text;
   };
 
@@ -84,8 +84,8 @@
     const row = place((event.clientY - box.top) / box.height, map.ranks.length);
     const seconds = map.own_s[row][column];
     const tip = made("tip", area);
-    const said = seconds === null ? "no measurement" : `${shown(seconds * 1000)} ms per step`;
-    tip.textContent = `rank ${map.ranks[row]}, step ${shown(map.steps[column])}: ${said}`;
+    const time = seconds === null ? "no measurement" : `${shown(seconds * 1000)} ms per step`;
+    tip.textContent = `rank ${map.ranks[row]}, step ${shown(map.steps[column])}: ${time}`;
     if (share > 0.5) tip.style.right = `calc(${(1 - share) * 100}% + 12px)`;
     else tip.style.left = `calc(${share * 100}% + 12px)`;
   };
