@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
+
 from support.program import Done, paceline
 
 SETTINGS = "import paceline\nprint('settings read', paceline.config_from_argv().seed)\n"
