@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
 from support.slurm_cluster.requirements import why_no_hosts
 
 collect_ignore = [

@@ -1,9 +1,11 @@
 """The rules of the house: direction of imports, the torch-free side, ceilings, and what is never done."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,7 @@ WITHOUT_TORCH = [
 ]  # fmt: skip
 
 
+@functools.cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -96,6 +99,39 @@ def test_packages_do_not_import_each_other_in_a_circle():
             assert name not in reachable(other, (name,)) - {other} or name == other, (
                 f"{name} and {other} need each other"
             )
+
+
+def modules_in(folder: Path, package: str) -> dict[str, Path]:
+    """Return the modules below a folder by their dotted names."""
+    found = {}
+    for path in sorted(folder.rglob("*.py")):
+        parts = [*package.split("."), *path.relative_to(folder).with_suffix("").parts]
+        found[".".join(part for part in parts if part not in {"", "__init__"})] = path
+    return found
+
+
+def imported_modules(path: Path, known: set[str]) -> set[str]:
+    """Return which of the known modules a file imports anywhere, also for types alone."""
+    found = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & known
+
+
+@pytest.mark.parametrize(
+    ("folder", "package"),
+    [(SOURCE, "paceline"), (ROOT / "benchmarks", ""), (ROOT / "benchmarks/gpu", "")],
+    ids=["src", "benchmarks", "benchmarks/gpu"],
+)
+def test_no_files_import_each_other_in_a_circle(folder, package):
+    modules = modules_in(folder, package)
+    modules.pop("paceline", None)  # the table of public names points everywhere
+    known = set(modules)
+    graph = {name: imported_modules(path, known) - {name} for name, path in modules.items()}
+    tuple(TopologicalSorter(graph).static_order())  # raises CycleError with the circle
 
 
 def test_what_runs_outside_the_ranks_does_not_import_torch():

@@ -3,6 +3,8 @@
 import re
 
 import pytest
+
+from support.private_cluster import cluster_or_skip, wanted
 from support.typed_pages import (
     ROOT,
     environment,
@@ -13,7 +15,6 @@ from support.typed_pages import (
     skip_what_is_not_here,
     type_here,
 )
-from support.private_cluster import cluster_or_skip, wanted
 
 PAGE = page_of(ROOT / "README.md")
 HERE = [turn for turn in PAGE.turns if not turn[0].on_a_cluster]
@@ -27,7 +28,7 @@ WARM = (
 
 
 def words_of(turn):
-    return turn[0].host and f"{turn[0].host}$ {turn[0].words}" or turn[0].words
+    return (turn[0].host and f"{turn[0].host}$ {turn[0].words}") or turn[0].words
 
 
 @pytest.fixture(scope="module")

@@ -5,15 +5,15 @@ import json
 import pytest
 import safetensors.torch
 import torch
-from support.checkpoint_contents import SHAPES, bits_of, random_tensor, tensors_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.dtypes import WIDTHS
-from paceline.tensorfile import Spec, plan_file
 from paceline.checkpoint.staging import DTYPES, split_by_size
 from paceline.checkpoint.storage import tensor_spans
+from paceline.dtypes import WIDTHS
 from paceline.errors import BadCheckpoint
+from paceline.tensorfile import Spec, plan_file
+from support.checkpoint_contents import SHAPES, bits_of, random_tensor, tensors_of
 
 WORDS = {dtype: word for word, dtype in DTYPES.items()}
 

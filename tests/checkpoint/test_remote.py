@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 import threading
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
 import fsspec
 import pytest
-import s3fs
 import torch
+from moto import settings as moto_settings
+
+from paceline.checkpoint.find import open_storage
+from paceline.checkpoint.remote_storage import RemoteStorage
+from paceline.checkpoint.retention import Retention
+from paceline.config import RunConfig, config_from_words
+from paceline.errors import ConfigError, EnvironmentUnfit
 from support.checkpoint_contents import bits_of, draft, new_saver, restore, save, tensors_of
 from support.checkpoint_trainings import (
     BASE,
@@ -27,17 +30,8 @@ from support.checkpoint_trainings import (
     train,
     train_elsewhere,
 )
-from moto import settings as moto_settings
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from support.s3_server import SECRET, bucket, change, client, env, flipped, server, variables  # noqa: F401 - fixtures
 from support.processes import CONTEXT, run_on_processes
-from werkzeug.serving import make_server
-
-from paceline.checkpoint.remote_storage import RemoteStorage
-from paceline.checkpoint.retention import Retention
-from paceline.checkpoint.find import open_storage
-from paceline.config import RunConfig, config_from_words
-from paceline.errors import ConfigError, EnvironmentUnfit
+from support.s3_server import SECRET, bucket, change, client, env, flipped, server, variables  # noqa: F401 - fixtures
 
 
 @pytest.fixture
@@ -130,7 +124,7 @@ def test_an_upload_that_fails_in_the_middle_leaves_nothing_to_be_seen(storage, m
     save(storage, 1, {"w": torch.zeros(100)})
     saver = new_saver(storage)
 
-    def torn(self, file, chunk, sizes=[]):
+    def torn(self, file, chunk, sizes=[]):  # noqa: B006
         sizes.append(len(chunk))
         if len(sizes) > 2:
             raise OSError("the line is cut")
@@ -162,7 +156,7 @@ def test_a_process_killed_in_the_middle_of_an_upload_leaves_the_older_one(
         f"checkpoint.to=s3://{bucket}/runs",
     ]
 
-    def is_second_part(request: Request) -> bool:
+    def is_second_part(request: tuple[str, ...]) -> bool:
         return (
             request[0] == "PUT" and "step-000000010" in request[1] and "partNumber=2" in request[2]
         )
@@ -248,11 +242,13 @@ def test_a_store_that_cannot_be_read_for_a_moment_is_not_taken_for_damage(
     for step in (1, 2):
         save(storage, step, tensors_of(step))
     before = keys(client, bucket)
-    with server.refusing(
-        lambda request: request[0] == "GET" and request[1].endswith(".safetensors")
+    with (
+        server.refusing(
+            lambda request: request[0] == "GET" and request[1].endswith(".safetensors")
+        ),
+        pytest.raises(EnvironmentUnfit, match=f"cannot read {storage.address}"),
     ):
-        with pytest.raises(EnvironmentUnfit, match=f"cannot read {storage.address}"):
-            restore(storage)
+        restore(storage)
     assert keys(client, bucket) == before
     assert restore(storage) == (2, bits_of(tensors_of(2)), [])
 
@@ -390,7 +386,7 @@ def test_an_endpoint_that_nobody_answers_is_an_unfit_environment(
 def test_a_store_that_fails_during_the_training_ends_the_run_with_a_word(
     bucket, server, tmp_path
 ) -> None:
-    with server.refusing(lambda request: request[0] == "PUT" and "step-000000010" in request[1]):
+    with server.refusing(lambda request: request[0] == "PUT" and "step-000000010" in request[1]):  # noqa: SIM117
         with pytest.raises(EnvironmentUnfit, match=f"cannot write s3://{bucket}/runs/run"):
             train(settings(tmp_path, f"checkpoint.to=s3://{bucket}/runs"))
     assert len(events_of(tmp_path, "CheckpointFailed")) == 1

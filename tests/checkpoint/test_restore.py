@@ -9,6 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
+import paceline
+from paceline.checkpoint import commit
+from paceline.checkpoint import manifest as manifest_module
+from paceline.checkpoint.local_storage import LocalStorage
+from paceline.checkpoint.manifest import Manifest, NewerFormat
+from paceline.checkpoint.save import Saver
+from paceline.errors import ConfigError
+from paceline.events import surviving
+from paceline.train.state import load_state, named_state, python_numbers
 from support.checkpoint_contents import files_of, flip, part_of
 from support.checkpoint_trainings import (
     OPTIMIZERS,
@@ -21,19 +32,8 @@ from support.checkpoint_trainings import (
     settings,
     train,
 )
-from support.program import paceline as program
 from support.processes import run_on_processes
-from torch import nn
-
-import paceline
-from paceline.checkpoint import manifest as manifest_module
-from paceline.checkpoint import commit
-from paceline.checkpoint.local_storage import LocalStorage
-from paceline.checkpoint.manifest import Manifest, NewerFormat
-from paceline.checkpoint.save import Saver
-from paceline.errors import ConfigError
-from paceline.events import surviving
-from paceline.train.state import load_state, named_state, python_numbers
+from support.program import paceline as program
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +208,7 @@ MODELS = {
         ["first.weight was float32[8, 4], is float64[8, 4]"],
     ),
     "no norm": (
-        lambda: without_norm(),
+        lambda: without_norm(),  # noqa: PLW0108
         ["norm.running_mean float32[8] is not in this model", "norm.weight"],
     ),
 }

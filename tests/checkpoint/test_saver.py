@@ -9,16 +9,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.checkpoint_contents import (
-    bits_of, draft, files_of, flip, local, new_saver, part_of, restore, save, tensors_of,
-)  # fmt: skip
-from support.processes import run_on_processes
 
 from paceline.checkpoint import commit as commit_module
 from paceline.checkpoint.local_storage import LocalStorage
 from paceline.checkpoint.retention import Retention
 from paceline.checkpoint.storage import verify
 from paceline.errors import BadCheckpoint, EnvironmentUnfit, PacelineError
+from support.checkpoint_contents import (
+    bits_of,
+    draft,
+    files_of,
+    flip,
+    local,
+    new_saver,
+    part_of,
+    restore,
+    save,
+    tensors_of,
+)  # fmt: skip
+from support.processes import run_on_processes
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "paceline"
 

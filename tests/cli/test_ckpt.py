@@ -15,14 +15,14 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
-from support.program import Done, paceline
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 
 from paceline.checkpoint.local_storage import LocalStorage
-from paceline.checkpoint.manifest import _SUM, _end
+from paceline.checkpoint.manifest import _CHECKSUM, _end
 from paceline.checkpoint.remote_storage import RemoteStorage
 from paceline.cli.main import run_verb
+from support.program import Done, paceline
 
 NET = """
 import torch
@@ -114,7 +114,7 @@ def truncate(path: Path) -> None:
 
 def age(manifest: Path) -> None:
     """Make a manifest one of a later format."""
-    body = manifest.read_bytes().rpartition(_SUM)[0].replace(b'"format": 1', b'"format": 7')
+    body = manifest.read_bytes().rpartition(_CHECKSUM)[0].replace(b'"format": 1', b'"format": 7')
     manifest.write_bytes(body + _end(body))
 
 
@@ -366,7 +366,7 @@ def test_the_exported_weights_are_those_that_were_trained_and_load_as_it_says(
     said = done.out.splitlines()
     assert said[1].startswith("  -> net.safetensors: 6 tensors, ")
     scope: dict[str, object] = {}
-    exec("\n".join(said[3:5]), scope)
+    exec("\n".join(said[3:5]), scope)  # noqa: S102
     assert same(scope["weights"], load_file(trained / "trained.safetensors"))
     assert said[5] == "model.load_state_dict(weights)"
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import h5py
 import numpy
 import pytest
-from support.terminal import in_terminal
-from support.program import Done, started
 
 from paceline.cli.main import run_verb
+from support.program import Done, started
+from support.terminal import in_terminal
 
 IMAGES = (numpy.indices((12, 8, 8)).sum(axis=0) * 10).astype("uint8")
 

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from support.program import Done, paceline
-from support.terminal import in_terminal
 
 from paceline.measure.bench_plan import OPERATIONS
 from paceline.recipes import RECIPES
+from support.program import Done, paceline
+from support.terminal import in_terminal
 
 TORCH_IMPORT = re.compile(r"^import time:.*\|\s+torch\b", re.MULTILINE)
 ANY_IMPORT = re.compile(r"^import time:.*\n", re.MULTILINE)

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from support.program import Done, paceline
-from support import run_folders as runs
 
 from paceline.cluster.registry import register
 from paceline.events import RunEnded
+from support import run_folders as runs
+from support.program import Done, paceline
 
 SQUEUE = """#!/bin/sh
 case "$*" in

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.documented import DOCUMENTS, keys_of, words_of
-from support import report_trainings as trainings
-from support import run_folders as runs
 
 from paceline.cli.commands import COMMANDS, load
 from paceline.cli.main import run_verb
 from paceline.config.arguments import arguments_of
-from paceline.hang.verdict import HangVerdict, keep
+from paceline.hang.verdict import HangVerdict, write_verdict
 from paceline.rundir import make_private
+from support import report_trainings as trainings
+from support import run_folders as runs
+from support.documented import DOCUMENTS, keys_of, words_of
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def keys_within(value: Any) -> Iterator[str]:
 def test_watch(tmp_path: Path, capsys) -> None:
     folder = runs.make_run(tmp_path / "runs" / "run", runs.started(), *runs.trained(1, 51))
     make_private(folder.hang_verdict.parent)
-    keep(folder, HangVerdict("stuck", (1,), (0,), "x"))
+    write_verdict(folder, HangVerdict("stuck", (1,), (0,), "x"))
     for rank in range(2):
         runs.put_beat(folder, rank, own_s=0.1 + rank)
     with runs.holding(folder.lock):

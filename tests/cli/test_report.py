@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from support.program import paceline
-from support import report_trainings as trainings
-from support import run_folders as runs
 
 from paceline.cli.main import run_verb
+from support import report_trainings as trainings
+from support import run_folders as runs
+from support.program import paceline
 
 
 def test_a_page_is_written_beside_the_run_and_json_writes_nothing(tmp_path: Path) -> None:

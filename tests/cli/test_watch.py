@@ -7,16 +7,15 @@ import json
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
-from support.terminal import in_terminal
-from support.program import paceline, processes_with, started, wait_for, wait_until_gone
-from support import run_folders as runs
 
-from paceline.cluster.registry import note
+from paceline.cluster.registry import register
 from paceline.events import EventLog, RunEnded, RunFailed
+from support import run_folders as runs
+from support.program import paceline, processes_with, started, wait_for, wait_until_gone
+from support.terminal import in_terminal
 
 # Rank 1 takes four times as long as rank 0 for its own part of a step.
 TRAINING = """
@@ -142,7 +141,7 @@ def test_a_hostile_log_moves_no_cursor(tmp_path: Path) -> None:
     (tmp_path / "job.log").write_text(
         "good line\n\x1b[2J\x1b[1;1Hover you\x07\x1b]0;title\x07\n\x9b31mred\rend\u202e\n"
     )
-    note(runs.submission("17", folder.root, log=str(tmp_path / "job.log")))
+    register(runs.submission("17", folder.root, log=str(tmp_path / "job.log")))
     out = watch(tmp_path, "17")
     assert not set(out) & {"\x1b", "\x07", "\r", "\x9b", "\u202e"}
     assert "failed (Boom: two lines)" in out

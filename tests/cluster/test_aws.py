@@ -329,7 +329,7 @@ def parallelcluster():
 @pytest.mark.slow
 def test_parallelcluster_accepts_every_kind_of_cluster(parallelcluster):
     said = parallelcluster({name: configuration(cluster) for name, cluster in CLUSTERS.items()})
-    assert said == dict.fromkeys(CLUSTERS, [])
+    assert said == {key: [] for key in CLUSTERS}
 
 
 def test_parallelcluster_is_really_asked(parallelcluster):

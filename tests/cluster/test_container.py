@@ -82,7 +82,22 @@ def test_docker_gets_names_of_variables_and_never_their_values():
         user="1000:100",
     )
     assert words == [
-        *"docker run --rm --init --network host --ipc host --ulimit memlock=-1 --gpus all --user 1000:100".split(),
+        *[
+            "docker",
+            "run",
+            "--rm",
+            "--init",
+            "--network",
+            "host",
+            "--ipc",
+            "host",
+            "--ulimit",
+            "memlock=-1",
+            "--gpus",
+            "all",
+            "--user",
+            "1000:100",
+        ],
         *("--mount", "type=bind,source=/my runs,target=/my runs"),
         *("--mount", "type=bind,source=/data,target=/in,readonly"),
         *(
@@ -194,7 +209,7 @@ def test_a_folder_is_carried_as_one_place_or_refused(kind, folder):
             *wrap(container, ["x"], gpus=False, folders=[folder], workdir=folder),
         ]
     except ConfigError as error:
-        assert "rename the folder" in error.fix
+        assert "rename the folder" in error.fix  # noqa: PT017
         return
     assert folder.isprintable()
     assert not set(folder) & set(',:;"\\')

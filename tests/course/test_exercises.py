@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from support.program import paceline, wait_until_gone
 
 from paceline.cli.main import run_verb
 from paceline.course.catalog import find_lesson, lessons_folder
 from paceline.course.exercise import Exercise, exercise_of, exercises
 from paceline.course.grade import crash, grade
+from support.program import paceline, wait_until_gone
 
 HINTS = {
     0: "the sum 0, but 0 \\+ 1 \\+ 2 is 3: each rank still has only its own number",

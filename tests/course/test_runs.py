@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from support.program import started
-from support.private_cluster import cluster_or_skip, wanted
 
 from paceline.course.catalog import all_lessons
+from support.private_cluster import cluster_or_skip, wanted
+from support.program import started
 
 NUMBERS = [lesson.number for lesson in all_lessons()]
 ON_SLURM = 16
@@ -143,7 +143,7 @@ def test_slurm_runs_it_interactively_and_as_a_job(tmp_path: Path) -> None:
 
 
 def test_lesson_16_says_what_it_needs_where_there_is_no_slurm() -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:  # noqa: SIM117
         with started("lesson", "16", folder=Path(folder), env={"PATH": "/nowhere"}) as running:
             done = running.wait()
     assert done.code == 0

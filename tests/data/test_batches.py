@@ -32,7 +32,7 @@ def test_worlds_together_read_what_one_rank_reads(size):
         rows(Batches((NUMBERS, NUMBERS), config(epochs=2), World(rank=rank, size=size)))
         for rank in range(size)
     ]
-    assert [sum((part[step] for part in parts), []) for step in range(len(alone))] == alone
+    assert [sum((part[step] for part in parts), []) for step in range(len(alone))] == alone  # noqa: RUF017
 
 
 def test_a_run_can_be_entered_at_any_step():

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy
 import pytest
 import xxhash
-from support import packable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.data.shards.check import check_dataset
-from paceline.data.shards.index import INDEX, DatasetIndex
 from paceline.data.pack import PackRequest, pack, pack_samples
 from paceline.data.pack.shard_writer import shard_name
+from paceline.data.shards.check import check_dataset
+from paceline.data.shards.index import INDEX, DatasetIndex
 from paceline.data.shards.shard import Varying, write_shard
+from support import packable
 
 
 @pytest.fixture(scope="module")

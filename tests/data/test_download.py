@@ -1,6 +1,6 @@
 """Public sets are fetched from whichever mirror has them, and nothing is kept whose checksum is not right."""
 
-from __future__ import annotations
+from __future__ import annotations  # noqa: I001
 
 import gzip
 import hashlib
@@ -14,11 +14,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from conftest import SHARED_DATA
 
+from conftest import SHARED_DATA
 from paceline.data import download as get
 from paceline.data.download import PUBLIC_DATASETS, File, PublicDataset
 from paceline.errors import ConfigError, DataError, EnvironmentUnfit
+from typing import Self
 
 CONTENT = {"one.gz": gzip.compress(b"one" * 5000, mtime=0), "two.txt": bytes(range(256)) * 600}
 
@@ -56,7 +57,7 @@ class Mirror:
         self.host = f"127.0.0.1:{self._server.server_address[1]}"
         self.address = f"http://{self.host}/files/{{name}}"
 
-    def __enter__(self) -> Mirror:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

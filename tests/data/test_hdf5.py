@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from paceline.config import BatchConfig, ReadConfig, RunConfig
-from paceline.data.reading.batches import Batches
 from paceline.data.hdf5 import source as hdf5_source
 from paceline.data.hdf5.chunks import Blocks, inspect, plan_blocks
 from paceline.data.hdf5.file import H5Column
 from paceline.data.hdf5.source import H5Source
-from paceline.data.reading.open_dataset import open_dataset
 from paceline.data.order import Order
+from paceline.data.reading.batches import Batches
+from paceline.data.reading.open_dataset import open_dataset
 from paceline.data.reading.source import TensorSource, as_source
 from paceline.errors import ConfigError, DataError, EnvironmentUnfit, PacelineError
 from paceline.scale.batch import BatchPlan

@@ -5,8 +5,7 @@ from collections import Counter
 
 import numpy
 import pytest
-
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.data.order import Order, places_of, samples_at

@@ -17,20 +17,19 @@ import numpy
 import pyarrow
 import pyarrow.parquet
 import pytest
-from support.packable import KINDS, IMAGES, LABELS, alike, content, read_back
-from support import packable
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.program import processes_with, started, wait_for
 from PIL import Image
 
-from paceline.data.shards.check import check_dataset, open_index
-from paceline.data.pack import PackRequest, pack, pack_samples, plan, pool
+from paceline.data.pack import PackRequest, pack, pack_samples, plan, pool, text_tasks
 from paceline.data.pack import optional_packages as extras
-from paceline.data.pack import text_tasks
 from paceline.data.pack.plan import PLAN, SPOOL
+from paceline.data.shards.check import check_dataset, open_index
 from paceline.data.shards.store import LocalShardStore
 from paceline.errors import ConfigError, DataError, EnvironmentUnfit, PacelineError
+from support import packable
+from support.packable import IMAGES, KINDS, LABELS, alike, content, read_back
+from support.program import started, wait_for
 
 SMALL = 90  # bytes of a shard: several of them, whatever is packed
 
@@ -106,8 +105,8 @@ def test_a_pack_that_is_interrupted_at_any_file_goes_on_to_the_same_bytes(
         out, calls = tmp_path / f"out{survived}", itertools.count()
 
         def replace_until_killed(self: Path, target: Path) -> Path:
-            if last := next(calls) == survived:
-                assert not (out / "index.json").exists()
+            if last := next(calls) == survived:  # noqa: B023
+                assert not (out / "index.json").exists()  # noqa: B023
             if leftover or not last:
                 replace(self, target)
             if last:

@@ -10,15 +10,15 @@ import numpy
 import pytest
 import torch
 
-from support.datasets import make_dataset, open_folder, rows_of
 from paceline.config import BatchConfig, ReadConfig, RunConfig
 from paceline.data.reading import schedule
-from paceline.data.reading.prefetch import prefetched
 from paceline.data.reading.batches import Batches
+from paceline.data.reading.prefetch import prefetched
 from paceline.data.reading.sample_rng import SampleRng
 from paceline.data.reading.transform import PerSample, Transformed
 from paceline.errors import ConfigError, DataError
 from paceline.world.world import World
+from support.datasets import make_dataset, open_folder, rows_of
 
 CONFIG = RunConfig(batch=BatchConfig(global_size=8, lanes=4), epochs=2, seed=5)
 

@@ -19,6 +19,19 @@ from pathlib import Path
 import fsspec
 import numpy
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from moto import settings as moto_settings
+
+from paceline.data.shards import remote_store as remote
+from paceline.data.shards.cache import Cache
+from paceline.data.shards.index import INDEX, DatasetIndex
+from paceline.data.shards.remote_store import RemoteShardStore, open_store
+from paceline.data.shards.shard import column_of, write_shard
+from paceline.data.shards.source import ShardSource
+from paceline.data.shards.store import LocalShardStore
+from paceline.errors import ConfigError, DataError, EnvironmentUnfit
+from paceline.objectstore import Unreachable
+from support.datasets import open_folder
 from support.s3_server import (  # noqa: F401 - fixtures
     SECRET,
     ObjectStore,
@@ -29,19 +42,6 @@ from support.s3_server import (  # noqa: F401 - fixtures
     flipped,
     server,
 )
-from fsspec.implementations.memory import MemoryFileSystem
-from moto import settings as moto_settings
-
-from support.datasets import open_folder
-from paceline.data.shards import remote_store as remote
-from paceline.data.shards.cache import Cache
-from paceline.data.shards.index import INDEX, DatasetIndex
-from paceline.data.shards.remote_store import RemoteShardStore, open_store
-from paceline.data.shards.shard import column_of, write_shard
-from paceline.data.shards.source import ShardSource
-from paceline.data.shards.store import LocalShardStore
-from paceline.errors import ConfigError, DataError, EnvironmentUnfit
-from paceline.objectstore import Unreachable
 
 SAMPLES = 40
 LARGE = 1 << 40
@@ -477,7 +477,7 @@ def test_a_store_that_fails_at_first_is_asked_again(
 def test_a_store_that_goes_on_failing_is_unreachable(there, server, tmp_path) -> None:
     store = open_store(there, str(tmp_path / "cache"), LARGE)
     shard = store.index().shards[0]
-    with server.refusing(lambda request: request[1].endswith(".safetensors")):
+    with server.refusing(lambda request: request[1].endswith(".safetensors")):  # noqa: SIM117
         with pytest.raises(Unreachable, match=f"cannot read {there}/00000.safetensors") as caught:
             store.fetch(shard)
     assert not caught.value.comes_again
@@ -493,7 +493,10 @@ def test_a_killed_downloader_leaves_nothing_that_others_would_trust_or_wait_for(
     cache = tmp_path / "cache"
     ask = "print(content(shelves[0], shelves[0].index().shards[1])[:0].decode() or 'done', flush=True)"
     killed, waiting = (Child(ask, [there], cache) for _ in range(2))
-    is_shard = lambda request: request[0] == "GET" and request[1].endswith("00001.safetensors")
+
+    def is_shard(request):
+        return request[0] == "GET" and request[1].endswith("00001.safetensors")
+
     with server.holding(is_shard):
         killed.begin()
         assert server.came.wait(60), "no download began"
@@ -578,7 +581,7 @@ class Fickle(MemoryFileSystem):
     """Files in memory, read by a line that fails, or changes bytes, as often as it is told to."""
 
     protocol = "fickle"
-    opened: Counter[str] = Counter()
+    opened: Counter[str] = Counter()  # noqa: RUF012
     failures = 0
     flips = 0
 
@@ -635,7 +638,10 @@ def test_a_line_that_fails_is_tried_four_times(
 
 def test_threads_that_ask_at_once_fetch_every_object_once(fickle, tmp_path) -> None:
     store = open_store(fickle, str(tmp_path / "cache"), LARGE)
-    ask = lambda: [store.fetch(shard) for shard in store.index().shards]
+
+    def ask():
+        return [store.fetch(shard) for shard in store.index().shards]
+
     store.index()
     threads = [threading.Thread(target=ask) for _ in range(5)]
     for thread in threads:

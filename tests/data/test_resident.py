@@ -4,9 +4,9 @@ import numpy
 import pytest
 import torch
 
-from support.datasets import make_dataset, open_folder
 from paceline.data.reading.resident import ResidentSource, cache_on_gpu, copy_to_device
 from paceline.data.reading.source import DatasetSource, TensorSource
+from support.datasets import make_dataset, open_folder
 
 
 @pytest.mark.parametrize("piece", [1, 100, 1 << 26])

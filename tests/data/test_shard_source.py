@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from support.datasets import make_dataset, open_folder, rows_of, text_of
 from paceline.data.shards import index
 from paceline.data.shards import mmap as mapped
 from paceline.data.shards.address_space import period_of
@@ -19,6 +18,7 @@ from paceline.data.shards.index import INDEX, DatasetIndex
 from paceline.data.shards.source import ShardSource
 from paceline.errors import ConfigError, DataError
 from paceline.tensorfile import Spec, plan_in_order
+from support.datasets import make_dataset, open_folder, rows_of, text_of
 
 
 def gathered(source, samples):
@@ -285,7 +285,7 @@ def test_no_flipped_bit_ever_becomes_a_sample(tmp_path_factory, data):
     at = data.draw(st.integers(0, len(content) - 1))
     content[at] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(content)
-    with pytest.raises(DataError, match=path.name.replace(".", r"\.")):
+    with pytest.raises(DataError, match=path.name.replace(".", r"\.")):  # noqa: PT012
         source = open_folder(folder)
         for number in range(len(source)):
             source[number]

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy
 import pytest
-from support import packable
 
+from paceline.data.pack import optional_packages as extras
+from paceline.data.pack import pack, pack_samples
 from paceline.data.shards.check import open_index
 from paceline.data.shards.index import Column
-from paceline.data.pack import pack, pack_samples
-from paceline.data.pack import optional_packages as extras
 from paceline.data.shards.show import (
     Preview,
     _numbers,
@@ -23,6 +22,7 @@ from paceline.data.shards.show import (
     summarize,
 )
 from paceline.errors import ConfigError, DataError
+from support import packable
 
 
 def shown(folder: Path, number: int = 0) -> dict[str, Preview]:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from support.processes import run_on_processes
 from support.typed_pages import NOT_HERE, ROOT, is_whole, page_of
 

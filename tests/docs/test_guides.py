@@ -1,6 +1,8 @@
 """Every command of the guides does what the page says; support/typed_pages.py has the rules."""
 
 import pytest
+
+from support.private_cluster import cluster_or_skip, wanted
 from support.typed_pages import (
     ROOT,
     Page,
@@ -11,7 +13,6 @@ from support.typed_pages import (
     skip_what_is_not_here,
     type_here,
 )
-from support.private_cluster import cluster_or_skip, wanted
 
 PAGES = [
     page_of(path)
@@ -37,7 +38,7 @@ GUIDES = (
 def turns(*, on_a_cluster: bool):
     """Return the commands of all pages that need, or do not need, a cluster; expensive ones without lasting effect once."""
     found, typed = [], set(TYPED)
-    for page, turn in (
+    for page, turn in (  # noqa: B020
         (page, turn)
         for page in PAGES
         for turn in page.turns

@@ -17,10 +17,10 @@ from paceline.config.help import settings_help, verb_help
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "paceline"
 WORDS = re.compile(
-    r"\b(heed(s|ed)?|walk(s|ed)? apart|go(es)? on from|went on|its kin|mend(s|ed)?|is none"
+    r"\b(heed(s|ed)?|walk(s|ed)? apart|go(es)? on from|went on|its kin|mend(s|ed)?"
+    r"|(?<!there )is none|(?<!there )is no (interval|time|number|folder|file)"
     r"|pass(es|ed)? over|sign of life|call(s|ed)? the roll|of late|told to stop|own words"
-    r"|holds? the others up|means nothing for|is no (interval|time|number|folder|file)|whoever"
-    r"|so many|what comes after)\b",
+    r"|holds? the others up|means nothing for|whoever|so many|what comes after)\b",
     re.IGNORECASE,
 )
 ERRORS = {
@@ -95,7 +95,10 @@ def documents() -> Iterator[Path]:
     ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_documents_are_in_the_words_of_the_field(path: Path) -> None:
-    assert found_in(path.read_text(encoding="utf-8")) == []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    if path.name == "CONTRIBUTING.md":  # its style sheet is a table with the words to avoid
+        lines = [line for line in lines if not line.startswith("|")]
+    assert found_in("\n".join(lines)) == []
 
 
 def test_the_newest_section_of_the_changelog_is_in_the_words_of_the_field() -> None:

@@ -16,8 +16,9 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
-from support.links import documents, problems
+
 from support.browser import Browser, browsing
+from support.links import documents, problems
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADS = {
@@ -47,12 +48,12 @@ def test_every_link_of_every_document_leads_somewhere() -> None:
     ("text", "wrong"),
     [
         ("[a](b.md), [a](./b.md#one--two), [a](#here), [a](folder)", []),
-        ("[a](b.md#with-code), [a](b.md#again-1), ![a](b.md \"title\"), <img src=\"b.md\">", []),
+        ('[a](b.md#with-code), [a](b.md#again-1), ![a](b.md "title"), <img src="b.md">', []),
         ("[a](https://example.org/x?y=1#z), <https://example.org>", []),
         ("`[a](no.md)` and\n```\n[a](no.md)\n```\n", []),
         ("[a](no.md)", ["no.md: there is no such file"]),
         ("![a](no.svg)", ["no.svg: there is no such file"]),
-        ("<a href=\"no.md\">a</a>", ["no.md: there is no such file"]),
+        ('<a href="no.md">a</a>', ["no.md: there is no such file"]),
         ("[a]: no.md", ["no.md: there is no such file"]),
         ("[a](b.md#no)", ["b.md#no: there is no such heading"]),
         ("[a](b.md#in-a-block)", ["b.md#in-a-block: there is no such heading"]),

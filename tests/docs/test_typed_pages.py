@@ -1,6 +1,7 @@
 """Output that a page promises is found, and missing output is noticed."""
 
 import pytest
+
 from support.program import Done
 from support.typed_pages import Command, Page, look_at
 

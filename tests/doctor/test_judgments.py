@@ -10,18 +10,18 @@ from paceline.doctor.cross_host import (
     AllocationRequest,
     judge_affinity,
     judge_clocks,
+    judge_connectivity,
     judge_missing_ranks,
     judge_request,
     judge_versions,
-    judge_connectivity,
 )
 from paceline.doctor.disk import DiskFacts, judge_disk
-from paceline.doctor.finding import Finding, passed, format_findings, merge_hosts, problem
+from paceline.doctor.finding import Finding, format_findings, merge_hosts, passed, problem
 from paceline.doctor.gpu import Driver, judge_gpus, read_gpus
-from paceline.doctor.resources import Resources, judge_resources
 from paceline.doctor.network import Interface, NetworkFacts, judge_network
 from paceline.doctor.rank_facts import RankFacts
-from paceline.doctor.software import TorchFacts, judge_python, judge_variables, judge_torch
+from paceline.doctor.resources import Resources, judge_resources
+from paceline.doctor.software import TorchFacts, judge_python, judge_torch, judge_variables
 from paceline.doctor.startup import Package, Startup, judge_startup, summarize
 
 H200 = "0, NVIDIA H200, 580.159.04, 143771, 0, Enabled, 0, 700.00, 700.00, 39, 0x0000000000000001, Disabled"
@@ -284,7 +284,7 @@ def test_a_start_is_summed_up_by_package():
         "opened": {"/v/site-packages/torch/a.py": 2, "/me/x.py": 1, "/proc/stat": 1},
     }
     start = summarize("x.py", seen, IMPORTS, CALLS, roots)
-    assert [one.name for one in start.packages][0] == "torch"
+    assert next(one.name for one in start.packages) == "torch"
     assert Package("torch", 3.0, 2, 1) in start.packages
     assert (start.opened, start.calls, start.not_found, start.uncompiled) == (4, 2, 1, 1)
     assert summarize("x.py", seen, IMPORTS, None, roots).calls == -1

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.program import paceline
 
 from paceline.doctor.disk import probe_disk
-from paceline.doctor.gpu import query_driver, judge_gpus
+from paceline.doctor.gpu import judge_gpus, query_driver
+from paceline.doctor.network import gather_network, judge_network
 from paceline.doctor.resources import gather_resources
-from paceline.doctor.network import judge_network, gather_network
 from paceline.doctor.software import query_torch, versions
+from support.program import paceline
 
 CHECKS = [
     "python", "torch", "backends", "gpus", "cores", "ulimit files", "shared memory", "memory", "interface", "host name", "ports", "disk",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.doctor.batch_parser import read_script
 from paceline.doctor.launch_commands import launches_of, nodes_of, tasks_of
 from paceline.doctor.mistakes import find_mistakes
-from paceline.doctor.batch_parser import read_script
 
 HEAD = "#!/bin/bash\n#SBATCH --nodes=2 --time=1:00:00 --signal=USR1@120"  # lines 1 and 2
 ADDRESS = """nodes=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
@@ -85,14 +85,14 @@ BAD = {
     "a signal for the shell alone": (f"{HEAD.replace('USR1', 'B:USR1')}\n{ADDRESS}\nsrun {TORCHRUN}", {"signal-not-heard": [2]}),
     "a trap that waits": (f"{HEAD.replace('USR1', 'B:USR1')}\n{ADDRESS}\ntrap 'touch stop' USR1\nsrun {TORCHRUN}", {"signal-not-heard": [7]}),
     "options too late": (f"{HEAD}\n{ADDRESS}\n#SBATCH --gres=gpu:4\nsrun {TORCHRUN}", {"late-option": [6]}),
-    "after a here-string": (f"{HEAD}\n{ADDRESS}\nread a <<< \"word\"\nexport RANK=$SLURM_PROCID\nsrun {TORCHRUN}", {"rank-in-batch-shell": [7]}),
+    "after a here-string": (f'{HEAD}\n{ADDRESS}\nread a <<< "word"\nexport RANK=$SLURM_PROCID\nsrun {TORCHRUN}', {"rank-in-batch-shell": [7]}),
     "after a shift": (f"{HEAD}\n{ADDRESS}\na=$((1<<X))\nexport RANK=$SLURM_PROCID\nsrun {TORCHRUN}", {"rank-in-batch-shell": [7]}),
     "a list of nodes as an address": (f"{HEAD}\n{ADDRESS}\nexport MASTER_ADDR=$SLURM_JOB_NODELIST\nsrun {TORCHRUN}", {"wrong-address": [6]}),
     "localhost": (f"{HEAD}\n{ADDRESS}\nexport MASTER_ADDR=localhost\nsrun {TORCHRUN}", {"wrong-address": [6]}),
     "others wait for a rank that failed": (f"{HEAD}\n#SBATCH -n 4\n{ADDRESS}\nsrun {INSIDE}", {"ranks-left-behind": [7]}),
     "a failure that nobody sees": (f"{HEAD}\n{ADDRESS}\nsrun {TORCHRUN}\necho done", {"exit-code-lost": [6]}),
     "the tutorial's": (
-        "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --ntasks=4\n#SBATCH --gpus-per-task=1\n#SBATCH --cpus-per-task=4\n\n"
+        "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --ntasks=4\n#SBATCH --gpus-per-task=1\n#SBATCH --cpus-per-task=4\n\n"  # noqa: ISC004
         "nodes=( $( scontrol show hostnames $SLURM_JOB_NODELIST ) )\nnodes_array=($nodes)\nhead_node=${nodes_array[0]}\n"
         'head_node_ip=$(srun --nodes=1 --ntasks=1 -w "$head_node" hostname --ip-address)\n\necho Node IP: $head_node_ip\nexport LOGLEVEL=INFO\n\n'
         "srun torchrun \\\n--nnodes 4 \\\n--nproc_per_node 1 \\\n--rdzv_id $RANDOM \\\n--rdzv_backend c10d \\\n"

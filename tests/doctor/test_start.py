@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.program import paceline, started, wait_for
 
 from paceline.doctor.pack import pack, snippet
 from paceline.doctor.startup_run import measure_startup
 from paceline.errors import ConfigError, EnvironmentUnfit, TrainingError
+from support.program import paceline, started, wait_for
 
 STEPS = """
 import pathlib, torch

@@ -14,13 +14,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.program import wait_until
 
+from paceline.doctor.collector import Collector
 from paceline.doctor.cross_host import judge_clocks
 from paceline.doctor.rank_facts import RankFacts, facts_as_dict
-from paceline.doctor.collector import Collector
 from paceline.doctor.wire import Connection
 from paceline.world.address import free_port
+from support.program import wait_until
 
 SECRET = "a word"
 
@@ -80,7 +80,7 @@ def test_ranks_are_received_their_clocks_compared_and_strangers_sent_away():
     assert abs(came[1].clock_s - 20) < 10
     (found,) = judge_clocks(came)
     assert not found.ok and found.says.startswith("the clock of n1 is ")
-    with pytest.raises(OSError):
+    with pytest.raises(OSError):  # noqa: PT011
         socket.create_connection(("127.0.0.1", port), 5)
 
 

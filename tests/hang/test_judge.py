@@ -16,19 +16,19 @@ from paceline.data.reading import prefetch
 from paceline.hang.collectives import _COLLECTIVE_FILES
 from paceline.hang.flight_recorder import Collective, collective
 from paceline.hang.judge import judge, still_moving
-from paceline.hang.processes import WAITS_FOR_PEERS
 from paceline.hang.proc import GONE, Links, Process
-from paceline.telemetry.pulse import REST_S, Pulse
+from paceline.hang.processes import WAITS_FOR_PEERS
 from paceline.hang.rank_report import (
-    RankReport,
     RankException,
+    RankReport,
     parse_report,
     read_reports,
     write_report,
 )
 from paceline.hang.stacks import MAIN, PREFETCH_THREAD, SAVE_THREAD, CodeLine, Stack, own_stacks
-from paceline.hang.verdict import HangVerdict, write_verdict, read_verdict
+from paceline.hang.verdict import HangVerdict, read_verdict, write_verdict
 from paceline.rundir import RunDir
+from paceline.telemetry.pulse import REST_S, Pulse
 
 WHERE = CodeLine("/home/me/data.py", 88, "load_batch", "user")
 WAITS = CodeLine("/x/paceline/train/bucket_exchange.py", 108, "advance", "paceline")

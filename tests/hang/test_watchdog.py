@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.hang import watchdog
-from paceline.telemetry.pulse import Pulse
 from paceline.hang.rank_report import current_report, write_report
 from paceline.hang.watchdog import Hang, Watchdog
 from paceline.rundir import RunDir
+from paceline.telemetry.pulse import Pulse
 from paceline.world.world import World
 
 

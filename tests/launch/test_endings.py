@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from support.program import Running, processes_with, started, wait_for, wait_until_gone
 
 from paceline.errors import STOPPED
+from support.program import Running, processes_with, started, wait_for, wait_until_gone
 
 SLEEP = """
 import os, signal, subprocess, sys, time

@@ -6,9 +6,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.program import Done, paceline
 
 from paceline.launch.failure import RankEnd, find_culprit
+from support.program import Done, paceline
 
 LEAVE = """
 import os, signal, sys

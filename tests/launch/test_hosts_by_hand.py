@@ -8,9 +8,9 @@ import socket
 from pathlib import Path
 
 import pytest
-from support.program import Done, paceline, started
 
 from paceline.world.address import free_port
+from support.program import Done, paceline, started
 
 MEET = """
 import torch, paceline

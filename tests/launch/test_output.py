@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.program import Done, paceline
 
 from paceline.launch.logs import RankOutput
+from support.program import Done, paceline
 
 LINES, LENGTH, PIECE = 60, 20_000, 7_919
 CHATTER = f"""

@@ -9,23 +9,23 @@ import signal
 import subprocess
 import sys
 import time
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
-from support.documented import keys_of, words_of
-from support.program import paceline, started, wait_until
 
 from paceline.cli.main import run_verb
+from paceline.measure.bench_plan import OPERATIONS
 from paceline.measure.bench_results import (
     Measurement,
-    Timing,
     Mistake,
+    Timing,
     as_dict,
     results_of,
 )
-from paceline.measure.bench_plan import OPERATIONS
 from paceline.measure.bench_table import print_results
+from support.documented import keys_of, words_of
+from support.program import paceline, started, wait_until
 
 SHORT = ("--sizes", "1KiB,64KiB", "--seconds", "0", "--device", "cpu")
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from support.program import paceline
 
 pytestmark = pytest.mark.gpu

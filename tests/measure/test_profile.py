@@ -11,8 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.documented import keys_of
-from support.processes import run_on_processes
 
 from paceline.cli.main import run_verb
 from paceline.config.values import with_settings
@@ -22,6 +20,8 @@ from paceline.measure.profile_shares import shares_of
 from paceline.measure.trace import RankTrace, clock_offset, read_traces
 from paceline.report.page.studies import verdict_of
 from paceline.rundir import VERDICT_FILE, RunDir, make_private
+from support.documented import keys_of
+from support.processes import run_on_processes
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "trials"
 DELAYS = {"data": 1, "compute": -1, "communication": -1}  # on which rank; -1: on all

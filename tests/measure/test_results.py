@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from support.processes import run_on_processes
-
 from paceline.measure.bench_plan import OPERATIONS, BenchPlan
+from support.processes import run_on_processes
 
 ANY = {"batch.lanes": 64}
 SIZES = (4, 100, 4096, 262_144 + 4)
@@ -113,7 +112,7 @@ MISTAKES = [
 
 
 def seen_of(world, number: int) -> tuple[int, set[int], str]:
-    import paceline.measure.bench as bench
+    from paceline.measure import bench
 
     name, mistake, _ = MISTAKES[number]
     make = bench.make_operation

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
-from support.documented import keys_of, words_of
-from support.program import paceline
 
 from paceline.cli.scale import _write as write
 from paceline.launch.spec import module
 from paceline.measure import scaling
 from paceline.measure.efficiency import Scaling, Trial, sizes_of
+from paceline.measure.recorded_step_times import RankStep, RecordedRun, StepPace, pace_of
 from paceline.measure.scaling_report import plot_of, print_study, to_html, to_markdown
-from paceline.measure.recorded_step_times import RankStep, StepPace, RecordedRun, pace_of
 from paceline.measure.scaling_store import read_studies
 from paceline.report.page.studies import scaling_of
 from paceline.rundir import RunDir
+from support.documented import keys_of, words_of
+from support.program import paceline
 
 FACTS = {"nodes": 1, "sees_waits": True, "sees_ready": True}
 
@@ -43,7 +43,7 @@ def test_efficiency_is_p1_t1_over_pn_tn() -> None:
 
 
 def test_weak_scaling_compares_the_work_of_a_rank() -> None:
-    one, four = sizes_of(
+    _one, four = sizes_of(
         [Trial(1, 4, "", [pace(1.0)]), Trial(4, 16, "", [pace(1.25, samples=256)])]
     )
     assert (four.speedup, four.efficiency) == (pytest.approx(3.2), pytest.approx(0.8))

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.program import Done
-from support.tiny_gpt import tiny, train, write
 from safetensors.torch import load_file, save_file
 
 from paceline.cli.main import run_verb
@@ -22,6 +20,8 @@ from paceline.recipes.gpt_export import write_gpt2
 from paceline.recipes.gpt_hf_weights import read_gpt2
 from paceline.recipes.gpt_model import GPT, Design, Shape
 from paceline.recipes.gpt_sample import load_generator
+from support.program import Done
+from support.tiny_gpt import tiny, train, write
 
 DESIGN = Design(Shape(2, 4, 16), vocab_size=33, context_length=8)
 PROMPT = torch.randint(33, (3, 8), generator=torch.Generator().manual_seed(1))

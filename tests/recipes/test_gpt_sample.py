@@ -8,8 +8,6 @@ import shutil
 
 import pytest
 import torch
-from support.program import Done
-from support.tiny_gpt import train, write
 
 from paceline.cli.main import run_verb
 from paceline.data.vocabulary import Bytes, Characters
@@ -17,13 +15,15 @@ from paceline.errors import TrainingError
 from paceline.recipes.gpt_model import GPT, Design, Shape
 from paceline.recipes.gpt_sample import (
     Sampling,
-    _sample,
     _generator,
+    _sample,
+    decode_stream,
     draw,
     load_generator,
-    decode_stream,
     window_begin,
 )
+from support.program import Done
+from support.tiny_gpt import train, write
 
 ROUND = "abcdefg"  # no divisor of the length: places say nothing of letters
 

@@ -7,19 +7,19 @@ import json
 import fsspec
 import numpy
 import pytest
-from support.processes import run_on_processes
-from support.tiny_gpt import digest, tiny, train, write
 from tokenizers import Tokenizer
 
 from paceline.data.pack import PackRequest, pack
 from paceline.data.vocabulary import Bytes, Characters, Tokens, train_tokenizer
 from paceline.errors import ConfigError, DataError
-from paceline.recipes.corpus import encode_text, split_rows, text_in_memory, make_vocabulary
-from paceline.recipes.gpt_config import GptConfig, design_of, with_vocabulary, load_initial_weights
+from paceline.recipes.corpus import encode_text, make_vocabulary, split_rows, text_in_memory
+from paceline.recipes.gpt_config import GptConfig, design_of, load_initial_weights, with_vocabulary
 from paceline.recipes.gpt_export import write_gpt2
 from paceline.recipes.gpt_model import GPT, Design, Shape
-from paceline.recipes.gpt_text import load_vocabulary, load_text
+from paceline.recipes.gpt_text import load_text, load_vocabulary
 from paceline.world.world import World
+from support.processes import run_on_processes
+from support.tiny_gpt import digest, tiny, train, write
 
 TEXT = "Grüße an alle, die das lesen: ein Satz über Wörter und Zeichen.\n" * 8
 LETTERS = "".join(sorted(set(TEXT)))
@@ -251,7 +251,7 @@ def test_a_tokenizer_is_read_from_an_address_too(tmp_path):
     files = fsspec.filesystem("memory")
     for part in ("train", "test"):
         files.put(f"{tmp_path}/set/", f"/sets/{part}/", recursive=True)
-    config, found = settled("memory://sets", "data=shards", f"read.cache={tmp_path}/cache")
+    config, _found = settled("memory://sets", "data=shards", f"read.cache={tmp_path}/cache")
     assert (config.level, config.vocab_size) == ("tokens", 270)
     files.pipe("/sets/test/tokenizer.json", b"{}")
     with pytest.raises(DataError, match="tokenizer.json has changed since it was written"):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.processes import run_on_processes
-from support.tiny_gpt import digest, tiny, train, write
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,6 +13,8 @@ from paceline.recipes.gpt import build_optimizer
 from paceline.recipes.gpt_config import design_of
 from paceline.recipes.gpt_model import GPT
 from paceline.recipes.muon import Muon, orthogonalize
+from support.processes import run_on_processes
+from support.tiny_gpt import digest, tiny, train, write
 
 TEXT = "the same bits, whoever counts them.\n" * 20
 

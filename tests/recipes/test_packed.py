@@ -3,15 +3,15 @@
 import numpy
 import pytest
 import torch
-from support.processes import run_on_processes
-from support.tiny_gpt import digest, train
 
-from support.datasets import make_dataset
 from paceline.config import RunConfig
 from paceline.data.reading.batches import Batches
 from paceline.errors import DataError
 from paceline.recipes import corpus, digits
 from paceline.world.world import World
+from support.datasets import make_dataset
+from support.processes import run_on_processes
+from support.tiny_gpt import digest, train
 
 LENGTH = 16
 

@@ -4,17 +4,16 @@ import json
 import os
 from pathlib import Path
 
-import pytest
 import torch
-from support.processes import run_on_processes
 
 from paceline import handover
 from paceline.config import config_from_words
-from paceline.recipes.digits import EMBEDDED, embedded_digits, mnist_digits
+from paceline.recipes.digits import embedded_digits, mnist_digits
 from paceline.recipes.mnist import MnistConfig, Net
 from paceline.recipes.toy import ToyConfig
 from paceline.recipes.toy import main as train_toy
 from paceline.recipes.toy import samples as toy_samples
+from support.processes import run_on_processes
 
 SMALL = ["steps=3", "batch.global_size=22", "lr.schedule=constant"]
 

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+
+from paceline.report.find_run import NamedRun
+from paceline.report.page.document import render_page
+from paceline.report.page.page_data import report_data
 from support import report_trainings as trainings
 from support.browser import Browser, browsing
-
-from paceline.report.page.page_data import report_data
-from paceline.report.page.document import render_page
-from paceline.report.find_run import NamedRun
 
 pytestmark = pytest.mark.browser
 
@@ -26,7 +26,7 @@ def page(tmp_path_factory) -> Path:
     plain = trainings.make_training(root / "plain", "name=plain")
     odd = trainings.make_training(
         root / HOSTILE.replace("/", "_"),
-        f"clip_norm=2",
+        "clip_norm=2",
         metrics=("eval_loss", METRIC),
         seed=2,
         ranks=3,

@@ -21,7 +21,7 @@ from paceline.events import (
     surviving,
 )
 from paceline.report import history as module
-from paceline.report.history import Metrics, History, parse_event
+from paceline.report.history import History, Metrics, parse_event
 
 
 def start(from_step: int = 0) -> RunStarted:

@@ -8,18 +8,18 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import report_trainings as trainings
-from support import run_folders as runs
 
 from paceline.events import CheckpointFailed, EventLog, RunFailed, StepDone, as_json, surviving
+from paceline.plot.downsample import downsample
+from paceline.report.find_run import NamedRun
+from paceline.report.page.document import render_page
 from paceline.report.page.event_columns import read_event_columns
 from paceline.report.page.page_data import report_data
-from paceline.report.page.document import render_page
-from paceline.report.find_run import NamedRun
-from paceline.plot.downsample import downsample
 from paceline.rundir import RunDir
+from support import report_trainings as trainings
+from support import run_folders as runs
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
 WORDS = ("name=x", "checkpoint.keep=7", "log.every_steps=10")

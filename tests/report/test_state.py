@@ -15,12 +15,12 @@ from rich.cells import cell_len
 from paceline.cluster.slurm import QueuedJob
 from paceline.events import Evaluated, RunEnded, RunFailed, RunStopped
 from paceline.hang.verdict import HangVerdict, write_verdict
+from paceline.report.dashboard import lines_of
+from paceline.report.find_run import NamedRun
 from paceline.report.history import History
 from paceline.report.jobs import UNKNOWN, RunJob, with_queue_state
 from paceline.report.jobs_table import is_current, print_jobs, status_of
-from paceline.report.dashboard import lines_of
-from paceline.report.state import RunWatcher, RunState, state_of
-from paceline.report.find_run import NamedRun
+from paceline.report.state import RunState, RunWatcher, state_of
 from paceline.rundir import make_private
 from support.run_folders import holding, make_run, put_beat, started, submission, trained
 
@@ -213,7 +213,7 @@ def test_one_row_for_a_run_across_its_jobs(tmp_path: Path, capsys) -> None:
             "17|RUNNING|None|0:10|1:00|N/A|1|n1|/x",
             "18|PENDING|Dependency|0:00|1:00|N/A|1||/x",
             "19|PENDING|Dependency|0:00|1:00|N/A|1||/x",
-        )  # fmt: skip
+        )  # fmt: skip  # noqa: RUF028
     ]
     found = state(folder, *with_queue_state(sent, shown, {}))
     print_jobs([found])

@@ -8,8 +8,9 @@ packets are lost there.
 from __future__ import annotations
 
 import pytest
-from support.slurm_cluster.relay import bytes_per_second
+
 from support.shaped_links import MESSAGES_OF_ALL_REDUCE, bench_between
+from support.slurm_cluster.relay import bytes_per_second
 
 WITHIN = 0.10
 RATE, DELAY_MS = "50mbit", 50

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from support.leak_check import cgroups_of, devices, namespaces_of, processes_in, processes_that_know
+from support.private_cluster import cluster_or_skip, wanted
 from support.slurm_cluster.commands import wait_until
 from support.slurm_cluster.errors import ClusterError
 from support.slurm_cluster.jobs import exit_code
-from support.leak_check import cgroups_of, devices, namespaces_of, processes_in, processes_that_know
-from support.private_cluster import cluster_or_skip, wanted
 
 TRACKING = {"linuxproc": {}, "cgroup": {"cgroup": True}}
 both_ways_of_tracking = pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_node_without_power_is_noticed_and_comes_back(slurm):
 @pytest.mark.slurm(nodes=1)
 def test_a_job_outlives_its_slurmd(slurm):
     jobid = slurm.sbatch("--wrap", "touch runs; until [ -e go ]; do sleep 0.1; done")
-    wait_for(lambda: (slurm.work / "runs").exists())
+    wait_for(lambda: (slurm.work / "runs").exists())  # noqa: PLW0108
     slurm.slurmd("n1", "kill")
     slurm.slurmd("n1", "start")
     (slurm.work / "go").touch()

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from support.submitting import Desk
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

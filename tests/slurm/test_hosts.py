@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from support.leak_check import namespaces_of, processes_in
+from support.private_cluster import TOOL, PrivateCluster, cluster_or_skip, wanted
 from support.slurm_cluster.commands import wait_until
 from support.slurm_cluster.errors import ClusterError
 from support.slurm_cluster.place import Place
-from support.leak_check import namespaces_of, processes_in
-from support.private_cluster import TOOL, PrivateCluster, cluster_or_skip, wanted
 
 PROBE = """
 import socket, sys, time

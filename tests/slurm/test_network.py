@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from support.program import MARK, Done, processes_with, wait_for
 from support.private_cluster import PrivateCluster
+from support.program import MARK, Done, processes_with, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = re.search(

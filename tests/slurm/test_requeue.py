@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import pytest
-from support.private_cluster import cluster_or_skip, wanted
-from support.submitting import SCRIPT, Desk, digest
 
 from paceline.world.hostlist import expand_hostlist
+from support.private_cluster import cluster_or_skip, wanted
+from support.submitting import SCRIPT, Desk, digest
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
 

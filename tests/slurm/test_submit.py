@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from support.submitting import SCRIPT, SHORT, Desk, digest
 
 pytestmark = pytest.mark.slow
@@ -111,7 +112,7 @@ def test_every_word_arrives_and_no_rank_is_told_who_it_is_by_the_shell(slurm) ->
         )  # all of the node's: a rank takes the one of its local number
         assert facts["SECRET_TOKEN"] == "not-in-a-file"
     assert not (desk.folder / "pwned").exists()
-    assert slurm.job(job)["JobName"] == name.split()[0] or name in str(slurm.job(job))
+    assert slurm.job(job)["JobName"] == name.split(maxsplit=1)[0] or name in str(slurm.job(job))
     for file in (desk.folder / "runs").rglob("*"):
         assert not file.is_file() or "not-in-a-file" not in file.read_text(errors="replace"), file
 

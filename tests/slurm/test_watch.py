@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.program import Done
-from support import run_folders as runs
-from support.slurm_cluster.commands import wait_until
 
 from paceline.cluster.registry import register
 from paceline.events import EventLog, RunStopped
+from support import run_folders as runs
+from support.program import Done
+from support.slurm_cluster.commands import wait_until
 
 PACELINE = (sys.executable, "-m", "paceline")
 

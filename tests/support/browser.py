@@ -124,7 +124,7 @@ def browsing(folder: Path) -> Iterator[Browser]:
 
     process = subprocess.Popen(
         ["chromium", *_OPTIONS, f"--user-data-dir={folder}"], env=os.environ | {"HOME": str(folder), "TMPDIR": str(folder)},
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=take_pipes, close_fds=False,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=take_pipes, close_fds=False,  # noqa: PLW1509
     )  # fmt: skip
     os.close(to_read)
     os.close(back_write)

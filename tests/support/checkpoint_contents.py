@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.checkpoint.commit import Saved
 from paceline.checkpoint.local_storage import LocalStorage
 from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.restore import newest_good, read_tensors
-from paceline.checkpoint.commit import Saved
 from paceline.checkpoint.save import Saver
 from paceline.checkpoint.staging import DTYPES
 from paceline.checkpoint.storage import Storage

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import threading
 import math
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.checkpoint_contents import until_writers_are_done
 from torch import nn
 
 import paceline
 from paceline.config import RunConfig, config_from_words
 from paceline.world.world import World
+from support.checkpoint_contents import until_writers_are_done
 
 BASE = [
     "batch.lanes=2",
@@ -47,7 +47,7 @@ class Numbered(torch.optim.Optimizer):
                 state["rate"] *= 0.9
                 state["odd"] = not state["odd"]
                 factor = math.sin(state["rate"] * (state["large"] - 2**53) + state["odd"])
-                parameter -= group["lr"] * factor * parameter.grad
+                parameter -= group["lr"] * factor * parameter.grad  # noqa: PLW2901
 
 
 OPTIMIZERS = {
@@ -94,7 +94,7 @@ class Net(nn.Module):
             torch.relu(self.norm(self.first(values))), 0.2, self.training
         )
         found = self.last(hidden)
-        return self.extra(found) if hasattr(self, "extra") else found
+        return self.extra(found) if hasattr(self, "extra") else found  # noqa: S610
 
 
 def settings(tmp_path: Path, *words: str) -> RunConfig:

@@ -88,9 +88,9 @@ class _Stream:
 
 
 def _command(words: list[str], folder: Path, env: dict[str, str], streams: list[_Stream]) -> None:
-    from support.program import MARK
-    from support.forkserver_course import warm_programs
     from paceline.cli.main import main
+    from support.forkserver_course import warm_programs
+    from support.program import MARK
 
     become_fresh(env, [stream.number for stream in streams])
     ctypes.CDLL(None).prctl(

@@ -16,8 +16,8 @@ import pyarrow.parquet
 from PIL import Image
 from safetensors.numpy import load_file
 
-from paceline.data.shards.index import INDEX, OFFSETS, DatasetIndex
 from paceline.data.pack import PackRequest
+from paceline.data.shards.index import INDEX, OFFSETS, DatasetIndex
 
 IMAGES = numpy.arange(20 * 5 * 4, dtype="uint8").reshape(20, 5, 4)
 LABELS = numpy.arange(20, dtype="int64") % 3
@@ -36,7 +36,7 @@ class Example(NamedTuple):
     request: PackRequest
     columns: dict[str, Any]
     """Arrays; a list of values where lengths vary."""
-    about: dict[str, Any] = {}
+    about: dict[str, Any] = {}  # noqa: RUF012
 
 
 def npy(folder: Path) -> Example:
@@ -160,8 +160,9 @@ def characters(folder: Path) -> Example:
 
 def tokenizer_file(folder: Path) -> tuple[Any, Path]:
     """A tokenizer that would cut and fill what it is given, if it were let."""
-    from paceline.data.vocabulary import train_tokenizer
     from tokenizers import Tokenizer
+
+    from paceline.data.vocabulary import train_tokenizer
 
     tokenizer = Tokenizer.from_str(train_tokenizer([JOINED], 270))
     path = folder.with_name(f"{folder.name}-tokenizer.json")
@@ -255,7 +256,7 @@ def read_back(folder: Path) -> dict[str, Any]:
         parts = [shard[column.name] for shard in shards]
         if column.varying:
             offsets = [shard[column.name + OFFSETS] for shard in shards]
-            found[column.name] = [p[a:b] for p, o in zip(parts, offsets) for a, b in zip(o, o[1:])]
+            found[column.name] = [p[a:b] for p, o in zip(parts, offsets) for a, b in zip(o, o[1:])]  # noqa: B905, RUF007
         else:
             found[column.name] = numpy.concatenate(parts)
     return found
@@ -266,7 +267,7 @@ def alike(found: dict[str, Any], wanted: dict[str, Any]) -> None:
     assert list(found) == list(wanted)
     for name, values in wanted.items():
         assert len(found[name]) == len(values), name
-        for one, other in zip(found[name], values):
+        for one, other in zip(found[name], values):  # noqa: B905
             assert numpy.asarray(one).dtype == numpy.asarray(other).dtype, name
             assert numpy.array_equal(one, other), name
 

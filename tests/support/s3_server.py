@@ -1,6 +1,6 @@
 """An object store for tests: a real S3 API on this machine."""
 
-from __future__ import annotations
+from __future__ import annotations  # noqa: I001
 
 import contextlib
 import logging
@@ -14,6 +14,7 @@ import pytest
 import s3fs
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
+from typing import Self
 
 SECRET = "a-word/that+nobody=may-see"
 
@@ -37,7 +38,7 @@ class ObjectStore:
         )  # S3 looks and writes in one go; this server would look, then write
         self.came, self.release = threading.Event(), threading.Event()
 
-    def __enter__(self) -> ObjectStore:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.program import Done
 from support.private_cluster import PrivateCluster
+from support.program import Done
 
 PACELINE = (sys.executable, "-m", "paceline")
 SCRIPT = Path(__file__).with_name("training.py")

@@ -92,7 +92,7 @@ def in_terminal(
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", *words],
         cwd=folder, env=os.environ | {"TERM": "xterm"} | dict(env or {}),
-        stdin=program, stdout=program, stderr=program, start_new_session=True, preexec_fn=take_terminal,
+        stdin=program, stdout=program, stderr=program, start_new_session=True, preexec_fn=take_terminal,  # noqa: PLW1509
     )  # fmt: skip
     os.close(program)
     with process:

@@ -15,7 +15,7 @@ MARKS = Path("marks")
 
 def mark(name: str) -> None:
     MARKS.mkdir(exist_ok=True)
-    (MARKS / f"{name}-{os.environ.get('RANK', 0)}").write_text(str(os.getpid()))
+    (MARKS / f"{name}-{os.environ.get('RANK', 0)}").write_text(str(os.getpid()))  # noqa: PLW1508
 
 
 def dawdle(name: str) -> None:

@@ -25,9 +25,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from support.program import Done, started
 
 from paceline.world.address import free_port
+from support.program import Done, started
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_A_CLUSTER = (

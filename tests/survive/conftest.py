@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from support.program import paceline, wait_for
 
 SCRIPT = str(Path(__file__).resolve().parents[1] / "support" / "training.py")

@@ -9,12 +9,12 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from support.program import paceline, started, wait_until
-from survive.conftest import SCRIPT
 
-from paceline.verify.chaos import first_difference
 from paceline.errors import STOPPED
 from paceline.events import surviving
+from paceline.verify.chaos import first_difference
+from support.program import paceline, started, wait_until
+from survive.conftest import SCRIPT
 
 KILLS = 3
 

@@ -7,20 +7,22 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.program import started
-from survive.conftest import SCRIPT, SHORT, pid
 
 from paceline.errors import EnvironmentUnfit
 from paceline.runlock import claimed
+from support.program import started
+from survive.conftest import SCRIPT, SHORT, pid
 
 
 def test_a_run_that_is_being_written_is_refused_with_the_name_of_its_writer(tmp_path: Path) -> None:
     with claimed(tmp_path / "lock"):
-        with pytest.raises(
-            EnvironmentUnfit, match=f"is being written by process {os.getpid()} on "
-        ) as caught:
-            with claimed(tmp_path / "lock", patience_s=0.2):
-                raise AssertionError("two at once")
+        with (
+            pytest.raises(
+                EnvironmentUnfit, match=f"is being written by process {os.getpid()} on "
+            ) as caught,
+            claimed(tmp_path / "lock", patience_s=0.2),
+        ):
+            raise AssertionError("two at once")
         assert "another name=" in caught.value.fix
     with claimed(tmp_path / "lock", patience_s=0.0):
         assert (tmp_path / "lock").stat().st_mode & 0o077 == 0

@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
-from support.program import MARK, paceline, processes_with, started
-from survive.conftest import SCRIPT, SHORT, digest, pid
 
 from paceline.launch.failure import Failure
 from paceline.launch.restart import Restarts
+from support.program import MARK, paceline, processes_with, started
+from survive.conftest import SCRIPT, SHORT, digest, pid
 
 SAVING = (*SHORT, "checkpoint.every=5steps")
 

@@ -10,14 +10,14 @@ import time
 from pathlib import Path
 
 import pytest
-from support.program import Running, paceline, started
-from survive.conftest import SCRIPT, SHORT, digest, pid
 
 from paceline import handover
 from paceline.checkpoint.local_storage import LocalStorage
 from paceline.checkpoint.storage import verify
 from paceline.errors import STOPPED
 from paceline.events import surviving
+from support.program import Running, paceline, started
+from survive.conftest import SCRIPT, SHORT, digest, pid
 
 LONG = (*SHORT, "epochs=200", "checkpoint.every=end")
 

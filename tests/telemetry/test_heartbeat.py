@@ -14,8 +14,8 @@ import pytest
 
 from paceline.rundir import RunDir
 from paceline.telemetry import heartbeat
-from paceline.world.world import World
 from paceline.telemetry.heartbeat import Heartbeat
+from paceline.world.world import World
 
 
 def steps_of(heart: Heartbeat, count: int) -> None:

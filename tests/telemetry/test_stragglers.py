@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.processes import run_on_processes
 
 from paceline.config.values import with_settings
 from paceline.errors import Stopped
@@ -25,9 +24,10 @@ from paceline.telemetry.rank_times import read_samples
 from paceline.telemetry.stragglers import (
     StragglerWatch,
     describe_straggler,
-    read_beats,
     find_straggler,
+    read_beats,
 )
+from support.processes import run_on_processes
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "trials"
 DELAYED = ("data", "forward", "backward", "optimizer", "gc")

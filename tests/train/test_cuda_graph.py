@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.processes import run_on_processes
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -17,6 +16,7 @@ from paceline.train.lane_sum import LocalTree, gradients_of
 from paceline.train.note import Note
 from paceline.train.reduce_after_backward import ReduceAfterBackward
 from paceline.world.world import World
+from support.processes import run_on_processes
 
 
 def step_of(capture: str) -> paceline.OptimizerStep:

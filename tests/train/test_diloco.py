@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.processes import run_on_processes
 from torch import Tensor, nn
 
 import paceline
 from paceline.config import RunConfig, config_from_words
-from paceline.verify.records import first_difference, read_record
 from paceline.errors import ConfigError, Stopped
 from paceline.events import RunEnded, surviving
 from paceline.train import bucket_exchange as exchange
 from paceline.train.diloco import DilocoStep
-from paceline.world.world import World
+from paceline.verify.records import first_difference, read_record
 from paceline.world.process_group import join
+from paceline.world.world import World
+from support.processes import run_on_processes
 
 SAMPLES = 37  # with a global batch of 16 the last step of an epoch has 5 samples, and leaves replicas without any
 FIXED = {

@@ -1,11 +1,11 @@
 """Every held-out sample counts once, whatever the number of ranks."""
 
 import torch
-from support.processes import on_processes, run_on_processes
 from torch import nn
 
 import paceline
 from paceline.train.evaluate import Evaluation
+from support.processes import on_processes, run_on_processes
 
 
 class Always(nn.Module):

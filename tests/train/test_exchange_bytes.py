@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from support.processes import run_on_processes
 from torch.distributed import ProcessGroup
 
 from paceline.scale.batch import share
 from paceline.scale.tree import whole_subtrees
 from paceline.train.bucket_exchange import AllGatherExchange, TreeShape, choose_exchange
 from paceline.world.world import World
+from support.processes import run_on_processes
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "contract.md"
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20}

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.processes import run_on_processes
 from torch import Tensor, nn
 
 import paceline
@@ -20,6 +19,7 @@ from paceline.scale.tree import additions_by_turn, children
 from paceline.train.cuda_graph import step_class
 from paceline.train.state import state_digest
 from paceline.world.world import World
+from support.processes import run_on_processes
 
 
 class Layers(nn.Module):

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.processes import run_on_processes
 
 import paceline
 from paceline.config import config_from_words
@@ -13,6 +12,7 @@ from paceline.recipes.gpt_config import GptConfig, design_of
 from paceline.recipes.gpt_model import GPT, Block
 from paceline.train.cuda_graph import CudaGraphStep, step_class
 from paceline.train.state import state_digest
+from support.processes import run_on_processes
 
 pytestmark = pytest.mark.gpu
 
@@ -100,7 +100,9 @@ def test_blocks_that_are_computed_again_have_the_bits_of_those_that_are_kept(
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("compile", ["false", "true"])
 def test_captured_steps_with_masters_have_the_bits_of_eager_ones(
-    optimizer: str, compile: str, tmp_path: Path
+    optimizer: str,
+    compile: str,  # noqa: A002
+    tmp_path: Path,
 ) -> None:
     words = [
         "precision=bf16-master",

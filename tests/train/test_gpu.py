@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from support.datasets import make_dataset
-from support.processes import run_on_processes
 
 from paceline.config import config_from_words
 from paceline.recipes.mnist import MnistConfig
+from support.datasets import make_dataset
+from support.processes import run_on_processes
 
 pytestmark = pytest.mark.gpu
 
@@ -64,9 +64,10 @@ def test_free_summation_trains_on_a_shared_gpu_too(tmp_path):
 
 def clipped(config, world) -> str:
     """A model of several buckets, clipped: norms of gradients that lie anywhere in memory."""
+    from torch import nn
+
     import paceline
     from paceline.train.state import state_digest
-    from torch import nn
 
     model = nn.Sequential(
         nn.Linear(8, 700), nn.Tanh(), nn.Linear(700, 701), nn.Tanh(), nn.Linear(701, 1)

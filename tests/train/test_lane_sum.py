@@ -2,21 +2,21 @@
 
 import pytest
 import torch
-from support.processes import on_processes, run_on_processes
 from torch import nn
 
 from paceline.scale.batch import share
 from paceline.scale.tree import children
 from paceline.train import bucket_exchange as exchange
-from paceline.train.lane_sum import TreeStack
-from paceline.train.note import Note
 from paceline.train.bucket_exchange import (
     AllGatherExchange,
     AllToAllExchange,
     TreeShape,
     choose_exchange,
 )
+from paceline.train.lane_sum import TreeStack
+from paceline.train.note import Note
 from paceline.world.world import World
+from support.processes import on_processes, run_on_processes
 
 
 def tree_sum(values: list[torch.Tensor], node: range) -> torch.Tensor:

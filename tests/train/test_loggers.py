@@ -18,9 +18,9 @@ from paceline.errors import ConfigError
 from paceline.events import EpochDone, RunStarted, StepDone
 from paceline.rundir import RunDir
 from paceline.train import loggers
+from paceline.train.environment import environment_facts
 from paceline.train.sinks.bookmark import Bookmark
 from paceline.train.sinks.csvfile import CsvSink
-from paceline.train.environment import environment_facts
 from paceline.world.world import World
 
 

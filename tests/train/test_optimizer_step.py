@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.processes import on_processes, run_on_processes
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
@@ -13,9 +12,10 @@ from paceline.config import BatchConfig, RunConfig
 from paceline.config.diloco import LocalSgdConfig
 from paceline.errors import TrainingError
 from paceline.train.cuda_graph import step_class
-from paceline.train.state import load_state, named_state, state_digest
 from paceline.train.optimizer_step import OptimizerStep
+from paceline.train.state import load_state, named_state, state_digest
 from paceline.world.world import World
+from support.processes import on_processes, run_on_processes
 
 ALONE = World()
 
@@ -110,7 +110,7 @@ class LaneNaN:
 
 def test_a_parameter_that_the_loss_does_not_reach_is_an_error_in_any_world() -> None:
     model = nn.ModuleDict({"used": nn.Linear(6, 1), "unused": nn.Linear(6, 1)})
-    model.forward = lambda inputs: model["used"](inputs)
+    model.forward = lambda inputs: model["used"](inputs)  # noqa: PLW0108
     with pytest.raises(TrainingError, match=r"2 of 4 trainable parameters(.|\n)*requires_grad_"):
         one_step(8, lanes=1, model=model)
 
@@ -158,7 +158,7 @@ def ragged_training(config, world) -> list[str]:
             if self.training:
                 self.seen += len(inputs)
                 self.mean.mul_(0.9).add_(inputs.mean(0), alpha=0.1)
-            return self.body(inputs) * (1 + 0.01 * random.random() + 0.01 * numpy.random.rand())
+            return self.body(inputs) * (1 + 0.01 * random.random() + 0.01 * numpy.random.rand())  # noqa: NPY002
 
     model = paceline.parallelize(Noisy(), world, config)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from support.processes import run_on_processes
 from torch import nn
 from torch.nn.functional import mse_loss
 
@@ -18,6 +17,7 @@ from paceline.recipes.gpt_model import GPT
 from paceline.train.precision import Precision
 from paceline.train.state import state_digest
 from paceline.world.world import World
+from support.processes import run_on_processes
 
 
 def trained(config, world) -> str:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.processes import run_on_processes
 from torch import nn
 
 import paceline
 from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError, Stopped
 from paceline.events import surviving
+from support.processes import run_on_processes
 
 
 class Counted(torch.utils.data.Dataset):

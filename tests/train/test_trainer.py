@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.processes import run_on_processes
 from torch import nn
 
 import paceline
 from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError, EnvironmentUnfit, TrainingError
 from paceline.world.world import World
+from support.processes import run_on_processes
 
 
 def train(config, loss=nn.functional.mse_loss, sinks=(), world=World()):

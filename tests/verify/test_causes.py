@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.verify import worlds_from
+from paceline.errors import ConfigError, PacelineError
+from paceline.rundir import RECORD_FILE
 from paceline.verify.compare_worlds import find_cause
 from paceline.verify.records import LOSS, Record, RecordedStep, first_difference, read_record
 from paceline.verify.verdict import CAUSES, Difference, VerifyResult, as_dict, describe
-from paceline.errors import ConfigError, PacelineError
-from paceline.rundir import RECORD_FILE
 
 START = RecordedStep(0, math.nan, 0, ranks_agree=True, generators=[1], tensors={"a": "1", "b": "1"})
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.program import paceline
 
 from paceline.verify.compare_worlds import TOLERANCE
 from paceline.verify.verdict import CAUSES
+from support.program import paceline
 
 BROKEN = Path(__file__).with_name("broken")
 GOOD = Path(__file__).with_name("good")

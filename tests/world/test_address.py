@@ -18,8 +18,8 @@ from paceline.world.address import (
     refuse_loopback_name,
     source_towards,
 )
-from paceline.world.world import World
 from paceline.world.network import choose_interface
+from paceline.world.world import World
 
 OWN = [("lo", "127.0.0.1"), ("eth0", "10.0.0.1"), ("ib0", "10.1.0.1"), ("ib0", "fd00::1")]
 NAMES = {

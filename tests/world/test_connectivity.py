@@ -12,14 +12,13 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError
-from paceline.world import network
 from paceline.world import connectivity as reach
-from paceline.world import roll_call
+from paceline.world import network, roll_call
 from paceline.world.address import free_port, listen_at
-from paceline.world.world import World
-from paceline.world.network import call_the_roll
 from paceline.world.connectivity import probe_listener, probe_peer
+from paceline.world.network import call_the_roll
 from paceline.world.roll_call import RollCall
+from paceline.world.world import World
 
 
 def test_rank_0_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:

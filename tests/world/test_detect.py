@@ -6,8 +6,8 @@ import pytest
 
 from paceline.errors import EnvironmentUnfit
 from paceline.world.detect import detect_world
-from paceline.world.world import FileRendezvous, PublishedRendezvous, TcpRendezvous
 from paceline.world.hostlist import expand_hostlist
+from paceline.world.world import FileRendezvous, PublishedRendezvous, TcpRendezvous
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "x", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",

@@ -5,25 +5,25 @@ import os
 import subprocess
 import sys
 import time
-from datetime import timedelta
-from types import SimpleNamespace
 import weakref
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
-from support.program import wait_for
-from support.processes import on_processes, run_on_processes
 
 from paceline.config import RunConfig, TimeoutConfig
 from paceline.errors import ConfigError, EnvironmentUnfit
 from paceline.world.address import free_port, listen_at
 from paceline.world.collectives import all_gather_rows, sum_across
 from paceline.world.device import gpu_index
-from paceline.world.world import World
 from paceline.world.process_group import join, shorten_timeout
 from paceline.world.rendezvous import claim_folder
+from paceline.world.world import World
+from support.processes import on_processes, run_on_processes
+from support.program import wait_for
 
 
 def open_listeners() -> list[str]:

@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from support.program import wait_until
 
 from paceline.errors import EnvironmentUnfit
 from paceline.world.address import free_port, listen_at
-from paceline.world.world import TcpRendezvous
 from paceline.world.rendezvous import open_tcp_store, serve_store
+from paceline.world.world import TcpRendezvous
+from support.program import wait_until
 
 HOST, MINUTE = "127.0.0.1", timedelta(seconds=60)
 

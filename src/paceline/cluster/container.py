@@ -51,7 +51,7 @@ class Container:
     def _check_empty(self) -> None:
         if self.image or self.mounts or self.options:
             raise ConfigError(
-                "container.image, mounts or options are set, but container.kind is none",
+                "container.image, mounts or options are set, but container.kind=none",
                 fix=f"set kind = one of {', '.join(get_args(Kind)[1:])}",
             )
 

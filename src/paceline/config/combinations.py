@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from paceline.config.diloco import LocalSgdConfig
 from paceline.errors import ConfigError
 
-if TYPE_CHECKING:
-    from paceline.config.schema import RunConfig
+
+class _Batch(Protocol):
+    @property
+    def lanes(self) -> int: ...
 
 
-def check_combinations(config: RunConfig) -> None:
+class _Settings(Protocol):
+    """The settings of a run that are read here; importing RunConfig would be a circle."""
+
+    @property
+    def parallel(self) -> str: ...
+    @property
+    def shard_over(self) -> int: ...
+    @property
+    def exact(self) -> bool: ...
+    @property
+    def capture(self) -> str: ...
+    @property
+    def compression(self) -> str: ...
+    @property
+    def precision(self) -> str: ...
+    @property
+    def batch(self) -> _Batch: ...
+    @property
+    def local_sgd(self) -> LocalSgdConfig: ...
+
+
+def check_combinations(config: _Settings) -> None:
     """Raise ConfigError for settings that cannot be used together."""
     if config.parallel == "fsdp":
         _check_fsdp(config)
@@ -25,7 +49,7 @@ def check_combinations(config: RunConfig) -> None:
         _check_gradient_compression(config)
 
 
-def _check_fsdp(config: RunConfig) -> None:
+def _check_fsdp(config: _Settings) -> None:
     if config.shard_over == 1:
         raise ConfigError(
             "shard_over=1 leaves the whole model on every rank",
@@ -48,7 +72,7 @@ def _check_fsdp(config: RunConfig) -> None:
         )
 
 
-def _check_local_sgd(config: RunConfig) -> None:
+def _check_local_sgd(config: _Settings) -> None:
     lanes, replicas = config.batch.lanes, config.local_sgd.replicas
     if lanes % replicas:
         raise ConfigError(
@@ -78,7 +102,7 @@ def _check_local_sgd(config: RunConfig) -> None:
         )
 
 
-def _check_gradient_compression(config: RunConfig) -> None:
+def _check_gradient_compression(config: _Settings) -> None:
     if config.exact:
         raise ConfigError(
             f"compression={config.compression} rounds gradients, so exact=true cannot hold",

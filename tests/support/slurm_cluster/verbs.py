@@ -22,7 +22,7 @@ def main() -> int:
     place = Place(Path(args.dir).absolute())
     try:
         if os.geteuid():
-            raise ClusterError("needs root")
+            raise ClusterError("needs root")  # noqa: TRY301
         return _run(place, args) if args.verb in _UNLOCKED else _change(place, args)
     except ClusterError as error:
         print(f"cluster: {error}", file=sys.stderr)
