@@ -1,4 +1,4 @@
-"""A training that says where it is, so that tests can strike at a moment of their choice."""
+"""A training that marks its progress in files, so that tests can interrupt it at a chosen moment."""
 
 import os
 import time
@@ -19,7 +19,7 @@ def mark(name: str) -> None:
 
 
 def dawdle(name: str) -> None:
-    """Say where we are, and stay there for a while, or until some files are there, if the test asks for it."""
+    """Mark this place; then wait for the time or for the files that the test asks for."""
     mark(name)
     time.sleep(float(os.environ.get(f"SLOW_{name.upper()}", "0")))
     while not all(map(os.path.exists, os.environ.get(f"{name.upper()}_UNTIL", "").split())):

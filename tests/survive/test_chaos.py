@@ -98,7 +98,7 @@ def test_who_stops_chaos_stops_all_of_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
-        (["--kills", "0"], "kill it at least once"),
+        (["--kills", "0"], "give --kills 1 or more"),
         (["--worlds", "1"], "give at least two"),
         (["no_such.py"], "check the path"),
     ],

@@ -114,7 +114,7 @@ def test_when_to_start_again(most, progress, spent, known, code, again) -> None:
 def test_a_range_of_ranks_that_cannot_be_is_refused(tmp_path: Path, words: str) -> None:
     done = paceline("run", SCRIPT, "-n", words, folder=tmp_path)
     assert done.code == 2
-    assert "fix: give one, as in -n 4, or a range, as in -n 2:4" in done.err
+    assert "fix: give a number (-n 4) or a range (-n 2:4)" in done.err
 
 
 def test_a_crashed_rank_is_noticed_by_the_others_within_seconds(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_gradients_that_cross_the_ranks_at_once_have_the_bits_of_one_rank(tmp_pa
 
 
 def test_a_replayed_loss_that_is_not_finite_stops_before_the_update():
-    step, plan = step_of("auto"), SimpleNamespace(step=7)
+    step, plan = step_of("auto"), SimpleNamespace(index=7)
     with pytest.raises(TrainingError, match="nan at step 8, lane 3"):
         CudaGraphStep._note_of(step, SimpleNamespace(plan=plan), Lane(3, (), 2), float("nan"))
     assert CudaGraphStep._note_of(step, SimpleNamespace(plan=plan), Lane(3, (), 2), 0.5) == Note(

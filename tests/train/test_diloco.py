@@ -1,4 +1,4 @@
-"""Replicas that walk apart learn the same bits on any number of ranks, tell each other little, and survive a stop anywhere."""
+"""Local SGD replicas learn the same bits on any number of ranks, send few bytes, and survive a stop anywhere."""
 
 from __future__ import annotations
 
@@ -277,13 +277,13 @@ def test_it_is_the_algorithm_of_its_paper(tmp_path: Path) -> None:
         (["capture=true"], "set capture=false"),
         (["compression=powersgd", "exact=false"], "set compression=bf16"),
         (["precision=fp16"], "set precision=bf16"),
-        (["local_sgd.steps=-1"], "local_sgd.steps to 0 or more"),
+        (["local_sgd.steps=-1"], "local_sgd.steps=0 or more"),
         (["local_sgd.steps=0", "local_sgd.replicas=2"], "add local_sgd.steps=32"),
-        (["local_sgd.outer_lr=0"], "above 0"),
-        (["local_sgd.outer_momentum=1"], "below 1"),
+        (["local_sgd.outer_lr=0"], "set local_sgd.outer_lr=0.7"),
+        (["local_sgd.outer_momentum=1"], "set local_sgd.outer_momentum=0.9"),
     ],
 )
-def test_what_contradicts_replicas_that_walk_apart_is_refused(words: list[str], fix: str) -> None:
+def test_settings_that_contradict_local_sgd_are_refused(words: list[str], fix: str) -> None:
     given = [f"{name}={value}" for name, value in FIXED.items()]
     with pytest.raises(ConfigError) as caught:
         config_from_words(RunConfig, [*given, *words])
@@ -328,7 +328,7 @@ def test_a_checkpoint_of_other_replicas_is_refused(tmp_path: Path) -> None:
     for more, problem in [
         ({}, ""),
         ({"local_sgd.replicas": 2}, "saved with 4 local SGD replicas, this run has 2"),
-        ({"local_sgd.steps": 0}, "0 are wanted"),
+        ({"local_sgd.steps": 0}, "this run has 0"),
     ]:
         config = config_of(str(tmp_path), resume="changed", epochs=2, **more)
         refused = pytest.raises(ConfigError, match=problem) if problem else contextlib.nullcontext()

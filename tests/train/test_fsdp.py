@@ -240,7 +240,7 @@ def refused(world: World) -> None:
     config = RunConfig(parallel="fsdp")
     tied = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
     tied[1].weight = tied[0].weight
-    cases = [(nn.Sequential(tied), None, "two units"), (Single(), None, "single number")]
+    cases = [(nn.Sequential(tied), None, "two units"), (Single(), None, "it is a scalar")]
     for model, wrap, word in [*cases, (nn.Linear(2, 2), (nn.Conv2d,), "no module of Conv2d")]:
         with pytest.raises(ConfigError, match=word):
             paceline.parallelize(model, world, config, wrap=wrap)

@@ -79,7 +79,7 @@ def test_a_run_that_is_resumed_has_every_step_once_in_tables_and_tensorboard(
     tmp_path: Path, capsys, monkeypatch
 ) -> None:
     monkeypatch.setattr(
-        loggers, "_LEAVES_WITHIN_S", 90
+        loggers, "_CLOSE_TIMEOUT_S", 90
     )  # the first use of tensorboard imports much
     words = "log.to=csv,tensorboard", "epochs=2"
     with pytest.raises(KeyboardInterrupt):
@@ -142,8 +142,8 @@ def test_a_logger_that_hangs_holds_nothing_up(tmp_path: Path, capsys, monkeypatc
         def close(self, *, failed: bool) -> None: ...
 
     monkeypatch.setattr(loggers, "make_sink", lambda *_: Hanging())
-    monkeypatch.setattr(loggers, "_LEAVES_WITHIN_S", 0.1)
-    monkeypatch.setattr(loggers, "_MOST_WAITING", 2)
+    monkeypatch.setattr(loggers, "_CLOSE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(loggers, "_MAX_QUEUED", 2)
     config = config_from_words(RunConfig, [f"runs={tmp_path}", "log.to=csv"])
     with loggers.Loggers(config, World(), RunDir(tmp_path)) as hanging:
         for step in range(9):
@@ -151,7 +151,7 @@ def test_a_logger_that_hangs_holds_nothing_up(tmp_path: Path, capsys, monkeypatc
     said = capsys.readouterr().err
     assert said.count("cannot keep up") == said.count("did not close within") == 1
     let_go.set()
-    hanging._waiting.put(None, timeout=90)
+    hanging._queue.put(None, timeout=90)
     hanging._thread.join(90)
 
 

@@ -92,7 +92,7 @@ def test_clipping_sees_the_whole_gradient() -> None:
 def test_a_loss_that_is_not_finite_stops_before_the_update() -> None:
     model = nn.Linear(6, 1)
     before = model.weight.clone()
-    with pytest.raises(TrainingError, match=r"step 1, lane 2 .*\n.*learning rate"):
+    with pytest.raises(TrainingError, match=r"step 1, lane 2 .*\n.*try lr.base 10 x lower"):
         one_step(8, lanes=4, model=model, loss=LaneNaN(lane=2))
     assert torch.equal(model.weight, before)
 
@@ -285,7 +285,7 @@ def drawn_apart(config, world) -> list[str]:
     for settings in (
         {"parallel": "ddp"},
         {"parallel": "fsdp"},
-        {"local": LocalSgdConfig(steps=2, replicas=2)},
+        {"local_sgd": LocalSgdConfig(steps=2, replicas=2)},
     ):
         torch.manual_seed(7 + world.rank)
         run = replace(config, **settings)
