@@ -115,7 +115,8 @@ def imported_modules(path: Path, known: set[str]) -> set[str]:
     found = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= inner & known or {node.module}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
     return found & known
