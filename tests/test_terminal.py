@@ -76,3 +76,10 @@ def test_no_control_sequence_of_a_foreign_text_gets_through(
     terminal.say("a\x1b[2Jb\x07\nc")
     terminal.table(["x"], [["\x1b]0;title\x07cell"]])
     assert capsys.readouterr().out == "ab\N{REPLACEMENT CHARACTER}\nc\nx\ncell\n"
+
+
+def test_force_color_colours_a_pipe_too() -> None:
+    env = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    env |= {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=env)
+    assert "\x1b[1;31merror:" in done.stderr

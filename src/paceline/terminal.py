@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 import unicodedata
@@ -92,7 +93,8 @@ def error_text(message: str) -> Text:
 
 def error(message: str) -> None:
     """Print an error message with its fix on standard error."""
-    say(error_text(message) if sys.stderr.isatty() else message, sys.stderr)
+    coloured = sys.stderr.isatty() or os.environ.get("FORCE_COLOR")
+    say(error_text(message) if coloured else message, sys.stderr)
 
 
 def table(
