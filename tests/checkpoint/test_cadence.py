@@ -49,9 +49,9 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
-        ({"keep": 0}, "set checkpoint.keep to 1 or more"),
+        ({"keep": 0}, "set checkpoint.keep=1 or more"),
         ({"best": "acc"}, "max:acc or min:eval_loss"),
-        ({"mtbf_h": 0.0}, "hours, such as 24"),
+        ({"mtbf_h": 0.0}, "set it to hours: checkpoint.mtbf_h=24"),
         ({"to": "s3://key:secret@bucket/x"}, "AWS_SECRET_ACCESS_KEY"),
     ],
 )

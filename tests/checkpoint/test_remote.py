@@ -407,7 +407,7 @@ def test_a_store_that_fails_during_the_training_ends_the_run_with_a_word(
     ],
 )
 def test_a_password_in_the_address_is_refused_and_not_repeated(address) -> None:
-    with pytest.raises(ConfigError, match="name or password in its address") as caught:
+    with pytest.raises(ConfigError, match="contains a user name or password") as caught:
         config_from_words(RunConfig, [f"checkpoint.to={address}"])
     assert "AWS_SECRET_ACCESS_KEY" in caught.value.fix
     assert "password@" not in str(caught.value)

@@ -352,7 +352,7 @@ def test_the_checkpoint_that_is_exported_is_good_or_the_one_asked_for(export):
         (["runs/tokens", "full"], "full exists", "choose another folder"),
         (["runs/tokens", "full/file"], "full/file exists", "choose another folder"),
         (["runs/tokens", "."], ". exists", "choose another folder"),
-        (["runs/tokens", "hub", "--force"], "--force", "leave --force out"),
+        (["runs/tokens", "hub", "--force"], "--force", "remove --force"),
         (["runs/tokens", "no/where"], "there is no folder no", "create it first"),
         (["runs/tokens", "s3://bucket/hub"], "there is no folder", "a path on this machine"),
         (
@@ -366,7 +366,7 @@ def test_the_checkpoint_that_is_exported_is_good_or_the_one_asked_for(export):
             "checkpoints are never modified",
         ),
         (["runs/tokens"], "OUT is missing", "paceline ckpt export RUN OUT"),
-        (["runs/tokens", "hub", "--as", "gpt3"], "there is no layout 'gpt3'", "did you mean gpt2?"),
+        (["runs/tokens", "hub", "--as", "gpt3"], "got 'gpt3'", "did you mean gpt2?"),
     ],
 )
 def test_what_cannot_be_exported_is_refused(export, words, problem, fix):

@@ -178,7 +178,7 @@ REFUSED = [
     (["vocab_size=100"], "vocab_size must be at least 256, the bytes of the text, got 100", "remove vocab_size="),
     (["vocab_size=-1"], "vocab_size must be at least 0, got -1", "0 or more"),
     (["context_length=0"], "context_length must be at least 1, got 0", "1 or more"),
-    (["level=words"], "level=words is not a choice", "use one of"),
+    (["level=words"], "level must be one of .*; got 'words'", "use one of"),
     (["level=tokens"], "level=tokens needs a tokenizer", "train_tokenizer="),
     (["train_tokenizer=300"], "train_tokenizer=300 needs level=tokens", "add level=tokens"),
     (["level=tokens", "train_tokenizer=100"], "train_tokenizer must be at least 257 .*, got 100", "257 or more"),
