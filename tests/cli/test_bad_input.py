@@ -149,7 +149,7 @@ def idx(*shape: int, held: int) -> bytes:
 @pytest.mark.parametrize(
     ("files", "problem", "fix"),
     [
-        (None, "data=mnist needs the folder of the MNIST IDX files", "set data_folder= to their folder"),
+        (None, "data=mnist needs the folder of the MNIST IDX files", "run `paceline data get mnist`, set data_folder= to their folder"),
         ({}, "data has neither train-images-idx3-ubyte nor train-images-idx3-ubyte.gz", "put the file into data"),
         ({"train-images-idx3-ubyte": idx(10, 28, 28, held=7000)}, "must have 7,840 bytes of data (10, 28, 28), got 7,000", "download the file again"),
         ({"train-images-idx3-ubyte": b"<html>not found</html>"}, "is not an IDX file of bytes (it starts with 3c68746d)", "download the file again"),
