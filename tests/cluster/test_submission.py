@@ -39,8 +39,8 @@ def test_the_run_is_the_one_that_the_words_and_files_name(
 @pytest.mark.parametrize(
     ("words", "more", "problem"),
     [
-        (["name=a/b"], {}, "cannot be a folder"),
-        (["name=.."], {}, "cannot be a folder"),
+        (["name=a/b"], {}, "is not a folder name"),
+        (["name=.."], {}, "is not a folder name"),
         (["name=a\nb"], {}, "control character"),
         (["checkpoint.to=s3://key:secret@bucket/x"], {}, "contains a user name or a password"),
         (

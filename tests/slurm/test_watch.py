@@ -92,7 +92,7 @@ def test_a_job_that_waits_says_why_and_for_how_long(person: Person) -> None:
     out = person.paceline("watch", job).out
     assert "state  waiting in the queue\n" in out
     assert f"job    {job}  PENDING: Resources; expected to start 20" in out
-    assert "asks for 1 node, 20:00" in out
+    assert "requests 1 node for 20:00" in out
     assert f"digits  {job}     PENDING (Resources)  -     -" in person.paceline("jobs").out
     assert "was waiting, and will not start" in person.paceline("cancel", "digits").out
     assert person.slurm.wait(job)["JobState"] == "CANCELLED"
@@ -118,7 +118,7 @@ def test_a_chain_that_is_requeued_is_one_run_and_ends_as_one(person: Person) -> 
     assert "state  training; started 2 times\n" in out
     assert f"job    {first}  RUNNING on n1; 0:" in out
     assert "requeued 1 time\n" in out
-    assert f"job    {second}  PENDING: Dependency; asks for 1 node, 10:00\n" in out
+    assert f"job    {second}  PENDING: Dependency; requests 1 node for 10:00\n" in out
     assert f"  line of {first}, start 0\n" in out
     assert out.endswith(f"  line of {first}, start 1\n")
     _, line = person.paceline("jobs").out.splitlines()
