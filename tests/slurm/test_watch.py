@@ -94,7 +94,7 @@ def test_a_job_that_waits_says_why_and_for_how_long(person: Person) -> None:
     assert f"job    {job}  PENDING: Resources; expected to start 20" in out
     assert "requests 1 node for 20:00" in out
     assert f"digits  {job}     PENDING (Resources)  -     -" in person.paceline("jobs").out
-    assert "was waiting, and will not start" in person.paceline("cancel", "digits").out
+    assert "was queued and will not start" in person.paceline("cancel", "digits").out
     assert person.slurm.wait(job)["JobState"] == "CANCELLED"
     assert person.is_in(other, "RUNNING")
     assert "cancelled" in person.paceline("jobs").out
