@@ -223,7 +223,7 @@ def out_of_sight(desk: Desk) -> str:
     desk.cluster.link(desk.cluster.job(job)["NodeList"], "down")
     desk.await_line("unseen", job, "start 2, on ", timeout_s=_PATIENCE_S)
     log = desk.await_line("unseen", job, "was taken over by process", timeout_s=_PATIENCE_S)
-    assert "fix: nothing: that one goes on" in log
+    assert "fix: nothing to do: that process resumes" in log
     return finished(desk, "unseen", job)
 
 

@@ -160,7 +160,7 @@ def test_an_account_that_one_may_not_use_is_refused(slurm) -> None:
         "submit", "training.py", "--cluster", "here", "--account", "somebody-elses"
     )
     assert done.code == 3
-    assert "sbatch refused: Batch job submission failed: Invalid account" in done.err
+    assert "sbatch failed: Batch job submission failed: Invalid account" in done.err
     assert "fix: use an account of yours" in done.err
 
 
