@@ -215,15 +215,15 @@ def test_what_does_not_end_is_ended_with_all_its_processes(tmp_path: Path) -> No
 def test_try_writes_the_copy_once_and_check_grades_it(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert run_verb(["lesson", "12", "--check"]) == 2
-    assert "begin with `paceline lesson 12 --try`" in capsys.readouterr().err
+    assert "start with `paceline lesson 12 --try`" in capsys.readouterr().err
     assert run_verb(["lesson", "12", "--try"]) == 0
     said, file = capsys.readouterr().out, tmp_path / "lesson_12.py"
-    assert "which?\n\nEdit lesson_12.py, then: paceline lesson 12 --check\n" in said
+    assert "which one?\n\nEdit lesson_12.py, then: paceline lesson 12 --check\n" in said
     assert file.read_text() == exercise(12).source
     assert file.stat().st_mode & 0o777 == 0o600
     file.write_text("print('epoch 3: loss 0.01'); print('epoch 3: saved')\n")
     assert run_verb(["lesson", "12", "--try"]) == 0
-    assert "stays as it is. To start over, remove it" in capsys.readouterr().out
+    assert "was not changed. To start over, remove it" in capsys.readouterr().out
     assert run_verb(["lesson", "12", "--check"]) == 0
     assert capsys.readouterr().out == "right: lesson 12 is solved\n"
     file.write_text("print('epoch 3: loss 9'); print('epoch 3: saved')\n")
@@ -236,9 +236,9 @@ def test_try_writes_the_copy_once_and_check_grades_it(tmp_path: Path, monkeypatc
     [
         ("2 --try", "try one of 0, 1, 4"),
         ("99 --check", "give a number from 0 to 23"),
-        ("--try", "give its number"),
-        ("--show", "give its number"),
-        ("4 --json", "give --check"),
+        ("--try", "`paceline lesson` lists them"),
+        ("--show", "`paceline lesson` lists them"),
+        ("4 --json", "add --check"),
     ],
 )
 def test_what_cannot_be_is_bad_usage(words: str, fix: str, capsys) -> None:

@@ -542,7 +542,7 @@ def test_without_the_package_of_a_store_it_is_told_which_one(tmp_path, monkeypat
 
 
 def test_an_address_that_nothing_knows_is_refused(tmp_path) -> None:
-    with pytest.raises(ConfigError, match="another address that fsspec knows"):
+    with pytest.raises(ConfigError, match="another address that fsspec supports"):
         open_store("nosuch://place/set", str(tmp_path), LARGE)
 
 

@@ -144,4 +144,4 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
         )
     assert done.code == 3
     assert "in use" in done.err
-    assert "free here" in done.err
+    assert "a free port" in done.err

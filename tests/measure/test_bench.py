@@ -124,7 +124,7 @@ def test_ranks_that_are_there_start_no_others(tmp_path: Path) -> None:
     }
     done = paceline("bench", "-n", "2", folder=tmp_path, env=env)
     assert done.code == 2
-    assert "2 ranks are here already, and each would start 2 more\n  fix: leave -n out" in done.err
+    assert "-n 2 would start more ranks on each of 2 launched ranks\n  fix: remove -n" in done.err
 
 
 def found_by(ranks: int, *, wrong: int = 0) -> Measurement:

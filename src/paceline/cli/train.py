@@ -18,7 +18,7 @@ class TrainArguments(LaunchArguments):
     recipe: str = positional("", metavar="RECIPE", needed=True)
     """Recipe to train: toy (a linear model on 2,048 samples), mnist (a convolutional network on handwritten digits) or gpt (a small GPT on text)."""
     settings: tuple[str, ...] = rest("SETTING=VALUE")
-    """Settings of the recipe, as key=value or as flags; `paceline train RECIPE --help` lists them."""
+    """Settings of the recipe, as key=value or as flags; --help after the recipe lists them."""
     help: bool = flag("-h", "--help")
     """Show the settings of the recipe; without a recipe, show this help."""
 

@@ -1,4 +1,4 @@
-"""Train a GPT on text, by bytes, characters or tokens: `paceline train gpt`."""
+"""Train a GPT on text, by bytes, characters or tokens."""
 
 from __future__ import annotations
 
