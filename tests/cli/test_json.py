@@ -69,7 +69,7 @@ def test_lesson(tmp_path: Path, capsys) -> None:
     assert graded == {
         "lesson": 12,
         "passed": False,
-        "hint": "it ended with exit code 4: it said nothing",
+        "hint": "it ended with exit code 4: it printed nothing",
     }
 
 
