@@ -77,5 +77,5 @@ def test_a_request_that_does_not_match_what_is_there_is_named(slurm, tmp_path: P
     assert "not the same number on each node" in uneven["slurm tasks"][0]["says"]
     assert uneven["ways"][0]["ok"]
     twice = slurm.run(["srun", "-N2", *DOCTOR], folder=tmp_path, timeout_s=120)
-    assert "once, without srun" in twice.err
+    assert "run `paceline doctor` once, without srun" in twice.err
     assert sorted(file.name for file in tmp_path.iterdir()) == []
