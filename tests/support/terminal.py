@@ -77,6 +77,13 @@ def _without_orders(text: str) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def _environment() -> dict[str, str]:
+    """Return the environment without what would tell rich of another terminal."""
+    foreign = ("LINES", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "FORCE_COLOR")
+    own = {name: value for name, value in os.environ.items() if name not in foreign}
+    return own | {"TERM": "xterm"}
+
+
 @contextlib.contextmanager
 def in_terminal(
     *words: str, folder: Path, env: Mapping[str, str] | None = None
@@ -91,7 +98,7 @@ def in_terminal(
 
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline", *words],
-        cwd=folder, env=os.environ | {"TERM": "xterm"} | dict(env or {}),
+        cwd=folder, env=_environment() | dict(env or {}),
         stdin=program, stdout=program, stderr=program, start_new_session=True, preexec_fn=take_terminal,  # noqa: PLW1509
     )  # fmt: skip
     os.close(program)

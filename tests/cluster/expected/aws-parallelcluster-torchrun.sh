@@ -123,6 +123,7 @@ rm -f "$jobs/$id.nodes"
 
 over() {
   echo "$1" >"$jobs/over"
+  [ "$2" -ne 0 ] && say "$1"
   rm -f "$jobs/$id".*.stopped* "$jobs/$id.errors"
   [ -e "$jobs/chain" ] && grep --invert-match --line-regexp "$id" "$jobs/chain" | xargs --no-run-if-empty scancel --state=PENDING 2>/dev/null
   exit "$2"
