@@ -1,9 +1,9 @@
 """How one bucket of subtree sums is added over all ranks, in the order of the fixed tree.
 
-Two algorithms with the same bits. An all-gather sends every sum to every rank: one message, and between two ranks no
-more bytes than a ring all-reduce. Between more ranks, large buckets are split: each rank collects one part from all
-(all-to-all), adds it, and sends the result to all (all-gather): as many bytes as a ring all-reduce on any number
-of ranks.
+Two algorithms with the same bits. An all-gather sends every sum to every rank in one message. Large buckets of more
+than two ranks are split instead: each rank collects one part from all (all-to-all), adds it, and sends the result to
+all (all-gather). Where each rank has one subtree to send, both send the bytes of a ring all-reduce: the first on two
+ranks, the second on any number. docs/contract.md counts the bytes of the other cases.
 """
 
 from __future__ import annotations

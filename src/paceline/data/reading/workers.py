@@ -14,7 +14,8 @@ from paceline.data.reading.source import Batch, Source
 from paceline.errors import PacelineError
 from paceline.world.parent_death import die_with_parent
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+_FOR_THE_RANK = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+"""A launcher or a shell sends these to the whole process group; the rank decides when its workers stop."""
 
 LaneRequest = tuple[Places, tuple[int, int]]
 """The samples of a lane, and (seed, epoch)."""
@@ -76,7 +77,7 @@ def _unchanged(batch: Any) -> Any:
 
 def _start_worker(number: int) -> None:
     """Ignore stop signals, which are for the rank, and exit when the rank exits."""
-    for name in _STOP_SIGNALS:
+    for name in _FOR_THE_RANK:
         signal.signal(name, signal.SIG_IGN)
     die_with_parent()
     torch.set_num_threads(1)

@@ -19,7 +19,7 @@ from paceline.tensorfile import Spec, TensorSpan, plan_in_order, read_places
 
 Array = NDArray[numpy.generic]
 
-_ALIGN = 4096  # samples begin at a multiple of this
+_ALIGN = 4096  # samples begin at a multiple of this, so that every column, the widest first, is aligned
 
 
 class Varying(NamedTuple):
