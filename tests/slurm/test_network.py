@@ -26,7 +26,10 @@ TRAINING = Path(__file__).resolve().parents[1] / "support" / "training.py"
 PROGRAMS = Path(sys.executable).parent
 STEP_S = 5
 """How long a rank waits for its peers in the tests of a cut."""
-CUT_OFF = f"Timed out waiting {STEP_S}000ms|No route to host|Connection timed out|did not write its part in time"
+CUT_OFF = (
+    f"Timed out waiting {STEP_S}000ms|No route to host|Connection timed out|did not write its part in time"
+    "|network partition between n1 and n2"  # a rank may hear of it first from one on its own host that has left
+)
 
 
 def line_of_the_guide(program: str) -> str:

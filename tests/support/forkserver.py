@@ -153,7 +153,7 @@ def become_fresh(env: Mapping[str, str], streams: list[int]) -> None:
         stream.reconfigure(write_through=True)
     os.environ.clear()
     os.environ.update(env)
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     tempfile.tempdir = None

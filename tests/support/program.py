@@ -59,8 +59,9 @@ class Running:
 
 
 def _restore_interrupts() -> None:
-    """Handle Ctrl-C again: a shell makes programs in the background, such as these tests, ignore it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Handle signals again that tests in the background, or under nohup, were started to ignore."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
