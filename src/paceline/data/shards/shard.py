@@ -19,7 +19,8 @@ from paceline.tensorfile import Spec, TensorSpan, plan_in_order, read_places
 
 Array = NDArray[numpy.generic]
 
-_ALIGN = 4096  # samples begin at a multiple of this, so that every column, the widest first, is aligned
+_ALIGN = 4096
+"""Samples begin at a multiple of this, so that every column, the widest first, is aligned."""
 
 
 class Varying(NamedTuple):
