@@ -82,7 +82,8 @@ class Half:
         ((torch.empty(3), torch.empty(2)), "equal length"),
         (object(), "__getitem__"),
         (Half(), "block = window = 0"),
-        ([{"image": 1, "label": 2}] * 8, "return a tuple"),
+        ({"image": NUMBERS, "label": NUMBERS}, "__getitem__"),
+        ([{"image": 1}, {"label": 2}] * 8, "pass collate="),
     ],
 )
 def test_what_cannot_be_a_training_set_is_refused(data, fix):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 from numpy.typing import NDArray
@@ -58,6 +58,8 @@ class Order:
     """Samples per block; the last block may be shorter."""
     window: int
     """Blocks whose samples are shuffled together."""
+    repeats: ClassVar[bool] = False
+    """An epoch contains every sample once."""
 
     @cached_property
     def blocks(self) -> int:

@@ -6,13 +6,27 @@ import contextlib
 from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
+from torch.utils.data import DataLoader
+
 from paceline.config import RunConfig
 from paceline.data.order import Order
-from paceline.data.reading.readers import choose_reader
+from paceline.data.reading.collate import Collate
+from paceline.data.reading.dataloader import LoaderSettings
+from paceline.data.reading.readers import Reader, choose_reader
 from paceline.data.reading.resident import cache_on_gpu
 from paceline.data.reading.schedule import ReadSchedule, StepGroup
-from paceline.data.reading.source import Batch, Source, SupportsPrefetch, as_source
+from paceline.data.reading.source import (
+    Batch,
+    Sampled,
+    Source,
+    SupportsPrefetch,
+    TensorSource,
+    as_source,
+)
+from paceline.data.reading.stream import Stream, StreamReader
 from paceline.data.reading.transform import Transformed
+from paceline.data.sampling import ComposedOrder, SampleOrder
+from paceline.errors import ConfigError
 from paceline.scale.batch import BatchPlan, StepPlan
 from paceline.world.world import World
 
@@ -35,26 +49,40 @@ class RankBatch(NamedTuple):
 class Batches:
     """The steps of a run for this rank, from any step on.
 
+    `data`: tensors, a map-style dataset, shards, HDF5, a torch DataLoader or a Stream.
+    `collate(samples)` makes a batch of the samples of one lane.
+
     Batches from files lie in buffers that later steps overwrite: copy a batch to keep it
     beyond its step.
     """
 
-    def __init__(self, data: Any, config: RunConfig, world: World) -> None:
-        self.source = as_source(data)
-        self.plan = _plan(len(self.source), config, world)
-        self.total_steps = config.steps or config.epochs * self.plan.steps_per_epoch
+    def __init__(
+        self, data: Any, config: RunConfig, world: World, *, collate: Collate | None = None
+    ) -> None:
+        loader = LoaderSettings.of(data) if isinstance(data, DataLoader) else None
+        self.config = config if loader is None else loader.apply(config)
+        """The config, with the batch size and the workers of a DataLoader."""
+        self._world = world
+        self._transform: Transformed | None = None
+        self.source: Source | Stream
+        if isinstance(data, Stream):
+            self.source, samples = data, data.samples_per_epoch(self.config)
+        else:
+            self.source = as_source(data, collate)
+            drop_last = loader is not None and loader.drop_last
+            samples = _whole_steps(len(self.source), self.config, drop_last=drop_last)
+        self.plan = _plan(samples, self.config, world)
+        self.total_steps = self.config.steps or config.epochs * self.plan.steps_per_epoch
         self.total_samples = self.plan.seen_after(self.total_steps)
-        self._transform = self.source if isinstance(self.source, Transformed) else None
-        stored = self._transform.source if self._transform else self.source
-        # From the stored blocks: the same bits with and without the GPU cache.
-        order = Order(len(stored), stored.block or len(stored), config.read.window)
-        source = cache_on_gpu(stored, world.device, config.read.resident_gb)
-        source.window = config.read.window
-        schedule = self._schedule(source, order, config.seed)
-        self._reader = choose_reader(source, schedule, world.device, config.read)
+        self.description = _describe(data, self.source, samples)
+        if loader is not None:
+            self.description = loader.description(self.config, collate)
+        self.is_notable = loader is not None or isinstance(self.source, Sampled | Stream)
+        """Whether the description says more than the number of samples."""
+        self._reader = self._choose_reader(collate)
 
     def steps(self, start: int = 0) -> Generator[RankBatch]:
-        """Yield every step from one on; nothing before it is read."""
+        """Yield every step from one on; nothing before it is read, except from a stream."""
         with contextlib.closing(self._reader.read(start)) as groups:
             for group, lanes in groups:
                 ready = lanes
@@ -63,16 +91,68 @@ class Batches:
                 for plan in group.plans:
                     yield _rank_batch(plan, ready)
 
-    def _schedule(self, source: Source, order: Order, seed: int) -> ReadSchedule:
+    def _choose_reader(self, collate: Collate | None) -> Reader:
+        config, device = self.config, self._world.device
+        if isinstance(self.source, Stream):
+            return StreamReader(
+                self.source, self.plan, self.total_steps, config.seed, device, collate
+            )
+        stored, order, self._transform = _unwrap(self.source)
+        if order is None:
+            # From the stored blocks: the same bits with and without the GPU cache.
+            order = Order(len(stored), stored.block or len(stored), config.read.window)
+        source = cache_on_gpu(stored, device, config.read.resident_gb)
+        source.window = config.read.window
+        return choose_reader(source, self._schedule(source, order), device, config.read)
+
+    def _schedule(self, source: Source, order: SampleOrder) -> ReadSchedule:
         announce = source.expect if isinstance(source, SupportsPrefetch) else None
         size = source.bytes_per_sample
-        return ReadSchedule(self.plan, order, seed, self.total_steps, size, announce)
+        return ReadSchedule(self.plan, order, self.config.seed, self.total_steps, size, announce)
+
+
+def _unwrap(source: Source) -> tuple[Source, SampleOrder | None, Transformed | None]:
+    """Return the stored samples, their order, and the transform of whole lanes."""
+    order: SampleOrder | None = None
+    transform: Transformed | None = None
+    while True:
+        if isinstance(source, Sampled):
+            order = source.order if order is None else ComposedOrder(order, source.order)
+            source = source.source
+        elif isinstance(source, Transformed) and transform is None:
+            transform, source = source, source.source
+        else:
+            return source, order, transform
 
 
 def _plan(samples: int, config: RunConfig, world: World) -> BatchPlan:
     blocks = config.local_sgd.replicas if config.local_sgd.steps else 0
     batch = config.batch
     return BatchPlan(samples, batch.global_size, batch.lanes, world.rank, world.size, blocks)
+
+
+def _whole_steps(samples: int, config: RunConfig, *, drop_last: bool) -> int:
+    """Return the samples of an epoch: with drop_last, without those of a short last step."""
+    size = config.batch.global_size
+    if not drop_last:
+        return samples
+    if samples < size:
+        raise ConfigError(
+            f"drop_last leaves nothing of {samples} samples in batches of {size}",
+            fix=f"set batch_size={samples} or less, or drop_last=False",
+        )
+    return samples - samples % size
+
+
+def _describe(data: Any, source: Source | Stream, samples: int) -> str:
+    if isinstance(source, Sampled):
+        return source.description
+    name = type(data).__name__
+    if isinstance(source, Stream):
+        name = "Stream: one shard per lane"
+    elif isinstance(source, TensorSource):
+        name = "tensors"
+    return f"{name}, {samples:,} samples per epoch"
 
 
 def _rank_batch(plan: StepPlan, batches: Iterator[Batch]) -> RankBatch:
@@ -83,5 +163,5 @@ def _rank_batch(plan: StepPlan, batches: Iterator[Batch]) -> RankBatch:
 def _transformed(
     transform: Transformed, group: StepGroup, lanes: Iterator[Batch]
 ) -> Iterator[Batch]:
-    for batch, samples in zip(lanes, group.samples_by_lane(), strict=True):
-        yield transform.apply(batch, samples, group.key)
+    for batch, draws in zip(lanes, group.draws_by_lane(), strict=True):
+        yield transform.apply(batch, draws, group.key)

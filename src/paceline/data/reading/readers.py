@@ -12,12 +12,19 @@ import torch
 
 from paceline.config.schema import ReadConfig
 from paceline.data.reading.batch_buffer import BatchBuffer
+from paceline.data.reading.nest import is_pinned
 from paceline.data.reading.prefetch import prefetched
 from paceline.data.reading.resident import copy_to_device
 from paceline.data.reading.schedule import ReadSchedule, StepGroup
-from paceline.data.reading.source import Batch, DatasetSource, Source, SupportsGatherInto
-from paceline.data.reading.transform import Transformed
-from paceline.data.reading.workers import read_in_workers
+from paceline.data.reading.source import (
+    Batch,
+    DatasetSource,
+    ReadsLanes,
+    Source,
+    SupportsGatherInto,
+    gather_lane,
+)
+from paceline.data.reading.workers import LaneRequest, read_in_workers
 
 GroupLanes = Generator[tuple[StepGroup, Iterator[Batch]]]
 """Groups of steps, each with its lanes, one after the other, on the device of the training."""
@@ -34,7 +41,7 @@ class Reader(Protocol):
 
 
 class InlineReader:
-    """Reads a group on demand: tensors in memory or on the GPU, Python without workers."""
+    """Reads a group on demand: tensors in memory or on the GPU."""
 
     def __init__(self, source: Source, schedule: ReadSchedule, device: str) -> None:
         self._source, self._schedule = source, schedule
@@ -45,6 +52,24 @@ class InlineReader:
         for group in self._schedule.groups(start):
             batch = self._source.gather(group.samples, group.key)
             yield group, _split_lanes(group, self._copy.copy(batch))
+
+
+class LaneReader:
+    """Reads one lane at a time, on demand: datasets written in Python, without workers."""
+
+    def __init__(self, source: Source, schedule: ReadSchedule, device: str) -> None:
+        self._source, self._schedule = source, schedule
+        self._copy = _CopyToDevice(device)
+
+    def read(self, start: int) -> GroupLanes:
+        """Yield every group from a step on."""
+        for group in self._schedule.groups(start):
+            yield group, self._lanes(group)
+
+    def _lanes(self, group: StepGroup) -> Iterator[Batch]:
+        lanes = zip(group.samples_by_lane(), group.draws_by_lane(), strict=True)
+        for samples, draws in lanes:
+            yield self._copy.copy(gather_lane(self._source, samples, group.key, draws))
 
 
 class PrefetchReader:
@@ -97,7 +122,7 @@ class WorkerReader:
     """Has worker processes read lane after lane: for datasets written in Python."""
 
     def __init__(
-        self, source: Source, schedule: ReadSchedule, device: str, config: ReadConfig
+        self, source: DatasetSource, schedule: ReadSchedule, device: str, config: ReadConfig
     ) -> None:
         self._source, self._schedule, self._device = source, schedule, device
         self._workers = config.workers
@@ -105,16 +130,18 @@ class WorkerReader:
 
     def read(self, start: int) -> GroupLanes:
         """Yield every group from a step on."""
-        requests = (
-            (samples, group.key)
-            for group in self._schedule.groups(start)
-            for samples in group.samples_by_lane()
-        )
+        requests = self._requests(start)
         lanes = read_in_workers(self._source, requests, self._workers, self._lanes_ahead)
         with contextlib.closing(lanes):
             on_device = (copy_to_device(None, lane, self._device) for lane in lanes)
             for group in self._schedule.groups(start):
                 yield group, itertools.islice(on_device, len(group.lane_sizes))
+
+    def _requests(self, start: int) -> Iterator[LaneRequest]:
+        for group in self._schedule.groups(start):
+            lanes = zip(group.samples_by_lane(), group.draws_by_lane(), strict=True)
+            for samples, draws in lanes:
+                yield samples, group.key, draws
 
 
 def choose_reader(
@@ -123,7 +150,9 @@ def choose_reader(
     """Return the reader that suits a source."""
     if isinstance(source, DatasetSource) and config.workers:
         return WorkerReader(source, schedule, device, config)
-    if isinstance(source, DatasetSource | Transformed) or not source.block:
+    if isinstance(source, ReadsLanes):
+        return LaneReader(source, schedule, device)
+    if not (source.block and schedule.in_blocks):
         return InlineReader(source, schedule, device)
     if isinstance(source, SupportsGatherInto):
         return BufferedPrefetchReader(source, schedule, device, config.prefetch_steps)
@@ -140,8 +169,8 @@ class _CopyToDevice:
     def copy(self, batch: Batch) -> Batch:
         if self._stream is None:
             return batch
-        pinned = all(tensor.is_pinned() for tensor in batch)
-        return copy_to_device(self._stream if pinned else None, batch, self._device)
+        stream = self._stream if is_pinned(batch) else None
+        return copy_to_device(stream, batch, self._device)
 
     def wait(self) -> None:
         """Wait until all copies are done."""

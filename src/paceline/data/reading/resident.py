@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.data.order import Places
+from paceline.data.reading.nest import leaves_of, to_device
 from paceline.data.reading.source import Batch, Source, SupportsGatherInto, TensorSource
 
 _PIECE_BYTES = 1 << 26
@@ -61,12 +62,15 @@ def copy_to_device(stream: torch.cuda.Stream | None, batch: Batch, device: str) 
 
     Work launched from now on waits for the copy.
     """
+    if device == "cpu":
+        return batch
     if stream is None:
-        return tuple(tensor.to(device) for tensor in batch)
+        return to_device(batch, device)
     with torch.cuda.stream(stream):
-        copies: tuple[Tensor, ...] = tuple(tensor.to(device, non_blocking=True) for tensor in batch)
+        copies = to_device(batch, device, non_blocking=True)
     current = torch.cuda.current_stream(torch.device(device))
     current.wait_stream(stream)
-    for tensor in copies:
-        tensor.record_stream(current)
+    for leaf in leaves_of(copies):
+        if isinstance(leaf, Tensor):
+            leaf.record_stream(current)
     return copies

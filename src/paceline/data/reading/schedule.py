@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy
 
 from paceline.data.order import Order, Places
+from paceline.data.sampling import SampleOrder
 from paceline.scale.batch import BatchPlan, StepPlan
 
 _GROUP_BYTES = 1 << 24  # a larger read costs less per step besides its bytes (docs/notes.md)
@@ -22,10 +23,16 @@ class StepGroup(NamedTuple):
     samples: Places
     key: tuple[int, int]
     """(seed, epoch)."""
+    draws: Places
+    """The keys of the randomness of the samples: the samples themselves if each comes once per epoch."""
 
     def samples_by_lane(self) -> list[Places]:
         """Return the samples of one lane after the other."""
         return numpy.split(self.samples, numpy.cumsum(self.lane_sizes)[:-1])
+
+    def draws_by_lane(self) -> list[Places]:
+        """Return the draws of one lane after the other."""
+        return numpy.split(self.draws, numpy.cumsum(self.lane_sizes)[:-1])
 
 
 class ReadSchedule:
@@ -37,13 +44,14 @@ class ReadSchedule:
     def __init__(
         self,
         plan: BatchPlan,
-        order: Order,
+        order: SampleOrder,
         seed: int,
         total_steps: int,
         bytes_per_sample: int,
         announce: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
         self.plan = plan
+        self.in_blocks = isinstance(order, Order)
         self._order, self._seed, self._total_steps = order, seed, total_steps
         self._announce = announce
         bytes_per_step = max(1, bytes_per_sample * plan.global_size // plan.size)
@@ -64,13 +72,14 @@ class ReadSchedule:
         while start < self._total_steps:
             stop = min(start + _MOST_STEPS, self._epoch_end(start), self._total_steps)
             plans = [self.plan.step(step) for step in range(start, stop)]
-            samples = self._samples_of(plans)
+            samples, draws = self._samples_of(plans)
             while plans:
                 now, plans = plans[:length], plans[length:]
                 sizes = [len(lane.places) for plan in now for lane in plan.lanes]
                 count = sum(sizes)
-                yield StepGroup(now, sizes, samples[:count], (self._seed, now[0].epoch))
-                samples = samples[count:]
+                key = self._seed, now[0].epoch
+                yield StepGroup(now, sizes, samples[:count], key, draws[:count])
+                samples, draws = samples[count:], draws[count:]
                 length = min(2 * length, self.steps_per_group)
             start = stop
 
@@ -78,15 +87,15 @@ class ReadSchedule:
         per_epoch = self.plan.steps_per_epoch
         return (step // per_epoch + 1) * per_epoch
 
-    def _samples_of(self, plans: Sequence[StepPlan]) -> Places:
-        """Look up the samples of many steps at once: the permutation is faster on long arrays."""
+    def _samples_of(self, plans: Sequence[StepPlan]) -> tuple[Places, Places]:
+        """Look up the samples and draws of many steps at once: the permutation is faster on long arrays."""
         epoch = plans[0].epoch
         spans = joined([lane.places for plan in plans for lane in plan.lanes])
         places = numpy.concatenate([numpy.arange(span.start, span.stop) for span in spans])
         samples = self._order.at(places, self._seed, epoch)
         if self._announce is not None:
             self._announce(self._order.next_blocks(int(places[-1]), self._seed, epoch))
-        return samples
+        return samples, places if self._order.repeats else samples
 
 
 def joined(spans: list[range]) -> list[range]:

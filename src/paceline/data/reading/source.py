@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from paceline.data.order import Places
 from paceline.data.reading.batch_buffer import BatchBuffer
+from paceline.data.reading.collate import Collate, stack
+from paceline.data.reading.dataloader import LoaderSettings
+from paceline.data.reading.nest import Nest
+from paceline.data.sampling import SampleOrder
 from paceline.errors import ConfigError
 from paceline.world.randomness import seed_everything
 
-Batch = tuple[Tensor, ...]
+Batch: TypeAlias = Nest
+"""What a lane trains on: a tuple of tensors from memory or files, or what collate made."""
+
+_COLLATE = 1 << 63  # keeps the randomness of collate apart from that of a sample
 
 
 class Source(Protocol):
@@ -46,6 +53,20 @@ class SupportsGatherInto(Source, Protocol):
 
 
 @runtime_checkable
+class ReadsLanes(Protocol):
+    """A source that must be asked for one lane at a time."""
+
+    per_lane: bool
+
+    def gather(self, samples: Places, key: tuple[int, int], draws: Places | None) -> Batch:
+        """Return the samples of one lane.
+
+        `draws` numbers the draws of an epoch that has a sample more than once, so that each
+        is augmented in its own way; None: by sample.
+        """
+
+
+@runtime_checkable
 class SupportsPrefetch(Protocol):
     """A source that can fetch blocks before they are needed."""
 
@@ -65,74 +86,139 @@ class TensorSource:
                 f"all tensors of a dataset must have the same number of rows, got {lengths}",
                 fix="pass tensors of equal length",
             )
-        self._tensors = tensors
+        self.tensors = tensors
         row_sizes = [tensor[:1].numel() * tensor.element_size() for tensor in tensors]
         self.bytes_per_sample = sum(row_sizes)
 
     def __len__(self) -> int:
-        return len(self._tensors[0])
+        return len(self.tensors[0])
 
     def gather(self, samples: Places, key: tuple[int, int]) -> Batch:
         """Return rows of every tensor."""
         rows = torch.from_numpy(samples)
-        return tuple(tensor.index_select(0, rows.to(tensor.device)) for tensor in self._tensors)
+        return tuple(tensor.index_select(0, rows.to(tensor.device)) for tensor in self.tensors)
 
 
 class DatasetWrapper:
     """A wrapper with as many samples as its dataset, in the same blocks."""
 
     def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+        self.dataset = dataset
         self.block: int = getattr(dataset, "block", 0)
 
     @property
     def window(self) -> int:
         """Blocks that are shuffled together; the dataset may size its cache by it."""
-        return getattr(self._dataset, "window", 0)
+        return getattr(self.dataset, "window", 0)
 
     @window.setter
     def window(self, blocks: int) -> None:
-        if hasattr(self._dataset, "window"):
-            self._dataset.window = blocks
+        if hasattr(self.dataset, "window"):
+            self.dataset.window = blocks
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return len(self.dataset)
 
 
 class DatasetSource(DatasetWrapper):
-    """Samples of a map-style dataset, read one by one.
+    """Samples of a map-style dataset, read one by one and collated lane by lane.
 
     All generators are seeded by sample first.
     """
 
     bytes_per_sample = 1 << 30  # unknown: group no steps
+    per_lane = True
 
-    def gather(self, samples: Places, key: tuple[int, int]) -> Batch:
-        """Return samples, stacked by `default_collate`."""
-        batch = default_collate([self._sample(int(sample), key) for sample in samples])
-        if isinstance(batch, Mapping):
-            raise ConfigError(
-                f"samples of the dataset are mappings with the keys {', '.join(map(str, batch))}",
-                fix="return a tuple from __getitem__, with the target last",
-            )
-        return tuple(batch) if isinstance(batch, Sequence) else (batch,)
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Collate | None = None,
+        worker_init: Callable[[int], None] | None = None,
+    ) -> None:
+        super().__init__(dataset)
+        self.worker_init = worker_init
+        self._collate = collate
+        self._epoch = -1
 
-    def _sample(self, sample: int, key: tuple[int, int]) -> Any:
-        seed_everything(*key, sample)
-        return self._dataset[sample]
+    def gather(self, samples: Places, key: tuple[int, int], draws: Places | None = None) -> Batch:
+        """Return the samples of one lane as a batch."""
+        self._begin_epoch(key[1])
+        numbers = (samples if draws is None else draws).tolist()
+        read = []
+        for sample, number in zip(samples.tolist(), numbers, strict=True):
+            seed_everything(*key, number)
+            read.append(self.dataset[sample])
+        if self._collate is not None:  # it may draw, too: a masking collator does
+            seed_everything(*key, *numbers, _COLLATE)
+        return stack(read, self._collate)
+
+    def _begin_epoch(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            set_epoch(self.dataset, epoch)
+            self._epoch = epoch
 
 
-def as_source(data: Any) -> Source:
-    """Turn a source, tensors, or anything with `__len__` and `__getitem__` into a source."""
+class Sampled:
+    """A source of which samples are drawn, or read in another order than the shuffle.
+
+    Sample k is the k-th one drawn in the epoch.
+    """
+
+    per_lane = True
+    block = 0
+
+    def __init__(self, source: Source, order: SampleOrder, description: str) -> None:
+        self.source, self.order, self.description = source, order, description
+        self.bytes_per_sample = source.bytes_per_sample
+        self.window = source.window
+
+    def __len__(self) -> int:
+        return self.order.size
+
+    def gather(self, samples: Places, key: tuple[int, int], draws: Places | None = None) -> Batch:
+        """Return the samples drawn at these places."""
+        drawn = self.order.at(samples, *key)
+        if draws is None and self.order.repeats:
+            draws = samples
+        return gather_lane(self.source, drawn, key, draws)
+
+
+def gather_lane(
+    source: Source, samples: Places, key: tuple[int, int], draws: Places | None
+) -> Batch:
+    """Return the samples of one lane; sources that read lane by lane also get the draws."""
+    if isinstance(source, ReadsLanes):
+        return source.gather(samples, key, draws)
+    return source.gather(samples, key)
+
+
+def set_epoch(dataset: Any, epoch: int) -> None:
+    """Call `set_epoch` of a dataset, or of the datasets inside torch's and our own wrappers."""
+    if callable(getattr(dataset, "set_epoch", None)):
+        dataset.set_epoch(epoch)
+    elif isinstance(dataset, Subset | DataLoader | DatasetWrapper):
+        set_epoch(dataset.dataset, epoch)
+    elif isinstance(dataset, ConcatDataset):
+        for inner in dataset.datasets:
+            set_epoch(inner, epoch)
+
+
+def as_source(data: Any, collate: Collate | None = None) -> Source:
+    """Turn a source, tensors, a DataLoader, or a dataset with `__getitem__` into a source.
+
+    With `collate`, samples are read one by one, and `collate` makes a batch of those of a lane.
+    """
     source = _find_source(data)
     if len(source) == 0:
         raise ConfigError(
             "the dataset has 0 samples", fix="check the path or the filter that made it"
         )
-    return source
+    return source if collate is None else _with_collate(source, collate)
 
 
 def _find_source(data: Any) -> Source:
+    if isinstance(data, DataLoader):
+        return _loader_source(LoaderSettings.of(data))
     if hasattr(data, "gather"):
         _check_source(data)
         source: Source = data
@@ -141,11 +227,39 @@ def _find_source(data: Any) -> Source:
         return TensorSource(*data.tensors)
     if isinstance(data, tuple | list) and all(isinstance(item, Tensor) for item in data):
         return TensorSource(*data)
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+    mapping = isinstance(data, Mapping)
+    if not mapping and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return DatasetSource(data)
     raise ConfigError(
         f"{type(data).__name__} is not a map-style dataset",
         fix="pass a tuple of tensors, or a dataset with __len__ and __getitem__",
+    )
+
+
+def _loader_source(loader: LoaderSettings) -> Source:
+    source = as_source(loader.dataset, loader.collate)
+    if isinstance(source, DatasetSource):
+        source.worker_init = loader.worker_init
+    if loader.order is None:
+        return source
+    return Sampled(source, loader.order, loader.sampler)
+
+
+def _with_collate(source: Source, collate: Collate) -> Source:
+    """Return a source that reads the same samples one by one."""
+    if isinstance(source, Sampled):
+        inner = _with_collate(source.source, collate)
+        return Sampled(inner, source.order, source.description)
+    if isinstance(source, DatasetSource):
+        return DatasetSource(source.dataset, collate, source.worker_init)
+    if isinstance(source, TensorSource):
+        return DatasetSource(TensorDataset(*source.tensors), collate)
+    if hasattr(source, "__getitem__"):
+        return DatasetSource(source, collate)
+    raise ConfigError(
+        f"collate= needs single samples, and {type(source).__name__} has only whole batches",
+        fix="leave collate= out, or pass a dataset with __getitem__ "
+        "(open_dataset: each= instead of transform=)",
     )
 
 

@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from paceline.data.order import Places
+from paceline.data.reading.nest import device_of
 from paceline.data.reading.sample_rng import SampleRng
-from paceline.data.reading.source import Batch, DatasetWrapper, Source
+from paceline.data.reading.source import Batch, DatasetWrapper, Source, gather_lane
 from paceline.errors import ConfigError
 from paceline.world.randomness import seed_everything
 
@@ -23,6 +24,8 @@ Draw random numbers from `rng`, which is keyed by sample.
 class Transformed:
     """A source whose lanes are transformed as a whole, on the device of the training."""
 
+    per_lane = True
+
     def __init__(self, source: Source, transform: Transform) -> None:
         self.source, self._transform = source, transform
         self.bytes_per_sample = source.bytes_per_sample
@@ -31,21 +34,22 @@ class Transformed:
     def __len__(self) -> int:
         return len(self.source)
 
-    def gather(self, samples: Places, key: tuple[int, int]) -> Batch:
-        """Read samples and transform them."""
-        return self.apply(self.source.gather(samples, key), samples, key)
+    def gather(self, samples: Places, key: tuple[int, int], draws: Places | None = None) -> Batch:
+        """Read the samples of a lane and transform them."""
+        batch = gather_lane(self.source, samples, key, draws)
+        return self.apply(batch, samples if draws is None else draws, key)
 
     def apply(self, batch: Batch, samples: Places, key: tuple[int, int]) -> Batch:
-        """Transform samples that were read."""
+        """Transform samples that were read; `samples` key the random numbers."""
         # For transforms that use global generators: at least the same at every world size.
         seed_everything(*key, int(samples[0]))
-        result = self._transform(batch, SampleRng(samples, key, str(batch[0].device)))
-        if isinstance(result, Tensor):
+        result = self._transform(batch, SampleRng(samples, key, device_of(batch)))
+        if isinstance(result, Tensor) and not isinstance(batch, Tensor):
             raise ConfigError(
                 "the transform returned a tensor instead of a batch",
-                fix="return a tuple of tensors",
+                fix="return a tuple of tensors, or the nest that the batch was",
             )
-        return tuple(result)
+        return tuple(result) if isinstance(result, list) else result
 
 
 class PerSample(DatasetWrapper):
@@ -56,4 +60,4 @@ class PerSample(DatasetWrapper):
         self._transform = transform
 
     def __getitem__(self, sample: int) -> Any:
-        return self._transform(*self._dataset[sample])
+        return self._transform(*self.dataset[sample])

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from paceline.data.order import Places
-from paceline.data.reading.source import Batch, Source
+from paceline.data.reading.source import Batch, DatasetSource
 from paceline.errors import PacelineError
 from paceline.world.parent_death import die_with_parent
 
 _FOR_THE_RANK = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 """A launcher or a shell sends these to the whole process group; the rank decides when its workers stop."""
 
-LaneRequest = tuple[Places, tuple[int, int]]
-"""The samples of a lane, and (seed, epoch)."""
+LaneRequest = tuple[Places, tuple[int, int], Places]
+"""The samples of a lane, (seed, epoch), and the keys of the randomness of the samples."""
 
 
 class _WorkerError(NamedTuple):
@@ -32,7 +33,7 @@ class _WorkerError(NamedTuple):
 class _LaneDataset(Dataset[Any]):
     """A source whose items are whole lanes."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: DatasetSource) -> None:
         self._source = source
 
     def __getitem__(self, request: LaneRequest) -> Batch | _WorkerError:
@@ -43,7 +44,7 @@ class _LaneDataset(Dataset[Any]):
 
 
 def read_in_workers(
-    source: Source, requests: Iterable[LaneRequest], workers: int, lanes_ahead: int
+    source: DatasetSource, requests: Iterable[LaneRequest], workers: int, lanes_ahead: int
 ) -> Generator[Batch]:
     """Yield lanes in the order of the requests; about `lanes_ahead` are prepared at a time."""
     loader = DataLoader(
@@ -53,7 +54,7 @@ def read_in_workers(
         num_workers=workers,
         prefetch_factor=max(1, -(-lanes_ahead // workers)),
         collate_fn=_unchanged,
-        worker_init_fn=_start_worker,
+        worker_init_fn=partial(_start_worker, source.worker_init),
         multiprocessing_context="fork",  # spawn would have to import what the user's script defines
         generator=torch.Generator(),  # else DataLoader draws from the generator of the training
     )
@@ -75,9 +76,11 @@ def _unchanged(batch: Any) -> Any:
     return batch
 
 
-def _start_worker(number: int) -> None:
+def _start_worker(users_init: Callable[[int], None] | None, number: int) -> None:
     """Ignore stop signals, which are for the rank, and exit when the rank exits."""
     for name in _FOR_THE_RANK:
         signal.signal(name, signal.SIG_IGN)
     die_with_parent()
     torch.set_num_threads(1)
+    if users_init is not None:
+        users_init(number)

@@ -1,0 +1,89 @@
+"""Draw samples by weight, or from several datasets: `weighted` and `mixture`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.utils.data import ConcatDataset, TensorDataset
+
+from paceline.data.reading.source import DatasetSource, Sampled, TensorSource, as_source
+from paceline.data.sampling import (
+    MixtureOrder,
+    WeightedOnceOrder,
+    WeightedOrder,
+    check_weights,
+)
+from paceline.errors import ConfigError
+
+
+def weighted(
+    dataset: Any, weights: Any, *, samples: int | None = None, replacement: bool = True
+) -> Sampled:
+    """Draw samples by weight: `samples` per epoch, by default as many as there are weights.
+
+    Without replacement an epoch contains a sample at most once.
+    """
+    source = as_source(dataset)
+    count = len(check_weights(weights))
+    if count != len(source):
+        raise ConfigError(
+            f"there are {count} weights for {len(source)} samples",
+            fix=f"pass {len(source)} weights, one per sample",
+        )
+    size = _positive(count if samples is None else samples)
+    order = WeightedOrder(weights, size) if replacement else WeightedOnceOrder(weights, size)
+    drawn = "with" if replacement else "without"
+    return Sampled(
+        source, order, f"weighted: {size:,} of {count:,} samples per epoch, {drawn} replacement"
+    )
+
+
+def mixture(
+    datasets: Mapping[str, Any], weights: Mapping[str, float], *, samples: int | None = None
+) -> Sampled:
+    """Mix datasets: each sample comes from one of them, drawn by weight.
+
+    A dataset's samples come in shuffled order; after the last one it starts again. An epoch has
+    `samples` samples, by default as many as all datasets together.
+    """
+    if not datasets or datasets.keys() != weights.keys():
+        raise ConfigError(
+            f"a mixture of the datasets {_names(datasets)} has the weights {_names(weights)}",
+            fix="pass at least one dataset, and one weight for each, by the same names",
+        )
+    parts = {name: _map_style(name, dataset) for name, dataset in datasets.items()}
+    sizes = [len(part) for part in parts.values()]
+    size = _positive(sum(sizes) if samples is None else samples)
+    shares = [weights[name] for name in parts]
+    order = MixtureOrder(sizes, shares, size)
+    shown = ", ".join(f"{name} {weights[name] / sum(shares):.1%}" for name in parts)
+    joined = DatasetSource(ConcatDataset(parts.values()))
+    return Sampled(joined, order, f"mixture: {size:,} samples per epoch, {shown}")
+
+
+def _map_style(name: str, dataset: Any) -> Any:
+    """Return a dataset whose samples can be read one by one."""
+    source = as_source(dataset)
+    if isinstance(source, TensorSource):
+        return TensorDataset(*source.tensors)
+    if isinstance(source, DatasetSource):
+        return source.dataset
+    if hasattr(source, "__getitem__"):
+        return source
+    raise ConfigError(
+        f"{name!r} of the mixture is a {type(dataset).__name__}, which has only whole batches",
+        fix="pass a dataset with __len__ and __getitem__ (open_dataset: each= instead of transform=)",
+    )
+
+
+def _positive(samples: int) -> int:
+    if samples < 1:
+        raise ConfigError(
+            f"samples must be >= 1, got {samples}", fix="leave samples= out, or set it"
+        )
+    return samples
+
+
+def _names(mapping: Mapping[str, Any]) -> str:
+    return ", ".join(map(repr, mapping)) or "none"
