@@ -41,7 +41,7 @@ class Staging:
         for spec, value in tensors:
             span = spans.get(spec)
             if span is not None and span.end > span.begin:
-                memory[span.begin : span.end].copy_(_flat_bytes(value), non_blocking=True)
+                memory[span.begin : span.end].copy_(flat_bytes(value), non_blocking=True)
         if _on_gpu(share):
             torch.cuda.current_stream().synchronize()
         return memoryview(memory.numpy()) if share else None  # type: ignore[arg-type]
@@ -70,7 +70,8 @@ def split_by_size(sizes: Sequence[int], parts: int) -> list[list[int]]:
     return [sorted(share) for share in shares]
 
 
-def _flat_bytes(value: Tensor) -> Tensor:
+def flat_bytes(value: Tensor) -> Tensor:
+    """Return the bytes of a tensor in row-major order, as a file holds them."""
     plain = value.detach().resolve_conj().resolve_neg().contiguous()
     return plain.reshape(-1).view(torch.uint8)
 

@@ -155,7 +155,7 @@ def _export(catalog: Catalog, arguments: ExportArguments) -> Exported:
 
 
 def _marks(catalog: Catalog, entries: Sequence[Entry]) -> dict[int, list[str]]:
-    """Return the marks of each step: newest, and best by the metric of checkpoint.best."""
+    """Return the marks of each step: newest, best by the metric of checkpoint.best, imported."""
     manifests = {entry.step: entry.manifest for entry in entries if entry.manifest}
     last = manifests[max(manifests)].config if manifests else {}
     rule = catalog.best or str(last.get("checkpoint.best", ""))
@@ -167,6 +167,9 @@ def _marks(catalog: Catalog, entries: Sequence[Entry]) -> dict[int, list[str]]:
     for mark, step in (("newest", newest), ("best", best)):
         if step is not None:
             marks[step].append(mark)
+    for step, manifest in manifests.items():
+        if "imported" in manifest.values:
+            marks[step].append("imported")
     return marks
 
 

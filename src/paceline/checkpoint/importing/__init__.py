@@ -1,0 +1,1 @@
+"""How checkpoints of other programs become a checkpoint of a run."""

@@ -1,0 +1,76 @@
+"""Read a torch.save file through a process of its own; only safetensors and JSON reach this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paceline.checkpoint.importing.stored_tensor import StoredTensor, read_header, truncated
+from paceline.errors import DataError
+from paceline.rundir import make_private
+
+TENSORS = "tensors.safetensors"
+TREE = "tree.json"
+_READER = "paceline.checkpoint.importing.torch_file"
+_UNSAFE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+
+
+class Other(NamedTuple):
+    """A value that is neither a tensor, nor a number, text or container."""
+
+    kind: str
+
+
+def read_torch_file(source: Path, scratch: Path) -> Any:
+    """Return what torch.save wrote, with a `StoredTensor` for each tensor; they are copied into `scratch`."""
+    folder = make_private(scratch / source.name)
+    environment = {name: value for name, value in os.environ.items() if name != _UNSAFE}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", _READER, str(source.absolute()), str(folder)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env=environment,
+        check=False,
+    )
+    if done.returncode:
+        raise _reader_failed(source, done)
+    report = json.loads((folder / TREE).read_bytes())
+    if "refused" in report:
+        raise _needs_code(source, report["refused"])
+    if "unreadable" in report:
+        raise truncated(source, report["unreadable"])
+    return _decode(report["content"], read_header(folder / TENSORS))
+
+
+def _reader_failed(source: Path, done: subprocess.CompletedProcess[str]) -> DataError:
+    last = done.stderr.strip().rpartition("\n")[2] or "no output"
+    return DataError(
+        f"cannot read {source}: the process that reads it ended with code {done.returncode} ({last})",
+        fix="free memory and disk space, and check that the file is complete",
+    )
+
+
+def _needs_code(source: Path, name: str) -> DataError:
+    return DataError(
+        f"{source} contains {name}, which only unrestricted unpickling can load; that may run any code",
+        fix="if you trust the file, load it yourself with weights_only=False, and use torch.save for the tensors alone: "
+        '{"model": model.state_dict(), "optimizer": optimizer.state_dict()}',
+    )
+
+
+def _decode(node: Any, tensors: dict[str, StoredTensor]) -> Any:
+    if not isinstance(node, dict):
+        return node
+    if "tensor" in node:
+        return tensors[str(node["tensor"])]
+    if "dict" in node:
+        return {key: _decode(item, tensors) for key, item in node["dict"]}
+    if "list" in node:
+        return [_decode(item, tensors) for item in node["list"]]
+    return Other(node["other"])

@@ -1,0 +1,178 @@
+"""A training of plain torch continues in a run: the same bits as in plain torch, on one rank and on two."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import paceline as paced
+from paceline.config import RunConfig, config_from_words
+from paceline.errors import ConfigError
+from support.program import Done, paceline
+
+SETTINGS = ["lr.base=0.01", "batch.global_size=16", "batch.lanes=2", "steps=4"]
+SCRIPT = """
+import torch
+import paceline
+from torch.nn.functional import mse_loss
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Linear(6, 6, bias=False)
+        self.head = torch.nn.Linear(6, 6, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, inputs):
+        return self.head(self.embedding(inputs).tanh()).mean(1, keepdim=True)
+
+def net():
+    torch.manual_seed(5)
+    tanh = torch.nn.Tanh()
+    layers = torch.nn.Linear(6, 8), tanh, torch.nn.Linear(8, 8), tanh, torch.nn.Linear(8, 1)
+    return torch.nn.Sequential(*layers)
+
+def data():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(64, 6, generator=generator), torch.randn(64, 1, generator=generator)
+
+def main(config, make=net, kind=torch.optim.AdamW):
+    with paceline.join(config) as world:
+        model = paceline.parallelize(make(), world, config)
+        optimizer = kind(model.parameters(), lr=paceline.scaled_lr(config))
+        batches = paceline.Batches(data(), config, world)
+        paceline.Trainer(world, model, optimizer, batches, mse_loss, config).run()
+
+if __name__ == "__main__":
+    main(paceline.config_from_argv())
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "script", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def run(folder: Path) -> Callable[..., Done]:
+    return lambda *words: paceline(*words, folder=folder)
+
+
+def plain_steps(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: list[list[tuple[torch.Tensor, ...]]],
+) -> None:
+    """Train on micro-batches with gradient accumulation, as plain torch does."""
+    for lanes in batches:
+        optimizer.zero_grad()
+        for inputs, targets in lanes:
+            (mse_loss(model(inputs), targets) / len(lanes)).backward()
+        optimizer.step()
+
+
+def test_the_next_step_has_the_bits_of_plain_torch_on_one_and_on_two_ranks(
+    folder: Path, run: Callable[..., Done]
+) -> None:
+    import script
+
+    config = config_from_words(RunConfig, SETTINGS)
+    steps = paced.Batches(script.data(), config, paced.World()).steps(0)
+    batches = [[(lane.batch[0].clone(), lane.batch[1].clone()) for lane in step.lanes] for step in steps]  # fmt: skip
+    model = script.net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    plain_steps(model, optimizer, batches[:3])
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 3}
+    torch.save(saved, "plain.pt")
+    plain_steps(model, optimizer, batches[3:])
+
+    for ranks in (1, 2):
+        name = f"on{ranks}"
+        done = run("ckpt", "import", "plain.pt", f"runs/{name}")
+        assert done.code == 0, done
+        done = run("run", "-n", str(ranks), "script.py", f"name={name}", *SETTINGS)
+        assert done.code == 0, done
+        assert f"loaded the imported runs/{name}/checkpoints/step-000000003" in done.out
+        assert "resumed after step 3" in done.out
+        run("ckpt", "export", f"runs/{name}", f"{name}.safetensors", "--step", "4")
+        found = load_file(f"{name}.safetensors")
+        for key, value in model.state_dict().items():
+            assert torch.equal(found[key], value), (ranks, key)
+
+
+def start(*words: str, **how: object) -> None:
+    """Run the script in this process."""
+    import script
+
+    script.main(config_from_words(RunConfig, [*SETTINGS, *words]), **how)
+
+
+def imported(folder: Path, name: str, weights: dict[str, torch.Tensor]) -> None:
+    from paceline.cli.main import run_verb
+
+    save_file(weights, folder / f"{name}.safetensors")
+    assert run_verb(["ckpt", "import", f"{name}.safetensors", f"runs/{name}"]) == 0
+
+
+def test_other_names_are_listed_with_the_option_that_helps(folder: Path) -> None:
+    import script
+
+    weights = {f"net.{name}": value for name, value in script.net().state_dict().items()}
+    imported(folder, "named", weights)
+    with pytest.raises(ConfigError) as caught:
+        start("name=named")
+    assert "net.0.weight float32[8, 6] is not in this model" in caught.value.problem
+    assert "--strip-prefix" in caught.value.fix
+
+
+def test_narrower_weights_are_widened_and_tied_ones_need_one_name(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import script
+
+    torch.manual_seed(3)
+    weight = torch.randn(6, 6, dtype=torch.bfloat16)
+    imported(folder, "tied", {"embedding.weight": weight})
+    made = []
+
+    def make() -> nn.Module:
+        made.append(script.Tied())
+        return made[0]
+
+    start("name=tied", "lr.base=0", make=make, kind=torch.optim.SGD)
+    assert "loaded the imported runs/tied/checkpoints/step-000000000" in capsys.readouterr().out
+    assert torch.equal(made[0].embedding.weight, weight.float())
+    assert made[0].head.weight is made[0].embedding.weight
+
+
+def test_wider_weights_are_refused(folder: Path) -> None:
+    import script
+
+    weights = {name: value.double() for name, value in script.net().state_dict().items()}
+    imported(folder, "wide", weights)
+    with pytest.raises(ConfigError, match="0.weight was float64.*is float32"):
+        start("name=wide")
+
+
+def test_the_state_of_another_optimizer_is_refused(folder: Path, run: Callable[..., Done]) -> None:
+    import script
+
+    model = script.net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    plain_steps(model, optimizer, [[script.data()]])
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "adam.pt")
+    assert run("ckpt", "import", "adam.pt", "runs/sgd").code == 0
+    state = "the optimizer state is exp_avg, exp_avg_sq, step; SGD needs momentum_buffer"
+    with pytest.raises(ConfigError, match=state):
+        start("name=sgd", kind=torch.optim.SGD)
