@@ -9,13 +9,11 @@ import argparse
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from paceline.config.values import typed
-from paceline.errors import ConfigError, did_you_mean
+from paceline.errors import ConfigError
 
-A = TypeVar("A")
-Role = Literal["positional", "option", "rest"]
+Role = Literal["positional", "option", "rest", "verbatim"]
 
 _METADATA = "argument"
 HELP_FLAGS = ("-h", "--help")
@@ -88,6 +86,11 @@ def rest(metavar: str) -> Any:
     return _declare("rest", (), (), metavar)
 
 
+def verbatim(metavar: str) -> Any:
+    """Declare the field for all words after the positional argument, unchanged: they belong to a script."""
+    return _declare("verbatim", (), (), metavar)
+
+
 def _declare(
     role: Role, default: Any, flags: tuple[str, ...], metavar: str, *, needed: bool = False
 ) -> Any:
@@ -133,35 +136,6 @@ def _without_none(hint: Any) -> Any:
     return kind
 
 
-def read_arguments(kind: type[A], words: Sequence[str], program: str) -> A:
-    """Return the arguments of a verb, read from the words after it."""
-    arguments = arguments_of(kind)
-    before, after = split_words(words)
-    texts, bare = read_options(arguments, before, program)
-    by_name = {argument.name: argument for argument in arguments}
-    values = {name: _typed(by_name[name], text) for name, text in texts.items()}
-    remainder = [argument for argument in arguments if argument.role == "rest"]
-    left = _take_positionals(arguments, bare, [] if remainder else after, values)
-    for argument in arguments:
-        if argument.required and argument.name not in values:
-            raise ConfigError(f"{argument.shown} is missing", fix=usage_of(arguments, program))
-    if remainder:
-        values[remainder[0].name] = (*left, *after)
-    elif left:
-        _refuse(left[0], arguments, program)
-    return kind(**values)
-
-
-def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words up to the first `--`, and the words after it, which belong to the script.
-
-    >>> split_words(["run", "x.py", "--", "-n", "--", "3"])
-    (['run', 'x.py'], ['-n', '--', '3'])
-    """
-    split = list(words).index("--") if "--" in words else len(words)
-    return list(words[:split]), list(words[split + 1 :])
-
-
 def read_options(
     arguments: Sequence[Argument], words: Sequence[str], program: str, *, negations: bool = False
 ) -> tuple[dict[str, str], list[str]]:
@@ -187,7 +161,7 @@ class _Parser(argparse.ArgumentParser):
 
     def declare(self, argument: Argument, *, negations: bool) -> None:
         """Find an option; a boolean takes no value."""
-        spellings = dict.fromkeys([*argument.flags, *_with_underscores(argument.flags)])
+        spellings = spellings_of(argument)
         if argument.kind is bool:
             self._declare_constant(spellings, argument.name, "true")
             if negations:
@@ -202,46 +176,14 @@ class _Parser(argparse.ArgumentParser):
         )
 
 
+def spellings_of(argument: Argument) -> dict[str, None]:
+    """Return the flags of an option, also with underscores."""
+    return dict.fromkeys([*argument.flags, *_with_underscores(argument.flags)])
+
+
 def _with_underscores(flags: str | Sequence[str]) -> list[str]:
     names = [flags] if isinstance(flags, str) else flags
     return [f"--{flag[2:].replace('-', '_')}" for flag in names if flag.startswith("--")]
-
-
-def _typed(argument: Argument, text: str) -> Any:
-    return typed(argument.shown, text, argument.kind)
-
-
-def _take_positionals(
-    arguments: Sequence[Argument],
-    bare: Sequence[str],
-    after: Sequence[str],
-    values: dict[str, Any],
-) -> list[str]:
-    """Fill the positional arguments in their order; return the words that are left."""
-    wanted = [argument for argument in arguments if argument.role == "positional"]
-    left: list[str] = []
-    queue = [(word, _is_flag(word)) for word in bare] + [(word, False) for word in after]
-    for word, is_flag in queue:
-        if is_flag or not wanted:
-            left.append(word)
-        elif wanted[0].many:
-            values[wanted[0].name] = (*values.get(wanted[0].name, ()), word)
-        else:
-            argument = wanted.pop(0)
-            values[argument.name] = _typed(argument, word)
-    return left
-
-
-def _is_flag(word: str) -> bool:
-    return word.startswith("-") and word != "-"
-
-
-def _refuse(word: str, arguments: Sequence[Argument], program: str) -> NoReturn:
-    if not _is_flag(word):
-        raise ConfigError(f"unexpected argument {word!r}", fix=usage_of(arguments, program))
-    flags = [flag for argument in arguments for flag in argument.flags]
-    name = word.partition("=")[0]
-    raise ConfigError(f"there is no option {name}", fix=did_you_mean(name, [*flags, "--help"]))
 
 
 def usage_of(arguments: Sequence[Argument], program: str) -> str:
@@ -254,15 +196,18 @@ def usage_of(arguments: Sequence[Argument], program: str) -> str:
     >>> usage_of(arguments_of(Show), "paceline show")
     'paceline show RUN [options]'
     """
-    words = [program]
-    for argument in arguments:
-        if argument.role == "positional":
-            name = f"{argument.metavar} ..." if argument.many else argument.metavar
-            optional = not (argument.required or argument.needed)
-            words.append(f"[{name}]" if optional else name)
     options = [argument for argument in arguments if argument.role == "option"]
-    words += [f"{each.shown} {each.metavar}" for each in options if each.required]
+    flags = [f"{each.shown} {each.metavar}" for each in options if each.required]
     if options:
-        words.append("[options]")
-    words += [f"[{argument.metavar} ...]" for argument in arguments if argument.role == "rest"]
-    return " ".join(words)
+        flags.append("[options]")
+    positionals = [_placeholder(each) for each in arguments if each.role == "positional"]
+    rest = [f"[{each.metavar} ...]" for each in arguments if each.role in {"rest", "verbatim"}]
+    if any(argument.role == "verbatim" for argument in arguments):
+        return " ".join([program, *flags, *positionals, *rest])
+    return " ".join([program, *positionals, *flags, *rest])
+
+
+def _placeholder(argument: Argument) -> str:
+    name = f"{argument.metavar} ..." if argument.many else argument.metavar
+    is_optional = not (argument.required or argument.needed)
+    return f"[{name}]" if is_optional else name

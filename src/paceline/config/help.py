@@ -73,7 +73,7 @@ def spelled(argument: Argument) -> str:
     >>> spelled(Argument("ranks", int, 1, flags=("-n", "--ranks")))
     '-n, --ranks N'
     """
-    if argument.role == "rest":
+    if argument.role in {"rest", "verbatim"}:
         return f"{argument.metavar} ..."
     if argument.role == "positional":
         return argument.metavar

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from paceline import handover, terminal
 from paceline.config.arguments import HELP_FLAGS, Argument, arguments_of, read_options
+from paceline.config.given import remember_given
 from paceline.config.renamed import refuse_old_names
 from paceline.config.schema import RunConfig
 from paceline.config.values import from_toml, with_settings
@@ -63,8 +64,9 @@ def config_from_words(
     arguments = arguments_of(kind)
     flags, bare = read_options(arguments, others, program_name(), negations=True)
     settings |= _named_settings(bare, positional, arguments)
-    config = with_settings(kind(), settings | flags)
-    return with_settings(config, _settings_from_env(env or {}))
+    settings |= flags
+    settings |= _settings_from_env(env or {})
+    return remember_given(with_settings(kind(), settings), settings)
 
 
 def _show_help(kind: type) -> None:
