@@ -8,7 +8,7 @@ counted. A GPU works asynchronously, so the program must wait for it before it r
     python lessons/07_timing.py 1 2    sizes that divide 64; the first one is the reference
 
 Expect: well below 2 on two cores: the model is small, and ranks wait for each other in every step.
-`paceline scale SCRIPT --worlds 1,2,4` repeats it in rounds, and says what the ranks waited for.
+`paceline scale --worlds 1,2,4 SCRIPT` repeats it in rounds, and says what the ranks waited for.
 Time: about 19 s on 2 cores.
 New since lesson 6: `train` is the old `main` with a clock; `main` starts it at every size; there is
 no `accuracy`.

@@ -7,9 +7,9 @@ gradients are summed. Paceline fixes all three. A step is always cut into the sa
 seeds its own generators; and lane gradients are summed along one fixed tree.
 
     python lessons/23_same_bits.py epochs=2 name=one
-    paceline run lessons/23_same_bits.py -n 2 epochs=2 name=two
+    paceline run -n 2 lessons/23_same_bits.py epochs=2 name=two
     torchrun --standalone --nproc-per-node 4 lessons/23_same_bits.py epochs=2 name=four
-    paceline verify lessons/23_same_bits.py --worlds 1,3 --steps 5
+    paceline verify --worlds 1,3 --steps 5 lessons/23_same_bits.py
 
 Expect: each run prints the same sixteen digits, a digest of weights and optimizer state, with dropout
 on; verify prints `the same bits`.

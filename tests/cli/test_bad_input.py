@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.program import Done, paceline
+from support.program import Done, around, paceline
 
 SETTINGS = "import paceline\nprint('settings read', paceline.config_from_argv().seed)\n"
 
@@ -58,7 +58,7 @@ def test_a_bad_setting_is_refused_once_for_all_ranks(
     (tmp_path / "key.toml").write_text("[batch]\nlane = 4\n")
     (tmp_path / "broken.toml").write_text("seed = = 3\n")
     (tmp_path / "bytes.toml").write_bytes(b'name = "\xff"\n')
-    done = paceline("run", "settings.py", "-n", "2", *words, folder=tmp_path)
+    done = paceline("run", "-n", "2", "settings.py", *words, folder=tmp_path)
     refused(done, 2, problem, fix)
     assert done.out == ""
 
@@ -122,8 +122,7 @@ def test_what_cannot_be_trained_is_refused_before_the_first_update(
 ) -> None:
     done = paceline(
         "run",
-        "train.py",
-        *words,
+        *around("train.py", words),
         folder=folder,
         env={"SAMPLES": samples, "CUDA_VISIBLE_DEVICES": ""},
     )
@@ -134,7 +133,7 @@ def test_what_cannot_be_trained_is_refused_before_the_first_update(
 def test_a_loss_that_is_not_a_number_stops_every_rank_and_names_step_and_lane(folder: Path) -> None:
     poison = {"POISON": str(2 * 8 + 7)}  # the last sample of the third step: lane 3, rank 1 of 2
     done = paceline(
-        "run", "train.py", "-n", "2", "batch.global_size=8", "epochs=5", folder=folder, env=poison
+        "run", "-n", "2", "train.py", "batch.global_size=8", "epochs=5", folder=folder, env=poison
     )
     refused(done, 1, "the loss is nan at step 3, lane 3 (rank 1)", "try lr.base 10 x lower")
     assert [(folder / f"updates-{rank}").read_text().count("update") for rank in range(2)] == [2, 2]

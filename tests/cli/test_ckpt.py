@@ -72,7 +72,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run on two ranks, and with one that never began."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "net.py").write_text(NET)
-    done = paceline("run", "net.py", "-n", "2", *SETTINGS, folder=folder)
+    done = paceline("run", "-n", "2", "net.py", *SETTINGS, folder=folder)
     assert done.code == 0, done
     (folder / "runs" / "other").mkdir()
     shutil.copy(folder / "runs" / "net" / "config.toml", folder / "runs" / "other")

@@ -65,7 +65,7 @@ def test_a_training_is_watched_while_it_goes_and_after_it_was_killed(tmp_path: P
     desk = tmp_path / "desk"
     desk.mkdir()
     with started(
-        "run", "train.py", "-n", "2", *SETTINGS, "steps=100000", folder=tmp_path
+        "run", "-n", "2", "train.py", *SETTINGS, "steps=100000", folder=tmp_path
     ) as running:
         beats = [tmp_path / "runs" / "slow" / "ranks" / f"000{rank}.beat" for rank in range(2)]
         wait_for(*beats, timeout_s=120)

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from support.program import Done, Running, paceline, started
+from support.program import Done, Running, around, paceline, started
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "trials" / "faulty_training.py"
 WORDS = (
@@ -41,7 +41,9 @@ def ask(folder: Path, *words: str) -> Done:
 
 def test_a_stuck_rank_is_named_while_the_run_goes_on_and_afterwards(tmp_path: Path):
     env = {"FAULT": "loop", "FAULT_RANK": "1", "FAULT_STEP": "12"}
-    with started("run", str(SCRIPT), "-n", "2", *WORDS, folder=tmp_path, env=env) as running:
+    with started(
+        "run", "-n", "2", *around(str(SCRIPT), WORDS), folder=tmp_path, env=env
+    ) as running:
         wait_for(tmp_path / "runs" / "run" / "hang" / "verdict.json", running)
         live = ask(tmp_path, "--json")
         found = json.loads(live.out)
@@ -64,7 +66,7 @@ def test_a_stuck_rank_is_named_while_the_run_goes_on_and_afterwards(tmp_path: Pa
 
 def test_a_failure_leaves_a_page_with_the_way_on(tmp_path: Path):
     env = {"FAULT": "raise", "FAULT_RANK": "1", "FAULT_STEP": "12", "FAULT_AFTER": SAVED}
-    done = paceline("run", str(SCRIPT), "-n", "2", *WORDS, folder=tmp_path, env=env)
+    done = paceline("run", "-n", "2", *around(str(SCRIPT), WORDS), folder=tmp_path, env=env)
     page = json.loads((tmp_path / "runs" / "run" / "failure.json").read_text())
     text = (tmp_path / "runs" / "run" / "failure.md").read_text()
     assert (page["rank"], page["how"], page["step"], page["checkpoint_step"]) == (

@@ -18,34 +18,48 @@ UGLY = ["two words", "it's", 'a "quote"', "$(touch hacked)", "`touch hacked`", "
 
 
 @pytest.mark.parametrize(
-    ("words", "arrive"),
+    ("options", "arrive"),
     [
-        (["-n", "2", *UGLY], UGLY),
-        (["-n", "2", "--", *UGLY, "-n", "5"], [*UGLY, "-n", "5"]),
-        (
-            ["seed=3", "--lr.base", "0.1", "-n", "1", "name=x"],
-            ["seed=3", "--lr.base", "0.1", "name=x"],
-        ),
-        (["--", "a", "--", "b"], ["a", "--", "b"]),
-        (
-            ["a", "a", "--", "a", "--ranks", "7", "--help"],
-            ["a", "a", "a", "--ranks", "7", "--help"],
-        ),
+        (["-n", "2"], UGLY),
+        (["-n2"], UGLY),
+        (["--ranks=2", "--"], ["--", *UGLY, "-n", "5"]),
+        (["--max-restarts", "0"], ["seed=3", "--lr.base", "0.1", "name=x", "--help"]),
+        (["--"], ["a", "--", "b", "--ranks", "7"]),
         ([], []),
     ],
 )
 def test_words_after_the_script_arrive_exactly(
-    tmp_path: Path, words: list[str], arrive: list[str]
+    tmp_path: Path, options: list[str], arrive: list[str]
 ) -> None:
     (tmp_path / "words.py").write_text(RECORD_ARGUMENTS)
-    done = paceline("run", "words.py", *words, folder=tmp_path, cold=True)
+    done = paceline("run", *options, "words.py", *arrive, folder=tmp_path, cold=True)
     found = {file.name: json.loads(file.read_text()) for file in tmp_path.glob("words-*.json")}
     assert (done.code, done.err) == (0, "")
     assert found == {
-        f"words-{rank}.json": arrive
-        for rank in range(2 if "-n" in words and words[1] == "2" else 1)
+        f"words-{rank}.json": arrive for rank in range(2 if "2" in "".join(options) else 1)
     }
     assert not (tmp_path / "hacked").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "typed"),
+    [
+        (["-n", "4", "a"], "-n 4"),
+        (["a", "--ranks=3"], "--ranks=3"),
+        (["--stop_after", "1h"], "--stop_after 1h"),
+    ],
+)
+def test_an_option_after_the_script_goes_to_the_script_with_a_hint(
+    tmp_path: Path, words: list[str], typed: str
+) -> None:
+    (tmp_path / "words.py").write_text(RECORD_ARGUMENTS)
+    done = paceline("run", "words.py", *words, folder=tmp_path, cold=True)
+    assert json.loads((tmp_path / "words-0.json").read_text()) == words
+    assert done.err == (
+        f"hint: {typed} after words.py goes to words.py; if it is meant for paceline, "
+        f"type: paceline run {typed} words.py ...\n"
+    )
+    assert done.code == 0
 
 
 THREADS = """
@@ -60,15 +74,15 @@ with paceline.join(paceline.config_from_argv()) as world:
 @pytest.mark.parametrize(
     ("words", "env", "said"),
     [
-        (("-n", "2"), {}, ["[0] 0 2 paceline 1 True 1", "[1] 1 2 paceline 1 True 1"]),
-        (("threads=2",), {"OMP_NUM_THREADS": "3"}, ["0 1 paceline 3 True 2"]),
+        (["-n", "2", "threads.py"], {}, ["[0] 0 2 paceline 1 True 1", "[1] 1 2 paceline 1 True 1"]),
+        (["threads.py", "threads=2"], {"OMP_NUM_THREADS": "3"}, ["0 1 paceline 3 True 2"]),
     ],
 )
 def test_a_rank_takes_one_thread_unless_told_otherwise(
-    tmp_path: Path, words: tuple[str, ...], env: dict[str, str], said: list[str]
+    tmp_path: Path, words: list[str], env: dict[str, str], said: list[str]
 ) -> None:
     (tmp_path / "threads.py").write_text(THREADS)
-    done = paceline("run", "threads.py", *words, folder=tmp_path, env=env, cold=True)
+    done = paceline("run", *words, folder=tmp_path, env=env, cold=True)
     assert (done.code, sorted(done.out.splitlines()), done.err) == (0, said, "")
 
 

@@ -27,7 +27,7 @@ time.sleep(600)
 
 def start_sleepers(folder: Path, **env: str):
     (folder / "sleep.py").write_text(SLEEP)
-    return started("run", "sleep.py", "-n", "2", folder=folder, env=env, cold=True)
+    return started("run", "-n", "2", "sleep.py", folder=folder, env=env, cold=True)
 
 
 def pids(folder: Path) -> list[int]:
@@ -102,7 +102,7 @@ def wait_for_children(running: Running) -> None:
 
 def test_a_reader_that_goes_away_ends_the_run_without_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "many.py").write_text("for number in range(100_000):\n    print('line', number)\n")
-    with started("run", "many.py", "-n", "2", folder=tmp_path, cold=True) as running:
+    with started("run", "-n", "2", "many.py", folder=tmp_path, cold=True) as running:
         running.process.stdout.readline()
         running.process.stdout.close()
         assert running.process.wait(120) != 0

@@ -64,7 +64,7 @@ def test_a_rank_that_ends_among_others_that_wait_for_it_is_named(
     tmp_path: Path, how: str, code: int, first_words: str, last_words: str
 ) -> None:
     (tmp_path / "leave.py").write_text(LEAVE)
-    done = paceline("run", "leave.py", "-n", "2", folder=tmp_path, env={"HOW": how})
+    done = paceline("run", "-n", "2", "leave.py", folder=tmp_path, env={"HOW": how})
     assert done.code == code
     assert first_words in done.err
     assert done.err.splitlines()[-1].strip().startswith(last_words)
@@ -78,7 +78,7 @@ def test_a_rank_that_leaves_before_the_others_meet_is_named_at_once(tmp_path: Pa
     (tmp_path / "early.py").write_text(
         LEAVE.replace("with paceline", "if os.environ['RANK'] == '1': sys.exit()\nwith paceline")
     )
-    done = paceline("run", "early.py", "-n", "2", folder=tmp_path, cold=True)
+    done = paceline("run", "-n", "2", "early.py", folder=tmp_path, cold=True)
     assert done.code == 1
     assert "rank 1 exited with code 0" in done.err
 
@@ -103,7 +103,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """The output when one rank raises and the others would run for ever."""
     folder = tmp_path_factory.mktemp("failed")
     (folder / "fail.py").write_text(FAIL_ALONE)
-    return paceline("run", "fail.py", "-n", "3", folder=folder, cold=True)
+    return paceline("run", "-n", "3", "fail.py", folder=folder, cold=True)
 
 
 def test_an_exception_of_one_rank_ends_ranks_that_do_not_wait_for_it(failed: Done) -> None:
@@ -128,7 +128,7 @@ def test_what_ranks_said_before_stays_on_stdout(failed: Done) -> None:
 
 def test_a_crash_in_native_code_shows_where_the_script_was(tmp_path: Path) -> None:
     (tmp_path / "crash.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
-    done = paceline("run", "crash.py", "-n", "1", folder=tmp_path, cold=True)
+    done = paceline("run", "-n", "1", "crash.py", folder=tmp_path, cold=True)
     assert done.code == 128 + signal.SIGSEGV
     assert "rank 0 was killed (SIGSEGV)" in done.err
     assert 'crash.py", line 2' in done.err
@@ -149,7 +149,7 @@ def test_a_script_that_cannot_begin_says_why_once(
     tmp_path: Path, text: str, last_words: str
 ) -> None:
     (tmp_path / "bad.py").write_text(text)
-    done = paceline("run", "bad.py", "-n", "2", folder=tmp_path, cold=True)
+    done = paceline("run", "-n", "2", "bad.py", folder=tmp_path, cold=True)
     assert (done.code, done.out) == (1, "")
     assert done.err.count(last_words) == 1
     assert done.err.splitlines()[-1].startswith(last_words)

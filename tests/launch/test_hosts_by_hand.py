@@ -40,7 +40,7 @@ def type_on_hosts(folder: Path, *commands: list[str], script: str = MEET, **env:
     (folder / "meet.py").write_text(script)
     with contextlib.ExitStack() as stack:
         typed = [
-            stack.enter_context(started("run", "meet.py", *words, folder=folder, env=env))
+            stack.enter_context(started("run", *words, "meet.py", folder=folder, env=env))
             for words in commands
         ]
         ended = [running.wait() for running in typed]
@@ -130,7 +130,7 @@ def test_a_wrong_command_says_what_is_wrong(
     tmp_path: Path, words: list[str], code: int, fix: str
 ) -> None:
     (tmp_path / "meet.py").write_text("raise SystemExit('started')")
-    done = paceline("run", "meet.py", *words, folder=tmp_path)
+    done = paceline("run", *words, "meet.py", folder=tmp_path)
     assert (done.code, done.out) == (code, "")
     assert fix in done.err.partition("fix: ")[2], done.err
 
@@ -140,7 +140,7 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = f"127.0.0.1:{taken.getsockname()[1]}"
         done = paceline(
-            "run", "meet.py", "--nodes", "2", "--node", "0", "--rendezvous", place, folder=tmp_path
+            "run", "--nodes", "2", "--node", "0", "--rendezvous", place, "meet.py", folder=tmp_path
         )
     assert done.code == 3
     assert "in use" in done.err

@@ -30,7 +30,7 @@ def chatter(tmp_path_factory: pytest.TempPathFactory) -> Done:
     """What two ranks say that write long lines in pieces, at once, to stdout and stderr."""
     folder = tmp_path_factory.mktemp("chatter")
     (folder / "chatter.py").write_text(CHATTER)
-    return paceline("run", "chatter.py", "-n", "2", folder=folder, cold=True)
+    return paceline("run", "-n", "2", "chatter.py", folder=folder, cold=True)
 
 
 def test_long_lines_written_in_pieces_stay_whole_and_carry_their_rank(chatter: Done) -> None:
@@ -111,7 +111,7 @@ def test_any_chopping_of_the_bytes_gives_the_same_lines(data: bytes, choice: st.
     assert shown(pieces) == shown([data])
 
 
-def test_the_tail_keeps_the_last_twenty_lines() -> None:
-    assert shown([b"".join(b"%d\n" % number for number in range(50))])[1] == [
-        str(number) for number in range(30, 50)
+def test_the_tail_keeps_the_last_two_hundred_lines() -> None:
+    assert shown([b"".join(b"%d\n" % number for number in range(250))])[1] == [
+        str(number) for number in range(50, 250)
     ]

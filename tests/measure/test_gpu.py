@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.program import paceline
+from support.program import around, paceline
 
 pytestmark = pytest.mark.gpu
 WORDS = ("--sizes", "1KiB,1MiB", "--seconds", "0", "--device", "cuda", "--json")
@@ -37,7 +37,7 @@ def test_scaling_says_that_ranks_share_the_card(tmp_path: Path) -> None:
         "--json",
         "device=cuda",
     )
-    done = paceline("scale", "toy", *words, folder=tmp_path)
+    done = paceline("scale", *around("toy", words), folder=tmp_path)
     assert done.code == 0, done
     sizes = json.loads(done.out)["sizes"]
     assert [size["shares"] for size in sizes] == [

@@ -95,7 +95,7 @@ def test_the_ranks_lie_side_by_side_on_one_clock(measured: Path) -> None:
 
 
 def test_a_folder_that_ranks_have_filled_is_only_read(measured: Path, capsys) -> None:
-    assert run_verb(["profile", str(measured / "compute"), "--json"]) == 0
+    assert run_verb(["profile", "--json", str(measured / "compute")]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["script"], found["ranks"], found["causes"][0]["cause"]) == (
         "compute",
@@ -185,12 +185,12 @@ def test_the_verb_runs_a_recipe_and_leaves_its_run_alone(tmp_path: Path) -> None
         "-m",
         "paceline",
         "profile",
-        "toy",
         "--skip",
         "2",
         "--steps",
         "2",
         "--json",
+        "toy",
         "name=mine",
     ]
     words += [f"checkpoint.to={tmp_path}/store", "log.to=csv"]

@@ -115,8 +115,8 @@ def test_a_study_is_printed_and_written_with_its_report(tmp_path: Path) -> None:
     (home / "scaling.json").write_text('{"studies": {"strong": []}}')
     done = paceline(
         "scale",
-        "slow_rank.py",
         *words,
+        "slow_rank.py",
         "name=study",
         "batch.global_size=16",
         "device=cpu",
@@ -159,7 +159,7 @@ def test_a_script_that_cannot_be_compared_is_an_error_with_a_fix(
     tmp_path: Path, script, words, code, said
 ) -> None:
     (tmp_path / "fails.py").write_text(script)
-    done = paceline("scale", "fails.py", *words, folder=tmp_path)
+    done = paceline("scale", *words, "fails.py", folder=tmp_path)
     assert (done.code, done.out) == (code, "")
     assert [text for text in said if text not in done.err] == []
     assert not (tmp_path / "runs").exists()
@@ -191,14 +191,14 @@ def test_a_study_that_leads_nowhere_ends_after_its_first_run(
 ) -> None:
     script = PRETENDED.replace("SAMPLES", str(samples)).replace("STEPS", str(steps))
     (tmp_path / "pretends.py").write_text(script)
-    done = paceline("scale", "pretends.py", *words, folder=tmp_path)
+    done = paceline("scale", *words, "pretends.py", folder=tmp_path)
     assert (done.code, done.out) == (2, "")
     assert f"error: {problem}\n  fix: {fix}" in done.err
 
 
 def test_a_folder_that_cannot_be_written_is_known_before_the_first_run(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = paceline("scale", "toy", "--to", "file/x", folder=tmp_path)
+    done = paceline("scale", "--to", "file/x", "toy", folder=tmp_path)
     assert (done.code, done.out) == (3, ""), done
     assert "give another folder with --to" in done.err
     assert "round 1" not in done.err

@@ -31,7 +31,7 @@ def test_a_killed_rank_and_one_out_of_memory_leave_a_page(slurm) -> None:
     for fault in ends:
         saved = desk.folder / "runs" / fault / "checkpoints" / "step-000000010"
         how = env | {"FAULT": fault, "FAULT_AFTER": str(saved)}
-        jobs[fault] = desk.submit("faulty_training.py", *where, *WORDS, f"name={fault}", env=how)
+        jobs[fault] = desk.submit(*where, "faulty_training.py", *WORDS, f"name={fault}", env=how)
     for fault, job in jobs.items():
         slurm.wait(job, timeout_s=_PATIENCE_S)
         folder = desk.folder / "runs" / fault

@@ -16,6 +16,7 @@ import pytest
 
 from paceline.world.hostlist import expand_hostlist
 from support.private_cluster import cluster_or_skip, wanted
+from support.program import around
 from support.submitting import SCRIPT, Desk, digest
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(600)]
@@ -104,7 +105,9 @@ def nothing_repeated(desk: Desk, name: str) -> None:
 
 def submitted(desk: Desk, name: str, *words: str, until: str = "epoch 1/25") -> str:
     """Submit a run, and wait until its log holds a text."""
-    job = desk.submit(words[0], *LONG, f"name={name}", *words[1:], env={"SLOW_STEP": "0.2"})
+    job = desk.submit(
+        *around(words[0], (*LONG, f"name={name}", *words[1:])), env={"SLOW_STEP": "0.2"}
+    )
     if until:
         desk.await_line(name, job, until, timeout_s=_PATIENCE_S)
     return job
@@ -131,7 +134,9 @@ def time_limit(desk: Desk) -> str:
 @scenario("cgroup")
 def stuck(desk: Desk) -> str:
     """Ranks that hear nothing are killed at the limit, and the job goes on all the same."""
-    job = desk.submit(*ONE_NODE, *LONG, "name=stuck", "--time", "1", env={"DEAF": "1"})
+    job = desk.submit(
+        *ONE_NODE[1:], "--time", "1", ONE_NODE[0], *LONG, "name=stuck", env={"DEAF": "1"}
+    )
     given_time(desk, "stuck", job)
     desk.cluster.wait(job, timeout_s=_PATIENCE_S)
     log = desk.log("stuck", job)
@@ -143,13 +148,13 @@ def stuck(desk: Desk) -> str:
 def told_early(desk: Desk) -> str:
     """Ranks that have not met yet leave at once, all of them, and the job starts again."""
     job = desk.submit(
-        "slow_then_fast.py",
-        *LONG,
-        "name=early",
         "--ranks-per-node",
         "2",
         "--time",
         "10",
+        "slow_then_fast.py",
+        *LONG,
+        "name=early",
         env={"HESITANT": "1"},
     )
     desk.await_line("early", job, "not met yet", timeout_s=_PATIENCE_S, times=2)
@@ -164,7 +169,7 @@ def told_before_it_listens(desk: Desk) -> str:
     (desk.folder / "slow" / "sitecustomize.py").write_text(SLOW_PYTHON)
     env = {"PYTHONPATH": str(desk.folder / "slow")}
     job = desk.submit(
-        "slow_then_fast.py", *LONG, "name=unheard", "--ranks-per-node", "2", "--time", "10", env=env
+        "--ranks-per-node", "2", "--time", "10", "slow_then_fast.py", *LONG, "name=unheard", env=env
     )
     desk.await_line("unheard", job, "not listening yet", timeout_s=_PATIENCE_S, times=2)
     desk.cluster.run(["scancel", "--batch", "--signal=USR1", job])
@@ -292,11 +297,11 @@ def test_the_run_ends_with_the_bits_of_one_that_was_left_alone(
 def test_a_run_that_cannot_begin_is_not_tried_again(slurm) -> None:
     desk = Desk.on(slurm)
     job = desk.submit(
-        "training.py",
         "--ranks-per-node",
         "2",
         "--time",
         "10",
+        "training.py",
         "batch.lanes=1",
         "batch.global_size=8",
     )

@@ -38,7 +38,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_both_schools_give_the_bits_of_one_process(slurm, launcher: str, alone: str) -> None:
     desk = Desk.on(slurm)
     job = desk.submit(
-        "training.py",
         "--nodes",
         "2",
         "--gpus-per-node",
@@ -47,6 +46,7 @@ def test_both_schools_give_the_bits_of_one_process(slurm, launcher: str, alone: 
         "5",
         "--launcher",
         launcher,
+        "training.py",
         *SHORT,
     )
     (desk.folder / "training.py").write_text(
@@ -89,12 +89,11 @@ def test_every_word_arrives_and_no_rank_is_told_who_it_is_by_the_shell(slurm) ->
     ]
     environment = {"RANK": "7", "SECRET_TOKEN": "not-in-a-file"}
     job = desk.submit(
-        "who am i.py",
         "--nodes",
         "2",
         "--gpus-per-node",
         "2",
-        "--",
+        "who am i.py",
         f"name={name}",
         *words,
         env=environment,
@@ -102,9 +101,9 @@ def test_every_word_arrives_and_no_rank_is_told_who_it_is_by_the_shell(slurm) ->
     assert slurm.wait(job, timeout_s=240)["JobState"] == "COMPLETED", desk.log(name, job)
     found = {rank: json.loads((desk.folder / f"who-{rank}").read_text()) for rank in range(4)}
     assert [found[rank]["host"] for rank in range(4)] == ["n1", "n1", "n2", "n2"]
-    for facts in found.values():
+    for rank, facts in found.items():
         assert facts["argv"] == [f"name={name}", *words]
-        assert facts["RANK"] is None
+        assert facts["RANK"] == str(rank)
         assert facts["SRUN_CPUS_PER_TASK"] == "2"
         assert facts["OMP_NUM_THREADS"] == "1"
         assert (
@@ -143,7 +142,7 @@ def test_what_slurm_refuses_is_said_with_a_fix(slurm) -> None:
         (["--gpus-per-node", "8"], "configuration is not available", "--gpus-per-node"),
     ]
     for words, problem, fix in table:
-        done = desk.paceline("submit", "training.py", "--cluster", "here", *words)
+        done = desk.paceline("submit", "--cluster", "here", *words, "training.py")
         assert done.code == 3, (words, done)
         assert problem.lower() in done.err.lower(), (words, done.err)
         assert "fix: " in done.err
@@ -157,7 +156,7 @@ def test_what_slurm_refuses_is_said_with_a_fix(slurm) -> None:
 def test_an_account_that_one_may_not_use_is_refused(slurm) -> None:
     desk = Desk.on(slurm)
     done = desk.paceline(
-        "submit", "training.py", "--cluster", "here", "--account", "somebody-elses"
+        "submit", "--cluster", "here", "--account", "somebody-elses", "training.py"
     )
     assert done.code == 3
     assert "sbatch failed: Batch job submission failed: Invalid account" in done.err
@@ -186,7 +185,7 @@ def test_inside_an_allocation_run_uses_all_its_nodes(slurm, alone: str) -> None:
 @pytest.mark.slurm(nodes=2, cpus=4, gpus=2)
 def test_an_interactive_shell_on_a_node_starts_ranks_on_the_others(slurm, alone: str) -> None:
     desk = Desk.on(slurm)
-    run = shlex.join([sys.executable, "-m", "paceline", "run", "training.py", "-n", "1", *SHORT])
+    run = shlex.join([sys.executable, "-m", "paceline", "run", "-n", "1", "training.py", *SHORT])
     script = f"salloc -N2 srun -N1 -n1 sh -c {shlex.quote(run)}"
     done = slurm.run(["sh", "-c", script], folder=desk.folder, timeout_s=240)
     assert done.code == 0, done.err
@@ -196,7 +195,7 @@ def test_an_interactive_shell_on_a_node_starts_ranks_on_the_others(slurm, alone:
 
 def test_without_slurm_it_is_said_within_seconds(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "paceline", "submit", SCRIPT, "--time", "5"],
+        [sys.executable, "-m", "paceline", "submit", "--time", "5", SCRIPT],
         cwd=tmp_path,
         env=os.environ | {"PATH": "/nowhere", "XDG_STATE_HOME": str(tmp_path / "state")},
         capture_output=True,
@@ -205,4 +204,4 @@ def test_without_slurm_it_is_said_within_seconds(tmp_path: Path) -> None:
     )
     assert done.returncode == 3
     assert "there is no Slurm on this machine" in done.stderr
-    assert "paceline run SCRIPT" in done.stderr
+    assert "paceline run -n 2 SCRIPT" in done.stderr

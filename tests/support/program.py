@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,13 @@ _FOREIGN = (
     "PYTHONWARNINGS",
 )
 _GONE_WITHIN_S = 60
+
+
+def around(script: str, words: Iterable[str]) -> list[str]:
+    """Return the words of a verb in their order: its options, the script, settings (key=value)."""
+    given = list(words)
+    settings = [word for word in given if "=" in word]
+    return [*(word for word in given if word not in settings), script, *settings]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 from paceline.errors import STOPPED
 from paceline.events import surviving
 from paceline.verify.chaos import first_difference
-from support.program import paceline, started, wait_until
+from support.program import around, paceline, started, wait_until
 from survive.conftest import SCRIPT
 
 KILLS = 3
@@ -32,7 +32,7 @@ def test_chaos_ends_with_the_same_bits_and_every_sample_is_seen_once(tmp_path: P
         "epochs=12",
     ]
     done = paceline(
-        "chaos", SCRIPT, *words, folder=tmp_path, env={"WATCHED": "1", "SLOW_STEP": "0.01"}
+        "chaos", *around(SCRIPT, words), folder=tmp_path, env={"WATCHED": "1", "SLOW_STEP": "0.01"}
     )
     assert done.code == 0, done
     verdict = json.loads(done.out)
@@ -75,7 +75,7 @@ def test_chaos_says_so_when_a_script_does_not_survive(tmp_path: Path) -> None:
         )
     )
     done = paceline(
-        "chaos", str(script), "--kills", "1", "--worlds", "1,2", "epochs=2", folder=tmp_path
+        "chaos", "--kills", "1", "--worlds", "1,2", str(script), "epochs=2", folder=tmp_path
     )
     assert done.code == 1
     assert "NOT the same: StepDone of step 1: loss was" in done.out
@@ -84,7 +84,7 @@ def test_chaos_says_so_when_a_script_does_not_survive(tmp_path: Path) -> None:
 def test_who_stops_chaos_stops_all_of_it(tmp_path: Path) -> None:
     words = ["--kills", "50", "--worlds", "1,2", "batch.global_size=16", "epochs=40"]
     with started(
-        "chaos", SCRIPT, *words, folder=tmp_path, env={"WATCHED": "1", "SLOW_STEP": "0.005"}
+        "chaos", *around(SCRIPT, words), folder=tmp_path, env={"WATCHED": "1", "SLOW_STEP": "0.005"}
     ) as running:
         wait_until(lambda: len(list(tmp_path.glob("seen-*"))) > 1, "a launch under chaos")
         running.process.send_signal(signal.SIGTERM)
@@ -105,7 +105,7 @@ def test_who_stops_chaos_stops_all_of_it(tmp_path: Path) -> None:
 )
 def test_what_chaos_cannot_do_is_refused(tmp_path: Path, words: list[str], fix: str) -> None:
     script = [] if words[0].endswith(".py") else ["toy"]
-    done = paceline("chaos", *script, *words, folder=tmp_path)
+    done = paceline("chaos", *words, *script, folder=tmp_path)
     assert done.code == 2
     assert fix in done.err
 

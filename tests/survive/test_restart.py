@@ -13,7 +13,7 @@ import pytest
 
 from paceline.launch.failure import Failure
 from paceline.launch.restart import Restarts
-from support.program import MARK, paceline, processes_with, started
+from support.program import MARK, around, paceline, processes_with, started
 from survive.conftest import SCRIPT, SHORT, digest, pid
 
 SAVING = (*SHORT, "checkpoint.every=5steps")
@@ -42,7 +42,7 @@ runpy.run_path(os.environ["SCRIPT"], run_name="__main__")
 def run(folder: Path, *words: str, **env: str):
     (folder / "crash.py").write_text(CRASH_ONCE)
     return paceline(
-        "run", "crash.py", *words, *SAVING, folder=folder, env={"SCRIPT": SCRIPT, **env}
+        "run", *around("crash.py", words), *SAVING, folder=folder, env={"SCRIPT": SCRIPT, **env}
     )
 
 
@@ -112,14 +112,16 @@ def test_when_to_start_again(most, progress, spent, known, code, again) -> None:
 
 @pytest.mark.parametrize("words", ["0:4", "5:4", "a:4", "2:", "x"])
 def test_a_range_of_ranks_that_cannot_be_is_refused(tmp_path: Path, words: str) -> None:
-    done = paceline("run", SCRIPT, "-n", words, folder=tmp_path)
+    done = paceline("run", "-n", words, SCRIPT, folder=tmp_path)
     assert done.code == 2
     assert "fix: give a number (-n 4) or a range (-n 2:4)" in done.err
 
 
 def test_a_crashed_rank_is_noticed_by_the_others_within_seconds(tmp_path: Path) -> None:
     words = ("-n", "3", "--max-restarts", "0", *SHORT, "epochs=200", "timeout.step_s=240")
-    with started("run", SCRIPT, *words, folder=tmp_path, env={"SLOW_STEP": "0.1"}) as running:
+    with started(
+        "run", *around(SCRIPT, words), folder=tmp_path, env={"SLOW_STEP": "0.1"}
+    ) as running:
         struck = pid(tmp_path, "step", 2)
         os.kill(struck, signal.SIGKILL)
         done = running.wait(
@@ -139,7 +141,7 @@ def test_a_frozen_rank_is_noticed_after_the_step_timeout(tmp_path: Path, untouch
         "checkpoint.every=1steps",
     )
     with started(
-        "run", SCRIPT, *words, folder=tmp_path, env={"EVALUATE_UNTIL": "struck"}
+        "run", *around(SCRIPT, words), folder=tmp_path, env={"EVALUATE_UNTIL": "struck"}
     ) as running:
         struck = pid(tmp_path, "evaluate", 1)
         os.kill(struck, signal.SIGSTOP)

@@ -16,7 +16,7 @@ from paceline.checkpoint.local_storage import LocalStorage
 from paceline.checkpoint.storage import verify
 from paceline.errors import STOPPED
 from paceline.events import surviving
-from support.program import Running, paceline, started
+from support.program import Running, around, paceline, started
 from survive.conftest import SCRIPT, SHORT, digest, pid
 
 LONG = (*SHORT, "epochs=200", "checkpoint.every=end")
@@ -40,14 +40,19 @@ def stopped_well(folder: Path, running: Running) -> int:
 
 
 def resumes(folder: Path, ranks: str, untouched: str) -> None:
-    again = paceline("run", SCRIPT, "-n", ranks, *SHORT, folder=folder)
+    again = paceline("run", "-n", ranks, SCRIPT, *SHORT, folder=folder)
     assert again.code == 0, again
     assert digest(again.out) == untouched
 
 
 def start(folder: Path, *words: str, **env: str):
     return started(
-        "run", SCRIPT, "-n", "2", *LONG, *words, folder=folder, env={"SLOW_STEP": "0.05", **env}
+        "run",
+        "-n",
+        "2",
+        *around(SCRIPT, (*LONG, *words)),
+        folder=folder,
+        env={"SLOW_STEP": "0.05", **env},
     )
 
 
@@ -167,7 +172,7 @@ def test_a_launch_that_was_asked_to_stop_is_not_restarted(tmp_path: Path) -> Non
         "    mark('told')\n"
         "    time.sleep(300)\n" + text
     )
-    with started("run", "broken.py", "-n", "2", "--max-restarts", "3", folder=tmp_path) as running:
+    with started("run", "-n", "2", "--max-restarts", "3", "broken.py", folder=tmp_path) as running:
         pid(tmp_path, "told", 1)
         running.process.send_signal(signal.SIGTERM)
         done = running.wait(timeout_s=120)

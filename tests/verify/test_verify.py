@@ -11,7 +11,7 @@ import pytest
 
 from paceline.verify.compare_worlds import TOLERANCE
 from paceline.verify.verdict import CAUSES
-from support.program import paceline
+from support.program import around, paceline
 
 BROKEN = Path(__file__).with_name("broken")
 GOOD = Path(__file__).with_name("good")
@@ -19,7 +19,7 @@ GOOD = Path(__file__).with_name("good")
 
 def verdict_on(script: Path, *words: str, folder: Path, code: int) -> dict[str, Any]:
     """Run verify and return its JSON."""
-    done = paceline("verify", str(script), "--steps", "3", "--json", *words, folder=folder)
+    done = paceline("verify", "--steps", "3", "--json", *around(str(script), words), folder=folder)
     assert (done.code, done.err) == (code, ""), done
     found: dict[str, Any] = json.loads(done.out)
     assert (found["script"], found["same"], found["steps"]) == (script.name, code == 0, 3)
@@ -97,7 +97,7 @@ def test_a_script_that_cannot_be_compared_is_told_what_to_do(
     tmp_path: Path, script: str, code: int, problem: str, fix: str
 ) -> None:
     (tmp_path / "script.py").write_text(script)
-    done = paceline("verify", "script.py", "--worlds", "1,2", "sed=3", folder=tmp_path)
+    done = paceline("verify", "--worlds", "1,2", "script.py", "sed=3", folder=tmp_path)
     assert (done.code, done.out) == (code, "")
     assert problem in done.err
     assert f"\n  fix: {fix}" in done.err

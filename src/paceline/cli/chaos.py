@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 
 from paceline.cli.verify import check_at_least, program_from, worlds_from
-from paceline.config.arguments import option, positional, rest
+from paceline.config.arguments import option, positional, verbatim
 from paceline.verify.chaos import as_json, chaos, describe
 
 
@@ -16,8 +16,8 @@ class ChaosArguments:
 
     script: str = positional(metavar="SCRIPT")
     """Script to run, or the name of a recipe."""
-    script_arguments: tuple[str, ...] = rest("ARGUMENT")
-    """Arguments of the script, such as settings (key=value)."""
+    script_arguments: tuple[str, ...] = verbatim("ARGUMENT")
+    """Arguments of the script, such as settings (key=value). Options of paceline come before SCRIPT."""
     kills: int = 50
     """Number of times to kill or stop it."""
     seed: int = 0

@@ -47,6 +47,10 @@ _CKPT = {
     "export": Command(
         "export the weights to safetensors or Hugging Face", "paceline.cli.ckpt:export_checkpoint"
     ),
+    "import": Command(
+        "start a run from weights of PyTorch, Hugging Face, Accelerate or Lightning",
+        "paceline.cli.ckpt_import:import_checkpoint",
+    ),
 }
 
 _CLUSTER = {
@@ -99,7 +103,7 @@ COMMANDS = {
         "profile some steps on all ranks; name the bottleneck", "paceline.cli.profile:main"
     ),
     "data": Command("pack, check, show, download and time datasets", actions=_DATA),
-    "ckpt": Command("list, check and export the checkpoints of a run", actions=_CKPT),
+    "ckpt": Command("list, check, export and import checkpoints", actions=_CKPT),
     "sample": Command("generate text with a trained GPT", "paceline.cli.sample:main"),
     "cluster": Command(
         "list and show cluster profiles; configure a cluster on AWS", actions=_CLUSTER

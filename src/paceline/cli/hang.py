@@ -13,6 +13,12 @@ from typing import Any
 from paceline.cli.watch import NamedRunArguments, named_run
 from paceline.hang.judge import judge, still_moving
 from paceline.hang.rank_report import RankReport, read_reports
+from paceline.hang.script_processes import (
+    SCRIPT,
+    is_script_folder,
+    judge_script,
+    script_reports,
+)
 from paceline.hang.stacks import MAIN
 from paceline.hang.verdict import HangVerdict, format_ranks, read_verdict
 from paceline.report.failure import ensure_failure_page
@@ -40,9 +46,14 @@ class HangArguments(NamedRunArguments):
 def main(arguments: HangArguments) -> int:
     """Print the diagnosis; return 1 if there is a hang or a failure."""
     run = named_run(arguments)
-    alive = is_held(run.folder.lock)
-    reports = _request_reports(run.folder) if alive else read_reports(run.folder)
-    verdict = (None if alive else read_verdict(run.folder)) or _verdict(reports)
+    if is_script_folder(run.folder):
+        alive = is_held(run.folder.launch_lock)
+        reports = script_reports(run.folder) if alive else []
+        verdict = judge_script(reports)
+    else:
+        alive = is_held(run.folder.lock)
+        reports = _request_reports(run.folder) if alive else read_reports(run.folder)
+        verdict = (None if alive else read_verdict(run.folder)) or _verdict(reports)
     page = None if alive else ensure_failure_page(run)
     if arguments.json:
         print(json.dumps(_facts(run, reports, verdict, page, alive=alive), indent=2))
@@ -101,9 +112,11 @@ def _facts(
 def _lines(report: RankReport, *, whole: bool) -> list[str]:
     """Return a rank's state, its last collective, and the innermost frames of its stack."""
     process = f"process {report.process.pid} {report.process.description or 'on another host'}"
-    state = f"{report.state} in step {report.step + 1}, {report.doing}"
     rank = f"rank {report.rank} (node {report.node})"
-    lines = ["", f"{rank}: {state}, no progress for {report.quiet_s:.1f} s; {process}"]
+    state = f"{report.state} in step {report.step + 1}, {report.doing}, no progress"
+    if report.doing == SCRIPT:
+        state = "no output"
+    lines = ["", f"{rank}: {state} for {report.quiet_s:.1f} s; {process}"]
     if report.collectives:
         last = report.collectives[-1]
         lines.append(f"  last collective: {last.label}, {'done' if last.done else 'not done'}")

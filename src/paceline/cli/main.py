@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from paceline.cli.commands import COMMANDS, GROUPS, Command, load
 from paceline.errors import ConfigError, PacelineError, did_you_mean
@@ -19,7 +19,7 @@ EXIT_CODES = (
 )
 EXAMPLES = {
     "paceline train mnist -n 2": "train the mnist recipe on 2 processes",
-    "paceline run train.py -n 4 seed=3": "run your script on 4 processes, with a setting",
+    "paceline run -n 4 train.py seed=3": "run your script on 4 processes, with a setting",
     "paceline verify train.py": "check that 1, 2, 3 and 4 ranks give identical bits",
 }
 _VERB_COLUMNS = 12
@@ -85,16 +85,24 @@ def _run(command: Command, program: str, words: Sequence[str]) -> int:
     """Run a verb; a verb with actions passes the other words on to the action."""
     if command.actions:
         return _run_action(command, program, words)
-    from paceline.config.arguments import arguments_of, read_arguments, split_words
+    from paceline.config.arguments import arguments_of
+    from paceline.config.command_line import misplaced_option, read_arguments, split_command
 
     function, kind = load(command)
-    own_help = any("--help" in argument.flags for argument in arguments_of(kind))
-    if not own_help and not _HELP_FLAGS.isdisjoint(split_words(words)[0]):
+    arguments = arguments_of(kind)
+    own_help = any("--help" in argument.flags for argument in arguments)
+    own_words, _ = split_command(arguments, words)
+    if not own_help and not _HELP_FLAGS.isdisjoint(own_words):
         from paceline.config.help import verb_help
 
         print(verb_help(kind, program, command.help), flush=True)
         return 0
-    return function(read_arguments(kind, words, program))
+    read: Any = read_arguments(kind, words, program)
+    if hint := misplaced_option(kind, words, program):
+        from paceline import terminal
+
+        terminal.say(hint, sys.stderr)
+    return function(read)
 
 
 def _run_action(command: Command, program: str, words: Sequence[str]) -> int:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cli.verify import check_at_least, program_from
-from paceline.config.arguments import option, positional, rest
+from paceline.config.arguments import option, positional, verbatim
+from paceline.errors import ConfigError
 from paceline.measure.profile import TRACE_FILE, profile, write_verdict
 from paceline.measure.profile_verdict import as_dict, describe
 from paceline.measure.trace import read_traces
@@ -20,8 +21,8 @@ class ProfileArguments:
 
     script: str = positional(metavar="SCRIPT")
     """Script to run, or the name of a recipe. A folder is only read: ranks started in another way write their traces there with profile.to=FOLDER."""
-    script_arguments: tuple[str, ...] = rest("ARGUMENT")
-    """Arguments of the script, such as settings (key=value)."""
+    script_arguments: tuple[str, ...] = verbatim("ARGUMENT")
+    """Arguments of the script, such as settings (key=value). Options of paceline come before SCRIPT."""
     ranks: int = option(1, "-n", "--ranks")
     """Ranks on this machine."""
     skip: int = 5
@@ -38,6 +39,7 @@ def main(arguments: ProfileArguments) -> int:
     check_at_least(1, "--steps", arguments.steps)
     folder = Path(arguments.script)
     if folder.is_dir():
+        _refuse_arguments(arguments)
         verdict = write_verdict(folder.name, read_traces(folder), folder)
     else:
         program, window = program_from(arguments.script), (arguments.skip, arguments.steps)
@@ -51,3 +53,12 @@ def main(arguments: ProfileArguments) -> int:
     trace = f"{folder / TRACE_FILE} (open it in ui.perfetto.dev or chrome://tracing)"
     print(f"trace: {trace}; TensorBoard: {folder / TENSORBOARD}")
     return 0
+
+
+def _refuse_arguments(arguments: ProfileArguments) -> None:
+    if arguments.script_arguments:
+        first = arguments.script_arguments[0]
+        raise ConfigError(
+            f"{arguments.script} is a folder, and takes no argument {first!r}",
+            fix=f"give options before it: paceline profile --json {arguments.script}",
+        )

@@ -16,12 +16,13 @@ from typing import Any, NamedTuple, TextIO
 
 from paceline import terminal
 from paceline.cluster.allocation import allocation_from, launch_on
-from paceline.config.arguments import option, positional, rest
+from paceline.config.arguments import option, positional, verbatim
 from paceline.config.intervals import seconds_from
 from paceline.errors import STOPPED, ConfigError, EnvironmentUnfit
 from paceline.launch.failure import Failure
 from paceline.launch.oom import killed_for_memory
 from paceline.launch.restart import Launch, Restarts, launch_with_restarts
+from paceline.launch.script_folder import script_folder
 from paceline.launch.spec import LaunchSpec, Program, script
 from paceline.launch.supervisor import launch
 from paceline.report.failure import page_from_launch, write_failure_page
@@ -67,16 +68,20 @@ class HostArguments:
 class RunArguments(HostArguments, LaunchArguments):
     """If a rank crashes, all ranks are stopped, the error is shown, and the run resumes from its newest intact checkpoint."""
 
+    python: str = option("", metavar="PATH")
+    """Python interpreter of the ranks, with its own packages; it needs no Paceline (default: this one)."""
     script: str = positional(metavar="SCRIPT")
     """Python script to run."""
-    script_arguments: tuple[str, ...] = rest("ARGUMENT")
-    """Arguments of the script, such as settings (key=value). Everything after -- is passed to the script unchanged."""
+    script_arguments: tuple[str, ...] = verbatim("ARGUMENT")
+    """Arguments of the script, such as settings (key=value). Options of paceline come before SCRIPT; all words after it are passed on unchanged."""
 
 
 def main(arguments: RunArguments) -> int:
     """Run the script; return the exit code."""
-    program = script(arguments.script)
-    return start(program, arguments, arguments.script_arguments, place_from(arguments))
+    program = script(arguments.script, arguments.python)
+    place = place_from(arguments)
+    with script_folder(program) as folder:
+        return start(program, arguments, arguments.script_arguments, place, folder=folder)
 
 
 def start(
@@ -85,6 +90,7 @@ def start(
     script_arguments: Sequence[str],
     place: NodePlace = ONE_HOST,
     screen: TextIO | None = sys.stdout,
+    folder: str = "",
 ) -> int:
     """Launch the ranks, with their output on the screen; print a failure; return the exit code."""
     allocation = allocation_from(os.environ) if place.nodes == 1 else None
@@ -96,8 +102,9 @@ def start(
         deadline_s = time.time() + seconds_from(arguments.stop_after)
     spec = LaunchSpec(program, ranks, tuple(script_arguments), {}, deadline_s, *place)
     _check_rendezvous(spec)
-    begin = launch if allocation is None or allocation.is_local else partial(launch_on, allocation)
     restarts = Restarts(_most_restarts(arguments, spec), fewest)
+    spec = replace(spec, max_restarts=restarts.limit, folder=folder)
+    begin = launch if allocation is None or allocation.is_local else partial(launch_on, allocation)
     failure = launch_with_restarts(spec, restarts, screen, _say, partial(_run_ranks, begin))
     if failure is None:
         return 0
@@ -131,6 +138,9 @@ def _run_ranks(begin: Launch, spec: LaunchSpec, **options: Any) -> Failure | Non
         failure = replace(failure, how=how)
     page = page_from_launch(failure, shlex.join(["paceline", *sys.argv[1:]]))
     write_failure_page(page)
+    if failure.run == spec.folder:  # the script's own traceback stays the last thing on the screen
+        message = f"logs and failure page: {failure.run}\n\n{failure.message}"
+        return replace(failure, message=message)
     return replace(failure, message="\n".join([failure.message, "", *page.last_lines()]))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline.cli.verify import check_at_least, program_from, progress, worlds_from
 from paceline.cluster.allocation import allocation_from
-from paceline.config.arguments import option, positional, rest
+from paceline.config.arguments import option, positional, verbatim
 from paceline.measure.efficiency import Scaling
 from paceline.measure.scaling import Study, run_study
 from paceline.measure.scaling_report import plot_of, print_study, to_html, to_markdown
@@ -25,8 +25,8 @@ class ScaleArguments:
 
     script: str = positional(metavar="SCRIPT")
     """Script to run, or the name of a recipe."""
-    script_arguments: tuple[str, ...] = rest("ARGUMENT")
-    """Arguments of the script, such as settings (key=value)."""
+    script_arguments: tuple[str, ...] = verbatim("ARGUMENT")
+    """Arguments of the script, such as settings (key=value). Options of paceline come before SCRIPT."""
     worlds: str = option("1,2,4", metavar="N,N")
     """World sizes to measure; the smallest is the baseline."""
     weak: bool = False

@@ -14,7 +14,7 @@ from paceline.cluster import slurm
 from paceline.cluster.profile import ClusterProfile, load_profile, profile_folder
 from paceline.cluster.registry import Submission
 from paceline.cluster.submission import PreparedJob, SubmitRequest, prepare, submit
-from paceline.config.arguments import flag, option, positional, rest
+from paceline.config.arguments import flag, option, positional, verbatim
 from paceline.errors import ConfigError
 
 _FROM_PROFILE = ("account", "partition", "qos", "constraint", "launcher")
@@ -26,8 +26,8 @@ class SubmitArguments:
 
     script: str = positional(metavar="SCRIPT")
     """Script to run, or the name of a recipe."""
-    script_arguments: tuple[str, ...] = rest("ARGUMENT")
-    """Arguments of the script. Everything after -- is passed to the script unchanged."""
+    script_arguments: tuple[str, ...] = verbatim("ARGUMENT")
+    """Arguments of the script. Options of paceline come before SCRIPT; all words after it are passed on unchanged."""
     cluster: str = option("", metavar="NAME")
     """Cluster profile (`paceline cluster list`); default: $PACELINE_CLUSTER, else generic."""
     nodes: int = 1

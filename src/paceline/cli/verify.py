@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from paceline.cli.train import recipe
-from paceline.config.arguments import option, positional, rest
+from paceline.config.arguments import option, positional, verbatim
 from paceline.errors import ConfigError
 from paceline.launch.spec import Program, script
 from paceline.recipes import RECIPES
@@ -23,8 +23,8 @@ class VerifyArguments:
 
     script: str = positional(metavar="SCRIPT")
     """Script to run, or the name of a recipe."""
-    script_arguments: tuple[str, ...] = rest("ARGUMENT")
-    """Arguments of the script, such as settings (key=value)."""
+    script_arguments: tuple[str, ...] = verbatim("ARGUMENT")
+    """Arguments of the script, such as settings (key=value). Options of paceline come before SCRIPT."""
     worlds: str = option("1,2,3,4", metavar="N,N")
     """World sizes to compare; the first is the reference."""
     steps: int = 8

@@ -111,6 +111,12 @@ def launch_on(
 ) -> Failure | None:
     """Run the ranks on all nodes until they exit; return the failure, or None on success."""
     slurm.require("srun")
+    if spec.target.interpreter:
+        raise ConfigError(
+            f"--python {spec.target.interpreter} starts ranks on this machine only, "
+            f"and the allocation has {len(allocation.nodes)} nodes",
+            fix="install paceline in that environment, and start its own `paceline run`",
+        )
     with _shared_folder() as folder, signals:
         rank = [sys.executable, "-u", "-m", "paceline.launch.rank_srun"]
         process = subprocess.Popen(

@@ -113,7 +113,7 @@ def commands(cluster: AwsCluster, file: str) -> dict[str, str]:
     create = f"pcluster create-cluster {this_cluster} --cluster-configuration {shlex.quote(file)}"
     known = KNOWN_INSTANCES.get(cluster.instance)
     gpus = known.gpus if known else "GPUS"
-    submit = "paceline submit SCRIPT --cluster aws-parallelcluster"
+    submit = "paceline submit --cluster aws-parallelcluster SCRIPT"
     size = f"--nodes {cluster.nodes} --gpus-per-node {gpus} --time 02:00:00"
     return {
         "install": "pip install aws-parallelcluster",

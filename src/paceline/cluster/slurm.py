@@ -85,7 +85,7 @@ def require(command: str) -> None:
         raise EnvironmentUnfit(
             f"there is no Slurm on this machine: {command} not found",
             fix="run this on a login node of the cluster; "
-            "without Slurm, `paceline run SCRIPT -n 2` starts a training here",
+            "without Slurm, `paceline run -n 2 SCRIPT` starts a training here",
         )
 
 

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import STOPPED, PacelineError
+from paceline.launch.output_error import error_in
+from paceline.launch.rank_local import names_lost_peer
+
+_TAIL_LINES = 20
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,17 @@ class RankEnd:
             tail=tail,
             permanent=report["permanent"],
         )
+
+    @classmethod
+    def from_output(
+        cls, rank: int, code: int | None, time_s: float, tail: tuple[str, ...]
+    ) -> RankEnd:
+        """Return the end of a rank that writes no report; a positive code and a traceback are an exception."""
+        error = error_in(tail) if code and code > 0 else None
+        if error is None:
+            return cls(rank, code, time_s, tail=tail)
+        lost_peer = names_lost_peer(error.text)
+        return cls(rank, code, time_s, error.text, error.what, lost_peer=lost_peer, tail=tail)
 
 
 @dataclass(frozen=True)
@@ -162,12 +177,13 @@ def _failure(end: RankEnd, others: str) -> Failure:
 
 def _without_report(end: RankEnd, others: str) -> Failure:
     how = _exit_phrase(end.code)
-    output = "".join(f"\n  {line}" for line in end.tail) or " none"
+    tail = end.tail[-_TAIL_LINES:]
+    output = "".join(f"\n  {line}" for line in tail) or " none"
     message = (
         f"error: rank {end.rank} {how}{others}. Its last output:{output}\n"
         f"  fix: {_exit_fix(end.code)}"
     )
-    details = "\n".join(end.tail)
+    details = "\n".join(tail)
     return Failure(end.rank, _shell_code(end.code), message, how=how, details=details)
 
 

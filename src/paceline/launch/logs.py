@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
+from pathlib import Path
 from typing import TextIO
 
-_TAIL_LINES = 20
+_TAIL_LINES = 200  # a traceback may be long
 
 
 class RankOutput:
     """Splits the output of one rank into lines, and writes them to the screen with its number."""
 
-    def __init__(self, rank: int, ranks: int, screen: TextIO | None) -> None:
+    def __init__(
+        self, rank: int, ranks: int, screen: TextIO | None, log: Path | None = None
+    ) -> None:
+        self._log = log
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._prefix = f"[{rank}] " if ranks > 1 else ""
         self._screen = screen
@@ -37,7 +42,15 @@ class RankOutput:
     def _show(self, line: bytes) -> None:
         text = _visible_text(line)
         self.tail.append(text)
+        if self._log is not None:
+            self._keep(line)
         self._write(f"{self._prefix}{text}\n")
+
+    def _keep(self, line: bytes) -> None:
+        """Append a line to the log of the rank; a full disk does not end the run."""
+        assert self._log is not None
+        with contextlib.suppress(OSError), self._log.open("ab") as file:
+            file.write(line + b"\n")
 
     def _show_bar(self, line: bytes) -> None:
         if self._is_terminal:

@@ -23,6 +23,7 @@ from typing import NoReturn
 
 from paceline import handover
 from paceline.errors import PacelineError, Stopped
+from paceline.launch.rank_awareness import RankAwareness
 from paceline.launch.signals import STOP_SIGNALS
 from paceline.world.parent_death import die_with_parent
 
@@ -45,16 +46,21 @@ def main() -> None:
     if os.environ.get(handover.LAUNCHER, "") != str(os.getppid()):
         os._exit(1)  # the launcher died before the kernel knew about us
     faulthandler.enable()
+    unaware_mark = handover.unaware_mark(Path(os.environ[handover.FAILURE]))
+    awareness = RankAwareness()
+    code = 0
     try:
         run_target(sys.argv[1:])
     except Stopped as stop:
         leave(int(str(stop.code)))
     except SystemExit as stop:
-        leave(_code_of(stop))
+        code = _code_of(stop)
     except Exception as error:  # noqa: BLE001 - any exception of the script is reported
         _report(error)
         leave(getattr(error, "exit_code", 1))
-    leave(0)
+    if not awareness.is_possible:
+        unaware_mark.touch(mode=0o600)
+    leave(code)
 
 
 def run_target(argv: Sequence[str]) -> None:
@@ -115,7 +121,12 @@ def format_error(error: Exception) -> str:
 
 def lost_peer(error: Exception) -> bool:
     """Return whether an error only says that another rank is gone."""
-    return not isinstance(error, PacelineError) and any(text in str(error) for text in _PEER_LOST)
+    return not isinstance(error, PacelineError) and names_lost_peer(str(error))
+
+
+def names_lost_peer(message: str) -> bool:
+    """Return whether a message says that the connection to another rank is gone."""
+    return any(text in message for text in _PEER_LOST)
 
 
 def _own_frames(error: Exception) -> TracebackType | None:

@@ -20,6 +20,7 @@ from paceline.errors import LOST_PEER, STOPPED, PacelineError, Stopped
 from paceline.launch.rank_local import format_error, leave, lost_peer, run_target
 from paceline.launch.signals import EARLY
 from paceline.world.detect import detect_world
+from paceline.world.torch_variables import torch_variables
 
 _HARDWARE_ERRORS = (
     "uncorrectable ECC",
@@ -34,6 +35,7 @@ def main() -> None:
     """Run the program as `__main__`; print its exception."""
     EARLY.listen(leave_early)
     _remove_torch_variables()
+    _set_torch_variables()
     faulthandler.enable()
     try:
         run_target(sys.argv[1:])
@@ -57,6 +59,14 @@ def _remove_torch_variables() -> None:
             "MASTER_PORT",
         ):
             os.environ.pop(name, None)
+
+
+def _set_torch_variables() -> None:
+    """Give a script with its own `init_process_group` what torchrun would; an unfit environment is reported by `join`."""
+    with contextlib.suppress(PacelineError):
+        world = detect_world(os.environ)
+        if world.launcher == "slurm":
+            os.environ.update(torch_variables(world, os.environ))
 
 
 def _stopped() -> int:

@@ -27,13 +27,18 @@ class Restarts:
     fewest_ranks: int = 0
     """After a failure without progress, restart with one rank less, down to this number; 0: keep the number of ranks."""
 
+    @property
+    def limit(self) -> int:
+        """The most restarts in a row without progress."""
+        return DEFAULT_RESTARTS if self.most is None else self.most
+
     def allow(self, failure: Failure, failures: int) -> bool:
         """Return whether to restart after so many consecutive failures without progress."""
         if failure.permanent or failure.exit_code == STOPPED:
             return False
         if self.most is None:
-            return failure.progress >= 0 and failures <= DEFAULT_RESTARTS
-        return failures <= self.most
+            return failure.progress >= 0 and failures <= self.limit
+        return failures <= self.limit
 
 
 def launch_with_restarts(
@@ -70,8 +75,7 @@ def _launch_repeatedly(
         if restarts.fewest_ranks and not progressed:
             spec = replace(spec, ranks=max(restarts.fewest_ranks, spec.ranks - 1))
         spec = replace(spec, attempt=spec.attempt + 1)
-        most = DEFAULT_RESTARTS if restarts.most is None else restarts.most
-        say(f"{failure.message}\n{restart_line(spec.size, newest, failures, most)}")
+        say(f"{failure.message}\n{restart_line(spec.size, newest, failures, restarts.limit)}")
 
 
 def restart_line(ranks: int, step: int, failures: int, most: int) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +22,20 @@ class Program:
     name: str
     argv: tuple[str, ...]
     """Arguments of `rank_local` and `rank_srun`: "path" SCRIPT or "module" NAME."""
+    interpreter: str = ""
+    """Another Python interpreter, which need not have Paceline; empty: this one."""
+
+    @property
+    def command(self) -> list[str]:
+        """The command line of a rank on this machine, up to the arguments of the script.
+
+        >>> Program("x.py", ("path", "x.py")).command[1:]
+        ['-u', '-m', 'paceline.launch.rank_local', 'path', 'x.py']
+        """
+        start = [sys.executable, "-u", "-m"]
+        if self.interpreter:
+            return [*start, "paceline.launch.rank_foreign", self.interpreter, *self.argv[1:]]
+        return [*start, "paceline.launch.rank_local", *self.argv]
 
 
 @dataclass(frozen=True)
@@ -40,6 +56,10 @@ class LaunchSpec:
     """The rendezvous of several hosts, as HOST:PORT; HOST is node 0."""
     attempt: int = 0
     """The number of launches before this one."""
+    folder: str = ""
+    """The run folder that the launcher keeps for a script without one; empty: the script keeps its own."""
+    max_restarts: int = 0
+    """The most restarts in a row, for scripts that ask torchrun's variable."""
 
     def __post_init__(self) -> None:
         """Refuse an impossible world."""
@@ -83,16 +103,26 @@ class LaunchSpec:
         return range(self.node * self.ranks, (self.node + 1) * self.ranks)
 
 
-def script(path: str) -> Program:
-    """Return the program for a script; raise if the file does not exist."""
+def script(path: str, python: str = "") -> Program:
+    """Return the program for a script; raise if the file, or another interpreter for it, does not exist."""
     file = Path(path)
     if file.is_file():
-        return Program(file.name, ("path", str(file)))
+        return Program(file.name, ("path", str(file)), _interpreter(python) if python else "")
     neighbours = list(map(str, file.parent.glob("*.py"))) if file.parent.is_dir() else []
     fix = "check the path; start a built-in recipe with `paceline train NAME`"
     if neighbours:
         fix = did_you_mean(path, neighbours)
     raise ConfigError(f"script {path} does not exist", fix=fix)
+
+
+def _interpreter(python: str) -> str:
+    """Return the absolute path of an interpreter; links stay, because those of a venv name its packages."""
+    if found := shutil.which(python):
+        return str(Path(found).absolute())
+    raise ConfigError(
+        f"--python {python} is not an executable file",
+        fix="give the path of a Python interpreter, such as --python /opt/env/bin/python",
+    )
 
 
 def module(name: str, dotted: str) -> Program:

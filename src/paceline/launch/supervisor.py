@@ -9,7 +9,6 @@ import selectors
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-from paceline import handover
+from paceline import handover, terminal
 from paceline.errors import STOPPED
+from paceline.launch.environment import Master, master_of, rank_environment
 from paceline.launch.failure import Failure, RankEnd, find_culprit, stopped
 from paceline.launch.logs import RankOutput
+from paceline.launch.script_folder import log_of, note_end, note_launch
 from paceline.launch.signals import STOP_SIGNALS, StopSignals
 from paceline.launch.spec import LaunchSpec
 
@@ -42,13 +43,18 @@ class _Rank:
     failure_file: Path
     joined_mark: Path
     graceful_stop_mark: Path
+    unaware_mark: Path
+    has_reports: bool = True
+    """Whether its program reports exceptions; another interpreter only prints them."""
     ended_s: float = 0.0
     stop_requested: bool = False
 
     @property
     def end(self) -> RankEnd:
         code, tail = self.process.returncode, tuple(self.output.tail)
-        return RankEnd.read(self.number, code, self.ended_s, self.failure_file, tail)
+        if self.has_reports:
+            return RankEnd.read(self.number, code, self.ended_s, self.failure_file, tail)
+        return RankEnd.from_output(self.number, code, self.ended_s, tail)
 
     @property
     def stopped(self) -> bool:
@@ -71,18 +77,34 @@ def launch(
     with _private_folder() as folder, signals or StopSignals() as received:
         rendezvous = folder / RENDEZVOUS_FILE
         ranks: list[_Rank] = []
+        master = master_of(spec)
         try:
             for number in spec.numbers:
-                ranks.append(_start(spec, number, folder, screen))  # noqa: PERF401 - started ranks must be stopped on any error
+                ranks.append(_start(spec, number, folder, screen, master))  # noqa: PERF401 - started ranks must be stopped on any error
+            note_launch(spec, [rank.process.pid for rank in ranks])
             _watch(ranks, received, each_look)
+            note_end(spec, [rank.process.returncode for rank in ranks])
             failure = _outcome(ranks, received, rendezvous)
+            if screen is not None and all(rank.unaware_mark.exists() for rank in ranks):
+                _warn_about_copies(spec)
         finally:
             _end_all(ranks)
             for rank in ranks:
                 rank.output.close()
-        run = handover.read_run(handover.run_file(rendezvous))
+        run = handover.read_run(handover.run_file(rendezvous)) or spec.folder
         # Only now, when all ranks have ended: a save in progress may have completed meanwhile.
         return failure and replace(failure, progress=_progress(rendezvous), run=run)
+
+
+def _warn_about_copies(spec: LaunchSpec) -> None:
+    """Say that the script took no notice of the other ranks."""
+    name = spec.target.name
+    if spec.size > 1:
+        terminal.error(
+            f"\nwarning: {spec.size} ranks ran {name}, but it never joined: each did the whole work\n"
+            f"  fix: call paceline.join or torch.distributed.init_process_group in {name}, "
+            f"or start one rank: paceline run {name}"
+        )
 
 
 def _progress(rendezvous: Path) -> int:
@@ -129,48 +151,32 @@ def _killed_after_request(ranks: list[_Rank]) -> Failure:
     return Failure(-1, 128 + signal.SIGTERM, message)
 
 
-def _start(spec: LaunchSpec, number: int, folder: Path, screen: TextIO | None) -> _Rank:
+def _start(
+    spec: LaunchSpec, number: int, folder: Path, screen: TextIO | None, master: Master
+) -> _Rank:
     failure_file = folder / f"failure-{number:04d}.json"
-    command = [sys.executable, "-u", "-m", "paceline.launch.rank_local"]
+    rendezvous = folder / RENDEZVOUS_FILE
+    env = rank_environment(spec, number, rendezvous, failure_file, master)
+    if screen is not None and screen.isatty():
+        env[handover.TERMINAL] = "1"
     process = subprocess.Popen(
-        [*command, *spec.target.argv, *spec.arguments],
-        env=_environment(spec, number, folder, failure_file, screen),
+        [*spec.target.command, *spec.arguments],
+        env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,  # Ctrl-C reaches the launcher only, which stops the ranks in order
     )
-    rendezvous = folder / RENDEZVOUS_FILE
     return _Rank(
         number,
         process,
-        RankOutput(number, spec.size, screen),
+        RankOutput(number, spec.size, screen, log_of(spec, number)),
         failure_file,
         handover.joined_mark(rendezvous, number),
         handover.graceful_stop_mark(rendezvous, number),
+        handover.unaware_mark(failure_file),
+        has_reports=not spec.target.interpreter,
     )
-
-
-def _environment(
-    spec: LaunchSpec, number: int, folder: Path, failure_file: Path, screen: TextIO | None
-) -> dict[str, str]:
-    env = os.environ | spec.variables(os.environ)
-    env |= {
-        "RANK": str(number),
-        "WORLD_SIZE": str(spec.size),
-        "LOCAL_RANK": str(number - spec.numbers.start),
-        "LOCAL_WORLD_SIZE": str(spec.ranks),
-    }
-    env.pop(handover.ADDRESS, None)  # of an outer launch
-    if spec.address:
-        env[handover.ADDRESS] = f"{spec.address}/{spec.attempt}"
-    rendezvous = folder / RENDEZVOUS_FILE
-    env |= {handover.MEETING: str(rendezvous), handover.FAILURE: str(failure_file)}
-    env[handover.PROGRESS] = str(handover.progress_file(rendezvous))
-    env[handover.LAUNCHER] = str(os.getpid())
-    if screen is not None and screen.isatty():
-        env[handover.TERMINAL] = "1"
-    return env
 
 
 def _watch(ranks: list[_Rank], signals: StopSignals, each_look: Look | None) -> None:

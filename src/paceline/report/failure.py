@@ -22,6 +22,7 @@ from paceline.events import (
 )
 from paceline.hang.judge import judge
 from paceline.hang.rank_report import RankReport, read_reports
+from paceline.hang.script_processes import is_script_folder, script_failed
 from paceline.hang.stacks import MAIN, CodeLine
 from paceline.hang.verdict import HangVerdict, read_verdict
 from paceline.launch.failure import Failure
@@ -84,6 +85,8 @@ def _of_rank(records: Sequence[RankReport], rank: int) -> RankReport | None:
 def page_from_run(target: NamedRun) -> FailurePage | None:
     """Return the page of a run that failed and was not restarted, else None."""
     folder = target.folder
+    if is_script_folder(folder):
+        return _written_page(folder, 0.0) if script_failed(folder) else None
     events = _events(folder)
     records = read_reports(folder)
     if is_held(folder.lock) or not events or not _has_failed(events, records):
@@ -148,7 +151,9 @@ def _with_history(
         words=words,
         cause=hang.cause if hang else "",
         hang=hang.sentence if hang else "",
-        step=max([0, *(record.step for record in records), *(event["step"] for event in steps)]),
+        step=-1
+        if is_script_folder(folder)
+        else max([0, *(record.step for record in records), *(event["step"] for event in steps)]),
         steps=tuple(_metrics(event) for event in steps),
         checkpoint=saved,
         checkpoint_step=saved_step,

@@ -9,6 +9,9 @@ from typing import Any
 from paceline.rundir import RunDir
 from paceline.terminal import plain
 
+_NO_CHECKPOINT = "No checkpoint was saved: it starts from step 0."
+_OWN_CHECKPOINTS = "The script resumes by its own checkpoints, if it saves any:"
+
 
 @dataclass(frozen=True)
 class FailurePage:
@@ -47,7 +50,8 @@ class FailurePage:
         rank = f"rank {self.rank}" if self.rank >= 0 else "a rank"
         node = f" (node {self.node})" if self.node else ""
         name = plain(Path(self.run).name)
-        lines = [f"# {name} failed", "", f"{rank}{node} {self.how}, in step {self.step + 1}."]
+        step = f", in step {self.step + 1}" if self.step >= 0 else ""
+        lines = [f"# {name} failed", "", f"{rank}{node} {self.how}{step}."]
         if self.slurm:
             lines.append(f"Slurm: {self.slurm}.")
         if self.hang:
@@ -56,7 +60,7 @@ class FailurePage:
             lines += ["", "## Traceback or last output", ""]
             lines += [f"    {plain_line(line)}" for line in self.words.splitlines()]
         lines += self._step_table()
-        start = "No checkpoint was saved: it starts from step 0."
+        start = _NO_CHECKPOINT if self.step >= 0 else _OWN_CHECKPOINTS
         if self.checkpoint:
             start = f"From step {self.checkpoint_step}: {self.checkpoint}"
         lines += ["", "## To resume", "", plain(start), "", f"    {plain(self.resume)}"]

@@ -70,7 +70,9 @@ def _of_name(name: str, sent: Sequence[Submission]) -> Path | None:
 def is_run(path: Path) -> bool:
     """Return whether a folder belongs to a run, even one that has not started yet."""
     folder = RunDir(path)
-    return any(part.exists() for part in (folder.config, folder.events, folder.jobs))
+    return any(
+        part.exists() for part in (folder.config, folder.events, folder.jobs, folder.launches)
+    )
 
 
 def _same(first: Path, second: Path) -> bool:

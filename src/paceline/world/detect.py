@@ -174,6 +174,8 @@ def _rendezvous_of_nodes(
     env: Env, key: str, node: int, *, serve: bool
 ) -> TcpRendezvous | PublishedRendezvous:
     """Return the rendezvous of a step: at MASTER_PORT if it is set, else at an address that rank 0 publishes."""
+    if handover.OWN_MASTER in env:
+        env = {name: value for name, value in env.items() if name not in _MASTER}
     given, suffix = env.get("MASTER_ADDR", ""), env.get(handover.HOST_SUFFIX, "")
     nodes = (
         []
@@ -190,6 +192,9 @@ def _rendezvous_of_nodes(
     return PublishedRendezvous(
         key, given or own, tuple(name for name in nodes if name != own), serve
     )
+
+
+_MASTER = {"MASTER_ADDR", "MASTER_PORT"}
 
 
 def _from_openmpi(env: Env, parent: int) -> World:

@@ -1,0 +1,36 @@
+"""The error of a rank that cannot report it, from the last lines of its output."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_HEAD = "Traceback (most recent call last):"
+_NAME = re.compile(r"(?:\w+\.)*(\w+)(?::|$)")
+
+
+class OutputError(NamedTuple):
+    """An uncaught exception."""
+
+    what: str
+    """The class of the exception."""
+    text: str
+    """The traceback, and all lines after it."""
+
+
+def error_in(lines: Sequence[str]) -> OutputError | None:
+    """Return the last traceback in the output of a rank.
+
+    >>> error_in(["begun", "Traceback (most recent call last):", "  File x", "KeyError: 'a'"]).what
+    'KeyError'
+    """
+    heads = [place for place, line in enumerate(lines) if line.startswith(_HEAD)]
+    if not heads:
+        return None
+    trace = lines[heads[-1] :]
+    for line in trace[1:]:
+        found = _NAME.match(line)
+        if found and not line.startswith(" "):
+            return OutputError(found[1], "\n".join(trace))
+    return None

@@ -1,0 +1,85 @@
+"""The run folder of a script that keeps none itself: logs, process ids and exit codes of every launch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from paceline.errors import EnvironmentUnfit
+from paceline.launch.spec import LaunchSpec, Program
+from paceline.rundir import RunDir, make_private
+from paceline.runlock import claimed
+
+_MOST_AT_ONCE = 100
+
+
+def keeps_no_folder(program: Program) -> bool:
+    """Return whether a program is a script that does not mention Paceline, so that the launcher keeps its folder."""
+    kind, name = program.argv[:2]
+    if kind != "path":
+        return False
+    return bool(program.interpreter) or b"paceline" not in Path(name).read_bytes()
+
+
+@contextlib.contextmanager
+def script_folder(program: Program, runs: Path = Path("runs")) -> Iterator[str]:
+    """Hold the folder runs/SCRIPT, or runs/SCRIPT-2 while that one is in use; empty: there is none.
+
+    A working directory that cannot be written is no reason to refuse a script that does not need it.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = ""
+        if keeps_no_folder(program):
+            for root in _choices(Path(program.name).stem, runs):
+                with contextlib.suppress(EnvironmentUnfit, OSError):
+                    make_private(root / "ranks")
+                    stack.enter_context(claimed(RunDir(root).launch_lock, patience_s=0))
+                    folder = str(root)
+                    break
+        yield folder
+
+
+def _choices(name: str, runs: Path) -> Iterator[Path]:
+    yield runs / name
+    for number in range(2, _MOST_AT_ONCE):
+        if not runs.is_dir():
+            return
+        yield runs / f"{name}-{number}"
+
+
+def log_of(spec: LaunchSpec, rank: int) -> Path | None:
+    """Return the log of a rank, emptied by the first of several launches; None without a folder."""
+    if not spec.folder:
+        return None
+    log = RunDir(Path(spec.folder)).log(rank)
+    if spec.attempt == 0:
+        with contextlib.suppress(OSError):
+            log.unlink(missing_ok=True)
+    return log
+
+
+def note_launch(spec: LaunchSpec, pids: Sequence[int]) -> None:
+    """Record the start of the ranks."""
+    command = [spec.target.interpreter or "python", *spec.target.argv[1:], *spec.arguments]
+    _note(
+        spec, {"event": "launched", "command": command, "ranks": list(spec.numbers), "pids": pids}
+    )
+
+
+def note_end(spec: LaunchSpec, codes: Sequence[int | None]) -> None:
+    """Record the exit codes of the ranks; negative: the signal that ended one, None: it was still running."""
+    _note(spec, {"event": "ended", "codes": codes})
+
+
+def _note(spec: LaunchSpec, facts: dict[str, object]) -> None:
+    if not spec.folder:
+        return
+    line = json.dumps({"time_s": time.time(), "attempt": spec.attempt, **facts})
+    with (
+        contextlib.suppress(OSError),
+        RunDir(Path(spec.folder)).launches.open("a", encoding="utf-8") as file,
+    ):
+        file.write(f"{line}\n")

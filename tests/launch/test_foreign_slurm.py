@@ -1,0 +1,79 @@
+"""Scripts that do not know Paceline, as tasks of srun: emulated by its variables on one machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.world.detect import detect_world
+from paceline.world.torch_variables import torch_variables
+
+TASK = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_NODELIST": "n1",
+    "SLURM_STEP_TASKS_PER_NODE": "2",
+    "SLURM_NODEID": "0",
+}
+ON_TWO_NODES = TASK | {
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_NODEID": "1",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+}
+ALL_REDUCE = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1.0])
+dist.all_reduce(total)
+print("sum", total.item())
+dist.destroy_process_group()
+"""
+
+
+def test_the_address_for_foreign_scripts_does_not_change_where_paceline_joins() -> None:
+    world = detect_world(ON_TWO_NODES)
+    given = torch_variables(world, ON_TWO_NODES)
+    assert (given["MASTER_ADDR"], given["RANK"], given["LOCAL_RANK"]) == ("n1", "1", "0")
+    assert detect_world(ON_TWO_NODES | given) == world
+
+
+def test_all_tasks_of_a_step_derive_the_same_port_and_another_start_another() -> None:
+    ports = [
+        torch_variables(detect_world(env), env)["MASTER_PORT"]
+        for env in (
+            ON_TWO_NODES,
+            ON_TWO_NODES | {"SLURM_NODEID": "0", "SLURM_PROCID": "0"},
+            ON_TWO_NODES | {"SLURM_RESTART_COUNT": "1"},
+        )
+    ]
+    assert ports[0] == ports[1] != ports[2]
+
+
+@pytest.mark.slow
+def test_two_tasks_with_their_own_init_process_group_join(tmp_path: Path) -> None:
+    (tmp_path / "any.py").write_text(ALL_REDUCE)
+    command = [sys.executable, "-m", "paceline.launch.rank_srun", "path", "any.py"]
+    env = os.environ | TASK | {"SLURM_JOB_ID": str(os.getpid()), "GLOO_SOCKET_IFNAME": "lo"}
+    tasks = [
+        subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=env | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [task.communicate(timeout=120)[0] for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], said
+    assert all("sum 3.0" in text for text in said)
