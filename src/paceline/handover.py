@@ -16,6 +16,11 @@ def joined_mark(rendezvous: Path, rank: int) -> Path:
     return rendezvous.with_name(f"joined-{rank:04d}")
 
 
+def unaware_mark(failure_file: Path) -> Path:
+    """Return the file that a rank creates at its end if its script could not know which rank it was."""
+    return failure_file.with_suffix(".unaware")
+
+
 def graceful_stop_mark(rendezvous: Path, rank: int) -> Path:
     """Return the file that a rank creates if it saves before it stops: the launcher then waits for it."""
     return rendezvous.with_name(f"graceful-stop-{rank:04d}")
@@ -74,6 +79,9 @@ HOST_SUFFIX = "PACELINE_HOST_SUFFIX"
 
 INTERFACE = "PACELINE_INTERFACE"
 """The network interface between nodes; unset: the one with the route to the peers."""
+
+OWN_MASTER = "PACELINE_OWN_MASTER"
+"""Set if MASTER_ADDR and MASTER_PORT are ours, for scripts with their own `init_process_group`; `join` ignores them."""
 
 DOCTOR = "PACELINE_DOCTOR"
 """Address and secret for the report of a rank of `paceline doctor`, as JSON."""

@@ -161,6 +161,20 @@ class RunDir:
         return self.root / "started-over"
 
     @property
+    def launches(self) -> Path:
+        """Starts and exit codes of a script that keeps no run folder itself, one JSON object per line."""
+        return self.root / "launches.jsonl"
+
+    @property
+    def launch_lock(self) -> Path:
+        """The lock file of the launcher that runs such a script."""
+        return self.root / "launch.lock"
+
+    def log(self, rank: int) -> Path:
+        """Return the output of a rank of such a script."""
+        return self.root / "ranks" / f"{rank:04d}.log"
+
+    @property
     def lock(self) -> Path:
         """The lock file, held by the process that writes this run."""
         return self.root / "lock"

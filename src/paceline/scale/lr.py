@@ -33,9 +33,9 @@ def describe_lr(config: RunConfig) -> str:
     >>> describe_lr(RunConfig(batch=BatchConfig(global_size=1024), lr=LrConfig(rule="linear", warmup_samples=2000)))
     'lr 0.0040 = 0.0010 x 4 (linear), warm-up 2,000 samples'
     """
-    text = f"lr {_rate(scaled_lr(config))}"
+    text = f"lr {human_rate(scaled_lr(config))}"
     if config.lr.rule != "none":
-        text += f" = {_rate(config.lr.base)} x {lr_factor(config):g} ({config.lr.rule})"
+        text += f" = {human_rate(config.lr.base)} x {lr_factor(config):g} ({config.lr.rule})"
     if config.lr.schedule != "constant":
         text += f", {config.lr.schedule}"
     if config.lr.warmup_samples:
@@ -71,5 +71,10 @@ def _cosine(final: float, seen: int, total: int) -> float:
     return final + (1 - final) * (1 + math.cos(math.pi * done)) / 2
 
 
-def _rate(value: float) -> str:
+def human_rate(value: float) -> str:
+    """Return a learning rate for people.
+
+    >>> human_rate(0.001), human_rate(3e-5)
+    ('0.0010', '3e-05')
+    """
     return f"{value:.4f}" if 0.00095 <= value < 10 else f"{value:g}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
+
+from torch import Tensor
 
 from paceline.checkpoint.cadence import Cadence
 from paceline.checkpoint.commit import CommitHooks, Saved, SaveFailed
@@ -15,17 +17,53 @@ from paceline.checkpoint.manifest import Manifest
 from paceline.checkpoint.restore import newest_good, read_tensors
 from paceline.checkpoint.retention import Retention
 from paceline.checkpoint.save import Saver
+from paceline.config import RunConfig
 from paceline.config.intervals import Every
 from paceline.config.renamed import refuse_old_names
 from paceline.config.values import flatten
+from paceline.data.reading.batches import Batches
 from paceline.errors import ConfigError
 from paceline.events import CheckpointBad, CheckpointFailed, CheckpointSaved, Event
 from paceline.rundir import RunDir, write_whole
 from paceline.runlock import Claim
+from paceline.train.console import say
+from paceline.train.imported_state import IMPORT_AGAIN, is_imported
 from paceline.train.sharded_tensor import whole
-from paceline.train.training_state import TrainingState
 from paceline.world.collectives import all_gather_texts
 from paceline.world.process_group import wait_for_all
+from paceline.world.world import World
+
+
+class SavedState(Protocol):
+    """What a checkpoint holds."""
+
+    @property
+    def world(self) -> World:
+        """The ranks that save it."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The settings of the run."""
+
+    @property
+    def batches(self) -> Batches:
+        """The steps of the run."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors by name: the same names on every rank."""
+
+    def own_tensors(self) -> Mapping[str, Tensor]:
+        """Return the tensors that only this rank holds."""
+
+    def manifest(self, step: int, metrics: Mapping[str, float]) -> Manifest:
+        """Return the description of a checkpoint after a step. Every rank must call this."""
+
+    def load(self, manifest: Manifest, tensors: Iterator[tuple[str, Tensor]]) -> list[str]:
+        """Restore everything; return a line for each thing that does not match."""
+
+    def changed_settings(self, manifest: Manifest) -> list[str]:
+        """Return the settings that would make the rest of the run another training."""
+
 
 _CLAIM_S = 1.0  # how often to check that no later start of this job has taken the run over
 
@@ -35,7 +73,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        state: TrainingState,
+        state: SavedState,
         emit: Callable[[Event], None],
         claim: Claim | None = None,
         on_saved: Callable[[float], None] = lambda _: None,
@@ -95,6 +133,8 @@ class Checkpoints:
             return 0
         self._refuse_changed_settings(manifest)
         self._load(manifest)
+        if self._world.is_main and is_imported(manifest):
+            say(f"loaded the imported {self._storage.where(manifest.step)}")
         self._saved_step = manifest.step
         self._report_progress(manifest.step)
         return manifest.step
@@ -131,9 +171,10 @@ class Checkpoints:
             )
         problems = self._state.load(manifest, tensors)
         if problems:
+            as_before = "build model and optimizer as before, or give this run another name="
             raise ConfigError(
                 f"{where} does not fit this model: {shorten(problems)}",
-                fix="build model and optimizer as before, or give this run another name=",
+                fix=IMPORT_AGAIN if is_imported(manifest) else as_before,
             )
 
     def is_due(self) -> bool:

@@ -116,7 +116,7 @@ def line_of(event: Event) -> str:  # noqa: PLR0911 - one for each kind
 
 
 def _describe_start(event: RunStarted) -> str:
-    if event.from_step == event.total_steps:
+    if event.from_step >= event.total_steps:
         return "\nthis run is complete: train longer with epochs=, start over with resume=never, or choose another name="
     return f"\nresumed after step {event.from_step:,}" if event.from_step else ""
 
@@ -140,7 +140,7 @@ def stopped_line(event: RunStopped) -> str:
     return f"Stopped{cause} at step {event.step:,}, checkpoint saved. Rerun the same command to resume."
 
 
-def describe_run(config: RunConfig, world: World, batches: Batches) -> str:
+def describe_run(config: RunConfig, world: World, batches: Batches, lr: str = "") -> str:
     """Return the derived numbers of a run, printed once at its start."""
     lanes = describe_lanes(config.batch.global_size, config.batch.lanes, world.size)
     launcher = "single process" if world.launcher == "alone" else f"started by {world.launcher}"
@@ -148,7 +148,7 @@ def describe_run(config: RunConfig, world: World, batches: Batches) -> str:
     if config.exact:
         exact = "exact: the same bits on any number of ranks"
     return (
-        f"{lanes}; {describe_lr(config)}\n"
+        f"{lanes}; {lr or describe_lr(config)}\n"
         f"{batches.plan.samples:,} samples, {batches.total_steps:,} steps; {world.device}; "
         f"{launcher}; {exact}" + describe_local_sgd(config)
     )

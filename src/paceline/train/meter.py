@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 
 from paceline.train.async_loss import MAX_PENDING_LOSSES, AsyncLoss
-from paceline.train.note import Note
-from paceline.train.optimizer_step import OptimizerStep
+from paceline.train.note import Note, StepEngine
 
 
 class Meter:
@@ -43,14 +43,14 @@ class Meter:
         while len(self._pending) > keep:
             self._loss += float(self._pending.popleft())
 
-    def close(self, optimizer_step: OptimizerStep) -> tuple[float, float]:
+    def close(self, optimizer_step: StepEngine) -> tuple[float, float]:
         """Return mean loss and samples per second over all ranks, and restart. Every rank must call this."""
         loss, counted = self.state(optimizer_step)
         rate = self._samples / max(1e-9, time.perf_counter() - self._begun)
         self.restart()
-        return loss / counted, rate
+        return loss / counted if counted else math.nan, rate
 
-    def state(self, optimizer_step: OptimizerStep) -> list[float]:
+    def state(self, optimizer_step: StepEngine) -> list[float]:
         """Return the sums over all ranks, for a checkpoint. Every rank must call this."""
         self.settle()
         total = optimizer_step.total(Note(self._loss, self._counted))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
 
 import numpy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.telemetry.phases import PhaseClock
 from paceline.train.async_loss import AsyncLoss
 
 Moves = NDArray[numpy.float64]
@@ -68,3 +70,39 @@ class Note(NamedTuple):
         loss, counted, save, stop = values[:NOTE_HEAD].tolist()
         moves = values[NOTE_HEAD:].numpy() if len(values) > NOTE_HEAD else NO_MOVES
         return cls(loss, counted, moves, save, stop)
+
+
+def merge_notes(notes: Iterable[Note], merges: Iterable[int]) -> list[Note]:
+    """Return the sums of the notes of whole subtrees, given how many merges follow each lane.
+
+    >>> [note.loss for note in merge_notes([Note(1.0, 1), Note(2.0, 1), Note(4.0, 1)], [0, 1, 0])]
+    [3.0, 4.0]
+    """
+    merged: list[Note] = []
+    for note, count in zip(notes, merges, strict=True):
+        merged.append(note)
+        for _ in range(count):
+            newest = merged.pop()
+            merged[-1] = merged[-1].plus(newest)
+    return merged
+
+
+class StepEngine(Protocol):
+    """What runs the steps of a training, as its observers see it."""
+
+    clock: PhaseClock
+    """Measures the time of each phase on this rank."""
+    ready: float
+    """`time.perf_counter` at the end of this rank's own work in the last step."""
+    synchronized: bool
+    """Whether local SGD replicas were synchronized after the last step."""
+
+    @property
+    def totals_are_global(self) -> bool:
+        """Whether a step returns sums over all ranks already."""
+
+    def total(self, note: Note) -> Note:
+        """Return the sum of a note over all ranks. Every rank must call this."""
+
+    def sum_over_ranks(self, values: Tensor) -> Tensor:
+        """Return the sum of a tensor over all ranks. Every rank must call this."""

@@ -19,7 +19,7 @@ from paceline.telemetry.pulse import REST_S, Pulse
 from paceline.telemetry.rank_times import RankTimes
 from paceline.telemetry.stragglers import StragglerWatch, describe_straggler
 from paceline.train.console import say
-from paceline.train.optimizer_step import OptimizerStep
+from paceline.train.note import StepEngine
 from paceline.train.profiling import Profiling
 from paceline.train.step_times import StepTimes
 from paceline.train.stopping import slow_disk_s
@@ -38,7 +38,7 @@ class Observers:
         self,
         world: World,
         config: RunConfig,
-        optimizer_step: OptimizerStep,
+        optimizer_step: StepEngine,
         emit: Callable[[Event], None],
     ) -> None:
         self._world, self._config = world, config

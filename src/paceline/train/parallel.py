@@ -33,24 +33,9 @@ def parallelize(
     With parallel=fsdp every module of a class in `wrap` is a unit, and the rest is another; without `wrap` the units
     are the members of every ModuleList.
     """
-    if config.parallel == "fsdp" and config.compile:
-        _compile_units(model, wrap)
-    if shards(world, config):
-        from paceline.train.fsdp import shard
-
-        _copy_from_main(model)
-        return shard(model, world, config, wrap)
-    model.to(world.device)
-    if config.compile and config.parallel != "fsdp":
-        from torch._dynamo import config as compiling
-
-        # It would split the model at DDP's buckets, which changes the bits.
-        compiling.optimize_ddp = False
-        model.compile(dynamic=False)  # in place: names of weights do not change
-    if world.size == 1:
-        return model
-    if captures(world, config) or config.local_sgd.steps:
-        _copy_from_main(model)
+    uses_ddp = not captures(world, config) and not config.local_sgd.steps
+    prepare(model, world, config, wrap, copies=not uses_ddp)
+    if world.size == 1 or not uses_ddp or shards(world, config):
         return model
     if config.exact:
         return TreeDDP(model, config.batch.lanes, world)
@@ -59,7 +44,35 @@ def parallelize(
     return ddp
 
 
-def _copy_from_main(model: nn.Module) -> None:
+def prepare(
+    model: nn.Module,
+    world: World,
+    config: RunConfig,
+    wrap: tuple[type[nn.Module], ...] | None = None,
+    *,
+    copies: bool = True,
+) -> None:
+    """Compile, move or shard a model in place; with `copies`, all ranks get the weights and buffers of rank 0."""
+    if config.parallel == "fsdp" and config.compile:
+        _compile_units(model, wrap)
+    if shards(world, config):
+        from paceline.train.fsdp import shard
+
+        copy_from_main(model)
+        shard(model, world, config, wrap)
+        return
+    model.to(world.device)
+    if config.compile and config.parallel != "fsdp":
+        from torch._dynamo import config as compiling
+
+        # It would split the model at DDP's buckets, which changes the bits.
+        compiling.optimize_ddp = False
+        model.compile(dynamic=False)  # in place: names of weights do not change
+    if world.size > 1 and copies:
+        copy_from_main(model)
+
+
+def copy_from_main(model: nn.Module) -> None:
     """Start all ranks with the weights and buffers of rank 0, as DDP does: each may have a different random init."""
     broadcast_from_main(value for value in (*model.parameters(), *model.buffers()) if value.numel())
 

@@ -12,6 +12,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from paceline.config import RunConfig
+from paceline.data.reading.nest import leaves_of
 from paceline.data.reading.source import Batch
 from paceline.rundir import DUMP_FILE, RECORD_FILE, make_private, write_whole
 from paceline.train.parallel import inner
@@ -83,8 +84,7 @@ class Recorder:
         """Return a digest of the samples that all ranks used, independent of their order."""
         digest = 0
         for batch in batches:
-            for row in range(len(batch[0])):
-                digest += _row_digest(batch, row)
+            digest += _batch_digest(batch)
         total = sum_across(self._world, torch.tensor([digest & _48_BITS]))
         return int(total.item()) & _48_BITS
 
@@ -124,10 +124,27 @@ class Recorder:
                 file.write(json.dumps(line) + "\n")
 
 
-def _row_digest(batch: Batch, row: int) -> int:
+def _batch_digest(batch: Batch) -> int:
+    """Return the sum of the digests of a lane's rows; what is not one row per sample counts as a whole."""
+    leaves = [leaf for leaf in leaves_of(_opened(batch)) if isinstance(leaf, Tensor)]
+    rows = min((len(leaf) for leaf in leaves if leaf.ndim), default=0)
+    by_row = [leaf for leaf in leaves if leaf.ndim and len(leaf) == rows]
+    digest = 0
+    for row in range(rows):
+        digest += _digest([leaf[row] for leaf in by_row])
+    others = [leaf for leaf in leaves if not any(leaf is each for each in by_row)]
+    return digest + (_digest(others) if others else 0)
+
+
+def _opened(batch: Batch) -> Batch:
+    """Return the content of a batch that moves itself to a device, such as transformers' BatchEncoding."""
+    return dict(batch) if isinstance(batch, Mapping) else batch
+
+
+def _digest(tensors: Iterable[Tensor]) -> int:
     digest = hashlib.blake2b(digest_size=5)
-    for tensor in batch:
-        digest.update(content(tensor[row]))
+    for tensor in tensors:
+        digest.update(content(tensor))
     return int.from_bytes(digest.digest(), "big")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -49,7 +49,7 @@ def _names(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[Tensor, 
     if foreign:
         raise ConfigError(
             f"the optimizer has {len(foreign)} parameters that are not in the model, such as one of shape {list(foreign[0].shape)}",
-            fix="make them part of the model that you pass to the Trainer",
+            fix="make them part of the model of the run",
         )
     return names
 
@@ -92,8 +92,12 @@ def load_state(
     optimizer: torch.optim.Optimizer,
     saved: Iterable[tuple[str, Tensor]],
     numbers: Mapping[str, str],
+    is_saved: Callable[[str], bool] = lambda _: True,
 ) -> list[str]:
-    """Copy saved tensors into model and optimizer; return a line for each mismatch. After one, do not train."""
+    """Copy saved tensors into model and optimizer; return a line for each mismatch. After one, do not train.
+
+    `is_saved` tells which weights checkpoints hold; the others keep their values.
+    """
     weights = dict(settled(model).state_dict())
     slots = OptimizerSlots(model, optimizer)
     problems: list[str] = []
@@ -108,7 +112,7 @@ def load_state(
                 kind, _, name = name.partition(".")
                 problems += slots.load(kind, name, value, numbers.get(full_name))
     for name, value in weights.items():
-        if f"model.{name}" not in seen:
+        if f"model.{name}" not in seen and is_saved(name):
             problems.append(f"{name} {_type_and_shape(value)} was not saved")
     return problems
 

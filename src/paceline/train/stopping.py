@@ -20,8 +20,7 @@ from paceline.config.intervals import seconds_from
 from paceline.errors import Stopped
 from paceline.launch.signals import EARLY, STOP_SIGNALS
 from paceline.rundir import RunDir, write_whole
-from paceline.train.note import Note, RankRequests
-from paceline.train.optimizer_step import OptimizerStep
+from paceline.train.note import Note, RankRequests, StepEngine
 from paceline.world.world import World
 
 TIME_LIMIT = "the time limit is near"
@@ -124,7 +123,7 @@ class _StepPulse(NamedTuple):
 class Agreement:
     """Combines the requests of all ranks, with the same result on every rank."""
 
-    def __init__(self, optimizer_step: OptimizerStep, every_s: float = AGREE_S) -> None:
+    def __init__(self, optimizer_step: StepEngine, every_s: float = AGREE_S) -> None:
         self._optimizer_step, self._every_s = optimizer_step, every_s
         self._steps_left = 1
 
@@ -149,7 +148,7 @@ class Stopping:
     """This rank's part in stopping the run: its own request, and the agreement with the others."""
 
     def __init__(
-        self, world: World, config: RunConfig, optimizer_step: OptimizerStep, state_bytes: int
+        self, world: World, config: RunConfig, optimizer_step: StepEngine, state_bytes: int
     ) -> None:
         self._world, self._config = world, config
         agree_s = AGREE_LOCAL_SGD_S if config.local_sgd.steps else AGREE_S

@@ -13,6 +13,7 @@ from paceline.checkpoint.manifest import Manifest
 from paceline.config import RunConfig
 from paceline.config.values import flatten
 from paceline.data.reading.batches import Batches
+from paceline.train.imported_state import fitted, is_imported, missing_kinds
 from paceline.train.meter import Meter
 from paceline.train.optimizer_step import OptimizerStep
 from paceline.train.state import named_state, optimizer_facts
@@ -81,6 +82,10 @@ class TrainingState:
 
     def load(self, manifest: Manifest, tensors: Iterator[tuple[str, Tensor]]) -> list[str]:
         """Restore everything from a checkpoint; return the tensors that do not match the model."""
+        if is_imported(manifest):
+            problems = missing_kinds(manifest, self.optimizer)
+            loaded = fitted(tensors, self.model)
+            return problems + self.optimizer_step.load(loaded, manifest.values["numbers"])
         problems = self.optimizer_step.load(tensors, manifest.values["numbers"])
         before = manifest.values["optimizer"]["optimizer"]
         now = optimizer_facts(self.optimizer)["optimizer"]
@@ -97,13 +102,23 @@ class TrainingState:
 
     def changed_settings(self, manifest: Manifest) -> list[str]:
         """Return the settings that would make the rest of the run another training."""
-        now = dict(flatten(self.config)) | optimizer_facts(self.optimizer)
-        now["dataset_samples"] = self.batches.plan.samples
-        before = dict(manifest.config) | dict(manifest.values["optimizer"])
-        before["dataset_samples"] = manifest.values["dataset_samples"]
-        changed = []
-        for name, value in now.items():
-            is_free = name in _FREE or name.partition(".")[0] in _FREE_TABLES
-            if not is_free and before.get(name, value) != value:
-                changed.append(f"{name} {before[name]} -> {value}")
-        return changed
+        facts, samples = optimizer_facts(self.optimizer), self.batches.plan.samples
+        return changed_settings(manifest, self.config, facts, samples)
+
+
+def changed_settings(
+    manifest: Manifest, config: RunConfig, facts: Mapping[str, str], samples: int
+) -> list[str]:
+    """Return the settings, facts of the optimizer and numbers of samples that differ from those of a checkpoint."""
+    if is_imported(manifest):
+        return []
+    now = dict(flatten(config)) | dict(facts)
+    now["dataset_samples"] = samples
+    before = dict(manifest.config) | dict(manifest.values["optimizer"])
+    before["dataset_samples"] = manifest.values["dataset_samples"]
+    changed = []
+    for name, value in now.items():
+        is_free = name in _FREE or name.partition(".")[0] in _FREE_TABLES
+        if not is_free and before.get(name, value) != value:
+            changed.append(f"{name} {before[name]} -> {value}")
+    return changed

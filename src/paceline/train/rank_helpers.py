@@ -1,0 +1,47 @@
+"""What user code asks of the ranks: who am I, print once, gather, broadcast, wait."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from paceline.train.console import say
+from paceline.train.inference import gather_in_order
+from paceline.world.collectives import broadcast_from_main
+from paceline.world.process_group import wait_for_all
+from paceline.world.world import World
+
+
+class RankHelpers:
+    """Helpers for code that runs on every rank."""
+
+    world: World
+    """This rank among all ranks."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0."""
+        return self.world.is_main
+
+    @property
+    def device(self) -> str:
+        """The device of this rank."""
+        return self.world.device
+
+    def print(self, *values: object) -> None:
+        """Print a line on rank 0."""
+        if self.world.is_main:
+            say(" ".join(map(str, values)))
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Return the rows of all ranks, those of rank 0 first. Every rank must call this."""
+        return gather_in_order(self.world, rows)
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """Overwrite a tensor on all ranks with the values of rank 0, and return it. Every rank must call this."""
+        if self.world.size > 1:
+            broadcast_from_main([tensor])
+        return tensor
+
+    def barrier(self) -> None:
+        """Return on every rank when all have called this."""
+        wait_for_all(self.world)

@@ -1,0 +1,249 @@
+"""What a run does between two steps of its loop: report, evaluate, save, stop, record."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from paceline.config import RunConfig
+from paceline.data.reading.batches import Batches, RankBatch
+from paceline.errors import ConfigError, Stopped
+from paceline.events import EpochDone, Evaluated, RunEnded, RunStarted, RunStopped, StepDone
+from paceline.scale.lr import human_rate, schedule_factor
+from paceline.train.checkpointing import Checkpoints
+from paceline.train.console import describe_run, rank_line, say
+from paceline.train.meter import Meter
+from paceline.train.note import Note, RankRequests
+from paceline.train.observers import Observers
+from paceline.train.recorder import Recorder
+from paceline.train.run_folder import RunFolder
+from paceline.train.run_state import Registered, RunState
+from paceline.train.state import state_digest
+from paceline.train.stopping import Stopping
+from paceline.train.updates import Updates
+from paceline.world.process_group import shorten_timeout
+from paceline.world.world import World
+
+
+class RunLoop:
+    """The loop of a run, from the newest checkpoint on. Every rank has one."""
+
+    def __init__(
+        self,
+        world: World,
+        config: RunConfig,
+        folder: RunFolder,
+        parts: Registered,
+        batches: Batches,
+    ) -> None:
+        self._world, self._config, self._folder = world, config, folder
+        self._parts, self.batches = parts, batches
+        self.updates = Updates(world, config, self._requests)
+        self.updates.set_up(list(parts.models.values()), list(parts.optimizers.values()))
+        self._since_report, self._in_epoch = Meter(), Meter()
+        meters = {"since_report": self._since_report, "in_epoch": self._in_epoch}
+        self.state = RunState(world, config, parts, batches, self.updates, meters)
+        size_bytes = self.state.size_bytes
+        self._stopping = Stopping(world, config, self.updates, size_bytes)
+        on_saved = self._stopping.request.learn_save
+        self._checkpoints = Checkpoints(self.state, folder.emit, folder.claim, on_saved)
+        self.observers = Observers(world, config, self.updates, folder.emit)
+        self._recorder = Recorder(config, world)
+        self._rates = Rates(config, parts, batches.total_samples)
+        self.done = self._first = 0
+        self._ended = False
+        self.save_requested = False
+        self.metrics: dict[str, float] = {}
+        """Results of the last evaluation in this step."""
+        self.logged: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Listen for signals, and observe."""
+        with (
+            self._stopping.listening(),
+            self._checkpoints,
+            self.observers.attending(self.state.size_bytes),
+        ):
+            yield
+
+    def begin(self) -> Iterator[RankBatch]:
+        """Restore the newest checkpoint; return the steps that are left."""
+        self.done = self._first = self._checkpoints.restore()
+        self._announce()
+        self._recorder.start(self._parts.model, self._parts.optimizer)
+        if self.is_over:
+            return iter(())
+        return iter(self.observers.reading(self.batches.steps(self.done)))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no step is left."""
+        return bool(self.state.finished) or self.done >= self.batches.total_steps
+
+    def begin_step(self, batch: RankBatch) -> None:
+        """Set the learning rates of a step."""
+        self.metrics, self.logged = {}, {}
+        self._rates.set(batch.plan.seen)
+
+    def complete(self, batch: RankBatch, note: Note) -> bool:
+        """Report a step, save and stop if that is due; return whether a measurement has enough steps.
+
+        `note` is the sum of the notes of the step's updates.
+        """
+        samples = batch.plan.samples
+        self.observers.step_taken(samples)
+        self.done = batch.plan.index + 1
+        for meter in (self._since_report, self._in_epoch):
+            meter.add(note, samples)
+        self._report(batch)
+        self.observers.step_done(self.done)
+        if batch.plan.index == self._first:
+            shorten_timeout(self._world, self._config)
+        self._save_or_stop(note)
+        enough = self._record(batch, note)
+        return self.observers.seen_enough() or enough
+
+    def _report(self, batch: RankBatch) -> None:
+        is_epoch = batch.plan.ends_epoch or self.done == self.batches.total_steps
+        if self.done % self._config.log.every_steps == 0:
+            loss, speed = self._since_report.close(self.updates)
+            epoch, seen = batch.plan.epoch + 1, batch.plan.seen
+            self._folder.emit(StepDone(self.done, epoch, seen, loss, self._rates.now, speed))
+            if self.logged and not is_epoch:
+                self._folder.emit(Evaluated(self.done, {**self.logged, **self.metrics}))
+        if is_epoch:
+            self._end_epoch(batch)
+        elif self.metrics and self.done % self._config.log.every_steps:
+            self._folder.emit(Evaluated(self.done, self.metrics))
+
+    def _end_epoch(self, batch: RankBatch) -> None:
+        loss, speed = self._in_epoch.close(self.updates)
+        epoch, per_epoch = batch.plan.epoch + 1, self.batches.plan.steps_per_epoch
+        epochs = -(-self.batches.total_steps // per_epoch)
+        metrics = {**self.logged, **self.metrics}
+        self._folder.emit(EpochDone(epoch, epochs, self.done, loss, speed, metrics))
+        if self._config.log.ranks == "all":
+            steps = self.done - (epoch - 1) * per_epoch
+            say(rank_line(self._world, epoch, batch.lanes[0].samples, steps))
+        self._in_epoch.restart()
+        self._since_report.restart()
+
+    def leave_out(self, seconds: float) -> None:
+        """Exclude the seconds of an evaluation from the speed."""
+        for meter in (self._since_report, self._in_epoch):
+            meter.leave_out(seconds)
+
+    def _requests(self) -> RankRequests:
+        """Return whether this rank asks to save or to stop after the current step."""
+        is_due = self._checkpoints.is_due() or self.save_requested
+        self._stopping.request.saving = self._checkpoints.is_saving
+        return RankRequests(save=is_due, stop=self._stopping.request.asked)
+
+    def agree_without_update(self) -> Note:
+        """Return the requests of all ranks after a step without an update. Every rank must call this."""
+        return self.updates.agree(Note(0.0, 0.0).with_requests(self._requests()))
+
+    def _save_or_stop(self, note: Note) -> None:
+        self._checkpoints.update()
+        agreed = self._stopping.agree(note)
+        wanted = agreed.save or agreed.stop
+        self.save_requested = False
+        self._checkpoints.after_step(self.done, self.metrics, requested=wanted)
+        if agreed.stop and not self.is_over:
+            self._checkpoints.finish(in_time=True)
+            reason = self._stopping.request.reason or "another rank was asked to stop"
+            self._folder.emit(RunStopped(self.done, reason))
+            raise Stopped(self.done)
+
+    def _record(self, batch: RankBatch, note: Note) -> bool:
+        """Record the step for `paceline verify`; return whether it has enough steps."""
+        if not self._recorder.active:
+            return False
+        lanes = [lane for lane in batch.lanes if lane.samples]
+        loss = float(note.loss) / note.counted if note.counted else 0.0
+        return self._recorder.step(
+            self.done,
+            loss,
+            self._parts.model,
+            self._parts.optimizer,
+            [lane.batch for lane in lanes],
+        )
+
+    def end(self) -> None:
+        """Save the run after its last step. Every rank must call this."""
+        if self._ended:
+            return
+        self._ended = True
+        self.observers.ending()
+        if not self._config.only_measures:
+            self._checkpoints.save(self.done, self.metrics)
+        self._checkpoints.finish()
+        self.observers.concluding()
+
+    def conclude(self) -> None:
+        """Report that the run is complete."""
+        self.end()
+        digest = state_digest(self._parts.model, self._parts.optimizer)
+        self._folder.emit(RunEnded(self.done, self._in_epoch.run_seconds, digest))
+
+    def _announce(self) -> None:
+        batch, world, plan = self._config.batch, self._world, self.batches.plan
+        total = self.done if self.state.finished else self.batches.total_steps
+        summary = describe_run(self._config, world, self.batches, self._rates.description)
+        if self.batches.is_notable:
+            summary += f"\n{self.batches.description}"
+        self._folder.emit(
+            RunStarted(
+                world.size, world.device, world.launcher, plan.samples, batch.global_size, batch.lanes,
+                self._rates.now, total, summary, self.done,
+            )
+        )  # fmt: skip
+
+
+class Rates:
+    """The learning rates: set by `lr.schedule`, by a tracked scheduler, or left to the user's code."""
+
+    def __init__(self, config: RunConfig, parts: Registered, total_samples: int) -> None:
+        self._config, self._total = config.lr, total_samples
+        self._groups = []
+        for optimizer in parts.optimizers.values():
+            self._groups += optimizer.param_groups
+        self._peaks = [float(group["lr"]) for group in self._groups]
+        self._last: list[float] | None = None
+        schedules = [type(item).__name__ for item in parts.tracked.schedulers]
+        is_constant = config.lr.schedule == "constant" and not config.lr.warmup_samples
+        self._is_set_here = not schedules and not is_constant
+        if schedules and not is_constant:
+            raise ConfigError(
+                f"lr.schedule={config.lr.schedule} and the tracked {schedules[0]} both set the learning rate",
+                fix="set lr.schedule=constant lr.warmup_samples=0, or do not track a scheduler",
+            )
+        self.description = f"lr {human_rate(self.now)}"
+        if schedules:
+            self.description += f", set by {', '.join(schedules)}"
+        elif self._is_set_here:
+            self.description += f", {config.lr.schedule}"
+
+    @property
+    def now(self) -> float:
+        """The learning rate of the first parameter group."""
+        return float(self._groups[0]["lr"]) if self._groups else 0.0
+
+    def set(self, seen: int) -> None:
+        """Set the rates for the step that ends after `seen` samples, unless the user's code does."""
+        if not self._is_set_here:
+            return
+        self._refuse_changed()
+        factor = schedule_factor(self._config, seen, self._total)
+        self._last = [peak * factor for peak in self._peaks]
+        for group, rate in zip(self._groups, self._last, strict=True):
+            group["lr"] = rate
+
+    def _refuse_changed(self) -> None:
+        rates = [float(group["lr"]) for group in self._groups]
+        if self._last is not None and rates != self._last:
+            raise ConfigError(
+                f"the script set the learning rate to {rates[0]:g}, but lr.schedule={self._config.schedule} sets it, too",
+                fix="set lr.schedule=constant lr.warmup_samples=0 to leave it to the script",
+            )

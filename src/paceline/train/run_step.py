@@ -1,0 +1,59 @@
+"""One step of a run as the user's loop sees it, and the settings of its loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.config import RunConfig
+from paceline.config.given import is_given, with_values
+from paceline.data.reading.batches import RankBatch
+from paceline.errors import ConfigError
+from paceline.train.note import Note
+
+
+class Step:
+    """One optimizer step of a run: this rank's share of its batch."""
+
+    def __init__(self, batch: RankBatch) -> None:
+        self._batch = batch
+        self.index = batch.plan.index
+        """The number of the step in the run, from 0."""
+        self.epoch = batch.plan.epoch
+        """The number of the epoch, from 0."""
+        self.ends_epoch = batch.plan.ends_epoch
+        """Whether this is the last step of its epoch."""
+        self.samples = batch.plan.samples
+        """Samples of the step over all ranks."""
+
+    @property
+    def lanes(self) -> list[Any]:
+        """The batches of this rank's lanes, for code that reads them itself."""
+        return [lane.batch for lane in self._batch.lanes if lane.samples]
+
+
+def with_requests_of(first: Note, later: Note) -> Note:
+    """Return the first update's loss with the requests of both."""
+    return first._replace(save=first.save + later.save, stop=first.stop + later.stop)
+
+
+def with_length(config: RunConfig, epochs: int, steps: int) -> RunConfig:
+    """Return the config with the script's epochs and steps, unless settings say otherwise."""
+    if epochs and not is_given(config, "epochs"):
+        config = with_values(config, epochs=epochs)
+    if steps and not is_given(config, "steps"):
+        config = with_values(config, steps=steps)
+    return config
+
+
+def refuse_unsupported(config: RunConfig) -> None:
+    """Refuse settings that only `Trainer` knows."""
+    given = {
+        f"parallel=fsdp exact={config.exact}": config.parallel == "fsdp" and not config.exact,
+        f"local_sgd.steps={config.local_sgd.steps}": bool(config.local_sgd.steps),
+        f"compression={config.compression}": config.compression != "none",
+    }
+    for setting, is_set in given.items():
+        if is_set:
+            raise ConfigError(
+                f"paceline.Run does not support {setting}", fix="train with paceline.Trainer"
+            )

@@ -1,0 +1,380 @@
+"""Does a loop written by hand stop, finish, resume and refuse misuse as a Trainer does?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import paceline
+from paceline.config import config_from_words
+from paceline.errors import ConfigError, Stopped, TrainingError
+from support.processes import run_on_processes
+from support.program import paceline as run_paceline
+
+DATA = (torch.arange(40.0).view(40, 1),)
+SETTINGS = {"batch.global_size": 8, "batch.lanes": 4, "epochs": 2, "checkpoint.every": "end"}
+
+
+def config_in(folder: Path, **settings: object) -> paceline.RunConfig:
+    from paceline.config.values import with_settings
+
+    return with_settings(paceline.RunConfig(), SETTINGS | {"runs": str(folder)} | settings)
+
+
+def parts(run: paceline.Run) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = run.model(nn.Linear(1, 1))
+    return model, run.optimizer(torch.optim.SGD(model.parameters(), lr=1e-5))
+
+
+def loss_of(model: nn.Module):
+    return lambda batch: model(batch[0]).square().mean()
+
+
+def events(folder: Path, kind: str) -> list[dict]:
+    lines = (folder / "run" / "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def train(config: paceline.RunConfig, *, finish_at: int = -1, leave_at: int = -1) -> int:
+    """Return the number of steps that this start made."""
+    count = 0
+    with paceline.Run(config) as run:
+        model, optimizer = parts(run)
+        for step in run.steps(DATA):
+            run.update(optimizer, loss_of(model), step)
+            count += 1
+            if step.index == finish_at:
+                run.finish("it is good enough")
+            if step.index == leave_at:
+                break
+    return count
+
+
+def test_model_and_optimizer_stay_the_same_objects(tmp_path: Path) -> None:
+    with paceline.Run(config_in(tmp_path)) as run:
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        assert run.model(model) is model
+        assert run.optimizer(optimizer) is optimizer
+
+
+def test_a_finished_run_is_complete_and_a_rerun_makes_no_step(tmp_path: Path, capsys) -> None:
+    assert train(config_in(tmp_path), finish_at=3) == 4
+    assert train(config_in(tmp_path)) == 0
+    assert "this run is complete" in capsys.readouterr().out
+    assert [event["step"] for event in events(tmp_path, "RunEnded")] == [4, 4]
+
+
+@pytest.mark.parametrize("every", ["end", "1steps"])
+def test_break_completes_the_step_and_finishes_the_run(every: str, tmp_path: Path) -> None:
+    config = config_in(tmp_path, **{"checkpoint.every": every})
+    assert train(config, leave_at=2) == 3
+    assert events(tmp_path, "CheckpointSaved")[-1]["step"] == 3
+    assert train(config) == 0
+
+
+def test_a_stop_saves_between_two_steps_and_the_rest_of_the_script_does_not_run(
+    tmp_path: Path,
+) -> None:
+    after = []
+
+    def train_on() -> None:
+        with paceline.Run(config_in(tmp_path, stop_after="1s")) as run:
+            model, optimizer = parts(run)
+            for step in run.steps(DATA, epochs=100000):
+                run.update(optimizer, loss_of(model), step)
+            after.append("the training is over")
+
+    with pytest.raises(Stopped) as stopped:
+        train_on()
+    assert stopped.value.code == 75
+    assert not after
+    [saved] = events(tmp_path, "CheckpointSaved")
+    assert saved["step"] == events(tmp_path, "RunStopped")[0]["step"] == stopped.value.step
+
+
+def test_an_exception_saves_nothing_and_is_the_reason_of_the_failure(tmp_path: Path) -> None:
+    def train_and_fail() -> None:
+        with paceline.Run(config_in(tmp_path)) as run:
+            model, optimizer = parts(run)
+            for step in run.steps(DATA):
+                run.update(optimizer, loss_of(model), step)
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train_and_fail()
+    assert not events(tmp_path, "CheckpointSaved")
+    assert "ZeroDivisionError" in events(tmp_path, "RunFailed")[0]["reason"]
+
+
+def test_a_failed_update_lets_no_other_follow(tmp_path: Path) -> None:
+    def broken(batch: tuple[Tensor]) -> Tensor:
+        raise MemoryError("out of memory")
+
+    def train_on() -> None:
+        with paceline.Run(config_in(tmp_path)) as run:
+            model, optimizer = parts(run)
+            for step in run.steps(DATA):
+                try:
+                    run.update(optimizer, broken, step)
+                except MemoryError:
+                    run.update(optimizer, loss_of(model), step)
+
+    with pytest.raises(TrainingError, match="MemoryError: out of memory"):
+        train_on()
+
+
+def misuse_late(run: paceline.Run, optimizer, loss) -> None:
+    for _ in run.steps(DATA):
+        run.track(late=nn.Linear(1, 1))
+
+
+def misuse_twice(run: paceline.Run, optimizer, loss) -> None:
+    for _ in run.steps(DATA):
+        run.steps(DATA)
+
+
+def misuse_old_step(run: paceline.Run, optimizer, loss) -> None:
+    steps = run.steps(DATA)
+    old = next(steps)
+    next(steps)
+    run.update(optimizer, loss, old)
+
+
+def misuse_stranger(run: paceline.Run, optimizer, loss) -> None:
+    stranger = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+    for step in run.steps(DATA):
+        run.update(stranger, loss, step)
+
+
+def misuse_vector(run: paceline.Run, optimizer, loss) -> None:
+    for step in run.steps(DATA):
+        run.update(optimizer, lambda batch: batch[0].requires_grad_(), step)
+
+
+def misuse_detached(run: paceline.Run, optimizer, loss) -> None:
+    for step in run.steps(DATA):
+        run.update(optimizer, lambda batch: loss(batch).detach(), step)
+
+
+def misuse_rate(run: paceline.Run, optimizer, loss) -> None:
+    for step in run.steps(DATA):
+        run.update(optimizer, loss, step)
+        optimizer.param_groups[0]["lr"] = 1.0
+
+
+def misuse_mean(run: paceline.Run, optimizer, loss) -> None:
+    run.evaluate(DATA, lambda batch: {"error": batch[0].mean()})
+
+
+def misuse_untrackable(run: paceline.Run, optimizer, loss) -> None:
+    run.track(counter=7)
+
+
+def misuse_unsavable(run: paceline.Run, optimizer, loss) -> None:
+    class Odd(nn.Module):
+        def state_dict(self):
+            return {"now": object()}
+
+    run.track(odd=Odd())
+    list(run.steps(DATA))
+
+
+@pytest.mark.parametrize(
+    ("misuse", "message"),
+    [
+        (misuse_late, "run.track was called after run.steps"),
+        (misuse_twice, "run.steps was called twice"),
+        (misuse_old_step, "step 0 is over"),
+        (misuse_stranger, "this SGD is not part of the run"),
+        (misuse_vector, r"a tensor of shape \[2, 1\], not one number"),
+        (misuse_detached, "does not depend on any parameter"),
+        (misuse_rate, "lr.schedule=cosine sets it, too"),
+        (misuse_mean, r"'error' of run.evaluate is shape \[\] for 2 samples"),
+        (misuse_untrackable, "int has no state_dict"),
+        (misuse_unsavable, r"tracked.odd.now in the tracked state is a builtins.object"),
+    ],
+)
+def test_misuse_is_refused(misuse, message: str, tmp_path: Path) -> None:
+    config = config_in(tmp_path, **{"lr.schedule": "cosine"})
+
+    def train_on() -> None:
+        with paceline.Run(config) as run:
+            model, optimizer = parts(run)
+            misuse(run, optimizer, loss_of(model))
+
+    with pytest.raises(ConfigError, match=message):
+        train_on()
+
+
+def change_weight(model: nn.Module, optimizer, patience) -> None:
+    model.weight.data.add_(1.0)
+
+
+def change_rate(model: nn.Module, optimizer, patience) -> None:
+    optimizer.param_groups[0]["lr"] = 7.0
+
+
+def change_tracked(model: nn.Module, optimizer, patience) -> None:
+    patience.best = 3
+
+
+class Patience:
+    best = 0
+
+    def state_dict(self) -> dict:
+        return {"best": self.best}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.best = state["best"]
+
+
+CHANGES = {"weight": change_weight, "rate": change_rate, "tracked": change_tracked}
+
+
+def one_rank_differs(config: paceline.RunConfig, change: str) -> None:
+    with paceline.Run(config) as run:
+        model, optimizer = parts(run)
+        patience = Patience()
+        run.track(patience=patience)
+        for step in run.steps(DATA):
+            run.update(optimizer, loss_of(model), step)
+            if step.index == 2 and run.world.rank == 1:
+                CHANGES[change](model, optimizer, patience)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ("weight", "model.weight"),
+        ("rate", "the options of optimizer.0"),
+        ("tracked", "tracked.patience"),
+    ],
+)
+def test_what_one_rank_alone_has_changed_is_found_at_the_next_save(
+    change: str, name: str, tmp_path: Path
+) -> None:
+    settings = SETTINGS | {"runs": str(tmp_path), "checkpoint.every": "3steps"}
+    said = f"after step 3 rank 1 has other values than rank 0 in {name}"
+    with pytest.raises(AssertionError, match=said):
+        run_on_processes(one_rank_differs, 3, tmp_path, settings, {"change": change})
+
+
+class Noisy(nn.Module):
+    """Draws random numbers and changes a buffer also in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.frozen = nn.BatchNorm1d(1), nn.BatchNorm1d(1)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.seen += 1
+        return self.norm(inputs) + torch.randn_like(inputs)
+
+
+def evaluations(config: paceline.RunConfig) -> list:
+    data = (torch.arange(21.0).view(21, 1),)
+    with paceline.Run(config) as run:
+        model = run.model(Noisy())
+        model.frozen.eval()
+        before, state = torch.get_rng_state(), model.seen.clone()
+        found = run.evaluate(
+            data, lambda batch: {"out": model(batch[0])[:, 0], "all": (len(batch[0]), 2)}
+        )
+        assert model.norm.training
+        assert not model.frozen.training
+        assert torch.equal(model.seen, state)
+        assert torch.equal(before, torch.get_rng_state())
+        rows = run.predict(data, lambda batch: torch.cat([batch[0], model(batch[0])], 1))
+        return [found, rows.tolist()]
+
+
+def test_evaluation_and_prediction_are_the_same_in_every_world_and_change_nothing(
+    tmp_path: Path,
+) -> None:
+    answers = []
+    for world in (1, 2, 3):
+        settings = SETTINGS | {"runs": str(tmp_path / str(world))}
+        answers += run_on_processes(evaluations, world, tmp_path, settings)
+    assert all(answer == answers[0] for answer in answers)
+    means, rows = answers[0]
+    assert [row[0] for row in rows] == list(range(21))
+    assert means["out"] == pytest.approx(sum(row[1] for row in rows) / 21)
+    assert means["all"] == 21 / 22
+
+
+def free(config: paceline.RunConfig) -> list[float]:
+    with paceline.Run(config) as run:
+        model, optimizer = parts(run)
+        for step in run.steps(DATA):
+            run.update(optimizer, loss_of(model), step)
+        return [float(value) for value in model.parameters()]
+
+
+def test_without_exact_the_sum_is_the_same_up_to_rounding(tmp_path: Path) -> None:
+    answers = []
+    for world in (1, 2, 3):
+        settings = SETTINGS | {"runs": str(tmp_path / str(world)), "exact": False}
+        answers += run_on_processes(free, world, tmp_path, settings)
+    assert all(answer == pytest.approx(answers[0], rel=1e-5) for answer in answers)
+
+
+SCRIPT = """
+import torch, paceline
+
+def main(config):
+    data = (torch.randn(40, 4, generator=torch.Generator().manual_seed(1)),)
+    with paceline.Run(config) as run:
+        model = run.model(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))
+        optimizer = run.optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+        for step in run.steps(data):
+            run.update(optimizer, lambda batch: model(batch[0]).square().mean(), step)
+
+main(paceline.config_from_argv())
+"""
+
+
+def test_verify_profile_and_scale_drive_such_a_script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    settings = ("batch.global_size=16", "batch.lanes=4")
+    same = run_paceline("verify", "--worlds", "1,2", "train.py", *settings, folder=tmp_path)
+    assert (same.code, "the same bits" in same.out) == (0, True), same
+    profiled = run_paceline(
+        "profile", "-n", "2", "train.py", *settings, "epochs=9", folder=tmp_path
+    )
+    assert profiled.code == 0, profiled
+    scaled = run_paceline(
+        "scale", "--worlds", "1,2", "train.py", *settings, "epochs=30", folder=tmp_path
+    )
+    assert scaled.code == 0, scaled
+
+
+@pytest.mark.parametrize(
+    ("words", "steps"),
+    [
+        ([], 3),  # 40 samples of the script's epoch, in its DataLoader's batches of 16
+        (["epochs=10"], 30),  # which is also the default
+        (["batch.global_size=256"], 1),  # likewise
+        (["steps=2"], 2),
+    ],
+)
+def test_settings_come_before_arguments_and_arguments_before_defaults(
+    words: list[str], steps: int, tmp_path: Path, capsys
+) -> None:
+    config = config_from_words(paceline.RunConfig, [f"runs={tmp_path}", *words])
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*DATA), batch_size=16)
+    count = 0
+    with paceline.Run(config) as run:
+        model, optimizer = parts(run)
+        for step in run.steps(loader, epochs=1):
+            run.update(optimizer, loss_of(model), step)
+            count += 1
+    assert count == steps
+    size = "batch.global_size=256 replaces batch_size=16"
+    size = size if "batch.global_size=256" in words else "batch_size=16 is the global batch"
+    assert f"DataLoader: {size}, " in capsys.readouterr().out
