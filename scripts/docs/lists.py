@@ -13,6 +13,7 @@ from paceline.course.exercise import exercises
 GUIDES = Path(__file__).resolve().parents[2] / "docs" / "guides"
 SITUATIONS = {
     "one-script-four-gpus": "I have one script and four GPUs",
+    "own-loop": "My training needs its own loop",
     "slurm": "My cluster has Slurm",
     "time-limit": "My job hits the time limit",
     "it-hangs": "It hangs",
