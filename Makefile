@@ -13,7 +13,7 @@ IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 demo: $(RUN)
 	$(VENV)/bin/paceline train mnist -n 2 name=demo resume=never
-	$(VENV)/bin/paceline verify mnist --worlds 1,2,3,4
+	$(VENV)/bin/paceline verify --worlds 1,2,3,4 mnist
 
 test: $(DEV)
 	$(IN_VENV) scripts/check

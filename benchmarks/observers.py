@@ -178,11 +178,11 @@ def trained(way: str, steps: int) -> dict[str, float]:
             "-m",
             "paceline",
             "run",
-            __file__,
             "-n",
             str(RANKS),
             "--max-restarts",
             "0",
+            __file__,
         ]
         done = subprocess.run(
             [*command, *sizes, *words],

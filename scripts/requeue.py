@@ -116,7 +116,7 @@ def _one(desk: Desk, kind: str, number: int, seed: int) -> Outcome:
         "slurmd": ("slow_then_fast.py", "1.2"),
         "limit": ("training.py", "0.4"),
     }.get(kind, ("training.py", "0.25"))
-    words = (script, "--nodes", "2", "--ranks-per-node", "1", "--time", limit, *partition)
+    words = ("--nodes", "2", "--ranks-per-node", "1", "--time", limit, *partition, script)
     try:
         job = desk.submit(*words, *TRAINING, f"name={name}", env={"SLOW_STEP": slow})
         KINDS[kind](desk, name, job, chance)

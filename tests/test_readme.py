@@ -23,7 +23,7 @@ WARM = (
     "paceline train mnist",
     "paceline verify",
     "paceline chaos",
-    "paceline run digits.py -n 3",
+    "paceline run -n 3 digits.py",
 )  # many ranks, often
 
 

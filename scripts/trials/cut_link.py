@@ -58,7 +58,7 @@ def _started(hosts: PrivateCluster, node: int, nodes: int) -> Iterator[None]:
     command = [*TOOL, "--dir", str(hosts.place.folder), "run", "--node", f"n{node + 1}", "--"]
     with (hosts.work / f"log{node}").open("wb") as log:
         process = subprocess.Popen(
-            [*command, sys.executable, "-m", "paceline", "run", str(SCRIPT), *where, *what],
+            [*command, sys.executable, "-m", "paceline", "run", *where, str(SCRIPT), *what],
             cwd=hosts.work, env=os.environ | {"FAULT": ""}, stdout=log, stderr=subprocess.STDOUT,
         )  # fmt: skip
     try:

@@ -110,18 +110,11 @@ def run_trial(trial: Trial) -> Outcome:
         folder = Path(name)
         env = {"FAULT": trial.fault, "FAULT_RANK": str(trial.rank), "FAULT_SIZE": str(trial.size)}
         env["FAULT_MARK"] = str(folder / "begun")
-        words = [
-            "-n",
-            str(trial.ranks),
-            "--max-restarts",
-            "0",
-            "batch.global_size=32",
-            "timeout.step_s=30",
-            "epochs=1",
-        ]
+        options = ["-n", str(trial.ranks), "--max-restarts", "0"]
+        words = ["batch.global_size=32", "timeout.step_s=30", "epochs=1"]
         words += ["read.workers=1"] if trial.fault == "loader" else []
         words += ["checkpoint.every=10steps"] if trial.fault == "disk" else []
-        process = start(folder, words, env)
+        process = start(folder, options, words, env)
         try:
             return watch(trial, folder, folder / "begun", lambda: process.poll() is None)
         finally:
@@ -144,11 +137,13 @@ def end(process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.5)
 
 
-def start(folder: Path, words: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+def start(
+    folder: Path, options: list[str], words: list[str], env: dict[str, str]
+) -> subprocess.Popen[bytes]:
     """Start the training in a folder of its own."""
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "paceline", "run", str(SCRIPT), *words],
+            [sys.executable, "-m", "paceline", "run", *options, str(SCRIPT), *words],
             cwd=folder, env=os.environ | env, stdout=log, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
@@ -203,14 +198,12 @@ def normal_runs(minutes: float) -> int:
     while time.monotonic() < begun + 60 * minutes:
         with tempfile.TemporaryDirectory() as name:
             words = [
-                "-n",
-                "3",
                 "batch.global_size=32",
                 "epochs=20",
                 "evaluate_steps=20",
                 "checkpoint.every=15steps",
             ]
-            code = start(Path(name), words, {"FAULT": ""}).wait()
+            code = start(Path(name), ["-n", "3"], words, {"FAULT": ""}).wait()
             alarms += (Path(name) / "log").read_text(errors="replace").count("watchdog: no step")
         so_far = (time.monotonic() - begun) / 60
         print(

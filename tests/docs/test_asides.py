@@ -30,8 +30,8 @@ NOT_TYPED = {
     "python before.py": "needs lightning; its output is on the page",
     "paceline data get mnist": "downloads, and tests download nothing",
     "paceline train mnist data=mnist": "needs a downloaded dataset; tests/recipes trains on a small one",
-    "paceline verify mnist --worlds 1,2,4,8 batch.lanes=8 threads=1": "takes a minute; the README runs it for 1 to 4 ranks",
-    "paceline scale mnist --worlds 1,2,4,8 --steps 12 --warmup 3 batch.lanes=8 threads=1": "takes minutes; tests/measure",
+    "paceline verify --worlds 1,2,4,8 mnist batch.lanes=8 threads=1": "takes a minute; the README runs it for 1 to 4 ranks",
+    "paceline scale --worlds 1,2,4,8 --steps 12 --warmup 3 mnist batch.lanes=8 threads=1": "takes minutes; tests/measure",
     'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 '
     "/usr/bin/python3 /shared/env/venv-0123456789ab.py": "is printed by `--pack`; tests/doctor unpacks",
     "source /tmp/paceline-1000/venv-0123456789ab/bin/activate": "is printed by `--pack`",

@@ -17,7 +17,7 @@ $ not typed
 ```
 
 ```console
-$ paceline run one.py -n 2  # ends with code 75
+$ paceline run -n 2 one.py  # ends with code 75
 [0] done: abcdef0123456789
 $ paceline doctor  # ends with code 0, or 1: there is a problem
 host0$ first --rendezvous host0:29400
@@ -31,7 +31,7 @@ what both say
 def test_a_page_is_read_as_its_rules_say():
     assert PAGE.scripts == {"one.py": "print(1)\n"}
     assert PAGE.turns == [
-        (Command("paceline run one.py -n 2", codes=(75,), shown=("[0] done: abcdef0123456789",)),),
+        (Command("paceline run -n 2 one.py", codes=(75,), shown=("[0] done: abcdef0123456789",)),),
         (Command("paceline doctor", codes=(0, 1)),),
         (
             Command("first --rendezvous host0:29400", "host0"),
