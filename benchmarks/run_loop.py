@@ -1,6 +1,6 @@
 """What a step costs in a loop over `paceline.Run`, relative to `paceline.Trainer` on the same work.
 
-    python benchmarks/run_loop.py [--rounds 7] [--ranks 1]
+    python benchmarks/run_loop.py [--rounds 7] [--ranks 1] [--device cpu]
 
 Both train the same small model on the same samples in processes of their own, in interleaved rounds. The first epoch is
 left out. Printed: microseconds per step, and the ratio with its spread over the rounds.
@@ -57,6 +57,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=7)
     options.add_argument("--ranks", type=int, default=1)
     options.add_argument("--width", type=int, default=64)
+    options.add_argument("--device", default="cpu")
     given = options.parse_args()
     found: dict[str, list[float]] = {"trainer": [], "run": []}
     with tempfile.TemporaryDirectory() as folder:
@@ -64,7 +65,7 @@ def main() -> None:
         script.write_text(_SCRIPT, encoding="utf-8")
         for number in range(given.rounds):
             for kind in sorted(found, reverse=bool(number % 2)):
-                found[kind].append(_measure(script, kind, given.ranks, given.width))
+                found[kind].append(_measure(script, kind, given))
     ratios = [ours / theirs for ours, theirs in zip(found["run"], found["trainer"], strict=True)]
     for kind, times in found.items():
         print(f"{kind:8} {statistics.median(times):8.0f} us per step")
@@ -72,12 +73,13 @@ def main() -> None:
     print(f"run / trainer, {given.ranks} ranks: {statistics.median(ratios):.3f} ({spread})")
 
 
-def _measure(script: Path, kind: str, ranks: int, width: int) -> float:
+def _measure(script: Path, kind: str, given: argparse.Namespace) -> float:
     settings = [f"name={kind}", "resume=never", "epochs=4", "checkpoint.every=end"]
+    settings += [f"device={given.device}", "capture=false"]
     sizes = ["batch.global_size=64", "batch.lanes=4"]
-    command = [sys.executable, "-m", "paceline", "run", "-n", str(ranks), str(script)]
+    command = [sys.executable, "-m", "paceline", "run", "-n", str(given.ranks), str(script)]
     done = subprocess.run(
-        [*command, kind, str(width), *settings, *sizes],
+        [*command, kind, str(given.width), *settings, *sizes],
         cwd=script.parent,
         capture_output=True,
         text=True,
