@@ -18,39 +18,27 @@ if sys.platform == "win32":
 if TYPE_CHECKING:
     from paceline.config import RunConfig as RunConfig
     from paceline.config import config_from_argv as config_from_argv
-    from paceline.data.reading.batches import Batches as Batches
     from paceline.data.reading.open_dataset import open_dataset as open_dataset
     from paceline.data.reading.stream import Stream as Stream
     from paceline.errors import PacelineError as PacelineError
     from paceline.scale.lr import scaled_lr as scaled_lr
-    from paceline.train.evaluate import accuracy as accuracy
-    from paceline.train.optimizer_step import OptimizerStep as OptimizerStep
-    from paceline.train.parallel import parallelize as parallelize
-    from paceline.train.recorder import Recorder as Recorder
     from paceline.train.run import Run as Run
     from paceline.train.trainer import Trainer as Trainer
-    from paceline.world.process_group import join as join
-    from paceline.world.world import World as World
+    from paceline.train.trainer import accuracy as accuracy
 
 
 __version__ = VERSION
 
 # Looked up on first use: whatever runs outside the ranks must import without torch.
 _HOMES = {
-    "Batches": "paceline.data.reading.batches",
-    "OptimizerStep": "paceline.train.optimizer_step",
     "PacelineError": "paceline.errors",
-    "Recorder": "paceline.train.recorder",
     "Run": "paceline.train.run",
     "RunConfig": "paceline.config",
     "Stream": "paceline.data.reading.stream",
     "Trainer": "paceline.train.trainer",
-    "World": "paceline.world.world",
-    "accuracy": "paceline.train.evaluate",
+    "accuracy": "paceline.train.trainer",
     "config_from_argv": "paceline.config",
-    "join": "paceline.world.process_group",
     "open_dataset": "paceline.data.reading.open_dataset",
-    "parallelize": "paceline.train.parallel",
     "scaled_lr": "paceline.scale.lr",
 }
 

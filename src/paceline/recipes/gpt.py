@@ -12,9 +12,8 @@ from torch.nn.functional import cross_entropy
 import paceline
 from paceline.recipes.gpt_config import GptConfig, design_of, load_initial_weights, with_vocabulary
 from paceline.recipes.gpt_model import GPT, Block, flops_per_sequence
-from paceline.recipes.gpt_text import load_text, vocabulary_saver
+from paceline.recipes.gpt_text import VocabularySaver, load_text
 from paceline.recipes.muon import Muon
-from paceline.train.parallel import inner
 
 _HAS_TRITON = find_spec("triton") is not None
 
@@ -44,7 +43,7 @@ def _muon(model: nn.Module, config: GptConfig) -> Muon:
         "embeddings": {"params": [], "weight_decay": config.weight_decay},
         "vectors": {"params": []},
     }
-    for name, value in inner(model).named_parameters():
+    for name, value in model.named_parameters():
         if value.dim() < 2:
             group = "vectors"
         elif not name.startswith("blocks."):
@@ -77,22 +76,22 @@ def _fused_loss(logits: Tensor, target: Tensor) -> Tensor:
 def main(config: GptConfig) -> None:
     """Train, and report the loss on held-out sequences."""
     config, weights = load_initial_weights(config)
-    with paceline.join(config) as world:
-        text = load_text(config, world)
-        config = with_vocabulary(config, text.vocabulary)
+    saver = VocabularySaver(config)
+    with paceline.Run(config, sinks=[saver]) as run:
+        text = load_text(config, run.world)
+        saver.vocabulary = text.vocabulary
+        run.config = config = with_vocabulary(config, text.vocabulary)
         gpt = GPT(design_of(config))
         if weights is not None:
             gpt.load_state_dict(weights)
         parameters = sum(value.numel() for value in gpt.parameters())
-        model = paceline.parallelize(gpt, world, config, wrap=(Block,))
-        optimizer = build_optimizer(model, config)
-        batches = paceline.Batches(text.train, config, world)
+        model = run.model(gpt, wrap=(Block,))
+        optimizer = run.optimizer(build_optimizer(model, config))
         paceline.Trainer(
-            world, model, optimizer, batches, token_loss, config,
+            run, model, optimizer, text.train, token_loss,
             evaluation=text.test,
-            sinks=[vocabulary_saver(config, text.vocabulary)],
             flops_per_sample=flops_per_sequence(gpt.design, parameters),
-        ).run()  # fmt: skip
+        ).fit()  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from paceline.data.shards.store import read_dataset_file
 from paceline.data.vocabulary import Bytes, Tokens, Vocabulary, vocabulary_of
 from paceline.errors import ConfigError, DataError
-from paceline.events import Event, RunStarted, Sink
+from paceline.events import Event, RunStarted
 from paceline.recipes.corpus import (
     make_vocabulary,
     text_from_shards,
@@ -63,15 +63,18 @@ def _check_length(source: Any, config: GptConfig) -> None:
         )
 
 
-def vocabulary_saver(config: GptConfig, vocabulary: Vocabulary | None) -> Sink:
-    """Return an event sink that writes the vocabulary to the run folder when the training starts."""
+class VocabularySaver:
+    """An event sink that writes the vocabulary to the run folder when the training starts."""
 
-    def save(event: Event) -> None:
-        if isinstance(event, RunStarted) and vocabulary is not None:
-            resumed = event.from_step > 0 and config.resume != "changed"
-            _write_vocabulary(RunDir.of(config), vocabulary, resumed=resumed)
+    def __init__(self, config: GptConfig) -> None:
+        self._config = config
+        self.vocabulary: Vocabulary | None = None
 
-    return save
+    def __call__(self, event: Event) -> None:
+        """Write the vocabulary, if this event is the start."""
+        if isinstance(event, RunStarted) and self.vocabulary is not None:
+            resumed = event.from_step > 0 and self._config.resume != "changed"
+            _write_vocabulary(RunDir.of(self._config), self.vocabulary, resumed=resumed)
 
 
 def _write_vocabulary(folder: RunDir, vocabulary: Vocabulary, *, resumed: bool) -> None:

@@ -79,24 +79,16 @@ def read_digits(config: MnistConfig) -> tuple[Any, Any]:
 def main(config: MnistConfig) -> None:
     """Train, and report the accuracy on held-out digits."""
     train, test = read_digits(config)
-    with paceline.join(config) as world:
+    with paceline.Run(config) as run:
         net = Net(config.norm)
-        if world.device != "cpu" and config.parallel != "fsdp":  # FSDP needs contiguous weights
+        if run.device != "cpu" and config.parallel != "fsdp":  # FSDP needs contiguous weights
             net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        model = paceline.parallelize(net, world, config)
-        optimizer = build_optimizer(model, config)
-        batches = paceline.Batches(train, config, world)
+        model = run.model(net)
+        optimizer = run.optimizer(build_optimizer(model, config))
         metrics = {"acc": paceline.accuracy}
         paceline.Trainer(
-            world,
-            model,
-            optimizer,
-            batches,
-            cross_entropy,
-            config,
-            evaluation=test,
-            metrics=metrics,
-        ).run()
+            run, model, optimizer, train, cross_entropy, evaluation=test, metrics=metrics
+        ).fit()
 
 
 if __name__ == "__main__":

@@ -32,11 +32,11 @@ def samples() -> tuple[torch.Tensor, torch.Tensor]:
 
 def main(config: ToyConfig) -> None:
     """Train."""
-    with paceline.join(config) as world:
-        model = paceline.parallelize(torch.nn.Linear(FEATURES, 1), world, config)
-        optimizer = torch.optim.SGD(model.parameters(), lr=paceline.scaled_lr(config))
-        batches = paceline.Batches(samples(), config, world)
-        paceline.Trainer(world, model, optimizer, batches, mse_loss, config).run()
+    with paceline.Run(config) as run:
+        model = run.model(torch.nn.Linear(FEATURES, 1))
+        sgd = torch.optim.SGD(model.parameters(), lr=paceline.scaled_lr(config))
+        optimizer = run.optimizer(sgd)
+        paceline.Trainer(run, model, optimizer, samples(), mse_loss).fit()
 
 
 if __name__ == "__main__":

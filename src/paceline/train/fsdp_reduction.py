@@ -1,4 +1,4 @@
-"""How the lane gradients of an FSDP model are reduced: along the fixed tree, or by FSDP itself.
+"""How FSDP scatters the gradient of a lane along the fixed tree.
 
 The gradient of a unit is scattered as soon as a lane has computed it: each rank adds its shard of all lanes, along
 the tree. So with `exact` the bits are those of one rank and of DDP, for any number of lanes, ranks and shard groups.
@@ -17,10 +17,8 @@ from torch.distributed.fsdp import FSDPModule
 from paceline.config import RunConfig
 from paceline.scale.batch import share
 from paceline.scale.tree import additions_by_turn, whole_subtrees
-from paceline.train.bucket_exchange import AllGatherExchange, TreeShape, choose_exchange
-from paceline.train.lane_sum import FreeSum, TreeStack, drop_gradients
-from paceline.train.note import Note
-from paceline.train.shard_mesh import ShardMesh, shard_mesh_of
+from paceline.train.bucket_exchange import TreeShape, choose_exchange
+from paceline.train.shard_mesh import ShardMesh
 from paceline.world.collectives import exchange, gather, wire_device
 from paceline.world.world import World
 
@@ -130,90 +128,6 @@ class LaneSchedule:
             lane = lanes_of_rank.stop - 1 - self.last + turn
             lanes.append(lane if lane in lanes_of_rank else None)
         return lanes
-
-
-class ShardedTree:
-    """The lane sum of a sharded model, along the tree."""
-
-    scale = 1.0
-    totals_are_global = True
-
-    def __init__(
-        self, model: nn.Module, parameters: list[nn.Parameter], lanes: int, world: World
-    ) -> None:
-        mesh = shard_mesh_of(model)
-        self._parameters, self._schedule = parameters, LaneSchedule(lanes, world, mesh)
-        self._stack = TreeStack([], lanes, world.rank, world.size)
-        self._notes: list[Note] = []
-        self._shape, self._wire = TreeShape.of(lanes, world), wire_device(world)
-        self._scatters = []
-        for unit in prepared_units(model, world):
-            self._scatters.append(TreeScatter(self._schedule, mesh, self._wire))
-            unit.set_custom_reduce_scatter(self._scatters[-1])  # type: ignore[arg-type]
-        self.idle = self._schedule.idle
-
-    def begin(self) -> None:
-        """Start a step without gradients."""
-        self._schedule.now = 0
-        self._notes.clear()
-        for scatter in self._scatters:
-            scatter.begin()
-
-    def before_lane(self, note: Note) -> None:
-        """Take a lane's note; the last lane sends them all. Drops FSDP's gradient, which is not a sum yet."""
-        drop_gradients(self._parameters)
-        self._schedule.now = self.idle + len(self._notes)
-        self._notes.append(note)
-        if self._schedule.now == self._schedule.last:
-            self._stack.replace_notes(self._notes)
-            self._send_notes([total.to_tensor() for total in self._stack.notes])
-
-    def after_lane(self) -> None:
-        """Do nothing: the gradients are scattered already."""
-
-    def finish(self) -> Note:
-        """Return the sum of the notes; FSDP has written the gradients."""
-        self._exchange.advance(self._nothing)
-        return Note.from_tensor(self._exchange.total_note().cpu())
-
-    def total(self, note: Note) -> Note:
-        """Return the note as it is: `finish` has added it over all ranks."""
-        return note
-
-    def _send_notes(self, notes: list[Tensor]) -> None:
-        self._nothing = torch.empty(0, device=self._wire)
-        self._exchange = AllGatherExchange(self._nothing, len(notes[0]), self._shape, self._wire)
-        self._exchange.start([self._nothing] * len(notes), notes)
-
-
-class ShardedFree(FreeSum):
-    """The lane sum of a sharded model in the backend's order: FSDP adds within shard groups, then between them."""
-
-    def __init__(
-        self, model: nn.Module, parameters: list[nn.Parameter], lanes: int, world: World
-    ) -> None:
-        super().__init__(parameters, world)
-        self.scale = 1.0
-        self._units = prepared_units(model, world)
-        schedule = LaneSchedule(lanes, world, shard_mesh_of(model))
-        self.idle, self._last = schedule.idle, schedule.last
-        self._turn = 0
-
-    def begin(self) -> None:
-        """Start a step without gradients."""
-        super().begin()
-        self._turn = self.idle
-        self._all_reduce_if(last=False)
-
-    def before_lane(self, note: Note) -> None:
-        """Keep the note; the last lane's backward adds the sums of all shard groups."""
-        super().before_lane(note)
-        self._all_reduce_if(last=self._turn == self._last)
-        self._turn += 1
-
-    def _all_reduce_if(self, *, last: bool) -> None:
-        for unit in self._units:
-            unit.set_requires_all_reduce(last, recurse=False)
 
 
 def sums_along_tree(world: World, config: RunConfig) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, TrainingError
+from paceline.train.async_loss import AsyncLoss
 
 LossFunction = Callable[[Any], Any]
 """loss(batch) -> the mean over the lane's samples, (sum, count), or a dict with the key "loss" and other values."""
@@ -97,8 +98,23 @@ def _number(name: str, value: Any) -> float:
     )
 
 
-class Losses(dict[str, float]):
-    """The means of an update over all samples of the step: `float(losses)` is the loss, `losses["kl"]` another value."""
+class Losses(Mapping[str, float]):
+    """The means of an update over all samples of the step: `float(losses)` is the loss, `losses["kl"]` another value.
+
+    On a GPU a value may still be computed: then the first reader waits for it.
+    """
+
+    def __init__(self, values: Mapping[str, float | AsyncLoss], count: float = 1.0) -> None:
+        self._values, self._count = values, count
+
+    def __getitem__(self, name: str) -> float:
+        return float(self._values[name]) / self._count
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
     def __float__(self) -> float:
         return self[_LOSS]
@@ -106,10 +122,37 @@ class Losses(dict[str, float]):
     def __format__(self, form: str) -> str:
         return format(float(self), form)
 
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+class LossesOfReplicas(Losses):
+    """The losses of an update with local SGD, which no rank knows."""
+
+    def __init__(self) -> None:
+        super().__init__({_LOSS: 0.0})
+
+    def __getitem__(self, name: str) -> float:
+        raise ConfigError(
+            "with local_sgd.steps a rank knows the losses of its own replicas only",
+            fix="read the loss in the progress line or in the report, or set local_sgd.steps=0",
+        )
+
 
 def means(names: tuple[str, ...], sums: list[float], counts: list[float]) -> Losses:
     """Return the mean of each value; nan if nothing was counted."""
-    found = Losses()
+    found = {}
     for name, total, count in zip(names, sums, counts, strict=True):
         found[name] = total / count if count else math.nan
-    return found
+    return Losses(found)
+
+
+def not_finite(
+    value: float, step: int, where: str, when: str = "before the update"
+) -> TrainingError:
+    """Return the error for a loss that is inf or nan."""
+    return TrainingError(
+        f"the loss is {value} at step {step + 1}, {where}; training stopped {when}",
+        fix="try lr.base 10 x lower, lr.warmup_samples or clip_norm; check this lane's inputs for inf or nan, "
+        "and the loss for log or division of 0",
+    )

@@ -33,8 +33,9 @@ class LaneStack:
         self.is_complete = True
         """Whether every lane so far gave every parameter a gradient."""
 
-    def before_lane(self) -> None:
-        """Let backward accumulate into the gradients of the sibling, if the lane has one."""
+    def before_lane(self, note: Note) -> None:
+        """Keep the lane's note; let its backward accumulate into the gradients of its sibling, if it has one."""
+        self._lane_notes.append(note)
         merges = self._merges[self._lane]
         self._lane += 1
         self._sibling = self.sums.pop() if merges else [None] * len(self.parameters)
@@ -44,9 +45,8 @@ class LaneStack:
             parameter.grad = value
             self._versions.append(_writes(value))
 
-    def after_lane(self, note: Note) -> LaneGradients:
-        """Keep the lane's note; return the gradients after its backward, those of the sibling included."""
-        self._lane_notes.append(note)
+    def after_lane(self) -> LaneGradients:
+        """Return the gradients after a lane's backward, those of its sibling included."""
         now = [parameter.grad for parameter in self.parameters]
         padded: list[Tensor] = []
         for number, value in enumerate(now):
@@ -58,6 +58,13 @@ class LaneStack:
                 padded.append(value)
         add_zeros(padded)
         return now
+
+    def load(self, newest: LaneGradients, sums: list[LaneGradients], notes: list[Note]) -> None:
+        """Use the gradients and notes of lanes that were replayed."""
+        for parameter, value in zip(self.parameters, newest, strict=True):
+            parameter.grad = value
+        self.sums, self._lane_notes = list(sums), notes
+        self.left = max(0, self._merges[-1] - 1)
 
     @property
     def notes(self) -> list[Note]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from paceline.data.reading.batches import Lane, RankBatch
 from paceline.errors import ConfigError, TrainingError
 from paceline.scale.batch import share, split_evenly
-from paceline.train.lane_loss import LossFunction, lane_loss
+from paceline.train.gradient_sum import GradientSum
+from paceline.train.lane_loss import LossFunction, lane_loss, not_finite
 from paceline.train.moving_buffers import MovingBuffers
 from paceline.train.precision import Precision
 from paceline.train.sharded_tensor import local_part
@@ -28,15 +30,13 @@ class LaneSeeds(NamedTuple):
     number: int
     """The number of the update in its step: each draws other random numbers."""
 
+    def of(self, step: int, lane: int) -> tuple[int, ...]:
+        """Return the numbers that make the seed of a lane."""
+        return (self.seed, step, lane, self.number) if self.number else (self.seed, step, lane)
+
     def set(self, step: int, lane: int) -> None:
         """Seed all generators."""
-        seed_everything(self.seed, step, lane, *([self.number] if self.number else []))
-
-
-class SupportsIdle(Protocol):
-    """A gradient sum that may need this rank for the forwards of others."""
-
-    idle: int
+        seed_everything(*self.of(step, lane))
 
 
 class Trained(Protocol):
@@ -44,18 +44,17 @@ class Trained(Protocol):
 
     parameters: list[nn.Parameter]
     precision: Precision
-
-    @property
-    def sum(self) -> SupportsIdle:
-        """What adds its gradients."""
+    sum: GradientSum
 
 
-class LaneWork:
+class LaneWork(ABC):
     """Forward of each lane of an update, and the gradient with which its backward starts."""
 
     names: tuple[str, ...] = ("loss",)
     sums: Sequence[float] = (0.0,)
     counts: Sequence[float] = (0.0,)
+    is_one_mean = True
+    """Whether the loss is one mean over the samples: then nobody needs the numbers of other lanes."""
 
     def __init__(
         self,
@@ -68,15 +67,16 @@ class LaneWork:
         self._world, self._updates, self._function = world, updates, function
         self._step, self._seeds = step, seeds
 
+    @abstractmethod
     def forward(self, lane: Lane) -> tuple[Tensor, Tensor]:
         """Run a lane; return its output and the gradient of the output."""
-        raise NotImplementedError
 
     def run_idle(self, lane: Lane) -> None:
         """Run a lane whose gradient is not used: ranks with one lane more must gather this rank's shards."""
         output, gradient = self.forward(lane)
         torch.autograd.backward(output, torch.zeros_like(gradient))
 
+    @abstractmethod
     def complete(self, count: float) -> None:
         """Finish the gradients, given the count of all lanes."""
 
@@ -87,12 +87,7 @@ class LaneWork:
 
     def _check_finite(self, value: float, where: str) -> None:
         if not math.isfinite(value):
-            raise TrainingError(
-                f"the loss is {value} at step {self._step.plan.index + 1}, {where} (rank {self._world.rank}); "
-                "training stopped before the update",
-                fix="try lr.base 10 x lower, lr.warmup_samples or clip_norm; check this lane's inputs for inf or nan, "
-                "and the loss for log or division of 0",
-            )
+            raise not_finite(value, self._step.plan.index, f"{where} (rank {self._world.rank})")
 
 
 class LaneLosses(LaneWork):
@@ -113,6 +108,7 @@ class LaneLosses(LaneWork):
             )
         self.names = self._seen_names = found.names
         self._by_count = found.by_count
+        self.is_one_mean = not found.by_count and len(found.names) == 1
         counts = lane.samples > 0
         self.sums = [value if counts else 0.0 for value in found.sums]
         self.counts = [value if counts else 0.0 for value in found.counts]

@@ -28,19 +28,27 @@ PREFIX = "buffer."
 
 
 class _Buffer:
-    """One buffer of a model: its value at the start of the update, and whether a lane has changed it."""
+    """One buffer of a model, and its value at the start of the update."""
 
     def __init__(self, module: nn.Module, key: str, name: str) -> None:
         self._module, self._key, self.name = module, key, name
         self.is_persistent = key not in module._non_persistent_buffers_set  # noqa: SLF001 - no public way
+        self.first = None if self.is_persistent else self.now().clone()
+        """The value before the first update, of a buffer that is not in the state_dict."""
         # BatchNorm writes its statistics without a trace in the version counter.
-        self._is_statistic = hasattr(module, "running_mean")
+        is_statistic = hasattr(module, "running_mean")
+        self._always_compared = is_statistic or self.now().numel() <= _ALWAYS_COMPARED
+        self._remember()
 
-    def begin(self) -> None:
-        """Remember the value at the start of an update."""
+    def _remember(self) -> None:
         self.original = self.now()
         self.start = self.original.clone()
         self._version = self.original._version  # noqa: SLF001 - torch's count of writes
+
+    def begin(self) -> None:
+        """Remember the value at the start of an update."""
+        if self.may_have_changed:
+            self._remember()
 
     def now(self) -> Tensor:
         """Return the current value."""
@@ -48,38 +56,49 @@ class _Buffer:
         assert value is not None
         return value
 
-    def change(self) -> Tensor | None:
-        """Return the change since the start as float64; None if there is none. Resets the buffer."""
+    @property
+    def may_have_changed(self) -> bool:
+        """Whether the values must be compared to know."""
         now = self.now()
-        written = now is not self.original or now._version != self._version  # noqa: SLF001 - torch's count of writes
-        if not written and not self._is_statistic and now.numel() > _ALWAYS_COMPARED:
-            return None
+        is_written = now is not self.original or now._version != self._version  # noqa: SLF001 - torch's count of writes
+        return is_written or self._always_compared
+
+    def differs(self) -> Tensor:
+        """Return whether the value differs from that at the start, on the device."""
+        now = self.now()
         if now.shape != self.start.shape:
             raise TrainingError(
                 f"forward changed the shape of the buffer {self.name} from {list(self.start.shape)} to {list(now.shape)}",
                 fix="give it its final shape in __init__, or keep it outside of the model and track it with run.track",
             )
-        self._module._buffers[self._key] = self.original  # noqa: SLF001 - forward may have assigned another tensor
-        if torch.equal(now, self.start):
-            return None
-        value = now.detach().double()
-        changed = torch.where(self._finite(), value - self.start.double(), value)
-        self._set(self.start)
-        return changed.cpu().flatten()
+        return (now != self.start).any()
+
+    def change(self) -> Tensor:
+        """Return the change since the start as flat float64."""
+        value = self.now().detach().double()
+        return torch.where(self._finite(), value - self.start.double(), value).flatten()
 
     def _finite(self) -> Tensor:
         """Return where a difference has a meaning: not for statistics that start at infinity."""
         return self.start.double().isfinite()
 
-    def apply(self, change: Tensor) -> None:
-        """Change the buffer from its value at the start."""
-        mean = change.view(self.start.shape).to(self.start.device)
-        self._set(torch.where(self._finite(), self.start.double() + mean, mean))
+    def changed_by(self, change: Tensor) -> Tensor:
+        """Return the value at the start plus a flat change."""
+        mean = change.view(self.start.shape)
+        return torch.where(self._finite(), self.start.double() + mean, mean)
 
-    def _set(self, value: Tensor) -> None:
-        with torch.no_grad():
-            self.original.copy_(value)
+    def written(self) -> None:
+        """Note that `original` was given a value on purpose."""
+        self._module._buffers[self._key] = self.original  # noqa: SLF001 - forward may have assigned another tensor
         self._version = self.original._version  # noqa: SLF001 - torch's count of writes
+
+
+def _write(buffers: Sequence[_Buffer], values: list[Tensor]) -> None:
+    if buffers:
+        with torch.no_grad():
+            torch._foreach_copy_([buffer.original for buffer in buffers], values)
+    for buffer in buffers:
+        buffer.written()
 
 
 class MovingBuffers:
@@ -87,9 +106,10 @@ class MovingBuffers:
 
     def __init__(self, models: Sequence[nn.Module], lanes: int, world: World) -> None:
         self._world, self._lanes = world, lanes
-        self._mine = share(lanes, world.rank, world.size)
+        every = list(_buffers_of(models))
+        self._unsaved = [buffer for buffer in every if not buffer.is_persistent]
         # A single lane changes the buffers itself.
-        self._buffers = list(_buffers_of(models)) if lanes > 1 else []
+        self._buffers = every if lanes > 1 else []
         self._known: list[int] = []
         """Numbers of the buffers for which every note has room: the same on all ranks."""
         self._new: list[dict[int, Tensor]] = []
@@ -101,13 +121,14 @@ class MovingBuffers:
         for buffer in self._buffers:
             buffer.begin()
 
-    def after_lane(self, *, counts: bool) -> Moves:
-        """Return the changes of the known buffers in one lane (zeros if it does not count); reset all buffers."""
-        changes: dict[int, Tensor] = {}
-        for number, buffer in enumerate(self._buffers):
-            change = buffer.change()
-            if change is not None and counts:
-                changes[number] = change
+    @property
+    def any_known(self) -> bool:
+        """Whether forward changes buffers that several lanes must share."""
+        return bool(self._known)
+
+    def moves_of_lane(self, *, counts: bool) -> Moves:
+        """Return the changes of the known buffers in the forward of one lane; zeros if it does not count."""
+        changes = self._changes() if counts else {}
         pieces = []
         for number in self._known:
             zeros = torch.zeros(self._buffers[number].start.numel(), dtype=torch.float64)
@@ -115,26 +136,37 @@ class MovingBuffers:
         self._new.append(changes)
         return torch.cat(pieces).numpy() if pieces else NO_MOVES
 
+    def _changes(self) -> dict[int, Tensor]:
+        """Return the changes by the number of the buffer; the host waits for the device twice at most."""
+        numbers = [n for n, buffer in enumerate(self._buffers) if buffer.may_have_changed]
+        if not numbers:
+            return {}
+        differs = torch.stack([self._buffers[number].differs() for number in numbers]).tolist()
+        changed = [number for number, is_new in zip(numbers, differs, strict=True) if is_new]
+        if not changed:
+            return {}
+        flat = torch.cat([self._buffers[number].change() for number in changed]).cpu()
+        sizes = [self._buffers[number].start.numel() for number in changed]
+        return dict(zip(changed, torch.split(flat, sizes), strict=True))
+
     def reset(self) -> None:
-        """Undo the changes of a forward that does not count."""
-        for buffer in self._buffers:
-            buffer.change()
+        """Undo the changes of a lane, or of a forward that does not count."""
+        changed = [buffer for buffer in self._buffers if buffer.may_have_changed]
+        _write(changed, [buffer.start for buffer in changed])
 
     def not_persistent(self) -> dict[str, Tensor]:
         """Return the buffers that have changed and that are not in a state_dict."""
         found = {}
-        for number in self._known:
-            buffer = self._buffers[number]
-            if not buffer.is_persistent:
+        for buffer in self._unsaved:
+            if buffer.first is not None and not torch.equal(buffer.now(), buffer.first):
                 found[f"{PREFIX}{buffer.name}"] = buffer.now()
         return found
 
     def restore_one(self, name: str, value: Tensor) -> bool:
         """Restore a buffer that `not_persistent` returned; return whether there is one of this name."""
-        for number, buffer in enumerate(self._buffers):
+        for buffer in self._unsaved:
             if name == f"{PREFIX}{buffer.name}":
                 buffer.now().copy_(value)
-                self._known = sorted({*self._known, number})
                 return True
         return False
 
@@ -152,9 +184,12 @@ class MovingBuffers:
         totals = dict(zip(self._known, known, strict=True))
         if any_new:
             totals |= self._agree_on_new()
-        for number, total in totals.items():
-            if total.any():
-                self._buffers[number].apply(total / lanes)
+        moved = [self._buffers[number] for number, total in totals.items() if total.any()]
+        if moved:
+            flat = torch.cat([total / lanes for total in totals.values() if total.any()])
+            parts = torch.split(flat.to(moved[0].start.device), [b.start.numel() for b in moved])
+            pairs = zip(moved, parts, strict=True)
+            _write(moved, [buffer.changed_by(part) for buffer, part in pairs])
 
     def _agree_on_new(self) -> dict[int, Tensor]:
         """Return the changes of new buffers, added over all lanes along the tree. Every rank calls this."""

@@ -15,7 +15,6 @@ from paceline.config import RunConfig
 from paceline.data.reading.nest import leaves_of
 from paceline.data.reading.source import Batch
 from paceline.rundir import DUMP_FILE, RECORD_FILE, make_private, write_whole
-from paceline.train.parallel import inner
 from paceline.train.sharded_tensor import whole
 from paceline.train.state import NOTHING, content, digest_of, digests_of_all, named_state
 from paceline.world.collectives import all_gather_rows, sum_across
@@ -46,10 +45,10 @@ class Recorder:
     ) -> None:
         """Record the initial weights. Every rank must call this."""
         if self.active:
-            kinds = {type(module).__name__ for module in inner(model).modules()}
+            kinds = {type(module).__name__ for module in model.modules()}
             norms = sorted(kind for kind in kinds if "BatchNorm" in kind)
             epsilon = 0.0
-            for value in inner(model).parameters():
+            for value in model.parameters():
                 if value.is_floating_point():
                     epsilon = max(epsilon, torch.finfo(value.dtype).eps)
             self._write(self._facts | {"norms": norms, "epsilon": epsilon})
@@ -99,7 +98,7 @@ class Recorder:
     ) -> None:
         digests = {name: digest_of(name, whole(value))[:16] for name, value in state.items()}
         # Without buffers: BatchNorm statistics of plain DDP differ between ranks, and verify reports them separately.
-        buffers = {f"model.{name}" for name, _ in inner(model).named_buffers()}
+        buffers = {f"model.{name}" for name, _ in model.named_buffers()}
         shared = {name: digest for name, digest in digests.items() if name not in buffers}
         own_digests = digests_of_all(self._world, own)
         line = {

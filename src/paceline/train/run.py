@@ -23,7 +23,8 @@ from paceline.train.run_evaluation import RunEvaluation
 from paceline.train.run_folder import RunFolder
 from paceline.train.run_loop import RunLoop
 from paceline.train.run_state import Registered, SavedNames
-from paceline.train.run_step import Step, refuse_unsupported, with_length, with_requests_of
+from paceline.train.run_step import Step, with_length, with_requests_of
+from paceline.train.updates import UpdateCall
 from paceline.world.process_group import join
 from paceline.world.randomness import seed_everything
 
@@ -55,7 +56,6 @@ class Run(RunEvaluation):
         self._failed = ""
 
     def __enter__(self) -> Self:
-        refuse_unsupported(self.config)
         self.world = self._stack.enter_context(join(self.config))
         self._folder = RunFolder(self.config, self.world, self._sinks)
         try:
@@ -135,12 +135,19 @@ class Run(RunEvaluation):
     # The loop
 
     def steps(
-        self, data: Any, *, collate: Collate | None = None, epochs: int = 0, steps: int = 0
+        self,
+        data: Any,
+        *,
+        collate: Collate | None = None,
+        epochs: int = 0,
+        steps: int = 0,
+        flops_per_sample: float = 0.0,
     ) -> Iterator[Step]:
         """Return the steps that are left, from the newest checkpoint on. The run saves and stops between them.
 
         `data`: tensors, a map-style dataset, a DataLoader or a Stream. `collate` makes the batch of each lane.
-        `epochs` and `steps` replace the defaults of the config; settings on the command line come first.
+        `epochs` and `steps` replace the defaults of the config; settings on the command line come first. With
+        `flops_per_sample` the run also reports its model FLOPs utilization (MFU).
         """
         if self._loop is not None:
             raise ConfigError(
@@ -156,7 +163,9 @@ class Run(RunEvaluation):
         batches = Batches(data, config, self.world, collate=collate)
         self.config = batches.config
         self._folder.write_settings(self.config)
-        self._loop = RunLoop(self.world, self.config, self._folder, self._parts, batches)
+        self._loop = RunLoop(
+            self.world, self.config, self._folder, self._parts, batches, flops_per_sample
+        )
         self._stack.enter_context(self._loop.running())
         return _Steps(self, self._loop.begin())
 
@@ -170,12 +179,14 @@ class Run(RunEvaluation):
         batch = next(batches)
         seed_everything(self.config.seed, batch.plan.index)
         self._loop.begin_step(batch)
-        self._step, self._note, self._updates = Step(batch), None, 0
+        due = self._loop.evaluation_is_due(batch)
+        self._step, self._note, self._updates = Step(batch, evaluates=due), None, 0
         return self._step
 
     def _complete_step(self) -> bool:
         assert self._loop is not None
         assert self._step is not None
+        self._step.refuse_ignored_evaluation(self.config)
         batch, self._step = self._step._batch, None  # noqa: SLF001 - the run made it
         note = self._note or self._loop.agree_without_update()
         return self._loop.complete(batch, note)
@@ -185,7 +196,7 @@ class Run(RunEvaluation):
         self._running().state.finished = reason or "finished by the script"
 
     def save(self) -> None:
-        """Save a checkpoint after this step."""
+        """Save a checkpoint after this step; if the step's updates are over, after the next one."""
         self._running().save_requested = True
 
     def _running(self) -> RunLoop:
@@ -212,11 +223,8 @@ class Run(RunEvaluation):
         the key "loss" and other values. With `over_batch`, it returns one row per sample, and `over_batch(rows)` is the
         loss over the rows of all samples of the step. `clip` replaces clip_norm of the config.
         """
-        losses = self.backward(optimizer, loss, step, over_batch=over_batch)
-        with self._poisoning():
-            norm = self.config.clip_norm if clip is None else clip
-            self._running().updates.apply(optimizer, norm)
-        return losses
+        norm = self.config.clip_norm if clip is None else clip
+        return self._run(self._running().updates.update, optimizer, loss, step, norm, over_batch)
 
     def backward(
         self,
@@ -227,12 +235,26 @@ class Run(RunEvaluation):
         over_batch: Callable[[Tensor], Tensor] | None = None,
     ) -> Losses:
         """Leave the gradients of all lanes of all ranks in `grad`, as `update` does before it clips and steps."""
+        updates = self._running().updates
+        updates.refuse_backward()
+        return self._run(updates.backward, optimizer, loss, step, 0.0, over_batch)
+
+    def _run(
+        self,
+        function: Callable[[UpdateCall], tuple[Losses, Note]],
+        optimizer: torch.optim.Optimizer,
+        loss: LossFunction,
+        step: Step,
+        clip_norm: float,
+        over_batch: Callable[[Tensor], Tensor] | None,
+    ) -> Losses:
         self._check_current(step)
-        loop = self._running()
+        batch = step._batch  # noqa: SLF001 - the run made it
+        number, self._updates = self._updates, self._updates + 1
         with self._poisoning():
-            batch = step._batch  # noqa: SLF001 - the run made it
-            number, self._updates = self._updates, self._updates + 1
-            losses, note = loop.updates.backward(optimizer, loss, batch, number, over_batch)
+            losses, note = function(
+                UpdateCall(optimizer, loss, batch, number, clip_norm, over_batch)
+            )
         seed_everything(self.config.seed, batch.plan.index, -1 - number)
         note = note._replace(moves=note.moves[:0])
         self._note = note if self._note is None else with_requests_of(self._note, note)

@@ -7,20 +7,21 @@ from collections.abc import Iterator
 
 from paceline.config import RunConfig
 from paceline.data.reading.batches import Batches, RankBatch
-from paceline.errors import ConfigError, Stopped
+from paceline.errors import Stopped
 from paceline.events import EpochDone, Evaluated, RunEnded, RunStarted, RunStopped, StepDone
-from paceline.scale.lr import human_rate, schedule_factor
 from paceline.train.checkpointing import Checkpoints
 from paceline.train.console import describe_run, rank_line, say
+from paceline.train.engine import make_updates
 from paceline.train.meter import Meter
 from paceline.train.note import Note, RankRequests
 from paceline.train.observers import Observers
+from paceline.train.rates import Rates
 from paceline.train.recorder import Recorder
 from paceline.train.run_folder import RunFolder
 from paceline.train.run_state import Registered, RunState
-from paceline.train.state import state_digest
+from paceline.train.state import digests_of_all, state_digest
 from paceline.train.stopping import Stopping
-from paceline.train.updates import Updates
+from paceline.world.device import peak_of_all
 from paceline.world.process_group import shorten_timeout
 from paceline.world.world import World
 
@@ -35,11 +36,15 @@ class RunLoop:
         folder: RunFolder,
         parts: Registered,
         batches: Batches,
+        flops_per_sample: float = 0.0,
     ) -> None:
         self._world, self._config, self._folder = world, config, folder
         self._parts, self.batches = parts, batches
-        self.updates = Updates(world, config, self._requests)
-        self.updates.set_up(list(parts.models.values()), list(parts.optimizers.values()))
+        self._rates = Rates(config, parts, batches.total_samples)
+        models, optimizers = list(parts.models.values()), list(parts.optimizers.values())
+        total = batches.total_samples
+        self.updates = make_updates(world, config, models, optimizers, total, self._requests)
+        self._rates.least = self.updates.least_rate
         self._since_report, self._in_epoch = Meter(), Meter()
         meters = {"since_report": self._since_report, "in_epoch": self._in_epoch}
         self.state = RunState(world, config, parts, batches, self.updates, meters)
@@ -49,10 +54,12 @@ class RunLoop:
         self._checkpoints = Checkpoints(self.state, folder.emit, folder.claim, on_saved)
         self.observers = Observers(world, config, self.updates, folder.emit)
         self._recorder = Recorder(config, world)
-        self._rates = Rates(config, parts, batches.total_samples)
+        self._mfu_per_rate = 0.0
+        if flops_per_sample:
+            self._mfu_per_rate = flops_per_sample / peak_of_all(world, config.precision)
         self.done = self._first = 0
         self._ended = False
-        self.save_requested = False
+        self.save_requested = self._save_sent = False
         self.metrics: dict[str, float] = {}
         """Results of the last evaluation in this step."""
         self.logged: dict[str, float] = {}
@@ -71,7 +78,7 @@ class RunLoop:
         """Restore the newest checkpoint; return the steps that are left."""
         self.done = self._first = self._checkpoints.restore()
         self._announce()
-        self._recorder.start(self._parts.model, self._parts.optimizer)
+        self._recorder.start(self._parts.model, self._parts.optimizer, self.updates.own_state())
         if self.is_over:
             return iter(())
         return iter(self.observers.reading(self.batches.steps(self.done)))
@@ -85,6 +92,18 @@ class RunLoop:
         """Set the learning rates of a step."""
         self.metrics, self.logged = {}, {}
         self._rates.set(batch.plan.seen)
+
+    def evaluation_is_due(self, batch: RankBatch) -> bool:
+        """Return whether to evaluate after a step; with local SGD within an epoch only after a synchronization."""
+        done, every, replicas = (
+            batch.plan.index + 1,
+            self._config.evaluate_steps,
+            self._config.local_sgd,
+        )
+        if batch.plan.ends_epoch or done == self.batches.total_steps:
+            return True
+        is_synchronized = not replicas.steps or (batch.plan.within + 1) % replicas.steps == 0
+        return bool(every) and done % every == 0 and is_synchronized
 
     def complete(self, batch: RankBatch, note: Note) -> bool:
         """Report a step, save and stop if that is due; return whether a measurement has enough steps.
@@ -109,7 +128,8 @@ class RunLoop:
         if self.done % self._config.log.every_steps == 0:
             loss, speed = self._since_report.close(self.updates)
             epoch, seen = batch.plan.epoch + 1, batch.plan.seen
-            self._folder.emit(StepDone(self.done, epoch, seen, loss, self._rates.now, speed))
+            lr, mfu = self._rates.now, speed * self._mfu_per_rate
+            self._folder.emit(StepDone(self.done, epoch, seen, loss, lr, speed, mfu))
             if self.logged and not is_epoch:
                 self._folder.emit(Evaluated(self.done, {**self.logged, **self.metrics}))
         if is_epoch:
@@ -129,14 +149,20 @@ class RunLoop:
         self._in_epoch.restart()
         self._since_report.restart()
 
+    def settle(self) -> None:
+        """Wait for the steps that the GPU has not finished: otherwise their time would be left out, too."""
+        for meter in (self._since_report, self._in_epoch):
+            meter.settle()
+
     def leave_out(self, seconds: float) -> None:
-        """Exclude the seconds of an evaluation from the speed."""
+        """Exclude the seconds of an evaluation from the speed; `settle` was called before it."""
         for meter in (self._since_report, self._in_epoch):
             meter.leave_out(seconds)
 
     def _requests(self) -> RankRequests:
         """Return whether this rank asks to save or to stop after the current step."""
         is_due = self._checkpoints.is_due() or self.save_requested
+        self._save_sent = self.save_requested
         self._stopping.request.saving = self._checkpoints.is_saving
         return RankRequests(save=is_due, stop=self._stopping.request.asked)
 
@@ -148,7 +174,8 @@ class RunLoop:
         self._checkpoints.update()
         agreed = self._stopping.agree(note)
         wanted = agreed.save or agreed.stop
-        self.save_requested = False
+        if self._save_sent:  # a request after the update is sent with the next one
+            self.save_requested = self._save_sent = False
         self._checkpoints.after_step(self.done, self.metrics, requested=wanted)
         if agreed.stop and not self.is_over:
             self._checkpoints.finish(in_time=True)
@@ -160,15 +187,12 @@ class RunLoop:
         """Record the step for `paceline verify`; return whether it has enough steps."""
         if not self._recorder.active:
             return False
-        lanes = [lane for lane in batch.lanes if lane.samples]
-        loss = float(note.loss) / note.counted if note.counted else 0.0
-        return self._recorder.step(
-            self.done,
-            loss,
-            self._parts.model,
-            self._parts.optimizer,
-            [lane.batch for lane in lanes],
-        )
+        batches = [lane.batch for lane in batch.lanes if lane.samples]
+        total = self.updates.total(Note(note.loss, note.counted))
+        loss = float(total.loss) / total.counted if total.counted else 0.0
+        model, optimizer = self._parts.model, self._parts.optimizer
+        own = self.updates.own_state()
+        return self._recorder.step(self.done, loss, model, optimizer, batches, own)
 
     def end(self) -> None:
         """Save the run after its last step. Every rank must call this."""
@@ -184,7 +208,8 @@ class RunLoop:
     def conclude(self) -> None:
         """Report that the run is complete."""
         self.end()
-        digest = state_digest(self._parts.model, self._parts.optimizer)
+        own = digests_of_all(self._world, self.updates.own_state())
+        digest = state_digest(self._parts.model, self._parts.optimizer, own)
         self._folder.emit(RunEnded(self.done, self._in_epoch.run_seconds, digest))
 
     def _announce(self) -> None:
@@ -199,51 +224,3 @@ class RunLoop:
                 self._rates.now, total, summary, self.done,
             )
         )  # fmt: skip
-
-
-class Rates:
-    """The learning rates: set by `lr.schedule`, by a tracked scheduler, or left to the user's code."""
-
-    def __init__(self, config: RunConfig, parts: Registered, total_samples: int) -> None:
-        self._config, self._total = config.lr, total_samples
-        self._groups = []
-        for optimizer in parts.optimizers.values():
-            self._groups += optimizer.param_groups
-        self._peaks = [float(group["lr"]) for group in self._groups]
-        self._last: list[float] | None = None
-        schedules = [type(item).__name__ for item in parts.tracked.schedulers]
-        is_constant = config.lr.schedule == "constant" and not config.lr.warmup_samples
-        self._is_set_here = not schedules and not is_constant
-        if schedules and not is_constant:
-            raise ConfigError(
-                f"lr.schedule={config.lr.schedule} and the tracked {schedules[0]} both set the learning rate",
-                fix="set lr.schedule=constant lr.warmup_samples=0, or do not track a scheduler",
-            )
-        self.description = f"lr {human_rate(self.now)}"
-        if schedules:
-            self.description += f", set by {', '.join(schedules)}"
-        elif self._is_set_here:
-            self.description += f", {config.lr.schedule}"
-
-    @property
-    def now(self) -> float:
-        """The learning rate of the first parameter group."""
-        return float(self._groups[0]["lr"]) if self._groups else 0.0
-
-    def set(self, seen: int) -> None:
-        """Set the rates for the step that ends after `seen` samples, unless the user's code does."""
-        if not self._is_set_here:
-            return
-        self._refuse_changed()
-        factor = schedule_factor(self._config, seen, self._total)
-        self._last = [peak * factor for peak in self._peaks]
-        for group, rate in zip(self._groups, self._last, strict=True):
-            group["lr"] = rate
-
-    def _refuse_changed(self) -> None:
-        rates = [float(group["lr"]) for group in self._groups]
-        if self._last is not None and rates != self._last:
-            raise ConfigError(
-                f"the script set the learning rate to {rates[0]:g}, but lr.schedule={self._config.schedule} sets it, too",
-                fix="set lr.schedule=constant lr.warmup_samples=0 to leave it to the script",
-            )

@@ -14,12 +14,12 @@ from paceline.config import RunConfig
 from paceline.config.values import flatten
 from paceline.data.reading.batches import Batches
 from paceline.errors import ConfigError
+from paceline.train.changed_settings import changed_settings
 from paceline.train.imported_state import fitted, is_imported, missing_kinds
 from paceline.train.meter import Meter
 from paceline.train.replicas import check_replicas
-from paceline.train.state import load_state, named_state, optimizer_facts, python_numbers
+from paceline.train.state import named_state, optimizer_facts
 from paceline.train.tracked import PREFIX, Tracked, decode, encode
-from paceline.train.training_state import changed_settings
 from paceline.train.updates import Updates
 from paceline.version import VERSION
 from paceline.world.world import World
@@ -141,8 +141,9 @@ class RunState:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of a checkpoint."""
-        return sum(value.nbytes for value in self.tensors().values())
+        """Bytes of a checkpoint, as far as this rank knows them."""
+        tensors = {**self.tensors(), **self.own_tensors()}
+        return sum(value.nbytes for value in tensors.values())
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name: the same names on every rank."""
@@ -155,9 +156,9 @@ class RunState:
         found.update(self._parts.tracked.state()[1])
         return found
 
-    def own_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that only this rank holds: none."""
-        return {}
+    def own_tensors(self) -> Mapping[str, Tensor]:
+        """Return the tensors that only this rank holds."""
+        return self._updates.own_state()
 
     def manifest(self, step: int, metrics: Mapping[str, float]) -> Manifest:
         """Return the description of a checkpoint after a step, if all ranks agree on it. Every rank must call this."""
@@ -168,7 +169,7 @@ class RunState:
         meters = {name: meter.state(self._updates) for name, meter in self._meters.items()}
         values = {
             "meters": meters,
-            "numbers": python_numbers(self._parts.optimizer, self._parts.model),
+            "numbers": self._updates.numbers(self._parts.model, self._parts.optimizer),
             "optimizer": self._parts.facts,
             "groups": groups,
             "dataset_samples": self.batches.plan.samples,
@@ -207,24 +208,28 @@ class RunState:
         model, optimizer = self._parts.model, self._parts.optimizer
         if is_imported(manifest):
             problems = [] if len(self._parts.optimizers) > 1 else missing_kinds(manifest, optimizer)
-            loaded = fitted(tensors, model)
-            return problems + load_state(model, optimizer, loaded, values["numbers"])
+            return problems + self._load(fitted(tensors, model), values["numbers"])
         before, now = values["optimizer"]["optimizer"], self._parts.facts["optimizer"]
         if before != now:
             return [f"the optimizer was {before}, is {now}"]
         tracked: dict[str, Tensor] = {}
-        rest = self._updates.take_unsaved_buffers(_taken(tensors, tracked))
-        problems = load_state(model, optimizer, rest, values["numbers"], self._parts.is_saved)
+        problems = self._load(_taken(tensors, tracked), values["numbers"])
         if not problems:
             problems = self._parts.tracked.restore(values.get("tracked", {}), tracked)
         if problems:
             return problems
         self._restore_groups(values.get("groups", {}))
         self._updates.restore_precision(values.get("precision", {}))
+        # Sums over all ranks must be counted once when they are added up over ranks again.
+        keeps_sums = self._updates.totals_are_global or self.world.is_main
         for name, meter in self._meters.items():
-            meter.restore(values["meters"][name], keep=True)
+            meter.restore(values["meters"][name], keep=keeps_sums)
         self.finished = values.get("finished", "")
         return []
+
+    def _load(self, tensors: Iterator[tuple[str, Tensor]], numbers: Mapping[str, str]) -> list[str]:
+        parts = self._parts
+        return self._updates.load(parts.model, parts.optimizer, tensors, numbers, parts.is_saved)
 
     def _restore_groups(self, groups: Mapping[str, Any]) -> None:
         for name, optimizer in self._parts.optimizers.items():

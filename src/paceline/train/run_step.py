@@ -14,8 +14,8 @@ from paceline.train.note import Note
 class Step:
     """One optimizer step of a run: this rank's share of its batch."""
 
-    def __init__(self, batch: RankBatch) -> None:
-        self._batch = batch
+    def __init__(self, batch: RankBatch, *, evaluates: bool = False) -> None:
+        self._batch, self._evaluates, self._was_asked = batch, evaluates, False
         self.index = batch.plan.index
         """The number of the step in the run, from 0."""
         self.epoch = batch.plan.epoch
@@ -24,6 +24,20 @@ class Step:
         """Whether this is the last step of its epoch."""
         self.samples = batch.plan.samples
         """Samples of the step over all ranks."""
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether to evaluate after this step: the last of an epoch or of the run, or every `evaluate_steps` steps."""
+        self._was_asked = True
+        return self._evaluates
+
+    def refuse_ignored_evaluation(self, config: RunConfig) -> None:
+        """Raise if evaluate_steps asks for an evaluation that the script does not know of."""
+        if config.evaluate_steps and self._evaluates and not (self._was_asked or self.ends_epoch):
+            raise ConfigError(
+                f"evaluate_steps={config.evaluate_steps}, but this training has no evaluation between epochs",
+                fix="set evaluate_steps=0; or evaluate in the loop if `step.evaluates`",
+            )
 
     @property
     def lanes(self) -> list[Any]:
@@ -43,17 +57,3 @@ def with_length(config: RunConfig, epochs: int, steps: int) -> RunConfig:
     if steps and not is_given(config, "steps"):
         config = with_values(config, steps=steps)
     return config
-
-
-def refuse_unsupported(config: RunConfig) -> None:
-    """Refuse settings that only `Trainer` knows."""
-    given = {
-        f"parallel=fsdp exact={config.exact}": config.parallel == "fsdp" and not config.exact,
-        f"local_sgd.steps={config.local_sgd.steps}": bool(config.local_sgd.steps),
-        f"compression={config.compression}": config.compression != "none",
-    }
-    for setting, is_set in given.items():
-        if is_set:
-            raise ConfigError(
-                f"paceline.Run does not support {setting}", fix="train with paceline.Trainer"
-            )

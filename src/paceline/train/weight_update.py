@@ -1,4 +1,4 @@
-"""The update of the weights: the optimizer's step, or a compiled version of it."""
+"""The change of the weights: clipping, and the optimizer's step or a compiled version of it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.config import RunConfig
+from paceline.train.sharded_tensor import clip_sharded, is_sharded
 
 # Torch's capturable Adam divides by the learning rate, which gives nan for 0 in a compiled kernel. This is too small to change a weight.
 _LEAST_RATE = 1e-30
+_ALIGNMENT_BYTES = 512  # of CUDA's allocator
 _COMPILED = (torch.optim.Adam, torch.optim.AdamW)
 
 
@@ -55,3 +57,17 @@ def _move_step_count(state: dict[str, Any], device: str) -> None:
     """Move the step count of an optimizer that has stepped on the host."""
     if isinstance(state.get("step"), Tensor):
         state["step"] = state["step"].to(device, torch.float32)
+
+
+def clip(parameters: list[nn.Parameter], largest: float) -> None:
+    """Scale the whole gradient down to a norm; the same bits for any memory layout of the gradients."""
+    # On a GPU the order of a sum depends on the alignment of its input, and gradients in buckets are not aligned.
+    gradients = [value.grad for value in parameters if value.grad is not None]
+    if any(is_sharded(value) for value in gradients):
+        clip_sharded(parameters, largest)
+        return
+    aligned = []
+    for value in gradients:
+        is_unaligned = value.is_cuda and value.data_ptr() % _ALIGNMENT_BYTES
+        aligned.append(value.clone() if is_unaligned else value)
+    nn.utils.clip_grads_with_norm_(parameters, largest, nn.utils.get_total_norm(aligned))

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.data.reading.batches import RankBatch
 from paceline.errors import ConfigError
 from paceline.scale.batch import StepPlan, share
-from paceline.train.lane_sum import drop_gradients
+from paceline.train.gradient_sum import BucketedSum, GradientSum
+from paceline.train.lane_loss import Losses, LossesOfReplicas
+from paceline.train.moving_buffers import MovingBuffers
 from paceline.train.note import Note
-from paceline.train.optimizer_step import GetRequests, OptimizerStep
 from paceline.train.outer_gradient import OuterGradient
 from paceline.train.state import (
     OptimizerSlots,
@@ -32,6 +33,8 @@ from paceline.train.state import (
     named_state,
     python_numbers,
 )
+from paceline.train.updates import UpdateCall, Updates
+from paceline.world.world import World
 
 _PREFIX = "replica"
 _GRID = 2.0**20
@@ -64,15 +67,20 @@ class _ReplicaLoader(NamedTuple):
         return self.slots.load(kind, name, value, numbers.get(full_name))
 
 
-class DilocoStep(OptimizerStep):
-    """One step of every replica; synchronizes every `local_sgd.steps` steps and at the end of an epoch and of the run."""
-
-    _is_local_sgd = True
+class ReplicaUpdates(Updates):
+    """One update of every replica; synchronizes every `local_sgd.steps` steps and at the end of an epoch and of the run."""
 
     def _set_up(self) -> None:
-        settings = self._config.local_sgd
-        parameters = self._inner.named_parameters()
-        self._names = [name for name, value in parameters if value.requires_grad]
+        if len(self._models) > 1 or len(self._optimizers) > 1:
+            raise ConfigError(
+                f"local SGD trains one model with one optimizer; this run has {len(self._models)} and {len(self._optimizers)}",
+                fix="set local_sgd.steps=0",
+            )
+        settings, self._model = self._config.local_sgd, self._models[0]
+        self._optimizer, updates = next(iter(self._optimizers.items()))
+        self._trainable = updates.parameters
+        names = {value: name for name, value in self._model.named_parameters()}
+        self._names = [names[value] for value in self._trainable]
         momentum = settings.outer_momentum
         self._outer = torch.optim.SGD(
             self._trainable, settings.outer_lr, momentum, nesterov=momentum > 0
@@ -87,35 +95,57 @@ class DilocoStep(OptimizerStep):
         """Whether replicas have weights other than the common ones."""
         self._swap_in(self._common)
 
-    def __call__(self, step: RankBatch, get_requests: GetRequests | None = None) -> Note:
-        """Run one step of each replica of this rank; synchronize all replicas if it is time."""
-        if self._buffers is None:
-            self._buffers = self._find_buffers(step)
-            if self._buffers.any:
-                raise _moving_buffers()
+    @property
+    def _alone(self) -> World:
+        """This rank as a world of its own: a replica adds nothing over ranks."""
+        return replace(self._world, rank=0, size=1)
+
+    def _make_buffers(self) -> MovingBuffers:
+        return MovingBuffers(self._models, max(2, self._config.batch.lanes), self._alone)
+
+    def _make_sum(self, parameters: list[nn.Parameter]) -> GradientSum:
+        lanes = self._config.batch.lanes // self._config.local_sgd.replicas
+        return BucketedSum(parameters, lanes, self._alone, self.clock, exact=True)
+
+    def update(self, call: UpdateCall) -> tuple[Losses, Note]:
+        """Run one update of each replica of this rank; synchronize all replicas if it is time."""
+        if call.over_batch is not None:
+            raise ConfigError(
+                "over_batch= does not support local SGD: a replica sees its own samples only",
+                fix="set local_sgd.steps=0",
+            )
         total = Note(0.0, 0.0)
-        for replica, part in zip(self._replicas, self._parts(step), strict=True):
+        for replica, part in zip(self._replicas, self._parts(call.step), strict=True):
             if part.plan.samples:  # a short last step may have no samples for a replica
                 with self._active(replica):
-                    note = super().__call__(part)
-                total = total.plus(note._replace(loss=round(float(note.loss) * _GRID) / _GRID))
-        if get_requests is not None:
-            total = total.with_requests(get_requests())
-        self.synchronized = self._synchronizes_after(step.plan)
+                    _, note = super().update(call._replace(step=part))
+                total = total.plus(Note(round(float(note.loss) * _GRID) / _GRID, note.counted))
+        total = total.with_requests(self._get_requests())
+        self.synchronized = self._synchronizes_after(call.step.plan)
         self._diverged = not self.synchronized
         if self.synchronized:
             with self.clock.waiting():
                 self._synchronize()
-        return total
+        return LossesOfReplicas(), total
+
+    def backward(self, call: UpdateCall) -> tuple[Losses, Note]:
+        """Run the lanes of a replica."""
+        found = super().backward(call)
+        if self._buffers.any_known:
+            raise _moving_buffers()
+        return found
+
+    def refuse_backward(self) -> None:
+        """Raise: a replica changes its weights before the next one begins."""
+        raise ConfigError(
+            f"run.backward does not support local_sgd.steps={self._config.local_sgd.steps}",
+            fix="call run.update, or set local_sgd.steps=0",
+        )
 
     @property
     def totals_are_global(self) -> bool:
-        """Whether a step returns sums over all ranks: only in a world of one."""
+        """Whether notes are summed over all ranks: only in a world of one."""
         return self._world.size == 1
-
-    def total(self, note: Note) -> Note:
-        """Return the sum of a note over all ranks. Every rank must call this."""
-        return Note.from_tensor(self.sum_over_ranks(note.to_tensor()))
 
     def own_state(self) -> Mapping[str, Tensor]:
         """Return the optimizer state of this rank's replicas and, between synchronizations, their weights."""
@@ -133,19 +163,26 @@ class DilocoStep(OptimizerStep):
                 if name.startswith("optimizer."):
                     yield f"{prefix}.{name}", value
 
-    def numbers(self) -> dict[str, str]:
+    def numbers(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, str]:
         """Return the entries of the optimizer's state that are Python numbers: the same for all replicas."""
         with self._active(self._replicas[0]):
-            return python_numbers(self._optimizer, self._model)
+            return python_numbers(optimizer, model)
 
-    def load(self, saved: Iterable[tuple[str, Tensor]], numbers: Mapping[str, str]) -> list[str]:
+    def load(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        saved: Iterator[tuple[str, Tensor]],
+        numbers: Mapping[str, str],
+        is_saved: Callable[[str], bool],
+    ) -> list[str]:
         """Restore saved tensors, except those of other ranks' replicas; return a line for each mismatch."""
         loaders = {f"{replica.number:04d}": self._loader(replica) for replica in self._replicas}
         self._diverged = False
         problems: list[str] = []
 
         def common() -> Iterator[tuple[str, Tensor]]:
-            for full_name, value in saved:
+            for full_name, value in self._take_buffers(saved):
                 part, _, rest = full_name.partition(".")
                 if part != _PREFIX:
                     yield full_name, value
@@ -155,7 +192,7 @@ class DilocoStep(OptimizerStep):
                 if number in loaders:
                     problems.extend(loaders[number].load(name, value, numbers))
 
-        problems += load_state(self._model, self._outer, common(), {})
+        problems += load_state(model, self._outer, common(), {}, is_saved)
         if not self._diverged:
             self._reset_replicas()
             return problems
@@ -188,7 +225,8 @@ class DilocoStep(OptimizerStep):
         for parameter, gradient in zip(self._trainable, gradients, strict=True):
             parameter.grad = gradient
         self._outer.step()
-        drop_gradients(self._trainable)
+        for parameter in self._trainable:
+            parameter.grad = None
         self._reset_replicas()
 
     def _reset_replicas(self) -> None:
