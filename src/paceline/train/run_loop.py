@@ -54,9 +54,8 @@ class RunLoop:
         self._checkpoints = Checkpoints(self.state, folder.emit, folder.claim, on_saved)
         self.observers = Observers(world, config, self.updates, folder.emit)
         self._recorder = Recorder(config, world)
-        self._mfu_per_rate = 0.0
-        if flops_per_sample:
-            self._mfu_per_rate = flops_per_sample / peak_of_all(world, config.precision)
+        peak = peak_of_all(world, config.precision) if flops_per_sample else 0.0
+        self._mfu_per_rate = flops_per_sample / peak if peak else 0.0
         self.done = self._first = 0
         self._ended = False
         self.save_requested = self._save_sent = False

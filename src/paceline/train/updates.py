@@ -53,15 +53,14 @@ class OptimizerUpdates:
         world: World,
         make_sum: Callable[[list[nn.Parameter]], GradientSum],
     ) -> None:
-        own = [value for group in optimizer.param_groups for value in group["params"]]
-        self.parameters = [value for value in own if value.requires_grad]
+        own = {value for group in optimizer.param_groups for value in group["params"]}
+        every = dict.fromkeys(value for model in models for value in model.parameters())
+        trainable = [value for value in every if value.requires_grad]
+        self.parameters = [value for value in trainable if value in own]
         self.precision = Precision(config, world.device, world.size)
         self.sum = make_sum(self.parameters)
         self.update = make_update(optimizer, config, world.device)
-        trainable = {
-            value for model in models for value in model.parameters() if value.requires_grad
-        }
-        self._inputs = None if trainable <= set(self.parameters) else self.parameters
+        self._inputs = None if len(trainable) == len(self.parameters) else self.parameters
 
     def run_backward(self, output: Tensor, gradient: Tensor) -> None:
         """Compute the gradients of this optimizer's parameters; those of others stay as they are."""
