@@ -27,6 +27,7 @@ from paceline.train.run_step import Step, with_length, with_requests_of
 from paceline.train.updates import UpdateCall
 from paceline.world.process_group import join
 from paceline.world.randomness import seed_everything
+from paceline.world.world import World
 
 Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -56,7 +57,7 @@ class Run(RunEvaluation):
         self._failed = ""
 
     def __enter__(self) -> Self:
-        self.world = self._stack.enter_context(join(self.config))
+        self.world = self._stack.enter_context(self._joined())
         self._folder = RunFolder(self.config, self.world, self._sinks)
         try:
             self._stack.enter_context(self._folder.opened(self._done))
@@ -64,6 +65,9 @@ class Run(RunEvaluation):
             self._stack.__exit__(*sys.exc_info())
             raise
         return self
+
+    def _joined(self) -> contextlib.AbstractContextManager[World]:
+        return join(self.config)
 
     def __exit__(
         self,

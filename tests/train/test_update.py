@@ -1,4 +1,4 @@
-"""One step: the true mean over its samples, whatever the lanes; never an update from a loss that is not finite."""
+"""One update: the true mean over its samples, whatever the lanes; never an update from a loss that is not finite."""
 
 from dataclasses import replace
 
@@ -7,17 +7,20 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-import paceline
 from paceline.config import BatchConfig, RunConfig
 from paceline.config.diloco import LocalSgdConfig
 from paceline.errors import TrainingError
-from paceline.train.cuda_graph import step_class
-from paceline.train.optimizer_step import OptimizerStep
-from paceline.train.state import load_state, named_state, state_digest
+from paceline.train.state import load_state, named_state
 from paceline.world.world import World
-from support.processes import on_processes, run_on_processes
+from support.loops import Fitted, fit, lanes_of, sgd
+from support.processes import run_on_processes
 
 ALONE = World()
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 def data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,20 +30,12 @@ def data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-def one_step(
-    samples: int, lanes: int, loss=mse_loss, model=None, **settings
-) -> tuple[nn.Module, float]:
+def one_step(samples: int, lanes: int, loss=mse_loss, model=None, **settings) -> Fitted:
     torch.manual_seed(0)
     config = RunConfig(
-        batch=BatchConfig(global_size=max(samples, lanes), lanes=lanes), epochs=1, **settings
+        batch=BatchConfig(global_size=max(samples, lanes), lanes=lanes), steps=1, **settings
     )
-    model = model or nn.Linear(6, 1)
-    batches = paceline.Batches(data(samples), config, ALONE)
-    step = paceline.OptimizerStep(
-        ALONE, model, torch.optim.SGD(model.parameters(), lr=1.0), loss, config
-    )
-    result = step(next(batches.steps()))
-    return model, result.loss / result.counted
+    return fit(ALONE, config, model or nn.Linear(6, 1), data(samples), loss=loss, optimizer=sgd(1.0))
 
 
 @pytest.mark.parametrize("samples", [1, 3, 5, 8, 13])
@@ -53,9 +48,9 @@ def test_loss_and_gradient_are_the_mean_over_the_samples_however_few(
     inputs, targets = data(samples)
     expected = mse_loss(plain(inputs), targets)
     expected.backward()
-    model, loss = one_step(samples, lanes=4, exact=exact)
-    torch.testing.assert_close(loss, expected.item(), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(plain.weight - plain.weight.grad, model.weight)
+    found = one_step(samples, lanes=4, exact=exact)
+    torch.testing.assert_close(found.losses[0], expected.item(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(plain.weight - plain.weight.grad, found.model.weight)
 
 
 def token_loss(outputs, targets):
@@ -70,9 +65,9 @@ def test_a_loss_that_gives_sum_and_count_is_exact_over_tokens() -> None:
     inputs, targets = data(13)
     total, count = token_loss(plain(inputs), targets)
     (total / count).backward()
-    model, loss = one_step(13, lanes=4, loss=token_loss)
-    torch.testing.assert_close(loss, (total / count).item())
-    torch.testing.assert_close(plain.weight - plain.weight.grad, model.weight)
+    found = one_step(13, lanes=4, loss=token_loss)
+    torch.testing.assert_close(found.losses[0], (total / count).item())
+    torch.testing.assert_close(plain.weight - plain.weight.grad, found.model.weight)
 
 
 def test_a_step_in_which_nothing_counts_is_an_error() -> None:
@@ -85,7 +80,7 @@ def test_clipping_sees_the_whole_gradient() -> None:
     plain = nn.Linear(6, 1)
     mse_loss(plain(data(8)[0]), data(8)[1]).backward()
     nn.utils.clip_grad_norm_(plain.parameters(), 0.01)
-    model, _ = one_step(8, lanes=4, clip_norm=0.01)
+    model = one_step(8, lanes=4, clip_norm=0.01).model
     torch.testing.assert_close(plain.weight - plain.weight.grad, model.weight)
 
 
@@ -108,25 +103,6 @@ class LaneNaN:
         return mse_loss(outputs, targets) * (float("nan") if self.left == -1 else 1.0)
 
 
-def test_a_parameter_that_the_loss_does_not_reach_is_an_error_in_any_world() -> None:
-    model = nn.ModuleDict({"used": nn.Linear(6, 1), "unused": nn.Linear(6, 1)})
-    model.forward = lambda inputs: model["used"](inputs)  # noqa: PLW0108
-    with pytest.raises(TrainingError, match=r"2 of 4 trainable parameters(.|\n)*requires_grad_"):
-        one_step(8, lanes=1, model=model)
-
-
-@on_processes(2)
-def test_a_parameter_that_the_loss_does_not_reach_is_an_error_on_two_ranks(world, config) -> None:
-    model = Partly()
-    model = paceline.parallelize(model, world, config)
-    batches = paceline.Batches(data(8), config, world)
-    step = paceline.OptimizerStep(
-        world, model, torch.optim.SGD(model.parameters(), lr=1.0), mse_loss, config
-    )
-    with pytest.raises(TrainingError, match="requires_grad_"):
-        step(next(batches.steps()))
-
-
 class Partly(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -136,13 +112,25 @@ class Partly(nn.Module):
         return self.used(inputs)
 
 
+def partly_used(config, world) -> tuple[str, bool]:
+    torch.manual_seed(0)
+    found = fit(world, config, Partly(), data(8), optimizer=sgd(0.1, weight_decay=0.5))
+    return found.digest, found.model.unused.weight.grad is None
+
+
+def test_a_parameter_that_the_loss_does_not_reach_has_no_gradient_in_any_world(tmp_path) -> None:
+    found = set()
+    for size in (1, 2):
+        found |= set(run_on_processes(partly_used, size, tmp_path, {"batch.global_size": 8}))
+    assert len(found) == 1
+    assert found.pop()[1], "weight decay would change it otherwise"
+
+
 def ragged_training(config, world) -> list[str]:
     """Tokens of ragged lengths, a short last step with empty lanes, BatchNorm, dropout, Python and NumPy randomness."""
     import random
 
     import numpy
-
-    from paceline.train.state import state_digest
 
     class Noisy(nn.Module):
         def __init__(self) -> None:
@@ -160,17 +148,10 @@ def ragged_training(config, world) -> list[str]:
                 self.mean.mul_(0.9).add_(inputs.mean(0), alpha=0.1)
             return self.body(inputs) * (1 + 0.01 * random.random() + 0.01 * numpy.random.rand())  # noqa: NPY002
 
-    model = paceline.parallelize(Noisy(), world, config)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    batches = paceline.Batches(data(21), config, world)
-    step = paceline.OptimizerStep(
-        world, model, optimizer, token_loss, config, batches.total_samples
+    found = fit(
+        world, config, Noisy(), data(21), loss=token_loss, optimizer=sgd(0.05, momentum=0.9)
     )
-    digests = []
-    for batch in batches.steps():
-        result = step(batch)
-        digests.append(f"{result.loss.hex()} {state_digest(model, optimizer)}")
-    return digests
+    return [*(value.hex() for value in found.losses), found.digest]
 
 
 @pytest.mark.parametrize("lanes", [4, 7])
@@ -190,21 +171,14 @@ def test_buffers_move_by_the_mean_of_what_the_lanes_did() -> None:
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(6, affine=False), nn.Linear(6, 1))
     one_step(8, lanes=2, model=model)
     config = RunConfig(batch=BatchConfig(global_size=8, lanes=2))
-    lanes = next(paceline.Batches(data(8), config, ALONE).steps()).lanes
+    lanes = next(lanes_of(ALONE, config, data(8))).lanes
     means = [lane.batch[0].mean(0) * 0.1 for lane in lanes]
     torch.testing.assert_close(model[1].running_mean, (means[0] + means[1]) / 2)
     assert int(model[1].num_batches_tracked) == 1
 
 
 def compressed(config, world) -> float:
-    model = paceline.parallelize(nn.Linear(6, 1), world, config)
-    batches = paceline.Batches(data(64), config, world)
-    step = paceline.OptimizerStep(
-        world, model, torch.optim.SGD(model.parameters(), lr=0.1), mse_loss, config
-    )
-    for batch in batches.steps():
-        step(batch)
-    return float(model.module.weight.sum())
+    return float(fit(world, config, nn.Linear(6, 1), data(64)).model.weight.sum())
 
 
 @pytest.mark.parametrize("compression", ["none", "fp16", "bf16", "powersgd"])
@@ -216,35 +190,22 @@ def test_compressed_gradients_train_to_nearly_the_same_weights(compression: str,
     assert abs(one - true) < 0.02
 
 
-def wide(config, world) -> tuple[int, float]:
-    model = paceline.parallelize(
-        nn.Sequential(nn.Linear(6, 50_000), nn.Linear(50_000, 1)), world, config
-    )
-    step = paceline.OptimizerStep(
-        world, model, torch.optim.SGD(model.parameters(), lr=1e-5), mse_loss, config
-    )
-    for batch in paceline.Batches(data(64), config, world).steps():
-        step(batch)
-    return len(model.reducer._get_zeros_like_grad_buckets()), float(model.module[0].weight.sum())
+def wide(config, world) -> float:
+    model = nn.Sequential(nn.Linear(6, 50_000), nn.Linear(50_000, 1))
+    return float(fit(world, config, model, data(64), optimizer=sgd(1e-5)).model[0].weight.sum())
 
 
-def test_the_messages_of_powersgd_come_in_one_order_on_all_ranks_as_there_is_one_bucket(
-    tmp_path,
-) -> None:
+def test_the_messages_of_powersgd_come_in_one_order_on_all_ranks(tmp_path) -> None:
     settings = {"exact": False, "compression": "powersgd", "batch.global_size": 16, "epochs": 4}
     one, other = run_on_processes(wide, 2, tmp_path, settings)
     assert one == other
-    assert one[0] == 1
 
 
 def test_classes_and_cross_entropy_work_too() -> None:
-    model = nn.Linear(6, 3)
-    config = RunConfig(batch=BatchConfig(global_size=8, lanes=4))
-    batches = paceline.Batches((data(8)[0], torch.arange(8) % 3), config, ALONE)
-    step = paceline.OptimizerStep(
-        ALONE, model, torch.optim.SGD(model.parameters(), lr=0.1), cross_entropy, config
-    )
-    assert step(next(batches.steps())).counted == 8
+    config = RunConfig(batch=BatchConfig(global_size=8, lanes=4), steps=1)
+    classes = data(8)[0], torch.arange(8) % 3
+    found = fit(ALONE, config, nn.Linear(6, 3), classes, loss=cross_entropy)
+    assert 0 < found.losses[0] < 5
 
 
 def channels_last(config, world) -> list[str]:
@@ -254,20 +215,13 @@ def channels_last(config, world) -> list[str]:
         torch.randn(24, 3, 6, 6, generator=generator),
         torch.randint(0, 3, (24,), generator=generator),
     )
-    batches, found = paceline.Batches(data, config, world), []
+    found = []
     for norm in (nn.Identity(), nn.BatchNorm2d(8)):
         torch.manual_seed(0)
         layers = nn.Conv2d(3, 8, 3), norm, nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(16, 3)
-        model = paceline.parallelize(
-            nn.Sequential(*layers).to(memory_format=torch.channels_last), world, config
-        )
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        step = OptimizerStep(
-            world, model, optimizer, nn.functional.cross_entropy, config, batches.total_samples
-        )
-        for batch in batches.steps():
-            step(batch)
-        found.append(state_digest(model, optimizer))
+        model = nn.Sequential(*layers).to(memory_format=torch.channels_last)
+        rule = sgd(0.05, momentum=0.9)
+        found.append(fit(world, config, model, data, loss=cross_entropy, optimizer=rule).digest)
     return found
 
 
@@ -288,17 +242,10 @@ def drawn_apart(config, world) -> list[str]:
         {"local_sgd": LocalSgdConfig(steps=2, replicas=2)},
     ):
         torch.manual_seed(7 + world.rank)
-        run = replace(config, **settings)
         model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).double()
-        model = paceline.parallelize(model, world, run, wrap=(nn.Linear,))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        batches = paceline.Batches(tuple(part.double() for part in data), run, world)
-        step = step_class(world, optimizer, run)(
-            world, model, optimizer, mse_loss, run, batches.total_samples
-        )
-        for batch in batches.steps():
-            step(batch)
-        found.append(state_digest(model, optimizer))
+        double = tuple(part.double() for part in data)
+        fitted = fit(world, replace(config, **settings), model, double, wrap=(nn.Linear,))
+        found.append(fitted.digest)
     return found
 
 
