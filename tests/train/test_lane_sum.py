@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from paceline.scale.batch import share
-from paceline.scale.tree import children
+from paceline.scale.tree import children, merges_after
 from paceline.train import bucket_exchange as exchange
 from paceline.train.bucket_exchange import (
     AllGatherExchange,
@@ -13,9 +13,10 @@ from paceline.train.bucket_exchange import (
     TreeShape,
     choose_exchange,
 )
-from paceline.train.lane_sum import TreeStack
+from paceline.train.lane_stack import LaneStack
 from paceline.train.note import Note
 from paceline.world.world import World
+from support.loops import fit
 from support.processes import on_processes, run_on_processes
 
 
@@ -81,10 +82,7 @@ def test_two_ranks_and_small_buckets_gather_and_large_ones_go_in_slices() -> Non
 
 
 def gradients(config, world, *, wide: int, tiny_buckets: bool) -> str:
-    """Three steps of a model with several buckets; the digest of what was learned."""
-    import paceline
-    from paceline.train.state import state_digest
-
+    """Some steps of a model with several buckets; the digest of what was learned."""
     if tiny_buckets:
         exchange._SMALL_BYTES = exchange._CARRIES_NOTES_BYTES = (
             64  # every bucket goes in slices, notes on their own
@@ -92,17 +90,13 @@ def gradients(config, world, *, wide: int, tiny_buckets: bool) -> str:
     model = nn.Sequential(
         nn.Linear(8, wide), nn.Tanh(), nn.Linear(wide, wide), nn.Tanh(), nn.Linear(wide, 1)
     )
-    model = paceline.parallelize(model, world, config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(3)
     data = torch.randn(37, 8, generator=generator), torch.randn(37, 1, generator=generator)
-    batches = paceline.Batches(data, config, world)
-    step = paceline.OptimizerStep(
-        world, model, optimizer, nn.functional.mse_loss, config, batches.total_samples
-    )
-    for batch in batches.steps():
-        step(batch)
-    return state_digest(model, optimizer)
+    return fit(world, config, model, data, optimizer=adamw).digest
+
+
+def adamw(parameters) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
 
 
 @pytest.mark.parametrize("lanes", [4, 5, 8])
@@ -120,15 +114,14 @@ def test_a_model_of_several_buckets_learns_the_same_bits_on_one_to_four_ranks(
 
 def test_notes_and_gradients_are_added_along_the_tree() -> None:
     weight = nn.Parameter(torch.zeros(1))
-    stack = TreeStack([weight], 6)
-    stack.clear()
+    stack = LaneStack([weight], merges_after(range(6), 6))
     values = [torch.tensor([10.0**lane / 3]) for lane in range(6)]
     for value in values:
         stack.before_lane(Note(float(value), 1.0))
         weight.grad = (
             value.clone() if weight.grad is None else weight.grad.add_(value)
         )  # what backward does
-        stack.after_lane()
-    assert [sums[0] for sums in stack.gradients] == [tree_sum(values, range(6))]
+        stack.push(stack.after_lane())
+    assert [sums[0] for sums in stack.sums] == [tree_sum(values, range(6))]
     assert [note.counted for note in stack.notes] == [6.0]
     assert stack.notes[0].loss == float(tree_sum([value.double() for value in values], range(6)))

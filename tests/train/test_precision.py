@@ -2,37 +2,38 @@
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import mse_loss
 
-import paceline
 from paceline.config import BatchConfig, RunConfig, config_from_words
 from paceline.errors import ConfigError
 from paceline.recipes.gpt import build_optimizer, token_loss
 from paceline.recipes.gpt_config import GptConfig, design_of
 from paceline.recipes.gpt_model import GPT
 from paceline.train.precision import Precision
-from paceline.train.state import state_digest
 from paceline.world.world import World
+from support.loops import fit, sgd
 from support.processes import run_on_processes
 
 
 def trained(config, world) -> str:
     torch.manual_seed(1)
-    model = paceline.parallelize(
-        nn.Sequential(nn.Linear(6, 33), nn.Tanh(), nn.Linear(33, 1)), world, config
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model = nn.Sequential(nn.Linear(6, 33), nn.Tanh(), nn.Linear(33, 1))
     generator = torch.Generator().manual_seed(2)
     data = torch.randn(40, 6, generator=generator), torch.randn(40, 1, generator=generator)
-    batches = paceline.Batches(data, config, world)
-    step = paceline.OptimizerStep(world, model, optimizer, mse_loss, config, batches.total_samples)
-    for batch in batches.steps():
-        step(batch)
-    return state_digest(model, optimizer)
+    return fit(world, config, model, data, optimizer=adamw).digest
+
+
+def adamw(parameters) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16-master", "fp16"])
@@ -62,10 +63,7 @@ def test_forward_runs_in_the_numbers_that_were_asked_for():
 
     config = RunConfig(batch=BatchConfig(4, lanes=1), epochs=1, precision="bf16")
     model = Model(6, 1)
-    step = paceline.OptimizerStep(
-        World(), model, torch.optim.SGD(model.parameters(), lr=0.1), mse_loss, config
-    )
-    step(next(paceline.Batches((torch.ones(4, 6), torch.ones(4, 1)), config, World()).steps()))
+    fit(World(), config, model, (torch.ones(4, 6), torch.ones(4, 1)))
     assert seen == [torch.bfloat16]
     assert model.weight.dtype == model.weight.grad.dtype == torch.float32
 
@@ -83,11 +81,8 @@ def test_forward_sees_rounded_masters_and_the_optimizer_the_masters():
     model = Model(nn.Linear(3, 3), nn.BatchNorm1d(3))
     master = model[0].weight
     before = master.detach().clone()
-    step = paceline.OptimizerStep(
-        World(), model, torch.optim.SGD(model.parameters(), lr=1e-3), mse_loss, config
-    )
-    step(next(paceline.Batches((torch.randn(4, 3), torch.ones(4, 3)), config, World()).steps()))
-    assert len(seen) == 3  # the first one looks for buffers that move
+    fit(World(), config, model, (torch.randn(4, 3), torch.ones(4, 3)), optimizer=sgd(1e-3))
+    assert len(seen) == 2
     for weight, *others in seen:
         assert torch.equal(weight, before.bfloat16())
         assert [value.dtype for value in others] == [torch.bfloat16] * 2
@@ -122,19 +117,21 @@ def gpt_losses(world) -> dict[str, list[float]]:
             [*words, f"precision={precision}", f"optimizer={kind}", "lr.base=0.01", "steps=4"],
         )
         torch.manual_seed(0)
-        model = paceline.parallelize(GPT(design_of(config)), world, config)
-        chosen = build_optimizer(model, config)
-        for group in chosen.param_groups if optimizer == "fused" else ():
-            group["fused"], group["foreach"] = True, False
         text = torch.arange(9).repeat(16, 1)
-        batches = paceline.Batches(
-            (text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world
-        )
-        step = paceline.OptimizerStep(
-            world, model, chosen, token_loss, config, batches.total_samples
-        )
-        found[optimizer, precision] = [float(step(batch).loss) / 4 for batch in batches.steps()]
+        data = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+        model = GPT(design_of(config))
+        rule = partial(chosen, model, config, fused=optimizer == "fused")
+        found[optimizer, precision] = fit(
+            world, config, model, data, loss=token_loss, optimizer=rule
+        ).losses
     return found
+
+
+def chosen(model, config, parameters, *, fused: bool) -> torch.optim.Optimizer:
+    optimizer = build_optimizer(model, config)
+    for group in optimizer.param_groups if fused else ():
+        group["fused"], group["foreach"] = True, False
+    return optimizer
 
 
 def test_losses_with_masters_are_near_those_of_autocast_with_every_optimizer(tmp_path):
@@ -174,20 +171,18 @@ def test_a_step_that_overflows_does_not_count_and_halves_the_scale(bad):
 
 
 def test_weights_stay_as_they_are_where_a_step_does_not_count():
-    config = RunConfig(batch=BatchConfig(4, lanes=2), epochs=1, precision="fp16")
+    config = RunConfig(batch=BatchConfig(4, lanes=2), steps=2, precision="fp16")
     model = nn.Linear(6, 1)
-    before = model.weight.clone()
-    step = paceline.OptimizerStep(
-        World(), model, torch.optim.SGD(model.parameters(), lr=0.1), mse_loss, config
-    )
-    step.precision.scale = 2.0**100  # more than fp16 holds
-    batches = paceline.Batches((torch.full((8, 6), 3.0), torch.ones(8, 1)), config, World())
-    first, second = batches.steps()
-    step(first)
-    assert torch.equal(model.weight, before)
-    step.precision.scale = 1024.0
-    step(second)
-    assert not torch.equal(model.weight, before)
+    weights, scales = [], [2.0**100, 1024.0]  # the first is more than fp16 holds
+
+    def before(run):
+        weights.append(model.weight.detach().clone())
+        for updates in run._loop.updates._optimizers.values():
+            updates.precision.scale = scales.pop(0)
+
+    fit(World(), config, model, (torch.full((8, 6), 3.0), torch.ones(8, 1)), before=before)
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[1], model.weight)
 
 
 def test_a_true_setting_may_be_written_as_toml_writes_it():

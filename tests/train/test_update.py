@@ -35,7 +35,9 @@ def one_step(samples: int, lanes: int, loss=mse_loss, model=None, **settings) ->
     config = RunConfig(
         batch=BatchConfig(global_size=max(samples, lanes), lanes=lanes), steps=1, **settings
     )
-    return fit(ALONE, config, model or nn.Linear(6, 1), data(samples), loss=loss, optimizer=sgd(1.0))
+    return fit(
+        ALONE, config, model or nn.Linear(6, 1), data(samples), loss=loss, optimizer=sgd(1.0)
+    )
 
 
 @pytest.mark.parametrize("samples", [1, 3, 5, 8, 13])
