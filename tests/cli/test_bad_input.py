@@ -86,15 +86,15 @@ import paceline
 from paceline.data.order import samples_at
 
 def main(config):
-    with paceline.join(config) as world:
+    with paceline.Run(config) as run:
         inputs, targets = torch.ones(int(os.environ.get("SAMPLES", 32)), 2), torch.ones(int(os.environ.get("SAMPLES", 32)), 1)
         if "POISON" in os.environ:
             inputs[samples_at(numpy.array([int(os.environ["POISON"])]), 32, config.seed, 0)] = float("nan")
-        model = paceline.parallelize(torch.nn.Linear(2, 1), world, config)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        updates = open(f"updates-{world.rank}", "a")
+        model = run.model(torch.nn.Linear(2, 1))
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        updates = open(f"updates-{run.world.rank}", "a")
         optimizer.register_step_post_hook(lambda *_: print("update", file=updates, flush=True))
-        paceline.Trainer(world, model, optimizer, paceline.Batches((inputs, targets), config, world), mse_loss, config).run()
+        paceline.Trainer(run, model, optimizer, (inputs, targets), mse_loss).fit()
 
 main(paceline.config_from_argv())
 """

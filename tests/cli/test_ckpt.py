@@ -43,15 +43,14 @@ class Net(torch.nn.Module):
         return self.linear(inputs)
 
 def main(config):
-    with paceline.join(config) as world:
+    with paceline.Run(config) as run:
         generator = torch.Generator().manual_seed(1)
         data = torch.randn(40, 4, generator=generator), torch.randn(40, 1, generator=generator)
         net = Net()
-        model = paceline.parallelize(net, world, config)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-        batches = paceline.Batches(data, config, world)
-        paceline.Trainer(world, model, optimizer, batches, mse_loss, config, evaluation=data).run()
-        if world.is_main:
+        run.model(net)
+        optimizer = run.optimizer(torch.optim.AdamW(net.parameters(), lr=0.1))
+        paceline.Trainer(run, net, optimizer, data, mse_loss, evaluation=data).fit()
+        if run.is_main:
             save_file(net.state_dict(), f"trained.safetensors")
 
 main(paceline.config_from_argv())

@@ -28,11 +28,11 @@ class Net(torch.nn.Linear):
         return super().forward(features)
 
 def main(config):
-    with paceline.join(config) as world:
-        model = paceline.parallelize(Net(4, 1), world, config)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        batches = paceline.Batches((torch.randn(64, 4), torch.randn(64, 1)), config, world)
-        paceline.Trainer(world, model, optimizer, batches, mse_loss, config).run()
+    with paceline.Run(config) as run:
+        model = run.model(Net(4, 1))
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+        data = torch.randn(64, 4), torch.randn(64, 1)
+        paceline.Trainer(run, model, optimizer, data, mse_loss).fit()
 
 main(paceline.config_from_argv())
 """

@@ -64,9 +64,10 @@ def test_an_option_after_the_script_goes_to_the_script_with_a_hint(
 
 THREADS = """
 import os, torch, paceline
+from paceline.world.process_group import join
 asked = int(os.environ["OMP_NUM_THREADS"])
 before = torch.get_num_threads() in {asked, min(asked, os.cpu_count())}  # some builds cap it at the cores
-with paceline.join(paceline.config_from_argv()) as world:
+with join(paceline.config_from_argv()) as world:
     print(world.rank, world.size, world.launcher, os.environ["OMP_NUM_THREADS"], before, torch.get_num_threads())
 """
 

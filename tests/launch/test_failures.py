@@ -14,6 +14,7 @@ LEAVE = """
 import os, signal, sys
 import torch.distributed as dist
 import paceline
+from paceline.world.process_group import join
 
 ENDS = {
     "raise": lambda: [][0],
@@ -23,7 +24,7 @@ ENDS = {
     "sys.exit": lambda: sys.exit("no data left"),
 }
 
-with paceline.join(paceline.config_from_argv()) as world:
+with join(paceline.config_from_argv()) as world:
     print("rank", world.rank, "is here")
     dist.barrier()
     if world.rank == 1:

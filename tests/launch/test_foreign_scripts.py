@@ -34,8 +34,9 @@ dist.destroy_process_group()
 
 OURS = """
 import os, socket, paceline, torch
+from paceline.world.process_group import join
 import torch.distributed as dist
-with paceline.join(paceline.RunConfig()) as world:
+with join(paceline.RunConfig()) as world:
     total = torch.ones(1)
     dist.all_reduce(total)
     with socket.socket() as probe:
@@ -113,7 +114,7 @@ def test_ranks_that_each_do_the_whole_work_are_told_so(tmp_path: Path) -> None:
     assert (done.code, sorted(done.out.splitlines())) == (0, ["[0] trained", "[1] trained"])
     assert done.err == (
         "\nwarning: 2 ranks ran plain.py, but it never joined: each did the whole work\n"
-        "  fix: call paceline.join or torch.distributed.init_process_group in plain.py, "
+        "  fix: use paceline.Run or call torch.distributed.init_process_group in plain.py, "
         "or start one rank: paceline run plain.py\n"
     )
     assert paceline("run", "plain.py", folder=tmp_path, cold=True).err == ""

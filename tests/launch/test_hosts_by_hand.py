@@ -15,7 +15,8 @@ from support.program import Done, paceline, started
 MEET = """
 import torch, paceline
 from paceline.world.collectives import sum_across
-with paceline.join(paceline.config_from_argv()) as world:
+from paceline.world.process_group import join
+with join(paceline.config_from_argv()) as world:
     total = sum_across(world, torch.tensor(world.rank + 1.0)).item()
     print(world.rank, world.size, world.local_rank, world.node, world.nodes, world.launcher, total)
 """
@@ -23,8 +24,9 @@ with paceline.join(paceline.config_from_argv()) as world:
 
 FAIL_ONCE = """
 import os, time, paceline
+from paceline.world.process_group import join
 try:
-    with paceline.join(paceline.config_from_argv()) as world:
+    with join(paceline.config_from_argv()) as world:
         print(world.rendezvous.prefix)
         if world.rank == 1 and not os.path.exists("failed"):
             os.mkdir("failed")

@@ -87,11 +87,11 @@ class Slow(torch.nn.Linear):
         return super().forward(values)
 
 config = paceline.config_from_argv()
-with paceline.join(config) as world:
-    rank = world.rank
-    model = paceline.parallelize(Slow(4, 1), world, config)
-    batches = paceline.Batches((torch.ones(64, 4), torch.ones(64, 1)), config, world)
-    paceline.Trainer(world, model, torch.optim.SGD(model.parameters(), lr=0.0), batches, mse_loss, config).run()
+with paceline.Run(config) as run:
+    rank = run.world.rank
+    model = run.model(Slow(4, 1))
+    optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.0))
+    paceline.Trainer(run, model, optimizer, (torch.ones(64, 4), torch.ones(64, 1)), mse_loss).fit()
 """
 
 
@@ -152,7 +152,7 @@ def test_a_study_is_printed_and_written_with_its_report(tmp_path: Path) -> None:
     ("script", "words", "code", "said"),
     [
         ("raise ValueError('no data')", ["--worlds", "1,2"], 1, ["fails.py failed on 1 rank:", "ValueError: no data", "fix: make it run with `paceline run` first"]),
-        ("print('no training')", ["--worlds", "1,2"], 2, ["fails.py did not record its step times", "fix: train with `paceline.Trainer`"]),
+        ("print('no training')", ["--worlds", "1,2"], 2, ["fails.py did not record its step times", "fix: train with `paceline.Run`"]),
     ],
 )  # fmt: skip
 def test_a_script_that_cannot_be_compared_is_an_error_with_a_fix(

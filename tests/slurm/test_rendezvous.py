@@ -15,9 +15,10 @@ MEET = """
 import os, time
 import torch, paceline
 from paceline.world.collectives import sum_across
+from paceline.world.process_group import join
 begun = time.monotonic()
 try:
-    with paceline.join(paceline.config_from_argv()) as world:
+    with join(paceline.config_from_argv()) as world:
         total = sum_across(world, torch.tensor(world.rank + 1.0)).item()
         words = "met", world.rank, world.size, world.nodes, total, os.environ["GLOO_SOCKET_IFNAME"]
         time.sleep(float(os.environ.get("STAY_S", "0")))

@@ -18,6 +18,7 @@ import paceline
 from paceline.config import RunConfig, config_from_words
 from paceline.world.world import World
 from support.checkpoint_contents import until_writers_are_done
+from support.loops import RunIn
 
 BASE = [
     "batch.lanes=2",
@@ -112,13 +113,11 @@ def train(
     seen: list[Any] | None = None,
 ) -> str:
     """Train to the end and return the digest; or break off after a step."""
-    torch.set_num_threads(config.threads)  # as `paceline.join` does: they are part of the bits
     torch.manual_seed(0)
     dtype = next(net().parameters()).dtype
     torch.manual_seed(1)
     data = torch.randn(samples, 4, dtype=dtype), torch.randn(samples, 1, dtype=dtype)
-    model = paceline.parallelize(net(), world, config)
-    batches = paceline.Batches(data, config, world)
+    model = net()
     digests: list[str] = []
     lanes, calls = config.batch.lanes // world.size, 0
 
@@ -136,12 +135,12 @@ def train(
         if hasattr(event, "digest"):
             digests.append(event.digest)
 
-    chosen = optimizer(model.parameters(), paceline.scaled_lr(config))
-    trainer = paceline.Trainer(
-        world, model, chosen, batches, loss, config, evaluation=data, sinks=[note]
-    )
     try:
-        trainer.run()
+        with RunIn(world, config, sinks=[note]) as run:
+            run.model(model)
+            chosen = optimizer(model.parameters(), paceline.scaled_lr(config))
+            run.optimizer(chosen)
+            paceline.Trainer(run, model, chosen, data, loss, evaluation=data).fit()
     finally:
         until_writers_are_done()
     return digests[-1] if digests else ""

@@ -8,6 +8,7 @@ import torch
 
 import paceline
 from paceline.checkpoint import local_storage as local
+from paceline.data.reading.batches import Batches
 from paceline.train.stopping import StopRequest
 
 MARKS = Path("marks")
@@ -47,40 +48,38 @@ def slow_writer(path, image, write=local._write_durably):
     return write(path, image)
 
 
-class Watched(paceline.Batches):
-    """Batches that write down which samples were used in every step that was finished."""
-
-    def steps(self, start=0):
-        seen = os.open(f"seen-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        for step in super().steps(start):
-            ids = [
-                int(row[-1])
-                for lane in step.lanes
-                if lane.samples
-                for row in lane.batch[0].tolist()
-            ]
-            yield step
-            os.write(seen, f"{time.time()} {step.plan.index} {ids}\n".encode())
+def watched(self, start=0, steps=Batches.steps):
+    """Write down which samples were used in every step that was finished."""
+    seen = os.open(f"seen-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for step in steps(self, start):
+        ids = [
+            int(row[-1]) for lane in step.lanes if lane.samples for row in lane.batch[0].tolist()
+        ]
+        yield step
+        os.write(seen, f"{time.time()} {step.plan.index} {ids}\n".encode())
 
 
 def main(config: paceline.RunConfig) -> None:
     local._write_durably, StopRequest._on_signal = slow_writer, on_signal
     dawdle("begin")
-    with paceline.join(config) as world:
+    with paceline.Run(config) as run:
         dawdle("join")
         generator = torch.Generator().manual_seed(1)
         features, targets = (
             torch.randn(96, 20, generator=generator),
             torch.randn(96, 1, generator=generator),
         )
-        features[:, -1] = torch.arange(96)  # the number of the sample, for Watched
-        model = paceline.parallelize(Net(), world, config)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=paceline.scaled_lr(config))
-        kind = Watched if "WATCHED" in os.environ else paceline.Batches
-        batches = kind((features, targets), config, world)
+        features[:, -1] = torch.arange(96)  # the number of the sample, for `watched`
+        model = run.model(Net())
+        adamw = torch.optim.AdamW(model.parameters(), lr=paceline.scaled_lr(config))
+        optimizer = run.optimizer(adamw)
+        if "WATCHED" in os.environ:
+            Batches.steps = watched
         loss = torch.nn.functional.mse_loss
         held_out = features[:8], targets[:8]
-        paceline.Trainer(world, model, optimizer, batches, loss, config, evaluation=held_out).run()
+        paceline.Trainer(
+            run, model, optimizer, (features, targets), loss, evaluation=held_out
+        ).fit()
     print("the script goes on after the training")
 
 

@@ -67,7 +67,7 @@ def test_chaos_says_so_when_a_script_does_not_survive(tmp_path: Path) -> None:
     text = (
         Path(SCRIPT)
         .read_text()
-        .replace("with paceline.join", "torch.manual_seed(os.getpid())\n    with paceline.join")
+        .replace("with paceline.Run", "torch.manual_seed(os.getpid())\n    with paceline.Run")
     )
     script.write_text(
         text.replace(

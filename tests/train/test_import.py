@@ -44,11 +44,10 @@ def data():
     return torch.randn(64, 6, generator=generator), torch.randn(64, 1, generator=generator)
 
 def main(config, make=net, kind=torch.optim.AdamW):
-    with paceline.join(config) as world:
-        model = paceline.parallelize(make(), world, config)
-        optimizer = kind(model.parameters(), lr=paceline.scaled_lr(config))
-        batches = paceline.Batches(data(), config, world)
-        paceline.Trainer(world, model, optimizer, batches, mse_loss, config).run()
+    with paceline.Run(config) as run:
+        model = run.model(make())
+        optimizer = run.optimizer(kind(model.parameters(), lr=paceline.scaled_lr(config)))
+        paceline.Trainer(run, model, optimizer, data(), mse_loss).fit()
 
 if __name__ == "__main__":
     main(paceline.config_from_argv())

@@ -22,6 +22,7 @@ from paceline.train.environment import environment_facts
 from paceline.train.sinks.bookmark import Bookmark
 from paceline.train.sinks.csvfile import CsvSink
 from paceline.world.world import World
+from support.loops import RunIn
 
 
 def train(folder: Path, *words: str, crash_at: int = 0) -> None:
@@ -32,23 +33,16 @@ def train(folder: Path, *words: str, crash_at: int = 0) -> None:
         "checkpoint.every=4steps",
         "lr.base=1e-3",
     ]
-    config, world = config_from_words(RunConfig, [*base, *words]), World()
+    config = config_from_words(RunConfig, [*base, *words])
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     data = torch.randn(40, 4), torch.randn(40, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=paceline.scaled_lr(config))
-    batches = paceline.Batches(data, config, world)
-    trainer = paceline.Trainer(
-        world,
-        model,
-        optimizer,
-        batches,
-        nn.functional.mse_loss,
-        config,
-        evaluation=data,
-        sinks=[crash(crash_at)],
-    )
-    trainer.run()
+    with RunIn(World(), config, sinks=[crash(crash_at)]) as run:
+        run.model(model)
+        sgd = torch.optim.SGD(model.parameters(), lr=paceline.scaled_lr(config))
+        optimizer = run.optimizer(sgd)
+        loss = nn.functional.mse_loss
+        paceline.Trainer(run, model, optimizer, data, loss, evaluation=data).fit()
 
 
 def crash(at: int):

@@ -141,9 +141,9 @@ LINE = '{"step": 0, "loss": "nan", "samples": 0, "ranks_agree": true, "generator
 @pytest.mark.parametrize(
     ("content", "fix"),
     [
-        (None, "train with `paceline.Trainer`, or call `paceline.Recorder"),
-        (HEAD, "call `recorder.start` before the loop"),
-        (HEAD + LINE, "`recorder.step` after every step"),
+        (None, "train with `paceline.Run(config)`"),
+        (HEAD, "loop over `run.steps(data)`"),
+        (HEAD + LINE, "loop over `run.steps(data)`"),
     ],
 )
 def test_a_record_without_steps_is_refused(tmp_path: Path, content: str | None, fix: str) -> None:

@@ -142,7 +142,8 @@ from world.test_process_group import open_listeners
 import torch
 import paceline
 from paceline.world.collectives import sum_across
-with paceline.join(paceline.RunConfig()) as world:
+from paceline.world.process_group import join
+with join(paceline.RunConfig()) as world:
     total = sum_across(world, torch.tensor(world.rank + 1.0)).item()
     words = world.launcher, world.rank, world.size, world.nodes, total, sorted(set(open_listeners()))
     os.write(1, (" ".join(map(str, words)) + chr(10)).encode())  # in one piece: mpirun mixes the ranks' pieces

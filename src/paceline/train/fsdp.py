@@ -94,7 +94,7 @@ def _refuse_shared_weights(model: nn.Module, units: list[nn.Module]) -> None:
             if owner.setdefault(value, unit) is not unit:
                 raise ConfigError(
                     f"two units of parallel=fsdp share the weight {name}",
-                    fix="pass parallelize a wrap= with classes that share no weights, or set parallel=ddp",
+                    fix="pass run.model a wrap= with classes that share no weights, or set parallel=ddp",
                 )
             if not value.dim():
                 raise ConfigError(

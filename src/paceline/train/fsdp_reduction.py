@@ -1,7 +1,7 @@
 """How FSDP scatters the gradient of a lane along the fixed tree.
 
 The gradient of a unit is scattered as soon as a lane has computed it: each rank adds its shard of all lanes, along
-the tree. So with `exact` the bits are those of one rank and of DDP, for any number of lanes, ranks and shard groups.
+the tree. So with `exact` the bits are those of one rank and of parallel=ddp, for any number of lanes, ranks and shard groups.
 """
 
 from __future__ import annotations

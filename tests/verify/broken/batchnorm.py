@@ -6,17 +6,19 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
+from paceline.train.recorder import Recorder
 from paceline.world.collectives import sum_across
+from paceline.world.process_group import join
 
 
 def main(config: paceline.RunConfig) -> None:
-    with paceline.join(config) as world:
+    with join(config) as world:
         features, targets = torch.randn(128, 8), torch.randn(128, 1)
         plain = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 1))
         model = DistributedDataParallel(plain) if world.size > 1 else plain
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        recorder = paceline.Recorder(config, world)
-        recorder.start(model, optimizer)
+        recorder = Recorder(config, world)
+        recorder.start(plain, optimizer)
         for step, rows in enumerate(torch.arange(128).split(16), start=1):
             mine = rows.chunk(world.size)[world.rank]
             loss = mse_loss(model(features[mine]), targets[mine])
@@ -25,7 +27,7 @@ def main(config: paceline.RunConfig) -> None:
             optimizer.step()
             mean = sum_across(world, loss.detach()) / world.size
             if recorder.step(
-                step, float(mean), model, optimizer, [(features[mine], targets[mine])]
+                step, float(mean), plain, optimizer, [(features[mine], targets[mine])]
             ):
                 break
 

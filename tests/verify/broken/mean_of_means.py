@@ -6,7 +6,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
+from paceline.train.recorder import Recorder
 from paceline.world.collectives import sum_across
+from paceline.world.process_group import join
 
 WORDS, LONGEST, SENTENCES, PADDING = 11, 12, 64, -100
 
@@ -22,13 +24,13 @@ def sentences() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def main(config: paceline.RunConfig) -> None:
-    with paceline.join(config) as world:
+    with join(config) as world:
         words, targets = sentences()
         plain = nn.Sequential(nn.Embedding(WORDS, 8), nn.Linear(8, WORDS))
         model = DistributedDataParallel(plain) if world.size > 1 else plain
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        recorder = paceline.Recorder(config, world)
-        recorder.start(model, optimizer)
+        recorder = Recorder(config, world)
+        recorder.start(plain, optimizer)
         for step, rows in enumerate(torch.arange(SENTENCES).split(8), start=1):
             mine = rows.chunk(world.size)[world.rank]
             loss = cross_entropy(
@@ -38,7 +40,7 @@ def main(config: paceline.RunConfig) -> None:
             loss.backward()
             optimizer.step()
             mean = sum_across(world, loss.detach()) / world.size
-            if recorder.step(step, float(mean), model, optimizer, [(words[mine], targets[mine])]):
+            if recorder.step(step, float(mean), plain, optimizer, [(words[mine], targets[mine])]):
                 break
 
 

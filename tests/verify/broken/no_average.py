@@ -5,15 +5,17 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import paceline
+from paceline.train.recorder import Recorder
 from paceline.world.collectives import sum_across
+from paceline.world.process_group import join
 
 
 def main(config: paceline.RunConfig) -> None:
-    with paceline.join(config) as world:
+    with join(config) as world:
         features, targets = torch.randn(128, 8), torch.randn(128, 1)
         model = nn.Linear(8, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        recorder = paceline.Recorder(config, world)
+        recorder = Recorder(config, world)
         recorder.start(model, optimizer)
         for step, rows in enumerate(torch.arange(128).split(16), start=1):
             mine = rows.chunk(world.size)[world.rank]

@@ -6,13 +6,15 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
+from paceline.train.recorder import Recorder
 from paceline.world.collectives import sum_across
+from paceline.world.process_group import join
 
 BATCH = 16
 
 
 def main(config: paceline.RunConfig) -> None:
-    with paceline.join(config) as world:
+    with join(config) as world:
         features, targets = torch.randn(128, 8), torch.randn(128, 1)
         plain = nn.Linear(8, 1)
         model = DistributedDataParallel(plain) if world.size > 1 else plain
@@ -23,8 +25,8 @@ def main(config: paceline.RunConfig) -> None:
                 len(mine), generator=torch.Generator().manual_seed(config.seed + world.rank)
             )
         ]
-        recorder = paceline.Recorder(config, world)
-        recorder.start(model, optimizer)
+        recorder = Recorder(config, world)
+        recorder.start(plain, optimizer)
         for step, rows in enumerate(order.split(BATCH // world.size), start=1):
             batch = features[rows], targets[rows]
             loss = mse_loss(model(batch[0]), batch[1])
@@ -32,7 +34,7 @@ def main(config: paceline.RunConfig) -> None:
             loss.backward()
             optimizer.step()
             mean = sum_across(world, loss.detach()) / world.size
-            if recorder.step(step, float(mean), model, optimizer, [batch]):
+            if recorder.step(step, float(mean), plain, optimizer, [batch]):
                 break
 
 

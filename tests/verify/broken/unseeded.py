@@ -16,11 +16,11 @@ def noisy_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def main(config: paceline.RunConfig) -> None:
-    with paceline.join(config) as world:
-        model = paceline.parallelize(nn.Linear(8, 1), world, config)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        batches = paceline.Batches((torch.randn(512, 8), torch.randn(512, 1)), config, world)
-        paceline.Trainer(world, model, optimizer, batches, noisy_loss, config).run()
+    with paceline.Run(config) as run:
+        model = run.model(nn.Linear(8, 1))
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        data = torch.randn(512, 8), torch.randn(512, 1)
+        paceline.Trainer(run, model, optimizer, data, noisy_loss).fit()
 
 
 if __name__ == "__main__":

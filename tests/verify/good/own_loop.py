@@ -1,4 +1,4 @@
-"""A hand-written loop around `paceline.OptimizerStep`, with tokens of ragged length; the same in every world."""
+"""A hand-written loop over `paceline.Run`, with tokens of ragged length; the same in every world."""
 
 import torch
 from torch import Tensor, nn
@@ -17,27 +17,15 @@ def loss_and_count(scores: Tensor, targets: Tensor) -> tuple[Tensor, int]:
 
 
 def main(config: paceline.RunConfig) -> None:
-    with paceline.join(config) as world:
+    with paceline.Run(config) as run:
         words, targets = torch.randint(WORDS, (64, LONGEST)), torch.randint(WORDS, (64, LONGEST))
         lengths = torch.arange(64) % LONGEST + 1
         targets = targets.masked_fill(torch.arange(LONGEST) >= lengths[:, None], PADDING)
         plain = nn.Sequential(nn.Embedding(WORDS, 8), nn.Dropout(0.2), nn.Linear(8, WORDS))
-        model = paceline.parallelize(plain, world, config)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        take = paceline.OptimizerStep(world, model, optimizer, loss_and_count, config)
-        recorder = paceline.Recorder(config, world)
-        recorder.start(model, optimizer)
-        for step in paceline.Batches((words, targets), config, world).steps():
-            result = take(step)
-            total = take.total(result)
-            if recorder.step(
-                step.plan.index + 1,
-                total.loss / total.counted,
-                model,
-                optimizer,
-                [lane.batch for lane in step.lanes],
-            ):
-                break
+        model = run.model(plain)
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+        for step in run.steps((words, targets)):
+            run.update(optimizer, lambda batch: loss_and_count(model(batch[0]), batch[1]), step)
 
 
 if __name__ == "__main__":

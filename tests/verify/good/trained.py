@@ -8,7 +8,7 @@ import paceline
 
 
 def main(config: paceline.RunConfig) -> None:
-    with paceline.join(config) as world:
+    with paceline.Run(config) as run:
         data = torch.randn(100, 8), torch.randint(3, (100,))
         plain = nn.Sequential(
             nn.Linear(8, 16, bias=False),
@@ -17,11 +17,9 @@ def main(config: paceline.RunConfig) -> None:
             nn.Dropout(0.3),
             nn.Linear(16, 3),
         )
-        model = paceline.parallelize(plain, world, config)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        paceline.Trainer(
-            world, model, optimizer, paceline.Batches(data, config, world), cross_entropy, config
-        ).run()
+        model = run.model(plain)
+        optimizer = run.optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+        paceline.Trainer(run, model, optimizer, data, cross_entropy).fit()
 
 
 if __name__ == "__main__":
