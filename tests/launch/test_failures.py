@@ -77,7 +77,7 @@ def test_a_rank_that_ends_among_others_that_wait_for_it_is_named(
 
 def test_a_rank_that_leaves_before_the_others_meet_is_named_at_once(tmp_path: Path) -> None:
     (tmp_path / "early.py").write_text(
-        LEAVE.replace("with paceline", "if os.environ['RANK'] == '1': sys.exit()\nwith paceline")
+        LEAVE.replace("with join", "if os.environ['RANK'] == '1': sys.exit()\nwith join")
     )
     done = paceline("run", "-n", "2", "early.py", folder=tmp_path, cold=True)
     assert done.code == 1

@@ -79,3 +79,22 @@ def lanes_of(world: World, config: RunConfig, data: Any) -> Iterator[Any]:
     from paceline.data.reading.batches import Batches
 
     return Batches(data, config, world).steps()
+
+
+def run_trainer(
+    world: World,
+    config: RunConfig,
+    model: nn.Module,
+    data: Any,
+    *,
+    loss: Callable[..., Any] = mse_loss,
+    optimizer: Callable[[Any], torch.optim.Optimizer] = sgd(),
+    sinks: Sequence[Any] = (),
+    **more: Any,
+) -> torch.optim.Optimizer:
+    """Train by the `Trainer`, from the newest checkpoint on."""
+    with RunIn(world, config, sinks=sinks) as run:
+        run.model(model)
+        made = optimizer([value for value in model.parameters() if value.requires_grad])
+        paceline.Trainer(run, model, run.optimizer(made), data, loss, **more).fit()
+    return made

@@ -7,30 +7,39 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-import paceline
-from paceline.config import BatchConfig, RunConfig
+from paceline.config import RunConfig
+from paceline.config.diloco import LocalSgdConfig
 from paceline.data.reading.batches import Lane
 from paceline.errors import ConfigError, TrainingError
-from paceline.train.cuda_graph import CudaGraphStep, step_class
-from paceline.train.lane_sum import LocalTree, gradients_of
+from paceline.telemetry.phases import PhaseClock
+from paceline.train.cuda_graph import CapturedUpdates, may_capture
+from paceline.train.gradient_sum import BucketedSum
 from paceline.train.note import Note
-from paceline.train.reduce_after_backward import ReduceAfterBackward
 from paceline.world.world import World
+from support.loops import lanes_of
 from support.processes import run_on_processes
 
 
-def step_of(capture: str) -> paceline.OptimizerStep:
-    model = nn.Linear(6, 1)
-    config = RunConfig(batch=BatchConfig(4, lanes=2), capture=capture)
-    optimizer = torch.optim.AdamW(model.parameters())
-    kind = step_class(World(), optimizer, config)
-    return kind(World(), model, optimizer, mse_loss, config)
-
-
 def test_without_a_gpu_a_step_that_must_be_captured_is_refused():
+    optimizers = [torch.optim.AdamW(nn.Linear(6, 1).parameters())]
     with pytest.raises(ConfigError, match="capture=auto"):
-        step_of("true")
-    assert not isinstance(step_of("auto"), CudaGraphStep)
+        may_capture(World(), optimizers, RunConfig(capture="true"))
+    assert not may_capture(World(), optimizers, RunConfig(capture="auto"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"parallel": "fsdp"}, "gathers weights"),
+        ({"local_sgd": LocalSgdConfig(steps=2, replicas=2)}, "swaps the weights"),
+        ({}, "SGD with fused=True"),
+    ],
+)
+def test_what_cannot_be_captured_is_said(settings, reason, capsys):
+    optimizers = [torch.optim.SGD(nn.Linear(6, 1).parameters())]
+    config = RunConfig(capture="auto", **settings)
+    assert not may_capture(World(device="cuda"), optimizers, config)
+    assert reason in capsys.readouterr().err
 
 
 class _Double(nn.Linear):
@@ -48,32 +57,27 @@ def lanes_added(config, world) -> list[float]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 300), nn.Tanh(), _Double(300))
     parameters = list(model.parameters())
-    batch = paceline.Batches((torch.randn(50, 5), torch.randn(50, 1)), config, world)
-    add = (
-        ReduceAfterBackward(parameters, config.batch.lanes, world)
-        if world.size > 1
-        else LocalTree(parameters, config.batch.lanes)
-    )
+    data = torch.randn(50, 5), torch.randn(50, 1)
+    add = BucketedSum(parameters, config.batch.lanes, world, PhaseClock(), exact=True)
     found: list[float] = []
-    for step in batch.steps():
+    for step in lanes_of(world, config, data):
         add.begin()
         notes = []
         for lane in step.lanes:
             value = mse_loss(model(lane.batch[0]), lane.batch[1])
             notes.append(Note(value.item() * lane.samples, float(lane.samples)))
-            add.before_lane(notes[-1])
+            add.before_lane(notes[-1], last=False)
             value.backward()
             if lane is not step.lanes[-1]:
                 add.after_lane()
-        if world.size > 1:
-            add.load_lanes(add.lane_gradients(), notes)
-        total = add.finish()
+        alone = world.size == 1
+        total = add.finish() if alone else add.send_results(add.lane_results(), notes)
         found += [
             total.loss,
             total.counted,
-            *(float(value.double().sum()) for value in gradients_of(parameters)),
+            *(float(value.grad.double().sum()) for value in parameters),
         ]
-        found += gradients_of(parameters)[0].flatten().tolist()
+        found += parameters[0].grad.flatten().tolist()
     return found
 
 
@@ -85,9 +89,9 @@ def test_gradients_that_cross_the_ranks_at_once_have_the_bits_of_one_rank(tmp_pa
 
 
 def test_a_replayed_loss_that_is_not_finite_stops_before_the_update():
-    step, plan = step_of("auto"), SimpleNamespace(index=7)
+    captured = CapturedUpdates.__new__(CapturedUpdates)
+    captured._world = World()
+    call = SimpleNamespace(step=SimpleNamespace(plan=SimpleNamespace(index=7)))
     with pytest.raises(TrainingError, match="nan at step 8, lane 3"):
-        CudaGraphStep._note_of(step, SimpleNamespace(plan=plan), Lane(3, (), 2), float("nan"))
-    assert CudaGraphStep._note_of(step, SimpleNamespace(plan=plan), Lane(3, (), 2), 0.5) == Note(
-        1.0, 2.0
-    )
+        captured._note_of(call, Lane(3, (), 2), float("nan"))
+    assert captured._note_of(call, Lane(3, (), 2), 0.5)[:2] == (1.0, 2.0)

@@ -12,15 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import paceline
 from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError, Stopped
 from paceline.events import RunEnded, surviving
 from paceline.train import bucket_exchange as exchange
-from paceline.train.diloco import DilocoStep
 from paceline.verify.records import first_difference, read_record
 from paceline.world.process_group import join
 from paceline.world.world import World
+from support.loops import RunIn, fit, lanes_of, run_trainer
 from support.processes import run_on_processes
 
 SAMPLES = 37  # with a global batch of 16 the last step of an epoch has 5 samples, and leaves replicas without any
@@ -76,15 +75,16 @@ def train(world: World, config: RunConfig, stop_at: int = -1) -> dict[str, objec
             os.kill(os.getpid(), signal.SIGTERM)
 
     torch.manual_seed(0)
-    model = paceline.parallelize(Small(), world, config)
-    trainable = [value for value in model.parameters() if value.requires_grad]
-    optimizer = torch.optim.AdamW(trainable, lr=0.02)
-    trainer = paceline.Trainer(
-        world, model, optimizer, paceline.Batches(data_of(), config, world), nn.functional.mse_loss, config,
-        evaluation=data_of(11), sinks=[told],
-    )  # fmt: skip
     with contextlib.suppress(Stopped):
-        trainer.run()
+        run_trainer(
+            world,
+            config,
+            Small(),
+            data_of(),
+            optimizer=adamw,
+            evaluation=data_of(11),
+            sinks=[told],
+        )
     if not world.is_main:
         return {}
     events = surviving(Path(config.runs) / config.name / "events.jsonl")
@@ -93,6 +93,10 @@ def train(world: World, config: RunConfig, stop_at: int = -1) -> dict[str, objec
         "losses": [(event["step"], event["loss"]) for event in events if "loss" in event],
         "metrics": [event["metrics"] for event in events if "metrics" in event],
     }
+
+
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.02)
 
 
 def config_of(folder: str, **more: object) -> RunConfig:
@@ -219,7 +223,7 @@ def by_hand(config: RunConfig, world: World) -> nn.Module:
         shared, config.local_sgd.outer_lr, config.local_sgd.outer_momentum, nesterov=True
     )
     each = config.batch.lanes // config.local_sgd.replicas
-    for step in paceline.Batches(data_of(), config, world).steps():
+    for step in lanes_of(world, config, data_of()):
         for number, (one, optimizer) in enumerate(zip(copies, inner, strict=True)):
             lanes = [
                 lane for lane in step.lanes[number * each : (number + 1) * each] if lane.samples
@@ -247,16 +251,7 @@ def check_against_hand_written(folder: str) -> None:
     config = config_of(folder, clip_norm=0.0)
     with join(config) as world:
         torch.manual_seed(0)
-        model = paceline.parallelize(Small().eval(), world, config)
-        optimizer = torch.optim.AdamW(
-            [value for value in model.parameters() if value.requires_grad], lr=0.02
-        )
-        batches = paceline.Batches(data_of(), config, world)
-        step = DilocoStep(
-            world, model, optimizer, nn.functional.mse_loss, config, batches.total_samples
-        )
-        for batch in batches.steps():
-            step(batch)
+        model = fit(world, config, Small().eval(), data_of(), optimizer=adamw).model
         expected = by_hand(config, world)
     for (name, mine), theirs in zip(model.named_parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, msg=name)
@@ -306,22 +301,30 @@ def test_more_ranks_than_replicas_are_refused(
         pass
 
 
-def test_other_steps_and_other_models_are_refused(tmp_path: Path) -> None:
-    config = config_of(str(tmp_path))
-    with join(config) as world:
-        batches = paceline.Batches(data_of(), config, world)
-        model = nn.Sequential(nn.Linear(5, 1), nn.BatchNorm1d(1))
-        given = (
-            world,
-            model,
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            nn.functional.mse_loss,
-            config,
-        )
-        with pytest.raises(ConfigError, match=r"paceline\.Trainer"):
-            paceline.OptimizerStep(*given)
-        with pytest.raises(ConfigError, match="LayerNorm"):
-            DilocoStep(*given)(next(batches.steps()))
+def test_models_whose_buffers_move_are_refused(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(5, 1), nn.BatchNorm1d(1))
+    with pytest.raises(ConfigError, match="LayerNorm"):
+        fit(World(), config_of(str(tmp_path)), model, data_of())
+
+
+@pytest.mark.parametrize("call", ["backward", "losses", "over_batch"])
+def test_what_replicas_cannot_do_is_refused(tmp_path: Path, call: str) -> None:
+    with pytest.raises(ConfigError, match=r"set local_sgd\.steps=0"):
+        impossible(config_of(str(tmp_path)), call)
+
+
+def impossible(config: RunConfig, call: str) -> None:
+    model = nn.Linear(5, 1)
+    with RunIn(World(), config) as run:
+        run.model(model)
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in run.steps(data_of()):
+            if call == "backward":
+                run.backward(optimizer, lambda batch: model(batch[0]).mean(), step)
+            elif call == "losses":
+                float(run.update(optimizer, lambda batch: model(batch[0]).mean(), step))
+            else:
+                run.update(optimizer, lambda batch: model(batch[0]), step, over_batch=torch.mean)
 
 
 def test_a_checkpoint_of_other_replicas_is_refused(tmp_path: Path) -> None:

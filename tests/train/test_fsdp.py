@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import paceline
 from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError
 from paceline.recipes.gpt import build_optimizer, token_loss
@@ -16,9 +16,10 @@ from paceline.recipes.gpt_config import GptConfig, design_of
 from paceline.recipes.gpt_model import GPT, Block
 from paceline.scale.batch import share
 from paceline.scale.tree import additions_by_turn, children
-from paceline.train.cuda_graph import step_class
+from paceline.train.parallel import prepare
 from paceline.train.state import state_digest
 from paceline.world.world import World
+from support.loops import fit, run_trainer
 from support.processes import run_on_processes
 
 
@@ -41,16 +42,16 @@ class Layers(nn.Module):
         return self.head(self.norm(hidden)) + (hidden @ self.table.weight.T).sum(1, keepdim=True)
 
 
-def batches_of(config: RunConfig, world: World, samples: int) -> paceline.Batches:
+def data_of(samples: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
-    return paceline.Batches(
-        (
-            torch.randn(samples, 5, generator=generator),
-            torch.randn(samples, 1, generator=generator),
-        ),
-        config,
-        world,
+    return (
+        torch.randn(samples, 5, generator=generator),
+        torch.randn(samples, 1, generator=generator),
     )
+
+
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
 
 
 def token_like(outputs: Tensor, target: Tensor) -> tuple[Tensor, int]:
@@ -86,12 +87,8 @@ def learned(world: World, parallel: str, shard_over: int = 0) -> dict[str, tuple
         ]
         config = config_from_words(RunConfig, [*fixed, *words])
         torch.manual_seed(0)
-        model = paceline.parallelize(Layers(), world, config)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        batches = batches_of(config, world, 37)
-        step = paceline.OptimizerStep(world, model, optimizer, loss, config, batches.total_samples)
-        losses = [float(step.total(step(batch)).loss) for batch in batches.steps()]
-        found[name] = state_digest(model, optimizer), losses
+        fitted = fit(world, config, Layers(), data_of(37), loss=loss, optimizer=adamw)
+        found[name] = fitted.digest, fitted.losses
     return found
 
 
@@ -123,20 +120,10 @@ def trained(config: RunConfig, world: World) -> dict[str, object]:
     """A run of the Trainer, saved and resumed by itself; the slices that this rank holds, the digest, and the metrics."""
     seen: list[object] = []
     torch.manual_seed(0)
-    model = paceline.parallelize(Layers(), world, config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    batches = batches_of(config, world, 40)
+    model = Layers()
     held_out = torch.linspace(-1, 1, 85).view(17, 5), torch.ones(17, 1)
-    paceline.Trainer(
-        world,
-        model,
-        optimizer,
-        batches,
-        nn.functional.mse_loss,
-        config,
-        evaluation=held_out,
-        sinks=[seen.append],
-    ).run()
+    given = {"optimizer": adamw, "evaluation": held_out, "sinks": [seen.append]}
+    optimizer = run_trainer(world, config, model, data_of(40), **given)
     rows = [
         getattr(value, "to_local", lambda value=value: value)().shape[0]
         for value in model.parameters()
@@ -188,18 +175,12 @@ def gpt_learned(world: World, words: list[str]) -> list[str]:
         ]
         config = config_from_words(GptConfig, [*fixed, f"precision={precision}", *words])
         torch.manual_seed(0)
-        model = paceline.parallelize(GPT(design_of(config)), world, config, wrap=(Block,))
-        optimizer = build_optimizer(model, config)
+        model = GPT(design_of(config))
         text = torch.randint(0, 40, (16, 17), generator=torch.Generator().manual_seed(3))
-        batches = paceline.Batches(
-            (text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world
-        )
-        step = step_class(world, optimizer, config)(
-            world, model, optimizer, token_loss, config, batches.total_samples
-        )
-        for batch in batches.steps():
-            step(batch)
-        found.append(state_digest(model, optimizer))
+        data = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+        rule = partial(lambda model, config, _: build_optimizer(model, config), model, config)
+        fitted = fit(world, config, model, data, loss=token_loss, optimizer=rule, wrap=(Block,))
+        found.append(fitted.digest)
     return found
 
 
@@ -243,7 +224,7 @@ def refused(world: World) -> None:
     cases = [(nn.Sequential(tied), None, "two units"), (Single(), None, "it is a scalar")]
     for model, wrap, word in [*cases, (nn.Linear(2, 2), (nn.Conv2d,), "no module of Conv2d")]:
         with pytest.raises(ConfigError, match=word):
-            paceline.parallelize(model, world, config, wrap=wrap)
+            prepare(model, world, config, wrap)
 
 
 def test_models_that_cannot_be_cut_are_refused(tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-import paceline
 from paceline.config import config_from_words
 from paceline.recipes.gpt import build_optimizer, token_loss
 from paceline.recipes.gpt_config import GptConfig, design_of
 from paceline.recipes.gpt_model import GPT, Block
-from paceline.train.cuda_graph import CudaGraphStep, step_class
-from paceline.train.state import state_digest
+from paceline.train.cuda_graph import CapturedUpdates
+from paceline.world.process_group import join
+from support.loops import Fitted, fit
 from support.processes import run_on_processes
 
 pytestmark = pytest.mark.gpu
@@ -27,29 +27,33 @@ FIXED = [
 ]
 
 
-def learned(world, config) -> str:
-    """What a small GPT learns: a digest of all state."""
+def learned(world, config, text: torch.Tensor) -> Fitted:
+    """What a small GPT learns."""
     torch.manual_seed(0)
-    model = paceline.parallelize(GPT(design_of(config)), world, config, wrap=(Block,))
-    optimizer = build_optimizer(model, config)
-    text = torch.randint(0, 64, (24, 33), generator=torch.Generator().manual_seed(3))
-    batches = paceline.Batches((text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world)
-    step = step_class(world, optimizer, config)(
-        world, model, optimizer, token_loss, config, batches.total_samples
+    model = GPT(design_of(config))
+    engines = []
+    fitted = fit(
+        world,
+        config,
+        model,
+        (text[:, :-1].contiguous(), text[:, 1:].contiguous()),
+        loss=token_loss,
+        optimizer=lambda _: build_optimizer(model, config),
+        wrap=(Block,),
+        before=lambda run: engines.append(run._loop.updates),
     )
-    assert isinstance(step, CudaGraphStep) == (config.capture == "true")
-    for batch in batches.steps():
-        step(batch)
+    assert isinstance(engines[0], CapturedUpdates) == (config.capture == "true")
     if config.capture == "true":
-        assert step._captured
-    return state_digest(model, optimizer)
+        assert engines[0]._captured
+    return fitted
 
 
 def on_gpu(cases: list[list[str]]) -> list[str]:
     """What is learned in each case. The world is met once for all: the settings that differ do not enter into it."""
     configs = [config_from_words(GptConfig, [*FIXED, *words]) for words in cases]
-    with paceline.join(configs[0]) as world:
-        return [learned(world, config) for config in configs]
+    with join(configs[0]) as world:
+        text = torch.randint(0, 64, (24, 33), generator=torch.Generator().manual_seed(3))
+        return [learned(world, config, text).digest for config in configs]
 
 
 PRECISIONS = ["fp32", "bf16", "bf16-master"]
@@ -132,19 +136,7 @@ def test_losses_with_masters_are_near_those_of_autocast(tmp_path: Path) -> None:
 
 def losses_on_gpu(cases: list[list[str]]) -> list[list[float]]:
     """The losses of every step, in each case."""
-    found = []
+    text = torch.arange(33).repeat(12, 1)
     configs = [config_from_words(GptConfig, [*FIXED, *words]) for words in cases]
-    with paceline.join(configs[0]) as world:
-        for config in configs:
-            torch.manual_seed(0)
-            model = paceline.parallelize(GPT(design_of(config)), world, config)
-            text = torch.arange(33).repeat(12, 1)
-            batches = paceline.Batches(
-                (text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world
-            )
-            optimizer = build_optimizer(model, config)
-            step = step_class(world, optimizer, config)(
-                world, model, optimizer, token_loss, config, batches.total_samples
-            )
-            found.append([float(step(batch).loss) / 12 for batch in batches.steps()])
-    return found
+    with join(configs[0]) as world:
+        return [learned(world, config, text).losses for config in configs]

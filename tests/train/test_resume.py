@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ import paceline
 from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError, Stopped
 from paceline.events import surviving
+from paceline.world.world import World
+from support.loops import run_trainer
 from support.processes import run_on_processes
 
 
@@ -45,12 +48,11 @@ def train(folder: Path, steps: int) -> list[int]:
         ],
     )
     data = Counted()
-    with paceline.join(config) as world:
-        model = nn.Linear(4, 1)
-        batches = paceline.Batches(data, config, world)
-        optimizer = torch.optim.SGD(model.parameters(), lr=paceline.scaled_lr(config))
-        data.asked.clear()  # the source looks at one sample to learn its shape
-        paceline.Trainer(world, model, optimizer, batches, nn.functional.mse_loss, config).run()
+    with paceline.Run(config) as run:
+        model = run.model(nn.Linear(4, 1))
+        sgd = torch.optim.SGD(model.parameters(), lr=paceline.scaled_lr(config))
+        optimizer = run.optimizer(sgd)
+        paceline.Trainer(run, model, optimizer, data, nn.functional.mse_loss).fit()
     return data.asked
 
 
@@ -78,11 +80,9 @@ def train_here(config, world, stop_at: int) -> list[tuple[int, float]]:
         return nn.functional.mse_loss(outputs, targets)
 
     torch.manual_seed(0)
-    model = paceline.parallelize(nn.Linear(4, 1), world, config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    batches = paceline.Batches(data, config, world)
+    rule = partial(torch.optim.AdamW, lr=0.1)
     with contextlib.suppress(Stopped):
-        paceline.Trainer(world, model, optimizer, batches, loss, config, sinks=[told]).run()
+        run_trainer(world, config, nn.Linear(4, 1), data, loss=loss, optimizer=rule, sinks=[told])
     events = surviving(Path(config.runs) / "run/events.jsonl") if world.is_main else []
     return [(event["step"], event["loss"]) for event in events if "loss" in event]
 
@@ -126,8 +126,10 @@ def test_state_that_cannot_be_saved_is_refused_before_the_first_step(
     tmp_path, model, foreign, fix
 ) -> None:
     config = config_from_words(RunConfig, [f"runs={tmp_path}", "steps=2", "batch.global_size=8"])
-    with paceline.join(config) as world:
-        batches = paceline.Batches((torch.zeros(8, 4), torch.zeros(8, 1)), config, world)
-        optimizer = torch.optim.SGD([*model.parameters(), *foreign], lr=0.1)
-        with pytest.raises(ConfigError, match=fix):
-            paceline.Trainer(world, model, optimizer, batches, nn.functional.mse_loss, config).run()
+    data = torch.zeros(8, 4), torch.zeros(8, 1)
+
+    def optimizer(parameters):
+        return torch.optim.SGD([*parameters, *foreign], lr=0.1)
+
+    with pytest.raises(ConfigError, match=fix):
+        run_trainer(World(), config, model, data, optimizer=optimizer)

@@ -12,6 +12,7 @@ import paceline
 from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError, EnvironmentUnfit, TrainingError
 from paceline.world.world import World
+from support.loops import run_trainer, sgd
 from support.processes import run_on_processes
 
 
@@ -19,11 +20,9 @@ def train(config, loss=nn.functional.mse_loss, sinks=(), world=World()):
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     data = torch.randn(40, 4), torch.randn(40, 1)
-    batches = paceline.Batches(data, config, world)
-    optimizer = torch.optim.SGD(model.parameters(), lr=paceline.scaled_lr(config))
-    paceline.Trainer(
-        world, model, optimizer, batches, loss, config, evaluation=data, sinks=sinks
-    ).run()
+    rule = sgd(paceline.scaled_lr(config))
+    given = {"loss": loss, "optimizer": rule, "evaluation": data, "sinks": sinks}
+    run_trainer(world, config, model, data, **given)
     return model
 
 
@@ -128,12 +127,7 @@ def loss_and_lines(config, world) -> tuple[list[float], str]:
     with contextlib.redirect_stdout(said):
         torch.manual_seed(0)
         data = torch.randn(40, 4), torch.randn(40, 1)
-        model = paceline.parallelize(nn.Linear(4, 1), world, config)
-        batches = paceline.Batches(data, config, world)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        paceline.Trainer(
-            world, model, optimizer, batches, nn.functional.mse_loss, config, sinks=[note]
-        ).run()
+        run_trainer(world, config, nn.Linear(4, 1), data, sinks=[note])
     return losses, said.getvalue()
 
 
@@ -176,12 +170,9 @@ def test_it_is_evaluated_within_epochs_where_that_is_asked_for(tmp_path, capsys)
     assert re.findall(r"step (\d)  eval_loss \d\.\d{4}", capsys.readouterr().out) == ["2", "4", "8"]
 
 
-def test_evaluating_without_a_set_is_refused_before_anything_is_trained(tmp_path) -> None:
-    config, world, model = settings(tmp_path, "evaluate_steps=2"), World(), nn.Linear(4, 1)
-    batches = paceline.Batches((torch.randn(40, 4), torch.randn(40, 1)), config, world)
-    optimizer = torch.optim.SGD(model.parameters())
+def test_evaluating_without_a_set_is_refused(tmp_path) -> None:
+    data = torch.randn(40, 4), torch.randn(40, 1)
     with pytest.raises(
-        ConfigError, match=r"evaluate_steps=2, but .* no evaluation dataset\n.*set evaluate_steps=0"
+        ConfigError, match=r"evaluate_steps=2, but .* no evaluation .*\n.*set evaluate_steps=0"
     ):
-        paceline.Trainer(world, model, optimizer, batches, nn.functional.mse_loss, config)
-    assert not list(tmp_path.iterdir())
+        run_trainer(World(), settings(tmp_path, "evaluate_steps=2"), nn.Linear(4, 1), data)

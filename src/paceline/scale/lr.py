@@ -36,6 +36,12 @@ def describe_lr(config: RunConfig) -> str:
     text = f"lr {human_rate(scaled_lr(config))}"
     if config.lr.rule != "none":
         text += f" = {human_rate(config.lr.base)} x {lr_factor(config):g} ({config.lr.rule})"
+    return text + describe_schedule(config)
+
+
+def describe_schedule(config: RunConfig) -> str:
+    """Return how the rate changes; empty if it is constant."""
+    text = ""
     if config.lr.schedule != "constant":
         text += f", {config.lr.schedule}"
     if config.lr.warmup_samples:

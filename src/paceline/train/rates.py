@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
-from paceline.scale.lr import human_rate, schedule_factor
+from paceline.scale.lr import describe_lr, describe_schedule, human_rate, scaled_lr, schedule_factor
 from paceline.train.run_state import Registered
 
 
@@ -38,8 +38,10 @@ class Rates:
         self.description = f"lr {human_rate(self.now)}"
         if schedules:
             self.description += f", set by {', '.join(schedules)}"
+        elif self.now == scaled_lr(config):
+            self.description = describe_lr(config)
         elif self._is_set_here:
-            self.description += f", {config.lr.schedule}"
+            self.description += describe_schedule(config)
 
     @property
     def now(self) -> float:

@@ -123,18 +123,16 @@ class RunLoop:
         return self.observers.seen_enough() or enough
 
     def _report(self, batch: RankBatch) -> None:
-        is_epoch = batch.plan.ends_epoch or self.done == self.batches.total_steps
-        if self.done % self._config.log.every_steps == 0:
+        is_reported = self.done % self._config.log.every_steps == 0
+        if is_reported:
             loss, speed = self._since_report.close(self.updates)
             epoch, seen = batch.plan.epoch + 1, batch.plan.seen
             lr, mfu = self._rates.now, speed * self._mfu_per_rate
             self._folder.emit(StepDone(self.done, epoch, seen, loss, lr, speed, mfu))
-            if self.logged and not is_epoch:
-                self._folder.emit(Evaluated(self.done, {**self.logged, **self.metrics}))
-        if is_epoch:
+        if batch.plan.ends_epoch or self.done == self.batches.total_steps:
             self._end_epoch(batch)
-        elif self.metrics and self.done % self._config.log.every_steps:
-            self._folder.emit(Evaluated(self.done, self.metrics))
+        elif values := {**(self.logged if is_reported else {}), **self.metrics}:
+            self._folder.emit(Evaluated(self.done, values))
 
     def _end_epoch(self, batch: RankBatch) -> None:
         loss, speed = self._in_epoch.close(self.updates)
