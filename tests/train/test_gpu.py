@@ -3,15 +3,20 @@
 import json
 import math
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy
 import pytest
 import torch
+from torch import nn
 
-from paceline.config import config_from_words
+import paceline
+from paceline.config import RunConfig, config_from_words
 from paceline.recipes.mnist import MnistConfig
+from paceline.train.state import state_digest
 from support.datasets import make_dataset
+from support.loops import fit
 from support.processes import run_on_processes
 
 pytestmark = pytest.mark.gpu
@@ -64,25 +69,12 @@ def test_free_summation_trains_on_a_shared_gpu_too(tmp_path):
 
 def clipped(config, world) -> str:
     """A model of several buckets, clipped: norms of gradients that lie anywhere in memory."""
-    from torch import nn
-
-    import paceline
-    from paceline.train.state import state_digest
-
     model = nn.Sequential(
         nn.Linear(8, 700), nn.Tanh(), nn.Linear(700, 701), nn.Tanh(), nn.Linear(701, 1)
     )
-    model = paceline.parallelize(model, world, config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(3)
     data = torch.randn(37, 8, generator=generator), torch.randn(37, 1, generator=generator)
-    batches = paceline.Batches(data, config, world)
-    step = paceline.OptimizerStep(
-        world, model, optimizer, nn.functional.mse_loss, config, batches.total_samples
-    )
-    for batch in batches.steps():
-        step(batch)
-    return state_digest(model, optimizer)
+    return fit(world, config, model, data, optimizer=partial(torch.optim.AdamW, lr=0.01)).digest
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, 0.5])
@@ -207,6 +199,63 @@ def test_a_small_gpt_has_the_same_bits_captured_or_not_on_any_number_of_ranks(wo
         given = {"words": [*words, f"capture={capture}", f"data_folder={text}"]}
         found[capture, size] = run_on_processes(gpt_digest, size, folder, {}, given)[0]
     assert len(set(found.values())) == 1, found
+
+
+def two_optimizers(words: list[str]) -> tuple[str, list[float], int]:
+    """Dict batches, two models, two updates per step that draw noise: digest, losses, captured updates."""
+    config = config_from_words(
+        RunConfig,
+        ["device=cuda", "steps=7", "batch.global_size=12", "lr.schedule=cosine", *words],
+    )
+    rows = {"x": torch.randn(48, 6, generator=torch.Generator().manual_seed(3))}
+    with paceline.Run(config) as run:
+        make, judge = nn.Linear(4, 6), nn.Linear(6, 1)
+        run.model(make, name="make")
+        run.model(judge, name="judge")
+        first = run.optimizer(torch.optim.AdamW(make.parameters(), lr=0.01), name="first")
+        other = run.optimizer(torch.optim.AdamW(judge.parameters(), lr=0.01), name="other")
+
+        def fake(batch):
+            return make(torch.randn(len(batch["x"]), 4, device=batch["x"].device))
+
+        def judged(batch):
+            return (judge(batch["x"]) - judge(fake(batch).detach())).square().mean()
+
+        def made(batch):
+            return -judge(fake(batch)).mean()
+
+        losses = []
+        for step in run.steps(rows):
+            losses.append(float(run.update(other, judged, step, clip=0.5)))
+            losses.append(float(run.update(first, made, step)))
+        captured = len(getattr(run._loop.updates, "_captured", ()))
+        return state_digest(run._parts.model, run._parts.optimizer), losses, captured
+
+
+def test_updates_of_two_optimizers_are_captured_with_the_bits_of_eager_ones(tmp_path):
+    eager = run_on_processes(two_optimizers, 1, tmp_path, {}, {"words": ["capture=false"]})[0]
+    assert eager[2] == 0
+    for size in (1, 2):
+        given = {"words": ["capture=true"]}
+        for found in run_on_processes(two_optimizers, size, tmp_path, {}, given):
+            assert found == (*eager[:2], 2), size
+
+
+def lambda_in_the_loop(capture: str) -> None:
+    config = config_from_words(
+        RunConfig, ["device=cuda", "steps=40", "batch.global_size=4", f"capture={capture}"]
+    )
+    with paceline.Run(config) as run:
+        model = run.model(nn.Linear(4, 1))
+        optimizer = run.optimizer(torch.optim.AdamW(model.parameters()))
+        for step in run.steps(torch.ones(8, 4)):
+            run.update(optimizer, lambda batch: model(batch).mean(), step)
+
+
+def test_a_loss_that_is_a_new_function_in_every_step_is_not_captured(tmp_path):
+    run_on_processes(lambda_in_the_loop, 1, tmp_path, {}, {"capture": "auto"})
+    with pytest.raises(AssertionError, match="define it before the loop"):
+        run_on_processes(lambda_in_the_loop, 1, tmp_path, {}, {"capture": "true"})
 
 
 def test_a_step_that_cannot_be_captured_says_why_or_goes_on_without(tmp_path):
