@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.data.reading.open_dataset import open_dataset as open_dataset
     from paceline.data.reading.stream import Stream as Stream
     from paceline.errors import PacelineError as PacelineError
+    from paceline.notebook.extension import load_ipython_extension as load_ipython_extension
     from paceline.scale.lr import scaled_lr as scaled_lr
     from paceline.train.evaluate import accuracy as accuracy
     from paceline.train.optimizer_step import OptimizerStep as OptimizerStep
@@ -49,6 +50,7 @@ _HOMES = {
     "accuracy": "paceline.train.evaluate",
     "config_from_argv": "paceline.config",
     "join": "paceline.world.process_group",
+    "load_ipython_extension": "paceline.notebook.extension",
     "open_dataset": "paceline.data.reading.open_dataset",
     "parallelize": "paceline.train.parallel",
     "scaled_lr": "paceline.scale.lr",
