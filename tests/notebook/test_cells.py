@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -11,7 +12,7 @@ import pytest
 
 from paceline.cli.init import script_text
 from support.kernel import Kernel, Shown, started_kernel
-from support.program import processes_with
+from support.program import processes_with, wait_until
 
 pytestmark = pytest.mark.skipif(
     not find_spec("ipykernel"), reason="needs ipykernel (pip install ipykernel)"
@@ -180,6 +181,22 @@ def test_an_interrupted_script_that_saves_nothing_just_ends(kernel: Kernel) -> N
     assert shown.problem == "CellFailed: interrupted; all ranks were stopped"
     assert ranks_of(kernel) == []
     assert kernel.run("print('still here')").stdout == "still here\n"
+
+
+def test_the_ranks_end_with_the_kernel(tmp_path: Path) -> None:
+    def kill(shown: Shown) -> None:
+        if "here" in shown.stdout:
+            raise KeyboardInterrupt  # the test leaves the cell, and the kernel is killed
+
+    with contextlib.suppress(KeyboardInterrupt), started_kernel(tmp_path) as kernel:
+        kernel.run("%%paceline -n 2\nimport time\nprint('here')\ntime.sleep(300)\n", kill)
+    wait_until(lambda: not processes_with(kernel.mark), "all processes are gone")
+
+
+def test_the_line_takes_variables_of_the_notebook(kernel: Kernel) -> None:
+    kernel.run("word = 'a=7'")
+    shown = kernel.run("%%paceline {word}\nimport sys\nprint(sys.argv[1:])\n")
+    assert shown.stdout == "['a=7']\n"
 
 
 def test_in_a_cell_of_the_notebook_itself_the_settings_are_the_defaults(

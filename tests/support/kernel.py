@@ -82,16 +82,22 @@ class Kernel:
         self._manager.interrupt_kernel()
 
 
+def kernel_environment(folder: Path) -> dict[str, str]:
+    """Return the variables of a kernel that imports this source tree and keeps its files in a folder."""
+    places = {name: str(folder / name) for name in ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR")}
+    source = {"PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
+    env = os.environ | places | source
+    env.pop("PYTEST_CURRENT_TEST", None)  # it changes what a kernel does
+    return env
+
+
 @contextlib.contextmanager
 def started_kernel(folder: Path) -> Iterator[Kernel]:
     """Start a kernel that imports this source tree, with `%load_ext paceline` done."""
     from jupyter_client.manager import KernelManager
 
-    places = {name: str(folder / name) for name in ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR")}
-    source = {"PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
     mark = uuid.uuid4().hex
-    env = os.environ | places | source | {MARK: mark}
-    env.pop("PYTEST_CURRENT_TEST", None)  # it changes what a kernel does
+    env = kernel_environment(folder) | {MARK: mark}
     manager = KernelManager(transport="ipc", connection_file=str(folder / "kernel.json"))
     manager.start_kernel(cwd=str(folder), env=env)
     client = manager.blocking_client()

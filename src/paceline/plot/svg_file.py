@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from paceline.plot.line import DARK, LIGHT, Line
 from paceline.plot.markup import Html, tag
-from paceline.plot.ticks import label, linear_ticks, log_ticks, ticks_from_zero
+from paceline.plot.ticks import label, linear_ticks, log_ticks, ticks_with_zero
 
 _WIDTH, _HEIGHT = 640, 360
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 150, 34, 46
@@ -89,7 +89,7 @@ class _Axes:
             first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
             self.y_ticks = log_ticks(10.0**first, 10.0 ** max(last, first + 1))
         else:
-            self.y_ticks = ticks_from_zero(high)
+            self.y_ticks = ticks_with_zero(low, high)
         self._low_y, self._high_y = self._height(self.y_ticks[0]), self._height(self.y_ticks[-1])
 
     def _across(self, value: float) -> float:
