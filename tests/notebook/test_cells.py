@@ -79,9 +79,9 @@ def test_lines_and_progress_come_while_the_ranks_run(kernel: Kernel, tmp_path: P
         if shown.stdout == "first line\n" and "half of it" in shown.updates:
             (tmp_path / "go").touch()
 
-    shown = kernel.run(f"%%paceline name=waits\n{waits}", let_go)
+    shown = kernel.run(f"%%paceline name=waits-v1.5\n{waits}", let_go)
     assert (shown.error, shown.stdout) == ({}, "first line\nlast line\n")
-    assert (tmp_path / "runs" / "waits" / "ranks" / "0000.log").is_file()
+    assert (tmp_path / "runs" / "waits-v1.5" / "ranks" / "0000.log").is_file()
     assert shown.drawings == []
 
 
@@ -129,6 +129,7 @@ def test_a_failing_cell_stops_the_cells_below_it(kernel: Kernel) -> None:
         ("--rank 2", "there is no option --rank", "did you mean --ranks?"),
         ("-n two", "-n 'two' is not a number of ranks", "give a number (-n 4) or a range (-n 2:4)"),
         ("name='x", "%%paceline name='x: No closing quotation", "close the quotation mark"),
+        ("name=a/b", "name='a/b' is not a folder name", "set name= to a name without slashes"),
         ("seeed=3", "there is no setting 'seeed'", "did you mean seed?"),
     ],
 )

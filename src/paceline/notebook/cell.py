@@ -69,14 +69,18 @@ def write_script(cell: str, line: str, arguments: CellArguments) -> Program:
     """
     text = f"# cell {line}".rstrip() + f"\n{cell}"
     digest = hashlib.sha256(text.encode()).hexdigest()[:_HASH_DIGITS]
-    name = arguments.setting("name", _NAME)
-    file = Path(arguments.setting("runs", "runs")) / _FOLDER / f"{name}-{digest}.py"
+    file = Path(arguments.setting("runs", "runs")) / _FOLDER / f"{_name(arguments)}-{digest}.py"
     with writing_to(file, "change the folder of the notebook with %cd"):
         make_private(file.parent)
         write_whole(file, text.encode())
     return script(str(file), arguments.python)
 
 
-def folder_name(program: Program, arguments: CellArguments) -> Program:
+def named_by_run(program: Program, arguments: CellArguments) -> Program:
     """Return the program under the name that its run folder has, if the launcher keeps one."""
-    return replace(program, name=arguments.setting("name", _NAME))
+    return replace(program, name=f"{_name(arguments)}.py")
+
+
+def _name(arguments: CellArguments) -> str:
+    """Return the name of the run as a file name; the script itself refuses a bad one."""
+    return arguments.setting("name", _NAME).replace("/", "-")

@@ -11,7 +11,7 @@ from paceline.cli.main import exit_code_of
 from paceline.cli.run import Caller, place_from, start
 from paceline.errors import STOPPED, EnvironmentUnfit
 from paceline.launch.script_folder import script_folder
-from paceline.notebook.cell import MAGIC, CellArguments, folder_name, read_line, write_script
+from paceline.notebook.cell import MAGIC, CellArguments, named_by_run, read_line, write_script
 from paceline.notebook.curves import curves_of
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _launch(line: str, cell: str, arguments: CellArguments) -> int:
     caller = Caller(f"run the cell again: {MAGIC} {line}".rstrip(), str(Path.cwd()), runs.append)
     begun, code = time.monotonic(), 1
     try:
-        with script_folder(folder_name(program, arguments)) as folder:
+        with script_folder(named_by_run(program, arguments)) as folder:
             words = arguments.settings
             code = start(program, arguments, words, place, screen_of(screen), folder, caller)
     finally:
