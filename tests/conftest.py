@@ -24,7 +24,7 @@ _LONG = ("slow", "slurm", "namespaces")
 _START_PROCESSES = {"subprocess"} | {
     f"support.{name}"
     for name in (
-        "browser", "checkpoint_trainings", "forkserver", "private_cluster", "processes", "program",
+        "browser", "checkpoint_trainings", "forkserver", "kernel", "private_cluster", "processes", "program",
         "report_trainings", "s3_server", "shaped_links", "submitting", "terminal", "typed_pages",
     )
 }  # fmt: skip

@@ -26,6 +26,7 @@ FLOORS = [
     {"plot"},
     {"measure", "verify", "doctor", "report", "course"},
     {"cli"},
+    {"notebook"},
     {"__main__"},
 ]
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
@@ -39,7 +40,7 @@ WITHOUT_TORCH = [
     "paceline.world.network", "paceline.world.timelimit", "paceline.telemetry.heartbeat", "paceline.launch.rank_srun", "paceline.cluster.submission",
     "paceline.cluster.allocation", "paceline.cluster.parallelcluster", "paceline.report.state", "paceline.report.page.document", "paceline.cli.report", "paceline.runlock", "paceline.checkpoint.catalog", "paceline.checkpoint.export", "paceline.cli.ckpt_import", "paceline.checkpoint.remote_storage", "paceline.cli.main",
     "paceline.measure.profile", "paceline.measure.scaling_store", "paceline.telemetry.stragglers", "paceline.telemetry.rank_times",
-    "paceline.report.failure", "paceline.hang.watchdog", "paceline.course.catalog", "paceline.course.run_lesson", "paceline.course.exercise", "paceline.cli.lesson",
+    "paceline.report.failure", "paceline.hang.watchdog", "paceline.course.catalog", "paceline.course.run_lesson", "paceline.course.exercise", "paceline.cli.lesson", "paceline.notebook.extension", "paceline.notebook.cell", "paceline.notebook.curves",
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ GUIDES = Path(__file__).resolve().parents[2] / "docs" / "guides"
 SITUATIONS = {
     "one-script-four-gpus": "I have one script and four GPUs",
     "own-loop": "My training needs its own loop",
+    "notebooks": "I work in a notebook",
     "slurm": "My cluster has Slurm",
     "time-limit": "My job hits the time limit",
     "it-hangs": "It hangs",

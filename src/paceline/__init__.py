@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from paceline.data.reading.open_dataset import open_dataset as open_dataset
     from paceline.data.reading.stream import Stream as Stream
     from paceline.errors import PacelineError as PacelineError
+    from paceline.notebook.extension import load_ipython_extension as load_ipython_extension
     from paceline.scale.lr import scaled_lr as scaled_lr
     from paceline.train.run import Run as Run
     from paceline.train.trainer import Trainer as Trainer
@@ -38,6 +39,7 @@ _HOMES = {
     "Trainer": "paceline.train.trainer",
     "accuracy": "paceline.train.trainer",
     "config_from_argv": "paceline.config",
+    "load_ipython_extension": "paceline.notebook.extension",
     "open_dataset": "paceline.data.reading.open_dataset",
     "scaled_lr": "paceline.scale.lr",
 }

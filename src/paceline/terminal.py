@@ -62,7 +62,14 @@ def console(stream: IO[str] | None = None) -> Console:
 
     stream = stream or sys.stdout
     width = None if stream.isatty() else _UNLIMITED
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    return Console(
+        file=stream,
+        width=width,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        force_jupyter=False,  # rich would display HTML in a notebook instead of writing to the stream
+    )
 
 
 def say(text: str | Text = "", stream: IO[str] | None = None) -> None:

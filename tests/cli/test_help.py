@@ -32,6 +32,7 @@ def without_torch(*words: str, folder: Path) -> Done:
         (["-h"], ["Data and models:", CODES]),
         (["help"], ["Learn:", CODES]),
         (["--version"], ["paceline 0."]),
+        (["init", "--help"], ["usage: paceline init [FILE|FOLDER] [options]", "--from LIBRARY", "torchrun, accelerate, lightning, hf", "--force"]),
         (["run", "--help"], ["usage: paceline run [options] SCRIPT [ARGUMENT ...]", "-n, --ranks N"]),
         (["help", "run"], ["usage: paceline run [options] SCRIPT [ARGUMENT ...]", "give up after"]),
         (["verify", "--help"], ["--worlds", "--steps", "--json"]),

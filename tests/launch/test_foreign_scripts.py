@@ -115,7 +115,7 @@ def test_ranks_that_each_do_the_whole_work_are_told_so(tmp_path: Path) -> None:
     assert done.err == (
         "\nwarning: 2 ranks ran plain.py, but it never joined: each did the whole work\n"
         "  fix: use paceline.Run or call torch.distributed.init_process_group in plain.py, "
-        "or start one rank: paceline run plain.py\n"
+        "or start one rank: -n 1\n"
     )
     assert paceline("run", "plain.py", folder=tmp_path, cold=True).err == ""
 

@@ -19,7 +19,7 @@ class Command(NamedTuple):
 
 
 GROUPS = {
-    "Train": ("train", "run", "submit"),
+    "Train": ("init", "train", "run", "submit"),
     "Follow": ("watch", "jobs", "cancel", "report", "hang"),
     "Check": ("verify", "chaos", "doctor"),
     "Measure": ("bench", "scale", "profile"),
@@ -62,6 +62,10 @@ _CLUSTER = {
 }
 
 COMMANDS = {
+    "init": Command(
+        "write a training script to start from: model, data and loss are marked",
+        "paceline.cli.init:main",
+    ),
     "train": Command("train a built-in recipe: toy, mnist, gpt", "paceline.cli.train:main"),
     "run": Command(
         "run a script on N processes; restart it if it crashes", "paceline.cli.run:main"

@@ -10,7 +10,7 @@ from paceline.cli.commands import COMMANDS, GROUPS, Command, load
 from paceline.errors import ConfigError, PacelineError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import FrameType
 
 EXIT_CODES = (
@@ -41,8 +41,13 @@ def _exit_cleanly(number: int, frame: FrameType | None) -> NoReturn:
 
 def run_verb(words: Sequence[str]) -> int:
     """Return the exit code of a command line."""
+    return exit_code_of(lambda: _dispatch(words))
+
+
+def exit_code_of(command: Callable[[], int]) -> int:
+    """Run a command; print its error, and return the exit code."""
     try:
-        return _dispatch(words)
+        return command()
     except PacelineError as error:
         from paceline import terminal
 

@@ -24,7 +24,7 @@ from paceline.launch.oom import killed_for_memory
 from paceline.launch.restart import Launch, Restarts, launch_with_restarts
 from paceline.launch.script_folder import script_folder
 from paceline.launch.spec import LaunchSpec, Program, script
-from paceline.launch.supervisor import launch
+from paceline.launch.supervisor import FoundRun, launch
 from paceline.report.failure import page_from_launch, write_failure_page
 from paceline.world.address import listen_at, refuse_loopback_name, split_address
 
@@ -38,6 +38,16 @@ class NodePlace(NamedTuple):
 
 
 ONE_HOST = NodePlace()
+
+
+class Caller(NamedTuple):
+    """Where a launch is typed, if not in a shell."""
+
+    resume: str
+    """What a person does to start it again."""
+    import_from: str
+    """The folder from which the script may import modules, besides its own."""
+    found_run: FoundRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +101,7 @@ def start(
     place: NodePlace = ONE_HOST,
     screen: TextIO | None = sys.stdout,
     folder: str = "",
+    caller: Caller | None = None,
 ) -> int:
     """Launch the ranks, with their output on the screen; print a failure; return the exit code."""
     allocation = allocation_from(os.environ) if place.nodes == 1 else None
@@ -104,8 +115,15 @@ def start(
     _check_rendezvous(spec)
     restarts = Restarts(_most_restarts(arguments, spec), fewest)
     spec = replace(spec, max_restarts=restarts.limit, folder=folder)
-    begin = launch if allocation is None or allocation.is_local else partial(launch_on, allocation)
-    failure = launch_with_restarts(spec, restarts, screen, _say, partial(_run_ranks, begin))
+    begin: Launch = launch
+    if caller is not None:
+        spec = replace(spec, import_from=caller.import_from)
+        begin = partial(launch, found_run=caller.found_run)
+    if allocation is not None and not allocation.is_local:
+        begin = partial(launch_on, allocation)
+    resume = caller.resume if caller else shlex.join(["paceline", *sys.argv[1:]])
+    run_ranks = partial(_run_ranks, begin, resume)
+    failure = launch_with_restarts(spec, restarts, screen, _say, run_ranks)
     if failure is None:
         return 0
     _say(failure.message)
@@ -125,7 +143,7 @@ def _check_launch(arguments: LaunchArguments, fewest: int, ranks: int, place: No
         )
 
 
-def _run_ranks(begin: Launch, spec: LaunchSpec, **options: Any) -> Failure | None:
+def _run_ranks(begin: Launch, resume: str, spec: LaunchSpec, **options: Any) -> Failure | None:
     """Run the ranks to their end; after a failure, write its report into the run folder."""
     killed_before = killed_for_memory()
     failure = begin(spec, **options)
@@ -136,7 +154,7 @@ def _run_ranks(begin: Launch, spec: LaunchSpec, **options: Any) -> Failure | Non
     if killed_for_memory() > killed_before:
         how = f"{failure.how}: the machine, or its memory limit, ran out of memory"
         failure = replace(failure, how=how)
-    page = page_from_launch(failure, shlex.join(["paceline", *sys.argv[1:]]))
+    page = page_from_launch(failure, resume)
     write_failure_page(page)
     if failure.run == spec.folder:  # the script's own traceback stays the last thing on the screen
         message = f"logs and failure page: {failure.run}\n\n{failure.message}"

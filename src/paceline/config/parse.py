@@ -24,10 +24,12 @@ C = TypeVar("C", bound=RunConfig)
 def config_from_argv(kind: type[C] = RunConfig, *, positional: Sequence[str] = ()) -> C:  # type: ignore[assignment]
     """Return the settings on this process's command line; exit with code 2 after a mistake.
 
+    In a cell of a notebook, return the defaults: the command line is that of the kernel.
     `positional` names the settings that arguments without a name set, in order.
     """
     try:
-        return config_from_words(kind, sys.argv[1:], positional=positional, env=os.environ)
+        words = [] if _is_notebook_cell() else sys.argv[1:]
+        return config_from_words(kind, words, positional=positional, env=os.environ)
     except ConfigError as error:
         if handover.FAILURE in os.environ or handover.STOP_MARK in os.environ:
             raise  # the launcher, or the first rank, prints it once for all ranks
@@ -36,6 +38,13 @@ def config_from_argv(kind: type[C] = RunConfig, *, positional: Sequence[str] = (
     except BrokenPipeError:  # `--help | head`
         silence_standard_output()
         raise SystemExit(1) from None
+
+
+def _is_notebook_cell() -> bool:
+    """Return whether this code is a cell in a Jupyter kernel; a script that `%run` runs there has its own arguments."""
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
+    is_file = hasattr(sys.modules["__main__"], "__file__")
+    return hasattr(get_shell(), "kernel") and not is_file
 
 
 def silence_standard_output() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -60,6 +61,8 @@ class LaunchSpec:
     """The run folder that the launcher keeps for a script without one; empty: the script keeps its own."""
     max_restarts: int = 0
     """The most restarts in a row, for scripts that ask torchrun's variable."""
+    import_from: str = ""
+    """A folder of modules that the script may import, besides its own folder; empty: none."""
 
     def __post_init__(self) -> None:
         """Refuse an impossible world."""
@@ -85,6 +88,10 @@ class LaunchSpec:
         variables = {handover.ATTEMPT: str(self.attempt)}
         # Each rank sets torch's threads itself; without this, NumPy would use all cores in each.
         variables["OMP_NUM_THREADS"] = env.get("OMP_NUM_THREADS", "1")
+        if self.import_from:
+            outer_path = env.get("PYTHONPATH", "")
+            folders = [self.import_from, *([outer_path] if outer_path else [])]
+            variables["PYTHONPATH"] = os.pathsep.join(folders)
         if self.settings:
             outer = json.loads(env.get(handover.SETTINGS) or "{}")
             variables[handover.SETTINGS] = json.dumps(outer | dict(self.settings))

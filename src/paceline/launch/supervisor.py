@@ -33,6 +33,8 @@ _GRACE_S = 3.0  # time for a rank to exit before it is killed
 _SAVE_S = 600.0  # time for ranks that save a checkpoint before they exit
 
 Look = Callable[[Sequence[subprocess.Popen[bytes]]], None]
+FoundRun = Callable[[str], None]
+"""Is called with the run folder of the ranks, once they have ended; empty: they reported none."""
 
 
 @dataclass
@@ -67,6 +69,7 @@ def launch(
     screen: TextIO | None = None,
     each_look: Look | None = None,
     signals: StopSignals | None = None,
+    found_run: FoundRun | None = None,
 ) -> Failure | None:
     """Run the ranks of this host until they end; return the first failure.
 
@@ -91,7 +94,9 @@ def launch(
             _end_all(ranks)
             for rank in ranks:
                 rank.output.close()
-        run = handover.read_run(handover.run_file(rendezvous)) or spec.folder
+            run = handover.read_run(handover.run_file(rendezvous)) or spec.folder
+            if found_run is not None:
+                found_run(run)
         # Only now, when all ranks have ended: a save in progress may have completed meanwhile.
         return failure and replace(failure, progress=_progress(rendezvous), run=run)
 
@@ -103,7 +108,7 @@ def _warn_about_copies(spec: LaunchSpec) -> None:
         terminal.error(
             f"\nwarning: {spec.size} ranks ran {name}, but it never joined: each did the whole work\n"
             f"  fix: use paceline.Run or call torch.distributed.init_process_group in {name}, "
-            f"or start one rank: paceline run {name}"
+            "or start one rank: -n 1"
         )
 
 

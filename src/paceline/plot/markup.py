@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.terminal import plain
 
-_EMPTY = {"circle", "input", "line", "meta", "path", "polyline"}
+_EMPTY = {"circle", "input", "line", "meta", "path", "polyline", "rect"}
 
 
 class Html(str):

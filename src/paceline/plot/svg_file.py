@@ -1,4 +1,4 @@
-"""Lines over a logarithmic x axis as one SVG file of a fixed size that needs nothing else."""
+"""Lines over one x axis as one SVG file of a fixed size that needs nothing else."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from dataclasses import dataclass
 
 from paceline.plot.line import DARK, LIGHT, Line
 from paceline.plot.markup import Html, tag
-from paceline.plot.ticks import label, log_ticks, ticks_from_zero
+from paceline.plot.ticks import label, linear_ticks, log_ticks, ticks_with_zero
 
 _WIDTH, _HEIGHT = 640, 360
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 150, 34, 46
 _MOST_X_LABELS = 8
 _LEGEND_ROW = 18
+_DOTS_UP_TO = 60  # points of a line
 _DARK = "".join(
     f".c{place}{{stroke:{color}}}circle.c{place}{{fill:{color}}}"
     for place, color in enumerate(DARK)
 )
 _STYLE = (
     "text{font:12px system-ui,sans-serif;fill:#334155}.grid{stroke:#94a3b8;stroke-opacity:.35}"
-    f"@media(prefers-color-scheme:dark){{text{{fill:#e2e8f0}}{_DARK}}}"
+    ".paper{fill:#ffffff}"
+    f"@media(prefers-color-scheme:dark){{text{{fill:#e2e8f0}}.paper{{fill:#1c2025}}{_DARK}}}"
 )
 
 Point = tuple[float, float]
@@ -28,7 +30,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Plot:
-    """Lines over one logarithmic x axis."""
+    """Lines over one x axis."""
 
     title: str
     x_title: str
@@ -36,19 +38,24 @@ class Plot:
     lines: Sequence[Line]
     x_label: Callable[[float], str] = "{:g}".format
     log_y: bool = False
+    log_x: bool = True
+    paper: bool = False
+    """Whether it has a background, for pages that may be dark where the reader's system is light."""
 
 
 def to_svg(plot: Plot) -> str:
     """Return the plot as one SVG element; values that an axis cannot show are left out."""
     points = [_drawable(line, log_y=plot.log_y) for line in plot.lines]
     middle = (_LEFT + _WIDTH - _RIGHT) / 2
-    parts = [
+    parts = [tag("rect", class_="paper", width=_WIDTH, height=_HEIGHT)] if plot.paper else []
+    parts += [
         _text(_LEFT, 18, plot.title, "start"),
         _text(middle, _HEIGHT - 8, plot.x_title),
         _text(8, _TOP - 4, plot.y_title, "start"),
     ]
     if any(points):
-        axes = _Axes([point for each in points for point in each], log_y=plot.log_y)
+        shown = [point for each in points for point in each]
+        axes = _Axes(shown, log_x=plot.log_x, log_y=plot.log_y)
         parts += axes.grid(plot.x_label)
         for row, (line, drawn) in enumerate(zip(plot.lines, points, strict=True)):
             places = [(axes.x(x), axes.y(y)) for x, y in drawn]
@@ -71,24 +78,29 @@ def _drawable(line: Line, *, log_y: bool) -> list[Point]:
 class _Axes:
     """The places of values in the picture."""
 
-    def __init__(self, points: Sequence[Point], *, log_y: bool) -> None:
-        self._log_y = log_y
+    def __init__(self, points: Sequence[Point], *, log_x: bool, log_y: bool) -> None:
+        self._log_x, self._log_y = log_x, log_y
         self.xs = sorted({x for x, _ in points})
-        self._low_x, self._high_x = math.log(self.xs[0]), math.log(self.xs[-1])
+        self._low_x, self._high_x = self._across(self.xs[0]), self._across(self.xs[-1])
+        if not log_x:
+            self.xs = linear_ticks(self.xs[0], self.xs[-1])
         low, high = min(y for _, y in points), max(y for _, y in points)
         if log_y:
             first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
             self.y_ticks = log_ticks(10.0**first, 10.0 ** max(last, first + 1))
         else:
-            self.y_ticks = ticks_from_zero(high)
+            self.y_ticks = ticks_with_zero(low, high)
         self._low_y, self._high_y = self._height(self.y_ticks[0]), self._height(self.y_ticks[-1])
+
+    def _across(self, value: float) -> float:
+        return math.log(value) if self._log_x else value
 
     def _height(self, value: float) -> float:
         return math.log10(value) if self._log_y else value
 
     def x(self, value: float) -> float:
         span = self._high_x - self._low_x
-        share = (math.log(value) - self._low_x) / span if span else 0.5
+        share = (self._across(value) - self._low_x) / span if span else 0.5
         return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
 
     def y(self, value: float) -> float:
@@ -109,7 +121,7 @@ class _Axes:
 def _line(line: Line, places: Sequence[Point]) -> list[Html]:
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     parts = [tag("polyline", points=points, fill="none", **_stroke(line))]
-    if not line.dashed:
+    if not line.dashed and len(places) <= _DOTS_UP_TO:
         color, name = LIGHT[line.color], f"c{line.color}"
         for x, y in places:
             parts.append(tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=3, fill=color, class_=name))

@@ -40,6 +40,21 @@ def ticks_from_zero(high: float) -> list[float]:
     return ticks
 
 
+def ticks_with_zero(low: float, high: float) -> list[float]:
+    """Return round numbers that enclose a range and 0.
+
+    >>> ticks_with_zero(1, 4), ticks_with_zero(-3, -1), ticks_with_zero(-0.5, 1.5)
+    ([0.0, 1.0, 2.0, 3.0, 4.0], [-3.0, -2.0, -1.0, 0.0], [-0.5, 0.0, 0.5, 1.0, 1.5])
+    """
+    if low >= 0:
+        return ticks_from_zero(high)
+    ticks = linear_ticks(low, max(high, 0.0))
+    step = ticks[1] - ticks[0]
+    below = [_rounded(ticks[0] - step)] if ticks[0] > low * (1 - 1e-9) else []
+    above = [_rounded(ticks[-1] + step)] if ticks[-1] < high * (1 - 1e-9) else []
+    return [*below, *ticks, *above]
+
+
 def log_ticks(low: float, high: float) -> list[float]:
     """Return powers of ten within a range; over a few decades, 2 and 5 times them, too.
 

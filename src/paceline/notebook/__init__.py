@@ -1,0 +1,1 @@
+"""How does a cell of a notebook run on several ranks? `%load_ext paceline`, then `%%paceline -n 2`."""
