@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paceline.data.reading.stream import Stream as Stream
     from paceline.errors import PacelineError as PacelineError
     from paceline.scale.lr import scaled_lr as scaled_lr
+    from paceline.train.callbacks import Callback as Callback
     from paceline.train.evaluate import accuracy as accuracy
     from paceline.train.optimizer_step import OptimizerStep as OptimizerStep
     from paceline.train.parallel import parallelize as parallelize
@@ -38,6 +39,7 @@ __version__ = VERSION
 # Looked up on first use: whatever runs outside the ranks must import without torch.
 _HOMES = {
     "Batches": "paceline.data.reading.batches",
+    "Callback": "paceline.train.callbacks",
     "OptimizerStep": "paceline.train.optimizer_step",
     "PacelineError": "paceline.errors",
     "Recorder": "paceline.train.recorder",

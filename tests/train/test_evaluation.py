@@ -247,7 +247,7 @@ def test_the_source_of_a_dataset_is_kept_until_its_tensors_change() -> None:
 def transformed(config: paceline.RunConfig) -> float:
     def double(batch: tuple[Tensor], rng: Any) -> tuple[Tensor]:
         assert len(batch[0]) <= 2  # one lane at a time
-        return (2 * batch[0] + 1e-3 * rng.uniform((1,)),)
+        return (2 * batch[0] + 1e-3 * rng.uniform(),)
 
     data = Transformed(as_source((torch.arange(9.0)[:, None],)), double)
     with paceline.Run(config) as run:

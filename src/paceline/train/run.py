@@ -16,10 +16,11 @@ from paceline.data.reading.batches import Batches, RankBatch
 from paceline.data.reading.collate import Collate
 from paceline.errors import ConfigError, TrainingError
 from paceline.events import Sink
+from paceline.train.callbacks import Callback, Callbacks
 from paceline.train.lane_loss import Losses, LossFunction
 from paceline.train.note import Note
 from paceline.train.parallel import prepare
-from paceline.train.run_evaluation import RunEvaluation
+from paceline.train.run_controls import RunControls
 from paceline.train.run_folder import RunFolder
 from paceline.train.run_loop import RunLoop
 from paceline.train.run_state import Registered, SavedNames
@@ -31,7 +32,7 @@ Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
-class Run(RunEvaluation):
+class Run(RunControls):
     """One training on any number of ranks: joins them, restores, saves, stops, and reports.
 
     >>> import paceline
@@ -43,7 +44,13 @@ class Run(RunEvaluation):
     ...             run.update(optimizer, lambda batch: model(batch).square().mean(), step)
     """
 
-    def __init__(self, config: RunConfig, *, sinks: Sequence[Sink] = ()) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        sinks: Sequence[Sink] = (),
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
         self.config = config
         self._sinks = sinks
         self._stack = contextlib.ExitStack()
@@ -53,6 +60,8 @@ class Run(RunEvaluation):
         self._note: Note | None = None
         self._updates = 0
         self._failed = ""
+        self._callbacks = Callbacks(self, callbacks, self._poisoning)
+        self._callbacks.track(self._parts.tracked)
 
     def __enter__(self) -> Self:
         refuse_unsupported(self.config)
@@ -90,6 +99,7 @@ class Run(RunEvaluation):
             self._loop.state.finished = self._loop.state.finished or "the script left the loop"
             self._complete_step()
         self._loop.conclude()
+        self._callbacks.call("run_end")
 
     # What belongs to the run
 
@@ -158,7 +168,10 @@ class Run(RunEvaluation):
         self._folder.write_settings(self.config)
         self._loop = RunLoop(self.world, self.config, self._folder, self._parts, batches)
         self._stack.enter_context(self._loop.running())
-        return _Steps(self, self._loop.begin())
+        self._loop.notify(self._callbacks)
+        left = self._loop.begin()
+        self._callbacks.call("run_start")
+        return _Steps(self, left)
 
     def _next_step(self, batches: Iterator[RankBatch]) -> Step:
         """Complete the current step and begin the next; raise StopIteration after the last."""
@@ -171,11 +184,13 @@ class Run(RunEvaluation):
         seed_everything(self.config.seed, batch.plan.index)
         self._loop.begin_step(batch)
         self._step, self._note, self._updates = Step(batch), None, 0
+        self._callbacks.begin_step(self._step, self._loop.batches.plan.steps_per_epoch)
         return self._step
 
     def _complete_step(self) -> bool:
         assert self._loop is not None
         assert self._step is not None
+        self._callbacks.end_step(self._step, self._loop.batches.total_steps)
         batch, self._step = self._step._batch, None  # noqa: SLF001 - the run made it
         note = self._note or self._loop.agree_without_update()
         return self._loop.complete(batch, note)
@@ -185,7 +200,7 @@ class Run(RunEvaluation):
         self._running().state.finished = reason or "finished by the script"
 
     def save(self) -> None:
-        """Save a checkpoint after this step."""
+        """Save a checkpoint after this step, or after the next one if the update of this step is over."""
         self._running().save_requested = True
 
     def _running(self) -> RunLoop:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from paceline.config import RunConfig
 from paceline.data.reading.collate import Collate
 from paceline.errors import ConfigError
+from paceline.train.callbacks import Callbacks
 from paceline.train.inference import Inference, Pass, Score
 from paceline.train.rank_helpers import RankHelpers
 from paceline.train.run_loop import RunLoop
@@ -25,6 +26,7 @@ class RunEvaluation(RankHelpers):
     config: RunConfig
     _parts: Registered
     _loop: RunLoop | None
+    _callbacks: Callbacks
     _made: tuple[RunConfig, Inference] | None = None
 
     def evaluate(
@@ -52,6 +54,7 @@ class RunEvaluation(RankHelpers):
             found |= {f"{prefix}{name}": value for name, value in values.items()}
         if self._loop is not None:
             self._loop.metrics.update(found)
+        self._callbacks.call("evaluation_end", found)
         return found
 
     @overload

@@ -10,6 +10,7 @@ from paceline.data.reading.batches import Batches, RankBatch
 from paceline.errors import ConfigError, Stopped
 from paceline.events import EpochDone, Evaluated, RunEnded, RunStarted, RunStopped, StepDone
 from paceline.scale.lr import human_rate, schedule_factor
+from paceline.train.callbacks import Callbacks
 from paceline.train.checkpointing import Checkpoints
 from paceline.train.console import describe_run, rank_line, say
 from paceline.train.meter import Meter
@@ -56,6 +57,11 @@ class RunLoop:
         self.metrics: dict[str, float] = {}
         """Results of the last evaluation in this step."""
         self.logged: dict[str, float] = {}
+        self._callbacks: Callbacks | None = None
+
+    def notify(self, callbacks: Callbacks) -> None:
+        """Let callbacks know of saves and stops."""
+        self._checkpoints.before_save, self._callbacks = callbacks.save, callbacks
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -140,6 +146,11 @@ class RunLoop:
         self._stopping.request.saving = self._checkpoints.is_saving
         return RankRequests(save=is_due, stop=self._stopping.request.asked)
 
+    def request_stop(self, reason: str) -> None:
+        """Ask all ranks to save and stop."""
+        request = self._stopping.request
+        request.reason = request.reason or reason or "the script asked to stop"
+
     def agree_without_update(self) -> Note:
         """Return the requests of all ranks after a step without an update. Every rank must call this."""
         return self.updates.agree(Note(0.0, 0.0).with_requests(self._requests()))
@@ -148,12 +159,14 @@ class RunLoop:
         self._checkpoints.update()
         agreed = self._stopping.agree(note)
         wanted = agreed.save or agreed.stop
-        self.save_requested = False
+        self.save_requested = self.save_requested and not wanted
         self._checkpoints.after_step(self.done, self.metrics, requested=wanted)
         if agreed.stop and not self.is_over:
             self._checkpoints.finish(in_time=True)
             reason = self._stopping.request.reason or "another rank was asked to stop"
             self._folder.emit(RunStopped(self.done, reason))
+            if self._callbacks is not None:
+                self._callbacks.stop(reason)
             raise Stopped(self.done)
 
     def _record(self, batch: RankBatch, note: Note) -> bool:
