@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 
 from paceline.config import RunConfig
@@ -139,6 +140,15 @@ class RunLoop:
         """Exclude the seconds of an evaluation from the speed."""
         for meter in (self._since_report, self._in_epoch):
             meter.leave_out(seconds)
+
+    @contextlib.contextmanager
+    def hold(self, doing: str) -> Iterator[None]:
+        """Let a debugger hold the run: the watchdog waits, and the time counts nowhere."""
+        begun = time.perf_counter()
+        with self.observers.hold(doing):
+            yield
+        self.leave_out(time.perf_counter() - begun)
+        self._stopping.leave_out(time.perf_counter() - begun)
 
     def _requests(self) -> RankRequests:
         """Return whether this rank asks to save or to stop after the current step."""
