@@ -72,7 +72,7 @@ def values(config: paceline.RunConfig) -> dict[str, float]:
                 "acc": scores.argmax(1) == labels,
                 "loss": (loss, len(labels)),
                 "own": (scores, words),
-                "noise": torch.rand(len(labels)),
+                "noise": torch.rand(len(labels), device=labels.device),
             }
 
         own = MeanAndLast()
@@ -324,3 +324,34 @@ def test_wrong_predictions_are_refused(
 
     with pytest.raises(ConfigError, match=message):
         predict()
+
+
+@pytest.mark.gpu
+def test_a_gpu_keeps_the_dataset_and_the_host_does_not_wait_for_it(tmp_path: Path) -> None:
+    calls: list[int] = []
+    with paceline.Run(config_in(tmp_path, device="cuda")) as run:
+        model = run.model(nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)))
+
+        def score(batch: tuple[Tensor, Tensor]) -> dict:
+            calls.append(1)
+            # From the first batch of a pass to the last: no synchronization.
+            torch.cuda.set_sync_debug_mode("error" if len(calls) % 19 else "default")
+            scores = model(batch[0])
+            return {
+                "acc": scores.argmax(1) == batch[1],
+                "loss": (nn.functional.cross_entropy(scores, batch[1]) * len(scores), len(scores)),
+                "own": (scores, []),
+            }
+
+        metrics = {"own": MeanAndLast()}
+        first = run.evaluate(DATA, score, metrics=metrics)
+        held = torch.cuda.memory_allocated()
+        assert run.evaluate(DATA, score, metrics=metrics) == first
+        assert torch.cuda.memory_allocated() == held
+        [(_, _, source)] = run._inference._sources._kept.values()
+        assert type(source._source).__name__ == "ResidentSource"
+
+
+@pytest.mark.gpu
+def test_a_gpu_returns_the_same_values_in_every_world(tmp_path: Path) -> None:
+    in_worlds(values, tmp_path, device="cuda")

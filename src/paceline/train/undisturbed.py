@@ -30,7 +30,7 @@ def undisturbed(modules: Sequence[nn.Module], precision: Precision) -> Iterator[
     for module in every:
         for key, value in module._buffers.items():  # noqa: SLF001 - its own, not its children's
             if value is not None:
-                buffers.append((module, key, value, value.clone()))
+                buffers.append((module, key, value, value.clone(), value._version))  # noqa: SLF001 - torch's count of writes
     with _same_generators():
         for model in modules:
             model.eval()
@@ -43,9 +43,10 @@ def undisturbed(modules: Sequence[nn.Module], precision: Precision) -> Iterator[
                 precision.finish(model)
             for module, training in modes.items():
                 module.training = training
-            for module, key, value, before in buffers:
+            for module, key, value, before, version in buffers:
                 module._buffers[key] = value  # noqa: SLF001 - the function may have assigned another tensor
-                value.copy_(before)
+                if value._version != version:  # noqa: SLF001 - torch's count of writes
+                    value.copy_(before)
 
 
 @contextlib.contextmanager
