@@ -50,6 +50,7 @@ def held(tmp_path: Path) -> Iterator[Terminal]:
         yield terminal
 
 
+@pytest.mark.slow
 def test_the_run_continues_with_the_same_bits_after_any_time(
     held: Terminal, tmp_path: Path
 ) -> None:

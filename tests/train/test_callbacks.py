@@ -216,7 +216,14 @@ def test_the_failure_page_names_the_callback(tmp_path: Path) -> None:
     assert "rank 1" in page
 
 
+class FromLightning(paceline.Callback):
+    def on_epoch_end(self, trainer: object, module: object) -> None:
+        """Nothing would call this."""
+
+
 def test_misuse_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)FromLightning.on_epoch_end.*mean epoch_end"):
+        paceline.Run(config_in(tmp_path), callbacks=[FromLightning()])
     with pytest.raises(
         ConfigError, match="the class Diary, which is not a paceline.Callback object"
     ):

@@ -228,6 +228,23 @@ def test_text_of_different_lengths_is_generated_under_fsdp(tmp_path: Path) -> No
         assert all(answer == alone for answer in answers), (alone, answers)
 
 
+def layer_by_layer(config: paceline.RunConfig) -> list:
+    """Evaluate as if the whole model did not fit: 21 samples are 11 batches, which ranks cannot share evenly."""
+    tokens = torch.arange(21 * 4).view(21, 4) % 16
+    with paceline.Run(config) as run:
+        model = run.model(Talker())
+        run._inference._weights._fit = lambda modules: False  # type: ignore[method-assign]
+        found = run.evaluate((tokens,), lambda batch: {"mean": model(batch[0])})
+        rows = run.predict((tokens,), lambda batch: model(batch[0])[:, -1])
+        run.predict((tokens,), lambda batch: model(batch[0]), to=Path(config.runs) / "outputs")
+        run.barrier()
+        return [found, rows.tolist(), files_in(Path(config.runs) / "outputs")]
+
+
+def test_a_model_too_large_for_that_is_gathered_in_every_forward(tmp_path: Path) -> None:
+    in_worlds(layer_by_layer, tmp_path, parallel="fsdp")
+
+
 def test_the_source_of_a_dataset_is_kept_until_its_tensors_change() -> None:
     sources = EvaluationSources(World(), paceline.RunConfig())
     rows = torch.arange(6.0)

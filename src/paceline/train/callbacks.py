@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, did_you_mean
 from paceline.train.run_step import Step
 from paceline.train.tracked import Tracked
 
@@ -72,12 +72,7 @@ class Callbacks:
     ) -> None:
         self._run, self._callbacks, self._poisoning = run, list(callbacks), poisoning
         for each in self._callbacks:
-            if not isinstance(each, Callback):
-                what = f"the class {each.__name__}" if isinstance(each, type) else repr(each)
-                raise ConfigError(
-                    f"callbacks= has {what}, which is not a paceline.Callback object",
-                    fix="derive its class from paceline.Callback, and pass an object: callbacks=[Patience()]",
-                )
+            _check(each)
 
     def track(self, tracked: Tracked) -> None:
         """Save and restore the callbacks that have a state."""
@@ -115,3 +110,20 @@ class Callbacks:
     def stop(self, reason: str) -> None:
         """Announce a stop."""
         self.call("stop", reason)
+
+
+def _check(callback: object) -> None:
+    """Refuse what is not a callback, and methods that nothing would call."""
+    if not isinstance(callback, Callback):
+        is_class = isinstance(callback, type)
+        what = f"the class {callback.__name__}" if is_class else repr(callback)  # type: ignore[attr-defined]
+        raise ConfigError(
+            f"callbacks= has {what}, which is not a paceline.Callback object",
+            fix="derive its class from paceline.Callback, and pass an object: callbacks=[Patience()]",
+        )
+    for name in dir(callback):
+        if name.startswith("on_"):
+            raise ConfigError(
+                f"nothing calls {type(callback).__name__}.{name}: the methods of a paceline.Callback have no on_",
+                fix=did_you_mean(name.removeprefix("on_"), MOMENTS),
+            )
