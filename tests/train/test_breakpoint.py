@@ -42,10 +42,11 @@ def events(folder: Path, kind: str) -> list[dict]:
 
 
 @pytest.fixture
-def held(tmp_path: Path) -> Iterator[Terminal]:
-    """Two ranks, of which rank 1 waits in a debugger for what is typed."""
+def held(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Terminal]:
+    """Two or more ranks, of which rank 1 waits in a debugger for what is typed."""
     script(tmp_path, rank=1)
-    with in_terminal("run", "-n", "2", "--max-restarts", "0", *WORDS, folder=tmp_path) as terminal:
+    options = ("-n", getattr(request, "param", "2"), "--max-restarts", "0")
+    with in_terminal("run", *options, *WORDS, folder=tmp_path) as terminal:
         terminal.wait_for(lambda: "(Pdb)" in terminal.read())
         yield terminal
 
@@ -79,6 +80,7 @@ def test_the_run_continues_with_the_same_bits_after_any_time(
     assert events(tmp_path / "plain", "RunEnded")[0]["digest"] == ended["digest"]
 
 
+@pytest.mark.parametrize("held", ["3"], indirect=True)
 def test_q_ends_the_run_on_all_ranks(held: Terminal, tmp_path: Path) -> None:
     held.type_line("q")
     assert held.wait() == 1, held.written
