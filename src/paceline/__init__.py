@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paceline.errors import PacelineError as PacelineError
     from paceline.notebook.extension import load_ipython_extension as load_ipython_extension
     from paceline.scale.lr import scaled_lr as scaled_lr
+    from paceline.train.callbacks import Callback as Callback
     from paceline.train.run import Run as Run
     from paceline.train.trainer import Trainer as Trainer
     from paceline.train.trainer import accuracy as accuracy
@@ -32,6 +33,7 @@ __version__ = VERSION
 
 # Looked up on first use: whatever runs outside the ranks must import without torch.
 _HOMES = {
+    "Callback": "paceline.train.callbacks",
     "PacelineError": "paceline.errors",
     "Run": "paceline.train.run",
     "RunConfig": "paceline.config",

@@ -92,5 +92,8 @@ ADDRESS = "PACELINE_ADDRESS"
 TERMINAL = "PACELINE_TERMINAL"
 """Set if the launcher writes to a terminal: the ranks themselves write into a pipe."""
 
+KEYBOARD = "PACELINE_KEYBOARD"
+"""The terminal that the launcher was started in, if any: `run.breakpoint` reads from it."""
+
 DATA = "PACELINE_DATA"
 """The folder of data files, set by the user."""

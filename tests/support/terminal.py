@@ -64,6 +64,10 @@ class Terminal:
     def press_interrupt(self) -> None:
         os.write(self._side, b"\x03")
 
+    def type_line(self, text: str) -> None:
+        """Type a line, and the return key."""
+        os.write(self._side, f"{text}\n".encode())
+
     def wait(self, timeout_s: float = 120) -> int:
         """Return the exit code, all output read."""
         self.wait_for(lambda: self.process.poll() is not None, timeout_s)

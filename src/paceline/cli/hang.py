@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.cli.watch import NamedRunArguments, named_run
 from paceline.hang.judge import judge, still_moving
+from paceline.hang.processes import find_debugger
 from paceline.hang.rank_report import RankReport, read_reports
 from paceline.hang.script_processes import (
     SCRIPT,
@@ -81,7 +82,9 @@ def _request_reports(folder: RunDir) -> list[RankReport]:
 
 
 def _verdict(reports: Sequence[RankReport]) -> HangVerdict:
-    """Return the diagnosis: no hang while a rank that others wait for still moves."""
+    """Return the diagnosis: no hang in a debugger, or while a rank that others wait for still moves."""
+    if debugger := find_debugger(reports):
+        return debugger
     moving = still_moving(reports, time.time())
     if not moving:
         return judge(reports)

@@ -13,6 +13,7 @@ from paceline.hang.collectives import (
 from paceline.hang.network import find_partition, find_stalled_link
 from paceline.hang.processes import (
     find_blocked_save,
+    find_debugger,
     find_early_exit,
     find_exception,
     find_unresponsive,
@@ -25,6 +26,7 @@ _FRESH_S = 8.0  # a stuck rank raises the alarm every 2 s; clocks of nodes may d
 
 # The order matters: an earlier finding explains the later ones.
 _CHECKS = (
+    find_debugger,
     find_batch_mismatch,
     find_mismatch,
     find_gloo_abort,

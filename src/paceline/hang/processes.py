@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from paceline.hang.collectives import pending_of
 from paceline.hang.proc import GONE
-from paceline.hang.rank_report import RankReport
+from paceline.hang.rank_report import DEBUGGED, RankReport
 from paceline.hang.stacks import SAVE_THREAD, Stack
 from paceline.hang.verdict import (
     Cause,
@@ -29,6 +29,19 @@ _ENDED: tuple[tuple[str, Cause], ...] = (
     (GONE, "gone"),
     ("Z", "gone"),
 )
+
+
+def find_debugger(reports: Sequence[RankReport]) -> HangVerdict | None:
+    """Return the rank that `run.breakpoint` holds: the others wait for the user."""
+    held = [report for report in reports if report.state == "held" and report.doing == DEBUGGED]
+    if not held:
+        return None
+    waiting = other_ranks(reports, held)
+    sentence = (
+        f"{with_nodes(held)} is held in a debugger in step {held[0].step + 1}"
+        f"{f'; {waits(waiting, held)}' if waiting else ''}: type c there to continue, or q to end the run"
+    )
+    return HangVerdict("debugger", rank_numbers(held), waiting, sentence)
 
 
 def find_exception(reports: Sequence[RankReport]) -> HangVerdict | None:

@@ -19,7 +19,10 @@ from paceline.rundir import RunDir, make_private, write_whole
 from paceline.telemetry.pulse import Pulse
 from paceline.world.world import World
 
-State = Literal["running", "moving", "stuck", "failed", "left"]
+DEBUGGED = "held in a debugger"
+WAITS_FOR_DEBUGGER = "waiting for the debugger of another rank"
+
+State = Literal["running", "moving", "held", "stuck", "failed", "left"]
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,12 @@ class RankReport:
     size: int
     node: str
     state: State
-    """running: started, no report since; moving: makes progress while another rank is stuck; left: finished."""
+    """running: started, no report since; moving: makes progress while another rank is stuck; held: by a debugger;
+    left: finished."""
     time_s: float
     step: int
     doing: str
-    """starting, reading, step, evaluating, saving or ending."""
+    """starting, reading, step, evaluating, saving, ending, DEBUGGED or WAITS_FOR_DEBUGGER."""
     quiet_s: float = 0.0
     usual_s: float = 0.0
     process: Process = field(default_factory=lambda: Process(0, 0, ""))

@@ -16,6 +16,7 @@ from paceline.rundir import RunDir, write_whole
 
 Cause = Literal[
     "none",
+    "debugger",
     "exception",
     "another collective",
     "another shape",
@@ -47,7 +48,7 @@ class HangVerdict:
     @property
     def found(self) -> bool:
         """Whether anything is wrong."""
-        return self.cause != "none"
+        return self.cause not in {"none", "debugger"}
 
 
 def write_verdict(directory: RunDir, verdict: HangVerdict) -> None:

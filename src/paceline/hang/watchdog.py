@@ -148,7 +148,9 @@ class Watchdog:
             due = time.monotonic() + self._interval_s
 
     def _check(self) -> None:
-        if self._hang is not None:
+        if self._pulse.held or (self._last_report and self._last_report.state == "held"):
+            self._check_debugger()
+        elif self._hang is not None:
             self._check_hang(self._hang)
         elif self._pulse.quiet_s > self._pulse.limit_s:
             self._begin_hang()
@@ -157,6 +159,12 @@ class Watchdog:
                 self._begin_hang()
             else:
                 self._report("moving")
+
+    def _check_debugger(self) -> None:
+        """Report that the run is held on purpose, and when it no longer is."""
+        state: State = "held" if self._pulse.held else "running"
+        if self._alarm.is_new() or self._last_report is None or self._last_report.state != state:
+            self._report(state)
 
     def _begin_hang(self) -> None:
         self._hang = Hang(self._pulse.signs, time.monotonic())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -65,6 +66,9 @@ def rank_environment(
     env |= {handover.MEETING: str(rendezvous), handover.FAILURE: str(failure_file)}
     env[handover.PROGRESS] = str(handover.progress_file(rendezvous))
     env[handover.LAUNCHER] = str(os.getpid())
+    env.pop(handover.KEYBOARD, None)
+    with contextlib.suppress(OSError):  # no terminal
+        env[handover.KEYBOARD] = os.ttyname(0)
     return env
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -27,6 +29,8 @@ class Pulse:
         self._extra_s, self._step_begun = _FIRST_S, 0.0
         self.step, self.doing, self.signs = 0, "starting", 0
         self.since = time.monotonic()
+        self.held = False
+        """Whether the run is held on purpose, in a debugger."""
 
     def sign(self) -> None:
         """Note progress."""
@@ -54,6 +58,20 @@ class Pulse:
             self._times.append(now - self._step_begun)
         self._step_begun, self.step = now, step
         self.sign()
+
+    @contextlib.contextmanager
+    def hold(self, doing: str) -> Iterator[None]:
+        """Let the run be held on purpose: that is no hang, and not part of the step."""
+        before, begun = (self.doing, self._extra_s), time.monotonic()
+        self.doing, self._extra_s, self.held = doing, math.inf, True
+        try:
+            yield
+        finally:
+            self.doing, self._extra_s = before
+            if self._step_begun:
+                self._step_begun += time.monotonic() - begun
+            self.sign()
+            self.held = False
 
     @property
     def usual_s(self) -> float:

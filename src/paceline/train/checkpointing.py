@@ -93,6 +93,8 @@ class Checkpoints:
         )
         self._saved_step = -1
         self._prepared = False
+        self.before_save: Callable[[int], None] = lambda _: None
+        """Called on every rank before a checkpoint after so many steps is saved."""
 
     def _make_saver(self) -> Saver:
         settings = self._config.checkpoint
@@ -207,6 +209,7 @@ class Checkpoints:
         if step == self._saved_step:
             return
         self._saved_step = step
+        self.before_save(step)
         self._cadence.begun(time.monotonic())
         manifest = self._state.manifest(step, metrics)
         self._saver.save(self._state.tensors(), manifest, self._state.own_tensors())

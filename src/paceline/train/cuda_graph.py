@@ -105,23 +105,20 @@ class CapturedUpdates(Updates):
 
     def _obstacle(self, call: UpdateCall) -> str:
         """Return why this update cannot be captured, as far as that is known in advance."""
-        if call.over_batch is not None:
-            return "the loss is over the whole batch, which other ranks must send first"
-        if not self._is_one_mean:
-            return (
-                "the loss returns a count or several values, which the host must read in every step"
-            )
-        if self._buffers.any_known:
-            return "forward changes buffers (such as BatchNorm's) in more than one lane; set batch.lanes=1"
-        if self._config.precision == "fp16":
-            return "with precision=fp16 the host must check every step for overflow; use precision=bf16"
-        if not self.of(call.optimizer).sum.is_complete:
-            return "some parameters got no gradient in the last step"
-        tensors = [leaf for lane in call.step.lanes for leaf in leaves_of(lane.batch)]
-        others = [leaf for leaf in tensors if not isinstance(leaf, Tensor)]
-        if others:
-            return f"the batch contains a {type(others[0]).__name__}, not only tensors"
-        return ""
+        leaves = [leaf for lane in call.step.lanes for leaf in leaves_of(lane.batch)]
+        others = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)]
+        obstacles = {
+            "the loss is over the whole batch, which other ranks must send first": call.over_batch,
+            "the loss returns a count or several values, which the host must read in every step": not self._is_one_mean,
+            "forward changes buffers (such as BatchNorm's) in more than one lane; set batch.lanes=1": self._buffers.any_known,
+            "with precision=fp16 the host must check every step for overflow; use precision=bf16": self._config.precision
+            == "fp16",
+            "some parameters got no gradient in the last step": not self.of(
+                call.optimizer
+            ).sum.is_complete,
+            f"the batch contains {', '.join(sorted(set(others)))}, not only tensors": others,
+        }
+        return next((reason for reason, is_given in obstacles.items() if is_given), "")
 
     def _capture(self, call: UpdateCall) -> _Captured:
         device, step = torch.device(self._world.device), call.step

@@ -4,187 +4,153 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import numpy
 import torch
 from torch import Tensor, nn
 
 from paceline.config import RunConfig
-from paceline.data.reading.nest import to_device
-from paceline.data.reading.source import as_source
+from paceline.data.reading.collate import Collate
 from paceline.errors import ConfigError
 from paceline.scale.batch import share
-from paceline.train.parallel import shards
+from paceline.train.evaluation_source import EvaluationSource, EvaluationSources
+from paceline.train.metric_objects import MetricObjects
 from paceline.train.precision import Precision
-from paceline.world.collectives import all_gather_rows, all_gather_texts, sum_across
+from paceline.train.prediction import OUTPUT, Columns, PredictionShards, columns_from
+from paceline.train.score_sums import ScoreSums, check_mapping
+from paceline.train.undisturbed import WholeWeights, undisturbed
+from paceline.world.collectives import all_gather_rows, all_gather_texts
 from paceline.world.randomness import mix, seed_everything
 from paceline.world.world import World
 
 Score = Callable[[Any], Mapping[str, Any]]
-"""score(batch) -> named values: one value per sample, or (sum, count)."""
+"""score(batch) -> named values: one value per sample, (sum, count), or the arguments of a metric object."""
 
 _KEY = mix(0x6576616C)
 """Keeps the random numbers of evaluations apart from those of steps."""
 
 
+class NumberedBatch(NamedTuple):
+    """A batch of an evaluation."""
+
+    number: int | None
+    """None: run only because other ranks have more batches, and must gather this rank's shards."""
+    samples: int
+    values: Any
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over a dataset."""
+
+    modules: Sequence[nn.Module]
+    data: Any
+    collate: Collate | None = None
+    after_batch: Callable[[], None] = lambda: None
+
+
 class Inference:
-    """Runs functions over datasets without training."""
+    """Runs functions over datasets without training. A run has one, which keeps the datasets open."""
 
     def __init__(self, world: World, config: RunConfig) -> None:
         self._world, self._config = world, config
         self._precision = Precision(config, world.device, world.size)
+        self._sources = EvaluationSources(world, config)
+        self._weights = WholeWeights(world, config)
         self._size = max(1, config.batch.global_size // config.batch.lanes)
 
     def evaluate(
-        self,
-        modules: Sequence[nn.Module],
-        data: Any,
-        score: Score,
-        collate: Callable[[list[Any]], Any] | None = None,
-        after_batch: Callable[[], None] = lambda: None,
+        self, over: Pass, score: Score, metrics: Mapping[str, Any], batches: int = 0
     ) -> dict[str, float]:
-        """Return the mean of every named value over all samples. Every rank must call this."""
-        names: list[str] = []
-        rows: list[tuple[int, list[float]]] = []
-        total = 0
-        with self._undisturbed(modules):
-            for number, samples, batch in self._batches(data, collate):
-                found = _sums(score(batch), samples)
-                if number is None:
-                    continue
-                names = names or list(found)
-                rows.append((number, [value for pair in found.values() for value in pair]))
-                after_batch()
-            total = self._count
-        return _means(self._world, names, rows, total)
+        """Return the mean of every named value and the result of every metric object. Every rank must call this.
 
-    def predict(
-        self,
-        modules: Sequence[nn.Module],
-        data: Any,
-        function: Callable[[Any], Any],
-        collate: Callable[[list[Any]], Any] | None = None,
-        after_batch: Callable[[], None] = lambda: None,
-    ) -> Tensor:
-        """Return the outputs of all samples in dataset order, on every rank. Every rank must call this."""
-        outputs: list[Tensor] = []
-        with self._undisturbed(modules):
-            for number, samples, batch in self._batches(data, collate):
-                output = function(batch)
-                if number is None:
-                    continue
-                if not isinstance(output, Tensor) or output.ndim == 0 or len(output) != samples:
-                    shape = (
-                        list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-                    )
-                    raise ConfigError(
-                        f"the function of run.predict returned {shape} for {samples} samples",
-                        fix="return a tensor with one row per sample",
-                    )
-                outputs.append(output.detach())
-                after_batch()
-        return gather_in_order(self._world, torch.cat(outputs) if outputs else None)
-
-    def _batches(
-        self, data: Any, collate: Callable[[list[Any]], Any] | None
-    ) -> Iterator[tuple[int | None, int, Any]]:
-        """Yield this rank's batches: number, samples, and the batch on the device.
-
-        A batch without a number is run only because other ranks have more, and must gather this rank's shards.
+        `batches` limits the pass to the first batches; 0: all.
         """
-        source = as_source(data, collate)
-        samples = len(source)
-        self._count = -(-samples // self._size)
-        mine: list[int | None] = list(share(self._count, self._world.rank, self._world.size))
-        if shards(self._world, self._config):
-            most = len(share(self._count, 0, self._world.size))
-            mine += [None] * (most - len(mine))
-        for number in mine:
-            begin = (number or 0) * self._size
-            places = numpy.arange(begin, min(begin + self._size, samples))
-            batch = to_device(source.gather(places, (self._config.seed, 0)), self._world.device)
-            seed_everything(self._config.seed, _KEY, number or 0)
-            with self._precision.context():
-                yield number, len(places), batch
+        source = self._sources.of(over.data, over.collate)
+        count = self._count(source)
+        count = min(count, batches) if batches else count
+        sums, objects = ScoreSums(self._world), MetricObjects(metrics, self._world)
+        mine = share(count, self._world.rank, self._world.size)
+        most = len(share(count, 0, self._world.size))
+        with self._running(over.modules) as is_free:
+            for batch in self._batches(source, mine, 0 if is_free else most):
+                found = check_mapping(score(batch.values))
+                if batch.number is not None:
+                    sums.add(batch.number, objects.take(found), batch.samples)
+                    over.after_batch()
+            seed_everything(self._config.seed, _KEY, -1)
+            results = objects.compute()
+        return sums.means(count) | results
+
+    def predict(self, over: Pass, function: Callable[[Any], Any]) -> Tensor | dict[str, Tensor]:
+        """Return the outputs of all samples in dataset order, on every rank. Every rank must call this."""
+        source = self._sources.of(over.data, over.collate)
+        count = self._count(source)
+        mine = share(count, self._world.rank, self._world.size)
+        most = len(share(count, 0, self._world.size))
+        outputs: list[Any] = []
+        with self._running(over.modules) as is_free:
+            for batch in self._batches(source, mine, 0 if is_free else most):
+                output = columns_from(function(batch.values), batch.samples)
+                if batch.number is not None:
+                    outputs.append(output)
+                    over.after_batch()
+        return _gather_columns(self._world, outputs)
+
+    def predict_to(self, folder: Path, over: Pass, function: Callable[[Any], Any]) -> None:
+        """Write the outputs of all samples in dataset order as shards. Every rank must call this."""
+        source = self._sources.of(over.data, over.collate)
+        shards = PredictionShards(folder, self._world, len(source), self._size, self._config)
+        with self._running(over.modules) as is_free, shards.writing():
+            for batch in self._batches(
+                source, shards.batches, 0 if is_free else shards.most_batches
+            ):
+                output = columns_from(function(batch.values), batch.samples)
+                if batch.number is not None:
+                    shards.add(batch.number, output)
+                    over.after_batch()
 
     @contextlib.contextmanager
-    def _undisturbed(self, modules: Sequence[nn.Module]) -> Iterator[None]:
-        """Put modules into eval mode; give each back its mode, its buffers and the state of the generators."""
-        every = {module for model in modules for module in model.modules()}
-        modes = {module: module.training for module in every}
-        buffers = []
-        for module in every:
-            for key, value in module._buffers.items():  # noqa: SLF001 - its own, not its children's
-                if value is not None:
-                    buffers.append((module, key, value, value.clone()))
-        states = torch.get_rng_state(), numpy.random.get_state(), random.getstate()  # noqa: NPY002
-        for model in modules:
-            model.eval()
-            self._precision.begin(model)
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            for model in modules:
-                self._precision.finish(model)
-            for module, training in modes.items():
-                module.training = training
-            for module, key, value, before in buffers:
-                module._buffers[key] = value  # noqa: SLF001 - the function may have assigned another tensor
-                if not torch.equal(value, before):
-                    value.copy_(before)
-            torch.set_rng_state(states[0])
-            numpy.random.set_state(states[1])  # noqa: NPY002
-            random.setstate(states[2])
+    def _running(self, modules: Sequence[nn.Module]) -> Iterator[bool]:
+        """Run without training; yield whether forward is free of collectives."""
+        with self._weights.gathered(modules) as is_free, undisturbed(modules, self._precision):
+            yield is_free
+
+    def _count(self, source: EvaluationSource) -> int:
+        return -(-len(source) // self._size)
+
+    def _batches(
+        self, source: EvaluationSource, numbers: Sequence[int], at_least: int
+    ) -> Iterator[NumberedBatch]:
+        """Yield these batches on the device, and idle ones until there are `at_least` so many."""
+        idle = [None] * (at_least - len(numbers))
+        for number in [*numbers, *idle]:
+            begin = (number or 0) * self._size
+            end = min(begin + self._size, len(source))
+            batch = source.read(begin, end)
+            seed_everything(self._config.seed, _KEY, number or 0)
+            with self._precision.context():
+                yield NumberedBatch(number, end - begin, batch)
 
 
-def _sums(found: Mapping[str, Any], samples: int) -> dict[str, tuple[float, float]]:
-    """Return (sum, count) of every named value of a batch.
-
-    >>> _sums({"acc": torch.tensor([1.0, 0.0]), "tokens": (7.0, 9)}, samples=2)
-    {'acc': (1.0, 2.0), 'tokens': (7.0, 9.0)}
-    """
-    if not isinstance(found, Mapping):
-        raise ConfigError(
-            f"the function of run.evaluate returned {type(found).__name__}, not a dict",
-            fix='return {"name": one value per sample, or (sum, count)}',
-        )
-    sums = {}
-    for name, value in found.items():
-        if isinstance(value, tuple) and len(value) == 2:
-            sums[name] = float(value[0]), float(value[1])
-        elif isinstance(value, Tensor) and value.shape[:1] == (samples,):
-            sums[name] = float(value.double().sum()), float(value.numel())
-        else:
-            shape = f"shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+def _gather_columns(world: World, outputs: list[Columns]) -> Tensor | dict[str, Tensor]:
+    """Return the outputs of all ranks: one tensor, or one per name."""
+    own = list(outputs[0]) if outputs else None
+    every = [json.loads(text) for text in all_gather_texts(world, json.dumps(own))]
+    names: list[str] = next((each for each in every if each is not None), [])
+    found = {}
+    for name in names:
+        rows = [output[name] for output in outputs if isinstance(output[name], Tensor)]
+        if len(rows) < len(outputs):
             raise ConfigError(
-                f"the value {name!r} of run.evaluate is {shape} for {samples} samples: its mean over the dataset is unknown",
-                fix="return one value per sample, or (sum, count)",
+                f"the function of run.predict returned rows of different lengths in {name!r}",
+                fix='pad them to one shape, or write them to files: run.predict(..., to="folder")',
             )
-    return sums
-
-
-def _means(
-    world: World, names: list[str], rows: list[tuple[int, list[float]]], batches: int
-) -> dict[str, float]:
-    """Return the means over all batches, added in the order of the batches on every rank."""
-    names = next(
-        json.loads(text) for text in all_gather_texts(world, json.dumps(names)) if text != "[]"
-    )
-    table = torch.zeros(batches, 2 * len(names), dtype=torch.float64)
-    for number, values in rows:
-        table[number] = torch.tensor(values, dtype=torch.float64)
-    # Ranks fill different rows of zeros, so this sum has no rounding.
-    totals = sum_across(world, table).numpy().sum(axis=0).tolist()
-    means = {}
-    for position, name in enumerate(names):
-        total, count = totals[2 * position : 2 * position + 2]
-        means[name] = total / count if count else math.nan
-    return means
+        found[name] = gather_in_order(world, torch.cat(rows) if rows else None)
+    return found[OUTPUT] if list(found) == [OUTPUT] else found
 
 
 def gather_in_order(world: World, rows: Tensor | None) -> Tensor:

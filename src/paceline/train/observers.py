@@ -83,6 +83,13 @@ class Observers:
         self._pulse.begin("evaluating")
         return self._pulse.sign
 
+    def hold(self, doing: str) -> contextlib.ExitStack:
+        """Let a debugger hold the run: no hang, and not this rank's own time."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._optimizer_step.clock.waiting())
+            stack.enter_context(self._pulse.hold(doing))
+            return stack.pop_all()
+
     def step_done(self, done: int) -> None:
         """Note that a step is complete, including reports and evaluation; a save may follow."""
         self._heartbeat.step_done(done, self._optimizer_step.ready)

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.config import RunConfig
 from paceline.data.reading.batches import Batches, RankBatch
 from paceline.data.reading.collate import Collate
-from paceline.errors import ConfigError, TrainingError
+from paceline.errors import ConfigError
 from paceline.events import Sink
-from paceline.train.lane_loss import Losses, LossFunction
-from paceline.train.note import Note
+from paceline.train.callbacks import Callback, Callbacks
 from paceline.train.parallel import prepare
-from paceline.train.run_evaluation import RunEvaluation
 from paceline.train.run_folder import RunFolder
 from paceline.train.run_loop import RunLoop
 from paceline.train.run_state import Registered, SavedNames
-from paceline.train.run_step import Step, with_length, with_requests_of
-from paceline.train.updates import UpdateCall
+from paceline.train.run_step import Step, with_length
+from paceline.train.run_updates import RunUpdates
 from paceline.world.process_group import join
 from paceline.world.randomness import seed_everything
 from paceline.world.world import World
@@ -33,7 +31,7 @@ Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 
-class Run(RunEvaluation):
+class Run(RunUpdates):
     """One training on any number of ranks: joins them, restores, saves, stops, and reports.
 
     >>> import paceline
@@ -45,16 +43,20 @@ class Run(RunEvaluation):
     ...             run.update(optimizer, lambda batch: model(batch).square().mean(), step)
     """
 
-    def __init__(self, config: RunConfig, *, sinks: Sequence[Sink] = ()) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        sinks: Sequence[Sink] = (),
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
         self.config = config
         self._sinks = sinks
         self._stack = contextlib.ExitStack()
         self._parts = Registered()
         self._loop: RunLoop | None = None
-        self._step: Step | None = None
-        self._note: Note | None = None
-        self._updates = 0
-        self._failed = ""
+        self._callbacks = Callbacks(self, callbacks, self._poisoning)
+        self._callbacks.track(self._parts.tracked)
 
     def __enter__(self) -> Self:
         self.world = self._stack.enter_context(self._joined())
@@ -94,6 +96,7 @@ class Run(RunEvaluation):
             self._loop.state.finished = self._loop.state.finished or "the script left the loop"
             self._complete_step()
         self._loop.conclude()
+        self._callbacks.call("run_end")
 
     # What belongs to the run
 
@@ -171,7 +174,10 @@ class Run(RunEvaluation):
             self.world, self.config, self._folder, self._parts, batches, flops_per_sample
         )
         self._stack.enter_context(self._loop.running())
-        return _Steps(self, self._loop.begin())
+        self._loop.notify(self._callbacks)
+        left = self._loop.begin()
+        self._callbacks.call("run_start")
+        return _Steps(self, left)
 
     def _next_step(self, batches: Iterator[RankBatch]) -> Step:
         """Complete the current step and begin the next; raise StopIteration after the last."""
@@ -185,12 +191,14 @@ class Run(RunEvaluation):
         self._loop.begin_step(batch)
         due = self._loop.evaluation_is_due(batch)
         self._step, self._note, self._updates = Step(batch, evaluates=due), None, 0
+        self._callbacks.begin_step(self._step, self._loop.batches.plan.steps_per_epoch)
         return self._step
 
     def _complete_step(self) -> bool:
         assert self._loop is not None
         assert self._step is not None
         self._step.refuse_ignored_evaluation(self.config)
+        self._callbacks.end_step(self._step, self._loop.batches.total_steps)
         batch, self._step = self._step._batch, None  # noqa: SLF001 - the run made it
         note = self._note or self._loop.agree_without_update()
         return self._loop.complete(batch, note)
@@ -202,88 +210,6 @@ class Run(RunEvaluation):
     def save(self) -> None:
         """Save a checkpoint after this step; if the step's updates are over, after the next one."""
         self._running().save_requested = True
-
-    def _running(self) -> RunLoop:
-        if self._loop is None:
-            raise ConfigError(
-                "the run has no loop yet", fix="call this inside of `for step in run.steps(...)`"
-            )
-        return self._loop
-
-    # Updates
-
-    def update(
-        self,
-        optimizer: torch.optim.Optimizer,
-        loss: LossFunction,
-        step: Step,
-        *,
-        clip: float | None = None,
-        over_batch: Callable[[Tensor], Tensor] | None = None,
-    ) -> Losses:
-        """Add the gradients of all lanes of all ranks, clip them, and change the weights of one optimizer.
-
-        `loss(batch)` is called once per lane. It returns the mean over the lane's samples, (sum, count), or a dict with
-        the key "loss" and other values. With `over_batch`, it returns one row per sample, and `over_batch(rows)` is the
-        loss over the rows of all samples of the step. `clip` replaces clip_norm of the config.
-        """
-        norm = self.config.clip_norm if clip is None else clip
-        return self._run(self._running().updates.update, optimizer, loss, step, norm, over_batch)
-
-    def backward(
-        self,
-        optimizer: torch.optim.Optimizer,
-        loss: LossFunction,
-        step: Step,
-        *,
-        over_batch: Callable[[Tensor], Tensor] | None = None,
-    ) -> Losses:
-        """Leave the gradients of all lanes of all ranks in `grad`, as `update` does before it clips and steps."""
-        updates = self._running().updates
-        updates.refuse_backward()
-        return self._run(updates.backward, optimizer, loss, step, 0.0, over_batch)
-
-    def _run(
-        self,
-        function: Callable[[UpdateCall], tuple[Losses, Note]],
-        optimizer: torch.optim.Optimizer,
-        loss: LossFunction,
-        step: Step,
-        clip_norm: float,
-        over_batch: Callable[[Tensor], Tensor] | None,
-    ) -> Losses:
-        self._check_current(step)
-        batch = step._batch  # noqa: SLF001 - the run made it
-        number, self._updates = self._updates, self._updates + 1
-        with self._poisoning():
-            losses, note = function(
-                UpdateCall(optimizer, loss, batch, number, clip_norm, over_batch)
-            )
-        seed_everything(self.config.seed, batch.plan.index, -1 - number)
-        note = note._replace(moves=note.moves[:0])
-        self._note = note if self._note is None else with_requests_of(self._note, note)
-        return losses
-
-    def _check_current(self, step: Step) -> None:
-        if self._failed:
-            raise TrainingError(
-                f"an earlier update of this run failed: {self._failed}",
-                fix="let the error end the run; the same command resumes from the newest checkpoint",
-            )
-        if step is not self._step:
-            raise ConfigError(
-                f"step {step.index} is over",
-                fix="use the step that `for step in run.steps(...)` gave last",
-            )
-
-    @contextlib.contextmanager
-    def _poisoning(self) -> Iterator[None]:
-        """Let no update follow one that has failed: the ranks may differ."""
-        try:
-            yield
-        except BaseException as error:
-            self._failed = f"{type(error).__name__}: {error}".partition("\n")[0]
-            raise
 
     # Helpers
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, overload
 
 from torch import Tensor, nn
 
 from paceline.config import RunConfig
 from paceline.data.reading.collate import Collate
-from paceline.train.inference import Inference, Score
+from paceline.errors import ConfigError
+from paceline.train.callbacks import Callbacks
+from paceline.train.inference import Inference, Pass, Score
 from paceline.train.rank_helpers import RankHelpers
 from paceline.train.run_loop import RunLoop
 from paceline.train.run_state import Registered
@@ -23,37 +26,88 @@ class RunEvaluation(RankHelpers):
     config: RunConfig
     _parts: Registered
     _loop: RunLoop | None
+    _callbacks: Callbacks
+    _made: tuple[RunConfig, Inference] | None = None
 
     def evaluate(
-        self, data: Any, score: Score, *, collate: Collate | None = None
+        self,
+        data: Any,
+        score: Score,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        collate: Collate | None = None,
+        batches: int = 0,
     ) -> dict[str, float]:
         """Return the mean of every value of `score(batch)` over a dataset. Every rank must call this.
 
-        A value is a tensor with one entry per sample, or (sum, count). Models are in eval mode meanwhile; afterwards
-        modes, buffers and random generators are as before.
+        A value is a tensor with one entry per sample, or (sum, count). `metrics` has torchmetrics objects by name;
+        the value of that name is what their `update` takes: {"f1": (preds, target)}. Models are in eval mode meanwhile;
+        afterwards modes, buffers and random generators are as before.
+
+        A dict of datasets is evaluated one by one: {"val": a, "test": b} gives val/acc and test/acc.
+        `batches` takes only the first batches of each, for a trial before the loop; 0: all.
         """
         found: dict[str, float] = {}
-        with self._inference() as (inference, sign):
-            found = inference.evaluate(self._modules(), data, score, collate, sign)
+        for prefix, dataset in _named_datasets(data).items():
+            with self._pass(dataset, collate) as over:
+                values = self._inference.evaluate(over, score, metrics or {}, batches)
+            found |= {f"{prefix}{name}": value for name, value in values.items()}
         if self._loop is not None:
             self._loop.metrics.update(found)
+        self._callbacks.call("evaluation_end", found)
         return found
 
+    @overload
     def predict(
         self, data: Any, function: Callable[[Any], Any], *, collate: Collate | None = None
-    ) -> Tensor:
-        """Return the rows of `function(batch)` for all samples, in dataset order. Every rank must call this."""
-        with self._inference() as (inference, sign):
-            return inference.predict(self._modules(), data, function, collate, sign)
+    ) -> Any: ...
+
+    @overload
+    def predict(
+        self,
+        data: Any,
+        function: Callable[[Any], Any],
+        *,
+        collate: Collate | None = None,
+        to: str | Path,
+    ) -> None: ...
+
+    def predict(
+        self,
+        data: Any,
+        function: Callable[[Any], Any],
+        *,
+        collate: Collate | None = None,
+        to: str | Path = "",
+    ) -> Tensor | dict[str, Tensor] | None:
+        """Return the rows of `function(batch)` for all samples, in dataset order. Every rank must call this.
+
+        `function` returns a tensor with one row per sample, or a dict of such tensors. With `to`, a folder, the rows
+        are written there as shards for `paceline.open_dataset`, and no rank holds them all; a list with one vector per
+        sample is then a column of varying length.
+        """
+        with self._pass(data, collate) as over:
+            if not to:
+                return self._inference.predict(over, function)
+            self._inference.predict_to(_folder(to), over, function)
+            return None
+
+    @property
+    def _inference(self) -> Inference:
+        """Runs all passes with these settings; run.steps(...) may take a batch size from its data."""
+        if self._made is None or self._made[0] is not self.config:
+            self._made = self.config, Inference(self.world, self.config)
+        return self._made[1]
 
     @contextlib.contextmanager
-    def _inference(self) -> Iterator[tuple[Inference, Callable[[], None]]]:
-        inference = Inference(self.world, self.config)
+    def _pass(self, data: Any, collate: Collate | None) -> Iterator[Pass]:
+        """Return a pass over a dataset; its time does not count as training."""
         if self._loop is None:
-            yield inference, lambda: None
+            yield Pass(self._modules(), data, collate)
             return
+        self._loop.settle()
         begun = time.perf_counter()
-        yield inference, self._loop.observers.evaluating()
+        yield Pass(self._modules(), data, collate, self._loop.observers.evaluating())
         self._loop.leave_out(time.perf_counter() - begun)
 
     def _modules(self) -> list[nn.Module]:
@@ -62,3 +116,27 @@ class RunEvaluation(RankHelpers):
             *self._parts.models.values(),
             *(item for item in tracked if isinstance(item, nn.Module)),
         ]
+
+
+def _named_datasets(data: Any) -> dict[str, Any]:
+    """Return datasets by the prefix of their metrics.
+
+    >>> _named_datasets([1, 2]), _named_datasets({"val": [1], "test": [2]})
+    ({'': [1, 2]}, {'val/': [1], 'test/': [2]})
+    """
+    if not isinstance(data, Mapping):
+        return {"": data}
+    if not data or any(isinstance(value, Tensor) for value in data.values()):
+        raise ConfigError(
+            f"run.evaluate got a dict with {', '.join(map(str, data)) or 'nothing'}; a dict names several datasets",
+            fix='pass tensors as a tuple, (inputs, targets), and several datasets as {"val": a, "test": b}',
+        )
+    return {f"{name}/": value for name, value in data.items()}
+
+
+def _folder(to: str | Path) -> Path:
+    if "://" in str(to):
+        raise ConfigError(
+            f"run.predict writes to a folder, not to {to}", fix="pass the path of a folder in to="
+        )
+    return Path(to)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 
 from paceline.config import RunConfig
 from paceline.data.reading.batches import Batches, RankBatch
 from paceline.errors import Stopped
 from paceline.events import EpochDone, Evaluated, RunEnded, RunStarted, RunStopped, StepDone
+from paceline.train.callbacks import Callbacks
 from paceline.train.checkpointing import Checkpoints
 from paceline.train.console import describe_run, rank_line, say
 from paceline.train.engine import make_updates
@@ -58,10 +60,15 @@ class RunLoop:
         self._mfu_per_rate = flops_per_sample / peak if peak else 0.0
         self.done = self._first = 0
         self._ended = False
-        self.save_requested = self._save_sent = False
+        self.save_requested = False
         self.metrics: dict[str, float] = {}
         """Results of the last evaluation in this step."""
         self.logged: dict[str, float] = {}
+        self._callbacks: Callbacks | None = None
+
+    def notify(self, callbacks: Callbacks) -> None:
+        """Let callbacks know of saves and stops."""
+        self._checkpoints.before_save, self._callbacks = callbacks.save, callbacks
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -156,12 +163,25 @@ class RunLoop:
         for meter in (self._since_report, self._in_epoch):
             meter.leave_out(seconds)
 
+    @contextlib.contextmanager
+    def hold(self, doing: str) -> Iterator[None]:
+        """Let a debugger hold the run: the watchdog waits, and the time counts nowhere."""
+        begun = time.perf_counter()
+        with self.observers.hold(doing):
+            yield
+        self.leave_out(time.perf_counter() - begun)
+        self._stopping.leave_out(time.perf_counter() - begun)
+
     def _requests(self) -> RankRequests:
         """Return whether this rank asks to save or to stop after the current step."""
         is_due = self._checkpoints.is_due() or self.save_requested
-        self._save_sent = self.save_requested
         self._stopping.request.saving = self._checkpoints.is_saving
         return RankRequests(save=is_due, stop=self._stopping.request.asked)
+
+    def request_stop(self, reason: str) -> None:
+        """Ask all ranks to save and stop."""
+        request = self._stopping.request
+        request.reason = request.reason or reason or "the script asked to stop"
 
     def agree_without_update(self) -> Note:
         """Return the requests of all ranks after a step without an update. Every rank must call this."""
@@ -171,13 +191,14 @@ class RunLoop:
         self._checkpoints.update()
         agreed = self._stopping.agree(note)
         wanted = agreed.save or agreed.stop
-        if self._save_sent:  # a request after the update is sent with the next one
-            self.save_requested = self._save_sent = False
+        self.save_requested = self.save_requested and not wanted
         self._checkpoints.after_step(self.done, self.metrics, requested=wanted)
         if agreed.stop and not self.is_over:
             self._checkpoints.finish(in_time=True)
             reason = self._stopping.request.reason or "another rank was asked to stop"
             self._folder.emit(RunStopped(self.done, reason))
+            if self._callbacks is not None:
+                self._callbacks.stop(reason)
             raise Stopped(self.done)
 
     def _record(self, batch: RankBatch, note: Note) -> bool:

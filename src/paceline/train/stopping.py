@@ -172,6 +172,10 @@ class Stopping:
         with self.request.listening():
             yield
 
+    def leave_out(self, seconds: float) -> None:
+        """Exclude seconds in which a debugger held the run from the time of the step."""
+        self._step_begun += seconds
+
     def agree(self, note: Note) -> RankRequests:
         """Return the requests of all ranks. Every rank must call this after every step."""
         now = time.monotonic()

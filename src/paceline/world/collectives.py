@@ -111,3 +111,17 @@ def exchange(
     )
     assert work is not None
     return work
+
+
+def broadcast_bytes(world: World, content: bytes, source: int) -> bytes:
+    """Return the bytes of one rank on all ranks."""
+    if world.size == 1:
+        return content
+    wire = wire_device(world)
+    length = torch.tensor([len(content)], device=wire)
+    dist.broadcast(length, source)
+    data = torch.empty(int(length), dtype=torch.uint8, device=wire)
+    if world.rank == source:
+        data.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+    dist.broadcast(data, source)
+    return data.cpu().numpy().tobytes()

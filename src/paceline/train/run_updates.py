@@ -1,0 +1,109 @@
+"""The updates of a run: the gradients of all lanes of all ranks, and one change of the weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from paceline.errors import ConfigError, TrainingError
+from paceline.train.lane_loss import Losses, LossFunction
+from paceline.train.note import Note
+from paceline.train.run_controls import RunControls
+from paceline.train.run_loop import RunLoop
+from paceline.train.run_step import Step, with_requests_of
+from paceline.train.updates import UpdateCall
+from paceline.world.randomness import seed_everything
+
+
+class RunUpdates(RunControls):
+    """The part of a run that trains."""
+
+    _step: Step | None = None
+    _note: Note | None = None
+    _updates = 0
+    """Updates of the current step so far."""
+    _failed = ""
+    """The error that has left an update."""
+
+    def update(
+        self,
+        optimizer: torch.optim.Optimizer,
+        loss: LossFunction,
+        step: Step,
+        *,
+        clip: float | None = None,
+        over_batch: Callable[[Tensor], Tensor] | None = None,
+    ) -> Losses:
+        """Add the gradients of all lanes of all ranks, clip them, and change the weights of one optimizer.
+
+        `loss(batch)` is called once per lane. It returns the mean over the lane's samples, (sum, count), or a dict with
+        the key "loss" and other values. With `over_batch`, it returns one row per sample, and `over_batch(rows)` is the
+        loss over the rows of all samples of the step. `clip` replaces clip_norm of the config.
+        """
+        norm = self.config.clip_norm if clip is None else clip
+        return self._run(self._running().updates.update, optimizer, loss, step, norm, over_batch)
+
+    def backward(
+        self,
+        optimizer: torch.optim.Optimizer,
+        loss: LossFunction,
+        step: Step,
+        *,
+        over_batch: Callable[[Tensor], Tensor] | None = None,
+    ) -> Losses:
+        """Leave the gradients of all lanes of all ranks in `grad`, as `update` does before it clips and steps."""
+        updates = self._running().updates
+        updates.refuse_backward()
+        return self._run(updates.backward, optimizer, loss, step, 0.0, over_batch)
+
+    def _run(
+        self,
+        function: Callable[[UpdateCall], tuple[Losses, Note]],
+        optimizer: torch.optim.Optimizer,
+        loss: LossFunction,
+        step: Step,
+        clip_norm: float,
+        over_batch: Callable[[Tensor], Tensor] | None,
+    ) -> Losses:
+        self._check_current(step)
+        batch = step._batch  # noqa: SLF001 - the run made it
+        number, self._updates = self._updates, self._updates + 1
+        with self._poisoning():
+            losses, note = function(
+                UpdateCall(optimizer, loss, batch, number, clip_norm, over_batch)
+            )
+        seed_everything(self.config.seed, batch.plan.index, -1 - number)
+        note = note._replace(moves=note.moves[:0])
+        self._note = note if self._note is None else with_requests_of(self._note, note)
+        return losses
+
+    def _check_current(self, step: Step) -> None:
+        if self._failed:
+            raise TrainingError(
+                f"an earlier update of this run failed: {self._failed}",
+                fix="let the error end the run; the same command resumes from the newest checkpoint",
+            )
+        if step is not self._step:
+            raise ConfigError(
+                f"step {step.index} is over",
+                fix="use the step that `for step in run.steps(...)` gave last",
+            )
+
+    @contextlib.contextmanager
+    def _poisoning(self) -> Iterator[None]:
+        """Let no update follow one that has failed: the ranks may differ."""
+        try:
+            yield
+        except BaseException as error:
+            self._failed = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise
+
+    def _running(self) -> RunLoop:
+        if self._loop is None:
+            raise ConfigError(
+                "the run has no loop yet", fix="call this inside of `for step in run.steps(...)`"
+            )
+        return self._loop

@@ -1,0 +1,376 @@
+"""Does an evaluation return the same numbers in every world, for values, metric objects, shards and generated text?"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import paceline
+from paceline.config.values import with_settings
+from paceline.data.reading.source import as_source
+from paceline.data.reading.transform import Transformed
+from paceline.errors import ConfigError
+from paceline.train.evaluation_source import EvaluationSources
+from paceline.train.state import state_digest
+from paceline.world.world import World
+from support.processes import run_on_processes
+
+SETTINGS = {"batch.global_size": 8, "batch.lanes": 4, "epochs": 2, "checkpoint.every": "end"}
+GENERATOR = torch.Generator().manual_seed(5)
+ROWS = torch.randn(37, 6, generator=GENERATOR)
+LABELS = torch.randint(0, 3, (37,), generator=GENERATOR)
+DATA = (ROWS, LABELS)
+
+
+def config_in(folder: Path, **settings: object) -> paceline.RunConfig:
+    return with_settings(paceline.RunConfig(), SETTINGS | {"runs": str(folder)} | settings)
+
+
+def in_worlds(test: Any, folder: Path, worlds: tuple[int, ...] = (1, 2, 3), **settings: Any) -> Any:
+    """Return the answer of all ranks of all worlds, which must be one."""
+    answers = []
+    for world in worlds:
+        own = SETTINGS | settings | {"runs": str(folder / f"world-{world}")}
+        answers += run_on_processes(test, world, folder, own)
+    assert all(answer == answers[0] for answer in answers), answers
+    return answers[0]
+
+
+class MeanAndLast:
+    """A metric object that is not from torchmetrics, and depends on the order of its batches."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.mean = torch.zeros(())
+        self.words: list[str] = []
+
+    def update(self, values: Tensor, words: list[str]) -> None:
+        self.mean = 0.9 * self.mean + 0.1 * values.mean()
+        self.words += words
+
+    def compute(self) -> dict[str, float]:
+        return {"mean": float(self.mean), "words": len(" ".join(self.words)), "list": [1, 2]}
+
+
+def values(config: paceline.RunConfig) -> dict[str, float]:
+    with paceline.Run(config) as run:
+        torch.manual_seed(0)
+        model = run.model(nn.Linear(6, 3))
+
+        def score(batch: tuple[Tensor, Tensor]) -> dict:
+            scores, labels = model(batch[0]), batch[1]
+            loss = nn.functional.cross_entropy(scores, labels, reduction="sum")
+            words = [f"label {label}" for label in labels.tolist()]
+            return {
+                "acc": scores.argmax(1) == labels,
+                "loss": (loss, len(labels)),
+                "own": (scores, words),
+                "noise": torch.rand(len(labels), device=labels.device),
+            }
+
+        own = MeanAndLast()
+        halves = {"first": (ROWS[:20], LABELS[:20]), "all": DATA}
+        found = run.evaluate(halves, score, metrics={"own": own})
+        assert len(own.words) == 37  # it is left as the last dataset made it
+        assert (
+            found["first/acc"] == run.evaluate(halves["first"], score, metrics={"own": own})["acc"]
+        )
+        # Fewer batches than ranks: some ranks have none.
+        return found | run.evaluate({"one": DATA}, score, metrics={"own": own}, batches=1)
+
+
+def test_all_kinds_of_values_over_several_datasets(tmp_path: Path) -> None:
+    found = in_worlds(values, tmp_path)
+    torch.manual_seed(0)
+    scores = nn.Linear(6, 3)(ROWS).detach()
+    assert found["all/acc"] == float((scores.argmax(1) == LABELS).double().mean())
+    assert found["all/loss"] == pytest.approx(float(nn.functional.cross_entropy(scores, LABELS)))
+    assert set(found) == {
+        f"{part}/{name}"
+        for part in ("first", "all", "one")
+        for name in ("acc", "loss", "noise", "own/mean", "own/words", "own/list/0", "own/list/1")
+    }
+
+
+def torchmetrics_objects(config: paceline.RunConfig) -> dict[str, float]:
+    from torchmetrics import MeanMetric, MetricCollection
+    from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score
+
+    with paceline.Run(config) as run:
+        torch.manual_seed(0)
+        model = run.model(nn.Linear(6, 3))
+        metrics = {
+            "f1": MulticlassF1Score(3),
+            "classes": MulticlassF1Score(3, average="none"),
+            "auroc": MulticlassAUROC(3),
+            "both": MetricCollection([MulticlassAccuracy(3), MulticlassF1Score(3)]),
+            "mean": MeanMetric(),
+        }
+
+        def score(batch: tuple[Tensor, Tensor]) -> dict:
+            scores = model(batch[0]).softmax(1)
+            pairs = dict.fromkeys(("f1", "classes", "auroc", "both"), (scores, batch[1]))
+            return pairs | {"mean": scores[:, 0]}
+
+        first = run.evaluate(DATA, score, metrics=metrics)
+        assert run.evaluate(DATA, score, metrics=metrics) == first
+        return first
+
+
+def test_torchmetrics_objects(tmp_path: Path) -> None:
+    classification = pytest.importorskip("torchmetrics.classification")
+    found = in_worlds(torchmetrics_objects, tmp_path)
+    torch.manual_seed(0)
+    scores = nn.Linear(6, 3)(ROWS).detach().softmax(1)
+    assert found["f1"] == float(classification.MulticlassF1Score(3)(scores, LABELS))
+    assert found["auroc"] == float(classification.MulticlassAUROC(3)(scores, LABELS))
+    assert found["mean"] == pytest.approx(float(scores[:, 0].mean()))
+    assert {"classes/0", "classes/2", "both/MulticlassAccuracy"} <= set(found)
+
+
+def files_in(folder: Path) -> dict[str, str]:
+    return {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(folder.iterdir())
+    }
+
+
+def shards(config: paceline.RunConfig) -> dict[str, str]:
+    with paceline.Run(config) as run:
+        model = run.model(nn.Linear(6, 3))
+        folder = Path(config.runs) / "outputs"
+
+        def outputs(batch: tuple[Tensor, Tensor]) -> dict:
+            words = [torch.arange(int(label)) for label in batch[1]]
+            return {"row": batch[0], "score": model(batch[0]), "words": words}
+
+        more = torch.cat([ROWS] * 9), torch.cat([LABELS] * 9)
+        run.predict(more, outputs, to=folder)
+        assert run.predict(DATA, outputs, to=str(folder)) is None  # replaces what was there
+        kept = run.predict(DATA, lambda batch: {"score": model(batch[0]), "label": batch[1]})
+        assert torch.equal(kept["label"], LABELS)
+        read = paceline.open_dataset(folder, config)
+        assert len(read) == 37
+        for sample, (row, score, words) in enumerate(read[number] for number in range(37)):
+            assert torch.equal(row, ROWS[sample])
+            assert torch.equal(score, kept["score"][sample])
+            assert torch.equal(words, torch.arange(int(LABELS[sample])))
+        run.predict((ROWS[:2], LABELS[:2]), outputs, to=folder.with_name("tiny"))
+        run.barrier()
+        return files_in(folder) | {"tiny": str(files_in(folder.with_name("tiny")))}
+
+
+def test_predictions_as_shards_have_the_same_bytes_in_every_world(tmp_path: Path) -> None:
+    found = in_worlds(shards, tmp_path)
+    assert len(found) > 4
+
+
+class Talker(nn.Module):
+    """A small model that generates tokens until it says the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(16, 12), nn.Linear(12, 16)
+        self.blocks = nn.ModuleList(nn.Linear(12, 12) for _ in range(3))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.embed(tokens).cumsum(1)
+        for block in self.blocks:
+            hidden = block(hidden).tanh()
+        return self.head(hidden)
+
+    def generate(self, start: Tensor) -> list[int]:
+        tokens = start[None, None]
+        while tokens.shape[1] < 30 and (tokens.shape[1] == 1 or tokens[0, -1] > 4):
+            newest = self(tokens)[0, -1].argmax()
+            tokens = torch.cat([tokens, newest[None, None]], 1)
+        return tokens[0].tolist()
+
+
+def generation(config: paceline.RunConfig) -> list:
+    tokens = torch.randint(0, 16, (21, 4), generator=torch.Generator().manual_seed(2))
+    with paceline.Run(config) as run:
+        model = run.model(Talker())
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), 0.3, momentum=0.9))
+        said: list[int] = []
+
+        def score(batch: tuple[Tensor]) -> dict:
+            texts = [model.generate(row[0]) for row in batch[0]]
+            said.extend(len(text) for text in texts)
+            return {"length": torch.tensor([len(text) for text in texts])}
+
+        def loss(batch: tuple[Tensor]) -> Tensor:
+            scores = model(batch[0][:, :-1])
+            return nn.functional.cross_entropy(scores.flatten(0, 1), batch[0][:, 1:].flatten())
+
+        found = [run.evaluate((tokens,), score)]
+        for step in run.steps((tokens,)):
+            run.update(optimizer, loss, step)
+            if step.ends_epoch:
+                found.append(run.evaluate((tokens,), score))
+                lines = run.predict((tokens,), lambda batch: model(batch[0])[:, -1])
+        assert len(set(said)) > 1
+        found += [lines.sum().item(), state_digest(run._parts.model, run._parts.optimizer)]
+        return found
+
+
+def test_text_of_different_lengths_is_generated_under_fsdp(tmp_path: Path) -> None:
+    [alone] = run_on_processes(generation, 1, tmp_path, SETTINGS | {"runs": str(tmp_path / "1")})
+    settings = SETTINGS | {"parallel": "fsdp"}
+    for world in (2, 3):
+        own = settings | {"runs": str(tmp_path / f"{world}")}
+        answers = run_on_processes(generation, world, tmp_path, own)
+        assert all(answer == alone for answer in answers), (alone, answers)
+
+
+def layer_by_layer(config: paceline.RunConfig) -> list:
+    """Evaluate as if the whole model did not fit: 21 samples are 11 batches, which ranks cannot share evenly."""
+    tokens = torch.arange(21 * 4).view(21, 4) % 16
+    with paceline.Run(config) as run:
+        model = run.model(Talker())
+        run._inference._weights._fit = lambda modules: False  # type: ignore[method-assign]
+        found = run.evaluate((tokens,), lambda batch: {"mean": model(batch[0])})
+        rows = run.predict((tokens,), lambda batch: model(batch[0])[:, -1])
+        run.predict((tokens,), lambda batch: model(batch[0]), to=Path(config.runs) / "outputs")
+        run.barrier()
+        return [found, rows.tolist(), files_in(Path(config.runs) / "outputs")]
+
+
+def test_a_model_too_large_for_that_is_gathered_in_every_forward(tmp_path: Path) -> None:
+    in_worlds(layer_by_layer, tmp_path, parallel="fsdp")
+
+
+def test_the_source_of_a_dataset_is_kept_until_its_tensors_change() -> None:
+    sources = EvaluationSources(World(), paceline.RunConfig())
+    rows = torch.arange(6.0)
+    kept = sources.of((rows,), None)
+    assert sources.of((rows,), None) is kept
+    assert sources.of(torch.utils.data.TensorDataset(rows), None) is kept
+    assert sources.of((rows,), list) is not kept
+    rows += 1
+    changed = sources.of((rows,), None)
+    assert changed is not kept
+    assert changed.read(0, 2)[0].tolist() == [1.0, 2.0]
+    for _ in range(20):
+        sources.of((torch.zeros(1),), None)
+    assert len(sources._kept) == 8
+
+
+def transformed(config: paceline.RunConfig) -> float:
+    def double(batch: tuple[Tensor], rng: Any) -> tuple[Tensor]:
+        assert len(batch[0]) <= 2  # one lane at a time
+        return (2 * batch[0] + 1e-3 * rng.uniform(),)
+
+    data = Transformed(as_source((torch.arange(9.0)[:, None],)), double)
+    with paceline.Run(config) as run:
+        return run.evaluate(data, lambda batch: {"mean": batch[0]})["mean"]
+
+
+def test_transforms_of_lanes_are_applied(tmp_path: Path) -> None:
+    assert in_worlds(transformed, tmp_path) == pytest.approx(8.0, abs=1e-3)
+
+
+def changing_names() -> Any:
+    calls: list[int] = []
+
+    def score(batch: tuple[Tensor, Tensor]) -> dict:
+        calls.append(1)
+        return {f"part {len(calls)}": batch[1]}
+
+    return score
+
+
+@pytest.mark.parametrize(
+    ("data", "score", "metrics", "message"),
+    [
+        (
+            DATA,
+            lambda batch: {"x": batch[1].float().mean()},
+            {},
+            r"'x' of run.evaluate is shape \[\]",
+        ),
+        (DATA, lambda batch: {"x": batch}, {}, r"pair with shape \[2, 6\], not \(sum, count\)"),
+        (DATA, lambda batch: batch[1], {}, "returned Tensor, not a dict"),
+        (DATA, changing_names(), {}, "returned part 2 in batch 1, but part 1 before"),
+        (DATA, lambda batch: {"x": batch[1]}, {"f1": MeanAndLast()}, "has 'f1', but .* returned x"),
+        (DATA, lambda batch: {"x": batch[1]}, {"x": 3}, "int, which lacks update"),
+        ({"x": ROWS, "y": LABELS}, lambda batch: {}, {}, "a dict names several datasets"),
+    ],
+)
+def test_wrong_scores_are_refused_in_a_trial_before_the_loop(
+    data: Any, score: Any, metrics: dict, message: str, tmp_path: Path
+) -> None:
+    def evaluate() -> None:
+        with paceline.Run(config_in(tmp_path)) as run:
+            run.evaluate(data, score, metrics=metrics, batches=2)
+
+    with pytest.raises(ConfigError, match=message):
+        evaluate()
+
+
+@pytest.mark.parametrize(
+    ("function", "to", "message"),
+    [
+        (lambda batch: batch[1].sum(), "", r"returned \[\] for 2 samples"),
+        (lambda batch: {"a": "text"}, "", "returned str for 2 samples in 'a'"),
+        (lambda batch: list(batch[0]), "", "rows of different lengths in 'output'"),
+        (lambda batch: batch[0].bfloat16(), "out", "cannot hold torch.bfloat16"),
+        (lambda batch: batch[0], "s3://bucket/out", "writes to a folder, not to s3"),
+        (lambda batch: batch[0], "taken", "a dataset that run.predict has not written"),
+    ],
+)
+def test_wrong_predictions_are_refused(
+    function: Any, to: str, message: str, tmp_path: Path
+) -> None:
+    from paceline.data.shards.index import Column, DatasetIndex, ShardFacts
+
+    (tmp_path / "taken").mkdir()
+    shard = ShardFacts("00000.safetensors", 1, 9, 9, "", "")
+    other = DatasetIndex((Column("x", "F32"),), 1, (shard,), {"from": ["mine.csv"]})
+    (tmp_path / "taken" / "index.json").write_bytes(other.to_json())
+    where = {"to": to if "://" in to else tmp_path / to} if to else {}
+
+    def predict() -> None:
+        with paceline.Run(config_in(tmp_path)) as run:
+            run.predict(DATA, function, **where)
+
+    with pytest.raises(ConfigError, match=message):
+        predict()
+
+
+@pytest.mark.gpu
+def test_a_gpu_keeps_the_dataset_and_the_host_does_not_wait_for_it(tmp_path: Path) -> None:
+    calls: list[int] = []
+    with paceline.Run(config_in(tmp_path, device="cuda")) as run:
+        model = run.model(nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)))
+
+        def score(batch: tuple[Tensor, Tensor]) -> dict:
+            calls.append(1)
+            # From the first batch of a pass to the last: no synchronization.
+            torch.cuda.set_sync_debug_mode("error" if len(calls) % 19 else "default")
+            scores = model(batch[0])
+            return {
+                "acc": scores.argmax(1) == batch[1],
+                "loss": (nn.functional.cross_entropy(scores, batch[1]) * len(scores), len(scores)),
+                "own": (scores, []),
+            }
+
+        metrics = {"own": MeanAndLast()}
+        first = run.evaluate(DATA, score, metrics=metrics)
+        held = torch.cuda.memory_allocated()
+        assert run.evaluate(DATA, score, metrics=metrics) == first
+        assert torch.cuda.memory_allocated() == held
+        [(_, _, source)] = run._inference._sources._kept.values()
+        assert type(source._source).__name__ == "ResidentSource"
+
+
+@pytest.mark.gpu
+def test_a_gpu_returns_the_same_values_in_every_world(tmp_path: Path) -> None:
+    in_worlds(values, tmp_path, device="cuda")
