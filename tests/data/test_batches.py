@@ -82,7 +82,7 @@ class Half:
         ((torch.empty(3), torch.empty(2)), "equal length"),
         (object(), "__getitem__"),
         (Half(), "block = window = 0"),
-        ({"image": NUMBERS, "label": NUMBERS}, "__getitem__"),
+        ({"image": NUMBERS, "label": NUMBERS[1:]}, "the same length"),
         ([{"image": 1}, {"label": 2}] * 8, "pass collate="),
     ],
 )

@@ -254,3 +254,26 @@ def test_a_dataset_is_told_the_epoch_of_its_samples(config, wrapped):
     for step in Batches(data, config, World()).steps():
         for lane in step.lanes:
             assert set(lane.batch[1].tolist()) == {step.plan.epoch}
+
+
+def test_a_tensor_is_a_dataset_of_its_rows() -> None:
+    lane = next(Batches(torch.arange(12.0).view(6, 2), CONFIG, World()).steps()).lanes[0]
+    assert lane.batch.shape[1:] == (2,)
+
+
+def test_a_dict_of_datasets_gives_dicts_of_their_samples() -> None:
+    data = {"x": torch.arange(12.0).view(6, 2), "y": [{"label": number} for number in range(6)]}
+    lane = next(Batches(data, CONFIG, World()).steps()).lanes[0]
+    assert lane.batch["x"][:, 0].tolist() == [2.0 * n for n in lane.batch["y"]["label"].tolist()]
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        ({"x": torch.ones(3), "y": torch.ones(4)}, r"different lengths: \{'x': 3, 'y': 4\}"),
+        ({"x": torch.ones(3), "y": 5}, "'y' of this dict is int"),
+    ],
+)
+def test_a_dict_that_is_no_dataset_is_refused(data, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        Batches(data, CONFIG, World())

@@ -345,10 +345,9 @@ def test_wrong_predictions_are_refused(
         predict()
 
 
-@pytest.mark.gpu
-def test_a_gpu_keeps_the_dataset_and_the_host_does_not_wait_for_it(tmp_path: Path) -> None:
+def evaluate_twice(config: paceline.RunConfig) -> None:
     calls: list[int] = []
-    with paceline.Run(config_in(tmp_path, device="cuda")) as run:
+    with paceline.Run(config) as run:
         model = run.model(nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)))
 
         def score(batch: tuple[Tensor, Tensor]) -> dict:
@@ -369,6 +368,11 @@ def test_a_gpu_keeps_the_dataset_and_the_host_does_not_wait_for_it(tmp_path: Pat
         assert torch.cuda.memory_allocated() == held
         [(_, _, source)] = run._inference._sources._kept.values()
         assert type(source._source).__name__ == "ResidentSource"
+
+
+@pytest.mark.gpu
+def test_a_gpu_keeps_the_dataset_and_the_host_does_not_wait_for_it(tmp_path: Path) -> None:
+    in_worlds(evaluate_twice, tmp_path, worlds=(1,), device="cuda")
 
 
 @pytest.mark.gpu

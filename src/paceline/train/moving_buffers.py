@@ -38,9 +38,10 @@ class _Buffer:
         # BatchNorm writes its statistics without a trace in the version counter.
         is_statistic = hasattr(module, "running_mean")
         self._always_compared = is_statistic or self.now().numel() <= _ALWAYS_COMPARED
-        self._remember()
+        self.remember()
 
-    def _remember(self) -> None:
+    def remember(self) -> None:
+        """Let the current value be that at the start of the next update."""
         self.original = self.now()
         self.start = self.original.clone()
         self._version = self.original._version  # noqa: SLF001 - torch's count of writes
@@ -48,7 +49,7 @@ class _Buffer:
     def begin(self) -> None:
         """Remember the value at the start of an update."""
         if self.may_have_changed:
-            self._remember()
+            self.remember()
 
     def now(self) -> Tensor:
         """Return the current value."""
@@ -190,6 +191,8 @@ class MovingBuffers:
             parts = torch.split(flat.to(moved[0].start.device), [b.start.numel() for b in moved])
             pairs = zip(moved, parts, strict=True)
             _write(moved, [buffer.changed_by(part) for buffer, part in pairs])
+            for buffer in moved:
+                buffer.remember()
 
     def _agree_on_new(self) -> dict[int, Tensor]:
         """Return the changes of new buffers, added over all lanes along the tree. Every rank calls this."""

@@ -159,7 +159,7 @@ class Run(RunUpdates):
         if self._loop is not None:
             raise ConfigError(
                 "run.steps was called twice in one run",
-                fix="loop once; to read two datasets, pass torch.utils.data.StackDataset(a=one, b=other)",
+                fix='loop once; to read two datasets, call run.steps({"a": one, "b": other})',
             )
         if not self._parts.optimizers:
             raise ConfigError(

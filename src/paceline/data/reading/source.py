@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset, TensorDataset
 
 from paceline.data.order import Places
 from paceline.data.reading.batch_buffer import BatchBuffer
@@ -219,6 +219,10 @@ def as_source(data: Any, collate: Collate | None = None) -> Source:
 def _find_source(data: Any) -> Source:
     if isinstance(data, DataLoader):
         return _loader_source(LoaderSettings.of(data))
+    if isinstance(data, Tensor):
+        return DatasetSource(data)
+    if isinstance(data, dict) and data:
+        return _stacked(data)
     if hasattr(data, "gather"):
         _check_source(data)
         source: Source = data
@@ -234,6 +238,23 @@ def _find_source(data: Any) -> Source:
         f"{type(data).__name__} is not a map-style dataset",
         fix="pass a tuple of tensors, or a dataset with __len__ and __getitem__",
     )
+
+
+def _stacked(datasets: dict[Any, Any]) -> Source:
+    """Return a source whose samples are dicts with one sample of each dataset."""
+    for name, dataset in datasets.items():
+        if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+            raise ConfigError(
+                f"{name!r} of this dict is {type(dataset).__name__}, not a dataset",
+                fix='pass {"name": a tensor, or a dataset with __len__ and __getitem__}',
+            )
+    lengths = {str(name): len(dataset) for name, dataset in datasets.items()}
+    if len(set(lengths.values())) > 1:
+        raise ConfigError(
+            f"the datasets of this dict have different lengths: {lengths}",
+            fix="give all the same length, with torch.utils.data.Subset for example",
+        )
+    return DatasetSource(StackDataset(**datasets))
 
 
 def _loader_source(loader: LoaderSettings) -> Source:
