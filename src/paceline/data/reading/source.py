@@ -219,18 +219,15 @@ def as_source(data: Any, collate: Collate | None = None) -> Source:
 def _find_source(data: Any) -> Source:
     if isinstance(data, DataLoader):
         return _loader_source(LoaderSettings.of(data))
-    if isinstance(data, Tensor):
-        return DatasetSource(data)
     if isinstance(data, dict) and data:
         return _stacked(data)
-    if hasattr(data, "gather"):
+    if hasattr(data, "gather") and not isinstance(data, Tensor):
         _check_source(data)
         source: Source = data
         return source
-    if isinstance(data, TensorDataset):
-        return TensorSource(*data.tensors)
-    if isinstance(data, tuple | list) and all(isinstance(item, Tensor) for item in data):
-        return TensorSource(*data)
+    tensors = data.tensors if isinstance(data, TensorDataset) else data
+    if isinstance(tensors, tuple | list) and all(isinstance(item, Tensor) for item in tensors):
+        return TensorSource(*tensors)
     mapping = isinstance(data, Mapping)
     if not mapping and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
         return DatasetSource(data)
