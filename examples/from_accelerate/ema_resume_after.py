@@ -1,4 +1,4 @@
-"""Average the weights (EMA), save the state every ten steps, and resume from it."""
+"""Average the weights (EMA), save the state of the training, and resume from it."""
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,6 @@ def main(config: paceline.RunConfig) -> None:
         for step in run.steps(loader, epochs=EPOCHS):
             run.update(optimizer, lambda batch: cross_entropy(model(batch[0]), batch[1]), step)
             ema.update_parameters(model)
-            if step.index % 10 == 9:
-                run.save()
             if step.ends_epoch:
                 run.evaluate(test_loader, score)
 

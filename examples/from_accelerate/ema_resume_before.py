@@ -1,4 +1,4 @@
-"""Average the weights (EMA), save the state every ten steps, and resume from it."""
+"""Average the weights (EMA), save the state of the training, and resume from it."""
 
 from pathlib import Path
 from typing import Any
