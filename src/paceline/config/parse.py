@@ -24,7 +24,15 @@ C = TypeVar("C", bound=RunConfig)
 def config_from_argv(kind: type[C] = RunConfig, *, positional: Sequence[str] = ()) -> C:  # type: ignore[assignment]
     """Return the settings on this process's command line; exit with code 2 after a mistake.
 
-    `positional` names the settings that arguments without a name set, in order.
+    - `kind`: the class of the settings: `RunConfig`, or a frozen dataclass derived from it that adds settings.
+    - `positional`: the settings that arguments without a name set, in order.
+
+    Settings are given as `key=value`, as `--key value`, or in a TOML file: `--config run.toml`.
+
+    >>> sys.argv = ["train.py", "batch.lanes=8", "--seed", "3", "5"]
+    >>> config = config_from_argv(positional=["epochs"])
+    >>> config.batch.lanes, config.seed, config.epochs
+    (8, 3, 5)
     """
     try:
         return config_from_words(kind, sys.argv[1:], positional=positional, env=os.environ)

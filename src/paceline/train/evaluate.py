@@ -27,7 +27,10 @@ Metric = Callable[[Tensor, Tensor], Tensor | float]
 
 
 def accuracy(outputs: Tensor, target: Tensor) -> Tensor:
-    """Return the number of outputs whose largest value is at the target class.
+    """Return the number of outputs whose largest value is at the target class: a metric for `Trainer`.
+
+    - `outputs`: one row of scores per sample, with one score per class.
+    - `target`: the right class of each sample.
 
     >>> int(accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1])))
     1
