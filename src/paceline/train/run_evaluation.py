@@ -29,8 +29,16 @@ class RunEvaluation(RankHelpers):
     ) -> dict[str, float]:
         """Return the mean of every value of `score(batch)` over a dataset. Every rank must call this.
 
-        A value is a tensor with one entry per sample, or (sum, count). Models are in eval mode meanwhile; afterwards
-        modes, buffers and random generators are as before.
+        - `data`: as for `run.steps`, but not a stream; every sample counts once.
+        - `score`: returns a dict: a value is a tensor with one entry per sample, or (sum, count).
+        - `collate`: as for `run.steps`.
+
+        Models are in eval mode meanwhile; afterwards modes, buffers and random generators are as before. Inside of the loop
+        the means are reported with the step.
+
+        >>> with paceline.Run(config) as run:
+        ...     run.evaluate((torch.arange(8.0),), lambda batch: {"mean": batch[0]})
+        {'mean': 3.5}
         """
         found: dict[str, float] = {}
         with self._inference() as (inference, sign):
@@ -42,7 +50,16 @@ class RunEvaluation(RankHelpers):
     def predict(
         self, data: Any, function: Callable[[Any], Any], *, collate: Collate | None = None
     ) -> Tensor:
-        """Return the rows of `function(batch)` for all samples, in dataset order. Every rank must call this."""
+        """Return the rows of `function(batch)` for all samples, in dataset order, on the CPU of every rank. Every rank must call this.
+
+        - `data`: as for `run.evaluate`.
+        - `function`: returns a tensor with one row per sample.
+        - `collate`: as for `run.steps`.
+
+        >>> with paceline.Run(config) as run:
+        ...     run.predict((torch.arange(3.0),), lambda batch: 2 * batch[0])
+        tensor([0., 2., 4.])
+        """
         with self._inference() as (inference, sign):
             return inference.predict(self._modules(), data, function, collate, sign)
 
