@@ -3,133 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import multiprocessing
-import os
-import signal
-import sys
-import time
-import traceback
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
-from paceline import handover
-from support.processes import run_on_processes
+from support.example_trainings import check_same_bits
 from support.program import paceline as run_paceline
 
 FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py"))
 NEEDS = {"causal_lm": "transformers", "lora": "peft", "padded_text": "transformers"}
-STEPS, KILLED_AT = 6, 5
-SETTINGS = {
-    "name": "run",
-    "batch.global_size": 16,
-    "batch.lanes": 4,
-    "steps": STEPS,
-    "checkpoint.every": "2steps",
-}
-STARTS = [("one", 1, -1), ("two", 2, -1), ("three", 3, -1), ("killed", 2, KILLED_AT), ("killed", 3, -1)]  # fmt: skip
-"""Run folder, ranks, and the step in which the last rank is killed."""
-
-
-def train_everywhere(example: str, folder: str) -> None:
-    """Import an example once, and fork the ranks of every start from here: imports are slow."""
-    sys.dont_write_bytecode = True
-    module = imported(example)
-    for number, (runs, ranks, kill_at) in enumerate(STARTS):
-        meeting = Path(folder) / f"start-{number}"
-        meeting.mkdir(mode=0o700)
-        settings = SETTINGS | {"runs": f"{folder}/{runs}"}
-        pids = []
-        for rank in range(ranks):
-            is_killed = rank == ranks - 1 and kill_at >= 0
-            pids.append(
-                forked(module, rank, ranks, meeting, settings, kill_at if is_killed else -1)
-            )
-        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-        errors = [path.read_text() for path in meeting.glob("error-*")]
-        expected = [0] * ranks if kill_at < 0 else [1] * (ranks - 1) + [-signal.SIGKILL]
-        assert codes == expected, (runs, codes, *errors)
-
-
-def imported(example: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(example, FOLDER / f"{example}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[example] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def forked(
-    module: ModuleType, rank: int, ranks: int, meeting: Path, settings: dict[str, Any], kill_at: int
-) -> int:
-    """Start one rank; return its process."""
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        os.environ |= {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
-            handover.MEETING: str(meeting / "meeting"),
-        }
-        train(module, settings, kill_at)
-    except BaseException:
-        (meeting / f"error-{rank}").write_text(traceback.format_exc())
-        os._exit(1)
-    os._exit(0)
-
-
-def train(module: ModuleType, settings: dict[str, Any], kill_at: int) -> None:
-    from paceline.config.values import with_settings
-    from paceline.train.run_loop import RunLoop
-    from paceline.world.parent_death import die_with_parent
-
-    die_with_parent()
-    multiprocessing.current_process()._config.pop("daemon", None)  # a daemon can have no workers
-    begin_step = RunLoop.begin_step
-
-    def begin_or_die(loop: Any, batch: Any) -> None:
-        if batch.plan.index == kill_at:
-            wait_for_a_checkpoint(Path(settings["runs"]) / "run" / "checkpoints")
-            os.kill(os.getpid(), signal.SIGKILL)
-        begin_step(loop, batch)
-
-    RunLoop.begin_step = begin_or_die
-    module.main(with_settings(module.Config(), settings))
-
-
-def wait_for_a_checkpoint(folder: Path, most_s: float = 20) -> None:
-    """Wait until a thread of the first rank has written a checkpoint."""
-    limit = time.monotonic() + most_s
-    while not any(folder.glob("step-*/manifest.json")) and time.monotonic() < limit:
-        time.sleep(0.01)
-
-
-def checkpoint(runs: Path) -> tuple[int, dict[str, str], list[Any]]:
-    """Return the step of the newest checkpoint, the digests of its tensors, and its other state."""
-    from paceline.checkpoint.local_storage import LocalStorage
-    from paceline.checkpoint.restore import newest_good
-    from paceline.world.world import World
-    from support.checkpoint_contents import restore
-
-    storage = LocalStorage(runs / "run" / "checkpoints")
-    step, digests, _ = restore(storage)
-    manifest = newest_good(storage, World(), lambda *_: None)
-    assert manifest is not None
-    return step, digests, [manifest.values[name] for name in ("tracked", "groups", "numbers")]
-
-
-def steps_at_start(runs: Path) -> list[int]:
-    """Return the steps that were done when each start began."""
-    lines = (runs / "run" / "events.jsonl").read_text().splitlines()
-    events = map(json.loads, lines)
-    return [event["from_step"] for event in events if event["event"] == "RunStarted"]
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -139,18 +22,11 @@ def test_the_same_bits_on_any_number_of_ranks_and_through_a_killed_rank(
     package = NEEDS.get(example, "torch")
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    given = {"example": example, "folder": str(tmp_path)}
-    run_on_processes(train_everywhere, 1, tmp_path, {}, given)
-    first = checkpoint(tmp_path / "one")
-    assert first[0] == STEPS
-    for runs in ("two", "three", "killed"):
-        assert checkpoint(tmp_path / runs) == first, runs
-    started, resumed = steps_at_start(tmp_path / "killed")
-    assert (started, resumed > 0) == (0, True)
+    _, digests, _ = check_same_bits(FOLDER / f"{example}.py", tmp_path)
     if example == "lora":
-        assert all("lora_" in name for name in first[1])
+        assert all("lora_" in name for name in digests)
     if example == "distillation":
-        assert not any("teacher" in name for name in first[1])
+        assert not any("teacher" in name for name in digests)
 
 
 def test_an_example_runs_with_the_launcher(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ SITUATIONS = {
     "from-torchrun": "I have a torchrun script",
     "from-accelerate": "I use Accelerate",
     "from-lightning": "I use Lightning",
+    "from-hf-trainer": "I use the Trainer of transformers",
+    "foreign-scripts": "I want to start a script without changing it",
     "checkpoints": "I want to save, resume, check or export a run",
     "data": "My dataset does not fit into memory",
     "gpu": "I want the most out of a GPU",

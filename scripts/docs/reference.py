@@ -1,4 +1,4 @@
-"""Generate the parts of docs/ that come from the code: verbs, settings, files, lessons, guides, drawings (`make reference`).
+"""Generate the parts of docs/ that come from the code: verbs, settings, API, files, lessons, guides, drawings (`make reference`).
 
 `--check` writes nothing and exits with 1 if a page is stale. Works without torch.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from api import api_page
 from drawing import draw
 from lists import lessons_table, situations_table
 from modules import files_page
@@ -26,6 +27,7 @@ def pages() -> dict[Path, str]:
     return {
         DOCS / "reference" / "verbs.md": f"# Verbs\n\n{made}\n\n{verbs_page()}\n",
         DOCS / "reference" / "settings.md": f"# Settings\n\n{made}\n\n{settings_page()}\n",
+        DOCS / "reference" / "api.md": f"# Python API\n\n{made}\n\n{api_page()}\n",
         DOCS / "internals" / "files.md": f"# Files\n\n{made}\n\n{files_page()}\n",
         DOCS / "course.md": with_part(DOCS / "course.md", lessons_table()),
         DOCS / "index.md": with_part(DOCS / "index.md", situations_table()),

@@ -17,9 +17,18 @@ from collections.abc import Iterable
 
 
 class PacelineError(Exception):
-    """An error with its cause (values and limits) and its fix."""
+    """An error with its cause (values and limits) and its fix. All errors of Paceline derive from it.
+
+    - `problem`: what happened, with the values that were seen.
+    - `fix`: what to do about it, in the imperative.
+
+    >>> print(PacelineError("batch.lanes must be >= 1, got 0", fix="set batch.lanes=1 or more"))
+    batch.lanes must be >= 1, got 0
+      fix: set batch.lanes=1 or more
+    """
 
     exit_code = 1
+    """The exit code of a program that ends with this error: 1, 2 for bad settings, 3 for an unfit environment."""
     comes_again = True
     """Whether a restart would fail in the same way."""
 

@@ -26,8 +26,8 @@ ASIDES = sorted({words for page in PAGES for words in page.asides})
 LONG = r"python ((?:benchmarks|scripts)/\S+\.py)(?: FILE)?"
 """Measurements of minutes to hours; their results are recorded."""
 NOT_TYPED = {
-    "accelerate launch --cpu --num_processes 2 before.py": "needs accelerate; its output is on the page",
-    "python before.py": "needs lightning; its output is on the page",
+    "torchrun --standalone --nproc-per-node 2 before.py": "needs accelerate: test_before.py",
+    "python before.py": "needs lightning: test_before.py",
     "paceline data get mnist": "downloads, and tests download nothing",
     "paceline train mnist data=mnist": "needs a downloaded dataset; tests/recipes trains on a small one",
     "paceline verify --worlds 1,2,4,8 mnist batch.lanes=8 threads=1": "takes a minute; the README runs it for 1 to 4 ranks",

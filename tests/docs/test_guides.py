@@ -31,7 +31,7 @@ TYPED = {
 }  # by test_readme
 GUIDES = (
     "one-script-four-gpus", "slurm", "time-limit", "it-hangs", "slower-on-four-gpus", "loss-differs", "from-torchrun",
-    "from-accelerate", "from-lightning", "checkpoints", "data", "gpu",
+    "from-accelerate", "from-lightning", "from-hf-trainer", "foreign-scripts", "own-loop", "checkpoints", "data", "gpu",
 )  # fmt: skip
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
+from paceline.hang.script_processes import judge_script, script_reports
+from paceline.rundir import RunDir
 from support.program import Done, paceline, started, wait_until
 
 SLEEPS = """
@@ -56,3 +59,12 @@ def test_the_failure_of_a_foreign_script_is_shown_afterwards(tmp_path: Path) -> 
     later = paceline("hang", "any", folder=tmp_path)
     assert later.code == 1
     assert "ValueError: bad sample 17" in later.out
+
+
+def test_a_rank_that_never_printed_is_silent_since_its_start(tmp_path: Path) -> None:
+    folder = RunDir(tmp_path)
+    begun = {"event": "launched", "time_s": time.time() - 100, "ranks": [0], "pids": [os.getpid()]}
+    folder.launches.write_text(json.dumps(begun))
+    (report,) = script_reports(folder)
+    assert 100 <= report.quiet_s < 160
+    assert "rank 0 has printed nothing for 1" in judge_script([report]).sentence

@@ -214,7 +214,8 @@ def type_here(turn: tuple[Command, ...], folder: Path, *, cold: bool = False) ->
 def _typed(words: str, folder: Path, *, cold: bool) -> Iterator[Callable[[], Done]]:
     program, *rest = shlex.split(words.replace("mpirun", "mpirun --oversubscribe"))
     if program == "paceline" and not cold:
-        with started(*rest, folder=folder, env=environment(folder)) as running:
+        new = "--python" in rest  # ranks with an interpreter of their own cannot be forked
+        with started(*rest, folder=folder, env=environment(folder), cold=new) as running:
             yield lambda: running.wait(_PATIENCE_S)
             assert running.left_over() == []
             assert list(running.temporary.glob("paceline-*")) == []

@@ -24,8 +24,17 @@ C = TypeVar("C", bound=RunConfig)
 def config_from_argv(kind: type[C] = RunConfig, *, positional: Sequence[str] = ()) -> C:  # type: ignore[assignment]
     """Return the settings on this process's command line; exit with code 2 after a mistake.
 
-    In a cell of a notebook, return the defaults: the command line is that of the kernel.
-    `positional` names the settings that arguments without a name set, in order.
+    - `kind`: the class of the settings: `RunConfig`, or a frozen dataclass derived from it that adds settings.
+    - `positional`: the settings that arguments without a name set, in order.
+
+    In a cell of a notebook it returns the defaults: the command line there is that of the kernel.
+
+    Settings are given as `key=value`, as `--key value`, or in a TOML file: `--config run.toml`.
+
+    >>> sys.argv = ["train.py", "batch.lanes=8", "--seed", "3", "5"]
+    >>> config = config_from_argv(positional=["epochs"])
+    >>> config.batch.lanes, config.seed, config.epochs
+    (8, 3, 5)
     """
     try:
         words = [] if _is_notebook_cell() else sys.argv[1:]

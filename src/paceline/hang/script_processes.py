@@ -26,7 +26,11 @@ def script_reports(folder: RunDir) -> list[RankReport]:
     """Return one report per rank of the last launch, from /proc and the logs."""
     launch = _last_launch(folder)
     ranks, pids = launch.get("ranks", []), launch.get("pids", [])
-    return [_report(folder, rank, pid, len(ranks)) for rank, pid in zip(ranks, pids, strict=True)]
+    begun_s = launch.get("time_s", time.time())
+    return [
+        _report(folder, rank, pid, len(ranks), begun_s)
+        for rank, pid in zip(ranks, pids, strict=True)
+    ]
 
 
 def _last_launch(folder: RunDir) -> dict[str, Any]:
@@ -49,11 +53,12 @@ def _newest_line(folder: RunDir) -> dict[str, Any]:
     return newest
 
 
-def _report(folder: RunDir, rank: int, pid: int, size: int) -> RankReport:
+def _report(folder: RunDir, rank: int, pid: int, size: int, begun_s: float) -> RankReport:
+    """Return the report of a rank that has printed nothing since its last line, or since its start."""
     try:
         quiet_s = time.time() - folder.log(rank).stat().st_mtime
     except OSError:
-        quiet_s = 0.0
+        quiet_s = time.time() - begun_s
     return RankReport(
         rank=rank,
         size=size,
@@ -83,5 +88,5 @@ def judge_script(reports: list[RankReport]) -> HangVerdict:
     sentence = "the script does not use Paceline, so its progress is unknown"
     if reports:
         quietest = max(reports, key=lambda report: report.quiet_s)
-        sentence += f"; rank {quietest.rank} printed last {quietest.quiet_s:.0f} s ago"
+        sentence += f"; rank {quietest.rank} has printed nothing for {quietest.quiet_s:.0f} s"
     return HangVerdict("none", (), (), sentence)

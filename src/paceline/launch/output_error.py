@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 _HEAD = "Traceback (most recent call last):"
 _NAME = re.compile(r"(?:\w+\.)*(\w+)(?::|$)")
+_RANK = re.compile(r"\[rank\d+\]: ")
+"""What torch puts before every line of a traceback once a process group exists."""
 
 
 class OutputError(NamedTuple):
@@ -24,7 +26,10 @@ def error_in(lines: Sequence[str]) -> OutputError | None:
 
     >>> error_in(["begun", "Traceback (most recent call last):", "  File x", "KeyError: 'a'"]).what
     'KeyError'
+    >>> error_in(["[rank1]: Traceback (most recent call last):", "[rank1]: KeyError: 'a'"]).what
+    'KeyError'
     """
+    lines = [_RANK.sub("", line, count=1) if _RANK.match(line) else line for line in lines]
     heads = [place for place, line in enumerate(lines) if line.startswith(_HEAD)]
     if not heads:
         return None

@@ -11,7 +11,9 @@ _ONE_CYCLE_RISE = 0.3
 
 
 def scaled_lr(config: RunConfig) -> float:
-    """Return the peak rate: the base rate, scaled from the reference batch to this one.
+    """Return the peak learning rate: `lr.base`, scaled by `lr.rule` from `lr.reference_batch` to this batch.
+
+    - `config`: the settings of the run.
 
     >>> from paceline.config import BatchConfig
     >>> scaled_lr(RunConfig(batch=BatchConfig(global_size=1024), lr=LrConfig(base=0.001, rule="linear")))

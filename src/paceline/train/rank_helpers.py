@@ -28,20 +28,45 @@ class RankHelpers:
         return self.world.device
 
     def print(self, *values: object) -> None:
-        """Print a line on rank 0."""
+        """Print a line, on rank 0 only.
+
+        - `values`: what to print, separated by spaces.
+
+        >>> with paceline.Run(config) as run:
+        ...     run.print("the device is", run.device)
+        the device is cpu
+        """
         if self.world.is_main:
             say(" ".join(map(str, values)))
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Return the rows of all ranks, those of rank 0 first. Every rank must call this."""
+        """Return the rows of all ranks on the CPU, those of rank 0 first. Every rank must call this.
+
+        - `rows`: a tensor; the number of rows may differ between ranks, their shape may not.
+
+        >>> with paceline.Run(config) as run:
+        ...     run.gather(torch.tensor([1.0, 2.0]))
+        tensor([1., 2.])
+        """
         return gather_in_order(self.world, rows)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """Overwrite a tensor on all ranks with the values of rank 0, and return it. Every rank must call this."""
+        """Overwrite a tensor on all ranks with the values of rank 0, and return it. Every rank must call this.
+
+        - `tensor`: a tensor of the same shape and type on every rank.
+
+        >>> with paceline.Run(config) as run:
+        ...     run.broadcast(torch.tensor([1.0, 2.0]))
+        tensor([1., 2.])
+        """
         if self.world.size > 1:
             broadcast_from_main([tensor])
         return tensor
 
     def barrier(self) -> None:
-        """Return on every rank when all have called this."""
+        """Wait until every rank has called this.
+
+        >>> with paceline.Run(config) as run:
+        ...     run.barrier()
+        """
         wait_for_all(self.world)

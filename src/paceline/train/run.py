@@ -34,13 +34,20 @@ Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 class Run(RunUpdates):
     """One training on any number of ranks: joins them, restores, saves, stops, and reports.
 
-    >>> import paceline
+    - `config`: the settings of the run.
+    - `sinks`: functions that are called with every event on rank 0; they cannot change the training.
+
+    It is used in a `with` statement, which opens and locks the folder `runs/NAME`. After an exception nothing is
+    saved, and the exception is the failure of the run. The same command again resumes from the newest intact
+    checkpoint, on any number of ranks.
+
     >>> def main(config):
     ...     with paceline.Run(config) as run:
     ...         model = run.model(torch.nn.Linear(4, 1))
     ...         optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    ...         for step in run.steps(data):
-    ...             run.update(optimizer, lambda batch: model(batch).square().mean(), step)
+    ...         for step in run.steps((torch.randn(512, 4),), epochs=1):
+    ...             run.update(optimizer, lambda batch: model(batch[0]).square().mean(), step)
+    >>> main(paceline.RunConfig(name="linear"))
     """
 
     def __init__(

@@ -40,12 +40,20 @@ class RunEvaluation(RankHelpers):
     ) -> dict[str, float]:
         """Return the mean of every value of `score(batch)` over a dataset. Every rank must call this.
 
-        A value is a tensor with one entry per sample, or (sum, count). `metrics` has torchmetrics objects by name;
-        the value of that name is what their `update` takes: {"f1": (preds, target)}. Models are in eval mode meanwhile;
-        afterwards modes, buffers and random generators are as before.
+        - `data`: as for `run.steps`, but not a stream; every sample counts once. A dict of datasets is evaluated one by
+          one: {"val": a, "test": b} gives val/acc and test/acc.
+        - `score`: returns a dict: a value is a tensor with one entry per sample, or (sum, count).
+        - `metrics`: torchmetrics objects by name; the value of that name is what their `update` takes:
+          {"f1": (preds, target)}.
+        - `collate`: as for `run.steps`.
+        - `batches`: take only the first batches of each dataset, for a trial before the loop; 0: all.
 
-        A dict of datasets is evaluated one by one: {"val": a, "test": b} gives val/acc and test/acc.
-        `batches` takes only the first batches of each, for a trial before the loop; 0: all.
+        Models are in eval mode meanwhile; afterwards modes, buffers and random generators are as before. Inside of the
+        loop the means are reported with the step.
+
+        >>> with paceline.Run(config) as run:
+        ...     run.evaluate((torch.arange(8.0),), lambda batch: {"mean": batch[0]})
+        {'mean': 3.5}
         """
         found: dict[str, float] = {}
         for prefix, dataset in _named_datasets(data).items():
@@ -80,11 +88,19 @@ class RunEvaluation(RankHelpers):
         collate: Collate | None = None,
         to: str | Path = "",
     ) -> Tensor | dict[str, Tensor] | None:
-        """Return the rows of `function(batch)` for all samples, in dataset order. Every rank must call this.
+        """Return the rows of `function(batch)` for all samples, in dataset order, on the CPU of every rank.
 
-        `function` returns a tensor with one row per sample, or a dict of such tensors. With `to`, a folder, the rows
-        are written there as shards for `paceline.open_dataset`, and no rank holds them all; a list with one vector per
-        sample is then a column of varying length.
+        Every rank must call this.
+
+        - `data`: as for `run.evaluate`.
+        - `function`: returns a tensor with one row per sample, or a dict of such tensors.
+        - `collate`: as for `run.steps`.
+        - `to`: a folder; the rows are written there as shards for `paceline.open_dataset`, and no rank holds them all. A
+          list with one vector per sample is then a column of varying length.
+
+        >>> with paceline.Run(config) as run:
+        ...     run.predict((torch.arange(3.0),), lambda batch: 2 * batch[0])
+        tensor([0., 2., 4.])
         """
         with self._pass(data, collate) as over:
             if not to:

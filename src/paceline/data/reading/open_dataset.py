@@ -22,12 +22,18 @@ def open_dataset(
     transform: Transform | None = None,
     each: Callable[..., Any] | None = None,
 ) -> Any:
-    """Open shards (a folder, or an address such as s3://bucket/dataset) or an HDF5 file.
+    """Open shards or an HDF5 file for `run.steps`, `run.evaluate` and `run.predict`; samples are read when they are needed.
 
-    The result is for `run.steps`, `run.evaluate` and `Trainer`.
+    - `address`: the folder of the shards, an address such as s3://bucket/dataset, or an HDF5 file.
+    - `config`: the settings of the run: `read.cache` and `read.cache_gb` apply here.
+    - `columns`: the names of the columns to read, in this order; empty: all.
+    - `transform`: `transform(batch, rng)` is applied to whole lanes, on the device of the training.
+    - `each`: `each(*columns)` is applied to one sample at a time, in `read.workers` processes.
 
-    `transform(batch, rng)` is applied to whole lanes, on the device of the training.
-    `each(*columns)` is applied to one sample at a time, in `read.workers` processes.
+    >>> from paceline.data.pack import pack_samples
+    >>> _ = pack_samples([{"image": torch.zeros(2, 2).numpy()} for _ in range(8)], "digits")
+    >>> len(paceline.open_dataset("digits", config, columns=["image"]))
+    8
     """
     if isinstance(columns, str):
         raise ConfigError(

@@ -26,15 +26,19 @@ _PASS, _SAMPLE, _COLLATE = 1, 2, 3  # keep the randomness of each apart
 
 
 class Stream:
-    """Samples without numbers: `factory(shard, shards)` returns an iterable of one shard.
+    """Samples without numbers, one shard per lane on any number of ranks, for `run.steps`.
 
-    There is one shard per lane, on any number of ranks. A shard that ends starts again: the
-    factory is called once more, and `set_epoch(pass)` of what it returns, if it has that. So
-    every step has a full batch. `samples` is the number of samples of an epoch, rounded up to
-    whole steps; without it, the run needs `steps=`.
+    - `factory`: `factory(shard, shards)` returns an iterable of the samples of one shard.
+    - `samples`: the number of samples of an epoch, rounded up to whole steps; without it, the run needs `steps=`.
 
-    A resumed run skips the samples that were read, or continues from `state()` if the iterables
-    have `state_dict` and `load_state_dict`.
+    A shard that ends starts again: the factory is called once more, and `set_epoch(pass)` of
+    what it returns, if it has that. So every step has a full batch. A resumed run skips the
+    samples that were read, or continues from `state()` if the iterables have `state_dict` and
+    `load_state_dict`.
+
+    >>> def numbers(shard, shards):
+    ...     return range(shard, 100, shards)
+    >>> stream = Stream(numbers, samples=100)
     """
 
     bytes_per_sample = 0
