@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from paceline.errors import PacelineError as PacelineError
     from paceline.notebook.extension import load_ipython_extension as load_ipython_extension
     from paceline.scale.lr import scaled_lr as scaled_lr
+    from paceline.train.accuracy import accuracy as accuracy
     from paceline.train.callbacks import Callback as Callback
     from paceline.train.run import Run as Run
     from paceline.train.trainer import Trainer as Trainer
-    from paceline.train.trainer import accuracy as accuracy
 
 
 __version__ = VERSION
@@ -39,14 +39,15 @@ _HOMES = {
     "RunConfig": "paceline.config",
     "Stream": "paceline.data.reading.stream",
     "Trainer": "paceline.train.trainer",
-    "accuracy": "paceline.train.trainer",
+    "accuracy": "paceline.train.accuracy",
     "config_from_argv": "paceline.config",
     "load_ipython_extension": "paceline.notebook.extension",
     "open_dataset": "paceline.data.reading.open_dataset",
     "scaled_lr": "paceline.scale.lr",
 }
 
-__all__ = sorted(_HOMES)  # noqa: PLE0605 - the table is the one list of names
+# IPython alone calls load_ipython_extension.
+__all__ = sorted(_HOMES.keys() - {"load_ipython_extension"})  # noqa: PLE0605 - the table is the one list of names
 
 
 def __getattr__(name: str) -> Any:

@@ -6,10 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
-
-import torch
-from torch import nn
+from typing import Any, Self
 
 from paceline.config import RunConfig
 from paceline.data.reading.batches import Batches, RankBatch
@@ -17,25 +14,22 @@ from paceline.data.reading.collate import Collate
 from paceline.errors import ConfigError
 from paceline.events import Sink
 from paceline.train.callbacks import Callback, Callbacks
-from paceline.train.parallel import prepare
 from paceline.train.run_folder import RunFolder
 from paceline.train.run_loop import RunLoop
-from paceline.train.run_state import Registered, SavedNames
+from paceline.train.run_objects import RunObjects
+from paceline.train.run_state import Registered
 from paceline.train.run_step import Step, with_length
-from paceline.train.run_updates import RunUpdates
 from paceline.world.process_group import join
 from paceline.world.randomness import seed_everything
 from paceline.world.world import World
 
-Model = TypeVar("Model", bound=nn.Module)
-Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
-
-class Run(RunUpdates):
+class Run(RunObjects):
     """One training on any number of ranks: joins them, restores, saves, stops, and reports.
 
     - `config`: the settings of the run.
     - `sinks`: functions that are called with every event on rank 0; they cannot change the training.
+    - `callbacks`: objects of `paceline.Callback`, called at the same moments on every rank.
 
     It is used in a `with` statement, which opens and locks the folder `runs/NAME`. After an exception nothing is
     saved, and the exception is the failure of the run. The same command again resumes from the newest intact
@@ -105,49 +99,6 @@ class Run(RunUpdates):
         self._loop.conclude()
         self._callbacks.call("run_end")
 
-    # What belongs to the run
-
-    def model(
-        self,
-        model: Model,
-        *,
-        name: str = "",
-        saved: SavedNames | None = None,
-        wrap: tuple[type[nn.Module], ...] | None = None,
-    ) -> Model:
-        """Move a model to this rank's device, or shard it there, with the weights of rank 0; return the same object.
-
-        `saved(name)` tells which weights checkpoints hold, for example only those of LoRA adapters. `wrap` has the
-        classes of the units of parallel=fsdp.
-        """
-        self._refuse_late("run.model")
-        prepare(model, self.world, self.config, wrap)
-        self._parts.add_model(model, name, saved)
-        return model
-
-    def optimizer(self, optimizer: Optimizer, *, name: str = "") -> Optimizer:
-        """Save and restore an optimizer with the run; return the same object."""
-        self._refuse_late("run.optimizer")
-        self._parts.add_optimizer(optimizer, name)
-        return optimizer
-
-    def track(self, **objects: Any) -> None:
-        """Save and restore objects that have `state_dict` and `load_state_dict`: schedulers, EMA, counters."""
-        self._refuse_late("run.track")
-        for name, item in objects.items():
-            if isinstance(item, nn.Module):
-                item.to(self.world.device)
-            self._parts.tracked.add(name, item)
-
-    def _refuse_late(self, call: str) -> None:
-        if self._loop is not None:
-            raise ConfigError(
-                f"{call} was called after run.steps: the checkpoint is restored already",
-                fix=f"call {call} before the loop over run.steps(...)",
-            )
-
-    # The loop
-
     def steps(
         self,
         data: Any,
@@ -159,9 +110,26 @@ class Run(RunUpdates):
     ) -> Iterator[Step]:
         """Return the steps that are left, from the newest checkpoint on. The run saves and stops between them.
 
-        `data`: tensors, a map-style dataset, a DataLoader or a Stream. `collate` makes the batch of each lane.
-        `epochs` and `steps` replace the defaults of the config; settings on the command line come first. With
-        `flops_per_sample` the run also reports its model FLOPs utilization (MFU).
+        - `data`: tensors, a map-style dataset, a dict of datasets, `open_dataset(...)`, a DataLoader or a `Stream`. The batch size of a
+          DataLoader counts all ranks.
+        - `collate`: `collate(samples)` makes a batch of the samples of one micro-batch (lane).
+        - `epochs`: epochs to train, instead of the default of the config.
+        - `steps`: optimizer steps to train, instead of epochs.
+        - `flops_per_sample`: floating-point operations of one sample, forward and backward; the run then reports its
+          model FLOPs utilization (MFU).
+
+        Settings on the command line come before these arguments. A run has one such loop. If it is asked to stop, it
+        saves and exits with code 75 between two steps.
+
+        >>> with paceline.Run(config) as run:
+        ...     model = run.model(torch.nn.Linear(4, 1))
+        ...     optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        ...     for step in run.steps((torch.randn(512, 4),), epochs=2):
+        ...         print(step.index, step.epoch, step.ends_epoch)
+        0 0 False
+        1 0 True
+        2 1 False
+        3 1 True
         """
         if self._loop is not None:
             raise ConfigError(
@@ -211,17 +179,44 @@ class Run(RunUpdates):
         return self._loop.complete(batch, note)
 
     def finish(self, reason: str) -> None:
-        """End the loop after this step; the run is then complete. Every rank must call this."""
+        """End the loop after this step; the run is then complete. Every rank must call this.
+
+        - `reason`: why, for the report.
+
+        >>> with paceline.Run(config) as run:
+        ...     model = run.model(torch.nn.Linear(4, 1))
+        ...     optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        ...     for step in run.steps((torch.randn(512, 4),), epochs=100):
+        ...         if step.index == 2:
+        ...             run.finish("good enough")
+        >>> step.index
+        2
+        """
         self._running().state.finished = reason or "finished by the script"
 
     def save(self) -> None:
-        """Save a checkpoint after this step; if the step's updates are over, after the next one."""
+        """Save a checkpoint after this step, in addition to those of `checkpoint.every`.
+
+        >>> with paceline.Run(config) as run:
+        ...     model = run.model(torch.nn.Linear(4, 1))
+        ...     optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        ...     for step in run.steps((torch.randn(512, 4),), epochs=1):
+        ...         if step.index == 0:
+        ...             run.save()
+        """
         self._running().save_requested = True
 
-    # Helpers
-
     def log(self, **values: Any) -> None:
-        """Report numbers with this step: on the console, in events.jsonl and to the loggers."""
+        """Report numbers with this step: on the console, in events.jsonl and to the loggers.
+
+        - `values`: numbers by their names, the same on every rank.
+
+        >>> with paceline.Run(config) as run:
+        ...     model = run.model(torch.nn.Linear(4, 1))
+        ...     optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        ...     for step in run.steps((torch.randn(512, 4),), epochs=1):
+        ...         run.log(temperature=0.5)
+        """
         self._running().logged.update({name: float(value) for name, value in values.items()})
 
 

@@ -17,7 +17,16 @@ class RunControls(RunEvaluation):
     _debugger: Debugger | None = None
 
     def stop(self, reason: str) -> None:
-        """Save after this step or the next one and exit with code 75, to be resumed. One rank is enough to ask."""
+        """Save after this step or the next one and exit with code 75, to be resumed. One rank is enough to ask.
+
+        - `reason`: why, for the report.
+
+        >>> with contextlib.suppress(SystemExit), paceline.Run(config) as run:
+        ...     model = run.model(torch.nn.Linear(4, 1))
+        ...     optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        ...     for step in run.steps(torch.randn(512, 4), epochs=100):
+        ...         run.stop("the machine is needed elsewhere")
+        """
         if self._loop is None:
             raise ConfigError(
                 f"run.stop({reason!r}) was called before the loop, when there is nothing to save",
@@ -28,7 +37,13 @@ class RunControls(RunEvaluation):
     def breakpoint(self, rank: int = 0) -> None:
         """Open pdb here on one rank. Every rank must call this, in the body of the loop.
 
+        - `rank`: the rank whose variables you want to see.
+
         The others wait; no time-out and no watchdog ends that. Type c to continue.
+
+        >>> def look(run, losses):
+        ...     if float(losses) > 100:  # the same on every rank
+        ...         run.breakpoint(rank=1)
         """
         check_rank(rank, self.world)
         if self._debugger is None:

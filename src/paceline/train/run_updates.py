@@ -37,11 +37,28 @@ class RunUpdates(RunControls):
         clip: float | None = None,
         over_batch: Callable[[Tensor], Tensor] | None = None,
     ) -> Losses:
-        """Add the gradients of all lanes of all ranks, clip them, and change the weights of one optimizer.
+        """Add the gradients of all samples of the step, clip them, and change the weights of one optimizer.
 
-        `loss(batch)` is called once per lane. It returns the mean over the lane's samples, (sum, count), or a dict with
-        the key "loss" and other values. With `over_batch`, it returns one row per sample, and `over_batch(rows)` is the
-        loss over the rows of all samples of the step. `clip` replaces clip_norm of the config.
+        - `optimizer`: the optimizer whose parameters get gradients; others keep theirs.
+        - `loss`: `loss(batch)` is called once per micro-batch (lane). It returns the mean over its samples, (sum, count), or
+          a dict with the key "loss" and other values.
+        - `step`: the step that `run.steps` gave last.
+        - `clip`: the largest norm of the gradients; None: `clip_norm` of the config.
+        - `over_batch`: for a loss over all samples of the step, such as a contrastive one: `loss` then returns one row
+          per sample, and `over_batch(rows)` is the loss over the rows of all ranks.
+
+        It returns the means over all samples: `float(found)` is the loss, `found["size"]` another value. Every rank must
+        call this.
+
+        >>> with paceline.Run(config) as run:
+        ...     model = run.model(torch.nn.Linear(4, 1))
+        ...     optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        ...     def loss(batch):
+        ...         return {"loss": model(batch[0]).square().mean(), "size": 3.0}
+        ...     for step in run.steps((torch.randn(512, 4),), epochs=1):
+        ...         found = run.update(optimizer, loss, step, clip=1.0)
+        >>> found["size"]
+        3.0
         """
         norm = self.config.clip_norm if clip is None else clip
         return self._run(self._running().updates.update, optimizer, loss, step, norm, over_batch)
@@ -54,7 +71,23 @@ class RunUpdates(RunControls):
         *,
         over_batch: Callable[[Tensor], Tensor] | None = None,
     ) -> Losses:
-        """Leave the gradients of all lanes of all ranks in `grad`, as `update` does before it clips and steps."""
+        """Leave the gradients of all samples of the step in `grad`: `update` without clipping and stepping.
+
+        - `optimizer`: the optimizer whose parameters get gradients.
+        - `loss`: as for `update`.
+        - `step`: the step that `run.steps` gave last.
+        - `over_batch`: as for `update`.
+
+        >>> with paceline.Run(config) as run:
+        ...     model = run.model(torch.nn.Linear(4, 1))
+        ...     optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        ...     for step in run.steps((torch.randn(512, 4),), epochs=1):
+        ...         found = run.backward(optimizer, lambda batch: model(batch[0]).mean(), step)
+        ...         torch.nn.utils.clip_grad_value_(model.parameters(), 0.5)
+        ...         optimizer.step()
+        >>> model.weight.grad.shape
+        torch.Size([1, 4])
+        """
         updates = self._running().updates
         updates.refuse_backward()
         return self._run(updates.backward, optimizer, loss, step, 0.0, over_batch)

@@ -11,15 +11,33 @@ from torch import Tensor, nn
 from paceline.data.reading.collate import Collate
 from paceline.train.run import Run
 
-Criterion = Callable[..., Any]
-"""criterion(outputs, target) -> the mean over the samples; or (sum, count), for tokens of ragged lengths."""
-
-Metric = Callable[[Tensor, Tensor], Tensor]
-"""metric(outputs, target) -> one value per sample."""
+Criterion = Callable[
+    ..., Any
+]  # criterion(outputs, target) -> mean over the samples, or (sum, count)
+Metric = Callable[
+    [Tensor, Tensor], Any
+]  # metric(outputs, target) -> one value per sample, or (sum, count)
 
 
 class Trainer:
-    """Trains a model on batches of (inputs, target), and evaluates it after every epoch."""
+    """Trains a model on batches of (inputs, target), and evaluates it after every epoch.
+
+    - `run`: the run that it is part of.
+    - `model`: as `run.model` returned it.
+    - `optimizer`: as `run.optimizer` returned it.
+    - `data`: the training dataset, as for `run.steps`.
+    - `loss`: `loss(outputs, target)` returns the mean over the samples; or (sum, count), for tokens of ragged lengths.
+    - `evaluation`: the dataset to evaluate after every epoch, and every `evaluate_steps` steps.
+    - `metrics`: functions by name; `metric(outputs, target)` returns one value per sample, or (sum, count).
+    - `collate`: as for `run.steps`.
+    - `flops_per_sample`: as for `run.steps`.
+
+    >>> data = torch.randn(512, 4), torch.randn(512, 1)
+    >>> with paceline.Run(config) as run:
+    ...     model = run.model(torch.nn.Linear(4, 1))
+    ...     optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    ...     paceline.Trainer(run, model, optimizer, data, torch.nn.functional.mse_loss).fit()
+    """
 
     def __init__(
         self,
@@ -34,7 +52,6 @@ class Trainer:
         collate: Collate | None = None,
         flops_per_sample: float = 0.0,
     ) -> None:
-        """`model` and `optimizer` are those that `run.model` and `run.optimizer` returned."""
         self.run, self.model, self.optimizer, self.data = run, model, optimizer, data
         self.loss: Criterion = torch.compile(loss, dynamic=False) if run.config.compile else loss
         self.evaluation, self.metrics = evaluation, metrics or {}
@@ -42,10 +59,8 @@ class Trainer:
 
     def fit(self) -> None:
         """Train until all steps are done, from the newest checkpoint on."""
-        steps = self.run.steps(
-            self.data, collate=self.collate, flops_per_sample=self.flops_per_sample
-        )
-        for step in steps:
+        flops = self.flops_per_sample
+        for step in self.run.steps(self.data, collate=self.collate, flops_per_sample=flops):
             self.run.update(self.optimizer, self.batch_loss, step)
             if self.evaluation is not None and step.evaluates:
                 self.run.evaluate(self.evaluation, self.batch_scores, collate=self.collate)
@@ -64,12 +79,3 @@ class Trainer:
             "eval_loss": loss if isinstance(loss, tuple) else (loss * len(target), len(target))
         }
         return scores | {name: metric(outputs, target) for name, metric in self.metrics.items()}
-
-
-def accuracy(outputs: Tensor, target: Tensor) -> Tensor:
-    """Return for each sample whether the largest output is at the target class.
-
-    >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
-    tensor([1., 0.])
-    """
-    return (outputs.argmax(dim=-1) == target).float()

@@ -1,0 +1,92 @@
+"""The objects of a run: models, optimizers, and whatever else has a state."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from paceline.errors import ConfigError
+from paceline.train.parallel import prepare
+from paceline.train.run_state import SavedNames
+from paceline.train.run_updates import RunUpdates
+
+Model = TypeVar("Model", bound=nn.Module)
+Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
+
+
+class RunObjects(RunUpdates):
+    """The part of a run that takes the objects that it saves and restores."""
+
+    def model(
+        self,
+        model: Model,
+        *,
+        name: str = "",
+        saved: SavedNames | None = None,
+        wrap: tuple[type[nn.Module], ...] | None = None,
+    ) -> Model:
+        """Move a model to this rank's device, or shard it there, with the weights of rank 0; return the same object.
+
+        - `model`: any `nn.Module`; copies of it, such as an EMA, must be made before.
+        - `name`: the name of this model in checkpoints, if the run has several.
+        - `saved`: `saved(name)` tells whether checkpoints hold a weight, for example only those of LoRA adapters.
+        - `wrap`: the classes of the modules that parallel=fsdp gathers one at a time; without it, those in every ModuleList.
+
+        It must be called before `run.steps`, and before the optimizer is made.
+
+        >>> with paceline.Run(config) as run:
+        ...     model = torch.nn.Linear(4, 1)
+        ...     run.model(model) is model
+        True
+        """
+        self._refuse_late("run.model")
+        prepare(model, self.world, self.config, wrap)
+        self._parts.add_model(model, name, saved)
+        return model
+
+    def optimizer(self, optimizer: Optimizer, *, name: str = "") -> Optimizer:
+        """Save and restore an optimizer with the run; return the same object.
+
+        - `optimizer`: any `torch.optim.Optimizer`; a parameter belongs to one optimizer only.
+        - `name`: the name of this optimizer in checkpoints, if the run has several.
+
+        It must be called before `run.steps`.
+
+        >>> with paceline.Run(config) as run:
+        ...     model = run.model(torch.nn.Linear(4, 1))
+        ...     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        ...     run.optimizer(optimizer) is optimizer
+        True
+        """
+        self._refuse_late("run.optimizer")
+        self._parts.add_optimizer(optimizer, name)
+        return optimizer
+
+    def track(self, **objects: Any) -> None:
+        """Save and restore other objects with the run: schedulers, an EMA, counters.
+
+        - `objects`: objects with `state_dict` and `load_state_dict`, by the names that they have in checkpoints.
+
+        The states may hold numbers, strings, tensors, lists, tuples and dicts; anything else is refused by name. With a
+        tracked scheduler, Paceline leaves the learning rate to it. It must be called before `run.steps`.
+
+        >>> with paceline.Run(config) as run:
+        ...     model = run.model(torch.nn.Linear(4, 1))
+        ...     optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        ...     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10)
+        ...     run.track(scheduler=scheduler)
+        """
+        self._refuse_late("run.track")
+        for name, item in objects.items():
+            if isinstance(item, nn.Module):
+                item.to(self.world.device)
+            self._parts.tracked.add(name, item)
+
+    def _refuse_late(self, call: str) -> None:
+        if self._loop is not None:
+            raise ConfigError(
+                f"{call} was called after run.steps: the checkpoint is restored already",
+                fix=f"call {call} before the loop over run.steps(...)",
+            )
