@@ -378,3 +378,44 @@ def test_settings_come_before_arguments_and_arguments_before_defaults(
     size = "batch.global_size=256 replaces batch_size=16"
     size = size if "batch.global_size=256" in words else "batch_size=16 is the global batch"
     assert f"DataLoader: {size}, " in capsys.readouterr().out
+
+
+class Pages:
+    """A stream that knows where it is, and counts what is read."""
+
+    def __init__(self, shard: int) -> None:
+        self.shard, self.at = shard, 0
+
+    def __iter__(self):
+        while True:
+            self.at += 1
+            with Path("reads").open("a") as reads:
+                reads.write("x")
+            yield torch.tensor([float(self.shard), float(self.at)])
+
+    def state_dict(self) -> dict:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.at = state["at"]
+
+
+def streamed(config: paceline.RunConfig) -> list[float]:
+    with paceline.Run(config) as run:
+        model = run.model(nn.Linear(2, 1))
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.001))
+        for step in run.steps(paceline.Stream(lambda shard, _: Pages(shard))):
+            run.update(optimizer, lambda batch: model(batch).square().mean(), step)
+        return model.weight.tolist()
+
+
+def test_a_stream_that_knows_where_it_is_is_not_read_again(tmp_path: Path) -> None:
+    given = {"batch.global_size": 8, "batch.lanes": 4, "lr.schedule": "constant"}
+    whole = run_on_processes(streamed, 1, tmp_path, given | {"steps": 9})[0]
+    broken = given | {"runs": str(tmp_path / "broken")}
+    run_on_processes(streamed, 2, tmp_path, broken | {"steps": 5})
+    before = set(tmp_path.glob("meeting-*/reads"))
+    resumed = run_on_processes(streamed, 3, tmp_path, broken | {"steps": 9})
+    assert resumed == [whole] * 3
+    reads = [path for path in tmp_path.glob("meeting-*/reads") if path not in before]
+    assert sum(path.stat().st_size for path in reads) == 8 * 4

@@ -19,6 +19,7 @@ from paceline.train.imported_state import fitted, is_imported, missing_kinds
 from paceline.train.meter import Meter
 from paceline.train.replicas import check_replicas
 from paceline.train.state import named_state, optimizer_facts
+from paceline.train.stream_state import restore_stream, save_stream
 from paceline.train.tracked import PREFIX, Tracked, decode, encode
 from paceline.train.updates import Updates
 from paceline.version import VERSION
@@ -172,10 +173,11 @@ class RunState:
             "numbers": self._updates.numbers(self._parts.model, self._parts.optimizer),
             "optimizer": self._parts.facts,
             "groups": groups,
-            "dataset_samples": self.batches.plan.samples,
+            "dataset_samples": self.batches.dataset_samples,
             "world_size": self.world.size,
             "precision": self._updates.precision_state(),
             "tracked": tracked,
+            "stream": save_stream(self.world, self.batches),
             "finished": self.finished,
         }
         versions = {
@@ -224,6 +226,7 @@ class RunState:
         keeps_sums = self._updates.totals_are_global or self.world.is_main
         for name, meter in self._meters.items():
             meter.restore(values["meters"][name], keep=keeps_sums)
+        restore_stream(self.batches, values.get("stream", {}))
         self.finished = values.get("finished", "")
         return []
 
@@ -242,7 +245,9 @@ class RunState:
 
     def changed_settings(self, manifest: Manifest) -> list[str]:
         """Return the settings that would make the rest of the run another training."""
-        return changed_settings(manifest, self.config, self._parts.facts, self.batches.plan.samples)
+        return changed_settings(
+            manifest, self.config, self._parts.facts, self.batches.dataset_samples
+        )
 
 
 def _taken(

@@ -73,8 +73,7 @@ class Trainer:
     def batch_scores(self, batch: Any) -> dict[str, Any]:
         """Return the loss and the metrics of one batch of the evaluation dataset."""
         *inputs, target = batch
-        outputs = self.model(*inputs)
-        loss = self.loss(outputs, target)
+        loss = self.loss(outputs := self.model(*inputs), target)
         scores = {
             "eval_loss": loss if isinstance(loss, tuple) else (loss * len(target), len(target))
         }

@@ -71,6 +71,10 @@ class Batches:
             self.source = as_source(data, collate)
             drop_last = loader is not None and loader.drop_last
             samples = _whole_steps(len(self.source), self.config, drop_last=drop_last)
+        self.dataset_samples = samples
+        """Samples of the dataset; 0 for a stream of unknown length."""
+        if isinstance(data, Stream) and data.is_endless:
+            self.dataset_samples = 0
         self.plan = _plan(samples, self.config, world)
         self.total_steps = self.config.steps or config.epochs * self.plan.steps_per_epoch
         self.total_samples = self.plan.seen_after(self.total_steps)

@@ -54,6 +54,11 @@ class Stream:
         self._open: dict[int, _Shard] = {}
         self._restored: dict[str, Any] = {}
 
+    @property
+    def is_endless(self) -> bool:
+        """Whether its length is unknown."""
+        return self._samples is None
+
     def samples_per_epoch(self, config: RunConfig) -> int:
         """Return the samples of an epoch, whole steps; without `samples`, of the whole run."""
         batch = config.batch.global_size
