@@ -419,3 +419,39 @@ def test_a_stream_that_knows_where_it_is_is_not_read_again(tmp_path: Path) -> No
     assert resumed == [whole] * 3
     reads = [path for path in tmp_path.glob("meeting-*/reads") if path not in before]
     assert sum(path.stat().st_size for path in reads) == 8 * 4
+
+
+def plateau(config: paceline.RunConfig) -> list[float]:
+    """Epochs whose metric does not improve halve the learning rate."""
+    rates = []
+    with paceline.Run(config) as run:
+        model = run.model(nn.Linear(2, 1))
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=1)
+        run.track(scheduler=scheduler)
+        for step in run.steps(torch.zeros(8, 2)):
+            run.update(optimizer, lambda batch: model(batch).square().mean(), step)
+            if step.ends_epoch:
+                found = run.evaluate(torch.ones(5, 2), lambda batch: {"same": batch[:, 0]})
+                scheduler.step(found["same"])
+                rates.append(optimizer.param_groups[0]["lr"])
+    return rates
+
+
+def test_a_scheduler_that_watches_a_metric_continues_where_it_was(tmp_path: Path) -> None:
+    given = {"batch.global_size": 8, "batch.lanes": 4, "runs": str(tmp_path / "runs")}
+    assert plateau_rates(tmp_path, given, epochs=7, ranks=1, name="whole") == [
+        1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.125,
+    ]  # fmt: skip
+    assert plateau_rates(tmp_path, given, epochs=4, ranks=2, name="part") == [1.0, 1.0, 0.5, 0.5]
+    assert plateau_rates(tmp_path, given, epochs=7, ranks=3, name="part") == [0.25, 0.25, 0.125]
+
+
+def plateau_rates(folder: Path, given: dict, *, epochs: int, ranks: int, name: str) -> list[float]:
+    [rates] = {
+        tuple(rates)
+        for rates in run_on_processes(
+            plateau, ranks, folder, given | {"epochs": epochs, "name": name}
+        )
+    }
+    return list(rates)
