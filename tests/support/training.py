@@ -8,7 +8,7 @@ import torch
 
 import paceline
 from paceline.checkpoint import local_storage as local
-from paceline.data.reading.batches import Batches
+from paceline.train.run_loop import RunLoop
 from paceline.train.stopping import StopRequest
 
 MARKS = Path("marks")
@@ -48,15 +48,14 @@ def slow_writer(path, image, write=local._write_durably):
     return write(path, image)
 
 
-def watched(self, start=0, steps=Batches.steps):
-    """Write down which samples were used in every step that was finished."""
+def watched(self, batch, note, complete=RunLoop.complete):
+    """Write down which samples were used in every step whose weights were changed."""
     seen = os.open(f"seen-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for step in steps(self, start):
-        ids = [
-            int(row[-1]) for lane in step.lanes if lane.samples for row in lane.batch[0].tolist()
-        ]
-        yield step
-        os.write(seen, f"{time.time()} {step.plan.index} {ids}\n".encode())
+    lanes = [lane.batch[0].tolist() for lane in batch.lanes if lane.samples]
+    ids = [int(row[-1]) for rows in lanes for row in rows]
+    os.write(seen, f"{time.time()} {batch.plan.index} {ids}\n".encode())
+    os.close(seen)
+    return complete(self, batch, note)
 
 
 def main(config: paceline.RunConfig) -> None:
@@ -74,7 +73,7 @@ def main(config: paceline.RunConfig) -> None:
         adamw = torch.optim.AdamW(model.parameters(), lr=paceline.scaled_lr(config))
         optimizer = run.optimizer(adamw)
         if "WATCHED" in os.environ:
-            Batches.steps = watched
+            RunLoop.complete = watched
         loss = torch.nn.functional.mse_loss
         held_out = features[:8], targets[:8]
         paceline.Trainer(

@@ -21,20 +21,20 @@ SAVING = (*SHORT, "checkpoint.every=5steps")
 CRASH_ONCE = """
 import os, runpy
 from pathlib import Path
-import paceline.train.trainer as trainer
+from paceline.train.run_loop import RunLoop
 
-def crash(self, note, done, metrics, after=trainer._Recovery.after_step):
-    stop = after(self, note, done, metrics)
+def crash(self, note, save_or_stop=RunLoop._save_or_stop):
+    save_or_stop(self, note)
+    done = self.done
     times = Path(f"crashes-{done}")
     if os.environ["RANK"] == "1" and done in {int(word) for word in os.environ["CRASH_AT"].split()}:
         count = len(times.read_bytes()) if times.exists() else 0
         if count < int(os.environ.get("TIMES", "1")):
             times.write_bytes(b"x" * (count + 1))
-            self.checkpoints._saver.wait()  # a save that has begun is there before this rank is gone
+            self._checkpoints._saver.wait()  # a save that has begun is there before this rank is gone
             {"raise": lambda: [][0], "kill": lambda: os.kill(os.getpid(), 9)}[os.environ.get("HOW", "kill")]()
-    return stop
 
-trainer._Recovery.after_step = crash
+RunLoop._save_or_stop = crash
 runpy.run_path(os.environ["SCRIPT"], run_name="__main__")
 """
 

@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import mse_loss
 
-import paceline as paced
 from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError
+from paceline.world.world import World
+from support.loops import lanes_of
 from support.program import Done, paceline
 
 SETTINGS = ["lr.base=0.01", "batch.global_size=16", "batch.lanes=2", "steps=4"]
@@ -87,7 +88,7 @@ def test_the_next_step_has_the_bits_of_plain_torch_on_one_and_on_two_ranks(
     import script
 
     config = config_from_words(RunConfig, SETTINGS)
-    steps = paced.Batches(script.data(), config, paced.World()).steps(0)
+    steps = lanes_of(World(), config, script.data())
     batches = [[(lane.batch[0].clone(), lane.batch[1].clone()) for lane in step.lanes] for step in steps]  # fmt: skip
     model = script.net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
