@@ -113,7 +113,7 @@ def test_ranks_that_each_do_the_whole_work_are_told_so(tmp_path: Path) -> None:
     assert (done.code, sorted(done.out.splitlines())) == (0, ["[0] trained", "[1] trained"])
     assert done.err == (
         "\nwarning: 2 ranks ran plain.py, but it never joined: each did the whole work\n"
-        "  fix: call paceline.join or torch.distributed.init_process_group in plain.py, "
+        "  fix: use paceline.Run or torch.distributed.init_process_group in plain.py, "
         "or start one rank: paceline run plain.py\n"
     )
     assert paceline("run", "plain.py", folder=tmp_path, cold=True).err == ""

@@ -1,4 +1,4 @@
-"""The environment of a rank: the variables of torchrun for any script, and those of Paceline for `paceline.join`."""
+"""The environment of a rank: the variables of torchrun for any script, and those of Paceline for `paceline.Run`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TRIES = 100
 
 
 class Master(NamedTuple):
-    """Where a script's own `init_process_group` opens its store; `paceline.join` never does on one node."""
+    """Where a script's own `init_process_group` opens its store; `paceline.Run` never does on one node."""
 
     host: str
     port: int

@@ -102,7 +102,7 @@ def _warn_about_copies(spec: LaunchSpec) -> None:
     if spec.size > 1:
         terminal.error(
             f"\nwarning: {spec.size} ranks ran {name}, but it never joined: each did the whole work\n"
-            f"  fix: call paceline.join or torch.distributed.init_process_group in {name}, "
+            f"  fix: use paceline.Run or torch.distributed.init_process_group in {name}, "
             f"or start one rank: paceline run {name}"
         )
 

@@ -77,7 +77,7 @@ def read_run(folder: Path, ranks: int, name: str) -> RecordedRun:
         if not file.is_file():
             raise ConfigError(
                 f"{name} did not record its step times",
-                fix="train with `paceline.Trainer`, which records them on request",
+                fix="train with `paceline.Run`, which records them on request",
             )
         records.append(json.loads(file.read_text(encoding="utf-8")))
     by_rank = []

@@ -59,7 +59,7 @@ def _facts(folder: Path, rank: int) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise EnvironmentUnfit(
             f"rank {rank} wrote no profile into {folder}",
-            fix="train for more steps than --skip and --steps together, with `paceline.Trainer`",
+            fix="train for more steps than --skip and --steps together, with `paceline.Run`",
         ) from error
     return facts
 

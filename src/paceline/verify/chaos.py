@@ -117,7 +117,7 @@ class Chaos:
             if stuck > _MAX_STUCK:
                 raise TrainingError(
                     f"{_MAX_STUCK} launches in a row saved no new checkpoint",
-                    fix="train with `paceline.Trainer`, which saves checkpoints",
+                    fix="train with `paceline.Run`, which saves checkpoints",
                 )
 
     def _kill_once(
@@ -162,7 +162,7 @@ class Chaos:
         if not events or events[-1]["event"] != RunEnded.__name__:
             raise TrainingError(
                 f"{self.target.name} wrote no events of a complete run",
-                fix="train with `paceline.Trainer`, which writes them",
+                fix="train with `paceline.Run`, which writes them",
             )
         return events
 

@@ -19,34 +19,28 @@ CAUSES = {
             "or the world size"
         ),
         (
-            "build the model inside `paceline.join`, which seeds the generators; "
+            "build the model inside `with paceline.Run(config) as run`, which seeds the generators; "
             "do not seed with the rank"
         ),
     ),
     "ranks_diverge": (
         "unsynchronized gradients: after the step the ranks have different weights",
-        "wrap the model with `paceline.parallelize`, and call the wrapped model",
+        "pass model and optimizer to `run.model` and `run.optimizer`, and step with `run.update`",
     ),
     "data_order": (
         "per-rank data order: in this step the ranks together used different samples",
         (
-            "take batches from `paceline.Batches`, whose order does not depend on the world size; "
+            "take batches from `run.steps`, whose order does not depend on the world size; "
             "with a sampler, use the global rank and set_epoch"
         ),
     ),
     "batchnorm": (
         "BatchNorm: its statistics depend on the number of samples per rank",
-        (
-            "train with `paceline.Trainer` or `paceline.OptimizerStep`, which run lanes of a fixed "
-            "size and merge the statistics"
-        ),
+        "step with `run.update`, which runs lanes of a fixed size and merges their statistics",
     ),
     "randomness": (
         "per-rank randomness: dropout or noise is drawn from each rank's own generator",
-        (
-            "train with `paceline.Trainer` or `paceline.OptimizerStep`, which seed the generators "
-            "per lane; do not seed with the rank"
-        ),
+        "step with `run.update`, which seeds the generators per lane; do not seed with the rank",
     ),
     "mean_of_means": (
         (
@@ -54,8 +48,8 @@ CAUSES = {
             "same"
         ),
         (
-            "return (sum, count) from the loss function; `paceline.OptimizerStep` divides by the count "
-            "of the whole step"
+            "return (sum, count) from the loss function; `run.update` divides by the count of the "
+            "whole step"
         ),
     ),
     "update": (
@@ -70,14 +64,14 @@ CAUSES = {
     ),
     "steps": (
         "different numbers of steps: the length of the loop depends on the world size",
-        "iterate over `paceline.Batches`: its epochs have the same steps at every world size",
+        "loop over `run.steps`: its epochs have the same steps at every world size",
     ),
     "summation": (
         (
             "the order of summation: the difference is as small as rounding errors, "
             "and samples and random numbers agree"
         ),
-        "set exact=true, and let `paceline.parallelize` sum the gradients",
+        "set exact=true, and let `run.update` sum the gradients",
     ),
 }
 """Likely cause and fix, by the key that is in the JSON."""

@@ -15,7 +15,7 @@ _STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_LAU
 
 
 def torch_variables(world: World, env: Mapping[str, str]) -> dict[str, str]:
-    """Return them for a task of a Slurm step; `paceline.join` does not use their address.
+    """Return them for a task of a Slurm step; `paceline.Run` does not use their address.
 
     >>> found = torch_variables(World(3, 4, 1, 2, 1, 2), {"SLURM_JOB_ID": "17", "SLURM_STEP_NODELIST": "n[1-2]"})
     >>> found["RANK"], found["LOCAL_RANK"], found["GROUP_RANK"], found["MASTER_ADDR"]

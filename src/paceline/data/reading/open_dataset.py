@@ -24,7 +24,7 @@ def open_dataset(
 ) -> Any:
     """Open shards (a folder, or an address such as s3://bucket/dataset) or an HDF5 file.
 
-    The result is for `Batches` and `Trainer`.
+    The result is for `Run.steps`, `Run.evaluate` and `Trainer`.
 
     `transform(batch, rng)` is applied to whole lanes, on the device of the training.
     `each(*columns)` is applied to one sample at a time, in `read.workers` processes.
