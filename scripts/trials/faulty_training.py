@@ -103,10 +103,14 @@ class Faulty:
     def __init__(self, *, mine: bool) -> None:
         self._mine, self._due = mine, False
 
-    def steps(self, real: Callable[[int], Iterator[Any]], first: int) -> Iterator[Any]:
+    def steps(
+        self, batches: Batches, read: Callable[[int], Iterator[Any]], first: int
+    ) -> Iterator[Any]:
         """Pass on steps; one more at the end, where that is the fault."""
         step = None
-        for step in real(first):
+        if FAULT == "batch" and self._mine:
+            batches.total_steps += 1  # otherwise the run would not ask for it
+        for step in read(first):
             self._due = step.plan.index == STEP
             if FAULT == "shape":
                 self._sum_a_figure()
@@ -142,7 +146,7 @@ class Faulty:
 def faulty_data(faulty: Faulty) -> None:
     """Let the steps of the training pass through the fault."""
     read = Batches.steps
-    Batches.steps = lambda batches, start=0: faulty.steps(partial(read, batches), start)  # type: ignore[method-assign,assignment,return-value]
+    Batches.steps = lambda batches, start=0: faulty.steps(batches, partial(read, batches), start)  # type: ignore[method-assign,assignment,return-value]
 
 
 def main(config: paceline.RunConfig) -> None:
