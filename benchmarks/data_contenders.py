@@ -70,7 +70,7 @@ class MemoryMapTake(MemoryMap):
 
 
 class Paceline:
-    """`paceline.Batches` as the trainer uses them: steps that are read ahead by a thread."""
+    """The batches of `Run.steps`, which a thread prefetches."""
 
     def __init__(self, task: Task, lanes: int = 1, form: str = "shards") -> None:
         from paceline.config import BatchConfig, RunConfig

@@ -1,29 +1,31 @@
 """What do fewer bytes between ranks cost in loss?
 
-`python benchmarks/fewer_bytes.py` trains two recipes on four ranks, once for every way to tell the others less and for
-every seed, and prints the loss on held-out samples and the bytes that a rank sends in a step. The ways: the exact sum of every
-step; gradients as bf16 and PowerSGD (`compression`, exact=false); replicas that walk apart for H steps (`local_sgd.steps`), with and without bf16.
+`python benchmarks/fewer_bytes.py` trains two recipes on four ranks, once for every way to send less and for every seed,
+and prints the loss on held-out samples and the bytes that a rank sends per step. The ways: the exact sum of every step;
+gradients as bf16 and PowerSGD (`compression`, exact=false); replicas that train independently for H steps
+(`local_sgd.steps`), with and without bf16. Each training is a loop over `paceline.Run` in processes of its own.
 
-Bytes are read from the counter of the loopback interface, in a network namespace that holds nothing but these ranks: what gloo really
-sends, headers and all, from the first step to the last. So it needs root, or user namespaces, and `unshare` and `ip`.
+Bytes are read from the counter of the loopback interface, in a network namespace with nothing but these ranks: what gloo
+really sends, headers included, from the first step to the end of the loop. So it needs root, or user namespaces, and `unshare` and `ip`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch.distributed as dist
 from ratios import spread, table
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import paceline
@@ -34,9 +36,6 @@ from paceline.recipes.gpt_config import GptConfig, design_of, with_vocabulary
 from paceline.recipes.gpt_model import GPT
 from paceline.recipes.gpt_text import load_text
 from paceline.recipes.mnist import MnistConfig, Net
-from paceline.train.cuda_graph import step_class
-from paceline.train.evaluate import Evaluation
-from paceline.world.world import World
 
 RANKS = 4
 WAYS = (
@@ -49,6 +48,17 @@ WAYS = (
     "local_sgd.steps=32 compression=bf16",
 )
 _INSIDE = "FEWER_BYTES_INSIDE"
+_MARK = "FOUND "
+
+
+class Result(NamedTuple):
+    """What one training gave."""
+
+    loss: float
+    """On held-out samples."""
+    sent: float
+    """Bytes per rank and step."""
+    steps: int
 
 
 class Task(NamedTuple):
@@ -56,13 +66,14 @@ class Task(NamedTuple):
 
     kind: type[RunConfig]
     words: list[str]
-    build: Callable[[Any, World], tuple[nn.Module, Any, Any, Any]]
-    """Settings -> model, training set, held-out set, loss."""
+    build: Callable[[Any, paceline.Run], tuple[nn.Module, Any, Any, Any]]
+    """Settings -> model, training dataset, held-out dataset, loss."""
+    build_optimizer: Callable[[nn.Module, Any], Any]
 
 
-def build_gpt(config: GptConfig, world: World) -> tuple[nn.Module, Any, Any, Any]:
+def build_gpt(config: GptConfig, run: paceline.Run) -> tuple[nn.Module, Any, Any, Any]:
     """Return a GPT and the text that the recipe takes by default."""
-    text = load_text(config, world)
+    text = load_text(config, run.world)
     return (
         GPT(design_of(with_vocabulary(config, text.vocabulary))),
         text.train,
@@ -71,14 +82,16 @@ def build_gpt(config: GptConfig, world: World) -> tuple[nn.Module, Any, Any, Any
     )
 
 
-def build_mnist(config: MnistConfig, _world: World) -> tuple[nn.Module, Any, Any, Any]:
+def build_mnist(config: MnistConfig, _run: paceline.Run) -> tuple[nn.Module, Any, Any, Any]:
     """Return the network of the mnist recipe and the digits in the package."""
     return Net(config.norm), *embedded_digits(), cross_entropy
 
 
+GPT_WORDS = ["steps=256", "context_length=64", "batch.global_size=16"]
+MNIST_WORDS = ["batch.global_size=32", "epochs=2"]
 TASKS = {
-    "gpt": Task(GptConfig, ["steps=256", "context_length=64", "batch.global_size=16"], build_gpt),
-    "mnist": Task(MnistConfig, ["batch.global_size=32", "epochs=2"], build_mnist),
+    "gpt": Task(GptConfig, GPT_WORDS, build_gpt, gpt.build_optimizer),
+    "mnist": Task(MnistConfig, MNIST_WORDS, build_mnist, mnist.build_optimizer),
 }
 
 
@@ -89,58 +102,86 @@ def sent_bytes() -> int:
     return int(counters[8])
 
 
-def train(task: Task, words: list[str], seed: int, world: World) -> tuple[float, float, int]:
-    """Train once; return the held-out loss, the bytes that a rank sent in a step, and the steps. Every rank must call this."""
-    config: Any = config_from_words(task.kind, [*task.words, f"seed={seed}", *words])
-    paceline.world.randomness.seed_everything(seed)
-    module, samples, held_out, loss = task.build(config, world)
-    model = paceline.parallelize(module, world, config)
-    recipe: Any = gpt if task.kind is GptConfig else mnist
-    optimizer = recipe.build_optimizer(model, config)
-    batches = paceline.Batches(samples, config, world)
-    take = step_class(world, optimizer, config)(
-        world, model, optimizer, loss, config, batches.total_samples
-    )
-    dist.barrier()
-    before = sent_bytes()
-    dist.barrier()
-    for step in batches.steps():
-        take(step)
-    dist.barrier()
-    sent = (sent_bytes() - before) / world.size / batches.total_steps
-    dist.barrier()
-    found = Evaluation(held_out, loss, {}, config, world).run(model)
-    return found["eval_loss"], sent, batches.total_steps
+def train(task: Task, config: Any) -> Result:
+    """Train once. Every rank must call this."""
+    with paceline.Run(config) as run:
+        module, samples, held_out, criterion = task.build(config, run)
+        model = run.model(module)
+        optimizer = run.optimizer(task.build_optimizer(model, config))
+
+        def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
+            inputs, target = batch
+            value: Tensor = criterion(model(inputs), target)
+            return value
+
+        def score(batch: tuple[Tensor, Tensor]) -> dict[str, Any]:
+            samples = len(batch[1])
+            return {"loss": (loss(batch) * samples, samples)}
+
+        before = done = 0
+        for step in run.steps(samples):
+            if not done:
+                before = agreed_bytes(run)
+            run.update(optimizer, loss, step)
+            done += 1
+        sent = (agreed_bytes(run) - before) / run.world.size / done
+        return Result(run.evaluate(held_out, score)["loss"], sent, done)
 
 
-def measure(name: str, known: argparse.Namespace, world: World) -> str:
-    """Train a task in every way, seed after seed, and return the table."""
+def agreed_bytes(run: paceline.Run) -> int:
+    """Return the counter at a moment when no rank sends. Every rank must call this."""
+    run.barrier()
+    sent = sent_bytes()
+    run.barrier()
+    return sent
+
+
+def be_a_rank(name: str, words: list[str]) -> None:
+    """Train a task with these settings; rank 0 prints the result."""
     task = TASKS[name]
-    losses, sent = defaultdict(list), {}
+    fixed = ["checkpoint.every=end", "log.every_steps=1000000"]
+    found = train(task, config_from_words(task.kind, [*task.words, *fixed, *words]))
+    if os.environ["RANK"] == "0":
+        print(_MARK + json.dumps(found), flush=True)
+
+
+def start(name: str, words: list[str]) -> Result:
+    """Train in processes of their own; return the result."""
+    command = [sys.executable, "-m", "paceline", "run", f"-n{RANKS}", str(Path(__file__).resolve())]
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [*command, "--train", name, *words], cwd=folder, capture_output=True, text=True,
+            check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"{name} {words} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return Result(*json.loads(done.stdout.partition(_MARK)[2].partition("\n")[0]))
+
+
+def measure(name: str, known: argparse.Namespace) -> str:
+    """Train a task in every way, seed after seed, and return the table."""
+    losses, sent, steps = defaultdict(list), {}, 0
     for seed in range(known.seeds):
         for way in known.ways:
             begun = time.perf_counter()
-            loss, sent[way], steps = train(task, way.split(), seed, world)
+            loss, sent[way], steps = start(name, [f"seed={seed}", *known.settings, *way.split()])
             losses[way].append(loss)
-            if world.is_main:
-                print(
-                    f"{name} seed {seed} {way}: {loss:.4f}, {time.perf_counter() - begun:.0f} s",
-                    file=sys.stderr,
-                    flush=True,
-                )
+            took = f"{time.perf_counter() - begun:.0f} s"
+            print(f"{name} seed {seed} {way}: {loss:.4f}, {took}", file=sys.stderr, flush=True)
     plain = sent[known.ways[0]]
     rows = [
         [way, spread(losses[way], 4), f"{sent[way] / 1e3:,.1f}", f"1/{plain / sent[way]:.1f}"]
         for way in known.ways
     ]
-    head = (
-        f"\n{name}, {steps} steps on {world.size} ranks, {known.seeds} seeds; median (min-max)\n\n"
-    )
-    return head + table(["way", "held-out loss", "kB a rank sends in a step", "of the first"], rows)
+    head = f"\n{name}, {steps} steps on {RANKS} ranks, {known.seeds} seeds; median (min-max)\n\n"
+    return head + table(["way", "held-out loss", "kB per rank and step", "of the first"], rows)
 
 
 def main() -> None:
-    """Start the ranks in a namespace of their own, or be one of them."""
+    """Start the trainings in a network namespace of their own, or be a rank of one."""
+    if sys.argv[1:2] == ["--train"]:
+        be_a_rank(sys.argv[2], sys.argv[3:])
+        return
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -152,30 +193,14 @@ def main() -> None:
         default=WAYS,
         help='others, such as "local_sgd.steps=8 local_sgd.outer_lr=1"',
     )
+    parser.add_argument(
+        "--settings", nargs="*", default=[], help="settings for every training, such as steps=16"
+    )
     known = parser.parse_args()
-    if "RANK" in os.environ:
-        with paceline.join(RunConfig()) as world:
-            for name in known.tasks:
-                found = measure(name, known, world)
-                if world.is_main:
-                    print(found, flush=True)
-    elif _INSIDE in os.environ:
+    if _INSIDE in os.environ:
         subprocess.run([shutil.which("ip") or "ip", "link", "set", "lo", "up"], check=True)
-        command = [
-            sys.executable,
-            "-m",
-            "paceline",
-            "run",
-            f"-n{RANKS}",
-            __file__,
-            "--",
-            *sys.argv[1:],
-        ]
-        sys.exit(
-            subprocess.run(
-                command, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
-            ).returncode
-        )
+        for name in known.tasks:
+            print(measure(name, known), flush=True)
     else:
         alone = ["unshare", "--net", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
         command = [*alone, sys.executable, __file__, *sys.argv[1:]]

@@ -29,8 +29,8 @@ import paceline
 from paceline.hang.flight_recorder import last_collectives
 from paceline.telemetry.phases import PhaseClock
 from paceline.telemetry.pulse import Pulse
+from paceline.train.note import StepEngine
 from paceline.train.observers import Observers
-from paceline.train.optimizer_step import OptimizerStep
 from paceline.world.world import World
 
 RANKS, WARM = 2, 100
@@ -101,7 +101,7 @@ def looking_on() -> Iterator[tuple[Observers, Any]]:
     with tempfile.TemporaryDirectory() as name:
         take = SimpleNamespace(clock=PhaseClock(), ready=0.0)
         config = paceline.RunConfig(name="cost", runs=name)
-        onlookers = Observers(World(), config, cast("OptimizerStep", take), lambda _: None)
+        onlookers = Observers(World(), config, cast("StepEngine", take), lambda _: None)
         with onlookers.attending(1000):
             yield onlookers, take
 
@@ -219,18 +219,16 @@ class Timed:
 def train(config: paceline.RunConfig) -> None:
     """Be the training."""
     steps = int(os.environ["COST_STEPS"])
-    with paceline.join(config) as world:
-        lanes = 4 // world.size
+    with paceline.Run(config) as run:
+        lanes = 4 // run.world.size
         net = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
-        model = paceline.parallelize(net, world, config)
+        model = run.model(net)
         inputs = torch.arange(2048.0 * 16).reshape(2048, 16) / 32768
-        batches = paceline.Batches(
-            torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True)), config, world
-        )
+        data = torch.utils.data.TensorDataset(inputs, inputs.sum(1, keepdim=True))
         loss = Timed(steps * lanes, WARM * lanes)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        paceline.Trainer(world, model, optimizer, batches, loss, config).run()
-        if world.is_main:
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+        paceline.Trainer(run, model, optimizer, data, loss).fit()
+        if run.is_main:
             measured: dict[str, Any] = {"recorded": len(last_collectives())}
             measured |= {
                 "cpu_us": 1e6 * loss.cpu_s / (steps - WARM),

@@ -58,9 +58,8 @@ def start(
 ) -> list[dict[str, list[float]]]:
     """Run one contender to its end; return the clock readings of each rank."""
     launcher = ["-m", "paceline", "run", f"-n{world}"] if world > 1 else []
-    rest = ["--"] if world > 1 else []
     script = str(Path(__file__).with_name("toy_contenders.py"))
-    command = [str(python), *launcher, script, *rest, name, *map(str, words), str(folder)]
+    command = [str(python), *launcher, script, name, *map(str, words), str(folder)]
     env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
         command, env=env, capture_output=True, text=True, check=False, timeout=600

@@ -9,8 +9,8 @@ each start its own store: in the agent's store, a second start would find the ad
 
 Expect: the last rank kills itself in epoch 3; torchrun restarts; the run resumes after epoch 2, which
 was saved, and ends with the losses of an undisturbed run. Run the command again and there is nothing
-left to do: remove lesson-15.safetensors. `paceline run` does all this for a `paceline.Trainer`, also
-within an epoch.
+left to do: remove lesson-15.safetensors. `paceline run` does all this for a script with
+`paceline.Run`, also within an epoch.
 Time: about 14 s on 2 cores.
 New since lesson 14: `restore` and `save`, and a `FILE` that holds numbers and no code; `__init__` and
 `train` continue at the saved epoch, and `train` dies on request, by an argument that `main` reads.

@@ -11,7 +11,7 @@ the timeout is fifteen.
 
 Expect: rank 0 is in `backward` and waits for a gradient; rank 1 has finished its epochs and waits for
 rank 0 in `barrier`. `py-spy dump --pid PID` shows the stack of any Python process from outside. With
-`paceline.Trainer`, a watchdog says within seconds which rank is missing in which collective, and at
+`paceline.Run`, a watchdog says within seconds which rank is missing in which collective, and at
 which line it is; `paceline hang RUN` shows it again. (On GPUs rank 0 is in `item`: NCCL only queues
 what backward sends. And its barrier is an all-reduce like any other: it may pair with a gradient, and
 give wrong numbers instead of a hang.)

@@ -38,21 +38,14 @@ def make_model() -> nn.Module:
 def main(config: paceline.RunConfig) -> None:
     """Train."""
     train, held_out = embedded_digits()
-    with paceline.join(config) as world:
-        model = paceline.parallelize(make_model(), world, config)
-        optimizer = torch.optim.SGD(model.parameters(), lr=paceline.scaled_lr(config), momentum=0.9)
-        batches = paceline.Batches(train, config, world)
+    with paceline.Run(config) as run:  # joins the ranks, restores, saves, stops
+        model = run.model(make_model())  # the same object, on this rank's device
+        sgd = torch.optim.SGD(model.parameters(), lr=paceline.scaled_lr(config), momentum=0.9)
+        optimizer = run.optimizer(sgd)
         metrics = {"acc": paceline.accuracy}
         paceline.Trainer(
-            world,
-            model,
-            optimizer,
-            batches,
-            cross_entropy,
-            config,
-            evaluation=held_out,
-            metrics=metrics,
-        ).run()
+            run, model, optimizer, train, cross_entropy, evaluation=held_out, metrics=metrics
+        ).fit()
 
 
 if __name__ == "__main__":

@@ -21,11 +21,12 @@ import os, sys, time
 from pathlib import Path
 import torch, paceline
 from paceline.world.collectives import sum_across
+from paceline.world.process_group import join
 Path(f"ready-{sys.argv[1]}-{os.environ['SLURM_JOB_ID']}-{os.environ['SLURM_PROCID']}").touch()
 while len(list(Path().glob(f"ready-{sys.argv[1]}-*"))) < 4:
     time.sleep(0.001)
 begun = time.monotonic()
-with paceline.join(paceline.RunConfig(name="pair")) as world:
+with join(paceline.RunConfig(name="pair")) as world:
     met_s = time.monotonic() - begun
     total = sum_across(world, torch.tensor(world.rank + 1.0)).item()
 os.write(1, f"met {total} {world.size} {met_s:.3f}\\n".encode())

@@ -1,7 +1,7 @@
 """How many tokens a second does GPT-2 124M train on, on one GPU? `python benchmarks/gpu/gpt.py`
 
-Rows of 1,024 tokens, bf16, AdamW, clipped, no biases: Paceline's step as it is captured, exact and free; the same through
-the Trainer with events, heartbeat and progress; the same model in a plain compiled loop, as nanoGPT has one (which is on no
+Rows of 1,024 tokens, bf16, AdamW, clipped, no biases: a loop over `paceline.Run` whose updates are captured, exact and
+free, with events, heartbeat and progress; the same with `paceline.Trainer`; the same model in a plain compiled loop, as nanoGPT has one (which is on no
 package index); and Hugging Face's GPT-2 (with biases), eager and compiled. Each round starts every contender
 once in a fresh process, in rotated order; ratios are to the first. transformers must be installed beside Paceline.
 """

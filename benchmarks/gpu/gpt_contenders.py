@@ -5,6 +5,7 @@ Run by gpt.py as `gpt_contenders.py NAME ROWS STEPS`; prints the seconds of each
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -104,50 +105,59 @@ def settings(count: int) -> list[str]:
     return [*model.split(), f"lr.base={RATE}", "precision=bf16", "capture=true", "compile=true"]
 
 
-def with_paceline(count: int, steps: int, *words: str) -> float:
-    """Train the GPT recipe's model with the steps and the batches of the Trainer."""
-    import paceline
-    from paceline.config import config_from_words
+class _Measured(Exception):
+    """Leaves a run without saving it."""
+
+
+def text_rows(count: int) -> Any:
+    """Return rows of tokens for the GPT recipe, which predicts each next token."""
     from paceline.data.reading.source import TensorSource
     from paceline.data.reading.transform import Transformed
     from paceline.recipes.corpus import next_tokens
+
+    return Transformed(TensorSource(rows(8 * count)), next_tokens)
+
+
+def with_paceline(count: int, steps: int, *words: str) -> float:
+    """Train the GPT recipe's model in a loop over `paceline.Run`."""
+    import paceline
+    from paceline.config import config_from_words
     from paceline.recipes.gpt import GptConfig, build_optimizer, design_of, token_loss
-    from paceline.train.cuda_graph import step_class
 
     os.chdir(tempfile.mkdtemp(prefix="paceline-gpu-"))
     config = config_from_words(GptConfig, [*settings(count), "steps=100000", *words])
-    with paceline.join(config) as world:
-        model = paceline.parallelize(GPT(design_of(config)), world, config)
-        data = Transformed(TensorSource(rows(8 * count)), next_tokens)
-        batches = paceline.Batches(data, config, world)
-        optimizer = build_optimizer(model, config)
-        step = step_class(world, optimizer, config)(
-            world, model, optimizer, token_loss, config, batches.total_samples
-        )
-        return timed(step, batches.steps(), steps)
+    seconds = 0.0
+    with contextlib.suppress(_Measured), paceline.Run(config) as run:
+        model = run.model(GPT(design_of(config)))
+        optimizer = run.optimizer(build_optimizer(model, config))
+
+        def loss(batch: Any) -> Tensor:
+            tokens, target = batch
+            return token_loss(model(tokens), target)
+
+        def update(step: Any) -> None:
+            run.update(optimizer, loss, step)
+
+        seconds = timed(update, run.steps(text_rows(count)), steps)
+        raise _Measured
+    return seconds
 
 
 def with_trainer(count: int, steps: int, *words: str) -> float:
-    """Train the same through the Trainer, with events, heartbeat and progress; the time is that between two of its events."""
+    """Train the same with `paceline.Trainer`; the time is that between two of its events."""
     from pathlib import Path
 
     import paceline
     from paceline.config import config_from_words
-    from paceline.data.reading.source import TensorSource
-    from paceline.data.reading.transform import Transformed
     from paceline.recipes import gpt
-    from paceline.recipes.corpus import next_tokens
 
     os.chdir(tempfile.mkdtemp(prefix="paceline-gpu-"))
     own = [f"steps={2 * steps}", f"log.every_steps={steps}", "checkpoint.every=end"]
     config = config_from_words(gpt.GptConfig, [*settings(count), *own, *words])
-    with paceline.join(config) as world:
-        model = paceline.parallelize(gpt.GPT(gpt.design_of(config)), world, config)
-        data = Transformed(TensorSource(rows(8 * count)), next_tokens)
-        batches = paceline.Batches(data, config, world)
-        paceline.Trainer(
-            world, model, gpt.build_optimizer(model, config), batches, gpt.token_loss, config
-        ).run()
+    with paceline.Run(config) as run:
+        model = run.model(gpt.GPT(gpt.design_of(config)))
+        optimizer = run.optimizer(gpt.build_optimizer(model, config))
+        paceline.Trainer(run, model, optimizer, text_rows(count), gpt.token_loss).fit()
     lines = [
         json.loads(line)
         for line in Path("runs/gpt/events.jsonl").read_text(encoding="utf-8").splitlines()

@@ -9,10 +9,12 @@ drawn on the GPU, as the host would take minutes for billions of them. It says w
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -113,7 +115,6 @@ def _steps(known: argparse.Namespace, found: dict[str, Any]) -> None:
     import paceline
     from paceline.config import config_from_words
     from paceline.recipes.gpt import GPT, Block, GptConfig, build_optimizer, design_of, token_loss
-    from paceline.train.cuda_graph import step_class
 
     words = [
         f"device={known.device}",
@@ -137,34 +138,37 @@ def _steps(known: argparse.Namespace, found: dict[str, Any]) -> None:
         "lr.base=1e-4",
         "lr.reference_batch=1",
     ]
-    config = config_from_words(GptConfig, words)
-    with paceline.join(config) as world:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.suppress(_Measured),
+        paceline.Run(config_from_words(GptConfig, [*words, f"runs={folder}"])) as run,
+    ):
         found["end"] = "while weights were drawn"
-        with torch.device(world.device):
-            gpt = GPT(design_of(config))
+        with torch.device(run.device):
+            gpt = GPT(design_of(run.config))
         found["parameters"] = sum(value.numel() for value in gpt.parameters())
-        model = paceline.parallelize(gpt, world, config, wrap=(Block,))
-        optimizer = build_optimizer(model, config)
+        model = run.model(gpt, wrap=(Block,))
+        optimizer = run.optimizer(build_optimizer(model, run.config))
         text = torch.randint(
             0, known.tokens, (STEPS, known.length + 1), generator=torch.Generator().manual_seed(0)
         )
-        batches = paceline.Batches(
-            (text[:, :-1].contiguous(), text[:, 1:].contiguous()), config, world
-        )
-        step = step_class(world, optimizer, config)(
-            world, model, optimizer, token_loss, config, batches.total_samples
-        )
+        data = text[:, :-1].contiguous(), text[:, 1:].contiguous()
         _limit(known, found["parameters"])
-        for number, batch in enumerate(batches.steps(), 1):
+        for number, step in enumerate(run.steps(data), 1):
             found["end"] = f"in step {number}"
             begun = time.perf_counter()
-            step(batch)
+            run.update(optimizer, lambda batch: token_loss(model(batch[0]), batch[1]), step)
             if known.device == "cuda":
                 torch.cuda.synchronize()
-            found["tokens_per_s"] = known.length / (
-                time.perf_counter() - begun
-            )  # of the last step: all is warm
-    found["end"] = "all steps done"
+            # Of the last step: all is warm.
+            found["tokens_per_s"] = known.length / (time.perf_counter() - begun)
+            if number == STEPS:
+                found["end"] = "all steps done"
+                raise _Measured
+
+
+class _Measured(Exception):
+    """Leaves a run without saving it: its state would fill the disk."""
 
 
 def _limit(known: argparse.Namespace, parameters: int) -> None:

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import Dataset, get_worker_info
 
 import paceline
+from paceline.data.reading.batches import Batches
 
 FAULT, STEP = os.environ.get("FAULT", ""), int(os.environ.get("FAULT_STEP", "20"))
 SIZE = int(os.environ.get("FAULT_SIZE", "5"))
@@ -101,10 +103,14 @@ class Faulty:
     def __init__(self, *, mine: bool) -> None:
         self._mine, self._due = mine, False
 
-    def steps(self, real: Callable[[int], Iterator[Any]], first: int) -> Iterator[Any]:
+    def steps(
+        self, batches: Batches, read: Callable[[int], Iterator[Any]], first: int
+    ) -> Iterator[Any]:
         """Pass on steps; one more at the end, where that is the fault."""
         step = None
-        for step in real(first):
+        if FAULT == "batch" and self._mine:
+            batches.total_steps += 1  # otherwise the run would not ask for it
+        for step in read(first):
             self._due = step.plan.index == STEP
             if FAULT == "shape":
                 self._sum_a_figure()
@@ -137,25 +143,27 @@ class Faulty:
             reduce_once()
 
 
+def faulty_data(faulty: Faulty) -> None:
+    """Let the steps of the training pass through the fault."""
+    read = Batches.steps
+    Batches.steps = lambda batches, start=0: faulty.steps(batches, partial(read, batches), start)  # type: ignore[method-assign,assignment,return-value]
+
+
 def main(config: paceline.RunConfig) -> None:
     """Train, and go wrong."""
-    with paceline.join(config) as world:
-        mine = world.rank == int(os.environ.get("FAULT_RANK", "0"))
+    with paceline.Run(config) as run:
+        mine = run.world.rank == int(os.environ.get("FAULT_RANK", "0"))
         faulty = Faulty(mine=mine)
+        faulty_data(faulty)
         net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
-        model = paceline.parallelize(net, world, config)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        batches = paceline.Batches(Lines(dies=mine and FAULT == "loader"), config, world)
-        real = batches.steps
-        batches.steps = lambda first=0: faulty.steps(real, first)  # type: ignore[method-assign]
+        model = run.model(net)
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+        train = Lines(dies=mine and FAULT == "loader")
         held_out = [Lines(dies=False)[place] for place in range(256)]
         evaluation = torch.utils.data.TensorDataset(
             *(torch.stack(column) for column in zip(*held_out, strict=True))
         )
-        trainer = paceline.Trainer(
-            world, model, optimizer, batches, faulty.loss, config, evaluation=evaluation
-        )
-        trainer.run()
+        paceline.Trainer(run, model, optimizer, train, faulty.loss, evaluation=evaluation).fit()
 
 
 if __name__ == "__main__":

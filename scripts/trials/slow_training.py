@@ -17,7 +17,9 @@ from torch.nn.functional import mse_loss
 
 import paceline
 from paceline.config import BatchConfig, CheckpointConfig, RunConfig
-from paceline.train.ddp_reduction import TreeDDP
+from paceline.data.reading.batches import Batches
+from paceline.train.gradient_buckets import Bucket
+from paceline.train.gradient_sum import BucketedSum
 
 SAMPLES, WIDTH = 2048, 64
 
@@ -110,36 +112,34 @@ class SlowModel(nn.Module):
         return found
 
 
-def slow_link(model: TreeDDP, delay: Delay) -> None:
-    """Let every bucket take longer on its way, as it would on a slow link."""
-    send = model.reduction._advance  # noqa: SLF001
+def slow_link(delay: Delay) -> None:
+    """Let every bucket of gradients take longer to be sent, as on a slow link."""
+    send = BucketedSum._send  # noqa: SLF001
 
-    def slowly(*, everything: bool) -> None:
+    def send_slowly(gradient_sum: BucketedSum, bucket: Bucket) -> None:
         delay.here("communication")
-        send(everything=everything)
+        send(gradient_sum, bucket)
 
-    model.reduction._advance = slowly  # type: ignore[method-assign] # noqa: SLF001
+    BucketedSum._send = send_slowly  # type: ignore[method-assign] # noqa: SLF001
+
+
+def slow_data(delay: Delay) -> None:
+    """Let every step take longer to be read."""
+    read = Batches.steps
+    Batches.steps = lambda batches, start=0: delay.steps(read(batches, start))  # type: ignore[method-assign,assignment,return-value]
 
 
 def main(config: TrainingConfig) -> None:
     """Train."""
-    with paceline.join(config) as world:
-        train(world, config)
-
-
-def train(world: paceline.World, config: TrainingConfig) -> None:
-    """Train on a world that has met."""
-    delay = Delay(config.slow, world.rank)
-    model = paceline.parallelize(SlowModel(config.width, delay), world, config)
-    if isinstance(model, TreeDDP):
-        slow_link(model, delay)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    optimizer.register_step_pre_hook(lambda *_: delay.here("optimizer"))
-    data = torch.randn(SAMPLES, WIDTH), torch.randn(SAMPLES, 1)
-    batches = paceline.Batches(data, config, world)
-    read = batches.steps
-    batches.steps = lambda first=0: delay.steps(read(first))  # type: ignore[method-assign]
-    paceline.Trainer(world, model, optimizer, batches, mse_loss, config).run()
+    with paceline.Run(config) as run:
+        delay = Delay(config.slow, run.world.rank)
+        slow_link(delay)
+        slow_data(delay)
+        model = run.model(SlowModel(config.width, delay))
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+        optimizer.register_step_pre_hook(lambda *_: delay.here("optimizer"))
+        data = torch.randn(SAMPLES, WIDTH), torch.randn(SAMPLES, 1)
+        paceline.Trainer(run, model, optimizer, data, mse_loss).fit()
 
 
 if __name__ == "__main__":

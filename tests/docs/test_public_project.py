@@ -172,6 +172,6 @@ def test_files_that_contributors_are_sent_to_exist() -> None:
 
 
 def test_the_step_is_where_the_first_question_says() -> None:
-    source = (ROOT / "src" / "paceline" / "train" / "update.py").read_text(encoding="utf-8")
+    source = (ROOT / "src" / "paceline" / "train" / "weight_update.py").read_text(encoding="utf-8")
     calls = [node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
     assert "step" in calls

@@ -138,7 +138,7 @@ def page_of(path: Path) -> Page:
 
 
 def readme_script() -> str:
-    """Return the script of the README: its first block of Python that joins a world."""
+    """Return the script of the README: its first block of Python with a run."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python[^\n]*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     return next(block for block in blocks if "paceline.Run(" in block)

@@ -128,36 +128,16 @@ def count_no_pauses(slow_training) -> None:
     time.perf_counter = lambda: time.process_time() + slept_s
 
 
-def trainings(world, exact: bool, phases: tuple[str, ...]) -> None:
+def train(words: dict) -> None:
     sys.path.insert(0, str(SCRIPTS))
     import slow_training
 
     count_no_pauses(slow_training)
-    for number, phase in enumerate(phases):
-        words = {
-            "slow.phase": phase,
-            "slow.rank": number % 3,
-            "slow.seconds": 0.02,
-            "name": phase,
-            "exact": exact,
-        }
-        config = with_settings(
-            slow_training.TrainingConfig(), {**words, "steps": 16, "log.progress": "lines"}
-        )
-        slow_training.train(world, config)
-    once = {
-        "slow.phase": "backward",
-        "slow.rank": 2,
-        "slow.seconds": 1.0,
-        "slow.step": 9,
-        "name": "once",
-    }
-    slow_training.train(
-        world, with_settings(slow_training.TrainingConfig(), {**once, "steps": 16, "exact": exact})
-    )
+    common = {"steps": 16, "log.progress": "lines"}
+    slow_training.main(with_settings(slow_training.TrainingConfig(), {**common, **words}))
 
 
-def until_it_is_told(world) -> None:
+def until_it_is_told() -> None:
     sys.path.insert(0, str(SCRIPTS))
     import slow_training
 
@@ -167,7 +147,7 @@ def until_it_is_told(world) -> None:
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    if world.rank == 0:
+    if os.environ["RANK"] == "0":
         threading.Thread(target=stop_when_told, daemon=True).start()
     words = {
         "slow.phase": "optimizer",
@@ -177,7 +157,7 @@ def until_it_is_told(world) -> None:
         "log.progress": "lines",
     }
     with contextlib.suppress(Stopped):
-        slow_training.train(world, with_settings(slow_training.TrainingConfig(), words))
+        slow_training.main(with_settings(slow_training.TrainingConfig(), words))
 
 
 def test_a_run_says_which_rank_holds_it_up(tmp_path: Path) -> None:
@@ -196,11 +176,20 @@ def test_a_run_says_which_rank_holds_it_up(tmp_path: Path) -> None:
     ("exact", "phases"), [(True, DELAYED), (False, ("backward",))], ids=["exact", "free"]
 )
 def test_ranks_that_are_made_slow_are_named_with_the_phase(tmp_path: Path, exact, phases) -> None:
-    run_on_processes(trainings, 3, tmp_path, {}, {"exact": exact, "phases": phases})
-    [runs] = tmp_path.glob("meeting-*/runs")
     named = {}
-    for name in (*phases, "once"):
-        found = find_straggler(read_beats(runs / name / "ranks", 3, 0.0), 6, 3)
+    for name, words in delays_of(phases).items():
+        run_on_processes(train, 3, tmp_path, {}, {"words": {**words, "name": name, "exact": exact}})
+        [ranks] = tmp_path.glob(f"meeting-*/runs/{name}/ranks")
+        found = find_straggler(read_beats(ranks, 3, 0.0), 6, 3)
         named[name] = found and (found.beat.rank, found.phase, found.kind)
     wanted = {phase: (number % 3, phase, "chronic") for number, phase in enumerate(phases)}
     assert named == wanted | {"once": (2, "backward", "one-off")}
+
+
+def delays_of(phases: tuple[str, ...]) -> dict[str, dict]:
+    """Return the settings of one training per phase, and of one that is slow once, by name."""
+    found = {}
+    for number, phase in enumerate(phases):
+        found[phase] = {"slow.phase": phase, "slow.rank": number % 3, "slow.seconds": 0.02}
+    once = {"slow.phase": "backward", "slow.rank": 2, "slow.seconds": 1.0, "slow.step": 9}
+    return found | {"once": once}

@@ -141,9 +141,9 @@ LINE = '{"step": 0, "loss": "nan", "samples": 0, "ranks_agree": true, "generator
 @pytest.mark.parametrize(
     ("content", "fix"),
     [
-        (None, "train with `paceline.Run(config)`"),
-        (HEAD, "loop over `run.steps(data)`"),
-        (HEAD + LINE, "loop over `run.steps(data)`"),
+        (None, "train inside `with paceline.Run(config) as run`"),
+        (HEAD, "loop over `run.steps(...)`"),
+        (HEAD + LINE, "loop over `run.steps(...)`"),
     ],
 )
 def test_a_record_without_steps_is_refused(tmp_path: Path, content: str | None, fix: str) -> None:

@@ -200,7 +200,7 @@ def _exit_fix(code: int | None) -> str:
         return "check whether the machine ran out of memory (dmesg) or a scheduler killed it"
     if code and code < 0:
         return "read the lines above: a crash in native code prints its stack there"
-    return "look for sys.exit or os._exit in the script: every rank must reach the end of `with paceline.Run`"
+    return "look for sys.exit or os._exit in the script: every rank must reach the end of `with paceline.Run(config)`"
 
 
 def _shell_code(code: int | None) -> int:

@@ -57,14 +57,15 @@ def read_record(folder: Path, name: str) -> Record:
     if not path.is_file():
         raise PacelineError(
             f"{name} left no record of its steps",
-            fix="train with `paceline.Run(config)`, with the config of `paceline.config_from_argv()`",
+            fix="train inside `with paceline.Run(config) as run`, with the config of "
+            "`paceline.config_from_argv()`",
         )
     lines = path.read_text(encoding="utf-8").splitlines()
     head, *steps = [json.loads(line) for line in lines]
     if len(steps) < 2:
         raise PacelineError(
             f"{name} recorded no step",
-            fix="loop over `run.steps(data)`: the run records each step",
+            fix="loop over `run.steps(...)` for at least one step",
         )
     return Record(**head, steps=[_step(line) for line in steps])
 

@@ -25,28 +25,22 @@ CAUSES = {
     ),
     "ranks_diverge": (
         "unsynchronized gradients: after the step the ranks have different weights",
-        "pass the model to `run.model`, and train it with `run.update`",
+        "pass model and optimizer to `run.model` and `run.optimizer`, and step with `run.update`",
     ),
     "data_order": (
         "per-rank data order: in this step the ranks together used different samples",
         (
-            "loop over `run.steps(data)`, whose order does not depend on the world size; "
+            "take batches from `run.steps`, whose order does not depend on the world size; "
             "with a sampler, use the global rank and set_epoch"
         ),
     ),
     "batchnorm": (
         "BatchNorm: its statistics depend on the number of samples per rank",
-        (
-            "train with `run.update` of `paceline.Run`, which runs lanes of a fixed size and merges "
-            "the statistics"
-        ),
+        "step with `run.update`, which runs lanes of a fixed size and merges their statistics",
     ),
     "randomness": (
         "per-rank randomness: dropout or noise is drawn from each rank's own generator",
-        (
-            "train with `run.update` of `paceline.Run`, which seeds the generators per lane; "
-            "do not seed with the rank"
-        ),
+        "step with `run.update`, which seeds the generators per lane; do not seed with the rank",
     ),
     "mean_of_means": (
         (
@@ -70,14 +64,14 @@ CAUSES = {
     ),
     "steps": (
         "different numbers of steps: the length of the loop depends on the world size",
-        "loop over `run.steps(data)`: its epochs have the same steps at every world size",
+        "loop over `run.steps`: its epochs have the same steps at every world size",
     ),
     "summation": (
         (
             "the order of summation: the difference is as small as rounding errors, "
             "and samples and random numbers agree"
         ),
-        "set exact=true, and train with `run.update` of `paceline.Run`",
+        "set exact=true, and let `run.update` sum the gradients",
     ),
 }
 """Likely cause and fix, by the key that is in the JSON."""
