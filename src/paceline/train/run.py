@@ -131,6 +131,12 @@ class Run(RunObjects):
         2 1 False
         3 1 True
         """
+        self._check_loop()
+        config = with_length(self.config, epochs, steps)
+        batches = Batches(data, config, self.world, collate=collate)
+        return self._begin_loop(batches, flops_per_sample)
+
+    def _check_loop(self) -> None:
         if self._loop is not None:
             raise ConfigError(
                 "run.steps was called twice in one run",
@@ -141,8 +147,9 @@ class Run(RunObjects):
                 "the run has no optimizer",
                 fix="call run.optimizer(torch.optim.AdamW(model.parameters())) before run.steps(...)",
             )
-        config = with_length(self.config, epochs, steps)
-        batches = Batches(data, config, self.world, collate=collate)
+
+    def _begin_loop(self, batches: Batches, flops_per_sample: float) -> Iterator[Step]:
+        """Restore the newest checkpoint; return the steps that are left."""
         self.config = batches.config
         self._folder.write_settings(self.config)
         self._loop = RunLoop(
