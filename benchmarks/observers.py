@@ -29,8 +29,8 @@ import paceline
 from paceline.hang.flight_recorder import last_collectives
 from paceline.telemetry.phases import PhaseClock
 from paceline.telemetry.pulse import Pulse
-from paceline.train.note import StepEngine
-from paceline.train.observers import Observers
+from paceline.train.gradients.note import StepEngine
+from paceline.train.observers.observers import Observers
 from paceline.world.world import World
 
 RANKS, WARM = 2, 100

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.events import EpochDone, Event, RunEnded, RunStarted, StepDone
-from paceline.train.sinks.mlflow import MlflowSink
-from paceline.train.sinks.wandb import WandbSink
+from paceline.train.observers.sinks.mlflow import MlflowSink
+from paceline.train.observers.sinks.wandb import WandbSink
 
 SETTINGS = {"name": "trial", "lr.base": 0.1, "seed": 3}
 

@@ -22,7 +22,7 @@ def _example(
     import torch
 
     import paceline
-    from paceline.train.console import Console
+    from paceline.train.observers.console import Console
 
     monkeypatch.chdir(request.getfixturevalue("tmp_path"))
     monkeypatch.setattr(Console, "__call__", lambda *_: None)

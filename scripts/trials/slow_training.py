@@ -18,8 +18,8 @@ from torch.nn.functional import mse_loss
 import paceline
 from paceline.config import BatchConfig, CheckpointConfig, RunConfig
 from paceline.data.reading.batches import Batches
-from paceline.train.gradient_buckets import Bucket
-from paceline.train.gradient_sum import BucketedSum
+from paceline.train.gradients.gradient_buckets import Bucket
+from paceline.train.gradients.gradient_sum import BucketedSum
 
 SAMPLES, WIDTH = 2048, 64
 

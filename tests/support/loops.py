@@ -13,7 +13,7 @@ from torch.nn.functional import mse_loss
 
 import paceline
 from paceline.config import RunConfig
-from paceline.train.state import state_digest
+from paceline.train.saving.state import state_digest
 from paceline.world.world import World
 
 

@@ -15,7 +15,7 @@ import paceline
 from paceline.config.values import with_settings
 from paceline.errors import ConfigError, Stopped, TrainingError
 from paceline.train.callbacks import MOMENTS, Callback
-from paceline.train.state import state_digest
+from paceline.train.saving.state import state_digest
 from support.processes import run_on_processes
 from support.program import paceline as run_paceline
 

@@ -12,9 +12,9 @@ from paceline.config.diloco import LocalSgdConfig
 from paceline.data.reading.batches import Lane
 from paceline.errors import ConfigError, TrainingError
 from paceline.telemetry.phases import PhaseClock
-from paceline.train.cuda_graph import CapturedUpdates, may_capture
-from paceline.train.gradient_sum import BucketedSum
-from paceline.train.note import Note
+from paceline.train.gradients.gradient_sum import BucketedSum
+from paceline.train.gradients.note import Note
+from paceline.train.step.cuda_graph import CapturedUpdates, may_capture
 from paceline.world.world import World
 from support.loops import lanes_of
 from support.processes import run_on_processes

@@ -15,8 +15,8 @@ from paceline.config.values import with_settings
 from paceline.data.reading.source import as_source
 from paceline.data.reading.transform import Transformed
 from paceline.errors import ConfigError
-from paceline.train.evaluation_source import EvaluationSources
-from paceline.train.state import state_digest
+from paceline.train.evaluation.evaluation_source import EvaluationSources
+from paceline.train.saving.state import state_digest
 from paceline.world.world import World
 from support.processes import run_on_processes
 

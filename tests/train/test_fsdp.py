@@ -16,8 +16,8 @@ from paceline.recipes.gpt_config import GptConfig, design_of
 from paceline.recipes.gpt_model import GPT, Block
 from paceline.scale.batch import share
 from paceline.scale.tree import additions_by_turn, children
-from paceline.train.parallel import prepare
-from paceline.train.state import state_digest
+from paceline.train.model.parallel import prepare
+from paceline.train.saving.state import state_digest
 from paceline.world.world import World
 from support.loops import fit, run_trainer
 from support.processes import run_on_processes

@@ -9,7 +9,7 @@ from paceline.config import config_from_words
 from paceline.recipes.gpt import build_optimizer, token_loss
 from paceline.recipes.gpt_config import GptConfig, design_of
 from paceline.recipes.gpt_model import GPT, Block
-from paceline.train.cuda_graph import CapturedUpdates
+from paceline.train.step.cuda_graph import CapturedUpdates
 from paceline.world.process_group import join
 from support.loops import Fitted, fit
 from support.processes import run_on_processes

@@ -14,7 +14,7 @@ from torch import nn
 import paceline
 from paceline.config import RunConfig, config_from_words
 from paceline.recipes.mnist import MnistConfig
-from paceline.train.state import state_digest
+from paceline.train.saving.state import state_digest
 from support.datasets import make_dataset
 from support.loops import fit
 from support.processes import run_on_processes

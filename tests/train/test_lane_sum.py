@@ -6,15 +6,15 @@ from torch import nn
 
 from paceline.scale.batch import share
 from paceline.scale.tree import children, merges_after
-from paceline.train import bucket_exchange as exchange
-from paceline.train.bucket_exchange import (
+from paceline.train.gradients import bucket_exchange as exchange
+from paceline.train.gradients.bucket_exchange import (
     AllGatherExchange,
     AllToAllExchange,
     TreeShape,
     choose_exchange,
 )
-from paceline.train.lane_stack import LaneStack
-from paceline.train.note import Note
+from paceline.train.gradients.lane_stack import LaneStack
+from paceline.train.gradients.note import Note
 from paceline.world.world import World
 from support.loops import fit
 from support.processes import on_processes, run_on_processes

@@ -17,10 +17,10 @@ from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError
 from paceline.events import EpochDone, RunStarted, StepDone
 from paceline.rundir import RunDir
-from paceline.train import loggers
-from paceline.train.environment import environment_facts
-from paceline.train.sinks.bookmark import Bookmark
-from paceline.train.sinks.csvfile import CsvSink
+from paceline.train.observers import loggers
+from paceline.train.observers.environment import environment_facts
+from paceline.train.observers.sinks.bookmark import Bookmark
+from paceline.train.observers.sinks.csvfile import CsvSink
 from paceline.world.world import World
 from support.loops import RunIn
 

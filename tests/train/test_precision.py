@@ -13,7 +13,7 @@ from paceline.errors import ConfigError
 from paceline.recipes.gpt import build_optimizer, token_loss
 from paceline.recipes.gpt_config import GptConfig, design_of
 from paceline.recipes.gpt_model import GPT
-from paceline.train.precision import Precision
+from paceline.train.model.precision import Precision
 from paceline.world.world import World
 from support.loops import fit, sgd
 from support.processes import run_on_processes

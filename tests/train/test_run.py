@@ -13,7 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import paceline
-from paceline.train.state import state_digest
+from paceline.train.saving.state import state_digest
 from support.processes import run_on_processes
 
 SETTINGS = {

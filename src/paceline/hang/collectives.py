@@ -33,7 +33,7 @@ _MAY_DIFFER = {"all-to-all", "alltoall", "gather", "scatter", "broadcast", "barr
 _INNERMOST = 6
 _COLLECTIVE_FILES = (
     "/torch/distributed/",
-    "/paceline/train/bucket_exchange.py",
+    "/paceline/train/gradients/bucket_exchange.py",
     "/paceline/world/collectives.py",
 )
 _NEWEST = 5  # collectives that a rank may start before it notices that a peer was aborted

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.errors import ConfigError, did_you_mean
 from paceline.train.run_step import Step
-from paceline.train.tracked import Tracked
+from paceline.train.saving.tracked import Tracked
 
 MOMENTS = (
     "run_start", "run_end", "epoch_start", "epoch_end", "step_start", "step_end", "evaluation_end", "save", "stop",

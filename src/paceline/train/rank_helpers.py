@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from paceline.train.console import say
-from paceline.train.inference import gather_in_order
+from paceline.train.evaluation.inference import gather_in_order
+from paceline.train.observers.console import say
 from paceline.world.collectives import broadcast_from_main
 from paceline.world.process_group import wait_for_all
 from paceline.world.world import World

@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
 from paceline.scale.lr import describe_lr, describe_schedule, human_rate, scaled_lr, schedule_factor
-from paceline.train.run_state import Registered
+from paceline.train.saving.run_state import Registered
 
 
 class Rates:

@@ -17,8 +17,8 @@ from paceline.train.callbacks import Callback, Callbacks
 from paceline.train.run_folder import RunFolder
 from paceline.train.run_loop import RunLoop
 from paceline.train.run_objects import RunObjects
-from paceline.train.run_state import Registered
 from paceline.train.run_step import Step, with_length
+from paceline.train.saving.run_state import Registered
 from paceline.world.process_group import join
 from paceline.world.randomness import seed_everything
 from paceline.world.world import World

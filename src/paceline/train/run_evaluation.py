@@ -14,10 +14,10 @@ from paceline.config import RunConfig
 from paceline.data.reading.collate import Collate
 from paceline.errors import ConfigError
 from paceline.train.callbacks import Callbacks
-from paceline.train.inference import Inference, Pass, Score
+from paceline.train.evaluation.inference import Inference, Pass, Score
 from paceline.train.rank_helpers import RankHelpers
 from paceline.train.run_loop import RunLoop
-from paceline.train.run_state import Registered
+from paceline.train.saving.run_state import Registered
 
 
 class RunEvaluation(RankHelpers):

@@ -11,9 +11,9 @@ from paceline.errors import Stopped
 from paceline.events import Event, EventLog, RunFailed, Sink
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
 from paceline.runlock import Claim, claimed
-from paceline.train.console import Console
-from paceline.train.environment import environment_facts
-from paceline.train.loggers import Loggers, check_packages
+from paceline.train.observers.console import Console
+from paceline.train.observers.environment import environment_facts
+from paceline.train.observers.loggers import Loggers, check_packages
 from paceline.world.world import World
 
 

@@ -11,17 +11,17 @@ from paceline.data.reading.batches import Batches, RankBatch
 from paceline.errors import Stopped
 from paceline.events import EpochDone, Evaluated, RunEnded, RunStarted, RunStopped, StepDone
 from paceline.train.callbacks import Callbacks
-from paceline.train.checkpointing import Checkpoints
-from paceline.train.console import describe_run, rank_line, say
-from paceline.train.engine import make_updates
-from paceline.train.meter import Meter
-from paceline.train.note import Note, RankRequests
-from paceline.train.observers import Observers
+from paceline.train.gradients.note import Note, RankRequests
+from paceline.train.observers.console import describe_run, rank_line, say
+from paceline.train.observers.meter import Meter
+from paceline.train.observers.observers import Observers
+from paceline.train.observers.recorder import Recorder
 from paceline.train.rates import Rates
-from paceline.train.recorder import Recorder
 from paceline.train.run_folder import RunFolder
-from paceline.train.run_state import Registered, RunState
-from paceline.train.state import digests_of_all, state_digest
+from paceline.train.saving.checkpointing import Checkpoints
+from paceline.train.saving.run_state import Registered, RunState
+from paceline.train.saving.state import digests_of_all, state_digest
+from paceline.train.step.engine import make_updates
 from paceline.train.stopping import Stopping
 from paceline.world.device import peak_of_all
 from paceline.world.process_group import shorten_timeout

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from paceline.errors import ConfigError
-from paceline.train.parallel import prepare
-from paceline.train.run_state import SavedNames
+from paceline.train.model.parallel import prepare
 from paceline.train.run_updates import RunUpdates
+from paceline.train.saving.run_state import SavedNames
 
 Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)

@@ -8,7 +8,7 @@ from paceline.config import RunConfig
 from paceline.config.given import is_given, with_values
 from paceline.data.reading.batches import RankBatch
 from paceline.errors import ConfigError
-from paceline.train.note import Note
+from paceline.train.gradients.note import Note
 
 
 class Step:

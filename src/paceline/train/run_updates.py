@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ConfigError, TrainingError
-from paceline.train.lane_loss import Losses, LossFunction
-from paceline.train.note import Note
+from paceline.train.gradients.note import Note
 from paceline.train.run_controls import RunControls
 from paceline.train.run_loop import RunLoop
 from paceline.train.run_step import Step, with_requests_of
-from paceline.train.updates import UpdateCall
+from paceline.train.step.lane_loss import Losses, LossFunction
+from paceline.train.step.updates import UpdateCall
 from paceline.world.randomness import seed_everything
 
 

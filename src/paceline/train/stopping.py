@@ -20,7 +20,7 @@ from paceline.config.intervals import seconds_from
 from paceline.errors import Stopped
 from paceline.launch.signals import EARLY, STOP_SIGNALS
 from paceline.rundir import RunDir, write_whole
-from paceline.train.note import Note, RankRequests, StepEngine
+from paceline.train.gradients.note import Note, RankRequests, StepEngine
 from paceline.world.world import World
 
 TIME_LIMIT = "the time limit is near"

@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import paceline
-from paceline.train.recorder import Recorder
+from paceline.train.observers.recorder import Recorder
 from paceline.world.collectives import sum_across
 from paceline.world.process_group import join
 

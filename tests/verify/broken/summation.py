@@ -6,7 +6,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
-from paceline.train.recorder import Recorder
+from paceline.train.observers.recorder import Recorder
 from paceline.world.collectives import sum_across
 from paceline.world.process_group import join
 

@@ -1,0 +1,176 @@
+"""Evaluation and prediction: every sample once, the same result on any number of ranks, and the model as before."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from paceline.config import RunConfig
+from paceline.data.reading.collate import Collate
+from paceline.errors import ConfigError
+from paceline.scale.batch import share
+from paceline.train.evaluation.evaluation_source import EvaluationSource, EvaluationSources
+from paceline.train.evaluation.metric_objects import MetricObjects
+from paceline.train.evaluation.prediction import OUTPUT, Columns, PredictionShards, columns_from
+from paceline.train.evaluation.score_sums import ScoreSums, check_mapping
+from paceline.train.evaluation.undisturbed import WholeWeights, undisturbed
+from paceline.train.model.precision import Precision
+from paceline.world.collectives import all_gather_rows, all_gather_texts
+from paceline.world.randomness import mix, seed_everything
+from paceline.world.world import World
+
+Score = Callable[[Any], Mapping[str, Any]]
+"""score(batch) -> named values: one value per sample, (sum, count), or the arguments of a metric object."""
+
+_KEY = mix(0x6576616C)
+"""Keeps the random numbers of evaluations apart from those of steps."""
+
+
+class NumberedBatch(NamedTuple):
+    """A batch of an evaluation."""
+
+    number: int | None
+    """None: run only because other ranks have more batches, and must gather this rank's shards."""
+    samples: int
+    values: Any
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over a dataset."""
+
+    modules: Sequence[nn.Module]
+    data: Any
+    collate: Collate | None = None
+    after_batch: Callable[[], None] = lambda: None
+
+
+class Inference:
+    """Runs functions over datasets without training. A run has one, which keeps the datasets open."""
+
+    def __init__(self, world: World, config: RunConfig) -> None:
+        self._world, self._config = world, config
+        self._precision = Precision(config, world.device, world.size)
+        self._sources = EvaluationSources(world, config)
+        self._weights = WholeWeights(world, config)
+        self._size = max(1, config.batch.global_size // config.batch.lanes)
+
+    def evaluate(
+        self, over: Pass, score: Score, metrics: Mapping[str, Any], batches: int = 0
+    ) -> dict[str, float]:
+        """Return the mean of every named value and the result of every metric object. Every rank must call this.
+
+        `batches` limits the pass to the first batches; 0: all.
+        """
+        source = self._sources.of(over.data, over.collate)
+        count = self._count(source)
+        count = min(count, batches) if batches else count
+        sums, objects = ScoreSums(self._world), MetricObjects(metrics, self._world)
+        mine = share(count, self._world.rank, self._world.size)
+        most = len(share(count, 0, self._world.size))
+        with self._running(over.modules) as is_free:
+            for batch in self._batches(source, mine, 0 if is_free else most):
+                found = check_mapping(score(batch.values))
+                if batch.number is not None:
+                    sums.add(batch.number, objects.take(found), batch.samples)
+                    over.after_batch()
+            seed_everything(self._config.seed, _KEY, -1)
+            results = objects.compute()
+        return sums.means(count) | results
+
+    def predict(self, over: Pass, function: Callable[[Any], Any]) -> Tensor | dict[str, Tensor]:
+        """Return the outputs of all samples in dataset order, on every rank. Every rank must call this."""
+        source = self._sources.of(over.data, over.collate)
+        count = self._count(source)
+        mine = share(count, self._world.rank, self._world.size)
+        most = len(share(count, 0, self._world.size))
+        outputs: list[Any] = []
+        with self._running(over.modules) as is_free:
+            for batch in self._batches(source, mine, 0 if is_free else most):
+                output = columns_from(function(batch.values), batch.samples)
+                if batch.number is not None:
+                    outputs.append(output)
+                    over.after_batch()
+        return _gather_columns(self._world, outputs)
+
+    def predict_to(self, folder: Path, over: Pass, function: Callable[[Any], Any]) -> None:
+        """Write the outputs of all samples in dataset order as shards. Every rank must call this."""
+        source = self._sources.of(over.data, over.collate)
+        shards = PredictionShards(folder, self._world, len(source), self._size, self._config)
+        with self._running(over.modules) as is_free, shards.writing():
+            for batch in self._batches(
+                source, shards.batches, 0 if is_free else shards.most_batches
+            ):
+                output = columns_from(function(batch.values), batch.samples)
+                if batch.number is not None:
+                    shards.add(batch.number, output)
+                    over.after_batch()
+
+    @contextlib.contextmanager
+    def _running(self, modules: Sequence[nn.Module]) -> Iterator[bool]:
+        """Run without training; yield whether forward is free of collectives."""
+        with self._weights.gathered(modules) as is_free, undisturbed(modules, self._precision):
+            yield is_free
+
+    def _count(self, source: EvaluationSource) -> int:
+        return -(-len(source) // self._size)
+
+    def _batches(
+        self, source: EvaluationSource, numbers: Sequence[int], at_least: int
+    ) -> Iterator[NumberedBatch]:
+        """Yield these batches on the device, and idle ones until there are `at_least` so many."""
+        idle = [None] * (at_least - len(numbers))
+        for number in [*numbers, *idle]:
+            begin = (number or 0) * self._size
+            end = min(begin + self._size, len(source))
+            batch = source.read(begin, end)
+            seed_everything(self._config.seed, _KEY, number or 0)
+            with self._precision.context():
+                yield NumberedBatch(number, end - begin, batch)
+
+
+def _gather_columns(world: World, outputs: list[Columns]) -> Tensor | dict[str, Tensor]:
+    """Return the outputs of all ranks: one tensor, or one per name."""
+    own = list(outputs[0]) if outputs else None
+    every = [json.loads(text) for text in all_gather_texts(world, json.dumps(own))]
+    names: list[str] = next((each for each in every if each is not None), [])
+    found = {}
+    for name in names:
+        rows = [output[name] for output in outputs if isinstance(output[name], Tensor)]
+        if len(rows) < len(outputs):
+            raise ConfigError(
+                f"the function of run.predict returned rows of different lengths in {name!r}",
+                fix='pad them to one shape, or write them to files: run.predict(..., to="folder")',
+            )
+        found[name] = gather_in_order(world, torch.cat(rows) if rows else None)
+    return found[OUTPUT] if list(found) == [OUTPUT] else found
+
+
+def gather_in_order(world: World, rows: Tensor | None) -> Tensor:
+    """Return the rows of all ranks, those of rank 0 first; a rank may have none. Every rank must call this."""
+    own = None if rows is None else [len(rows), str(rows.dtype), list(rows.shape[1:])]
+    facts = [json.loads(text) for text in all_gather_texts(world, json.dumps(own))]
+    given = [fact for fact in facts if fact is not None]
+    if any(fact[1:] != given[0][1:] for fact in given):
+        shapes = ", ".join(f"{fact[1]}{fact[2]}" for fact in given)
+        raise ConfigError(
+            f"the rows of the ranks have different types or shapes: {shapes}",
+            fix="pad the outputs to one shape",
+        )
+    _, dtype, shape = given[0]
+    counts = [fact[0] if fact else 0 for fact in facts]
+    like = torch.zeros(max(counts), *shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+    if rows is not None:
+        like[: len(rows)] = rows.cpu()
+    gathered = all_gather_rows(world, like.flatten().view(torch.uint8))
+    parts = []
+    for part, count in zip(gathered, counts, strict=True):
+        parts.append(part.view(like.dtype).view(like.shape)[:count])
+    return torch.cat(parts)

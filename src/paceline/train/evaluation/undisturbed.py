@@ -1,0 +1,130 @@
+"""Run models without training them: in eval mode, with whole weights, and afterwards everything is as before."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+from paceline.config import RunConfig
+from paceline.train.model.parallel import shards
+from paceline.train.model.precision import Precision, casts_weights
+from paceline.train.observers.console import say
+from paceline.world.collectives import sum_across
+from paceline.world.world import World
+
+_SHARE = 0.5  # of the free GPU memory; the score needs the rest
+
+
+@contextlib.contextmanager
+def undisturbed(modules: Sequence[nn.Module], precision: Precision) -> Iterator[None]:
+    """Put modules into eval mode; give each back its mode, its buffers and the state of the generators."""
+    every = {module for model in modules for module in model.modules()}
+    modes = {module: module.training for module in every}
+    buffers = []
+    for module in every:
+        for key, value in module._buffers.items():  # noqa: SLF001 - its own, not its children's
+            if value is not None:
+                buffers.append((module, key, value, value.clone(), value._version))  # noqa: SLF001 - torch's count of writes
+    with _same_generators():
+        for model in modules:
+            model.eval()
+            precision.begin(model)
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            for model in modules:
+                precision.finish(model)
+            for module, training in modes.items():
+                module.training = training
+            for module, key, value, before, version in buffers:
+                module._buffers[key] = value  # noqa: SLF001 - the function may have assigned another tensor
+                if value._version != version:  # noqa: SLF001 - torch's count of writes
+                    value.copy_(before)
+
+
+@contextlib.contextmanager
+def _same_generators() -> Iterator[None]:
+    """Give the generators of torch, CUDA, NumPy and Python back their state."""
+    states = torch.get_rng_state(), numpy.random.get_state(), random.getstate()  # noqa: NPY002
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    device_state = torch.cuda.get_rng_state() if on_gpu else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        numpy.random.set_state(states[1])  # noqa: NPY002
+        random.setstate(states[2])
+        if device_state is not None:
+            torch.cuda.set_rng_state(device_state)
+
+
+class WholeWeights:
+    """Gathers the weights of sharded models for the time of an evaluation.
+
+    Forward is then free of collectives, so a score may call it as often as it likes: text generation ends after a
+    different number of tokens on each rank. Models too large for that are gathered unit by unit in every forward.
+    """
+
+    def __init__(self, world: World, config: RunConfig) -> None:
+        self._world, self._are_sharded = world, shards(world, config)
+        self._bytes_each = 2 if casts_weights(config, world.size) else 4
+        self._said = False
+
+    @contextlib.contextmanager
+    def gathered(self, modules: Sequence[nn.Module]) -> Iterator[bool]:
+        """Gather weights if they fit; yield whether all forwards are free of collectives. Every rank must call this."""
+        if not self._are_sharded:
+            yield True
+            return
+        fits = self._fit(modules)
+        if not fits:
+            self._explain()
+            yield False
+            return
+        units = _units_of(modules)
+        for unit, _ in units:
+            unit.set_reshard_after_forward(False, recurse=False)
+            unit.unshard()
+        try:
+            yield True
+        finally:
+            for unit, is_root in units:
+                unit.reshard()
+                # As fully_shard sets it: a root keeps its weights until backward.
+                unit.set_reshard_after_forward(not is_root, recurse=False)
+
+    def _fit(self, modules: Sequence[nn.Module]) -> bool:
+        """Return whether the whole weights fit into the memory of every rank. Every rank must call this."""
+        device, lacks = self._world.device, 0.0
+        if device != "cpu":
+            free, _ = torch.cuda.mem_get_info(device)
+            free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            count = sum(value.numel() for model in modules for value in model.parameters())
+            lacks = float(count * self._bytes_each > _SHARE * free)
+        return not float(sum_across(self._world, torch.tensor([lacks], dtype=torch.float64)))
+
+    def _explain(self) -> None:
+        if self._world.is_main and not self._said:
+            say(
+                "evaluation: the whole model does not fit beside the training, so weights are gathered in every "
+                "forward; call forward equally often on every rank"
+            )
+        self._said = True
+
+
+def _units_of(modules: Sequence[nn.Module]) -> list[tuple[Any, bool]]:
+    """Return the FSDP units of models, and whether each is the root."""
+    from torch.distributed.fsdp import FSDPModule
+
+    found: list[tuple[Any, bool]] = []
+    for model in modules:
+        units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        found += [(unit, unit is model) for unit in units]
+    return found

@@ -1,0 +1,1 @@
+"""How the gradients of lanes are added, on this rank and over all ranks."""

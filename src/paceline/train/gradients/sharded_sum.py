@@ -1,0 +1,111 @@
+"""How the lane gradients of an FSDP model are added: FSDP scatters them, along the tree or in its own order."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from paceline.errors import ConfigError
+from paceline.scale.batch import share
+from paceline.scale.tree import merges_after
+from paceline.train.gradients.bucket_exchange import TreeShape
+from paceline.train.gradients.fsdp_reduction import LaneSchedule, TreeScatter, prepared_units
+from paceline.train.gradients.gradient_sum import exchange_notes
+from paceline.train.gradients.note import Note, merge_notes
+from paceline.train.model.shard_mesh import shard_mesh_of
+from paceline.world.collectives import sum_across, wire_device
+from paceline.world.world import World
+
+
+class ShardedSum:
+    """Adds the gradients of all lanes of an update into the shards of `grad`, along the tree."""
+
+    is_complete = True
+
+    def __init__(
+        self, model: nn.Module, parameters: list[nn.Parameter], lanes: int, world: World
+    ) -> None:
+        mesh = shard_mesh_of(model)
+        self._parameters, self._schedule = parameters, LaneSchedule(lanes, world, mesh)
+        self._merges = merges_after(share(lanes, world.rank, world.size), lanes)
+        self._shape, self._wire = TreeShape.of(lanes, world), wire_device(world)
+        self._notes: list[Note] = []
+        self._scatters = []
+        for unit in prepared_units(model, world):
+            self._scatters.append(TreeScatter(self._schedule, mesh, self._wire))
+            unit.set_custom_reduce_scatter(self._scatters[-1])  # type: ignore[arg-type]
+        self.idle = self._schedule.idle
+
+    def begin(self) -> None:
+        """Start an update without gradients."""
+        self._schedule.now = 0
+        self._notes = []
+        for scatter in self._scatters:
+            scatter.begin()
+
+    def before_lane(self, note: Note, *, last: bool) -> None:
+        """Keep the note; drop the gradient that FSDP wrote for the lane before: it is not a sum yet."""
+        drop_gradients(self._parameters)
+        self._schedule.now = self.idle + len(self._notes)
+        self._notes.append(note)
+        assert last is (self._schedule.now == self._schedule.last)
+
+    def after_lane(self) -> None:
+        """Do nothing: the gradients are scattered already."""
+
+    def finish(self) -> Note:
+        """Return the sum of the notes; FSDP has written the gradients."""
+        notes = [note.to_tensor() for note in merge_notes(self._notes, self._merges)]
+        return exchange_notes(notes, self._shape, self._wire)
+
+
+class FreeShardedSum:
+    """Adds in the backend's order: FSDP adds within shard groups, then between them."""
+
+    is_complete = True
+
+    def __init__(
+        self, model: nn.Module, parameters: list[nn.Parameter], lanes: int, world: World
+    ) -> None:
+        self._parameters, self._world = parameters, world
+        self._units = prepared_units(model, world)
+        self.idle = LaneSchedule(lanes, world, shard_mesh_of(model)).idle
+        self._total: Tensor | None = None
+
+    def begin(self) -> None:
+        """Start an update without gradients."""
+        drop_gradients(self._parameters)
+        self._total = None
+        self._all_reduce_if(last=False)
+
+    def before_lane(self, note: Note, *, last: bool) -> None:
+        """Add the note; the last lane's backward adds the sums of all shard groups."""
+        own = note.to_tensor()
+        self._total = own if self._total is None else self._total + own
+        self._all_reduce_if(last=last)
+
+    def after_lane(self) -> None:
+        """Leave the gradients in the parameters."""
+
+    def finish(self) -> Note:
+        """Return the sum of the notes; FSDP has written the gradients."""
+        assert self._total is not None
+        return Note.from_tensor(sum_across(self._world, self._total))
+
+    def _all_reduce_if(self, *, last: bool) -> None:
+        for unit in self._units:
+            unit.set_requires_all_reduce(last, recurse=False)
+
+
+def drop_gradients(parameters: list[nn.Parameter]) -> None:
+    """Set `grad` to None, so that the next backward writes instead of accumulating."""
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def refuse_several(models: int, optimizers: int) -> None:
+    """Refuse what FSDP's own backward cannot do."""
+    if models > 1 or optimizers > 1:
+        raise ConfigError(
+            f"parallel=fsdp trains one model with one optimizer; this run has {models} and {optimizers}",
+            fix="set parallel=ddp",
+        )

@@ -1,0 +1,1 @@
+"""How a model is parallelized: moved, compiled, sharded, and in which number format it computes."""

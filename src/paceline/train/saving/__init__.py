@@ -1,0 +1,1 @@
+"""What a checkpoint holds, how a run resumes from it, and what must not change."""

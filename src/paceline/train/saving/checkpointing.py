@@ -1,0 +1,264 @@
+"""How a run resumes from a checkpoint and saves new ones, and which changes of settings it refuses."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from torch import Tensor
+
+from paceline.checkpoint.cadence import Cadence
+from paceline.checkpoint.commit import CommitHooks, Saved, SaveFailed
+from paceline.checkpoint.find import open_storage
+from paceline.checkpoint.manifest import Manifest
+from paceline.checkpoint.restore import newest_good, read_tensors
+from paceline.checkpoint.retention import Retention
+from paceline.checkpoint.save import Saver
+from paceline.config import RunConfig
+from paceline.config.intervals import Every
+from paceline.config.renamed import refuse_old_names
+from paceline.config.values import flatten
+from paceline.data.reading.batches import Batches
+from paceline.errors import ConfigError
+from paceline.events import CheckpointBad, CheckpointFailed, CheckpointSaved, Event
+from paceline.rundir import RunDir, write_whole
+from paceline.runlock import Claim
+from paceline.train.model.sharded_tensor import whole
+from paceline.train.observers.console import say
+from paceline.train.saving.imported_state import IMPORT_AGAIN, is_imported
+from paceline.world.collectives import all_gather_texts
+from paceline.world.process_group import wait_for_all
+from paceline.world.world import World
+
+
+class SavedState(Protocol):
+    """What a checkpoint holds."""
+
+    @property
+    def world(self) -> World:
+        """The ranks that save it."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The settings of the run."""
+
+    @property
+    def batches(self) -> Batches:
+        """The steps of the run."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors by name: the same names on every rank."""
+
+    def own_tensors(self) -> Mapping[str, Tensor]:
+        """Return the tensors that only this rank holds."""
+
+    def manifest(self, step: int, metrics: Mapping[str, float]) -> Manifest:
+        """Return the description of a checkpoint after a step. Every rank must call this."""
+
+    def load(self, manifest: Manifest, tensors: Iterator[tuple[str, Tensor]]) -> list[str]:
+        """Restore everything; return a line for each thing that does not match."""
+
+    def changed_settings(self, manifest: Manifest) -> list[str]:
+        """Return the settings that would make the rest of the run another training."""
+
+
+_CLAIM_S = 1.0  # how often to check that no later start of this job has taken the run over
+
+
+class Checkpoints:
+    """Restores and saves a run. Every rank has one and makes the same calls in the same order."""
+
+    def __init__(
+        self,
+        state: SavedState,
+        emit: Callable[[Event], None],
+        claim: Claim | None = None,
+        on_saved: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self._state, self._emit, self._on_saved = state, emit, on_saved
+        self._world, self._config = state.world, state.config
+        self._claim, self._claim_checked = claim, 0.0
+        settings = state.config.checkpoint
+        folder = RunDir.of(state.config).checkpoints
+        self._storage = open_storage(folder, settings.to, state.config.name)
+        self._saver = self._make_saver()
+        self._cadence = Cadence(
+            Every.parse(settings.every),
+            settings.mtbf_h * 3600.0,
+            state.batches.plan.steps_per_epoch,
+            time.monotonic(),
+        )
+        self._saved_step = -1
+        self._prepared = False
+        self.before_save: Callable[[int], None] = lambda _: None
+        """Called on every rank before a checkpoint after so many steps is saved."""
+
+    def _make_saver(self) -> Saver:
+        settings = self._config.checkpoint
+        before_commit = self._claim.check if self._claim is not None else None
+        token = all_gather_texts(self._world, secrets.token_hex(4))[0]
+        return Saver(
+            self._storage,
+            self._world,
+            token,
+            retention=Retention(settings.keep, settings.best),
+            hooks=CommitHooks(before_commit, self._report_progress),
+            silence_s=self._config.timeout.step_s,
+            whole=whole,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._saver.give_up()  # a save in progress still gets its time
+
+    def restore(self) -> int:
+        """Resume from the newest intact checkpoint; return its step, or 0 without one."""
+        if self._world.is_main:
+            self._storage.sweep()
+            if self._config.resume == "never":
+                self._start_over()
+        manifest = newest_good(
+            self._storage, self._world, lambda step, why: self._emit(CheckpointBad(step, why))
+        )
+        if manifest is None:
+            return 0
+        self._refuse_changed_settings(manifest)
+        self._load(manifest)
+        if self._world.is_main and is_imported(manifest):
+            say(f"loaded the imported {self._storage.where(manifest.step)}")
+        self._saved_step = manifest.step
+        self._report_progress(manifest.step)
+        return manifest.step
+
+    def _start_over(self) -> None:
+        """Set all checkpoints aside, once per launch or job: its restarts resume from their own."""
+        mark = RunDir.of(self._config).started_over
+        launch = self._world.launch
+        if self._world.is_restart and mark.exists() and mark.read_text(encoding="utf-8") == launch:
+            return
+        for step in self._storage.steps():
+            self._storage.set_aside(step)
+        write_whole(mark, launch.encode())
+
+    def _refuse_changed_settings(self, manifest: Manifest) -> None:
+        where = self._storage.where(manifest.step)
+        refuse_old_names(manifest.config, where, fix="start a new run: give another name=")
+        changed = self._state.changed_settings(manifest)
+        if changed and self._config.resume != "changed":
+            raise ConfigError(
+                f"name={self._config.name} is a run with other settings: {shorten(changed)} "
+                f"(in {where})",
+                fix="give this run another name=, resume anyway with resume=changed, or start over with resume=never",
+            )
+
+    def _load(self, manifest: Manifest) -> None:
+        saved, wanted = _replicas(manifest.config), _replicas(dict(flatten(self._config)))
+        where = self._storage.where(manifest.step)
+        tensors = read_tensors(self._storage, manifest)
+        if saved != wanted:
+            raise ConfigError(
+                f"{where} was saved with {saved} local SGD replicas, this run has {wanted}",
+                fix="set local_sgd.steps and local_sgd.replicas as before, or give this run another name=",
+            )
+        problems = self._state.load(manifest, tensors)
+        if problems:
+            as_before = "build model and optimizer as before, or give this run another name="
+            raise ConfigError(
+                f"{where} does not fit this model: {shorten(problems)}",
+                fix=IMPORT_AGAIN if is_imported(manifest) else as_before,
+            )
+
+    def is_due(self) -> bool:
+        """Return whether this rank asks for a save now. Raises if the run was taken over."""
+        now = time.monotonic()
+        if self._claim is not None and now > self._claim_checked + _CLAIM_S:
+            self._claim_checked = now
+            self._claim.check()
+        return self._world.is_main and self._cadence.due_at(now) and not self.is_saving
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is in progress."""
+        return self._saver.busy
+
+    def update(self) -> None:
+        """Report the saves that have finished; reserve host memory at the first call."""
+        self._report_saves()
+        if not self._prepared:
+            self._prepared = True
+            self._saver.prepare(self._state.tensors(), self._state.own_tensors())
+
+    def after_step(self, step: int, metrics: Mapping[str, float], *, requested: bool) -> None:
+        """Save if any rank requested it, or if `checkpoint.every` says so."""
+        if requested or self._cadence.due_after(step):
+            self.save(step, metrics)
+
+    def save(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Save the run after this step, unless that is done already."""
+        if step == self._saved_step:
+            return
+        self._saved_step = step
+        self.before_save(step)
+        self._cadence.begun(time.monotonic())
+        manifest = self._state.manifest(step, metrics)
+        self._saver.save(self._state.tensors(), manifest, self._state.own_tensors())
+
+    def finish(self, *, in_time: bool = False) -> None:
+        """Wait until the last save is complete on every rank; with `in_time`, not for old ones to be deleted."""
+        try:
+            if in_time:
+                self._saver.wait()
+            else:
+                self._saver.close()
+        finally:
+            self._report_saves()
+        # Rank 0 may serve the store through which the others learn that the save is complete.
+        wait_for_all(self._world)
+
+    def _report_saves(self) -> None:
+        try:
+            while finished := self._saver.finished():
+                for saved in finished:
+                    self._report(saved)
+        except SaveFailed as error:
+            self._emit(CheckpointFailed(error.step, error.problem))
+            raise
+
+    def _report(self, saved: Saved) -> None:
+        self._cadence.learn(saved.held_s, saved.total_s)
+        self._on_saved(saved.total_s)
+        step, size_bytes = saved.manifest.step, saved.manifest.size_bytes
+        self._emit(CheckpointSaved(step, saved.where, size_bytes, saved.held_s, saved.total_s))
+
+    def _report_progress(self, step: int) -> None:
+        """Write the step for the launcher, which counts only failures without progress."""
+        if self._world.is_main and self._world.progress_file is not None:
+            write_whole(self._world.progress_file, str(step).encode())
+
+
+def _replicas(config: Mapping[str, Any]) -> int:
+    """Return the number of local SGD replicas; 0 without local SGD."""
+    return int(config["local_sgd.replicas"]) if int(config.get("local_sgd.steps", 0)) else 0
+
+
+def shorten(items: list[str], limit: int = 8) -> str:
+    """Return the first items as one line.
+
+    >>> shorten(["a", "b", "c"], limit=2)
+    'a; b; and 1 more'
+    """
+    shown = items[:limit]
+    if len(items) > limit:
+        shown = [*shown, f"and {len(items) - limit} more"]
+    return "; ".join(shown)

@@ -1,0 +1,265 @@
+"""Everything a checkpoint of a `Run` holds: models, optimizers, tracked objects, and the sums of the meters."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.checkpoint.manifest import Manifest
+from paceline.config import RunConfig
+from paceline.config.values import flatten
+from paceline.data.reading.batches import Batches
+from paceline.errors import ConfigError
+from paceline.train.observers.meter import Meter
+from paceline.train.saving.changed_settings import changed_settings
+from paceline.train.saving.imported_state import fitted, is_imported, missing_kinds
+from paceline.train.saving.replicas import check_replicas
+from paceline.train.saving.state import named_state, optimizer_facts
+from paceline.train.saving.stream_state import restore_stream, save_stream
+from paceline.train.saving.tracked import PREFIX, Tracked, decode, encode
+from paceline.train.step.updates import Updates
+from paceline.version import VERSION
+from paceline.world.world import World
+
+SavedNames = Callable[[str], bool]
+"""saved(name) -> whether a checkpoint holds this weight."""
+
+
+class Registered:
+    """The models, optimizers and other objects of a run, by name."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, nn.Module] = {}
+        self.saved: dict[str, SavedNames] = {}
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.facts: dict[str, str] = {}
+        """Classes and options of the optimizers when they were registered: schedulers change some later."""
+        self.tracked = Tracked()
+
+    def add_model(self, model: nn.Module, name: str, saved: SavedNames | None) -> None:
+        """Add a model under a name of its own."""
+        name = name or _next_name("model", self.models)
+        _refuse_twice("model", name, model, self.models)
+        self.models[name] = model
+        if saved is not None:
+            self.saved[name] = saved
+
+    def add_optimizer(self, optimizer: torch.optim.Optimizer, name: str) -> None:
+        """Add an optimizer; each parameter belongs to one."""
+        name = name or _next_name("optimizer", self.optimizers)
+        _refuse_twice("optimizer", name, optimizer, self.optimizers)
+        taken = {value for other in self.optimizers.values() for value in _parameters(other)}
+        shared = sum(value in taken for value in _parameters(optimizer))
+        if shared:
+            raise ConfigError(
+                f"{shared} parameters of this {type(optimizer).__name__} belong to another optimizer of the run",
+                fix="give each parameter to one optimizer",
+            )
+        self.optimizers[name] = optimizer
+        for fact, value in optimizer_facts(optimizer).items():
+            self.facts[fact if len(self.optimizers) == 1 else f"{name}: {fact}"] = value
+
+    @property
+    def model(self) -> nn.Module:
+        """All models as one: with a single model, that model."""
+        if len(self.models) == 1:
+            return next(iter(self.models.values()))
+        return nn.ModuleDict(self.models)
+
+    @property
+    def optimizer(self) -> Any:
+        """All optimizers as one, for reading and restoring their state."""
+        if len(self.optimizers) == 1:
+            return next(iter(self.optimizers.values()))
+        return _AllOptimizers(list(self.optimizers.values()))
+
+    def is_saved(self, name: str) -> bool:
+        """Return whether a checkpoint holds a tensor, by its name in the state of the models."""
+        for model, saved in self.saved.items():
+            prefix = "" if len(self.models) == 1 else f"{model}."
+            if name.startswith(prefix):
+                return saved(name.removeprefix(prefix))
+        return True
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [value for group in optimizer.param_groups for value in group["params"]]
+
+
+def _next_name(kind: str, taken: Mapping[str, object]) -> str:
+    return f"{kind}_{len(taken) + 1}" if taken else kind
+
+
+def _refuse_twice(kind: str, name: str, item: object, taken: Mapping[str, object]) -> None:
+    if name in taken or any(item is other for other in taken.values()):
+        raise ConfigError(
+            f"the run has a {kind} {name!r} already",
+            fix=f"register each {kind} once, under its own name=",
+        )
+
+
+class _AllOptimizers:
+    """Several optimizers with one `param_groups` and one `state`."""
+
+    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        self.param_groups = [group for each in optimizers for group in each.param_groups]
+        self.state = _AllStates(optimizers)
+
+
+class _AllStates:
+    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        self._optimizers = optimizers
+        self._owner = {value: each for each in optimizers for value in _parameters(each)}
+
+    def __getitem__(self, parameter: Tensor) -> Any:
+        return self._owner[parameter].state[parameter]
+
+    def items(self) -> Iterator[tuple[Tensor, Any]]:
+        for each in self._optimizers:
+            yield from each.state.items()
+
+
+class RunState:
+    """Saves and restores a run. Every rank has one."""
+
+    def __init__(
+        self,
+        world: World,
+        config: RunConfig,
+        parts: Registered,
+        batches: Batches,
+        updates: Updates,
+        meters: Mapping[str, Meter],
+    ) -> None:
+        self.world, self.config, self.batches = world, config, batches
+        self._parts, self._updates, self._meters = parts, updates, meters
+        self.finished = ""
+        """Why the run was ended before its last step; empty while it may continue."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of a checkpoint, as far as this rank knows them."""
+        tensors = {**self.tensors(), **self.own_tensors()}
+        return sum(value.nbytes for value in tensors.values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors by name: the same names on every rank."""
+        found = {}
+        for name, value in named_state(self._parts.model, self._parts.optimizer):
+            kind, _, weight = name.partition(".")
+            if kind != "model" or self._parts.is_saved(weight):
+                found[name] = value
+        found.update(self._updates.unsaved_buffers())
+        found.update(self._parts.tracked.state()[1])
+        return found
+
+    def own_tensors(self) -> Mapping[str, Tensor]:
+        """Return the tensors that only this rank holds."""
+        return self._updates.own_state()
+
+    def manifest(self, step: int, metrics: Mapping[str, float]) -> Manifest:
+        """Return the description of a checkpoint after a step, if all ranks agree on it. Every rank must call this."""
+        tracked, groups = self._parts.tracked.state()[0], self._groups()
+        facts = {f"the options of {name}": group for name, group in groups.items()}
+        facts |= {f"{PREFIX}{name}": state for name, state in tracked.items()}
+        check_replicas(self.world, self.tensors(), facts, step)
+        meters = {name: meter.state(self._updates) for name, meter in self._meters.items()}
+        values = {
+            "meters": meters,
+            "numbers": self._updates.numbers(self._parts.model, self._parts.optimizer),
+            "optimizer": self._parts.facts,
+            "groups": groups,
+            "dataset_samples": self.batches.dataset_samples,
+            "world_size": self.world.size,
+            "precision": self._updates.precision_state(),
+            "tracked": tracked,
+            "stream": save_stream(self.world, self.batches),
+            "finished": self.finished,
+        }
+        versions = {
+            "paceline": VERSION,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+        return Manifest(
+            step=step,
+            samples=self.batches.plan.seen_after(step),
+            files={},
+            metrics=dict(metrics),
+            values=values,
+            config=dict(flatten(self.config)),
+            versions=versions,
+        )
+
+    def _groups(self) -> dict[str, Any]:
+        """Return the options of every parameter group: schedulers and user code change them."""
+        found = {}
+        for name, optimizer in self._parts.optimizers.items():
+            for number, group in enumerate(optimizer.param_groups):
+                options = {key: _number(value) for key, value in group.items() if key != "params"}
+                found[f"{name}.{number}"] = encode(options, {}, f"{name}.param_groups[{number}]")
+        return found
+
+    def load(self, manifest: Manifest, tensors: Iterator[tuple[str, Tensor]]) -> list[str]:
+        """Restore everything; return a line for each thing that does not match."""
+        values = manifest.values
+        model, optimizer = self._parts.model, self._parts.optimizer
+        if is_imported(manifest):
+            problems = [] if len(self._parts.optimizers) > 1 else missing_kinds(manifest, optimizer)
+            return problems + self._load(fitted(tensors, model), values["numbers"])
+        before, now = values["optimizer"]["optimizer"], self._parts.facts["optimizer"]
+        if before != now:
+            return [f"the optimizer was {before}, is {now}"]
+        tracked: dict[str, Tensor] = {}
+        problems = self._load(_taken(tensors, tracked), values["numbers"])
+        if not problems:
+            problems = self._parts.tracked.restore(values.get("tracked", {}), tracked)
+        if problems:
+            return problems
+        self._restore_groups(values.get("groups", {}))
+        self._updates.restore_precision(values.get("precision", {}))
+        # Sums over all ranks must be counted once when they are added up over ranks again.
+        keeps_sums = self._updates.totals_are_global or self.world.is_main
+        for name, meter in self._meters.items():
+            meter.restore(values["meters"][name], keep=keeps_sums)
+        restore_stream(self.batches, values.get("stream", {}))
+        self.finished = values.get("finished", "")
+        return []
+
+    def _load(self, tensors: Iterator[tuple[str, Tensor]], numbers: Mapping[str, str]) -> list[str]:
+        parts = self._parts
+        return self._updates.load(parts.model, parts.optimizer, tensors, numbers, parts.is_saved)
+
+    def _restore_groups(self, groups: Mapping[str, Any]) -> None:
+        for name, optimizer in self._parts.optimizers.items():
+            for number, group in enumerate(optimizer.param_groups):
+                for key, value in decode(groups.get(f"{name}.{number}", {"dict": []}), {}).items():
+                    if isinstance(group.get(key), Tensor):
+                        group[key].fill_(value)
+                    else:
+                        group[key] = value
+
+    def changed_settings(self, manifest: Manifest) -> list[str]:
+        """Return the settings that would make the rest of the run another training."""
+        return changed_settings(
+            manifest, self.config, self._parts.facts, self.batches.dataset_samples
+        )
+
+
+def _taken(
+    tensors: Iterator[tuple[str, Tensor]], tracked: dict[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Put the tensors of tracked objects aside, and pass the others on."""
+    for name, value in tensors:
+        if name.startswith(PREFIX):
+            tracked[name] = value.clone()
+        else:
+            yield name, value
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) else value

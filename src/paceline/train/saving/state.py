@@ -1,0 +1,198 @@
+"""The state of model and optimizer as named tensors, and their digests. Names do not depend on parallelism."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import ConfigError
+from paceline.train.model.parallel import settled
+from paceline.train.model.sharded_tensor import put, sharded_like, whole
+from paceline.world.collectives import all_gather_texts
+from paceline.world.world import World
+
+NOTHING: Mapping[str, Tensor] = MappingProxyType({})
+
+
+def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    """Yield weights and buffers as `model.NAME`, optimizer state as `optimizer.KIND.NAME`.
+
+    Tensors of a sharded model are sharded; `sharded_tensor.whole` returns the unsharded ones.
+    """
+    module = settled(model)
+    for name, value in module.state_dict().items():
+        if not isinstance(value, Tensor):
+            raise ConfigError(
+                f"{name} in the model's state_dict is a {type(value).__name__}, not a tensor",
+                fix="store it as a buffer: register_buffer instead of get_extra_state",
+            )
+        yield f"model.{name}", value.detach()
+    names = _names(module, optimizer)
+    for parameter, state in optimizer.state.items():
+        for kind, value in sorted(state.items()):
+            if value is not None:
+                yield f"optimizer.{kind}.{names[parameter]}", _as_tensor(value)
+
+
+def _names(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[Tensor, str]:
+    """Return the name of every parameter; raise if the optimizer has parameters of another model."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
+    foreign = []
+    for group in optimizer.param_groups:
+        foreign += [value for value in group["params"] if value not in names]
+    if foreign:
+        raise ConfigError(
+            f"the optimizer has {len(foreign)} parameters that are not in the model, such as one of shape {list(foreign[0].shape)}",
+            fix="make them part of the model of the run",
+        )
+    return names
+
+
+def _as_tensor(value: Tensor | float) -> Tensor:
+    """Return a value as a tensor without rounding: a Python float has 64 bits."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+
+
+# Options that do not change the result, and the learning rate, which has settings of its own.
+_NOT_COMPARED = {"params", "lr", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
+
+
+def optimizer_facts(optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    """Return the class of an optimizer and its options as strings that can be compared."""
+    facts = {"optimizer": type(optimizer).__name__}
+    for number, group in enumerate(optimizer.param_groups):
+        which = f"optimizer[{number}]" if number else "optimizer"
+        for name, value in sorted(group.items()):
+            if name not in _NOT_COMPARED:
+                facts[f"{which}.{name}"] = str(value)
+    return facts
+
+
+def python_numbers(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, str]:
+    """Return the type of each optimizer state entry that is a Python number: files hold them as tensors."""
+    names = _names(settled(model), optimizer)
+    types = {}
+    for parameter, state in optimizer.state.items():
+        for kind, value in state.items():
+            if isinstance(value, int | float):
+                types[f"optimizer.{kind}.{names[parameter]}"] = type(value).__name__
+    return types
+
+
+def load_state(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    saved: Iterable[tuple[str, Tensor]],
+    numbers: Mapping[str, str],
+    is_saved: Callable[[str], bool] = lambda _: True,
+) -> list[str]:
+    """Copy saved tensors into model and optimizer; return a line for each mismatch. After one, do not train.
+
+    `is_saved` tells which weights checkpoints hold; the others keep their values.
+    """
+    weights = dict(settled(model).state_dict())
+    slots = OptimizerSlots(model, optimizer)
+    problems: list[str] = []
+    seen = set()
+    with torch.no_grad():
+        for full_name, value in saved:
+            seen.add(full_name)
+            part, _, name = full_name.partition(".")
+            if part == "model":
+                problems += load_weight(weights, name, value)
+            else:
+                kind, _, name = name.partition(".")
+                problems += slots.load(kind, name, value, numbers.get(full_name))
+    for name, value in weights.items():
+        if f"model.{name}" not in seen and is_saved(name):
+            problems.append(f"{name} {_type_and_shape(value)} was not saved")
+    return problems
+
+
+def load_weight(weights: Mapping[str, Tensor], name: str, value: Tensor) -> list[str]:
+    """Copy one saved weight; return a line if it does not match."""
+    if name not in weights:
+        return [f"{name} {_type_and_shape(value)} is not in this model"]
+    if _type_and_shape(weights[name]) != _type_and_shape(value):
+        return [f"{name} was {_type_and_shape(value)}, is {_type_and_shape(weights[name])}"]
+    put(weights[name], value)
+    return []
+
+
+class OptimizerSlots:
+    """Restores an optimizer's state of each parameter."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self._state = optimizer.state
+        self._parameters = dict(settled(model).named_parameters())
+        self._groups = {}
+        for group in optimizer.param_groups:
+            self._groups.update(dict.fromkeys(group["params"], group))
+
+    def load(self, kind: str, name: str, value: Tensor, number: str | None) -> list[str]:
+        """Restore one value; return a line if there is no such parameter."""
+        parameter = self._parameters.get(name)
+        if parameter is None or parameter not in self._groups:
+            return [f"the optimizer has no parameter {name} for the saved {kind}"]
+        group = self._groups[parameter]
+        on_device = group.get("capturable") or group.get("fused")  # torch's own rule
+        if kind == "step" and not on_device:
+            restored = value.to("cpu", copy=True)
+        else:
+            restored = sharded_like(parameter, value)
+        if number is not None:
+            restored = _PYTHON_TYPES[number](restored.item())
+        self._state[parameter][kind] = restored
+        return []
+
+
+_PYTHON_TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool}
+
+
+def _type_and_shape(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+
+def content(value: Tensor) -> bytes:
+    """Return the bytes of a tensor."""
+    if not value.numel():
+        return b""
+    return value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def digest_of(name: str, value: Tensor) -> str:
+    """Return the SHA-256 of one tensor with its name, type and shape."""
+    label = f"{name} {value.dtype} {tuple(value.shape)}\n".encode()
+    return hashlib.sha256(label + content(value)).hexdigest()
+
+
+def digests_of_all(world: World, own: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the SHA-256 of the tensors that only one rank holds, for all ranks. Every rank must call this."""
+    own_digests = {name: digest_of(name, value) for name, value in own.items()}
+    digests: dict[str, str] = {}
+    for text in all_gather_texts(world, json.dumps(own_digests)):
+        digests.update(json.loads(text))
+    return digests
+
+
+def state_digest(
+    model: nn.Module, optimizer: torch.optim.Optimizer, others: Mapping[str, str] | None = None
+) -> str:
+    """Return one SHA-256 over weights, buffers and optimizer state, and over the digests in `others`.
+
+    Every rank must call this if the model is sharded.
+    """
+    digests = {}
+    for name, value in named_state(model, optimizer):
+        digests[name] = digest_of(name, whole(value))
+    digests.update(others or {})
+    text = "".join(digest for _, digest in sorted(digests.items()))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,1 @@
+"""One update: losses of lanes, buffers, weights; eager, as a CUDA graph, or with local SGD."""

@@ -1,0 +1,158 @@
+"""What a loss function may return for a lane, as sums that can be added over lanes and ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from paceline.errors import ConfigError, TrainingError
+from paceline.train.step.async_loss import AsyncLoss
+
+LossFunction = Callable[[Any], Any]
+"""loss(batch) -> the mean over the lane's samples, (sum, count), or a dict with the key "loss" and other values."""
+
+_LOSS = "loss"
+
+
+class LaneLoss(NamedTuple):
+    """The loss of one lane."""
+
+    output: Tensor
+    """The tensor from which backward starts."""
+    by_count: bool
+    """Whether the loss gave (sum, count): then gradients are divided by the count of all lanes at the end."""
+    names: tuple[str, ...]
+    sums: tuple[float, ...]
+    """The sum of each named value over the lane."""
+    counts: tuple[float, ...]
+
+    @property
+    def value(self) -> float:
+        """The loss as the function returned it."""
+        return float(self.output.detach())
+
+
+def lane_loss(result: Any, samples: int) -> LaneLoss:
+    """Return the loss of a lane with this many samples.
+
+    >>> import torch
+    >>> lane_loss({"loss": torch.tensor(0.5, requires_grad=True), "kl": 2.0}, 4).sums
+    (2.0, 8.0)
+    >>> lane_loss((torch.tensor(6.0, requires_grad=True), 3), 4)[1:]
+    (True, ('loss',), (6.0,), (3.0,))
+    """
+    values = dict(result) if isinstance(result, Mapping) else {_LOSS: result}
+    if _LOSS not in values:
+        raise ConfigError(
+            f'the loss returned a dict without the key "loss": {", ".join(map(str, values))}',
+            fix='return {"loss": the mean over the samples, ...}',
+        )
+    first = values.pop(_LOSS)
+    output = first[0] if isinstance(first, tuple) else first
+    _check_output(output)
+    ordered = {_LOSS: first, **values}
+    pairs = [_sum_and_count(name, value, samples) for name, value in ordered.items()]
+    sums, counts = zip(*pairs, strict=True)
+    return LaneLoss(output, isinstance(first, tuple), tuple(ordered), sums, counts)
+
+
+def _check_output(output: Any) -> None:
+    if not isinstance(output, Tensor):
+        raise ConfigError(
+            f"the loss returned {type(output).__name__}, not a tensor",
+            fix="return the mean over the samples as a tensor of shape [], or (sum, count)",
+        )
+    if output.numel() != 1:
+        raise ConfigError(
+            f"the loss returned a tensor of shape {list(output.shape)}, not one number",
+            fix="return its mean over the samples: .mean(), or (sum, count)",
+        )
+    if not output.requires_grad:
+        raise ConfigError(
+            "the loss does not depend on any parameter that requires a gradient",
+            fix="compute it from the model's outputs, outside of torch.no_grad() and without .detach()",
+        )
+
+
+def _sum_and_count(name: str, value: Any, samples: int) -> tuple[float, float]:
+    """Return (sum, count) of a value; a plain number is a mean over the samples."""
+    total, count = value if isinstance(value, tuple) else (None, samples)
+    if total is None:
+        number = _number(name, value)
+        return number * samples, float(samples)
+    return _number(name, total), _number(name, count)
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return float(value.detach())
+    if isinstance(value, int | float):
+        return float(value)
+    shape = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+    raise ConfigError(
+        f"the value {name!r} of the loss is {shape}, not one number",
+        fix="return its mean over the samples, or (sum, count)",
+    )
+
+
+class Losses(Mapping[str, float]):
+    """The means of an update over all samples of the step: `float(losses)` is the loss, `losses["kl"]` another value.
+
+    On a GPU a value may still be computed: then the first reader waits for it.
+    """
+
+    def __init__(self, values: Mapping[str, float | AsyncLoss], count: float = 1.0) -> None:
+        self._values, self._count = values, count
+
+    def __getitem__(self, name: str) -> float:
+        return float(self._values[name]) / self._count
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __float__(self) -> float:
+        return self[_LOSS]
+
+    def __format__(self, form: str) -> str:
+        return format(float(self), form)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+class LossesOfReplicas(Losses):
+    """The losses of an update with local SGD, which no rank knows."""
+
+    def __init__(self) -> None:
+        super().__init__({_LOSS: 0.0})
+
+    def __getitem__(self, name: str) -> float:
+        raise ConfigError(
+            "with local_sgd.steps a rank knows the losses of its own replicas only",
+            fix="read the loss in the progress line or in the report, or set local_sgd.steps=0",
+        )
+
+
+def means(names: tuple[str, ...], sums: list[float], counts: list[float]) -> Losses:
+    """Return the mean of each value; nan if nothing was counted."""
+    found = {}
+    for name, total, count in zip(names, sums, counts, strict=True):
+        found[name] = total / count if count else math.nan
+    return Losses(found)
+
+
+def not_finite(
+    value: float, step: int, where: str, when: str = "before the update"
+) -> TrainingError:
+    """Return the error for a loss that is inf or nan."""
+    return TrainingError(
+        f"the loss is {value} at step {step + 1}, {where}; training stopped {when}",
+        fix="try lr.base 10 x lower, lr.warmup_samples or clip_norm; check this lane's inputs for inf or nan, "
+        "and the loss for log or division of 0",
+    )

@@ -1,0 +1,266 @@
+"""Local SGD (DiLoCo): replicas train independently and synchronize every `local_sgd.steps` steps.
+
+The number of replicas, not of ranks, defines the training: each replica has its own lanes, weights and optimizer
+state, so the bits are the same on any number of ranks. A rank runs its share of the replicas one after the other.
+To synchronize, the outer optimizer moves the common weights along the outer gradient, and every replica restarts
+from there. Between two steps the model holds the common weights (which are evaluated and exported), and the
+optimizer holds the state of the outer optimizer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from paceline.data.reading.batches import RankBatch
+from paceline.errors import ConfigError
+from paceline.scale.batch import StepPlan, share
+from paceline.train.gradients.gradient_sum import BucketedSum, GradientSum
+from paceline.train.gradients.note import Note
+from paceline.train.gradients.outer_gradient import OuterGradient
+from paceline.train.saving.state import (
+    OptimizerSlots,
+    load_state,
+    load_weight,
+    named_state,
+    python_numbers,
+)
+from paceline.train.step.lane_loss import Losses, LossesOfReplicas
+from paceline.train.step.moving_buffers import MovingBuffers
+from paceline.train.step.updates import UpdateCall, Updates
+from paceline.world.world import World
+
+_PREFIX = "replica"
+_GRID = 2.0**20
+"""Losses are rounded to multiples of 1 / _GRID, so that their sums are exact in any order of ranks and steps."""
+
+
+class Replica(NamedTuple):
+    """A copy of the weights with its own optimizer state."""
+
+    number: int
+    weights: list[Tensor]
+    optimizer_state: Any
+
+
+class _ReplicaLoader(NamedTuple):
+    """Restores the saved tensors of one replica."""
+
+    missing: dict[str, Tensor]
+    """Weights that have not been loaded yet."""
+    slots: OptimizerSlots
+
+    def load(self, full_name: str, value: Tensor, numbers: Mapping[str, str]) -> list[str]:
+        """Copy one tensor; return a line if it does not match."""
+        part, _, name = full_name.partition(".")
+        if part == "model":
+            problems = load_weight(self.missing, name, value)
+            self.missing.pop(name, None)
+            return problems
+        kind, _, name = name.partition(".")
+        return self.slots.load(kind, name, value, numbers.get(full_name))
+
+
+class ReplicaUpdates(Updates):
+    """One update of every replica; synchronizes every `local_sgd.steps` steps and at the end of an epoch and of the run."""
+
+    def _set_up(self) -> None:
+        if len(self._models) > 1 or len(self._optimizers) > 1:
+            raise ConfigError(
+                f"local SGD trains one model with one optimizer; this run has {len(self._models)} and {len(self._optimizers)}",
+                fix="set local_sgd.steps=0",
+            )
+        settings, self._model = self._config.local_sgd, self._models[0]
+        self._optimizer, updates = next(iter(self._optimizers.items()))
+        self._trainable = updates.parameters
+        names = {value: name for name, value in self._model.named_parameters()}
+        self._names = [names[value] for value in self._trainable]
+        momentum = settings.outer_momentum
+        self._outer = torch.optim.SGD(
+            self._trainable, settings.outer_lr, momentum, nesterov=momentum > 0
+        )
+        self._common = Replica(-1, [value.data for value in self._trainable], self._outer.state)
+        self._replicas = []
+        for number in share(settings.replicas, self._world.rank, self._world.size):
+            weights = [value.clone() for value in self._common.weights]
+            self._replicas.append(Replica(number, weights, _clone_state(self._optimizer.state)))
+        self._outer_gradient = OuterGradient(self._world, self._config)
+        self._diverged = False
+        """Whether replicas have weights other than the common ones."""
+        self._swap_in(self._common)
+
+    @property
+    def _alone(self) -> World:
+        """This rank as a world of its own: a replica adds nothing over ranks."""
+        return replace(self._world, rank=0, size=1)
+
+    def _make_buffers(self) -> MovingBuffers:
+        return MovingBuffers(self._models, max(2, self._config.batch.lanes), self._alone)
+
+    def _make_sum(self, parameters: list[nn.Parameter]) -> GradientSum:
+        lanes = self._config.batch.lanes // self._config.local_sgd.replicas
+        return BucketedSum(parameters, lanes, self._alone, self.clock, exact=True)
+
+    def update(self, call: UpdateCall) -> tuple[Losses, Note]:
+        """Run one update of each replica of this rank; synchronize all replicas if it is time."""
+        if call.over_batch is not None:
+            raise ConfigError(
+                "over_batch= does not support local SGD: a replica sees its own samples only",
+                fix="set local_sgd.steps=0",
+            )
+        total = Note(0.0, 0.0)
+        for replica, part in zip(self._replicas, self._parts(call.step), strict=True):
+            if part.plan.samples:  # a short last step may have no samples for a replica
+                with self._active(replica):
+                    _, note = super().update(call._replace(step=part))
+                total = total.plus(Note(round(float(note.loss) * _GRID) / _GRID, note.counted))
+        total = total.with_requests(self._get_requests())
+        self.synchronized = self._synchronizes_after(call.step.plan)
+        self._diverged = not self.synchronized
+        if self.synchronized:
+            with self.clock.waiting():
+                self._synchronize()
+        return LossesOfReplicas(), total
+
+    def backward(self, call: UpdateCall) -> tuple[Losses, Note]:
+        """Run the lanes of a replica."""
+        found = super().backward(call)
+        if self._buffers.any_known:
+            raise _moving_buffers()
+        return found
+
+    def refuse_backward(self) -> None:
+        """Raise: a replica changes its weights before the next one begins."""
+        raise ConfigError(
+            f"run.backward does not support local_sgd.steps={self._config.local_sgd.steps}",
+            fix="call run.update, or set local_sgd.steps=0",
+        )
+
+    @property
+    def totals_are_global(self) -> bool:
+        """Whether notes are summed over all ranks: only in a world of one."""
+        return self._world.size == 1
+
+    def own_state(self) -> Mapping[str, Tensor]:
+        """Return the optimizer state of this rank's replicas and, between synchronizations, their weights."""
+        return dict(self._own_state())
+
+    def _own_state(self) -> Iterator[tuple[str, Tensor]]:
+        for replica in self._replicas:
+            prefix = f"{_PREFIX}.{replica.number:04d}"
+            if self._diverged:
+                for name, value in zip(self._names, replica.weights, strict=True):
+                    yield f"{prefix}.model.{name}", value
+            with self._active(replica):
+                state = dict(named_state(self._model, self._optimizer))
+            for name, value in state.items():
+                if name.startswith("optimizer."):
+                    yield f"{prefix}.{name}", value
+
+    def numbers(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, str]:
+        """Return the entries of the optimizer's state that are Python numbers: the same for all replicas."""
+        with self._active(self._replicas[0]):
+            return python_numbers(optimizer, model)
+
+    def load(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        saved: Iterator[tuple[str, Tensor]],
+        numbers: Mapping[str, str],
+        is_saved: Callable[[str], bool],
+    ) -> list[str]:
+        """Restore saved tensors, except those of other ranks' replicas; return a line for each mismatch."""
+        loaders = {f"{replica.number:04d}": self._loader(replica) for replica in self._replicas}
+        self._diverged = False
+        problems: list[str] = []
+
+        def common() -> Iterator[tuple[str, Tensor]]:
+            for full_name, value in self._take_buffers(saved):
+                part, _, rest = full_name.partition(".")
+                if part != _PREFIX:
+                    yield full_name, value
+                    continue
+                number, _, name = rest.partition(".")
+                self._diverged = self._diverged or name.startswith("model.")
+                if number in loaders:
+                    problems.extend(loaders[number].load(name, value, numbers))
+
+        problems += load_state(model, self._outer, common(), {}, is_saved)
+        if not self._diverged:
+            self._reset_replicas()
+            return problems
+        for number, loader in loaders.items():
+            problems += [f"{name} of replica {number} was not saved" for name in loader.missing]
+        return problems
+
+    def _loader(self, replica: Replica) -> _ReplicaLoader:
+        replica.optimizer_state.clear()
+        weights = dict(zip(self._names, replica.weights, strict=True))
+        with self._active(replica):
+            return _ReplicaLoader(weights, OptimizerSlots(self._model, self._optimizer))
+
+    def _parts(self, step: RankBatch) -> Iterator[RankBatch]:
+        """Yield the step of each replica of this rank, as if its lanes were the whole batch."""
+        lanes_each = self._config.batch.lanes // self._config.local_sgd.replicas
+        for start in range(0, len(step.lanes), lanes_each):
+            lanes = step.lanes[start : start + lanes_each]
+            samples = sum(lane.samples for lane in lanes)
+            yield RankBatch(replace(step.plan, samples=samples), lanes)
+
+    def _synchronizes_after(self, plan: StepPlan) -> bool:
+        is_last = plan.ends_epoch or plan.seen == self._total_samples
+        return is_last or (plan.within + 1) % self._config.local_sgd.steps == 0
+
+    def _synchronize(self) -> None:
+        """Move the common weights by an outer step and copy them to all replicas. Every rank must call this."""
+        weights = [replica.weights for replica in self._replicas]
+        gradients = self._outer_gradient(self._common.weights, weights)
+        for parameter, gradient in zip(self._trainable, gradients, strict=True):
+            parameter.grad = gradient
+        self._outer.step()
+        for parameter in self._trainable:
+            parameter.grad = None
+        self._reset_replicas()
+
+    def _reset_replicas(self) -> None:
+        for replica in self._replicas:
+            torch._foreach_copy_(replica.weights, self._common.weights)
+
+    @contextlib.contextmanager
+    def _active(self, replica: Replica) -> Iterator[None]:
+        """Give model and optimizer the weights and state of a replica for a while."""
+        self._swap_in(replica)
+        try:
+            yield
+        finally:
+            self._swap_in(self._common)
+
+    def _swap_in(self, replica: Replica) -> None:
+        for parameter, value in zip(self._trainable, replica.weights, strict=True):
+            parameter.data = value
+        self._optimizer.state = replica.optimizer_state
+
+
+def _clone_state(
+    optimizer_state: Mapping[Tensor, Mapping[str, Any]],
+) -> defaultdict[Tensor, dict[str, Any]]:
+    copies: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+    for parameter, state in optimizer_state.items():
+        copy = copies[parameter]
+        for kind, value in state.items():
+            copy[kind] = value.clone() if isinstance(value, Tensor) else value
+    return copies
+
+
+def _moving_buffers() -> ConfigError:
+    return ConfigError(
+        "forward changes buffers (such as BatchNorm's), which local SGD replicas cannot share",
+        fix="use a norm without running statistics, such as LayerNorm or GroupNorm, or set local_sgd.steps=0",
+    )

@@ -1,0 +1,210 @@
+"""The losses of an update: of each lane, or one over the outputs of the whole batch."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from paceline.data.reading.batches import Lane, RankBatch
+from paceline.errors import ConfigError, TrainingError
+from paceline.scale.batch import share, split_evenly
+from paceline.train.gradients.gradient_sum import GradientSum
+from paceline.train.model.precision import Precision
+from paceline.train.model.sharded_tensor import local_part
+from paceline.train.step.lane_loss import LossFunction, lane_loss, not_finite
+from paceline.train.step.moving_buffers import MovingBuffers
+from paceline.world.collectives import all_gather_rows
+from paceline.world.randomness import seed_everything
+from paceline.world.world import World
+
+
+class LaneSeeds(NamedTuple):
+    """Seeds of all generators, for each lane of an update."""
+
+    seed: int
+    number: int
+    """The number of the update in its step: each draws other random numbers."""
+
+    def of(self, step: int, lane: int) -> tuple[int, ...]:
+        """Return the numbers that make the seed of a lane."""
+        return (self.seed, step, lane, self.number) if self.number else (self.seed, step, lane)
+
+    def set(self, step: int, lane: int) -> None:
+        """Seed all generators."""
+        seed_everything(*self.of(step, lane))
+
+
+class Trained(Protocol):
+    """What an update trains."""
+
+    parameters: list[nn.Parameter]
+    precision: Precision
+    sum: GradientSum
+
+
+class LaneWork(ABC):
+    """Forward of each lane of an update, and the gradient with which its backward starts."""
+
+    names: tuple[str, ...] = ("loss",)
+    sums: Sequence[float] = (0.0,)
+    counts: Sequence[float] = (0.0,)
+    is_one_mean = True
+    """Whether the loss is one mean over the samples: then nobody needs the numbers of other lanes."""
+
+    def __init__(
+        self,
+        world: World,
+        updates: Trained,
+        function: LossFunction,
+        step: RankBatch,
+        seeds: LaneSeeds,
+    ) -> None:
+        self._world, self._updates, self._function = world, updates, function
+        self._step, self._seeds = step, seeds
+
+    @abstractmethod
+    def forward(self, lane: Lane) -> tuple[Tensor, Tensor]:
+        """Run a lane; return its output and the gradient of the output."""
+
+    def run_idle(self, lane: Lane) -> None:
+        """Run a lane whose gradient is not used: ranks with one lane more must gather this rank's shards."""
+        output, gradient = self.forward(lane)
+        torch.autograd.backward(output, torch.zeros_like(gradient))
+
+    @abstractmethod
+    def complete(self, count: float) -> None:
+        """Finish the gradients, given the count of all lanes."""
+
+    def _call(self, lane: Lane) -> Any:
+        self._seeds.set(self._step.plan.index, lane.number)
+        with self._updates.precision.context():
+            return self._function(lane.batch)
+
+    def _check_finite(self, value: float, where: str) -> None:
+        if not math.isfinite(value):
+            raise not_finite(value, self._step.plan.index, f"{where} (rank {self._world.rank})")
+
+
+class LaneLosses(LaneWork):
+    """A loss of each lane."""
+
+    _by_count = False
+    _seen_names: tuple[str, ...] | None = None
+
+    def forward(self, lane: Lane) -> tuple[Tensor, Tensor]:
+        """Run a lane; its gradient starts with its weight in the mean over the samples of the step."""
+        found = lane_loss(self._call(lane), lane.samples)
+        self._check_finite(found.value, f"lane {lane.number}")
+        if self._seen_names not in (None, found.names):
+            raise ConfigError(
+                f"the loss returned {', '.join(found.names)} for lane {lane.number}, and "
+                f"{', '.join(self._seen_names or ())} for the lane before it",
+                fix="return the same names for every batch",
+            )
+        self.names = self._seen_names = found.names
+        self._by_count = found.by_count
+        self.is_one_mean = not found.by_count and len(found.names) == 1
+        counts = lane.samples > 0
+        self.sums = [value if counts else 0.0 for value in found.sums]
+        self.counts = [value if counts else 0.0 for value in found.counts]
+        weight = float(counts) if found.by_count else lane.samples / self._step.plan.samples
+        return found.output, torch.full_like(found.output, weight * self._updates.precision.scale)
+
+    def complete(self, count: float) -> None:
+        """Divide the gradients of a loss that returned (sum, count)."""
+        if not self._by_count:
+            return
+        if not count:
+            raise TrainingError(
+                f"the loss returned a total count of 0 in step {self._step.plan.index + 1}: "
+                "every token of every lane is masked",
+                fix="check the mask of the loss and the samples that it masks",
+            )
+        gradients = [value.grad for value in self._updates.parameters if value.grad is not None]
+        torch._foreach_div_([local_part(value) for value in gradients], count)
+
+
+class WholeBatchLoss(LaneWork):
+    """One loss over the outputs of all samples of the step, in sample order.
+
+    A first pass without gradients computes the outputs; the second one repeats it lane by lane, with the same random
+    numbers, and continues the gradient of the loss. So memory is that of one lane, plus the outputs.
+    """
+
+    def prepare(
+        self, over_batch: Callable[[Tensor], Tensor], buffers: MovingBuffers, lanes: int
+    ) -> None:
+        """Compute the loss, and its gradient with respect to every output."""
+        self._sizes = split_evenly(self._step.plan.samples, lanes)
+        rows = self._own_rows(buffers)
+        whole = gather_rows(self._world, rows, self._sizes).requires_grad_()
+        with self._updates.precision.context():
+            value = over_batch(whole)
+        self._value = float(lane_loss(value, 1).value)
+        self._check_finite(self._value, "over the whole batch")
+        scaled = value * self._updates.precision.scale
+        wanted = [whole, *self._updates.parameters]
+        first, *others = torch.autograd.grad(scaled, wanted, allow_unused=True)
+        self._gradient = torch.zeros_like(whole) if first is None else first
+        self._direct = others
+
+    def _own_rows(self, buffers: MovingBuffers) -> list[Tensor]:
+        rows = []
+        for _ in range(self._updates.sum.idle):
+            with torch.no_grad():
+                self._call(self._step.lanes[0])
+            buffers.reset()
+        for lane in self._step.lanes:
+            with torch.no_grad():
+                output = self._call(lane)
+            buffers.reset()
+            _check_rows(output, lane)
+            rows.append(output[: lane.samples])
+        return rows
+
+    def forward(self, lane: Lane) -> tuple[Tensor, Tensor]:
+        """Run a lane again; its gradient is the part of the loss's gradient for its rows."""
+        output = self._call(lane)
+        gradient = torch.zeros_like(output)
+        begin = sum(self._sizes[: lane.number])
+        gradient[: lane.samples] = self._gradient[begin : begin + lane.samples]
+        is_first = lane.number == 0
+        self.sums, self.counts = [self._value * is_first], [float(is_first)]
+        return output, gradient
+
+    def complete(self, count: float) -> None:
+        """Add the gradients of parameters that the loss uses itself, such as a temperature: once, not per lane."""
+        for parameter, gradient in zip(self._updates.parameters, self._direct, strict=True):
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
+def gather_rows(world: World, rows: list[Tensor], sizes: list[int]) -> Tensor:
+    """Return the rows of all lanes, which have these sizes, in order. Every rank must call this."""
+    own = torch.cat(rows)
+    if world.size == 1:
+        return own
+    counts = []
+    for rank in range(world.size):
+        mine = share(len(sizes), rank, world.size)
+        counts.append(sum(sizes[mine.start : mine.stop]))
+    padded = own.new_zeros(max(counts), *own.shape[1:])
+    padded[: len(own)] = own
+    gathered = all_gather_rows(world, padded.view(torch.uint8)).view(own.dtype)
+    return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
+
+
+def _check_rows(output: Any, lane: Lane) -> None:
+    if not isinstance(output, Tensor) or output.ndim == 0 or len(output) < lane.samples:
+        shape = (
+            f"shape {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        )
+        raise ConfigError(
+            f"with over_batch=, the function of a lane must return one row per sample: got {shape} for {lane.samples} samples",
+            fix="return a tensor whose first dimension is the number of samples",
+        )

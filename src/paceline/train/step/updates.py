@@ -1,0 +1,284 @@
+"""The engine of `Run.update`: forward and backward lane by lane, one sum of gradients, one optimizer step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from paceline.config import RunConfig
+from paceline.data.reading.batches import Lane, RankBatch
+from paceline.errors import ConfigError
+from paceline.telemetry.phases import WAIT, PhaseClock
+from paceline.train.gradients.gradient_sum import BucketedSum, GradientSum
+from paceline.train.gradients.note import Note, RankRequests
+from paceline.train.model.parallel import shards
+from paceline.train.model.precision import Precision
+from paceline.train.saving.state import NOTHING, load_state, python_numbers
+from paceline.train.step.lane_loss import Losses, LossFunction, means
+from paceline.train.step.losses import LaneLosses, LaneSeeds, LaneWork, WholeBatchLoss
+from paceline.train.step.moving_buffers import MovingBuffers
+from paceline.train.step.weight_update import clip, make_update
+from paceline.world.collectives import sum_across
+from paceline.world.world import World
+
+GetRequests = Callable[[], RankRequests]
+"""Returns this rank's requests to save or to stop; called as late in an update as possible."""
+
+
+class UpdateCall(NamedTuple):
+    """What the user's loop asks for with `Run.update` or `Run.backward`."""
+
+    optimizer: torch.optim.Optimizer
+    loss: LossFunction
+    step: RankBatch
+    number: int
+    """The number of the update in its step: each draws other random numbers."""
+    clip_norm: float = 0.0
+    over_batch: Callable[[Tensor], Tensor] | None = None
+
+
+class OptimizerUpdates:
+    """The updates of one optimizer: its parameters, their gradient sum, its fp16 scale."""
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        models: Sequence[nn.Module],
+        config: RunConfig,
+        world: World,
+        make_sum: Callable[[list[nn.Parameter]], GradientSum],
+    ) -> None:
+        own = {value for group in optimizer.param_groups for value in group["params"]}
+        every = dict.fromkeys(value for model in models for value in model.parameters())
+        trainable = [value for value in every if value.requires_grad]
+        self.parameters = [value for value in trainable if value in own]
+        self.precision = Precision(config, world.device, world.size)
+        self.sum = make_sum(self.parameters)
+        self.update = make_update(optimizer, config, world.device)
+        self._inputs = None if len(trainable) == len(self.parameters) else self.parameters
+
+    def run_backward(self, output: Tensor, gradient: Tensor) -> None:
+        """Compute the gradients of this optimizer's parameters; those of others stay as they are."""
+        torch.autograd.backward(output, gradient, inputs=self._inputs)
+
+    def apply(self, clip_norm: float) -> None:
+        """Clip the gradients and change the weights; fp16 gradients that overflowed change nothing."""
+        reached = [value for value in self.parameters if value.grad is not None]
+        if self.precision.unscale([value.grad for value in reached if value.grad is not None]):
+            if clip_norm and reached:
+                clip(reached, clip_norm)
+            self.update.change()
+
+
+class Updates:
+    """Runs the updates of a training, with the same bits on any number of ranks."""
+
+    synchronized = False
+    """Whether local SGD replicas were synchronized after the last step."""
+
+    def __init__(
+        self,
+        world: World,
+        config: RunConfig,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        total_samples: int,
+        get_requests: GetRequests,
+    ) -> None:
+        self._world, self._config, self._get_requests = world, config, get_requests
+        self._total_samples = total_samples
+        self.clock = PhaseClock()
+        """Measures the time of each phase on this rank."""
+        self.ready = 0.0
+        """`time.perf_counter` at the end of this rank's own work in the last update."""
+        # FSDP gathers weights during forward and backward, so both include waiting for other ranks.
+        self._includes_waits = shards(world, config)
+        self._is_one_mean = True
+        self._models = list(models)
+        self._buffers = self._make_buffers()
+        self._optimizers: dict[torch.optim.Optimizer, OptimizerUpdates] = {}
+        if shards(world, config):
+            from paceline.train.gradients.sharded_sum import refuse_several
+
+            refuse_several(len(models), len(optimizers))
+        for optimizer in optimizers:
+            self._optimizers[optimizer] = OptimizerUpdates(
+                optimizer, models, config, world, self._make_sum
+            )
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Finish the construction of a subclass."""
+
+    def _make_buffers(self) -> MovingBuffers:
+        return MovingBuffers(self._models, self._config.batch.lanes, self._world)
+
+    def _make_sum(self, parameters: list[nn.Parameter]) -> GradientSum:
+        config, world, lanes = self._config, self._world, self._config.batch.lanes
+        if not shards(world, config):
+            settings = {"exact": config.exact, "compression": config.compression}
+            return BucketedSum(parameters, lanes, world, self.clock, **settings)  # type: ignore[arg-type]
+        from paceline.train.gradients.fsdp_reduction import sums_along_tree
+        from paceline.train.gradients.sharded_sum import FreeShardedSum, ShardedSum
+
+        kind = ShardedSum if sums_along_tree(world, config) else FreeShardedSum
+        return kind(self._models[0], parameters, lanes, world)
+
+    def of(self, optimizer: torch.optim.Optimizer) -> OptimizerUpdates:
+        """Return the updates of an optimizer; raise if it was not registered."""
+        if optimizer not in self._optimizers:
+            raise ConfigError(
+                f"this {type(optimizer).__name__} is not part of the run",
+                fix="register it before run.steps(...): optimizer = run.optimizer(optimizer)",
+            )
+        return self._optimizers[optimizer]
+
+    def refuse_backward(self) -> None:
+        """Raise if gradients cannot be given to the user's code."""
+        if self._config.precision == "fp16":
+            raise ConfigError(
+                "run.backward does not support precision=fp16, whose gradients are scaled and may overflow",
+                fix="set precision=bf16, or call run.update",
+            )
+
+    @property
+    def least_rate(self) -> float:
+        """The smallest learning rate that all optimizers accept."""
+        return max(updates.update.least_rate for updates in self._optimizers.values())
+
+    # One update
+
+    def update(self, call: UpdateCall) -> tuple[Losses, Note]:
+        """Add the gradients of all lanes of all ranks, and change the weights; return mean losses and notes."""
+        losses, note = self.backward(call)
+        self.of(call.optimizer).apply(call.clip_norm)
+        self.clock.enter("other")
+        return losses, note
+
+    def backward(self, call: UpdateCall) -> tuple[Losses, Note]:
+        """Leave the gradients of all lanes of all ranks in `grad`; return the mean losses and the sum of the notes."""
+        updates, step = self.of(call.optimizer), call.step
+        self.clock.begin_step()
+        for model in self._models:
+            updates.precision.begin(model)
+        self._buffers.begin()
+        seeds = LaneSeeds(self._config.seed, call.number)
+        lanes: LaneWork = LaneLosses(self._world, updates, call.loss, step, seeds)
+        if call.over_batch is not None:
+            lanes = WholeBatchLoss(self._world, updates, call.loss, step, seeds)
+            lanes.prepare(call.over_batch, self._buffers, self._config.batch.lanes)
+        total = self._run_lanes(updates, lanes, step)
+        for model in self._models:
+            updates.precision.finish(model)
+        return self._finish(lanes, step, total), total
+
+    def _run_lanes(self, updates: OptimizerUpdates, lanes: LaneWork, step: RankBatch) -> Note:
+        """Run forward and backward of this rank's lanes; return the sum of the notes of all ranks."""
+        updates.sum.begin()
+        self._enter("forward")
+        for _ in range(updates.sum.idle):
+            lanes.run_idle(step.lanes[0])
+            self._buffers.reset()
+        for lane in step.lanes[:-1]:
+            self._run_lane(updates, lanes, lane, last=False)
+            updates.sum.after_lane()
+            self._enter("forward")
+        self._run_lane(updates, lanes, step.lanes[-1], last=True)
+        total = updates.sum.finish()
+        self.clock.enter("optimizer")
+        return total
+
+    def _run_lane(
+        self, updates: OptimizerUpdates, lanes: LaneWork, lane: Lane, *, last: bool
+    ) -> None:
+        output, gradient = lanes.forward(lane)
+        moves = self._buffers.moves_of_lane(counts=lane.samples > 0)
+        head = [float(last and self._buffers.found_new), *lanes.sums, *lanes.counts]
+        note = Note(lanes.sums[0], lanes.counts[0], numpy.concatenate([head, moves]))
+        if last:
+            note = note.with_requests(self._get_requests())
+            self.ready = time.perf_counter()
+        updates.sum.before_lane(note, last=last)
+        self._enter("backward")
+        updates.run_backward(output, gradient)
+        self._buffers.reset()
+
+    def _enter(self, phase: str) -> None:
+        self.clock.enter(WAIT if self._includes_waits else phase)
+
+    def _finish(self, lanes: LaneWork, step: RankBatch, total: Note) -> Losses:
+        """Apply what the notes say: buffers, counts, mean losses."""
+        values = len(lanes.names)
+        new_buffers, numbers, moves = total.moves[0], total.moves[1:], total.moves[1 + 2 * values :]
+        lanes_with_samples = min(step.plan.samples, self._config.batch.lanes)
+        self._buffers.apply(moves, lanes_with_samples, any_new=bool(new_buffers))
+        sums, counts = numbers[:values].tolist(), numbers[values : 2 * values].tolist()
+        lanes.complete(counts[0])
+        self._is_one_mean = lanes.is_one_mean
+        return means(lanes.names, sums, counts)
+
+    # What a checkpoint holds
+
+    def unsaved_buffers(self) -> dict[str, Tensor]:
+        """Return the moving buffers that are not in the models' state_dict, by name."""
+        return self._buffers.not_persistent()
+
+    def own_state(self) -> Mapping[str, Tensor]:
+        """Return state that only this rank holds, beside that of models and optimizers."""
+        return NOTHING
+
+    def numbers(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, str]:
+        """Return the entries of the optimizers' state that are Python numbers, with their types."""
+        return python_numbers(optimizer, model)
+
+    def load(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        saved: Iterator[tuple[str, Tensor]],
+        numbers: Mapping[str, str],
+        is_saved: Callable[[str], bool],
+    ) -> list[str]:
+        """Restore saved tensors; return a line for each that does not match."""
+        rest = self._take_buffers(saved)
+        return load_state(model, optimizer, rest, numbers, is_saved)
+
+    def _take_buffers(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Restore the buffers that `unsaved_buffers` returned, and pass the other tensors on."""
+        for name, value in tensors:
+            if not self._buffers.restore_one(name, value):
+                yield name, value
+
+    def precision_state(self) -> list[list[float]]:
+        """Return the fp16 scale of each optimizer."""
+        return [updates.precision.state() for updates in self._optimizers.values()]
+
+    def restore_precision(self, states: list[list[float]]) -> None:
+        """Continue with saved fp16 scales."""
+        for updates, state in zip(self._optimizers.values(), states, strict=False):
+            updates.precision.restore(state)
+
+    # Sums over ranks
+
+    @property
+    def totals_are_global(self) -> bool:
+        """Whether notes are summed over all ranks already."""
+        return True
+
+    def agree(self, note: Note) -> Note:
+        """Return the sum of a note over all ranks. Every rank must call this."""
+        return Note.from_tensor(self.sum_over_ranks(note.to_tensor()))
+
+    def total(self, note: Note) -> Note:
+        """Return the sum of the notes of some updates over all ranks. Every rank must call this."""
+        return note if self.totals_are_global else self.agree(note)
+
+    def sum_over_ranks(self, values: Tensor) -> Tensor:
+        """Return the sum of a tensor over all ranks. Every rank must call this."""
+        with self.clock.waiting():
+            return sum_across(self._world, values)
