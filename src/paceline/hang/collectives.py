@@ -82,16 +82,28 @@ def _in_group(report: RankReport, group: str) -> list[Collective]:
     return [entry for entry in report.collectives if entry.group == group]
 
 
+def _has_own_error(report: RankReport) -> bool:
+    """Return whether a rank failed, and not only because a collective with the others did."""
+    if report.state != "failed" or report.wrong is None:
+        return report.state == "failed"
+    return not (report.wrong.lost_peer or "gloo" in report.wrong.text)
+
+
 def find_batch_mismatch(reports: Reports) -> HangVerdict | None:
     """Return that some ranks finished while others are in one more step.
 
     The minority is blamed; on a tie, the others.
     """
     finished = [
-        report for report in reports if report.doing == "ending" and report.state != "failed"
+        report for report in reports if report.doing == "ending" and not _has_own_error(report)
     ]
-    training = [report for report in reports if report.doing == "step" and pending_of(report)]
-    if not finished or not training or len(finished) + len(training) < len(reports):
+    training = [
+        report for report in reports if report.doing == "step" and not _has_own_error(report)
+    ]
+    training = [report for report in training if pending_of(report) or report.wrong]
+    others = [report for report in reports if report not in (*finished, *training)]
+    # gloo ends a rank that gets a message of another size, before it can report.
+    if not finished or not training or any(not report.crash for report in others):
         return None
     if min(report.step for report in training) < max(report.step for report in finished):
         return None
