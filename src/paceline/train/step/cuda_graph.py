@@ -179,8 +179,7 @@ class CapturedUpdates(Updates):
                 loss = loss["loss"]
             captured.losses[number].copy_(loss.detach())
             updates.sum.before_lane(Note(0.0, 0.0), last=False)
-            weight = lane.samples / step.plan.samples * updates.precision.scale
-            updates.run_backward(loss, torch.full_like(loss, weight))
+            updates.run_backward(loss, updates.gradient_of(loss, lane.samples / step.plan.samples))
             if lane is not step.lanes[-1]:
                 updates.sum.after_lane()
         for model in self._models:

@@ -22,17 +22,14 @@ class LaneLoss(NamedTuple):
 
     output: Tensor
     """The tensor from which backward starts."""
+    value: float
+    """The loss as the function returned it."""
     by_count: bool
     """Whether the loss gave (sum, count): then gradients are divided by the count of all lanes at the end."""
     names: tuple[str, ...]
     sums: tuple[float, ...]
     """The sum of each named value over the lane."""
     counts: tuple[float, ...]
-
-    @property
-    def value(self) -> float:
-        """The loss as the function returned it."""
-        return float(self.output.detach())
 
 
 def lane_loss(result: Any, samples: int) -> LaneLoss:
@@ -42,7 +39,7 @@ def lane_loss(result: Any, samples: int) -> LaneLoss:
     >>> lane_loss({"loss": torch.tensor(0.5, requires_grad=True), "kl": 2.0}, 4).sums
     (2.0, 8.0)
     >>> lane_loss((torch.tensor(6.0, requires_grad=True), 3), 4)[1:]
-    (True, ('loss',), (6.0,), (3.0,))
+    (6.0, True, ('loss',), (6.0,), (3.0,))
     """
     values = dict(result) if isinstance(result, Mapping) else {_LOSS: result}
     if _LOSS not in values:
@@ -53,10 +50,12 @@ def lane_loss(result: Any, samples: int) -> LaneLoss:
     first = values.pop(_LOSS)
     output = first[0] if isinstance(first, tuple) else first
     _check_output(output)
-    ordered = {_LOSS: first, **values}
+    value = output.item()  # read once: on a GPU the host waits for it
+    is_counted = isinstance(first, tuple)
+    ordered = {_LOSS: (value, first[1]) if is_counted else value, **values}
     pairs = [_sum_and_count(name, value, samples) for name, value in ordered.items()]
     sums, counts = zip(*pairs, strict=True)
-    return LaneLoss(output, isinstance(first, tuple), tuple(ordered), sums, counts)
+    return LaneLoss(output, value, is_counted, tuple(ordered), sums, counts)
 
 
 def _check_output(output: Any) -> None:

@@ -46,6 +46,9 @@ class Trained(Protocol):
     precision: Precision
     sum: GradientSum
 
+    def gradient_of(self, output: Tensor, weight: float) -> Tensor:
+        """Return the gradient with which the backward of a lane of this weight starts."""
+
 
 class LaneWork(ABC):
     """Forward of each lane of an update, and the gradient with which its backward starts."""
@@ -113,7 +116,7 @@ class LaneLosses(LaneWork):
         self.sums = [value if counts else 0.0 for value in found.sums]
         self.counts = [value if counts else 0.0 for value in found.counts]
         weight = float(counts) if found.by_count else lane.samples / self._step.plan.samples
-        return found.output, torch.full_like(found.output, weight * self._updates.precision.scale)
+        return found.output, self._updates.gradient_of(found.output, weight)
 
     def complete(self, count: float) -> None:
         """Divide the gradients of a loss that returned (sum, count)."""

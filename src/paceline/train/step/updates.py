@@ -60,7 +60,16 @@ class OptimizerUpdates:
         self.precision = Precision(config, world.device, world.size)
         self.sum = make_sum(self.parameters)
         self.update = make_update(optimizer, config, world.device)
+        self._gradients: dict[tuple[float, torch.dtype, torch.Size], Tensor] = {}
         self._inputs = None if len(trainable) == len(self.parameters) else self.parameters
+
+    def gradient_of(self, output: Tensor, weight: float) -> Tensor:
+        """Return the gradient with which the backward of a lane of this weight starts."""
+        scaled = weight * self.precision.scale
+        key = scaled, output.dtype, output.shape
+        if key not in self._gradients:
+            self._gradients[key] = torch.full_like(output, scaled, requires_grad=False)
+        return self._gradients[key]
 
     def run_backward(self, output: Tensor, gradient: Tensor) -> None:
         """Compute the gradients of this optimizer's parameters; those of others stay as they are."""
