@@ -28,27 +28,26 @@ DELAYS = {"data": 1, "compute": -1, "communication": -1}  # on which rank; -1: o
 CAUSE = {"data": "data_wait", "compute": "compute", "communication": "exposed_communication"}
 
 
-def trainings(world, folder: str) -> None:
+def train_slowly(folder: str, phase: str) -> None:
     sys.path.insert(0, str(SCRIPTS))
     import slow_training
 
-    for phase, rank in DELAYS.items():
-        slow = {
-            "slow.phase": phase,
-            "slow.rank": rank,
-            "slow.seconds": 0.5,
-            "steps": 6,
-            "name": phase,
-        }
-        window = {"profile.to": f"{folder}/{phase}", "profile.skip": 2, "profile.steps": 3}
-        for _ in range(1 + (phase == "compute")):  # one folder is filled twice
-            slow_training.train(world, with_settings(slow_training.TrainingConfig(), slow | window))
+    slow = {
+        "slow.phase": phase,
+        "slow.rank": DELAYS[phase],
+        "slow.seconds": 0.5,
+        "steps": 6,
+        "name": phase,
+    }
+    window = {"profile.to": f"{folder}/{phase}", "profile.skip": 2, "profile.steps": 3}
+    slow_training.main(with_settings(slow_training.TrainingConfig(), slow | window))
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("profiles")
-    run_on_processes(trainings, 2, folder, {}, {"folder": str(folder)})
+    for phase in [*DELAYS, "compute"]:  # one folder is filled twice
+        run_on_processes(train_slowly, 2, folder, {}, {"folder": str(folder), "phase": phase})
     return folder
 
 
