@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from paceline.config import RunConfig as RunConfig
     from paceline.config import config_from_argv as config_from_argv
     from paceline.data.reading.open_dataset import open_dataset as open_dataset
+    from paceline.data.reading.sampled import mixture as mixture
+    from paceline.data.reading.sampled import weighted as weighted
     from paceline.data.reading.stream import Stream as Stream
     from paceline.errors import PacelineError as PacelineError
     from paceline.notebook.extension import load_ipython_extension as load_ipython_extension
@@ -42,8 +44,10 @@ _HOMES = {
     "accuracy": "paceline.train.accuracy",
     "config_from_argv": "paceline.config",
     "load_ipython_extension": "paceline.notebook.extension",
+    "mixture": "paceline.data.reading.sampled",
     "open_dataset": "paceline.data.reading.open_dataset",
     "scaled_lr": "paceline.scale.lr",
+    "weighted": "paceline.data.reading.sampled",
 }
 
 # IPython alone calls load_ipython_extension.

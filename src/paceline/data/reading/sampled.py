@@ -20,9 +20,16 @@ from paceline.errors import ConfigError
 def weighted(
     dataset: Any, weights: Any, *, samples: int | None = None, replacement: bool = True
 ) -> Sampled:
-    """Draw samples by weight: `samples` per epoch, by default as many as there are weights.
+    """Draw the samples of each epoch by weight, the same ones on any number of ranks.
 
-    Without replacement an epoch contains a sample at most once.
+    - `dataset`: tensors, or a map-style dataset.
+    - `weights`: one number per sample; they need not sum to 1.
+    - `samples`: samples per epoch; by default as many as there are weights.
+    - `replacement`: whether an epoch may contain a sample more than once.
+
+    >>> rare = paceline.weighted((torch.arange(4.0),), [1, 1, 1, 5], samples=8)
+    >>> len(rare)
+    8
     """
     source = as_source(dataset)
     count = len(check_weights(weights))
@@ -42,10 +49,18 @@ def weighted(
 def mixture(
     datasets: Mapping[str, Any], weights: Mapping[str, float], *, samples: int | None = None
 ) -> Sampled:
-    """Mix datasets: each sample comes from one of them, drawn by weight.
+    """Mix datasets: each sample comes from one of them, drawn by weight, the same on any number of ranks.
 
-    A dataset's samples come in shuffled order; after the last one it starts again. An epoch has
-    `samples` samples, by default as many as all datasets together.
+    - `datasets`: tensors or map-style datasets, by name.
+    - `weights`: the share of each, by the same names; they need not sum to 1.
+    - `samples`: samples per epoch; by default as many as all datasets together.
+
+    A dataset's samples come in shuffled order; after the last one it starts again.
+
+    >>> books, code = (torch.zeros(100),), (torch.ones(20),)
+    >>> mixed = paceline.mixture({"books": books, "code": code}, {"books": 0.7, "code": 0.3})
+    >>> len(mixed)
+    120
     """
     if not datasets or datasets.keys() != weights.keys():
         raise ConfigError(
