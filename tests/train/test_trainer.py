@@ -170,9 +170,11 @@ def test_it_is_evaluated_within_epochs_where_that_is_asked_for(tmp_path, capsys)
     assert re.findall(r"step (\d)  eval_loss \d\.\d{4}", capsys.readouterr().out) == ["2", "4", "8"]
 
 
-def test_evaluating_without_a_set_is_refused(tmp_path) -> None:
-    data = torch.randn(40, 4), torch.randn(40, 1)
+def test_evaluating_without_a_set_is_refused_in_the_first_step(tmp_path) -> None:
+    data, model, calls = (torch.randn(40, 4), torch.randn(40, 1)), nn.Linear(4, 1), []
+    model.register_forward_hook(lambda *_: calls.append(1))
     with pytest.raises(
-        ConfigError, match=r"evaluate_steps=2, but .* no evaluation .*\n.*set evaluate_steps=0"
+        ConfigError, match=r"evaluate_steps=9, but .* no evaluation .*\n.*set evaluate_steps=0"
     ):
-        run_trainer(World(), settings(tmp_path, "evaluate_steps=2"), nn.Linear(4, 1), data)
+        run_trainer(World(), settings(tmp_path, "evaluate_steps=9"), model, data)
+    assert len(calls) == 4, "one step of four lanes"

@@ -179,7 +179,8 @@ class Run(RunObjects):
     def _complete_step(self) -> bool:
         assert self._loop is not None
         assert self._step is not None
-        self._step.refuse_ignored_evaluation(self.config)
+        if self._loop.is_first:
+            self._step.refuse_ignored_evaluation(self.config)
         self._callbacks.end_step(self._step, self._loop.batches.total_steps)
         batch, self._step = self._step._batch, None  # noqa: SLF001 - the run made it
         note = self._note or self._loop.agree_without_update()

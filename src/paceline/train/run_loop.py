@@ -94,6 +94,11 @@ class RunLoop:
         """Whether no step is left."""
         return bool(self.state.finished) or self.done >= self.batches.total_steps
 
+    @property
+    def is_first(self) -> bool:
+        """Whether no step was completed since the start."""
+        return self.done == self._first
+
     def begin_step(self, batch: RankBatch) -> None:
         """Set the learning rates of a step."""
         self.metrics, self.logged = {}, {}

@@ -32,8 +32,8 @@ class Step:
         return self._evaluates
 
     def refuse_ignored_evaluation(self, config: RunConfig) -> None:
-        """Raise if evaluate_steps asks for an evaluation that the script does not know of."""
-        if config.evaluate_steps and self._evaluates and not (self._was_asked or self.ends_epoch):
+        """Raise if evaluate_steps is set, and the script did not ask in its first step whether to evaluate."""
+        if config.evaluate_steps and not self._was_asked:
             raise ConfigError(
                 f"evaluate_steps={config.evaluate_steps}, but this training has no evaluation between epochs",
                 fix="set evaluate_steps=0; or evaluate in the loop if `step.evaluates`",
