@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paceline.config import RunConfig as RunConfig
     from paceline.config import config_from_argv as config_from_argv
     from paceline.data.reading.open_dataset import open_dataset as open_dataset
+    from paceline.data.reading.sampled import by_length as by_length
     from paceline.data.reading.sampled import mixture as mixture
     from paceline.data.reading.sampled import weighted as weighted
     from paceline.data.reading.stream import Stream as Stream
@@ -42,6 +43,7 @@ _HOMES = {
     "Stream": "paceline.data.reading.stream",
     "Trainer": "paceline.train.trainer",
     "accuracy": "paceline.train.accuracy",
+    "by_length": "paceline.data.reading.sampled",
     "config_from_argv": "paceline.config",
     "load_ipython_extension": "paceline.notebook.extension",
     "mixture": "paceline.data.reading.sampled",

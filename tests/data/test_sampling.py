@@ -9,11 +9,12 @@ from torch.utils.data import Dataset
 
 from paceline.config import BatchConfig, ReadConfig, RunConfig
 from paceline.data.reading.batches import Batches
-from paceline.data.reading.sampled import mixture, weighted
+from paceline.data.reading.sampled import by_length, mixture, weighted
 from paceline.data.reading.source import as_source
 from paceline.data.reading.transform import Transformed
 from paceline.data.sampling import (
     ComposedOrder,
+    LengthOrder,
     MixtureOrder,
     RepeatedOrder,
     SequentialOrder,
@@ -136,6 +137,7 @@ DRAWN = {
     "weighted": lambda: weighted(Noisy(), WEIGHTS, samples=21),
     "weighted once": lambda: weighted(Noisy(), WEIGHTS, samples=3, replacement=False),
     "weighted tensors": lambda: weighted(TENSORS, torch.tensor(WEIGHTS), samples=21),
+    "by length": lambda: by_length(Noisy(), range(len(WEIGHTS)), batch=2),
     "mixture": lambda: mixture({"a": Noisy(), "b": Noisy(100, 9)}, {"a": 1, "b": 2}, samples=21),
     "mixture of tensors": lambda: mixture({"a": TENSORS, "b": TENSORS}, {"a": 1, "b": 2}),
     "transformed": lambda: weighted(
@@ -213,3 +215,30 @@ def test_draws_are_described():
     batches = Batches(DRAWN["mixture"](), config(), World())
     assert batches.description == "mixture: 21 samples per epoch, a 33.3%, b 66.7%"
     assert (batches.plan.samples, batches.total_steps, batches.total_samples) == (21, 6, 42)
+
+
+def test_batches_by_length_pad_little_and_hold_every_sample_once() -> None:
+    lengths = numpy.random.default_rng(3).integers(1, 500, 1003)
+    for batch, window in [(16, 50), (16, 3), (1, 4), (2000, 2)]:
+        order = LengthOrder(lengths, batch, window).epoch(seed=5, epoch=1)
+        assert sorted(order.tolist()) == list(range(1003))
+    sorted_by = lengths[LengthOrder(lengths, 16, 50).epoch(seed=5, epoch=1)]
+    drawn = lengths[LengthOrder(lengths, 16, 1).epoch(seed=5, epoch=1)]
+    assert padding(sorted_by) < 0.1 * padding(drawn)
+    steps = sorted_by[:992].reshape(-1, 16).mean(1)
+    assert abs(numpy.corrcoef(numpy.arange(len(steps)), steps)[0, 1]) < 0.4, (
+        "not from short to long"
+    )
+
+
+def padding(lengths: numpy.ndarray) -> int:
+    rows = lengths[:992].reshape(-1, 16)
+    return int((rows.max(1, keepdims=True) - rows).sum())
+
+
+@pytest.mark.parametrize(
+    ("lengths", "batch", "fix"), [([1, 2], 2, "pass 4 lengths"), ([1] * 4, 0, "global_size")]
+)
+def test_lengths_that_do_not_fit_are_refused(lengths: list[int], batch: int, fix: str) -> None:
+    with pytest.raises(ConfigError, match=fix):
+        by_length((torch.arange(4),), lengths, batch=batch)

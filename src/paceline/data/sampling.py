@@ -202,6 +202,35 @@ class MixtureOrder(EpochOrder):
         return samples
 
 
+class LengthOrder(EpochOrder):
+    """Batches of samples of similar length, in random order.
+
+    The shuffled samples are sorted by length within windows of many batches; the batches of a window are shuffled.
+
+    >>> LengthOrder([9, 1, 8, 2], batch=2, window=2).epoch(seed=1, epoch=0).tolist()
+    [1, 3, 2, 0]
+    """
+
+    def __init__(self, lengths: Any, batch: int, window: int) -> None:
+        self._lengths = numpy.asarray(lengths)
+        super().__init__(len(self._lengths))
+        self._batch, self._window = batch, window
+
+    def epoch(self, seed: int, epoch: int) -> Places:
+        """Return all samples of an epoch in order; a short batch is the last one."""
+        shuffled = samples_at(numpy.arange(self.size), self.size, seed, epoch)
+        whole = self.size - self.size % self._batch
+        batches: list[Places] = []
+        for begin in range(0, whole, self._batch * self._window):
+            window = shuffled[begin : min(begin + self._batch * self._window, whole)]
+            ordered = window[numpy.argsort(self._lengths[window], kind="stable")]
+            batches += numpy.split(ordered, len(ordered) // self._batch)
+        if not batches:
+            return shuffled
+        order = samples_at(numpy.arange(len(batches)), len(batches), seed, epoch + _LATER_PASS)
+        return numpy.concatenate([*(batches[place] for place in order), shuffled[whole:]])
+
+
 def uniform_at(places: Places, seed: int, epoch: int) -> Weights:
     """Return a number from [0, 1) per place, with 53 random bits.
 
