@@ -404,7 +404,7 @@ def streamed(config: paceline.RunConfig) -> list[float]:
     with paceline.Run(config) as run:
         model = run.model(nn.Linear(2, 1))
         optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.001))
-        for step in run.steps(paceline.Stream(lambda shard, _: Pages(shard))):
+        for step in run.steps(paceline.Stream(lambda shard, _: Pages(shard), use_state=True)):
             run.update(optimizer, lambda batch: model(batch).square().mean(), step)
         return model.weight.tolist()
 

@@ -30,11 +30,11 @@ class Stream:
 
     - `factory`: `factory(shard, shards)` returns an iterable of the samples of one shard.
     - `samples`: the number of samples of an epoch, rounded up to whole steps; without it, the run needs `steps=`.
+    - `use_state`: continue a resumed run from the `state_dict` of the iterables, instead of skipping what was read. They
+      must restore themselves exactly; the shuffle buffer of Hugging Face datasets, for example, does not.
 
     A shard that ends starts again: the factory is called once more, and `set_epoch(pass)` of
-    what it returns, if it has that. So every step has a full batch. A resumed run skips the
-    samples that were read, or continues from `state()` if the iterables have `state_dict` and
-    `load_state_dict`.
+    what it returns, if it has that. So every step has a full batch.
 
     >>> def numbers(shard, shards):
     ...     return range(shard, 100, shards)
@@ -44,13 +44,15 @@ class Stream:
     bytes_per_sample = 0
     """Unknown."""
 
-    def __init__(self, factory: Factory, samples: int | None = None) -> None:
+    def __init__(
+        self, factory: Factory, samples: int | None = None, *, use_state: bool = False
+    ) -> None:
         if samples is not None and samples < 1:
             raise ConfigError(
                 f"samples of a stream must be >= 1, got {samples}",
                 fix="leave samples= out, and set steps=",
             )
-        self._factory, self._samples = factory, samples
+        self._factory, self._samples, self.use_state = factory, samples, use_state
         self._open: dict[int, _Shard] = {}
         self._restored: dict[str, Any] = {}
 

@@ -16,8 +16,8 @@ from paceline.world.world import World
 
 
 def save_stream(world: World, batches: Batches) -> dict[str, Any]:
-    """Return the state of every shard, by lane; empty without a stream. Every rank must call this."""
-    if not isinstance(batches.source, Stream):
+    """Return the state of every shard, by lane; empty without a stream that uses it. Every rank must call this."""
+    if not isinstance(batches.source, Stream) or not batches.source.use_state:
         return {}
     own: dict[str, Any] = {}
     for lane, state in batches.source.state().items():
@@ -33,5 +33,5 @@ def save_stream(world: World, batches: Batches) -> dict[str, Any]:
 
 def restore_stream(batches: Batches, states: Mapping[str, Any]) -> None:
     """Let a stream continue from what `save_stream` returned."""
-    if isinstance(batches.source, Stream):
+    if isinstance(batches.source, Stream) and batches.source.use_state:
         batches.source.restore({lane: decode(state, {}) for lane, state in states.items()})

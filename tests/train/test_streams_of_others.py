@@ -1,0 +1,114 @@
+"""Streams of Hugging Face datasets and of WebDataset: the same bits in every world, and through a resume in another one."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import paceline
+from support.processes import run_on_processes
+
+SETTINGS = {"batch.global_size": 8, "batch.lanes": 4, "lr.schedule": "constant"}
+
+
+def rows() -> list[tuple[list[float], int]]:
+    draw = numpy.random.default_rng(3)
+    return [(draw.normal(size=4).tolist(), int(draw.integers(0, 3))) for _ in range(40)]
+
+
+def train(config: paceline.RunConfig, stream: paceline.Stream, collate=None) -> list[float]:
+    with paceline.Run(config) as run:
+        model = run.model(nn.Linear(4, 3))
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+        def loss(batch: dict[str, Tensor]) -> Tensor:
+            return cross_entropy(model(batch["x"].float()), batch["label"])
+
+        for step in run.steps(stream, collate=collate):
+            run.update(optimizer, loss, step)
+        return model.weight.flatten().tolist()
+
+
+def train_on_parquet(config: paceline.RunConfig, folder: str) -> list[float]:
+    from datasets import load_dataset
+
+    def shard_of(shard: int, shards: int):
+        data = load_dataset(
+            "parquet", data_files=f"{folder}/*.parquet", split="train", streaming=True
+        )
+        return data.shuffle(seed=7, buffer_size=8).shard(num_shards=shards, index=shard)
+
+    def collate(samples: list[dict]) -> dict[str, Tensor]:
+        return {name: torch.tensor([sample[name] for sample in samples]) for name in ("x", "label")}
+
+    return train(config, paceline.Stream(shard_of), collate)
+
+
+def train_on_tar_files(config: paceline.RunConfig, folder: str) -> list[float]:
+    import webdataset
+
+    def shard_of(shard: int, shards: int):
+        files = sorted(map(str, Path(folder).glob("*.tar")))[shard::shards]
+        data = webdataset.WebDataset(
+            files, shardshuffle=False, empty_check=False, nodesplitter=None
+        )
+        return data.decode().map(lambda sample: {"x": sample["x.npy"], "label": sample["y.cls"]})
+
+    return train(config, paceline.Stream(shard_of))
+
+
+def write_parquet(folder: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    for number in range(4):
+        part = rows()[number::4]
+        table = pyarrow.table({"x": [row[0] for row in part], "label": [row[1] for row in part]})
+        parquet.write_table(table, folder / f"{number}.parquet")
+
+
+def write_tar_files(folder: Path) -> None:
+    for number in range(4):
+        with tarfile.open(folder / f"{number}.tar", "w") as archive:
+            for place, (values, label) in enumerate(rows()[number::4]):
+                array = io.BytesIO()
+                numpy.save(array, numpy.array(values, dtype=numpy.float32))
+                for name, content in {
+                    "x.npy": array.getvalue(),
+                    "y.cls": str(label).encode(),
+                }.items():
+                    entry = tarfile.TarInfo(f"{place:04d}.{name}")
+                    entry.size = len(content)
+                    archive.addfile(entry, io.BytesIO(content))
+
+
+@pytest.mark.parametrize(
+    ("package", "write", "function"),
+    [
+        ("datasets", write_parquet, train_on_parquet),
+        ("webdataset", write_tar_files, train_on_tar_files),
+    ],
+)
+def test_their_streams_keep_the_bits(
+    package: str, write, function, tmp_path: Path, monkeypatch
+) -> None:
+    pytest.importorskip(package)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (data := tmp_path / "data").mkdir()
+    write(data)
+    given = {"folder": str(data)}
+    found = []
+    for size in (1, 2, 3):
+        found += run_on_processes(function, size, tmp_path, SETTINGS | {"steps": 9}, given)
+    broken = SETTINGS | {"runs": str(tmp_path / "broken")}
+    run_on_processes(function, 2, tmp_path, broken | {"steps": 4}, given)
+    found += run_on_processes(function, 3, tmp_path, broken | {"steps": 9}, given)
+    assert all(weights == found[0] for weights in found)
