@@ -172,6 +172,7 @@ def test_files_that_contributors_are_sent_to_exist() -> None:
 
 
 def test_the_step_is_where_the_first_question_says() -> None:
-    source = (ROOT / "src" / "paceline" / "train" / "weight_update.py").read_text(encoding="utf-8")
+    path = ROOT / "src" / "paceline" / "train" / "step" / "weight_update.py"
+    source = path.read_text(encoding="utf-8")
     calls = [node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)]
     assert "step" in calls
