@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paceline.data.reading.sampled import mixture as mixture
     from paceline.data.reading.sampled import weighted as weighted
     from paceline.data.reading.stream import Stream as Stream
+    from paceline.data.reading.transform import transformed as transformed
     from paceline.errors import PacelineError as PacelineError
     from paceline.notebook.extension import load_ipython_extension as load_ipython_extension
     from paceline.scale.lr import scaled_lr as scaled_lr
@@ -49,6 +50,7 @@ _HOMES = {
     "mixture": "paceline.data.reading.sampled",
     "open_dataset": "paceline.data.reading.open_dataset",
     "scaled_lr": "paceline.scale.lr",
+    "transformed": "paceline.data.reading.transform",
     "weighted": "paceline.data.reading.sampled",
 }
 

@@ -9,6 +9,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import Dataset, TensorDataset
 
+import paceline
 from paceline.config import BatchConfig, ReadConfig, RunConfig
 from paceline.data.reading.batches import Batches
 from paceline.data.reading.nest import describe, is_pinned, leaves_of, map_leaves, to_device
@@ -277,3 +278,20 @@ def test_a_dict_of_datasets_gives_dicts_of_their_samples() -> None:
 def test_a_dict_that_is_no_dataset_is_refused(data, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         Batches(data, CONFIG, World())
+
+
+def test_a_transform_of_whole_batches_is_the_same_in_every_world() -> None:
+    def noisy(batch: dict, rng) -> dict:
+        return batch | {"x": batch["x"] + rng.uniform(2)}
+
+    found = {}
+    for size in (1, 2):
+        lanes = {}
+        for rank in range(size):
+            data = paceline.transformed({"x": torch.zeros(6, 2)}, noisy)
+            for step in Batches(data, CONFIG, World(rank=rank, size=size)).steps():
+                for lane in step.lanes:
+                    lanes[step.plan.index, lane.number] = lane.batch["x"].tolist()
+        found[size] = lanes
+    assert found[1] == found[2]
+    assert len({str(rows) for rows in found[1].values()}) > 2

@@ -8,9 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from paceline.data.order import Places
+from paceline.data.reading.collate import Collate
 from paceline.data.reading.nest import device_of
 from paceline.data.reading.sample_rng import SampleRng
-from paceline.data.reading.source import Batch, DatasetWrapper, Source, gather_lane
+from paceline.data.reading.source import Batch, DatasetWrapper, Source, as_source, gather_lane
 from paceline.errors import ConfigError
 from paceline.world.randomness import seed_everything
 
@@ -50,6 +51,24 @@ class Transformed:
                 fix="return a tuple of tensors, or the nest that the batch was",
             )
         return tuple(result) if isinstance(result, list) else result
+
+
+def transformed(
+    dataset: Any, transform: Transform, *, collate: Collate | None = None
+) -> Transformed:
+    """Apply a function to the batch of each lane, on the device of the training: to augment images on a GPU, for example.
+
+    - `dataset`: tensors, or a map-style dataset.
+    - `transform`: `transform(batch, rng)` returns the batch. Draw random numbers from `rng`: they are keyed by sample, so
+      the result is the same on any number of ranks.
+    - `collate`: makes the batch that is transformed; as for `run.steps`.
+
+    >>> def noisy(batch, rng):
+    ...     return (batch[0] + 0.1 * rng.uniform(4),)
+    >>> len(paceline.transformed((torch.zeros(8, 4),), noisy))
+    8
+    """
+    return Transformed(as_source(dataset, collate), transform)
 
 
 class PerSample(DatasetWrapper):
