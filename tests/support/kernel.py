@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -88,6 +89,7 @@ def kernel_environment(folder: Path) -> dict[str, str]:
     source = {"PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
     env = os.environ | places | source
     env.pop("PYTEST_CURRENT_TEST", None)  # it changes what a kernel does
+    env["TMPDIR"] = tempfile.mkdtemp(dir=folder, prefix="t")  # a killed kernel removes nothing
     return env
 
 
