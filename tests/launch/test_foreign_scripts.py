@@ -240,3 +240,28 @@ def test_a_folder_that_cannot_be_written_does_not_stop_a_script(tmp_path: Path) 
     (tmp_path / "runs").write_text("a file")
     with script_folder(script(str(tmp_path / "any.py")), tmp_path / "runs") as folder:
         assert folder == ""
+
+
+LEAVES_ALL_OPEN = """
+import sys, weakref
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+model, notes = DistributedDataParallel(torch.nn.Linear(2, 1)), open("notes.txt", "w")
+weakref.finalize(model.reducer, print, "the reducer was freed").atexit = False
+notes.write("all of it")
+model(torch.ones(1, 2)).sum().backward()
+dist.destroy_process_group()
+"""
+ENDS = {"end": "", "exit": "sys.exit()", "a function": "def uses_the_variables(): pass"}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_script_need_not_close_its_files_nor_free_its_model(tmp_path: Path, end: str) -> None:
+    """DistributedDataParallel is freed under the GIL, for which gloo's threads may wait: a deadlock at exit."""
+    (tmp_path / "any.py").write_text(LEAVES_ALL_OPEN + ENDS[end])
+    done = paceline("run", "-n", "1", "any.py", folder=tmp_path)
+    assert (done.code, done.out) == (0, "")
+    assert (tmp_path / "notes.txt").read_text() == "all of it"

@@ -8,6 +8,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import gc
+import io
 import json
 import os
 import runpy
@@ -38,6 +40,7 @@ _PEER_LOST = (
     "No route to host",
     "Connection timed out",
 )
+_held: list[object] = []
 
 
 def main() -> None:
@@ -67,11 +70,37 @@ def run_target(argv: Sequence[str]) -> None:
     """Run `path SCRIPT ...` or `module NAME ...` as `__main__`, with the rest as its arguments."""
     kind, what, *arguments = argv
     sys.argv = [what, *arguments]
-    if kind == "path":
-        sys.path[0] = str(Path(what).resolve().parent)
-        runpy.run_path(what, run_name="__main__")
-    else:
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
+    variables = {}
+    try:
+        if kind == "path":
+            sys.path[0] = str(Path(what).resolve().parent)
+            variables = runpy.run_path(what, run_name="__main__")
+        else:
+            variables = runpy.run_module(what, run_name="__main__", alter_sys=True)
+    finally:
+        _hold_reducers()
+        del variables
+
+
+def _hold_reducers() -> None:
+    """Keep the reducer of each DistributedDataParallel until the process ends.
+
+    Its destructor waits for a thread of gloo and holds the GIL, for which that thread may wait: a deadlock at exit.
+    """
+    wrapper = sys.modules.get("torch.nn.parallel.distributed")
+    if wrapper is not None:
+        ddp = wrapper.DistributedDataParallel
+        models = [thing for thing in gc.get_objects() if ddp in type(thing).__mro__]
+        _held.extend(vars(model).get("reducer") for model in models)
+
+
+def _flush_files() -> None:
+    """Write what open files still hold, as the end of an interpreter does."""
+    writers = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+    for thing in gc.get_objects():
+        if issubclass(type(thing), writers):
+            with contextlib.suppress(OSError, ValueError):  # closed, or its reader has gone
+                thing.flush()
 
 
 def leave(code: int) -> NoReturn:
@@ -82,8 +111,7 @@ def leave(code: int) -> NoReturn:
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
     atexit._run_exitfuncs()  # noqa: SLF001 - no public way
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush_files()
     os._exit(code)
 
 
