@@ -15,16 +15,21 @@ from paceline.telemetry.phases import PhaseClock
 from paceline.train.gradients.gradient_sum import BucketedSum
 from paceline.train.gradients.note import Note
 from paceline.train.step.cuda_graph import CapturedUpdates, may_capture
+from paceline.train.strategy import Strategy
 from paceline.world.world import World
 from support.loops import lanes_of
 from support.processes import run_on_processes
 
 
+def _may_capture(world, optimizers, config):
+    return may_capture(world, config, Strategy.of(world, config), optimizers)
+
+
 def test_without_a_gpu_a_step_that_must_be_captured_is_refused():
     optimizers = [torch.optim.AdamW(nn.Linear(6, 1).parameters())]
     with pytest.raises(ConfigError, match="capture=auto"):
-        may_capture(World(), optimizers, RunConfig(capture="true"))
-    assert not may_capture(World(), optimizers, RunConfig(capture="auto"))
+        _may_capture(World(), optimizers, RunConfig(capture="true"))
+    assert not _may_capture(World(), optimizers, RunConfig(capture="auto"))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +43,7 @@ def test_without_a_gpu_a_step_that_must_be_captured_is_refused():
 def test_what_cannot_be_captured_is_said(settings, reason, capsys):
     optimizers = [torch.optim.SGD(nn.Linear(6, 1).parameters())]
     config = RunConfig(capture="auto", **settings)
-    assert not may_capture(World(device="cuda"), optimizers, config)
+    assert not _may_capture(World(device="cuda"), optimizers, config)
     assert reason in capsys.readouterr().err
 
 

@@ -18,6 +18,7 @@ from paceline.scale.batch import share
 from paceline.scale.tree import additions_by_turn, children
 from paceline.train.model.parallel import prepare
 from paceline.train.saving.state import state_digest
+from paceline.train.strategy import Strategy
 from paceline.world.world import World
 from support.loops import fit, run_trainer
 from support.processes import run_on_processes
@@ -224,7 +225,7 @@ def refused(world: World) -> None:
     cases = [(nn.Sequential(tied), None, "two units"), (Single(), None, "it is a scalar")]
     for model, wrap, word in [*cases, (nn.Linear(2, 2), (nn.Conv2d,), "no module of Conv2d")]:
         with pytest.raises(ConfigError, match=word):
-            prepare(model, world, config, wrap)
+            prepare(model, world, config, Strategy.of(world, config), wrap)
 
 
 def test_models_that_cannot_be_cut_are_refused(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from paceline.train.run_loop import RunLoop
 from paceline.train.run_objects import RunObjects
 from paceline.train.run_step import Step, with_length
 from paceline.train.saving.run_state import Registered
+from paceline.train.strategy import Strategy
 from paceline.world.process_group import join
 from paceline.world.randomness import seed_everything
 from paceline.world.world import World
@@ -61,6 +62,7 @@ class Run(RunObjects):
 
     def __enter__(self) -> Self:
         self.world = self._stack.enter_context(self._joined())
+        self._strategy = Strategy.of(self.world, self.config)
         self._folder = RunFolder(self.config, self.world, self._sinks)
         try:
             self._stack.enter_context(self._folder.opened(self._done))
@@ -153,7 +155,13 @@ class Run(RunObjects):
         self.config = batches.config
         self._folder.write_settings(self.config)
         self._loop = RunLoop(
-            self.world, self.config, self._folder, self._parts, batches, flops_per_sample
+            self.world,
+            self.config,
+            self._strategy,
+            self._folder,
+            self._parts,
+            batches,
+            flops_per_sample,
         )
         self._stack.enter_context(self._loop.running())
         self._loop.notify(self._callbacks)

@@ -18,12 +18,14 @@ from paceline.train.evaluation.inference import Inference, Pass, Score
 from paceline.train.rank_helpers import RankHelpers
 from paceline.train.run_loop import RunLoop
 from paceline.train.saving.run_state import Registered
+from paceline.train.strategy import Strategy
 
 
 class RunEvaluation(RankHelpers):
     """The part of a run that computes without training."""
 
     config: RunConfig
+    _strategy: Strategy
     _parts: Registered
     _loop: RunLoop | None
     _callbacks: Callbacks
@@ -112,7 +114,7 @@ class RunEvaluation(RankHelpers):
     def _inference(self) -> Inference:
         """Runs all passes with these settings; run.steps(...) may take a batch size from its data."""
         if self._made is None or self._made[0] is not self.config:
-            self._made = self.config, Inference(self.world, self.config)
+            self._made = self.config, Inference(self.world, self.config, self._strategy)
         return self._made[1]
 
     @contextlib.contextmanager

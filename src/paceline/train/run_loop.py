@@ -23,6 +23,7 @@ from paceline.train.saving.run_state import Registered, RunState
 from paceline.train.saving.state import digests_of_all, state_digest
 from paceline.train.step.engine import make_updates
 from paceline.train.stopping import Stopping
+from paceline.train.strategy import Strategy
 from paceline.world.device import peak_of_all
 from paceline.world.process_group import shorten_timeout
 from paceline.world.world import World
@@ -35,6 +36,7 @@ class RunLoop:
         self,
         world: World,
         config: RunConfig,
+        strategy: Strategy,
         folder: RunFolder,
         parts: Registered,
         batches: Batches,
@@ -45,7 +47,9 @@ class RunLoop:
         self._rates = Rates(config, parts, batches.total_samples)
         models, optimizers = list(parts.models.values()), list(parts.optimizers.values())
         total = batches.total_samples
-        self.updates = make_updates(world, config, models, optimizers, total, self._requests)
+        self.updates = make_updates(
+            world, config, strategy, models, optimizers, total, self._requests
+        )
         self._rates.least = self.updates.least_rate
         self._since_report, self._in_epoch = Meter(), Meter()
         meters = {"since_report": self._since_report, "in_epoch": self._in_epoch}
@@ -54,7 +58,7 @@ class RunLoop:
         self._stopping = Stopping(world, config, self.updates, size_bytes)
         on_saved = self._stopping.request.learn_save
         self._checkpoints = Checkpoints(self.state, folder.emit, folder.claim, on_saved)
-        self.observers = Observers(world, config, self.updates, folder.emit)
+        self.observers = Observers(world, config, strategy, self.updates, folder.emit)
         self._recorder = Recorder(config, world)
         peak = peak_of_all(world, config.precision) if flops_per_sample else 0.0
         self._mfu_per_rate = flops_per_sample / peak if peak else 0.0

@@ -42,7 +42,7 @@ class RunObjects(RunUpdates):
         True
         """
         self._refuse_late("run.model")
-        prepare(model, self.world, self.config, wrap)
+        prepare(model, self.world, self.config, self._strategy, wrap)
         self._parts.add_model(model, name, saved)
         return model
 

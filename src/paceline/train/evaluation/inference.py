@@ -22,6 +22,7 @@ from paceline.train.evaluation.prediction import OUTPUT, Columns, PredictionShar
 from paceline.train.evaluation.score_sums import ScoreSums, check_mapping
 from paceline.train.evaluation.undisturbed import WholeWeights, undisturbed
 from paceline.train.model.precision import Precision
+from paceline.train.strategy import Strategy
 from paceline.world.collectives import all_gather_rows, all_gather_texts
 from paceline.world.randomness import mix, seed_everything
 from paceline.world.world import World
@@ -55,11 +56,11 @@ class Pass:
 class Inference:
     """Runs functions over datasets without training. A run has one, which keeps the datasets open."""
 
-    def __init__(self, world: World, config: RunConfig) -> None:
+    def __init__(self, world: World, config: RunConfig, strategy: Strategy) -> None:
         self._world, self._config = world, config
-        self._precision = Precision(config, world.device, world.size)
+        self._precision = Precision(config, world.device, gathers_bf16=strategy.gathers_bf16)
         self._sources = EvaluationSources(world, config)
-        self._weights = WholeWeights(world, config)
+        self._weights = WholeWeights(world, strategy)
         self._size = max(1, config.batch.global_size // config.batch.lanes)
 
     def evaluate(

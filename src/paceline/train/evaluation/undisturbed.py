@@ -11,10 +11,9 @@ import numpy
 import torch
 from torch import nn
 
-from paceline.config import RunConfig
-from paceline.train.model.parallel import shards
-from paceline.train.model.precision import Precision, casts_weights
+from paceline.train.model.precision import Precision
 from paceline.train.observers.console import say
+from paceline.train.strategy import Strategy
 from paceline.world.collectives import sum_across
 from paceline.world.world import World
 
@@ -72,9 +71,9 @@ class WholeWeights:
     different number of tokens on each rank. Models too large for that are gathered unit by unit in every forward.
     """
 
-    def __init__(self, world: World, config: RunConfig) -> None:
-        self._world, self._are_sharded = world, shards(world, config)
-        self._bytes_each = 2 if casts_weights(config, world.size) else 4
+    def __init__(self, world: World, strategy: Strategy) -> None:
+        self._world, self._are_sharded = world, strategy.shards
+        self._bytes_each = 2 if strategy.gathers_bf16 else 4
         self._said = False
 
     @contextlib.contextmanager

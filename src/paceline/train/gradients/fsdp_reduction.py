@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import ProcessGroup
 from torch.distributed.fsdp import FSDPModule
 
-from paceline.config import RunConfig
 from paceline.scale.batch import share
 from paceline.scale.tree import additions_by_turn, whole_subtrees
 from paceline.train.gradients.bucket_exchange import TreeShape, choose_exchange
@@ -128,11 +127,6 @@ class LaneSchedule:
             lane = lanes_of_rank.stop - 1 - self.last + turn
             lanes.append(lane if lane in lanes_of_rank else None)
         return lanes
-
-
-def sums_along_tree(world: World, config: RunConfig) -> bool:
-    """Return whether we reduce sharded gradients: for exact bits, and if the backend cannot send from the GPU."""
-    return config.exact or wire_device(world).type != torch.device(world.device).type
 
 
 def prepared_units(model: nn.Module, world: World) -> list[FSDPModule]:

@@ -14,22 +14,23 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
-from paceline.train.gradients.fsdp_reduction import sums_along_tree
 from paceline.train.model.bf16_weights import BF16, FP32_NORMS
-from paceline.train.model.precision import casts_weights
 from paceline.train.model.shard_mesh import make_shard_mesh
+from paceline.train.strategy import Strategy
 from paceline.world.world import World
 
 Wrap = tuple[type[nn.Module], ...]
 
 
-def shard(model: nn.Module, world: World, config: RunConfig, wrap: Wrap | None) -> nn.Module:
+def shard(
+    model: nn.Module, world: World, config: RunConfig, strategy: Strategy, wrap: Wrap | None
+) -> nn.Module:
     """Shard a model unit by unit, in place."""
     units = list(units_of(model, wrap))
     _refuse_shared_weights(model, units)
-    along_tree = sums_along_tree(world, config)
-    mesh = make_shard_mesh(model, world, config).mesh(world.device, sums_along_tree=along_tree)
-    bf16, fp32 = (BF16, torch.float32) if casts_weights(config, world.size) else (None, None)
+    groups = make_shard_mesh(model, world, config)
+    mesh = groups.mesh(world.device, adds_shards=strategy.adds_shards)
+    bf16, fp32 = (BF16, torch.float32) if strategy.gathers_bf16 else (None, None)
     if bf16:
         norm_policy = MixedPrecisionPolicy(fp32, fp32, output_dtype=bf16)
         for module in list(model.modules()):

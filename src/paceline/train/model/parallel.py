@@ -7,6 +7,7 @@ import sys
 from torch import nn
 
 from paceline.config import RunConfig
+from paceline.train.strategy import Strategy
 from paceline.world.collectives import broadcast_from_main
 from paceline.world.world import World
 
@@ -15,6 +16,7 @@ def prepare(
     model: nn.Module,
     world: World,
     config: RunConfig,
+    strategy: Strategy,
     wrap: tuple[type[nn.Module], ...] | None = None,
 ) -> None:
     """Compile, move or shard a model in place; all ranks get the weights and buffers of rank 0.
@@ -22,16 +24,16 @@ def prepare(
     With parallel=fsdp every module of a class in `wrap` is a unit, and the rest is another; without `wrap` the units
     are the members of every ModuleList.
     """
-    if config.parallel == "fsdp" and config.compile:
+    if strategy.compiles == "units":
         _compile_units(model, wrap)
-    if shards(world, config):
+    if strategy.shards:
         from paceline.train.model.fsdp import shard
 
         copy_from_main(model)
-        shard(model, world, config, wrap)
+        shard(model, world, config, strategy, wrap)
         return
     model.to(world.device)
-    if config.compile and config.parallel != "fsdp":
+    if strategy.compiles == "model":
         model.compile(dynamic=False)  # in place: names of weights do not change
     if world.size > 1:
         copy_from_main(model)
@@ -40,11 +42,6 @@ def prepare(
 def copy_from_main(model: nn.Module) -> None:
     """Start all ranks with the weights and buffers of rank 0: each may have a different random init."""
     broadcast_from_main(value for value in (*model.parameters(), *model.buffers()) if value.numel())
-
-
-def shards(world: World, config: RunConfig) -> bool:
-    """Return whether the model is sharded over ranks."""
-    return config.parallel == "fsdp" and world.size > 1
 
 
 def settled(model: nn.Module) -> nn.Module:
@@ -56,7 +53,7 @@ def settled(model: nn.Module) -> nn.Module:
 
 
 def _compile_units(model: nn.Module, wrap: tuple[type[nn.Module], ...] | None) -> None:
-    """Compile each unit alone, in any world: a graph over two units has other bits, and FSDP would split it anyway."""
+    """Compile each unit alone, as FSDP would split a graph over two of them anyway."""
     from paceline.train.model.fsdp import units_of
 
     for unit in list(units_of(model, wrap)) or [model]:

@@ -16,26 +16,14 @@ _GROW_AFTER = 2000  # steps without an overflow
 _SMALLEST_SCALE = 2.0**-24
 
 
-def casts_weights(config: RunConfig, ranks: int) -> bool:
-    """Return whether FSDP gathers weights as bf16 and all of forward computes in bf16, instead of autocast.
-
-    That halves the bytes, and is the meaning of bf16-master. With precision=bf16 it gives other bits than a single
-    rank, so it needs exact=false.
-    """
-    if config.parallel != "fsdp" or ranks == 1:
-        return False
-    return config.precision == "bf16-master" or (config.precision == "bf16" and not config.exact)
-
-
 class Precision:
     """Applies `config.precision` to forward, and to the gradients after backward."""
 
-    def __init__(self, config: RunConfig, device: str, ranks: int = 1) -> None:
+    def __init__(self, config: RunConfig, device: str, *, gathers_bf16: bool = False) -> None:
         self._device = torch.device(device).type
-        self._dtype = None if casts_weights(config, ranks) else _AUTOCAST.get(config.precision)
-        self._rounds_weights = config.precision == "bf16-master" and not casts_weights(
-            config, ranks
-        )
+        casts = not gathers_bf16  # otherwise FSDP does it
+        self._dtype = _AUTOCAST.get(config.precision) if casts else None
+        self._rounds_weights = config.precision == "bf16-master" and casts
         self._scales = config.precision == "fp16"
         self.scale = _FIRST_SCALE if self._scales else 1.0
         """Factor of all gradients; a power of two, so that nothing is rounded."""

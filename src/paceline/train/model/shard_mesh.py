@@ -35,10 +35,10 @@ class ShardMesh:
         """The ranks of this rank's shard group."""
         return self.groups[self.number]
 
-    def mesh(self, device: str, *, sums_along_tree: bool) -> DeviceMesh:
+    def mesh(self, device: str, *, adds_shards: bool) -> DeviceMesh:
         """Return the mesh for FSDP: only this rank's shard group, if we add the sums between groups ourselves."""
         kind = torch.device(device).type
-        if self.replicate_group is None or sums_along_tree:
+        if self.replicate_group is None or adds_shards:
             return DeviceMesh.from_group(self.shard_group, kind)
         return DeviceMesh.from_group(
             [self.replicate_group, self.shard_group],

@@ -23,6 +23,7 @@ from paceline.train.observers.console import say
 from paceline.train.observers.profiling import Profiling
 from paceline.train.observers.step_times import StepTimes
 from paceline.train.stopping import slow_disk_s
+from paceline.train.strategy import Strategy
 from paceline.world.world import World
 
 T = TypeVar("T")
@@ -38,6 +39,7 @@ class Observers:
         self,
         world: World,
         config: RunConfig,
+        strategy: Strategy,
         optimizer_step: StepEngine,
         emit: Callable[[Event], None],
     ) -> None:
@@ -53,7 +55,7 @@ class Observers:
         look = self._stragglers.look if world.is_main and world.size > 1 else lambda: None
         self._heartbeat = Heartbeat(self._directory, world, clock=clock, after_beat=look)
         self._pulse = _pulse_of(config)
-        self._times = StepTimes(config, world)
+        self._times = StepTimes(config, world, strategy)
         self._profiling = Profiling(config, world, clock)
         self._save_s = 0.0
 

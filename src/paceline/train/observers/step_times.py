@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from paceline.config import RunConfig
 from paceline.rundir import make_private, times_file, write_whole, writing_to
+from paceline.train.strategy import Strategy
 from paceline.world.collectives import WAITED
 from paceline.world.machine import machine_facts
 from paceline.world.world import World
@@ -24,8 +25,8 @@ T = TypeVar("T")
 class StepTimes:
     """Records the times of every step if `record.times` is set; idle otherwise."""
 
-    def __init__(self, config: RunConfig, world: World) -> None:
-        self._config, self._world = config, world
+    def __init__(self, config: RunConfig, world: World, strategy: Strategy) -> None:
+        self._world, self._strategy = world, strategy
         self._folder = config.record.times
         self._begun = self._read = self._waited = 0.0
         self._steps: list[tuple[int, float, float, float, float, float]] = []
@@ -61,7 +62,6 @@ class StepTimes:
     def _facts(self) -> dict[str, object]:
         """Return facts that tell which times can be compared."""
         backend = dist.get_backend() if dist.is_initialized() else ""
-        alone, config = self._world.size == 1, self._config
         gpu = torch.cuda.get_device_name() if self._world.device != "cpu" else ""
         return {
             "rank": self._world.rank,
@@ -73,11 +73,9 @@ class StepTimes:
             "backend": backend,
             "torch": torch.__version__,
             **(machine_facts() if self._world.is_main else {}),
-            # DDP's all-reduce, FSDP and NCCL wait inside C++, where we cannot measure it.
-            "sees_waits": alone
-            or (config.exact and config.parallel == "ddp" and backend == "gloo"),
+            "sees_waits": self._strategy.sees_waits,
             # A replayed step is ready when it is launched on the GPU, not when the GPU has done it.
-            "sees_ready": self._world.device == "cpu" or config.capture == "false",
+            "sees_ready": not self._strategy.captures,
         }
 
 

@@ -24,6 +24,7 @@ from paceline.train.step.async_loss import AsyncLosses
 from paceline.train.step.lane_loss import Losses, means, not_finite
 from paceline.train.step.losses import LaneSeeds
 from paceline.train.step.updates import UpdateCall, Updates
+from paceline.train.strategy import Strategy
 from paceline.world.randomness import mix
 from paceline.world.world import World
 
@@ -234,12 +235,8 @@ def _key_of(call: UpdateCall) -> _Key:
     return call.optimizer, call.loss, call.clip_norm, call.step.plan.samples, tuple(lanes)
 
 
-def capture_obstacle(optimizers: Sequence[torch.optim.Optimizer], config: RunConfig) -> str:
-    """Return why updates cannot be captured, as far as settings and optimizers tell; empty if they can."""
-    if config.local_sgd.steps:
-        return "local SGD swaps the weights of several replicas"
-    if config.parallel == "fsdp":
-        return "parallel=fsdp gathers weights during forward and backward"
+def _not_capturable(optimizers: Sequence[torch.optim.Optimizer]) -> str:
+    """Return why optimizers cannot be captured; empty if they can."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if "capturable" not in group and not group.get("fused"):
@@ -249,16 +246,19 @@ def capture_obstacle(optimizers: Sequence[torch.optim.Optimizer], config: RunCon
 
 
 def may_capture(
-    world: World, optimizers: Sequence[torch.optim.Optimizer], config: RunConfig
+    world: World,
+    config: RunConfig,
+    strategy: Strategy,
+    optimizers: Sequence[torch.optim.Optimizer],
 ) -> bool:
     """Return whether to try to capture updates; raise if capture=true is impossible, say why capture=auto is."""
     if config.capture == "true" and world.device == "cpu":
         raise ConfigError(
             "capture=true needs a GPU, but this run trains on cpu", fix="set capture=auto"
         )
-    if config.capture == "false" or world.device == "cpu":
+    if not strategy.captures:
         return False
-    reason = capture_obstacle(optimizers, config)
+    reason = strategy.capture_obstacle or _not_capturable(optimizers)
     if reason and config.capture == "true":
         raise ConfigError(
             f"the step cannot be captured as a CUDA graph: {reason}",

@@ -16,13 +16,13 @@ from paceline.errors import ConfigError
 from paceline.telemetry.phases import WAIT, PhaseClock
 from paceline.train.gradients.gradient_sum import BucketedSum, GradientSum
 from paceline.train.gradients.note import Note, RankRequests
-from paceline.train.model.parallel import shards
 from paceline.train.model.precision import Precision
 from paceline.train.saving.state import NOTHING, load_state, python_numbers
 from paceline.train.step.lane_loss import Losses, LossFunction, means
 from paceline.train.step.losses import LaneLosses, LaneSeeds, LaneWork, WholeBatchLoss
 from paceline.train.step.moving_buffers import MovingBuffers
 from paceline.train.step.weight_update import clip, make_update
+from paceline.train.strategy import Strategy
 from paceline.world.collectives import sum_across
 from paceline.world.world import World
 
@@ -51,15 +51,18 @@ class OptimizerUpdates:
         models: Sequence[nn.Module],
         config: RunConfig,
         world: World,
+        strategy: Strategy,
         make_sum: Callable[[list[nn.Parameter]], GradientSum],
     ) -> None:
         own = {value for group in optimizer.param_groups for value in group["params"]}
         every = dict.fromkeys(value for model in models for value in model.parameters())
         trainable = [value for value in every if value.requires_grad]
         self.parameters = [value for value in trainable if value in own]
-        self.precision = Precision(config, world.device, world.size)
+        self.precision = Precision(config, world.device, gathers_bf16=strategy.gathers_bf16)
         self.sum = make_sum(self.parameters)
-        self.update = make_update(optimizer, config, world.device)
+        self.update = make_update(
+            optimizer, world.device, compiles=config.compile and not strategy.replicas
+        )
         self._gradients: dict[tuple[float, torch.dtype, torch.Size], Tensor] = {}
         self._inputs = None if len(trainable) == len(self.parameters) else self.parameters
 
@@ -94,30 +97,31 @@ class Updates:
         self,
         world: World,
         config: RunConfig,
+        strategy: Strategy,
         models: Sequence[nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
         total_samples: int,
         get_requests: GetRequests,
     ) -> None:
-        self._world, self._config, self._get_requests = world, config, get_requests
-        self._total_samples = total_samples
+        self._world, self._config, self._strategy = world, config, strategy
+        self._total_samples, self._get_requests = total_samples, get_requests
         self.clock = PhaseClock()
         """Measures the time of each phase on this rank."""
         self.ready = 0.0
         """`time.perf_counter` at the end of this rank's own work in the last update."""
         # FSDP gathers weights during forward and backward, so both include waiting for other ranks.
-        self._includes_waits = shards(world, config)
+        self._includes_waits = strategy.shards
         self._is_one_mean = True
         self._models = list(models)
         self._buffers = self._make_buffers()
         self._optimizers: dict[torch.optim.Optimizer, OptimizerUpdates] = {}
-        if shards(world, config):
+        if strategy.shards:
             from paceline.train.gradients.sharded_sum import refuse_several
 
             refuse_several(len(models), len(optimizers))
         for optimizer in optimizers:
             self._optimizers[optimizer] = OptimizerUpdates(
-                optimizer, models, config, world, self._make_sum
+                optimizer, models, config, world, strategy, self._make_sum
             )
         self._set_up()
 
@@ -129,13 +133,12 @@ class Updates:
 
     def _make_sum(self, parameters: list[nn.Parameter]) -> GradientSum:
         config, world, lanes = self._config, self._world, self._config.batch.lanes
-        if not shards(world, config):
+        if not self._strategy.shards:
             settings = {"exact": config.exact, "compression": config.compression}
             return BucketedSum(parameters, lanes, world, self.clock, **settings)  # type: ignore[arg-type]
-        from paceline.train.gradients.fsdp_reduction import sums_along_tree
         from paceline.train.gradients.sharded_sum import FreeShardedSum, ShardedSum
 
-        kind = ShardedSum if sums_along_tree(world, config) else FreeShardedSum
+        kind = ShardedSum if self._strategy.adds_shards else FreeShardedSum
         return kind(self._models[0], parameters, lanes, world)
 
     def of(self, optimizer: torch.optim.Optimizer) -> OptimizerUpdates:

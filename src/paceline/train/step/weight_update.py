@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from paceline.config import RunConfig
 from paceline.train.model.sharded_tensor import clip_sharded, is_sharded
 
 # Torch's capturable Adam divides by the learning rate, which gives nan for 0 in a compiled kernel. This is too small to change a weight.
@@ -25,8 +24,8 @@ class Update(NamedTuple):
     """The smallest learning rate that it accepts."""
 
 
-def make_update(optimizer: torch.optim.Optimizer, config: RunConfig, device: str) -> Update:
-    """Return the optimizer's step; with `compile` on a GPU, Adam and AdamW become one kernel unless they are fused.
+def make_update(optimizer: torch.optim.Optimizer, device: str, *, compiles: bool) -> Update:
+    """Return the optimizer's step; compiled on a GPU, Adam and AdamW become one kernel unless they are fused.
 
     For few weights that is several times as fast as the fused kernel, which uses one thread block per 65,536 numbers.
     """
@@ -34,9 +33,8 @@ def make_update(optimizer: torch.optim.Optimizer, config: RunConfig, device: str
         return Update(optimizer.step)
     make_capturable(optimizer, device)  # also without capture, so that the bits are the same
     is_fused = any(group.get("fused") for group in optimizer.param_groups)
-    has_replicas = config.local_sgd.steps > 0  # it would be compiled for each of them
-    is_supported = type(optimizer) in _COMPILED and not is_fused and not has_replicas
-    if not config.compile or not is_supported:
+    is_supported = type(optimizer) in _COMPILED and not is_fused
+    if not compiles or not is_supported:
         return Update(optimizer.step)
     step = optimizer.step
     return Update(torch.compile(lambda: step(), dynamic=False), _LEAST_RATE)  # noqa: PLW0108 - compile needs a plain function
