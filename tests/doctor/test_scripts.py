@@ -38,6 +38,16 @@ GOOD = {
     "other things of two or three signs": f"{HEAD}\n{ADDRESS}\nread a <<< word; echo '<<EOF' \"<<EOF\" $((1<<a)) # <<EOF\n((b = a<<a))\nsrun {TORCHRUN}",
     "two texts": f"{HEAD}\n{ADDRESS}\ncat <<A <<-'B B' > x.sh\nexport RANK=$SLURM_PROCID\nA\nsrun python x.py\n\tB B\nsrun {TORCHRUN}",
     "a text in quotes": f'{HEAD}\n{ADDRESS}\nx="$(cat <<EOF\nexport RANK=0\nEOF\n)"\nsrun {TORCHRUN}',
+    "a port that torchrun does not use": f"{HEAD}\n{ADDRESS}\nexport MASTER_PORT=29500\nsrun torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint $MASTER_ADDR:$((20000 + SLURM_JOB_ID % 9999)) train.py",
+    "a port that nothing uses": f"{HEAD}\nMASTER_PORT=29500\npaceline run train.py",
+    "as many ranks as GPUs": f"{HEAD}\n#SBATCH --gres=gpu:a100:4,lscratch:50\n{ADDRESS}\nsrun {TORCHRUN}",
+    "two GPUs for each task": f"{HEAD}\n#SBATCH --gpus-per-node=8 --ntasks-per-node=4\n{ADDRESS}\nsrun -K {INSIDE}",
+    "fewer or more nodes": f"{HEAD}\n{ADDRESS}\nsrun {TORCHRUN.replace('$SLURM_NNODES', '1:4')}",
+    "the batch shell's number": f"{HEAD}\n{ADDRESS}\nsrun bash -c \"{TORCHRUN.replace('$SLURM_JOB_ID', '$RANDOM')}\"",
+    "the environment passed on": f"{HEAD}\n#SBATCH --export=NONE\n{ADDRESS}\nexport SLURM_EXPORT_ENV=ALL\nsrun {TORCHRUN}",
+    "conda with its hook": f'{HEAD}\n{ADDRESS}\neval "$(conda shell.bash hook)"\nconda activate torch\nsrun {TORCHRUN}',
+    "cores for --exact": f"{HEAD}\n#SBATCH -c 8\n{ADDRESS}\nsrun --exact -c 8 {TORCHRUN}",
+    "a log beside the script": f"{HEAD}\n#SBATCH --output=%j.log --error=/tmp/%u/%j.err\n{ADDRESS}\nsrun {TORCHRUN}",
     "nothing": "",
     "not a training": "#!/bin/bash\n#SBATCH -N 2\nsrun hostname",
 }  # fmt: skip
@@ -69,12 +79,8 @@ BAD = {
     "standalone on two nodes": (f"{HEAD}\nsrun torchrun --standalone --nproc-per-node 4 train.py", {"no-rendezvous": [3]}),
     "without srun": (f"{HEAD}\n{ADDRESS}\n{TORCHRUN}", {"only-first-node": [6], "signal-not-heard": [2]}),
     "python without srun": ("#!/bin/bash\n#SBATCH -n 4 --signal=B:USR1@60\ntrap 'touch stop' USR1\npython train.py &\nwait", {"only-first-node": [4]}),
-    "a port that torchrun ignores": (
-        f"{HEAD}\n{ADDRESS}\nsrun torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint $MASTER_ADDR:$((20000 + SLURM_JOB_ID % 9999)) train.py",
-        {"port-not-used": [5]},
-    ),
     "a port that is not exported": (
-        f"{HEAD}\n#SBATCH -n 4\n{ADDRESS.replace('export MASTER_PORT', 'MASTER_PORT')}\nsrun -K {INSIDE}", {"port-not-used": [6]},
+        f"{HEAD}\n#SBATCH -n 4\n{ADDRESS.replace('export MASTER_PORT', 'MASTER_PORT')}\nsrun -K {INSIDE}", {"port-not-exported": [6]},
     ),
     "cores lost": (f"{HEAD}\n#SBATCH --cpus-per-task=8\n{ADDRESS}\nsrun {TORCHRUN}", {"cores-lost": [7]}),
     "a fixed port": (f"{HEAD}\n{ADDRESS}\nexport MASTER_PORT=29500\nsrun {TORCHRUN}", {"fixed-port": [6]}),
@@ -91,13 +97,33 @@ BAD = {
     "localhost": (f"{HEAD}\n{ADDRESS}\nexport MASTER_ADDR=localhost\nsrun {TORCHRUN}", {"wrong-address": [6]}),
     "others wait for a rank that failed": (f"{HEAD}\n#SBATCH -n 4\n{ADDRESS}\nsrun {INSIDE}", {"ranks-left-behind": [7]}),
     "a failure that nobody sees": (f"{HEAD}\n{ADDRESS}\nsrun {TORCHRUN}\necho done", {"exit-code-lost": [6]}),
+    "more nodes than the job has": (f"{HEAD}\n{ADDRESS}\nsrun {TORCHRUN.replace('$SLURM_NNODES', '4')}", {"wrong-nnodes": [6]}),
+    "fewer nodes than the job has": (f"{HEAD}\n{ADDRESS}\nsrun {TORCHRUN.replace('$SLURM_NNODES', '1')}", {"wrong-nnodes": [6]}),
+    "more ranks than GPUs": (f"{HEAD}\n#SBATCH --gpus-per-node=2\n{ADDRESS}\nsrun {TORCHRUN}", {"ranks-and-gpus": [7]}),
+    "fewer ranks than GPUs": (f"{HEAD}\n#SBATCH -G 16\n{ADDRESS}\nsrun {TORCHRUN}", {"ranks-and-gpus": [7]}),
+    "more tasks than GPUs": (f"{HEAD}\n#SBATCH --gres=gpu:2 --ntasks-per-node=4\n{ADDRESS}\nsrun -K {INSIDE}", {"ranks-and-gpus": [7]}),
+    "a log folder that is not there": (f"{HEAD}\n#SBATCH --output=no-such-folder/%j.log\n{ADDRESS}\nsrun {TORCHRUN}", {"no-log-folder": [3]}),
+    "an ID in each task": (f"{HEAD}\n{ADDRESS}\nsrun bash -c '{TORCHRUN.replace('$SLURM_JOB_ID', '$RANDOM')}'", {"different-in-each-task": [6]}),
+    "an address in each task": (
+        f"{HEAD}\n#SBATCH -n 4\n{ADDRESS}\nsrun -K bash -c 'export MASTER_ADDR=$(hostname) RANK=$SLURM_PROCID; exec python train.py'",
+        {"different-in-each-task": [7]},
+    ),
+    "an environment that is kept back": (f"{HEAD}\n#SBATCH --export=NONE\n{ADDRESS}\nsrun {TORCHRUN}", {"environment-not-passed": [3]}),
+    "an environment that srun keeps back": (f"{HEAD}\n{ADDRESS}\nsrun --export=NONE {TORCHRUN}", {"environment-not-passed": [6]}),
+    "conda without its hook": (f"{HEAD}\n{ADDRESS}\nconda activate torch\nsrun {TORCHRUN}", {"conda-without-hook": [6]}),
+    "warnings in an address": (
+        f"{HEAD}\n{ADDRESS}\nexport MASTER_ADDR=$(srun -N1 -n1 hostname 2>&1 | head -n 1)\nsrun {TORCHRUN}", {"wrong-address": [6]},
+    ),
+    "one core for --exact": (f"{HEAD}\n#SBATCH -c 8\n{ADDRESS}\nsrun --exact {TORCHRUN}", {"cores-lost": [7]}),
+    "DOS line ends": (f"{HEAD}\n{ADDRESS}\nsrun {TORCHRUN}".replace("\n", "\r\n"), {"dos-line-ends": [1]}),
+    "no interpreter": (f"{HEAD}\n{ADDRESS}\nsrun {TORCHRUN}".replace("#!/bin/bash\n", ""), {"no-interpreter": [1]}),
     "the tutorial's": (
         "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --ntasks=4\n#SBATCH --gpus-per-task=1\n#SBATCH --cpus-per-task=4\n\n"  # noqa: ISC004
         "nodes=( $( scontrol show hostnames $SLURM_JOB_NODELIST ) )\nnodes_array=($nodes)\nhead_node=${nodes_array[0]}\n"
         'head_node_ip=$(srun --nodes=1 --ntasks=1 -w "$head_node" hostname --ip-address)\n\necho Node IP: $head_node_ip\nexport LOGLEVEL=INFO\n\n'
         "srun torchrun \\\n--nnodes 4 \\\n--nproc_per_node 1 \\\n--rdzv_id $RANDOM \\\n--rdzv_backend c10d \\\n"
         "--rdzv_endpoint $head_node_ip:29500 \\\n/shared/multinode_torchrun.py 50 10",
-        {"cores-lost": [15], "fixed-port": [15], "no-signal": [15]},
+        {"wrong-address": [10], "cores-lost": [15], "fixed-port": [15], "no-signal": [15]},
     ),
 }  # fmt: skip
 

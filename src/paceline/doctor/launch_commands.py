@@ -135,11 +135,28 @@ def tasks_per_node(script: Script, launch: Launch | None = None, depth: int = _M
             return each
         if whole := number(script, options.get("ntasks", ""), depth):
             return math.ceil(whole / nodes)
-    gpus, per_task = (
-        script.value("gpus-per-node") or script.value("gres"),
-        script.value("gpus-per-task"),
-    )
-    return (_count(gpus) // max(1, _count(per_task)) or 1) if gpus and per_task else 1
+    gpus, per_task = _count(_gpus_of_node(script)), _count(script.value("gpus-per-task"))
+    return gpus // per_task or 1 if gpus and per_task else 1
+
+
+def gpus_per_node(script: Script) -> int:
+    r"""Return the GPUs per node that a job requests; 0 if it does not tell.
+
+    >>> gpus_per_node(read_script("#SBATCH -N 2 -G 8")), gpus_per_node(read_script("#SBATCH --gres=gpu:a100:4,lscratch:10"))
+    (4, 4)
+    """
+    if each := _count(_gpus_of_node(script)):
+        return each
+    if per_task := _count(script.value("gpus-per-task")):
+        return per_task * tasks_per_node(script)
+    whole, nodes = _count(script.value("gpus")), nodes_of(script)
+    return whole // nodes if whole % nodes == 0 else 0
+
+
+def _gpus_of_node(script: Script) -> str:
+    """Return the option with the GPUs of each node; `--gres` may request other things as well."""
+    gres = [part for part in script.value("gres").split(",") if part.startswith("gpu")]
+    return script.value("gpus-per-node") or next(iter(gres), "")
 
 
 def tasks_of(script: Script, launch: Launch | None = None, depth: int = _MAX_DEPTH) -> int:
@@ -199,14 +216,16 @@ def _of_slurm(script: Script, name: str, depth: int) -> int | None:
     if name == "SLURM_NTASKS_PER_NODE":
         return tasks_per_node(script, depth=depth)
     if name in {"SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"}:
-        return _count(script.value("gpus-per-node") or script.value("gres")) or None
+        return gpus_per_node(script) or None
     return None
 
 
 def _count(text: str) -> int:
     """Return the number at the end of a GPU request.
 
-    >>> _count("gpu:a100:4"), _count("2"), _count("")
-    (4, 2, 0)
+    >>> _count("gpu:a100:4"), _count("2"), _count("gpu"), _count("")
+    (4, 2, 1, 0)
     """
+    if text == "gpu":
+        return 1
     return _plain(text.rpartition(":")[2]) or 0

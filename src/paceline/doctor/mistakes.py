@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from paceline.doctor.batch_parser import MARKED, Script, Variable, read_script
+from paceline.doctor.environment_mistakes import (
+    conda_without_hook,
+    different_in_each_task,
+    environment_not_passed,
+    no_log_folder,
+    unreadable_file,
+    unsafe_address,
+)
 from paceline.doctor.exit_mistakes import (
     exit_code_lost,
     no_signal,
@@ -21,6 +30,7 @@ from paceline.doctor.launch_commands import (
     tasks_of,
     tasks_per_node,
 )
+from paceline.doctor.resource_mistakes import agents_for_other_nodes, cores_lost, ranks_and_gpus
 
 _OWN = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID"}
 _PER_TASK = re.compile(rf"(?<!{MARKED})\$\{{?(SLURM_PROCID|SLURM_LOCALID|SLURM_NODEID)\b")
@@ -32,11 +42,11 @@ _ENDPOINT_FIX = (
 )
 
 
-def find_mistakes(text: str) -> list[Finding]:
-    """Return the mistakes in a batch script, ordered by line."""
+def find_mistakes(text: str, folder: Path = Path()) -> list[Finding]:
+    """Return the mistakes in a batch script that is submitted in a folder, ordered by line."""
     script = read_script(text)
     launches = launches_of(script)
-    findings: list[Finding] = []
+    findings = [*unreadable_file(script), *no_log_folder(script, folder)]
     for rule in _RULES:
         findings += rule(script, launches)
     return sorted(findings, key=lambda finding: finding.line)
@@ -172,34 +182,47 @@ def _only_the_first_node(script: Script, launches: list[Launch]) -> Iterator[Fin
             return
 
 
-def _port_not_used(script: Script, launches: list[Launch]) -> Iterator[Finding]:
+def _port_not_exported(script: Script, launches: list[Launch]) -> Iterator[Finding]:
     port = script.last("MASTER_PORT")
-    if not port or not launches or re.search(r"\$\{?MASTER_PORT\b(?!:?[-=])", script.body):
+    if not port or port.exported or _is_read(port, script):
         return
-    readers = {"python", "other"} if port.exported else set[str]()
     for launch in launches:
-        in_shell = launch.inner and "MASTER_PORT" in launch.inner.text
-        if launch.kind in readers or in_shell:
+        if launch.kind == "python" and launch.through and not _sets_port(launch):
+            yield problem(
+                "port-not-exported",
+                "MASTER_PORT is set but not exported: the ranks do not get it",
+                "put export before it",
+                port.line,
+            )
             return
-    why = "torchrun sets another port for its ranks" if port.exported else "it is not exported"
-    yield problem(
-        "port-not-used",
-        f"MASTER_PORT is set but not used: {why}",
-        "pass it on: --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT, or remove it",
-        port.line,
-    )
+
+
+def _is_read(port: Variable, script: Script) -> bool:
+    return bool(re.search(rf"\$\{{?{port.name}\b(?!:?[-=])", script.body))
+
+
+def _sets_port(launch: Launch) -> bool:
+    inner = launch.inner and "MASTER_PORT" in launch.inner.text
+    return bool(inner) or "MASTER_PORT" in launch.command.variables
 
 
 def _fixed_port(script: Script, launches: list[Launch]) -> Iterator[Finding]:
     if "exclusive" in script.options:
         return
     port = script.last("MASTER_PORT")
-    if port and (found := _FIXED.fullmatch(port.value)) and found[1] != "0":
+    found = _FIXED.fullmatch(port.value) if port and _is_used(port, script, launches) else None
+    if port and found and found[1] != "0":
         yield _fixed(f"port {found[1]}", port.line)
     for launch in launches:
         given = _given_port(launch)
         if re.match(r"[1-9]", given):
             yield _fixed(f"port {given}", launch.line)
+
+
+def _is_used(port: Variable, script: Script, launches: list[Launch]) -> bool:
+    """Return whether ranks listen on this port; torchrun gives its ranks another one."""
+    reads_it = any(launch.through and launch.kind in {"python", "other"} for launch in launches)
+    return _is_read(port, script) or (port.exported and reads_it)
 
 
 def _given_port(launch: Launch) -> str:
@@ -216,22 +239,6 @@ def _given_port(launch: Launch) -> str:
 def _fixed(what: str, line: int) -> Finding:
     says = f"{what} is the same for all jobs: a second job on a node fails or joins the first job"
     return problem("fixed-port", says, _PORT_FIX, line)
-
-
-def _cores_lost(script: Script, launches: list[Launch]) -> Iterator[Finding]:
-    cores = number(script, script.value("cpus-per-task"))
-    if not cores or cores < 2 or script.last("SRUN_CPUS_PER_TASK"):
-        return
-    for launch in launches:
-        has_own = {"cpus-per-task", "exact", "cpus-per-gpu"} & launch.asked.keys()
-        if launch.through == "srun" and not has_own:
-            yield problem(
-                "cores-lost",
-                f"since Slurm 22.05 srun does not inherit --cpus-per-task={cores}: each task gets 1 core",
-                'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK" before it',
-                launch.line,
-            )
-            return
 
 
 def _late_options(script: Script, launches: list[Launch]) -> Iterator[Finding]:
@@ -281,6 +288,7 @@ def _wrong_address(script: Script, launches: list[Launch]) -> Iterator[Finding]:
 
 
 _RULES = (
-    _rank_in_the_batch_shell, _read_too_early, _wrong_world_size, _several_agents, _no_rendezvous, _only_the_first_node, _port_not_used,
-    _fixed_port, _cores_lost, no_signal, signal_not_heard, _late_options, _open_text, _wrong_address, ranks_left_behind, exit_code_lost,
+    _rank_in_the_batch_shell, _read_too_early, _wrong_world_size, _several_agents, _no_rendezvous, _only_the_first_node, _port_not_exported,
+    _fixed_port, _late_options, _open_text, _wrong_address, no_signal, signal_not_heard, ranks_left_behind, exit_code_lost,
+    agents_for_other_nodes, ranks_and_gpus, cores_lost, different_in_each_task, environment_not_passed, conda_without_hook, unsafe_address,
 )  # fmt: skip
