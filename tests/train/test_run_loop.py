@@ -248,17 +248,17 @@ def one_rank_differs(config: paceline.RunConfig, change: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "name"),
+    ("change", "name", "when"),
     [
-        ("weight", "model.weight"),
-        ("rate", "the options of optimizer.0"),
-        ("tracked", "tracked.patience"),
+        ("weight", "model.weight", {"checkpoint.every": "3steps"}),
+        ("rate", "the options of optimizer.0", {"compare_steps": "3"}),
+        ("tracked", "tracked.patience", {"compare_steps": "3"}),
     ],
 )
-def test_what_one_rank_alone_has_changed_is_found_at_the_next_save(
-    change: str, name: str, tmp_path: Path
+def test_what_one_rank_alone_has_changed_is_found_at_the_next_save_or_comparison(
+    change: str, name: str, when: dict[str, str], tmp_path: Path
 ) -> None:
-    settings = SETTINGS | {"runs": str(tmp_path), "checkpoint.every": "3steps"}
+    settings = SETTINGS | {"runs": str(tmp_path)} | when
     said = f"after step 3 rank 1 has other values than rank 0 in {name}"
     with pytest.raises(AssertionError, match=said):
         run_on_processes(one_rank_differs, 3, tmp_path, settings, {"change": change})

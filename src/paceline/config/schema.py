@@ -220,6 +220,8 @@ class RunConfig:
     """How long ranks wait for each other."""
     evaluate_steps: int = 0
     """Steps between two evaluations; 0: evaluate only at the end of an epoch."""
+    compare_steps: int = 100
+    """Steps between two comparisons of the ranks (weights, learning rates, tracked objects); 0: compare them only when a checkpoint is saved."""
     resume: Literal["auto", "changed", "never"] = "auto"
     """auto: resume from the newest intact checkpoint; changed: also if settings changed; never: start from step 0 (old checkpoints are set aside)."""
     stop_after: str = ""
@@ -239,6 +241,7 @@ class RunConfig:
         at_least(1, "epochs", self.epochs)
         at_least(0, "steps", self.steps)
         at_least(0, "evaluate_steps", self.evaluate_steps)
+        at_least(0, "compare_steps", self.compare_steps)
         at_least(1, "threads", self.threads)
         at_least(0, "shard_over", self.shard_over)
         if self.clip_norm < 0:

@@ -134,6 +134,9 @@ class RunLoop:
         self.observers.step_done(self.done)
         if batch.plan.index == self._first:
             shorten_timeout(self._world, self._config)
+        every = self._config.compare_steps
+        if every and self.done % every == 0:
+            self.state.compare_ranks(self.done)
         self._save_or_stop(note)
         enough = self._record(batch, note)
         return self.observers.seen_enough() or enough

@@ -11,7 +11,7 @@ from paceline.train.saving.imported_state import is_imported
 
 # Settings that may change between two starts of one run.
 _FREE = {
-    "name", "runs", "resume", "stop_after", "evaluate_steps", "epochs", "steps", "parallel", "shard_over", "device", "backend",
+    "name", "runs", "resume", "stop_after", "evaluate_steps", "compare_steps", "epochs", "steps", "parallel", "shard_over", "device", "backend",
     "capture", "read.resident_gb", "read.prefetch_steps", "read.workers", "read.cache", "read.cache_gb",
 }  # fmt: skip
 _FREE_TABLES = {"checkpoint", "log", "timeout", "record", "profile"}

@@ -161,12 +161,17 @@ class RunState:
         """Return the tensors that only this rank holds."""
         return self._updates.own_state()
 
-    def manifest(self, step: int, metrics: Mapping[str, float]) -> Manifest:
-        """Return the description of a checkpoint after a step, if all ranks agree on it. Every rank must call this."""
-        tracked, groups = self._parts.tracked.state()[0], self._groups()
-        facts = {f"the options of {name}": group for name, group in groups.items()}
+    def compare_ranks(self, step: int) -> None:
+        """Raise if some rank has other weights, rates or tracked objects than rank 0. Every rank must call this."""
+        tracked = self._parts.tracked.state()[0]
+        facts = {f"the options of {name}": group for name, group in self._groups().items()}
         facts |= {f"{PREFIX}{name}": state for name, state in tracked.items()}
         check_replicas(self.world, self.tensors(), facts, step)
+
+    def manifest(self, step: int, metrics: Mapping[str, float]) -> Manifest:
+        """Return the description of a checkpoint after a step, if all ranks agree on it. Every rank must call this."""
+        self.compare_ranks(step)
+        tracked, groups = self._parts.tracked.state()[0], self._groups()
         meters = {name: meter.state(self._updates) for name, meter in self._meters.items()}
         values = {
             "meters": meters,
