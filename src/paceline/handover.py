@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 SETTINGS = "PACELINE_SET"
@@ -50,6 +51,33 @@ def read_run(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return ""
+
+
+DUMP = "PACELINE_DUMP"
+"""Path without suffix of the files in which a rank of a foreign script dumps its state for `paceline hang`."""
+
+DUMP_SIGNAL = signal.SIGRTMIN + 10 if hasattr(signal, "SIGRTMIN") else 0
+"""The signal on which such a rank dumps its stacks: torch, NCCL and Slurm use no real-time signal. 0: no Linux."""
+
+
+def dump_of(failure_file: Path) -> Path:
+    """Return the value of DUMP for the rank with this failure file."""
+    return failure_file.with_suffix("")
+
+
+def stacks_file(dump: Path) -> Path:
+    """Return the file with the stacks of all threads, as Python's faulthandler writes them."""
+    return dump.with_suffix(".stacks")
+
+
+def collectives_file(dump: Path) -> Path:
+    """Return the file with the newest collectives, as JSON."""
+    return dump.with_suffix(".collectives")
+
+
+def request_fifo(dump: Path) -> Path:
+    """Return the FIFO in which one byte asks for the collectives."""
+    return dump.with_suffix(".request")
 
 
 FAILURE = "PACELINE_FAILURE"

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from paceline.hang.script_processes import judge_script, script_reports
+import pytest
+
+from paceline.hang.proc import process
+from paceline.hang.rank_report import RankReport
+from paceline.hang.script_dumps import LaunchedRank, _outside_reader, request_dumps
+from paceline.hang.script_processes import SCRIPT, judge_script, script_reports
+from paceline.hang.stacks import MAIN, CodeLine, Stack, kind_of
 from paceline.rundir import RunDir
-from support.program import Done, paceline, started, wait_until
+from support.program import Done, paceline, started, wait_for, wait_until
 
 SLEEPS = """
 import os, sys, time
@@ -51,6 +63,95 @@ def test_a_stopped_process_of_a_foreign_script_is_named(tmp_path: Path) -> None:
     assert "the script does not use Paceline, so its progress is unknown" in calm.out
     assert f"process {pids[0]} is sleeping" in calm.out
     assert (stopped.code, stopped.out.splitlines()[0]) == (1, "rank 1: the process is stopped")
+
+
+WAITS = """
+import time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+
+def sleep_until(name):
+    while not Path(name).exists():
+        time.sleep(0.05)
+
+dist.init_process_group("gloo")
+print("joined")
+while not Path(f"stick-{dist.get_rank()}").exists():
+    if dist.get_rank() == 1:
+        time.sleep(0.02)
+    dist.all_reduce(torch.ones(1))
+    if dist.get_rank() == 1 and Path("stick").exists():
+        Path("stick-0").touch()
+        sleep_until("end")
+        Path("stick-1").touch()
+"""
+
+
+@pytest.mark.slow
+def test_the_rank_that_others_wait_for_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "any.py").write_text(WAITS)
+    log = tmp_path / "runs" / "any" / "ranks" / "0001.log"
+    with started("run", "-n", "2", "any.py", folder=tmp_path) as running:
+        wait_for(log)
+        trains = ask(tmp_path)
+        (tmp_path / "stick").touch()
+        wait_for(tmp_path / "stick-0")
+        hangs = ask(tmp_path)
+        (tmp_path / "end").touch()
+        running.wait()
+    assert (trains.code, hangs.code) == (0, 1), trains.out
+    line = WAITS[: WAITS.index("time.sleep(0.05)")].count("\n") + 1
+    sentence, *shown = hangs.out.splitlines()
+    assert f"; it is in sleep_until at any.py:{line}; rank 0 waits for it; no rank" in sentence
+    assert re.match(r"rank 1 \(node .*\) has not entered all-reduce \d+;", sentence)
+    assert f"    sleep_until at any.py:{line}: time.sleep(0.05)" in shown
+    assert len([each for each in shown if "dist.all_reduce(torch.ones(1))" in each]) == 1
+    assert "rank_dump" not in hangs.out
+
+
+@contextmanager
+def started_rank(born: int = 0, dump: Path | None = None) -> Iterator[LaunchedRank]:
+    with subprocess.Popen([sys.executable, "-c", "import time\ntime.sleep(600)"]) as running:
+        try:
+            state = process(running.pid)
+            yield LaunchedRank(0, replace(state, born=born or state.born), dump)
+        finally:
+            running.kill()
+
+
+@pytest.mark.parametrize("born", [0, 1], ids=["without a handler", "with a reused process id"])
+def test_another_process_gets_no_signal(tmp_path: Path, born: int) -> None:
+    (tmp_path / "rank.stacks").touch()
+    with started_rank(born, tmp_path / "rank") as rank:
+        assert request_dumps([rank]) == {}
+        assert process(rank.process.pid).can_respond
+
+
+@pytest.mark.skipif(not _outside_reader(), reason="needs py-spy")
+def test_the_stack_of_another_interpreter_is_read_by_py_spy() -> None:
+    with started_rank() as rank:
+        wait_until(lambda: bool(request_dumps([rank])[0].stacks), "py-spy finds Python")
+        (stack,) = request_dumps([rank])[0].stacks
+    assert (stack.thread, stack.places[0].line, stack.places[0].kind) == (MAIN, 2, "user")
+
+
+def at(rank: int, *places: tuple[str, int, str]) -> RankReport:
+    lines = tuple(CodeLine(file, line, name, kind_of(file)) for file, line, name in places)
+    stacks = (Stack(MAIN, lines),)
+    return RankReport(rank, 3, "n", "running", 0.0, 0, SCRIPT, stacks=stacks)
+
+
+def test_a_wait_that_torch_does_not_record_is_found_by_the_stacks() -> None:
+    library = "/opt/env/lib/python3.12/site-packages/torch/distributed"
+    call, wrapper = ("a.py", 9, "main"), (f"{library}/c10d_logger.py", 83, "wrapper")
+    waits = (call, wrapper, (f"{library}/distributed_c10d.py", 5, "monitored_barrier"))
+    verdict = judge_script([at(0, *waits), at(1, ("a.py", 7, "load")), at(2, *waits)])
+    assert (verdict.ranks, verdict.waiting, verdict.cause) == ((1,), (0, 2), "own code")
+    assert verdict.sentence == (
+        "rank 1 (node n) is in load at a.py:7; "
+        "ranks 0, 2 wait in monitored_barrier, called in main at a.py:9"
+    )
 
 
 def test_the_failure_of_a_foreign_script_is_shown_afterwards(tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ def test_a_signal_to_the_launcher_ends_everything(
         else:
             assert (
                 done.code,
-                "Stopped by SIGTERM, this launch saved no checkpoint (exit code 75). Rerun"
-                in done.err,
+                "Stopped by SIGTERM (exit code 75). Rerun the same command to resume from the "
+                "newest checkpoint, if there is one." in done.err,
             ) == (
                 STOPPED,
                 True,

@@ -201,6 +201,15 @@ def test_a_known_error_is_shown_without_a_word_around_it() -> None:
     assert find_culprit([spoke(0, 1.0, 2, known=True)]).message == "words of 0"
 
 
+@pytest.mark.parametrize(
+    "ranks", [[silent(0, 1.0, 3)], [spoke(0, 1.0, lost_peer=True), silent(1, 0.0, RUNNING)]]
+)
+def test_a_foreign_script_gets_no_advice_about_paceline(ranks: list[RankEnd]) -> None:
+    advice = find_culprit(ranks, foreign=True).message.partition("fix: ")[2]
+    assert "paceline" not in advice
+    assert "timeout.step_s" not in advice
+
+
 @pytest.mark.parametrize("content", ["", "{", '{"time_s": 1.0, "wh'])
 def test_a_report_that_is_not_whole_counts_as_silence(tmp_path: Path, content: str) -> None:
     file = tmp_path / "failure"

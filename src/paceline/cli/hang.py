@@ -14,13 +14,14 @@ from paceline.cli.watch import NamedRunArguments, named_run
 from paceline.hang.judge import judge, still_moving
 from paceline.hang.processes import find_debugger
 from paceline.hang.rank_report import RankReport, read_reports
+from paceline.hang.script_dumps import code_of
 from paceline.hang.script_processes import (
     SCRIPT,
+    diagnose_script,
     is_script_folder,
     judge_script,
-    script_reports,
 )
-from paceline.hang.stacks import MAIN
+from paceline.hang.stacks import MAIN, CodeLine, Stack
 from paceline.hang.verdict import HangVerdict, format_ranks, read_verdict
 from paceline.report.failure import ensure_failure_page
 from paceline.report.failure_page import FailurePage
@@ -32,6 +33,10 @@ from paceline.terminal import say
 _ANSWER_S = 3.0
 _LOOK_S = 0.1
 _INNERMOST = 6
+_NO_STACK = (
+    "no stack: the process did not answer; with --python it needs py-spy (pip install py-spy), "
+    "and a kernel that allows it to attach"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +54,7 @@ def main(arguments: HangArguments) -> int:
     run = named_run(arguments)
     if is_script_folder(run.folder):
         alive = is_held(run.folder.launch_lock)
-        reports = script_reports(run.folder) if alive else []
-        verdict = judge_script(reports)
+        reports, verdict = diagnose_script(run.folder) if alive else ([], judge_script([]))
     else:
         alive = is_held(run.folder.lock)
         reports = _request_reports(run.folder) if alive else read_reports(run.folder)
@@ -127,6 +131,22 @@ def _lines(report: RankReport, *, whole: bool) -> list[str]:
         if not whole and stack.thread != MAIN:
             continue
         lines.append(f"  {stack.thread}")
-        shown = stack.places if whole else stack.places[-_INNERMOST:]
-        lines += [f"    {place.function} at {place.file}:{place.line}" for place in shown]
+        shown = stack.places if whole else _innermost(report, stack)
+        lines += [f"    {_place_line(report, place)}" for place in shown]
+    if report.doing == SCRIPT and not report.stacks and report.process.can_respond:
+        lines.append(f"  {_NO_STACK}")
     return lines
+
+
+def _innermost(report: RankReport, stack: Stack) -> tuple[CodeLine, ...]:
+    """Return the innermost frames, and the one that explains most if they are all inside a library."""
+    frames = stack.places[-_INNERMOST:]
+    if report.place in stack.places and report.place not in frames:
+        return report.place, *frames
+    return frames
+
+
+def _place_line(report: RankReport, place: CodeLine) -> str:
+    line = f"{place.function} at {place.file}:{place.line}"
+    code = code_of(report.process, place) if report.doing == SCRIPT else ""
+    return f"{line}: {code}" if code else line

@@ -202,7 +202,7 @@ def find_gloo_abort(reports: Reports) -> HangVerdict | None:
 
     The aborted rank is blamed only if no other rank passed a new size.
     """
-    aborted = [report for report in reports if report.crash == ABORTED and _in_collective(report)]
+    aborted = [report for report in reports if report.crash == ABORTED and in_collective(report)]
     new_entries = {report: _new_signature(report) for report in reports if report.collectives}
     if not aborted or not new_entries:
         return None
@@ -235,7 +235,8 @@ def find_gloo_abort(reports: Reports) -> HangVerdict | None:
     return HangVerdict("another shape", (victim.rank,), other_ranks(reports, [victim]), sentence)
 
 
-def _in_collective(report: RankReport) -> bool:
+def in_collective(report: RankReport) -> bool:
+    """Return whether the main thread is inside a collective, by its stack."""
     return any(stack.thread == MAIN and _calls_collective(stack) for stack in report.stacks)
 
 

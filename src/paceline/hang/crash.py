@@ -68,7 +68,7 @@ def read_crash(path: Path) -> Crash | None:
 
 
 def parse_crash(text: str) -> Crash | None:
-    r"""Parse the faulthandler's text. It lists the youngest thread first, so the last one is the main thread.
+    r"""Parse the faulthandler's text.
 
     >>> parse_crash('Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n  File "a.py", line 3 in f\n')
     Crash(what='Aborted', stacks=(Stack(thread='MainThread', places=(CodeLine(file='a.py', line=3, function='f', kind='user'),)),))
@@ -76,12 +76,17 @@ def parse_crash(text: str) -> Crash | None:
     error = _ERROR.search(text)
     if error is None:
         return None
-    threads = [block for block in text[error.end() :].split("\n\n") if _FRAME.search(block)]
+    return Crash(error[1], parse_stacks(text[error.end() :]))
+
+
+def parse_stacks(text: str) -> tuple[Stack, ...]:
+    """Parse the stacks in the faulthandler's text. It lists the youngest thread first, the main thread last."""
+    threads = [block for block in text.split("\n\n") if _FRAME.search(block)]
     stacks = []
     for index, block in enumerate(threads):
         name = MAIN if index == len(threads) - 1 else f"thread {index}"
         stacks.append(Stack(name, _places(block)))
-    return Crash(error[1], tuple(stacks))
+    return tuple(stacks)
 
 
 def _places(block: str) -> tuple[CodeLine, ...]:

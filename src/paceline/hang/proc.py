@@ -70,6 +70,15 @@ def refresh(earlier: Process) -> Process:
     return now if now.born == earlier.born else Process(earlier.pid, earlier.born, GONE)
 
 
+def catches(pid: int, signal_number: int) -> bool:
+    """Return whether a process has a handler for a signal."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        status = (_PROC / str(pid) / "status").read_text(errors="replace")
+        mask = int(status.split("SigCgt:")[1].split()[0], 16)
+        return bool(mask >> (signal_number - 1) & 1)
+    return False
+
+
 def children(pid: int | str) -> list[Process]:
     """Return the direct child processes, such as data loader workers."""
     pids: list[str] = []

@@ -158,7 +158,7 @@ def parse_report(facts: Mapping[str, Any]) -> RankReport:
         "process": Process(**facts["process"]),
         "children": tuple(Process(**child) for child in facts["children"]),
         "stacks": tuple(map(_parse_stack, facts["stacks"])),
-        "collectives": tuple(map(_parse_collective, facts["collectives"])),
+        "collectives": tuple(map(parse_collective, facts["collectives"])),
         "wrong": RankException(**wrong) if wrong else None,
         "links": Links(**links),
     }
@@ -169,6 +169,7 @@ def _parse_stack(facts: Mapping[str, Any]) -> Stack:
     return Stack(str(facts["thread"]), tuple(CodeLine(**place) for place in facts["places"]))
 
 
-def _parse_collective(facts: Mapping[str, Any]) -> Collective:
+def parse_collective(facts: Mapping[str, Any]) -> Collective:
+    """Convert a collective from JSON."""
     sizes = tuple(tuple(shape) for shape in facts["sizes"])
     return Collective(**{**facts, "sizes": sizes, "types": tuple(facts["types"])})

@@ -1,18 +1,33 @@
-"""What can be said of a script that reports nothing itself: its processes, and when each rank printed last."""
+"""What can be said of a script that reports nothing itself: its processes, where they are, and when each printed last."""
 
 from __future__ import annotations
 
 import json
 import socket
 import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from paceline.hang.proc import GONE, process
+from paceline.hang.collectives import find_mismatch, find_missing, in_collective
+from paceline.hang.proc import GONE, Process, process, refresh
 from paceline.hang.rank_report import RankReport
-from paceline.hang.verdict import HangVerdict, format_ranks
+from paceline.hang.script_dumps import LaunchedRank, RankDump, request_dumps
+from paceline.hang.stacks import MAIN
+from paceline.hang.verdict import (
+    HangVerdict,
+    format_ranks,
+    other_ranks,
+    plural,
+    rank_numbers,
+    with_nodes,
+)
 from paceline.rundir import RunDir
 
-SCRIPT = "script"
+_APART_S = 2.0  # between two looks at ranks that wait
+_ENDED = {"stopped", "gone"}
+SCRIPT = "running a script"
 """What a rank does whose script reports nothing."""
 _STOPPED = {"T", "t"}
 
@@ -22,15 +37,53 @@ def is_script_folder(folder: RunDir) -> bool:
     return folder.launches.exists() and not folder.events.exists()
 
 
+def diagnose_script(folder: RunDir) -> tuple[list[RankReport], HangVerdict]:
+    """Return one report per rank of the last launch, and the verdict.
+
+    Ranks that wait are a hang only if a second look finds every rank at the same line.
+    """
+    reports = script_reports(folder)
+    verdict = judge_script(reports)
+    if verdict.cause in _ENDED or not verdict.found:
+        return reports, verdict
+    time.sleep(_APART_S)
+    later = script_reports(folder)
+    moved = [report for report in later if _position(report) not in map(_position, reports)]
+    if moved or len(later) != len(reports):
+        ranks = format_ranks(rank_numbers(moved)) if moved else "a rank"
+        sentence = f"the script makes progress: {ranks} moved within {_APART_S:.0f} s"
+        return later, HangVerdict("none", (), (), sentence)
+    verdict = judge_script(later)
+    sentence = f"{verdict.sentence}; no rank moved within {_APART_S:.0f} s"
+    return later, replace(verdict, sentence=sentence)
+
+
+def _position(report: RankReport) -> tuple[object, ...]:
+    main = [stack for stack in report.stacks if stack.thread == MAIN]
+    return report.rank, main, report.collectives
+
+
 def script_reports(folder: RunDir) -> list[RankReport]:
-    """Return one report per rank of the last launch, from /proc and the logs."""
+    """Return one report per rank of the last launch, from /proc, the logs, and what the ranks dump."""
     launch = _last_launch(folder)
-    ranks, pids = launch.get("ranks", []), launch.get("pids", [])
     begun_s = launch.get("time_s", time.time())
+    ranks = _launched_ranks(launch)
+    dumps = request_dumps(ranks)
     return [
-        _report(folder, rank, pid, len(ranks), begun_s)
-        for rank, pid in zip(ranks, pids, strict=True)
+        _report(folder, rank, len(ranks), begun_s, dumps.get(rank.rank, RankDump()))
+        for rank in ranks
     ]
+
+
+def _launched_ranks(launch: dict[str, Any]) -> list[LaunchedRank]:
+    numbers, pids = launch.get("ranks", []), launch.get("pids", [])
+    born, dumps = launch.get("born", []), launch.get("dumps", [])
+    ranks = []
+    for index, number in enumerate(numbers):
+        started = Process(pids[index], born[index], "") if born else process(pids[index])
+        dump = Path(dumps[index]) if dumps else None
+        ranks.append(LaunchedRank(number, refresh(started), dump))
+    return ranks
 
 
 def _last_launch(folder: RunDir) -> dict[str, Any]:
@@ -53,14 +106,16 @@ def _newest_line(folder: RunDir) -> dict[str, Any]:
     return newest
 
 
-def _report(folder: RunDir, rank: int, pid: int, size: int, begun_s: float) -> RankReport:
+def _report(
+    folder: RunDir, launched: LaunchedRank, size: int, begun_s: float, dump: RankDump
+) -> RankReport:
     """Return the report of a rank that has printed nothing since its last line, or since its start."""
     try:
-        quiet_s = time.time() - folder.log(rank).stat().st_mtime
+        quiet_s = time.time() - folder.log(launched.rank).stat().st_mtime
     except OSError:
         quiet_s = time.time() - begun_s
     return RankReport(
-        rank=rank,
+        rank=launched.rank,
         size=size,
         node=socket.gethostname(),
         state="running",
@@ -68,25 +123,59 @@ def _report(folder: RunDir, rank: int, pid: int, size: int, begun_s: float) -> R
         step=0,
         doing=SCRIPT,
         quiet_s=round(quiet_s, 3),
-        process=process(pid),
+        process=launched.process,
+        stacks=dump.stacks,
+        collectives=dump.collectives,
     )
 
 
 def judge_script(reports: list[RankReport]) -> HangVerdict:
-    """Name ranks that are stopped or gone while others run; the script's own progress is unknown."""
-    every = {report.rank for report in reports}
-    stopped = tuple(each.rank for each in reports if each.process.state in _STOPPED)
-    gone = tuple(each.rank for each in reports if each.process.state in {GONE, "Z"})
-    if stopped:
-        others = tuple(sorted(every - set(stopped)))
-        sentence = f"{format_ranks(list(stopped))}: the process is stopped"
-        return HangVerdict("stopped", stopped, others, sentence)
-    if gone and len(gone) < len(reports):
-        others = tuple(sorted(every - set(gone)))
-        sentence = f"{format_ranks(list(gone))}: the process has exited; other ranks still run"
-        return HangVerdict("gone", gone, others, sentence)
+    """Name ranks that are stopped or gone, or that others wait for; the script's own progress is unknown."""
+    for check in (_find_stopped, _find_gone, find_mismatch, find_missing, _find_outside):
+        if verdict := check(reports):
+            return verdict
     sentence = "the script does not use Paceline, so its progress is unknown"
     if reports:
         quietest = max(reports, key=lambda report: report.quiet_s)
         sentence += f"; rank {quietest.rank} has printed nothing for {quietest.quiet_s:.0f} s"
     return HangVerdict("none", (), (), sentence)
+
+
+def _find_stopped(reports: Sequence[RankReport]) -> HangVerdict | None:
+    stopped = [report for report in reports if report.process.state in _STOPPED]
+    if not stopped:
+        return None
+    ranks = rank_numbers(stopped)
+    sentence = f"{format_ranks(ranks)}: the process is stopped"
+    return HangVerdict("stopped", ranks, other_ranks(reports, stopped), sentence)
+
+
+def _find_gone(reports: Sequence[RankReport]) -> HangVerdict | None:
+    gone = [report for report in reports if report.process.state in {GONE, "Z"}]
+    if not gone or len(gone) == len(reports):
+        return None
+    ranks = rank_numbers(gone)
+    sentence = f"{format_ranks(ranks)}: the process has exited; other ranks still run"
+    return HangVerdict("gone", ranks, other_ranks(reports, gone), sentence)
+
+
+def _find_outside(reports: Sequence[RankReport]) -> HangVerdict | None:
+    """Return the ranks outside torch.distributed while others wait inside, by their stacks: not every wait is recorded."""
+    inside = [report for report in reports if in_collective(report)]
+    outside = [report for report in reports if report.stacks and report not in inside]
+    if not inside or not outside:
+        return None
+    first, waiting = outside[0], rank_numbers(inside)
+    sentence = (
+        f"{with_nodes(outside)} {plural(outside, 'is', 'are')} in {first.place}; "
+        f"{format_ranks(waiting)} {plural(waiting, 'waits', 'wait')} in {_call(inside[0])}"
+    )
+    return HangVerdict("own code", rank_numbers(outside), waiting, sentence)
+
+
+def _call(report: RankReport) -> str:
+    """Return the function of torch.distributed that the script called, and the line of the call."""
+    places = report.stacks[0].places
+    called = [each.function for each in places if "/torch/distributed/" in each.file]
+    names = [name for name in called if name != "wrapper"]  # torch logs its calls by a decorator
+    return f"{names[0] if names else 'torch.distributed'}, called in {report.place}"

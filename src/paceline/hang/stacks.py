@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import site
 import sys
 import sysconfig
@@ -66,15 +67,22 @@ _LIBRARIES = tuple(
 )
 
 
+# The ranks may have another interpreter.
+_OTHER_LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib/python3\.\d+/")
+
+
 def kind_of(file: str) -> str:
     """Return the origin of a source file.
 
     >>> kind_of("/home/me/train.py"), kind_of(threading.__file__), kind_of(__file__)
     ('user', 'library', 'paceline')
+    >>> kind_of("/opt/env/lib/python3.13/site-packages/lightning/trainer.py")
+    'library'
     """
     if file.startswith(_OURS) and "/recipes/" not in file:
         return "paceline"
-    return "library" if file.startswith(_LIBRARIES) else "user"
+    library = file.startswith(_LIBRARIES) or _OTHER_LIBRARIES.search(file)
+    return "library" if library else "user"
 
 
 # While the main thread waits in one of these files, the named thread does the work.

@@ -66,6 +66,9 @@ def rank_environment(
     env |= {handover.MEETING: str(rendezvous), handover.FAILURE: str(failure_file)}
     env[handover.PROGRESS] = str(handover.progress_file(rendezvous))
     env[handover.LAUNCHER] = str(os.getpid())
+    env.pop(handover.DUMP, None)
+    if spec.folder and not spec.target.interpreter and handover.DUMP_SIGNAL:
+        env[handover.DUMP] = str(handover.dump_of(failure_file))
     env.pop(handover.KEYBOARD, None)
     with contextlib.suppress(OSError):  # no terminal
         env[handover.KEYBOARD] = os.ttyname(0)

@@ -128,38 +128,45 @@ def stopped(progress: int | None, by: signal.Signals | None = None) -> Failure:
     return Failure(-1, STOPPED, message)
 
 
-def find_culprit(ranks: list[RankEnd]) -> Failure:
-    """Return the first cause. A rank that only lost a peer is blamed last: an exit without a report explains it."""
+def find_culprit(ranks: list[RankEnd], *, foreign: bool = False) -> Failure:
+    """Return the first cause. A rank that only lost a peer is blamed last: an exit without a report explains it.
+
+    A foreign script gets no advice about `paceline.Run`, which it does not use.
+    """
     raised = [end for end in ranks if end.text and not end.lost_peer]
     killed = [end for end in ranks if not end.text and end.code]
     left_early = [end for end in ranks if not end.text and end.code == 0]
     others = "; the other ranks were stopped" if len(ranks) > 1 else ""
     for candidates in (raised, killed, left_early):
         if candidates:
-            return _failure(min(candidates, key=lambda end: end.time_s), others)
+            first = min(candidates, key=lambda end: end.time_s)
+            return _failure(first, others, foreign=foreign)
     lost_peer = [end for end in ranks if end.lost_peer]
     assert lost_peer, "no rank failed"
     first = min(lost_peer, key=lambda end: end.time_s)
     unresponsive = [end for end in ranks if end.code is None and not end.text]
-    return _unresponsive(first, unresponsive) if unresponsive else _failure(first, others)
+    if unresponsive:
+        return _unresponsive(first, unresponsive, foreign=foreign)
+    return _failure(first, others, foreign=foreign)
 
 
-def _unresponsive(first: RankEnd, unresponsive: list[RankEnd]) -> Failure:
+def _unresponsive(first: RankEnd, unresponsive: list[RankEnd], *, foreign: bool) -> Failure:
     """Return the failure for ranks that still exist but make no progress."""
     ranks = " or ".join(str(end.rank) for end in unresponsive)
+    limit = "init_process_group(timeout=...)" if foreign else "timeout.step_s"
     message = (
         f"error: rank {ranks} did not respond; all ranks were stopped. "
         f"Rank {first.rank} waited for it and failed with:\n\n{first.text}\n"
         "  fix: check whether it was suspended, swapped out or busy in its own code; "
-        "timeout.step_s sets how long ranks wait"
+        f"{limit} sets how long ranks wait"
     )
     rank = unresponsive[0].rank
     return Failure(rank, 1, message, how="did not respond", details=first.text)
 
 
-def _failure(end: RankEnd, others: str) -> Failure:
+def _failure(end: RankEnd, others: str, *, foreign: bool) -> Failure:
     if not end.text:
-        return _without_report(end, others)
+        return _without_report(end, others, foreign=foreign)
     message = end.text
     if not end.known:
         message = f"rank {end.rank} crashed with {end.what}{others}. Traceback:\n\n{end.text}"
@@ -175,13 +182,13 @@ def _failure(end: RankEnd, others: str) -> Failure:
     )
 
 
-def _without_report(end: RankEnd, others: str) -> Failure:
+def _without_report(end: RankEnd, others: str, *, foreign: bool) -> Failure:
     how = _exit_phrase(end.code)
     tail = end.tail[-_TAIL_LINES:]
     output = "".join(f"\n  {line}" for line in tail) or " none"
     message = (
         f"error: rank {end.rank} {how}{others}. Its last output:{output}\n"
-        f"  fix: {_exit_fix(end.code)}"
+        f"  fix: {_exit_fix(end.code, foreign=foreign)}"
     )
     details = "\n".join(tail)
     return Failure(end.rank, _shell_code(end.code), message, how=how, details=details)
@@ -195,12 +202,13 @@ def _exit_phrase(code: int | None) -> str:
     return f"exited with code {code} without an exception"
 
 
-def _exit_fix(code: int | None) -> str:
+def _exit_fix(code: int | None, *, foreign: bool) -> str:
     if code == -signal.SIGKILL:
         return "check whether the machine ran out of memory (dmesg) or a scheduler killed it"
     if code and code < 0:
         return "read the lines above: a crash in native code prints its stack there"
-    return "look for sys.exit or os._exit in the script: every rank must reach the end of `with paceline.Run(config)`"
+    end = "its end" if foreign else "the end of `with paceline.Run(config)`"
+    return f"look for sys.exit or os._exit in the script: every rank must reach {end}"
 
 
 def _shell_code(code: int | None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
@@ -28,14 +28,22 @@ _HARMLESS = ("tqdm.",)
 class _WatchedVariables(dict[Any, Any]):
     """The data of `os.environ`, which notes whether a variable of interest was read."""
 
-    def __init__(self, variables: dict[Any, Any], names: Iterable[Any]) -> None:
+    def __init__(
+        self, variables: dict[Any, Any], names: Iterable[Any], first_read: Callable[[], None]
+    ) -> None:
         super().__init__(variables)
         self._names = frozenset(names)
+        self._first_read = first_read
         self.was_read = False
 
     def __getitem__(self, name: Any) -> Any:
-        if name in self._names and not _reading_module().startswith(_HARMLESS):
+        if (
+            not self.was_read
+            and name in self._names
+            and not _reading_module().startswith(_HARMLESS)
+        ):
             self.was_read = True
+            self._first_read()
         return super().__getitem__(name)
 
 
@@ -50,11 +58,12 @@ def _reading_module() -> str:
 class RankAwareness:
     """Watches `os.environ`: every way to join, of any library, reads the rank or the world size there."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_read: Callable[[], None] = lambda: None) -> None:
         variables = os.environ
         self._variables = _WatchedVariables(
             variables._data,  # type: ignore[attr-defined]  # noqa: SLF001 - no public way
             map(variables.encodekey, _NAMES),
+            first_read,
         )
         variables._data = self._variables  # type: ignore[attr-defined]  # noqa: SLF001
 

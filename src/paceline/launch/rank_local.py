@@ -26,6 +26,7 @@ from typing import NoReturn
 from paceline import handover
 from paceline.errors import PacelineError, Stopped
 from paceline.launch.rank_awareness import RankAwareness
+from paceline.launch.rank_dump import dump_collectives_on_request, dump_stacks_on_signal
 from paceline.launch.signals import STOP_SIGNALS
 from paceline.world.parent_death import die_with_parent
 
@@ -50,7 +51,7 @@ def main() -> None:
         os._exit(1)  # the launcher died before the kernel knew about us
     faulthandler.enable()
     unaware_mark = handover.unaware_mark(Path(os.environ[handover.FAILURE]))
-    awareness = RankAwareness()
+    awareness = _watch_rank()
     code = 0
     try:
         run_target(sys.argv[1:])
@@ -64,6 +65,15 @@ def main() -> None:
     if not awareness.is_possible:
         unaware_mark.touch(mode=0o600)
     leave(code)
+
+
+def _watch_rank() -> RankAwareness:
+    """Watch whether the script reads its rank; if it is a foreign one, prepare the answers to `paceline hang`."""
+    dump = os.environ.pop(handover.DUMP, "")
+    if not dump:
+        return RankAwareness()
+    dump_stacks_on_signal(Path(dump))
+    return RankAwareness(lambda: dump_collectives_on_request(Path(dump)))
 
 
 def run_target(argv: Sequence[str]) -> None:

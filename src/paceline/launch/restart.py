@@ -75,11 +75,14 @@ def _launch_repeatedly(
         if restarts.fewest_ranks and not progressed:
             spec = replace(spec, ranks=max(restarts.fewest_ranks, spec.ranks - 1))
         spec = replace(spec, attempt=spec.attempt + 1)
-        say(f"{failure.message}\n{restart_line(spec.size, newest, failures, restarts.limit)}")
+        line = restart_line(
+            spec.size, newest, failures, restarts.limit, foreign=spec.target.foreign
+        )
+        say(f"{failure.message}\n{line}")
 
 
-def restart_line(ranks: int, step: int, failures: int, most: int) -> str:
-    """Return the message about a restart.
+def restart_line(ranks: int, step: int, failures: int, most: int, *, foreign: bool = False) -> str:
+    """Return the message about a restart; what a foreign script has saved is unknown.
 
     >>> restart_line(4, 120, 1, 3)
     'restarting on 4 ranks from the checkpoint of step 120 (attempt 1 of 3 without progress)'
@@ -88,4 +91,9 @@ def restart_line(ranks: int, step: int, failures: int, most: int) -> str:
     if step < 0:
         start = "from where this launch began: it saved no checkpoint"
     plural = "" if ranks == 1 else "s"
+    if foreign and step < 0:
+        return (
+            f"restarting on {ranks} rank{plural} (restart {failures} of {most}); "
+            "the script resumes by its own checkpoints, if it saves any"
+        )
     return f"restarting on {ranks} rank{plural} {start} (attempt {failures} of {most} without progress)"

@@ -9,19 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.errors import EnvironmentUnfit
+from paceline.hang.proc import process
 from paceline.launch.spec import LaunchSpec, Program
 from paceline.rundir import RunDir, make_private
 from paceline.runlock import claimed
 
 _MOST_AT_ONCE = 100
-
-
-def keeps_no_folder(program: Program) -> bool:
-    """Return whether a program is a script that does not mention Paceline, so that the launcher keeps its folder."""
-    kind, name = program.argv[:2]
-    if kind != "path":
-        return False
-    return bool(program.interpreter) or b"paceline" not in Path(name).read_bytes()
 
 
 @contextlib.contextmanager
@@ -32,7 +25,7 @@ def script_folder(program: Program, runs: Path = Path("runs")) -> Iterator[str]:
     """
     with contextlib.ExitStack() as stack:
         folder = ""
-        if keeps_no_folder(program):
+        if program.foreign:
             for root in _choices(Path(program.name).stem, runs):
                 with contextlib.suppress(EnvironmentUnfit, OSError):
                     make_private(root / "ranks")
@@ -61,12 +54,18 @@ def log_of(spec: LaunchSpec, rank: int) -> Path | None:
     return log
 
 
-def note_launch(spec: LaunchSpec, pids: Sequence[int]) -> None:
-    """Record the start of the ranks."""
+def note_launch(spec: LaunchSpec, pids: Sequence[int], dumps: Sequence[Path]) -> None:
+    """Record the start of the ranks, and where each of them dumps its state on request."""
     command = [spec.target.interpreter or "python", *spec.target.argv[1:], *spec.arguments]
-    _note(
-        spec, {"event": "launched", "command": command, "ranks": list(spec.numbers), "pids": pids}
-    )
+    launched: dict[str, object] = {
+        "event": "launched",
+        "command": command,
+        "ranks": list(spec.numbers),
+        "pids": pids,
+        "born": [process(pid).born for pid in pids],
+        "dumps": [] if spec.target.interpreter else list(map(str, dumps)),
+    }
+    _note(spec, launched)
 
 
 def note_end(spec: LaunchSpec, codes: Sequence[int | None]) -> None:

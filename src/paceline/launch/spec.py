@@ -25,6 +25,8 @@ class Program:
     """Arguments of `rank_local` and `rank_srun`: "path" SCRIPT or "module" NAME."""
     interpreter: str = ""
     """Another Python interpreter, which need not have Paceline; empty: this one."""
+    foreign: bool = False
+    """Whether it is a script that does not mention Paceline, so that nothing is known of its checkpoints."""
 
     @property
     def command(self) -> list[str]:
@@ -114,7 +116,9 @@ def script(path: str, python: str = "") -> Program:
     """Return the program for a script; raise if the file, or another interpreter for it, does not exist."""
     file = Path(path)
     if file.is_file():
-        return Program(file.name, ("path", str(file)), _interpreter(python) if python else "")
+        foreign = bool(python) or b"paceline" not in file.read_bytes()
+        interpreter = _interpreter(python) if python else ""
+        return Program(file.name, ("path", str(file)), interpreter, foreign)
     neighbours = list(map(str, file.parent.glob("*.py"))) if file.parent.is_dir() else []
     fix = "check the path; start a built-in recipe with `paceline train NAME`"
     if neighbours:

@@ -84,10 +84,11 @@ def launch(
         try:
             for number in spec.numbers:
                 ranks.append(_start(spec, number, folder, screen, master))  # noqa: PERF401 - started ranks must be stopped on any error
-            note_launch(spec, [rank.process.pid for rank in ranks])
+            dumps = [handover.dump_of(rank.failure_file) for rank in ranks]
+            note_launch(spec, [rank.process.pid for rank in ranks], dumps)
             _watch(ranks, received, each_look)
             note_end(spec, [rank.process.returncode for rank in ranks])
-            failure = _outcome(ranks, received, rendezvous)
+            failure = _outcome(spec, ranks, received, rendezvous)
             if screen is not None and all(rank.unaware_mark.exists() for rank in ranks):
                 _warn_about_copies(spec)
         finally:
@@ -116,19 +117,23 @@ def _progress(rendezvous: Path) -> int:
     return handover.read_progress(handover.progress_file(rendezvous))
 
 
-def _outcome(ranks: list[_Rank], signals: StopSignals, rendezvous: Path) -> Failure | None:
+def _outcome(
+    spec: LaunchSpec, ranks: list[_Rank], signals: StopSignals, rendezvous: Path
+) -> Failure | None:
     """Return why the launch ended; None if the run finished."""
     if all(rank.process.returncode == 0 for rank in ranks):
         return None
     failure = None
     if signals.count or any(rank.stopped for rank in ranks):
-        failure = _stop_outcome(ranks, signals, rendezvous)
+        failure = _stop_outcome(spec, ranks, signals, rendezvous)
     if failure is None and _any_failed(ranks):
-        failure = find_culprit([rank.end for rank in ranks])
+        failure = find_culprit([rank.end for rank in ranks], foreign=spec.target.foreign)
     return failure
 
 
-def _stop_outcome(ranks: list[_Rank], signals: StopSignals, rendezvous: Path) -> Failure | None:
+def _stop_outcome(
+    spec: LaunchSpec, ranks: list[_Rank], signals: StopSignals, rendezvous: Path
+) -> Failure | None:
     """Return how ranks ended that were asked to stop; None if one of them failed for another reason."""
     if any(_failed_by_itself(rank) for rank in ranks):
         return None
@@ -137,8 +142,10 @@ def _stop_outcome(ranks: list[_Rank], signals: StopSignals, rendezvous: Path) ->
         raise KeyboardInterrupt
     if None in codes:
         return _killed_after_request(ranks)
-    # Only the host of rank 0 knows the newest checkpoint.
-    return stopped(_progress(rendezvous) if ranks[0].number == 0 else None, signals.first)
+    progress = _progress(rendezvous)
+    # Only the host of rank 0 knows the newest checkpoint; a foreign script reports none.
+    unknown = ranks[0].number != 0 or (spec.target.foreign and progress < 0)
+    return stopped(None if unknown else progress, signals.first)
 
 
 def _failed_by_itself(rank: _Rank) -> bool:
@@ -151,7 +158,7 @@ def _killed_after_request(ranks: list[_Rank]) -> Failure:
     late = " and ".join(str(rank.number) for rank in ranks if rank.process.returncode is None)
     message = (
         f"error: rank {late} did not exit in time after the request to stop, and was killed\n"
-        "  fix: rerun the same command to resume from the newest checkpoint"
+        "  fix: rerun the same command to resume from the newest checkpoint, if there is one"
     )
     return Failure(-1, 128 + signal.SIGTERM, message)
 
