@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from paceline.cluster.container import Container
 from paceline.cluster.profile import ClusterProfile
 from paceline.cluster.submission import SubmitRequest, prepare
 from paceline.errors import ConfigError
-from paceline.launch.spec import module
+from paceline.launch.spec import module, script
 
 
 def request(*words: str, **more: object) -> SubmitRequest:
@@ -57,6 +60,22 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match=problem):
         prepare(request(*words, **more), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_another_interpreter_runs_the_copy_of_the_script(tmp_path: Path) -> None:
+    (tmp_path / "any.py").write_text("x = 1\n")
+    plain = request("a b", "--lr", "1")
+    foreign = replace(plain, target=script(str(tmp_path / "any.py"), sys.executable))
+    prepared = prepare(foreign, tmp_path)
+    copy = str(prepared.code.folder / "code" / "any.py")
+    assert prepared.job.words == ("python", sys.executable, copy, "a b", "--lr", "1")
+    rank = f"-u -m paceline.launch.rank_srun python {sys.executable} {copy} 'a b' --lr 1\n"
+    assert rank in prepared.script
+    assert "\nforeign=yes\n" in prepared.script
+    assert "\nforeign=\n" in prepare(plain, tmp_path).script
+    image = replace(ClusterProfile(), container=Container("apptainer", "a.sif"))
+    with pytest.raises(ConfigError, match="does not apply to ranks in a container"):
+        prepare(replace(foreign, profile=image), tmp_path)
 
 
 def test_preparing_writes_nothing(tmp_path: Path) -> None:

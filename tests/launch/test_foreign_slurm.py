@@ -58,6 +58,21 @@ def test_all_tasks_of_a_step_derive_the_same_port_and_another_start_another() ->
     assert ports[0] == ports[1] != ports[2]
 
 
+def test_a_task_becomes_another_interpreter_with_the_variables_of_torchrun(tmp_path: Path) -> None:
+    text = "import os, sys\nprint('paceline' in sys.modules, os.environ['RANK'], *sys.argv)"
+    (tmp_path / "any.py").write_text(text)
+    command = [sys.executable, "-m", "paceline.launch.rank_srun", "python", sys.executable]
+    done = subprocess.run(
+        [*command, "any.py", "-x"],
+        cwd=tmp_path,
+        env=os.environ | TASK | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "False 1 any.py -x\n"
+
+
 @pytest.mark.slow
 def test_two_tasks_with_their_own_init_process_group_join(tmp_path: Path) -> None:
     (tmp_path / "any.py").write_text(ALL_REDUCE)

@@ -72,7 +72,7 @@ def private(folder: Path) -> None:
 @pytest.mark.parametrize(
     "slurm", [{}, {"cgroup": True}], ids=["linuxproc", "cgroup"], indirect=True
 )
-def test_every_word_arrives_and_no_rank_is_told_who_it_is_by_the_shell(slurm) -> None:
+def test_every_word_arrives_and_no_rank_is_told_who_it_is_by_the_shell(slurm, request) -> None:
     desk = Desk.on(slurm, "cpus_per_rank = 2")
     name = 'it\'s $(touch pwned); ünï "q" %j & more'
     (desk.folder / "who am i.py").write_text(WHO)
@@ -88,7 +88,9 @@ def test_every_word_arrives_and_no_rank_is_told_who_it_is_by_the_shell(slurm) ->
         "*",
     ]
     environment = {"RANK": "7", "SECRET_TOKEN": "not-in-a-file"}
+    another = ["--python", sys.executable] if "cgroup" in request.node.callspec.id else []
     job = desk.submit(
+        *another,
         "--nodes",
         "2",
         "--gpus-per-node",

@@ -16,6 +16,7 @@ from paceline.cluster.registry import Submission
 from paceline.cluster.submission import PreparedJob, SubmitRequest, prepare, submit
 from paceline.config.arguments import flag, option, positional, verbatim
 from paceline.errors import ConfigError
+from paceline.launch.spec import Program, script
 
 _FROM_PROFILE = ("account", "partition", "qos", "constraint", "launcher")
 
@@ -28,6 +29,8 @@ class SubmitArguments:
     """Script to run, or the name of a recipe."""
     script_arguments: tuple[str, ...] = verbatim("ARGUMENT")
     """Arguments of the script. Options of paceline come before SCRIPT; all words after it are passed on unchanged."""
+    python: str = option("", metavar="PATH")
+    """Python interpreter of the ranks, with its own packages; it needs no Paceline (default: this one, or that of the profile)."""
     cluster: str = option("", metavar="NAME")
     """Cluster profile (`paceline cluster list`); default: $PACELINE_CLUSTER, else generic."""
     nodes: int = 1
@@ -85,7 +88,7 @@ def _request(arguments: SubmitArguments) -> SubmitRequest:
             overrides[field] = value
     profile = replace(profile, **overrides, requeue=profile.requeue and arguments.jobs == 1)
     return SubmitRequest(
-        target=program_from(arguments.script),
+        target=_target(arguments),
         arguments=arguments.script_arguments,
         profile=profile,
         nodes=arguments.nodes,
@@ -94,6 +97,12 @@ def _request(arguments: SubmitArguments) -> SubmitRequest:
         time=arguments.time,
         jobs=arguments.jobs,
     )
+
+
+def _target(arguments: SubmitArguments) -> Program:
+    if arguments.python:
+        return script(arguments.script, arguments.python)
+    return program_from(arguments.script)
 
 
 def _gpus(arguments: SubmitArguments, profile: ClusterProfile) -> int:

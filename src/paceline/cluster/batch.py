@@ -31,7 +31,7 @@ class BatchJob:
     """A command for Slurm, and the resources it needs."""
 
     words: tuple[str, ...]
-    """What to run: path SCRIPT or module NAME, then the script's arguments."""
+    """What to run: path SCRIPT, module NAME or python INTERPRETER SCRIPT, then the script's arguments."""
     run: Path
     """The folder of the run."""
     folder: Path
@@ -44,6 +44,8 @@ class BatchJob:
     time: str
     user: str = "0:0"
     """UID:GID for docker."""
+    foreign: bool = False
+    """Whether the script does not use Paceline, so that its checkpoints are unknown."""
 
     def __post_init__(self) -> None:
         """Raise an error for a value that Slurm rejects or a shell would misread."""
@@ -111,6 +113,7 @@ def batch_script(job: BatchJob, profile: ClusterProfile) -> str:
     """Return the complete script. Free text is never in an #SBATCH line: sbatch gets it as arguments."""
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in sbatch_options(job, profile)), ""]
     lines += [f"run={shlex.quote(str(job.run))}", f"requeue={'yes' if profile.requeue else ''}"]
+    lines.append(f"foreign={'yes' if job.foreign else ''}")
     lines += [*_environment(job, profile), *_surroundings(profile), *_command(job, profile)]
     return "\n".join(lines) + "\n" + _TAIL.read_text(encoding="utf-8")
 

@@ -19,7 +19,7 @@ from paceline.cluster.profile import ClusterProfile
 from paceline.config.parse import settings_from_file
 from paceline.config.schema import RunConfig
 from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError
-from paceline.launch.spec import Program
+from paceline.launch.spec import ANOTHER_PYTHON, Program
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
 
 _RUN_SETTINGS = {"name", "runs"}
@@ -63,7 +63,7 @@ def prepare(request: SubmitRequest, folder: Path) -> PreparedJob:
     run = RunDir(_run_folder(request, folder))
     code = plan_copy(request.target, request.arguments, run.code)
     job = BatchJob(
-        words=code.words,
+        words=_rank_words(request, code),
         run=run.root,
         folder=folder,
         python=sys.executable,
@@ -72,6 +72,7 @@ def prepare(request: SubmitRequest, folder: Path) -> PreparedJob:
         gpus_per_node=request.gpus_per_node,
         time=request.time,
         user=f"{os.getuid()}:{os.getgid()}",
+        foreign=request.target.foreign,
     )
     if 0 < job.gpus_per_node < job.ranks_per_node:
         raise ConfigError(
@@ -83,6 +84,20 @@ def prepare(request: SubmitRequest, folder: Path) -> PreparedJob:
             f"--jobs must be at least 1, got {request.jobs}", fix="use --jobs 1 or more"
         )
     return PreparedJob(request, run, job, code, batch_script(job, request.profile))
+
+
+def _rank_words(request: SubmitRequest, code: CodeCopy) -> tuple[str, ...]:
+    """Return what `rank_srun` gets: the script, or another interpreter and the script."""
+    interpreter = request.target.interpreter
+    if not interpreter:
+        return code.words
+    if request.profile.container.kind != "none":
+        raise ConfigError(
+            f"--python {interpreter} does not apply to ranks in a container "
+            f"({request.profile.container.kind})",
+            fix="install the packages into the image, and remove --python",
+        )
+    return (ANOTHER_PYTHON, interpreter, *code.words[1:])
 
 
 def submit(prepared: PreparedJob) -> list[registry.Submission]:

@@ -17,6 +17,7 @@ from types import FrameType
 from paceline.errors import PacelineError
 from paceline.launch.rank_srun import leave_early
 from paceline.launch.signals import STOP_SIGNALS
+from paceline.launch.spec import ANOTHER_PYTHON
 from paceline.world.detect import detect_world
 
 RANK = "paceline.launch.rank_srun"
@@ -60,8 +61,12 @@ def _ranks() -> list[int]:
 
 
 def _is_rank(pid: str) -> bool:
+    marks = [RANK]
+    if sys.argv[2] == ANOTHER_PYTHON:  # the rank has become that interpreter: its script tells
+        marks.append(sys.argv[4])
     with contextlib.suppress(OSError):  # the process has just ended
-        return RANK.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return any(os.fsencode(mark) in command for mark in marks)
     return False
 
 

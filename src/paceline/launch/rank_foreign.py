@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
 
 from paceline import handover
 from paceline.world.parent_death import die_with_parent
@@ -17,7 +18,11 @@ def main() -> None:
     die_with_parent()
     if os.environ.get(handover.LAUNCHER, "") != str(os.getppid()):
         os._exit(1)  # the launcher died before the kernel knew about us
-    interpreter, *words = sys.argv[1:]
+    become(*sys.argv[1:])
+
+
+def become(interpreter: str, *words: str) -> NoReturn:
+    """Replace this process by another interpreter that runs a script."""
     os.execv(interpreter, [interpreter, "-u", *words])  # noqa: S606 - no shell
 
 

@@ -1,4 +1,4 @@
-"""Main program of one rank under srun: `python -m paceline.launch.rank_srun path|module NAME ...`.
+"""Main program of one rank under srun: `python -m paceline.launch.rank_srun path|module NAME ...`, or `... python INTERPRETER SCRIPT ...`.
 
 srun starts this very process, so signals reach it; it handles them before any slow import.
 """
@@ -17,8 +17,10 @@ from typing import NoReturn
 
 from paceline import handover
 from paceline.errors import LOST_PEER, STOPPED, PacelineError, Stopped
+from paceline.launch.rank_foreign import become
 from paceline.launch.rank_local import format_error, leave, lost_peer, run_target
 from paceline.launch.signals import EARLY
+from paceline.launch.spec import ANOTHER_PYTHON
 from paceline.world.detect import detect_world
 from paceline.world.torch_variables import torch_variables
 
@@ -36,6 +38,8 @@ def main() -> None:
     EARLY.listen(leave_early)
     _remove_torch_variables()
     _set_torch_variables()
+    if sys.argv[1] == ANOTHER_PYTHON:
+        become(*sys.argv[2:])
     faulthandler.enable()
     try:
         run_target(sys.argv[1:])

@@ -15,6 +15,9 @@ from typing import Any
 from paceline import handover
 from paceline.errors import ConfigError, did_you_mean
 
+ANOTHER_PYTHON = "python"
+"""The first argument of `rank_srun` if an interpreter and a script follow."""
+
 
 @dataclass(frozen=True)
 class Program:

@@ -12,6 +12,7 @@
 
 run=/home/me/runs/digits
 requeue=yes
+foreign=
 export PACELINE_SET='{"name": "digits", "runs": "/home/me/runs"}'
 export FI_PROVIDER=efa
 surroundings() {
@@ -146,7 +147,9 @@ again() {
     rm -f "$jobs/idle"
   else
     echo . >>"$jobs/idle"
-    [ "$(wc -l <"$jobs/idle")" -ge 5 ] && over "stopped 5 times in a row without a new checkpoint: see $jobs/$id.log, or request more time" 75
+    unsaved=' without a new checkpoint'
+    [ -n "$foreign" ] && unsaved='' # what the script has saved is unknown
+    [ "$(wc -l <"$jobs/idle")" -ge 5 ] && over "stopped 5 times in a row$unsaved: see $jobs/$id.log, or request more time" 75
   fi
   if [ -z "$requeue" ]; then
     say "$1; the next job of the chain continues"
@@ -163,6 +166,8 @@ if [ -e "$mark" ]; then
   again "saved and stopped"
 elif [ -n "$stuck" ]; then
   again "the ranks did not exit in time"
+elif [ -n "$early" ] && [ -n "$foreign" ]; then
+  again "ended by the request to stop; the script resumes by its own checkpoints, if it saves any"
 elif [ -n "$early" ]; then
   again "asked to stop before the training had started"
 elif [ "$code" -eq 0 ]; then
