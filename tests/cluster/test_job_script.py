@@ -22,14 +22,14 @@ TOLD_AND_DEAD = 'kill -USR1 "$SHELL_OF_JOB"; kill -USR1 $$'
 SAYS_WHY = 'touch "$PACELINE_STOPPED.0123abcd"; '
 
 
-def job(folder: Path, step: str, **programs: str) -> tuple[int, str]:
+def job(folder: Path, step: str, foreign: str = "", **programs: str) -> tuple[int, str]:
     """Run a job's shell around a step; return its exit code and its output."""
     for name, text in (SLURM | programs).items():
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)
     (folder / "run" / "jobs").mkdir(parents=True)
     (folder / "step").write_text(step)
-    head = f"run={folder}/run\nrequeue=yes\nsurroundings() {{ export SHELL_OF_JOB=$$; }}\ncommand=(sh {folder}/step)\npage=()\n"
+    head = f"run={folder}/run\nrequeue=yes\nforeign={foreign}\nsurroundings() {{ export SHELL_OF_JOB=$$; }}\ncommand=(sh {folder}/step)\npage=()\n"
     env = {
         "PATH": f"{folder}:{os.environ['PATH']}",
         "SLURM_JOB_ID": "7",
@@ -52,11 +52,18 @@ def test_the_last_words_of_srun_are_waited_for(tmp_path: Path, slow: str) -> Non
     assert (tmp_path / "run" / "jobs" / "failed-nodes").read_text() == "n1\n"
 
 
-def test_a_step_that_dies_of_the_word_to_stop_is_started_again(tmp_path: Path) -> None:
-    code, said = job(tmp_path, TOLD_AND_DEAD)
-    assert (code, "asked to stop before the training had started; requeued" in said) == (0, True), (
-        said
-    )
+@pytest.mark.parametrize(
+    ("foreign", "reason"),
+    [
+        ("", "asked to stop before the training had started"),
+        ("yes", "the script resumes by its own checkpoints, if it saves any"),
+    ],
+)
+def test_a_step_that_dies_of_the_request_to_stop_is_started_again(
+    tmp_path: Path, foreign: str, reason: str
+) -> None:
+    code, said = job(tmp_path, TOLD_AND_DEAD, foreign)
+    assert (code, f"{reason}; requeued" in said) == (0, True), said
     assert "scontrol requeue 7" in said
 
 
