@@ -32,6 +32,7 @@ from paceline.terminal import say
 _ANSWER_S = 3.0
 _LOOK_S = 0.1
 _INNERMOST = 6
+_SYMPTOMS = {"none", "gone", "exception", "left"}  # the page knows why
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,8 @@ def main(arguments: HangArguments) -> int:
         reports = _request_reports(run.folder) if alive else read_reports(run.folder)
         verdict = (None if alive else read_verdict(run.folder)) or _verdict(reports)
     page = None if alive else ensure_failure_page(run)
+    if page and verdict.cause in _SYMPTOMS:
+        verdict = page_verdict(page, reports)
     if arguments.json:
         print(json.dumps(_facts(run, reports, verdict, page, alive=alive), indent=2))
         return 1 if verdict.found or page else 0
@@ -91,6 +94,14 @@ def _verdict(reports: Sequence[RankReport]) -> HangVerdict:
     step = max(report.step for report in reports)
     sentence = f"the run makes progress: {format_ranks(moving)} at step {step}"
     return HangVerdict("none", (), (), sentence)
+
+
+def page_verdict(page: FailurePage, reports: Sequence[RankReport]) -> HangVerdict:
+    """Return the verdict of the failure page: what the launcher or Slurm knows."""
+    ranks = (page.rank,) if page.rank >= 0 else ()
+    others = tuple(report.rank for report in reports if report.rank != page.rank)
+    raised = any(report.rank in ranks and report.wrong for report in reports)
+    return HangVerdict("exception" if raised else "gone", ranks, others, page.verdict)
 
 
 def _facts(

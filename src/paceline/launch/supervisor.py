@@ -19,7 +19,7 @@ from typing import TextIO
 from paceline import handover, terminal
 from paceline.errors import STOPPED
 from paceline.launch.environment import Master, master_of, rank_environment
-from paceline.launch.failure import Failure, RankEnd, find_culprit, stopped
+from paceline.launch.failure import Failure, RankEnd, ended_by, find_culprit, stopped
 from paceline.launch.logs import RankOutput
 from paceline.launch.script_folder import log_of, note_end, note_launch
 from paceline.launch.signals import STOP_SIGNALS, StopSignals
@@ -137,6 +137,9 @@ def _stop_outcome(ranks: list[_Rank], signals: StopSignals, rendezvous: Path) ->
         raise KeyboardInterrupt
     if None in codes:
         return _killed_after_request(ranks)
+    if STOPPED not in codes:
+        died_of = signal.Signals(max(-code for code in codes)) if min(codes) < 0 else None
+        return ended_by(signals.first or died_of or signal.SIGTERM)
     # Only the host of rank 0 knows the newest checkpoint.
     return stopped(_progress(rendezvous) if ranks[0].number == 0 else None, signals.first)
 
@@ -153,7 +156,7 @@ def _killed_after_request(ranks: list[_Rank]) -> Failure:
         f"error: rank {late} did not exit in time after the request to stop, and was killed\n"
         "  fix: rerun the same command to resume from the newest checkpoint"
     )
-    return Failure(-1, 128 + signal.SIGTERM, message)
+    return Failure(-1, 128 + signal.SIGTERM, message, on_request=True)
 
 
 def _start(
@@ -212,16 +215,20 @@ def _time_left(ranks: list[_Rank], signals: StopSignals) -> float:
     if not (failed or signals.count):
         return math.inf
     running = [rank for rank in ranks if not rank.ended_s]
-    _request_stop([rank for rank in running if not rank.stop_requested])
+    _request_stop([rank for rank in running if not rank.stop_requested], signals.first)
     one_saved = any(rank.process.returncode == STOPPED for rank in ranks)
     all_save = all(rank.graceful_stop_mark.exists() for rank in running)
     return _SAVE_S if one_saved or all_save else _GRACE_S
 
 
-def _request_stop(ranks: list[_Rank]) -> None:
-    """Signal the ranks only, not their children: a rank stops its own data loader workers."""
+def _request_stop(ranks: list[_Rank], received: signal.Signals | None) -> None:
+    """Signal the ranks only, not their children: a rank stops its own data loader workers.
+
+    A rank that saves first gets the signal that was received, so that it can name it.
+    """
     for rank in ranks:
-        rank.process.send_signal(signal.SIGTERM)
+        saves = rank.graceful_stop_mark.exists()
+        rank.process.send_signal(received if received and saves else signal.SIGTERM)
         rank.stop_requested = True
 
 

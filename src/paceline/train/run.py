@@ -153,7 +153,6 @@ class Run(RunObjects):
     def _begin_loop(self, batches: Batches, flops_per_sample: float) -> Iterator[Step]:
         """Restore the newest checkpoint; return the steps that are left."""
         self.config = batches.config
-        self._folder.write_settings(self.config)
         self._loop = RunLoop(
             self.world,
             self.config,

@@ -80,13 +80,15 @@ class RunLoop:
         with (
             self._stopping.listening(),
             self._checkpoints,
-            self.observers.attending(self.state.size_bytes),
         ):
-            yield
+            self._checkpoints.find()
+            with self.observers.attending(self.state.size_bytes):
+                yield
 
     def begin(self) -> Iterator[RankBatch]:
         """Restore the newest checkpoint; return the steps that are left."""
         self.done = self._first = self._checkpoints.restore()
+        self._folder.write_settings(self._config)
         self._announce()
         self._recorder.start(self._parts.model, self._parts.optimizer, self.updates.own_state())
         if self.is_over:

@@ -124,16 +124,14 @@ def _describe_start(event: RunStarted) -> str:
 def stopped_line(event: RunStopped) -> str:
     """Return the reason of a stop, the step, and how to resume.
 
-    >>> stopped_line(RunStopped(595, "SIGINT"))
+    >>> stopped_line(RunStopped(595, "Ctrl-C"))
     'Stopped by Ctrl-C at step 595, checkpoint saved. Rerun the same command to resume.'
     >>> stopped_line(RunStopped(5, "the time limit is near"))
     'Stopped before the time limit at step 5, checkpoint saved. Rerun the same command to resume.'
     """
-    if event.reason == "SIGINT":
-        cause = " by Ctrl-C"
-    elif event.reason == TIME_LIMIT:
+    if event.reason == TIME_LIMIT:
         cause = " before the time limit"
-    elif event.reason.startswith("SIG"):
+    elif event.reason.startswith(("SIG", "Ctrl-C")):
         cause = f" by {event.reason}"
     else:
         cause = f" ({event.reason})"
