@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.cli.watch import NamedRunArguments, named_run
 from paceline.hang.judge import judge, still_moving
+from paceline.hang.proc import GONE
 from paceline.hang.processes import find_debugger
 from paceline.hang.rank_report import RankReport, read_reports
 from paceline.hang.script_processes import (
@@ -130,6 +131,8 @@ def _lines(report: RankReport, *, whole: bool) -> list[str]:
     state = f"{report.state} in step {report.step + 1}, {report.doing}, no progress"
     if report.doing == SCRIPT:
         state = "no output"
+    if report.state == "running" and report.process.state == GONE:
+        return ["", f"{rank}: no report since its start; {process}"]
     lines = ["", f"{rank}: {state} for {report.quiet_s:.1f} s; {process}"]
     if report.collectives:
         last = report.collectives[-1]
