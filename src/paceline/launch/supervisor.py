@@ -21,6 +21,7 @@ from paceline.errors import STOPPED
 from paceline.launch.environment import Master, master_of, rank_environment
 from paceline.launch.failure import Failure, RankEnd, ended_by, find_culprit, stopped
 from paceline.launch.logs import RankOutput
+from paceline.launch.screen import Screen, columns_of
 from paceline.launch.script_folder import log_of, note_end, note_launch
 from paceline.launch.signals import STOP_SIGNALS, StopSignals
 from paceline.launch.spec import LaunchSpec
@@ -81,9 +82,12 @@ def launch(
         rendezvous = folder / RENDEZVOUS_FILE
         ranks: list[_Rank] = []
         master = master_of(spec)
+        output = Screen(screen) if screen is not None else None
+        if output is not None:
+            output.show_progress(f"starting {spec.size} rank{'' if spec.size == 1 else 's'}")
         try:
             for number in spec.numbers:
-                ranks.append(_start(spec, number, folder, screen, master))  # noqa: PERF401 - started ranks must be stopped on any error
+                ranks.append(_start(spec, number, folder, screen, output, master))  # noqa: PERF401 - started ranks must be stopped on any error
             note_launch(spec, [rank.process.pid for rank in ranks])
             _watch(ranks, received, each_look)
             note_end(spec, [rank.process.returncode for rank in ranks])
@@ -94,6 +98,8 @@ def launch(
             _end_all(ranks)
             for rank in ranks:
                 rank.output.close()
+            if output is not None:
+                output.close()
             run = handover.read_run(handover.run_file(rendezvous)) or spec.folder
             if found_run is not None:
                 found_run(run)
@@ -160,13 +166,18 @@ def _killed_after_request(ranks: list[_Rank]) -> Failure:
 
 
 def _start(
-    spec: LaunchSpec, number: int, folder: Path, screen: TextIO | None, master: Master
+    spec: LaunchSpec,
+    number: int,
+    folder: Path,
+    screen: TextIO | None,
+    output: Screen | None,
+    master: Master,
 ) -> _Rank:
     failure_file = folder / f"failure-{number:04d}.json"
     rendezvous = folder / RENDEZVOUS_FILE
     env = rank_environment(spec, number, rendezvous, failure_file, master)
     if screen is not None and screen.isatty():
-        env[handover.TERMINAL] = "1"
+        env[handover.TERMINAL] = str(columns_of(screen))
     process = subprocess.Popen(
         [*spec.target.command, *spec.arguments],
         env=env,
@@ -178,7 +189,7 @@ def _start(
     return _Rank(
         number,
         process,
-        RankOutput(number, spec.size, screen, log_of(spec, number)),
+        RankOutput(number, spec.size, output, log_of(spec, number)),
         failure_file,
         handover.joined_mark(rendezvous, number),
         handover.graceful_stop_mark(rendezvous, number),

@@ -15,6 +15,7 @@ from paceline.runlock import Claim, claimed
 from paceline.train.observers.console import Console
 from paceline.train.observers.environment import environment_facts
 from paceline.train.observers.loggers import Loggers, check_packages
+from paceline.train.observers.progress import ProgressLine
 from paceline.world.world import World
 
 
@@ -28,6 +29,7 @@ class RunFolder:
         self.directory = RunDir.of(config)
         self.claim: Claim | None = None
         self._started = False
+        self._progress: ProgressLine | None = None
 
     def emit(self, event: Event) -> None:
         """Pass an event to all sinks."""
@@ -48,8 +50,9 @@ class RunFolder:
             claimed(self.directory.lock, self._world.incarnation) as self.claim,
             EventLog(self.directory.events) as log,
             Loggers(self._config, self._world, self.directory) as loggers,
+            self._console(done) as console,
         ):
-            self._sinks += [log, Console(self._config), loggers]
+            self._sinks += [log, console, loggers]
             try:
                 yield
             except Stopped:
@@ -60,6 +63,25 @@ class RunFolder:
                     with contextlib.suppress(EnvironmentUnfit):  # a full disk, the failure itself
                         log(_failure(done(), self._world.rank, error))
                 raise
+
+    @contextlib.contextmanager
+    def _console(self, done: Callable[[], int]) -> Iterator[Console]:
+        console = Console(self._config, done)
+        with console.progress as self._progress:
+            yield console
+
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Draw no progress while a debugger has the terminal."""
+        if self._progress is None:
+            yield
+            return
+        self._progress.paused = True
+        self._progress.erase()
+        try:
+            yield
+        finally:
+            self._progress.paused = False
 
     def _is_refused(self, error: BaseException) -> bool:
         """Return whether the run is as it was: this start took no step, and was refused or came after the last one."""

@@ -181,7 +181,7 @@ class RunLoop:
     def hold(self, doing: str) -> Iterator[None]:
         """Let a debugger hold the run: the watchdog waits, and the time counts nowhere."""
         begun = time.perf_counter()
-        with self.observers.hold(doing):
+        with self.observers.hold(doing), self._folder.quiet():
             yield
         self.leave_out(time.perf_counter() - begun)
         self._stopping.leave_out(time.perf_counter() - begun)
