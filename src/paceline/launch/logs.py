@@ -15,9 +15,7 @@ _TAIL_LINES = 200  # a traceback may be long
 class RankOutput:
     """Splits the output of one rank into lines, and writes them to the screen with its number."""
 
-    def __init__(
-        self, rank: int, ranks: int, screen: Screen | None, log: Path | None = None
-    ) -> None:
+    def __init__(self, rank: int, ranks: int, screen: Screen, log: Path | None = None) -> None:
         self._log = log
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._rank, self._prefix = rank, f"[{rank}] " if ranks > 1 else ""
@@ -46,8 +44,7 @@ class RankOutput:
         self.tail.append(text)
         if self._log is not None:
             self._keep(line)
-        if self._screen is not None:
-            self._screen.line(f"{self._prefix if text == shown else ''}{text}", self._rank)
+        self._screen.line(f"{self._prefix if text == shown else ''}{text}", self._rank)
 
     def _keep(self, line: bytes) -> None:
         """Append a line to the log of the rank; a full disk does not end the run."""
@@ -56,8 +53,7 @@ class RankOutput:
             file.write(line + b"\n")
 
     def _show_bar(self, line: bytes) -> None:
-        if self._screen is not None:
-            self._screen.show_progress(_visible_text(line), self._rank)
+        self._screen.show_progress(_visible_text(line), self._rank)
 
 
 def _visible_text(line: bytes) -> str:

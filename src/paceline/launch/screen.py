@@ -12,10 +12,12 @@ LAUNCHER = -1
 
 
 class Screen:
-    """A terminal or a pipe that all ranks of a host share."""
+    """A terminal or a pipe that all ranks of a host share; without a stream nothing is shown."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream, self._is_terminal = stream, stream.isatty()
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+        self.columns = _columns_of(stream) if stream is not None and stream.isatty() else 0
+        """The width of the terminal; 0: it is none."""
         self._bar, self._owner = "", LAUNCHER
 
     def line(self, text: str, rank: int) -> None:
@@ -23,11 +25,13 @@ class Screen:
         erase = ERASE if self._bar else ""
         if self._owner in {rank, LAUNCHER}:
             self._bar = ""
-        self._write(f"{erase}{text}\n{self._bar}")
+        self._write(f"{erase}{text}\n")
+        if self._bar:
+            self._write(self._bar)
 
     def show_progress(self, text: str, rank: int = LAUNCHER) -> None:
         """Replace the progress line, as much of it as fits into the terminal."""
-        if self._is_terminal:
+        if self.columns and self._stream is not None:
             self._bar, self._owner = f"{_clipped(text, self._stream)}\r", rank
             self._write(f"{ERASE}{self._bar}")
 
@@ -38,6 +42,8 @@ class Screen:
             self._write(ERASE)
 
     def _write(self, text: str) -> None:
+        if self._stream is None:
+            return
         encoding = self._stream.encoding or "utf-8"
         # The screen may not be able to show every character.
         self._stream.write(text.encode(encoding, "replace").decode(encoding))
@@ -51,14 +57,13 @@ def _clipped(text: str, stream: TextIO) -> str:
     from paceline.terminal import console
 
     out = console(stream)
-    out.width = columns_of(stream) - 1
+    out.width = _columns_of(stream) - 1
     with out.capture() as drawn:
         out.print(Text.from_ansi(text), no_wrap=True, overflow="ellipsis", end="")
     return drawn.get()
 
 
-def columns_of(stream: TextIO) -> int:
-    """Return the width of a terminal."""
+def _columns_of(stream: TextIO) -> int:
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):

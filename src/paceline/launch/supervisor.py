@@ -21,7 +21,7 @@ from paceline.errors import STOPPED
 from paceline.launch.environment import Master, master_of, rank_environment
 from paceline.launch.failure import Failure, RankEnd, ended_by, find_culprit, stopped
 from paceline.launch.logs import RankOutput
-from paceline.launch.screen import Screen, columns_of
+from paceline.launch.screen import Screen
 from paceline.launch.script_folder import log_of, note_end, note_launch
 from paceline.launch.signals import STOP_SIGNALS, StopSignals
 from paceline.launch.spec import LaunchSpec
@@ -82,12 +82,11 @@ def launch(
         rendezvous = folder / RENDEZVOUS_FILE
         ranks: list[_Rank] = []
         master = master_of(spec)
-        output = Screen(screen) if screen is not None else None
-        if output is not None:
-            output.show_progress(f"starting {spec.size} rank{'' if spec.size == 1 else 's'}")
+        output = Screen(screen)
+        output.show_progress(f"starting {spec.size} rank{'' if spec.size == 1 else 's'}")
         try:
             for number in spec.numbers:
-                ranks.append(_start(spec, number, folder, screen, output, master))  # noqa: PERF401 - started ranks must be stopped on any error
+                ranks.append(_start(spec, number, folder, output, master))  # noqa: PERF401 - started ranks must be stopped on any error
             note_launch(spec, [rank.process.pid for rank in ranks])
             _watch(ranks, received, each_look)
             note_end(spec, [rank.process.returncode for rank in ranks])
@@ -98,8 +97,7 @@ def launch(
             _end_all(ranks)
             for rank in ranks:
                 rank.output.close()
-            if output is not None:
-                output.close()
+            output.close()
             run = handover.read_run(handover.run_file(rendezvous)) or spec.folder
             if found_run is not None:
                 found_run(run)
@@ -165,19 +163,12 @@ def _killed_after_request(ranks: list[_Rank]) -> Failure:
     return Failure(-1, 128 + signal.SIGTERM, message, on_request=True)
 
 
-def _start(
-    spec: LaunchSpec,
-    number: int,
-    folder: Path,
-    screen: TextIO | None,
-    output: Screen | None,
-    master: Master,
-) -> _Rank:
+def _start(spec: LaunchSpec, number: int, folder: Path, output: Screen, master: Master) -> _Rank:
     failure_file = folder / f"failure-{number:04d}.json"
     rendezvous = folder / RENDEZVOUS_FILE
     env = rank_environment(spec, number, rendezvous, failure_file, master)
-    if screen is not None and screen.isatty():
-        env[handover.TERMINAL] = str(columns_of(screen))
+    if output.columns:
+        env[handover.TERMINAL] = str(output.columns)
     process = subprocess.Popen(
         [*spec.target.command, *spec.arguments],
         env=env,
