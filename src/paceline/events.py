@@ -192,7 +192,10 @@ class EventLog:
 
 
 def surviving(path: Path) -> list[dict[str, Any]]:
-    """Return the events that count: without those after a checkpoint from which a later start resumed."""
+    """Return the events that count: without those after a checkpoint from which a later start resumed.
+
+    Of several failures of one start the last counts: the launcher's, which knows what the ranks cannot.
+    """
     events: list[dict[str, Any]] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         with contextlib.suppress(json.JSONDecodeError):  # a line torn by a power cut
@@ -201,5 +204,16 @@ def surviving(path: Path) -> list[dict[str, Any]]:
                 events = [
                     earlier for earlier in events if earlier.get("step", 0) <= event["from_step"]
                 ]
+            elif events and {event["event"], events[-1]["event"]} == {RunFailed.__name__}:
+                events.pop()
             events.append(event)
     return events
+
+
+def is_finished(path: Path) -> bool:
+    """Return whether the last start of a run has taken its last step."""
+    try:
+        events = [event["event"] for event in surviving(path)]
+    except (OSError, KeyError, TypeError, UnicodeDecodeError):
+        return False
+    return events[-1:] == [RunEnded.__name__]

@@ -118,7 +118,10 @@ ADDRESS = "PACELINE_ADDRESS"
 """The HOST:PORT of the rendezvous of several hosts without a scheduler."""
 
 TERMINAL = "PACELINE_TERMINAL"
-"""Set if the launcher writes to a terminal: the ranks themselves write into a pipe."""
+"""The columns of the launcher's terminal, if it writes to one: the ranks themselves write into a pipe."""
+
+FOR_ALL_RANKS = "\x1e"
+"""Begins a line of a rank that speaks for all: the launcher shows it without the number of the rank."""
 
 KEYBOARD = "PACELINE_KEYBOARD"
 """The terminal that the launcher was started in, if any: `run.breakpoint` reads from it."""

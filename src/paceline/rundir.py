@@ -196,7 +196,7 @@ def writing_to(
         raise EnvironmentUnfit(
             f"cannot write {path}: {error.strerror or error}",
             fix=f"free disk space, allow writing there, or {elsewhere}",
-        ) from error
+        ) from None
 
 
 def make_private(folder: Path) -> Path:

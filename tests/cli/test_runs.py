@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.report.find_run import find_run
+from paceline.report.state import RunWatcher
 from support.program import Done, paceline
 
 
@@ -47,6 +49,22 @@ def test_the_settings_of_a_run_are_written_down(folder: Path, first: Done) -> No
         written["batch"],
     )
     assert found == ("first \u2603", 7, 12, 1, 0.02, {"global_size": 32, "lanes": 3})
+
+
+def test_a_refused_command_leaves_a_finished_run_as_it_was(folder: Path, first: Done) -> None:
+    run = folder / "runs" / "first \u2603"
+    before = contents(run)
+    done = paceline("train", "toy", "1", f"name={run.name}", "seed=8", "steps=12", folder=folder)
+    assert done.code == 2
+    assert done.err.rstrip().splitlines()[-1].startswith("  fix: give this run another name=")
+    assert contents(run) == before
+    assert RunWatcher(find_run(str(run), folder)).look().phase == "ended"
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    """Return the files of a run, but for its lock, which names the last process that held it."""
+    files = [path for path in run.rglob("*") if path.is_file() and path.name != "lock"]
+    return {str(path.relative_to(run)): path.read_bytes() for path in files}
 
 
 @pytest.mark.parametrize(("ranks", "name"), [("1", "again"), ("2", "on two ranks")])

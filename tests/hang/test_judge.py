@@ -274,6 +274,21 @@ def test_the_usual_step_time_sets_the_limit():
     assert pulse.limit_s >= REST_S + 500
 
 
+def test_the_first_step_sets_the_limit_of_the_second(monkeypatch):
+    now_s = 10.0
+    monkeypatch.setattr("paceline.telemetry.pulse.time.monotonic", lambda: now_s)
+    pulse = Pulse(multiple=3.0)
+    steps = iter(pulse.reading(range(9)))
+    next(steps)
+    now_s += 4.0
+    pulse.step_done(1)
+    next(steps)
+    assert pulse.limit_s == REST_S + 3 * 4.0
+    now_s += 1.0
+    pulse.step_done(2)
+    assert pulse.limit_s == REST_S + 3 * 1.0
+
+
 def functions_that_call(method: str, folder: Path) -> set[str]:
     """Return the functions of a folder that call a method of some object."""
     found = set()

@@ -9,6 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+from paceline.events import surviving
+from paceline.report.find_run import find_run
+from paceline.report.state import RunWatcher
 from support.program import Done, Running, around, paceline, started
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "trials" / "faulty_training.py"
@@ -71,7 +74,7 @@ def test_a_failure_leaves_a_page_with_the_way_on(tmp_path: Path):
     text = (tmp_path / "runs" / "run" / "failure.md").read_text()
     assert (page["rank"], page["how"], page["step"], page["checkpoint_step"]) == (
         1,
-        "failed with ValueError",
+        "failed with ValueError: a bad sample",
         12,
         10,
     )
@@ -83,6 +86,12 @@ def test_a_failure_leaves_a_page_with_the_way_on(tmp_path: Path):
     assert shown.code == 1
     assert "rank 1 (node " in shown.out
     assert "From step 10: " in shown.out
+    verdict = shown.out.partition("\n")[0]  # rank 0 only knows that it lost a connection
+    assert verdict.endswith(" failed with ValueError: a bad sample, in step 13")
+    state = RunWatcher(find_run(str(tmp_path / "runs" / "run"), tmp_path)).look()
+    assert (state.phase, state.reason) == ("failed", verdict)
+    assert surviving(tmp_path / "runs" / "run" / "events.jsonl")[-1]["reason"] == verdict
+    assert f"{verdict}." in text
 
 
 def test_under_torchrun_the_page_about_a_killed_rank_is_left_afterwards(tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.hang import watchdog
-from paceline.hang.rank_report import current_report, write_report
+from paceline.hang.rank_report import current_report, read_report, write_report
 from paceline.hang.watchdog import Hang, Watchdog
-from paceline.rundir import RunDir
+from paceline.rundir import RunDir, make_private
 from paceline.telemetry.pulse import Pulse
 from paceline.world.world import World
 
@@ -41,6 +42,20 @@ def test_only_a_wait_that_took_too_long_says_that_the_process_was_held(
     monkeypatch.setattr(dog, "_check", check)
     dog._watch()
     assert pulse.signs == signs
+
+
+@pytest.mark.parametrize(("quiet_s", "state"), [(4.0, "moving"), (14.0, "stuck")])
+def test_a_rank_in_a_slow_step_is_not_stuck_because_somebody_asks(
+    tmp_path: Path, quiet_s: float, state: str
+) -> None:
+    pulse = Pulse(3.0)
+    pulse._extra_s, pulse._times = 0.0, deque([4.0])
+    pulse.since = time.monotonic() - quiet_s
+    dog = Watchdog(RunDir(tmp_path), World(), pulse, print, lambda _: None)
+    make_private(RunDir(tmp_path).alarm.parent)
+    RunDir(tmp_path).alarm.touch()
+    dog._check()
+    assert read_report(RunDir(tmp_path).hang_record(0)).state == state
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import STOPPED
 from support.program import Running, processes_with, started, wait_for, wait_until_gone
 
 SLEEP = """
@@ -57,12 +56,9 @@ def test_a_signal_to_the_launcher_ends_everything(
         else:
             assert (
                 done.code,
-                "Stopped by SIGTERM (exit code 75). Rerun the same command to resume from the "
-                "newest checkpoint, if there is one." in done.err,
-            ) == (
-                STOPPED,
-                True,
-            )
+                "Stopped by SIGTERM (exit code 143). Rerun the same command; the script"
+                in done.err,
+            ) == (143, True)
         assert running.left_over() == []
         wait_until_gone(*ranks)
         assert list(running.temporary.iterdir()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,7 @@ def silent(rank: int, time_s: float, code: int | None) -> RankEnd:
 
 
 RUNNING = None
+ALIKE = RankEnd(0, 1, 1.0, "the same words", "ValueError")
 
 
 @pytest.mark.parametrize(
@@ -187,6 +189,7 @@ RUNNING = None
         ([silent(0, 1.0, 3)], 0, 3, "  line of 0\n  fix: "),
         ([RankEnd(0, 3, 1.0)], 0, 3, "Its last output: none\n  fix: "),
         ([spoke(0, 1.0, RUNNING)], 0, 1, "words of 0"),
+        ([ALIKE, replace(ALIKE, rank=1, time_s=0.5)], 0, 1, "all 2 ranks crashed with ValueError"),
     ],
 )
 def test_the_first_cause_is_found_among_the_ends_of_all_ranks(

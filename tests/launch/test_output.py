@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline import handover
 from paceline.launch.logs import RankOutput
+from paceline.launch.screen import Screen
 from support.program import Done, paceline
 
 LINES, LENGTH, PIECE = 60, 20_000, 7_919
@@ -72,7 +74,7 @@ def test_a_screen_that_cannot_show_a_letter_does_not_end_the_run(tmp_path: Path)
 
 def shown(pieces: list[bytes]) -> tuple[str, list[str]]:
     screen = io.StringIO()
-    output = RankOutput(3, 4, screen)
+    output = RankOutput(3, 4, Screen(screen))
     for piece in pieces:
         output.feed(piece)
     output.close()
@@ -115,3 +117,30 @@ def test_the_tail_keeps_the_last_two_hundred_lines() -> None:
     assert shown([b"".join(b"%d\n" % number for number in range(250))])[1] == [
         str(number) for number in range(50, 250)
     ]
+
+
+def test_a_line_that_speaks_for_all_ranks_has_no_prefix() -> None:
+    line = f"{handover.FOR_ALL_RANKS}epoch 1/3\nmine\n".encode()
+    assert shown([line]) == ("epoch 1/3\n[3] mine\n", ["epoch 1/3", "mine"])
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_progress_line_fits_and_is_erased_before_other_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    stream = Tty()
+    screen = Screen(stream)
+    screen.show_progress("starting 2 ranks")
+    assert stream.getvalue() == "\r\x1b[2Kstarting 2 ranks\r"
+    bar = "\r\x1b[2Kstep 1/9  loss 0.1\u2026\r"
+    for rank, after in ((1, bar.removeprefix("\r\x1b[2K")), (0, "")):
+        screen.show_progress("step 1/9  loss 0.12345  9 samples/s", rank=0)
+        assert stream.getvalue().endswith(bar)
+        screen.line("hello", rank)
+        assert stream.getvalue().endswith(f"{bar}\r\x1b[2Khello\n{after}")
+    screen.close()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +17,9 @@ from rich.cells import cell_len
 
 from paceline.cluster.slurm import QueuedJob
 from paceline.events import Evaluated, RunEnded, RunFailed, RunStopped
+from paceline.hang.judge import judge
+from paceline.hang.proc import process
+from paceline.hang.rank_report import current_report, read_reports, write_report
 from paceline.hang.verdict import HangVerdict, write_verdict
 from paceline.report.dashboard import lines_of
 from paceline.report.find_run import NamedRun
@@ -22,6 +28,8 @@ from paceline.report.jobs import UNKNOWN, RunJob, with_queue_state
 from paceline.report.jobs_table import is_current, print_jobs, status_of
 from paceline.report.state import RunState, RunWatcher, state_of
 from paceline.rundir import make_private
+from paceline.telemetry.pulse import Pulse
+from paceline.world.world import World
 from support.run_folders import holding, make_run, put_beat, started, submission, trained
 
 RUNNING = RunJob("17", "RUNNING", "", "", "10:00", "1:00", 1, "n1")
@@ -72,6 +80,7 @@ def state(folder, *jobs: RunJob) -> RunState:
             True,
         ),
         ([started(time_s=AN_HOUR_AGO)], [], "lost", True),
+        ([started()], [replace(RUNNING, state="SUSPENDED")], "suspended", False),
         ([started(time_s=AN_HOUR_AGO)], [RunJob("17", UNKNOWN, "")], "lost", False),
         ([started(), RunEnded(9, 1.0, "d")], [RUNNING], "ended", False),
         ([started(), RunEnded(9, 1.0, "d")], [DONE], "ended", True),
@@ -171,6 +180,21 @@ def test_what_holds_a_run_up_is_shown_while_it_does(tmp_path: Path) -> None:
     )
     folder.hang_verdict.unlink()
     assert state(folder).hang is None
+
+
+def test_a_run_whose_ranks_the_kernel_has_stopped_is_suspended(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", started(time_s=AN_HOUR_AGO))
+    with subprocess.Popen(["sleep", "60"]) as rank, holding(folder.lock):
+        report = replace(current_report(World(), Pulse(3.0), "running"), process=process(rank.pid))
+        write_report(folder, report)
+        assert (state(folder).phase, judge([report]).cause) == ("training", "none")
+        rank.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, rank.pid, os.WSTOPPED)
+        found = state(folder)
+        assert found.phase == "suspended"
+        assert found.reason.endswith(f"is stopped; continue with kill -CONT {rank.pid}")
+        assert judge(read_reports(folder)).cause == "stopped"
+        rank.kill()
 
 
 @settings(max_examples=60)

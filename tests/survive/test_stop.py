@@ -16,6 +16,7 @@ from paceline.checkpoint.local_storage import LocalStorage
 from paceline.checkpoint.storage import verify
 from paceline.errors import STOPPED
 from paceline.events import surviving
+from paceline.launch.signals import signal_name
 from support.program import Running, around, paceline, started
 from survive.conftest import SCRIPT, SHORT, digest, pid
 
@@ -90,6 +91,7 @@ def test_a_signal_to_the_launcher_does_the_same_and_the_run_resumes_later(
         pid(tmp_path, "step", 1)
         running.process.send_signal(number)
         stopped_well(tmp_path, running)
+    assert surviving(tmp_path / "runs/run/events.jsonl")[-1]["reason"] == signal_name(number)
     resumes(
         tmp_path, {signal.SIGTERM: "3", signal.SIGUSR1: "1", signal.SIGINT: "2"}[number], untouched
     )
@@ -121,7 +123,7 @@ def test_a_signal_before_the_training_ends_it_cleanly_with_nothing_to_lose(
         rank = pid(tmp_path, where, 1)
         os.kill(rank if whom == "rank 1" else running.process.pid, signal.SIGTERM)
         done = running.wait(timeout_s=120)
-        assert done.code == STOPPED
+        assert done.code == 128 + signal.SIGTERM  # not 75: there is nothing to resume from
         assert "Traceback" not in done.out + done.err
         assert running.left_over() == []
     assert LocalStorage(tmp_path / "runs/run/checkpoints").steps() == []

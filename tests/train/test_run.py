@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -297,3 +298,18 @@ def test_a_sharded_model_has_the_bits_of_ddp_also_through_a_crash(tmp_path: Path
     with pytest.raises(AssertionError, match="RuntimeError: crash"):
         run_on_processes(blocks, 3, tmp_path, settings, {"at": 5})
     assert set(run_on_processes(blocks, 2, tmp_path, settings)) == {digest}
+
+
+def test_an_error_of_ours_ends_plain_python_with_its_message_and_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    config = paceline.RunConfig(runs=str(tmp_path / "file"))
+    with pytest.raises(paceline.PacelineError) as found, paceline.Run(config):
+        pass
+    assert found.value.__suppress_context__
+    with pytest.raises(SystemExit) as ended:
+        sys.excepthook(found.type, found.value, found.tb)
+    assert ended.value.code == 3
+    assert capsys.readouterr().err.startswith("error: cannot write ")

@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.cli.watch import NamedRunArguments, named_run
 from paceline.hang.judge import judge, still_moving
+from paceline.hang.proc import GONE
 from paceline.hang.processes import find_debugger
 from paceline.hang.rank_report import RankReport, read_reports
 from paceline.hang.script_dumps import code_of
@@ -37,6 +38,7 @@ _NO_STACK = (
     "no stack: the process did not answer; with --python it needs py-spy (pip install py-spy), "
     "and a kernel that allows it to attach"
 )
+_SYMPTOMS = {"none", "gone", "exception", "left"}  # the page knows why
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,8 @@ def main(arguments: HangArguments) -> int:
         reports = _request_reports(run.folder) if alive else read_reports(run.folder)
         verdict = (None if alive else read_verdict(run.folder)) or _verdict(reports)
     page = None if alive else ensure_failure_page(run)
+    if page and verdict.cause in _SYMPTOMS:
+        verdict = page_verdict(page, reports)
     if arguments.json:
         print(json.dumps(_facts(run, reports, verdict, page, alive=alive), indent=2))
         return 1 if verdict.found or page else 0
@@ -97,6 +101,14 @@ def _verdict(reports: Sequence[RankReport]) -> HangVerdict:
     return HangVerdict("none", (), (), sentence)
 
 
+def page_verdict(page: FailurePage, reports: Sequence[RankReport]) -> HangVerdict:
+    """Return the verdict of the failure page: what the launcher or Slurm knows."""
+    ranks = (page.rank,) if page.rank >= 0 else ()
+    others = tuple(report.rank for report in reports if report.rank != page.rank)
+    raised = any(report.rank in ranks and report.wrong for report in reports)
+    return HangVerdict("exception" if raised else "gone", ranks, others, page.verdict)
+
+
 def _facts(
     run: NamedRun,
     reports: Sequence[RankReport],
@@ -123,6 +135,8 @@ def _lines(report: RankReport, *, whole: bool) -> list[str]:
     state = f"{report.state} in step {report.step + 1}, {report.doing}, no progress"
     if report.doing == SCRIPT:
         state = "no output"
+    if report.state == "running" and report.process.state == GONE:
+        return ["", f"{rank}: no report since its start; {process}"]
     lines = ["", f"{rank}: {state} for {report.quiet_s:.1f} s; {process}"]
     if report.collectives:
         last = report.collectives[-1]

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 EXIT_CODES = (
     "Exit codes: 0 ok, 1 failed or check negative, 2 usage or config error, "
-    "3 environment problem, 75 stopped after saving (rerun to resume)."
+    "3 environment problem, 75 stopped after saving (rerun to resume), 130 interrupted by Ctrl-C before it could save; "
+    "137 (SIGKILL, often out of memory), 139 (SIGSEGV) and 143 (SIGTERM): a rank was ended by that signal."
 )
 EXAMPLES = {
     "paceline train mnist -n 2": "train the mnist recipe on 2 processes",

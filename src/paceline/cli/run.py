@@ -18,14 +18,14 @@ from paceline import terminal
 from paceline.cluster.allocation import allocation_from, launch_on
 from paceline.config.arguments import option, positional, verbatim
 from paceline.config.intervals import seconds_from
-from paceline.errors import STOPPED, ConfigError, EnvironmentUnfit
-from paceline.launch.failure import Failure
+from paceline.errors import ConfigError, EnvironmentUnfit
+from paceline.launch.failure import Failure, out_of_memory
 from paceline.launch.oom import killed_for_memory
 from paceline.launch.restart import Launch, Restarts, launch_with_restarts
 from paceline.launch.script_folder import script_folder
 from paceline.launch.spec import LaunchSpec, Program, script
 from paceline.launch.supervisor import FoundRun, launch
-from paceline.report.failure import page_from_launch, write_failure_page
+from paceline.report.failure import page_from_launch, was_refused, write_failure_page
 from paceline.world.address import listen_at, refuse_loopback_name, split_address
 
 
@@ -145,15 +145,14 @@ def _check_launch(arguments: LaunchArguments, fewest: int, ranks: int, place: No
 
 def _run_ranks(begin: Launch, resume: str, spec: LaunchSpec, **options: Any) -> Failure | None:
     """Run the ranks to their end; after a failure, write its report into the run folder."""
-    killed_before = killed_for_memory()
+    killed_before, begun_s = killed_for_memory(), time.time()
     failure = begin(spec, **options)
-    if failure is None or failure.exit_code == STOPPED:
-        return failure
-    if not Path(failure.run or "/nowhere").is_dir():
+    if failure is None or failure.on_request:
         return failure
     if killed_for_memory() > killed_before:
-        how = f"{failure.how}: the machine, or its memory limit, ran out of memory"
-        failure = replace(failure, how=how)
+        failure = out_of_memory(failure)
+    if not Path(failure.run or "/nowhere").is_dir() or was_refused(failure, begun_s):
+        return failure
     page = page_from_launch(failure, resume)
     write_failure_page(page)
     if failure.run == spec.folder:  # the script's own traceback stays the last thing on the screen

@@ -150,7 +150,7 @@ def _wait(process: subprocess.Popen[bytes], signals: StopSignals) -> int:
 def _outcome(code: int, folder: Path, signals: StopSignals) -> Failure | None:
     progress = handover.read_progress(folder / "progress")
     if (folder / "stopped").exists():
-        return stopped(progress)
+        return stopped(progress, signals.first)
     if code == 0:
         return None
     if signals.first == signal.SIGINT:

@@ -16,6 +16,7 @@ from paceline.hang.processes import (
     find_debugger,
     find_early_exit,
     find_exception,
+    find_stopped,
     find_unresponsive,
     longest_idle,
 )
@@ -43,7 +44,7 @@ _CHECKS = (
 def judge(reports: Sequence[RankReport]) -> HangVerdict:
     """Return the first cause that explains the reports; cause "none" if no rank is stuck."""
     if not any(report.state in {"stuck", "failed"} for report in reports):
-        return HangVerdict("none", (), (), "no hang detected")
+        return find_stopped(reports) or HangVerdict("none", (), (), "no hang detected")
     for check in _CHECKS:
         if verdict := check(reports):
             return verdict

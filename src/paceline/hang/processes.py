@@ -74,6 +74,15 @@ def find_unresponsive(reports: Sequence[RankReport]) -> HangVerdict | None:
     return _unresponsive_verdict("silent", quiet, reports, ending)
 
 
+def find_stopped(reports: Sequence[RankReport]) -> HangVerdict | None:
+    """Return the ranks that the kernel has stopped, if no other rank is left to notice it."""
+    stopped = [report for report in reports if report.process.state in {"T", "t"}]
+    if not stopped:
+        return None
+    sentence = f"{with_nodes(stopped)} {_ending(stopped[-1], len(stopped))}"
+    return HangVerdict("stopped", rank_numbers(stopped), other_ranks(reports, stopped), sentence)
+
+
 def _ending(report: RankReport, count: int) -> str:
     if report.crash:
         where = f" in {report.place}" if report.place else ""

@@ -155,7 +155,7 @@ class Watchdog:
         elif self._pulse.quiet_s > self._pulse.limit_s:
             self._begin_hang()
         elif self._alarm.is_new():
-            if self._pulse.quiet_s > REST_S / 2:
+            if self._pulse.quiet_s > max(REST_S, self._pulse.limit_s) / 2:
                 self._begin_hang()
             else:
                 self._report("moving")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import STOPPED, PacelineError
 from paceline.launch.output_error import error_in
 from paceline.launch.rank_local import names_lost_peer
+from paceline.launch.signals import signal_name
 
 _TAIL_LINES = 20
 
@@ -34,6 +35,16 @@ class RankEnd:
     """The last lines of its output."""
     permanent: bool = False
     """Whether a restart would fail in the same way."""
+
+    @property
+    def problem(self) -> str:
+        """The class of its exception and the first line of its message."""
+        if self.known:
+            return f"{self.what}: {self.text.removeprefix('error: ').partition(chr(10))[0]}"
+        lines = [
+            line for line in self.text.splitlines() if line.partition(":")[0].endswith(self.what)
+        ]
+        return lines[-1].strip() if lines else self.what
 
     @classmethod
     def read(
@@ -85,6 +96,10 @@ class Failure:
     """Its traceback, or the last lines of its output."""
     run: str = ""
     """The run folder; empty: it failed before it had one."""
+    fix: str = ""
+    """What to do about it; empty: the traceback tells."""
+    on_request: bool = False
+    """Whether it was asked to stop, which is no failure of the run."""
 
 
 class RunFailed(PacelineError):
@@ -94,7 +109,7 @@ class RunFailed(PacelineError):
         where = f"on {ranks} rank{'s' if ranks > 1 else ''}"
         if launches > 1:
             where += f" after {launches} launches"
-        if failure.exit_code == STOPPED:
+        if failure.on_request:
             super().__init__(
                 f"{name} was asked to stop {where}; no results were saved", fix="run it again"
             )
@@ -121,11 +136,38 @@ def stopped(progress: int | None, by: signal.Signals | None = None) -> Failure:
         state, resume = ", this launch saved no checkpoint", f"{resume} from where it began"
     else:
         state = f", checkpoint saved at step {progress:,}"
-    cause = ""
-    if by is not None:
-        cause = f" by {'Ctrl-C' if by == signal.SIGINT else by.name}"
+    cause = f" by {signal_name(by)}" if by is not None else ""
     message = f"Stopped{cause}{state} (exit code {STOPPED}). {resume}."
-    return Failure(-1, STOPPED, message)
+    return Failure(-1, STOPPED, message, on_request=True)
+
+
+def ended_by(number: signal.Signals, *, foreign: bool = False) -> Failure:
+    """Return the end of a launch that a signal ended before the ranks could save.
+
+    >>> ended_by(signal.SIGTERM).message
+    'Stopped by SIGTERM; this launch saved no checkpoint (exit code 143). Rerun the same command to start again.'
+    >>> ended_by(signal.SIGTERM, foreign=True).message
+    'Stopped by SIGTERM (exit code 143). Rerun the same command; the script resumes if it saves checkpoints itself.'
+    """
+    code = 128 + number
+    saved, then = "; this launch saved no checkpoint", " to start again."
+    if foreign:  # what it has saved is unknown
+        saved, then = "", "; the script resumes if it saves checkpoints itself."
+    message = (
+        f"Stopped by {signal_name(number)}{saved} (exit code {code}). Rerun the same command{then}"
+    )
+    return Failure(-1, code, message, on_request=True)
+
+
+def out_of_memory(failure: Failure) -> Failure:
+    """Return the failure of a rank that the kernel killed for its memory."""
+    cause = "the machine, or its memory limit, ran out of memory"
+    fix = "use a smaller batch per rank (more lanes or ranks), or request more memory"
+    rest = failure.message
+    if failure.fix:
+        rest = rest.removesuffix(f"\n  fix: {failure.fix}")
+    message = f"error: {cause}\n{rest.removeprefix('error: ')}\n  fix: {fix}"
+    return replace(failure, how=f"{failure.how}: {cause}", message=message, fix=fix)
 
 
 def find_culprit(ranks: list[RankEnd], *, foreign: bool = False) -> Failure:
@@ -137,6 +179,9 @@ def find_culprit(ranks: list[RankEnd], *, foreign: bool = False) -> Failure:
     killed = [end for end in ranks if not end.text and end.code]
     left_early = [end for end in ranks if not end.text and end.code == 0]
     others = "; the other ranks were stopped" if len(ranks) > 1 else ""
+    if len(ranks) > 1 and len(raised) == len(ranks) and len({end.text for end in raised}) == 1:
+        first = min(raised, key=lambda end: end.rank)
+        return _failure(first, "", foreign=foreign, alike=len(ranks))
     for candidates in (raised, killed, left_early):
         if candidates:
             first = min(candidates, key=lambda end: end.time_s)
@@ -154,30 +199,32 @@ def _unresponsive(first: RankEnd, unresponsive: list[RankEnd], *, foreign: bool)
     """Return the failure for ranks that still exist but make no progress."""
     ranks = " or ".join(str(end.rank) for end in unresponsive)
     limit = "init_process_group(timeout=...)" if foreign else "timeout.step_s"
-    message = (
-        f"error: rank {ranks} did not respond; all ranks were stopped. "
-        f"Rank {first.rank} waited for it and failed with:\n\n{first.text}\n"
-        "  fix: check whether it was suspended, swapped out or busy in its own code; "
+    waited = f"Rank {first.rank} waited for it and failed with:\n\n{first.text}"
+    fix = (
+        "check whether it was suspended, swapped out or busy in its own code; "
         f"{limit} sets how long ranks wait"
     )
+    message = f"error: rank {ranks} did not respond; all ranks were stopped. {waited}\n  fix: {fix}"
     rank = unresponsive[0].rank
-    return Failure(rank, 1, message, how="did not respond", details=first.text)
+    return Failure(rank, 1, message, how="did not respond", details=waited, fix=fix)
 
 
-def _failure(end: RankEnd, others: str, *, foreign: bool) -> Failure:
+def _failure(end: RankEnd, others: str, *, foreign: bool, alike: int = 0) -> Failure:
     if not end.text:
         return _without_report(end, others, foreign=foreign)
     message = end.text
     if not end.known:
         message = f"rank {end.rank} crashed with {end.what}{others}. Traceback:\n\n{end.text}"
-    out_of_memory = ", out of memory" if "Memory" in end.what else ""
+    if alike and not end.known:
+        message = f"all {alike} ranks crashed with {end.what}. Traceback of rank {end.rank}:\n\n{end.text}"
+    how = f"failed with {end.problem}" + (f", like all {alike} ranks" if alike else "")
     return Failure(
         end.rank,
         # The code of a rank that reported its error; how it died after that does not matter.
         end.code if end.code and end.code > 0 else 1,
         message,
         permanent=end.known and end.permanent,
-        how=f"failed with {end.what}{out_of_memory}",
+        how=how,
         details=end.text,
     )
 
@@ -186,12 +233,10 @@ def _without_report(end: RankEnd, others: str, *, foreign: bool) -> Failure:
     how = _exit_phrase(end.code)
     tail = end.tail[-_TAIL_LINES:]
     output = "".join(f"\n  {line}" for line in tail) or " none"
-    message = (
-        f"error: rank {end.rank} {how}{others}. Its last output:{output}\n"
-        f"  fix: {_exit_fix(end.code, foreign=foreign)}"
-    )
+    fix = _exit_fix(end.code, foreign=foreign)
+    message = f"error: rank {end.rank} {how}{others}. Its last output:{output}\n  fix: {fix}"
     details = "\n".join(tail)
-    return Failure(end.rank, _shell_code(end.code), message, how=how, details=details)
+    return Failure(end.rank, _shell_code(end.code), message, how=how, details=details, fix=fix)
 
 
 def _exit_phrase(code: int | None) -> str:

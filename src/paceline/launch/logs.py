@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from pathlib import Path
-from typing import TextIO
+
+from paceline import handover
+from paceline.launch.screen import Screen
 
 _TAIL_LINES = 200  # a traceback may be long
 
@@ -13,14 +15,11 @@ _TAIL_LINES = 200  # a traceback may be long
 class RankOutput:
     """Splits the output of one rank into lines, and writes them to the screen with its number."""
 
-    def __init__(
-        self, rank: int, ranks: int, screen: TextIO | None, log: Path | None = None
-    ) -> None:
+    def __init__(self, rank: int, ranks: int, screen: Screen, log: Path | None = None) -> None:
         self._log = log
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._prefix = f"[{rank}] " if ranks > 1 else ""
+        self._rank, self._prefix = rank, f"[{rank}] " if ranks > 1 else ""
         self._screen = screen
-        self._is_terminal = screen is not None and screen.isatty()
         self._rest = b""
 
     def feed(self, data: bytes) -> None:
@@ -40,11 +39,12 @@ class RankOutput:
         self._rest = b""
 
     def _show(self, line: bytes) -> None:
-        text = _visible_text(line)
+        shown = _visible_text(line)
+        text = shown.removeprefix(handover.FOR_ALL_RANKS)
         self.tail.append(text)
         if self._log is not None:
             self._keep(line)
-        self._write(f"{self._prefix}{text}\n")
+        self._screen.line(f"{self._prefix if text == shown else ''}{text}", self._rank)
 
     def _keep(self, line: bytes) -> None:
         """Append a line to the log of the rank; a full disk does not end the run."""
@@ -53,15 +53,7 @@ class RankOutput:
             file.write(line + b"\n")
 
     def _show_bar(self, line: bytes) -> None:
-        if self._is_terminal:
-            self._write(f"{_visible_text(line)}\r")
-
-    def _write(self, text: str) -> None:
-        if self._screen is not None:
-            encoding = self._screen.encoding or "utf-8"
-            # The screen may not be able to show every character.
-            self._screen.write(text.encode(encoding, "replace").decode(encoding))
-            self._screen.flush()
+        self._screen.show_progress(_visible_text(line), self._rank)
 
 
 def _visible_text(line: bytes) -> str:

@@ -17,7 +17,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +27,7 @@ from paceline.errors import PacelineError, Stopped
 from paceline.launch.rank_awareness import RankAwareness
 from paceline.launch.rank_dump import dump_collectives_on_request, dump_stacks_on_signal
 from paceline.launch.signals import STOP_SIGNALS
+from paceline.launch.traceback_text import traceback_text
 from paceline.world.parent_death import die_with_parent
 
 _PEER_LOST = (
@@ -154,7 +154,7 @@ def format_error(error: Exception) -> str:
     """Return the problem and fix of an error of ours, else the traceback from the script on."""
     if isinstance(error, PacelineError):
         return f"error: {error}"
-    return "".join(traceback.format_exception(error.with_traceback(_own_frames(error)))).rstrip()
+    return traceback_text(error.with_traceback(_own_frames(error)))
 
 
 def lost_peer(error: Exception) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TextIO
 
-from paceline.errors import STOPPED
 from paceline.launch.failure import Failure
 from paceline.launch.signals import StopSignals
 from paceline.launch.spec import LaunchSpec
@@ -34,7 +33,7 @@ class Restarts:
 
     def allow(self, failure: Failure, failures: int) -> bool:
         """Return whether to restart after so many consecutive failures without progress."""
-        if failure.permanent or failure.exit_code == STOPPED:
+        if failure.permanent or failure.on_request:
             return False
         if self.most is None:
             return failure.progress >= 0 and failures <= self.limit

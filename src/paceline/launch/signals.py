@@ -11,6 +11,15 @@ from typing import Self
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
+def signal_name(number: int) -> str:
+    """Return the name of a signal in messages and events.
+
+    >>> signal_name(2), signal_name(15)
+    ('Ctrl-C', 'SIGTERM')
+    """
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
 class StopSignals:
     """Counts stop signals while it is entered, which may be nested; a signal has no other effect."""
 
@@ -58,7 +67,7 @@ class EarlyNotice:
 
         def handle(number: int, frame: FrameType | None) -> None:
             if self.failing or _has_group():
-                self.stop_signal = signal.Signals(number).name
+                self.stop_signal = signal_name(number)
             else:
                 leave()
 

@@ -19,8 +19,9 @@ from typing import TextIO
 from paceline import handover, terminal
 from paceline.errors import STOPPED
 from paceline.launch.environment import Master, master_of, rank_environment
-from paceline.launch.failure import Failure, RankEnd, find_culprit, stopped
+from paceline.launch.failure import Failure, RankEnd, ended_by, find_culprit, stopped
 from paceline.launch.logs import RankOutput
+from paceline.launch.screen import Screen
 from paceline.launch.script_folder import log_of, note_end, note_launch
 from paceline.launch.signals import STOP_SIGNALS, StopSignals
 from paceline.launch.spec import LaunchSpec
@@ -81,9 +82,11 @@ def launch(
         rendezvous = folder / RENDEZVOUS_FILE
         ranks: list[_Rank] = []
         master = master_of(spec)
+        output = Screen(screen)
+        output.show_progress(f"starting {spec.size} rank{'' if spec.size == 1 else 's'}")
         try:
             for number in spec.numbers:
-                ranks.append(_start(spec, number, folder, screen, master))  # noqa: PERF401 - started ranks must be stopped on any error
+                ranks.append(_start(spec, number, folder, output, master))  # noqa: PERF401 - started ranks must be stopped on any error
             dumps = [handover.dump_of(rank.failure_file) for rank in ranks]
             note_launch(spec, [rank.process.pid for rank in ranks], dumps)
             _watch(ranks, received, each_look)
@@ -95,6 +98,7 @@ def launch(
             _end_all(ranks)
             for rank in ranks:
                 rank.output.close()
+            output.close()
             run = handover.read_run(handover.run_file(rendezvous)) or spec.folder
             if found_run is not None:
                 found_run(run)
@@ -142,6 +146,10 @@ def _stop_outcome(
         raise KeyboardInterrupt
     if None in codes:
         return _killed_after_request(ranks)
+    if STOPPED not in codes:
+        died_of = signal.Signals(max(-code for code in codes)) if min(codes) < 0 else None
+        number = signals.first or died_of or signal.SIGTERM
+        return ended_by(number, foreign=spec.target.foreign)
     progress = _progress(rendezvous)
     # Only the host of rank 0 knows the newest checkpoint; a foreign script reports none.
     unknown = ranks[0].number != 0 or (spec.target.foreign and progress < 0)
@@ -160,17 +168,15 @@ def _killed_after_request(ranks: list[_Rank]) -> Failure:
         f"error: rank {late} did not exit in time after the request to stop, and was killed\n"
         "  fix: rerun the same command to resume from the newest checkpoint, if there is one"
     )
-    return Failure(-1, 128 + signal.SIGTERM, message)
+    return Failure(-1, 128 + signal.SIGTERM, message, on_request=True)
 
 
-def _start(
-    spec: LaunchSpec, number: int, folder: Path, screen: TextIO | None, master: Master
-) -> _Rank:
+def _start(spec: LaunchSpec, number: int, folder: Path, output: Screen, master: Master) -> _Rank:
     failure_file = folder / f"failure-{number:04d}.json"
     rendezvous = folder / RENDEZVOUS_FILE
     env = rank_environment(spec, number, rendezvous, failure_file, master)
-    if screen is not None and screen.isatty():
-        env[handover.TERMINAL] = "1"
+    if output.columns:
+        env[handover.TERMINAL] = str(output.columns)
     process = subprocess.Popen(
         [*spec.target.command, *spec.arguments],
         env=env,
@@ -182,7 +188,7 @@ def _start(
     return _Rank(
         number,
         process,
-        RankOutput(number, spec.size, screen, log_of(spec, number)),
+        RankOutput(number, spec.size, output, log_of(spec, number)),
         failure_file,
         handover.joined_mark(rendezvous, number),
         handover.graceful_stop_mark(rendezvous, number),
@@ -219,16 +225,20 @@ def _time_left(ranks: list[_Rank], signals: StopSignals) -> float:
     if not (failed or signals.count):
         return math.inf
     running = [rank for rank in ranks if not rank.ended_s]
-    _request_stop([rank for rank in running if not rank.stop_requested])
+    _request_stop([rank for rank in running if not rank.stop_requested], signals.first)
     one_saved = any(rank.process.returncode == STOPPED for rank in ranks)
     all_save = all(rank.graceful_stop_mark.exists() for rank in running)
     return _SAVE_S if one_saved or all_save else _GRACE_S
 
 
-def _request_stop(ranks: list[_Rank]) -> None:
-    """Signal the ranks only, not their children: a rank stops its own data loader workers."""
+def _request_stop(ranks: list[_Rank], received: signal.Signals | None) -> None:
+    """Signal the ranks only, not their children: a rank stops its own data loader workers.
+
+    A rank that saves first gets the signal that was received, so that it can name it.
+    """
     for rank in ranks:
-        rank.process.send_signal(signal.SIGTERM)
+        saves = rank.graceful_stop_mark.exists()
+        rank.process.send_signal(received if received and saves else signal.SIGTERM)
         rank.stop_requested = True
 
 

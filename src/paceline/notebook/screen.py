@@ -8,6 +8,8 @@ from typing import TextIO, cast
 
 from IPython.display import DisplayHandle, display
 
+from paceline.launch.screen import ERASE
+
 _REDRAW_S = 0.25
 
 
@@ -26,9 +28,10 @@ class CellScreen:
 
     def write(self, text: str) -> None:
         """Show whole lines, or progress."""
-        if not text.endswith("\r"):
-            sys.stdout.write(f"{text.rstrip()}\n")  # a line that overwrites a bar is padded
-        elif time.monotonic() > self._drawn_s + _REDRAW_S:
+        text = text.removeprefix(ERASE)  # the progress is shown elsewhere
+        if text.endswith("\n"):
+            sys.stdout.write(text)
+        elif text and time.monotonic() > self._drawn_s + _REDRAW_S:
             self._drawn_s = time.monotonic()
             self.show(text.rstrip("\r"))
 

@@ -34,15 +34,20 @@ _PHASES = {
     "waiting": "waiting in the queue",
     "starting": "starting",
     "training": "training",
+    "suspended": "suspended",
+    "unresponsive": "unresponsive: no rank makes progress",
     "stopped": "stopped, checkpoint saved; rerun the same command to resume",
     "failed": "failed",
     "lost": (
         "lost: it was killed, or its node went down; "
-        "rerun the same command to resume from the newest checkpoint"
+        "rerun the same command to resume from the newest checkpoint, if there is one"
     ),
     "ended": "finished",
 }
-_STYLES = {"training": "blue", "ended": "green", "failed": "bold red", "lost": "bold red"}
+_STYLES = {
+    "training": "blue", "ended": "green", "failed": "bold red", "lost": "bold red", "suspended": "yellow", "unresponsive": "bold red",
+}  # fmt: skip
+_NOW = {"training", "suspended", "unresponsive"}
 
 Row = tuple[str, "str | RenderableType"]
 
@@ -133,7 +138,7 @@ def _rows(state: RunState, width: int) -> Iterator[Row]:
     yield "run", f"{state.name}  {state.folder}"
     yield "state", _state(state)
     if state.hang:
-        yield "hang" if state.phase == "training" else "before", state.hang.sentence
+        yield "hang" if state.phase in _NOW else "before", state.hang.sentence
     jobs = state.live_jobs or list(state.jobs[-1:])
     for job in jobs[:_SHOWN_JOBS]:
         yield "job", job_line(job)

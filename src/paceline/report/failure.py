@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from paceline.checkpoint.local_storage import LocalStorage
-from paceline.errors import EnvironmentUnfit
+from paceline.errors import ConfigError, EnvironmentUnfit
 from paceline.events import (
     CheckpointSaved,
+    EventLog,
     RunEnded,
     RunFailed,
     RunStarted,
     RunStopped,
     StepDone,
+    is_finished,
     surviving,
 )
 from paceline.hang.judge import judge
@@ -48,16 +50,29 @@ def page_from_launch(failure: Failure, resume: str) -> FailurePage:
     records = read_reports(folder)
     rank, how = failure.rank, failure.how or "failed"
     report, verdict = _of_rank(records, rank), read_verdict(folder) or judge(records)
+    lines = [failure.details]
     if report and _is_collateral(report) and verdict.ranks and rank not in verdict.ranks:
+        lines = [f"rank {rank} {how}:", failure.details]
         rank = verdict.ranks[0]
         how = "did not join the others"
         if verdict.cause == "another shape":
             how = "used another tensor size than before"
-    lines = [failure.details or failure.message]
-    if report:
+        if own := _traceback(_of_rank(records, rank)):
+            lines = [own]
+    elif report:
         lines += _crash_lines(report)
-    words = "\n".join(lines)
-    return replace(_with_history(folder, rank, how, words, records), resume=resume)
+    words = "\n".join(line for line in lines if line)
+    page = _with_history(folder, rank, how, words, records)
+    return replace(page, resume=resume, fix=failure.fix)
+
+
+def was_refused(failure: Failure, since_s: float) -> bool:
+    """Return whether a launch left its run as it was: it took no step, and was refused or came after the last one."""
+    folder = RunDir(Path(failure.run))
+    starts = [event for event in _events(folder) if event["event"] == RunStarted.__name__]
+    if is_script_folder(folder) or any(event["time_s"] >= since_s for event in starts):
+        return False
+    return failure.exit_code == ConfigError.exit_code or is_finished(folder.events)
 
 
 def _is_collateral(record: RankReport) -> bool:
@@ -211,11 +226,14 @@ def _slurm(target: NamedRun) -> str:
 
 
 def write_failure_page(page: FailurePage) -> None:
-    """Write the page into the run's folder; a full disk, which may be the failure itself, is ignored."""
+    """Write the page into the run's folder, and its verdict as an event; a full disk, perhaps the failure itself, is ignored."""
     folder = RunDir(Path(page.run))
     with contextlib.suppress(OSError):
         write_whole(folder.failure_facts, f"{json.dumps(page.facts())}\n".encode())
         write_whole(folder.failure, page.text().encode(errors="replace"))
+    if folder.events.is_file():
+        with contextlib.suppress(OSError, EnvironmentUnfit), EventLog(folder.events) as log:
+            log(RunFailed(page.step, page.rank, page.verdict))
 
 
 def ensure_failure_page(target: NamedRun) -> FailurePage | None:

@@ -37,6 +37,8 @@ class FailurePage:
     slurm: str
     """How the last job ended by Slurm's account; empty: no job, or Slurm no longer knows it."""
     resume: str
+    fix: str = ""
+    """What to do about it; empty: the traceback tells."""
     written: bool = False
 
     def facts(self) -> dict[str, Any]:
@@ -45,20 +47,25 @@ class FailurePage:
         del facts["written"]
         return facts
 
-    def text(self) -> str:
-        """Return the page as Markdown."""
+    @property
+    def verdict(self) -> str:
+        """How the run failed, as one sentence: the same on every screen and in the events."""
         rank = f"rank {self.rank}" if self.rank >= 0 else "a rank"
         node = f" (node {self.node})" if self.node else ""
-        name = plain(Path(self.run).name)
         step = f", in step {self.step + 1}" if self.step >= 0 else ""
-        lines = [f"# {name} failed", "", f"{rank}{node} {self.how}{step}."]
-        if self.slurm:
-            lines.append(f"Slurm: {self.slurm}.")
+        slurm = f"; Slurm: {self.slurm}" if self.slurm else ""
+        return plain(f"{rank}{node} {self.how}{step}{slurm}")
+
+    def text(self) -> str:
+        """Return the page as Markdown."""
+        lines = [f"# {plain(Path(self.run).name)} failed", "", f"{self.verdict}."]
         if self.hang:
             lines += ["", f"Before that: {self.hang}."]
         if self.words:
             lines += ["", "## Traceback or last output", ""]
             lines += [f"    {plain_line(line)}" for line in self.words.splitlines()]
+        if self.fix:
+            lines += ["", f"Fix: {plain(self.fix)}."]
         lines += self._step_table()
         start = _NO_CHECKPOINT if self.step >= 0 else _OWN_CHECKPOINTS
         if self.checkpoint:
@@ -87,7 +94,10 @@ class FailurePage:
             lines.append(f"resumes from step {self.checkpoint_step} ({self.checkpoint})")
         else:
             lines.append("no checkpoint yet: this starts from step 0")
-        lines += [f"  {self.resume}", f"page: {RunDir(Path(self.run)).failure}"]
+        lines.append(f"  {self.resume}")
+        page = RunDir(Path(self.run)).failure
+        if page.is_file():  # it cannot be written to a full disk
+            lines.append(f"page: {page}")
         return [plain_line(line) for line in lines]
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from paceline.cluster.slurm import FINAL_STATES
 from paceline.errors import EnvironmentUnfit
 from paceline.events import RunEnded, RunFailed
 from paceline.hang.verdict import HangVerdict, read_verdict
@@ -19,19 +20,22 @@ from paceline.report.find_run import NamedRun
 from paceline.report.history import History
 from paceline.report.job_logs import tail
 from paceline.report.jobs import RunJob, jobs_of, unknown_jobs
+from paceline.report.suspended import standstill
 from paceline.telemetry.heartbeat import Beat
 from paceline.telemetry.stragglers import Straggler, find_straggler, read_beats
 from paceline.world.timelimit import time_left
 
 Phase = Literal[
-    "not started", "waiting", "starting", "training", "stopped", "failed", "lost", "ended"
-]
+    "not started", "waiting", "starting", "training", "suspended", "unresponsive", "stopped", "failed", "lost", "ended",
+]  # fmt: skip
 
 _MAY_HANG = {"training", "failed", "lost"}  # a hang may have come before the failure
 _LOSSES = 400
 _LOG_LINES = 10
 _FRESH_S = 60.0  # a process whose beat is younger than this is alive
 _CLOCKS_DIFFER_S = 5.0
+_QUIET_S = 3.0  # heartbeats come every 2 s
+_LIVE = {"starting", "training", "suspended", "unresponsive"}
 _BACK_WITHIN_S = 30.0  # a supervisor that restarts a failed run has done so by then
 
 
@@ -53,7 +57,7 @@ class RunState:
     folder: str
     phase: Phase
     reason: str
-    """Why it stopped or failed."""
+    """Why it stopped, failed or makes no progress."""
     jobs: tuple[RunJob, ...]
     queue_problem: str
     """Why Slurm does not answer."""
@@ -92,9 +96,7 @@ class RunState:
         """Whether the run has finished, or stopped and was not restarted."""
         if self.live_jobs:
             return False
-        return self.phase == "ended" or (
-            self.phase not in {"starting", "training"} and self.quiet_s > _BACK_WITHIN_S
-        )
+        return self.phase == "ended" or (self.phase not in _LIVE and self.quiet_s > _BACK_WITHIN_S)
 
     def facts(self) -> dict[str, Any]:
         """Return the state with the keys of docs/json.md; NaN becomes null."""
@@ -146,12 +148,17 @@ def state_of(
     step = max([latest.step if latest else 0, int(started.get("from_step", 0)), *_steps(beats)])
     left_samples = max(0, total - step) * int(started.get("global_batch", 0))
     phase = phase_of(history, jobs, alive=_alive(target.folder.lock, beats, now_s), now_s=now_s)
+    reason = _reason(history, phase, jobs)
+    hang = read_verdict(target.folder) if phase in _MAY_HANG else None
+    quiet_s = max(0.0, now_s - _last_active_s(target, history, beats))
+    if phase in _LIVE and (found := standstill(target.folder, jobs, hang, quiet_s, _QUIET_S)):
+        phase, reason = found
     log, (metrics_step, metrics) = _log_of(target, jobs), history.evaluation
     return RunState(
         name=target.name,
         folder=str(target.folder.root.absolute()),
         phase=phase,
-        reason=_reason(history, phase),
+        reason=reason,
         jobs=tuple(jobs),
         queue_problem=queue_problem,
         world_size=ranks,
@@ -168,10 +175,10 @@ def state_of(
         checkpoint=_checkpoint(history, now_s),
         ranks_seen=len(beats),
         slowest=find_straggler(beats, lanes, ranks) if phase == "training" else None,
-        hang=read_verdict(target.folder) if phase in _MAY_HANG else None,
+        hang=hang,
         log=log,
         log_tail=tuple(tail(Path(log), _LOG_LINES)) if log else (),
-        quiet_s=max(0.0, now_s - _last_active_s(target, history, beats)),
+        quiet_s=quiet_s,
     )
 
 
@@ -235,9 +242,11 @@ def is_held(lock: Path) -> bool:
     return False
 
 
-def _reason(history: History, phase: Phase) -> str:
+def _reason(history: History, phase: Phase, jobs: Sequence[RunJob]) -> str:
     if phase in {"stopped", "failed", "waiting", "starting"} and history.ending:
         return str(history.ending.get("reason", ""))
+    if phase == "lost" and jobs and jobs[-1].state in FINAL_STATES:
+        return f"Slurm: job {jobs[-1].job} is {jobs[-1].state}"
     return ""
 
 

@@ -27,6 +27,7 @@ class Pulse:
         self._multiple, self._rest_s = multiple, rest_s
         self._times: deque[float] = deque(maxlen=_REMEMBERED)
         self._extra_s, self._step_begun = _FIRST_S, 0.0
+        self._first_begun, self._first_s = 0.0, 0.0
         self.step, self.doing, self.signs = 0, "starting", 0
         self.since = time.monotonic()
         self.held = False
@@ -47,15 +48,18 @@ class Pulse:
         """Yield steps: the wait for one is the activity "reading", the work on it "step"."""
         self.begin("reading")
         for step in steps:
+            self._first_begun = self._first_begun or time.monotonic()
             self.begin("step")
             yield step
             self.begin("reading")
 
     def step_done(self, step: int) -> None:
-        """Note a completed step and its time; the first step has none."""
+        """Note a completed step and its time; that of the first is typical only as long as there is no other."""
         now = time.monotonic()
         if self._step_begun:
             self._times.append(now - self._step_begun)
+        elif self._first_begun:
+            self._first_s = min(now - self._first_begun, _FIRST_S)
         self._step_begun, self.step = now, step
         self.sign()
 
@@ -81,7 +85,8 @@ class Pulse:
     @property
     def limit_s(self) -> float:
         """Time without progress that counts as a hang."""
-        return self._rest_s + self._extra_s + self._multiple * usual(list(self._times))
+        typical_s = usual(list(self._times) or [self._first_s])
+        return self._rest_s + self._extra_s + self._multiple * typical_s
 
     @property
     def quiet_s(self) -> float:

@@ -20,6 +20,7 @@ from paceline.train.run_objects import RunObjects
 from paceline.train.run_step import Step, with_length
 from paceline.train.saving.run_state import Registered
 from paceline.train.strategy import Strategy
+from paceline.train.uncaught import show_without_traceback
 from paceline.world.process_group import join
 from paceline.world.randomness import seed_everything
 from paceline.world.world import World
@@ -61,12 +62,13 @@ class Run(RunObjects):
         self._callbacks.track(self._parts.tracked)
 
     def __enter__(self) -> Self:
-        self.world = self._stack.enter_context(self._joined())
-        self._strategy = Strategy.of(self.world, self.config)
-        self._folder = RunFolder(self.config, self.world, self._sinks)
         try:
+            self.world = self._stack.enter_context(self._joined())
+            self._strategy = Strategy.of(self.world, self.config)
+            self._folder = RunFolder(self.config, self.world, self._sinks)
             self._stack.enter_context(self._folder.opened(self._done))
-        except BaseException:
+        except BaseException as error:
+            show_without_traceback(error)
             self._stack.__exit__(*sys.exc_info())
             raise
         return self
@@ -83,9 +85,11 @@ class Run(RunObjects):
         if error is None:
             try:
                 self._conclude()
-            except BaseException:
+            except BaseException as last:
+                show_without_traceback(last)
                 self._stack.__exit__(*sys.exc_info())
                 raise
+        show_without_traceback(error)
         self._stack.__exit__(kind, error, trace)
 
     def _done(self) -> int:
@@ -153,7 +157,6 @@ class Run(RunObjects):
     def _begin_loop(self, batches: Batches, flops_per_sample: float) -> Iterator[Step]:
         """Restore the newest checkpoint; return the steps that are left."""
         self.config = batches.config
-        self._folder.write_settings(self.config)
         self._loop = RunLoop(
             self.world,
             self.config,

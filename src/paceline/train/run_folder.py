@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 from paceline.config import RunConfig
 from paceline.config.values import to_toml
-from paceline.errors import Stopped
-from paceline.events import Event, EventLog, RunFailed, Sink
+from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError, Stopped
+from paceline.events import Event, EventLog, RunFailed, RunStarted, Sink, is_finished
+from paceline.launch.rank_local import lost_peer
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
 from paceline.runlock import Claim, claimed
 from paceline.train.observers.console import Console
 from paceline.train.observers.environment import environment_facts
 from paceline.train.observers.loggers import Loggers, check_packages
+from paceline.train.observers.progress import ProgressLine
 from paceline.world.world import World
 
 
@@ -26,10 +28,13 @@ class RunFolder:
         self._sinks = list(sinks)
         self.directory = RunDir.of(config)
         self.claim: Claim | None = None
+        self._started = False
+        self._progress: ProgressLine | None = None
 
     def emit(self, event: Event) -> None:
         """Pass an event to all sinks."""
         if self._world.is_main:
+            self._started = self._started or isinstance(event, RunStarted)
             for sink in self._sinks:
                 sink(event)
 
@@ -45,20 +50,62 @@ class RunFolder:
             claimed(self.directory.lock, self._world.incarnation) as self.claim,
             EventLog(self.directory.events) as log,
             Loggers(self._config, self._world, self.directory) as loggers,
+            self._console(done) as console,
         ):
-            facts = environment_facts(self._world.device).encode()
-            write_whole(self.directory.environment, facts)
-            self._sinks += [log, Console(self._config), loggers]
+            self._sinks += [log, console, loggers]
             try:
                 yield
             except Stopped:
                 raise
             except BaseException as error:
                 self.claim.check()  # if another process has taken the run over, it has not failed
-                log(RunFailed(done(), self._world.rank, f"{type(error).__name__}: {error}"))
+                if not self._is_refused(error):
+                    with contextlib.suppress(EnvironmentUnfit):  # a full disk, the failure itself
+                        log(_failure(done(), self._world.rank, error))
                 raise
 
+    @contextlib.contextmanager
+    def _console(self, done: Callable[[], int]) -> Iterator[Console]:
+        console = Console(self._config, done)
+        with console.progress as self._progress:
+            yield console
+
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Draw no progress while a debugger has the terminal."""
+        if self._progress is None:
+            yield
+            return
+        self._progress.paused = True
+        self._progress.erase()
+        try:
+            yield
+        finally:
+            self._progress.paused = False
+
+    def _is_refused(self, error: BaseException) -> bool:
+        """Return whether the run is as it was: this start took no step, and was refused or came after the last one."""
+        if self._started:
+            return False
+        return isinstance(error, ConfigError | KeyboardInterrupt) or is_finished(
+            self.directory.events
+        )
+
     def write_settings(self, config: RunConfig) -> None:
-        """Write the settings of the run."""
-        if self._world.is_main:
+        """Write the settings and the environment of a start that is not refused."""
+        if not self._world.is_main:
+            return
+        facts = environment_facts(self._world.device)
+        with writing_to(self.directory.root):
+            write_whole(self.directory.environment, facts.encode())
             write_whole(self.directory.config, to_toml(config).encode())
+
+
+def _failure(step: int, rank: int, error: BaseException) -> RunFailed:
+    if isinstance(error, KeyboardInterrupt):
+        return RunFailed(step, rank, "interrupted by Ctrl-C before it could save")
+    if isinstance(error, Exception) and lost_peer(error):
+        return RunFailed(step, -1, "a rank ended, and the others lost the connection to it")
+    if isinstance(error, PacelineError):
+        return RunFailed(step, rank, f"{type(error).__name__}: {error.problem}")
+    return RunFailed(step, rank, f"{type(error).__name__}: {error}")

@@ -80,13 +80,15 @@ class RunLoop:
         with (
             self._stopping.listening(),
             self._checkpoints,
-            self.observers.attending(self.state.size_bytes),
         ):
-            yield
+            self._checkpoints.find()
+            with self.observers.attending(self.state.size_bytes):
+                yield
 
     def begin(self) -> Iterator[RankBatch]:
         """Restore the newest checkpoint; return the steps that are left."""
         self.done = self._first = self._checkpoints.restore()
+        self._folder.write_settings(self._config)
         self._announce()
         self._recorder.start(self._parts.model, self._parts.optimizer, self.updates.own_state())
         if self.is_over:
@@ -179,7 +181,7 @@ class RunLoop:
     def hold(self, doing: str) -> Iterator[None]:
         """Let a debugger hold the run: the watchdog waits, and the time counts nowhere."""
         begun = time.perf_counter()
-        with self.observers.hold(doing):
+        with self.observers.hold(doing), self._folder.quiet():
             yield
         self.leave_out(time.perf_counter() - begun)
         self._stopping.leave_out(time.perf_counter() - begun)

@@ -18,7 +18,7 @@ from paceline import handover
 from paceline.config import RunConfig
 from paceline.config.intervals import seconds_from
 from paceline.errors import Stopped
-from paceline.launch.signals import EARLY, STOP_SIGNALS
+from paceline.launch.signals import EARLY, STOP_SIGNALS, signal_name
 from paceline.rundir import RunDir, write_whole
 from paceline.train.gradients.note import Note, RankRequests, StepEngine
 from paceline.world.world import World
@@ -86,7 +86,7 @@ class StopRequest:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.reason:
             raise KeyboardInterrupt
-        self.reason = self.reason or signal.Signals(number).name
+        self.reason = self.reason or signal_name(number)
 
     def learn_step(self, seconds: float) -> None:
         """Remember the slowest step, evaluation included. The first one may compile: it is ignored."""
@@ -164,12 +164,12 @@ class Stopping:
     def listening(self) -> Iterator[None]:
         """Treat signals as stop requests, and let the launcher know that this rank saves first."""
         file = self._world.launcher_file
-        if file is not None:
-            handover.graceful_stop_mark(file, self._world.rank).touch(mode=0o600)
-            if self._world.local_rank == 0:
-                folder = str(RunDir.of(self._config).root.absolute())
-                write_whole(handover.run_file(file), os.fsencode(folder), durable=False)
         with self.request.listening():
+            if file is not None:
+                handover.graceful_stop_mark(file, self._world.rank).touch(mode=0o600)
+                if self._world.local_rank == 0:
+                    folder = str(RunDir.of(self._config).root.absolute())
+                    write_whole(handover.run_file(file), os.fsencode(folder), durable=False)
             yield
 
     def leave_out(self, seconds: float) -> None:

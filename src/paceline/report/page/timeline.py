@@ -84,7 +84,8 @@ def ending_of(run: Run, place: int) -> str:
     if ending:
         return _ENDINGS.get(ending, ending)
     last = place == len(run["starts"]) - 1
-    return "running" if last and run["phase"] == "training" else "lost"
+    live = {"training", "suspended", "unresponsive"}
+    return "running" if last and run["phase"] in live else "lost"
 
 
 def starts_table(run: Run, *, several: bool) -> Html:

@@ -1,12 +1,10 @@
-"""Console output of a training: a progress bar on a terminal, plain lines in a log."""
+"""Console output of a training: lines, and a progress line on a terminal."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from paceline import handover
 from paceline.config import RunConfig
@@ -24,73 +22,30 @@ from paceline.events import (
     StepDone,
 )
 from paceline.scale.lr import describe_lr
+from paceline.train.observers.progress import ProgressLine
 from paceline.train.stopping import TIME_LIMIT
 from paceline.world.world import World
 
-_BAR_WIDTH = 24
-_MIN_BAR_WIDTH = 8
-_MAX_WIDTH = 120
-_REDRAW_S = 0.1  # drawing costs about as much as a very short step
-
 
 class Console:
-    """The sink that prints. Each line is written in one call."""
+    """The sink that prints. Each line is written in one call. `done` returns the completed steps."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self._on_terminal = sys.stdout.isatty() or handover.TERMINAL in os.environ
+    def __init__(self, config: RunConfig, done: Callable[[], int] = lambda: 0) -> None:
+        on_terminal = sys.stdout.isatty() or handover.TERMINAL in os.environ
         progress = config.log.progress
-        self._draws = progress == "bar" or (progress == "auto" and self._on_terminal)
-        self._total_steps = 0
-        self._slow_rank = ""
-        self._drawn_at = 0.0
-        self._drawn_width = 0
+        self._draws = progress == "bar" or (progress == "auto" and on_terminal)
+        self.progress = ProgressLine(done, in_color=on_terminal)
 
     def __call__(self, event: Event) -> None:
-        """Print a line for an event, or redraw the progress bar."""
-        if isinstance(event, RunStarted):
-            self._total_steps = event.total_steps
+        """Print a line for an event, or note it for the progress line."""
         if isinstance(event, SlowRank):
-            self._slow_rank = describe_slow_rank(event)
-        if isinstance(event, StepDone) and self._draws:
-            self._draw(event)
-        elif line := line_of(event):
-            say(line.ljust(self._drawn_width))  # overwrites the bar
-            self._drawn_width = 0
-
-    def _draw(self, event: StepDone) -> None:
-        now = time.monotonic()
-        if now < self._drawn_at + _REDRAW_S:
-            return
-        self._drawn_at = now
-        self._drawn_width = min(_MAX_WIDTH, shutil.get_terminal_size().columns - 1)
-        text = describe_step(event, self._total_steps) + self._slow_rank
-        share = event.step / max(1, self._total_steps)
-        say(progress_bar(share, text, self._drawn_width, in_color=self._on_terminal), end="\r")
-
-
-def progress_bar(share: float, text: str, width: int, *, in_color: bool = False) -> str:
-    """Return one line of exactly `width` columns: a bar, and the text as far as it fits.
-
-    >>> progress_bar(0.5, "step 50/100", 36)
-    '━━━━━━━━━━━━             step 50/100'
-    >>> progress_bar(1.0, "step 50/100", 16)
-    '━━━━━━━━ step 5…'
-    """
-    from rich.console import Console as RichConsole  # slow to import: only when a bar is drawn
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-
-    screen = RichConsole(
-        file=sys.stdout, width=width, force_terminal=in_color or None, highlight=False, markup=False
-    )
-    bar_width = max(_MIN_BAR_WIDTH, min(_BAR_WIDTH, width - len(text) - 1))
-    line = Table.grid(padding=(0, 1, 0, 0), expand=True, pad_edge=False)
-    line.add_column(width=bar_width)
-    line.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-    line.add_row(ProgressBar(total=1.0, completed=share, width=bar_width), text)
-    with screen.capture() as drawn:
-        screen.print(line, end="")
-    return drawn.get().rstrip("\n")
+            self.progress.slow_rank = describe_slow_rank(event)
+        if isinstance(event, StepDone):
+            self.progress.newest = event
+        if line := line_of(event):
+            say(line)
+        if isinstance(event, RunStarted) and self._draws:
+            self.progress.start(event)
 
 
 def line_of(event: Event) -> str:  # noqa: PLR0911 - one for each kind
@@ -124,16 +79,14 @@ def _describe_start(event: RunStarted) -> str:
 def stopped_line(event: RunStopped) -> str:
     """Return the reason of a stop, the step, and how to resume.
 
-    >>> stopped_line(RunStopped(595, "SIGINT"))
+    >>> stopped_line(RunStopped(595, "Ctrl-C"))
     'Stopped by Ctrl-C at step 595, checkpoint saved. Rerun the same command to resume.'
     >>> stopped_line(RunStopped(5, "the time limit is near"))
     'Stopped before the time limit at step 5, checkpoint saved. Rerun the same command to resume.'
     """
-    if event.reason == "SIGINT":
-        cause = " by Ctrl-C"
-    elif event.reason == TIME_LIMIT:
+    if event.reason == TIME_LIMIT:
         cause = " before the time limit"
-    elif event.reason.startswith("SIG"):
+    elif event.reason.startswith(("SIG", "Ctrl-C")):
         cause = f" by {event.reason}"
     else:
         cause = f" ({event.reason})"
@@ -206,19 +159,6 @@ def metrics_text(metrics: Mapping[str, float]) -> str:
     return "".join(f"  {name} {value:.4f}" for name, value in shown.items())
 
 
-def describe_step(event: StepDone, total: int) -> str:
-    """Return the text beside the progress bar.
-
-    >>> describe_step(StepDone(step=9, epoch=1, samples=0, loss=0.5, lr=0.1, samples_per_s=9.0, mfu=0.478), total=9)
-    'step 9/9  loss 0.5000  9 samples/s  MFU 47.8%'
-    """
-    mfu = f"  MFU {event.mfu:.1%}" if event.mfu else ""
-    return (
-        f"step {event.step:,}/{total:,}  loss {event.loss:.4f}  "
-        f"{event.samples_per_s:,.0f} samples/s{mfu}"
-    )
-
-
 def describe_slow_rank(event: SlowRank) -> str:
     """Return the text beside the progress bar while a rank is slow; empty once it is not.
 
@@ -237,7 +177,9 @@ def rank_line(world: World, epoch: int, micro_batch: int, steps: int) -> str:
     return f"rank {world.rank}  device {world.device}  epoch {epoch}  micro-batch {micro_batch}  steps {steps}"
 
 
-def say(text: str, end: str = "\n") -> None:
-    """Print a line in one write, so that the lines of several ranks do not mix."""
-    sys.stdout.write(text + end)
+def say(text: str) -> None:
+    """Print lines in one write, so that those of several ranks do not mix; our launcher shows them without the rank."""
+    if handover.FAILURE in os.environ:
+        text = "\n".join(f"{handover.FOR_ALL_RANKS}{line}" for line in text.split("\n"))
+    sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from paceline.config import RunConfig
-from paceline.errors import Stopped
+from paceline.errors import ConfigError, Stopped
 from paceline.events import Event, SlowRank
 from paceline.hang.rank_report import RankException
 from paceline.hang.watchdog import Watchdog
@@ -70,7 +70,14 @@ class Observers:
     def _watchdog(self) -> contextlib.AbstractContextManager[object]:
         if not self._config.timeout.hang_steps:
             return contextlib.nullcontext()
-        return Watchdog(self._directory, self._world, self._pulse, say, _explain)
+        return Watchdog(self._directory, self._world, self._pulse, say, self._explain)
+
+    def _explain(self, error: BaseException) -> RankException | None:
+        """Return what went wrong, for the hang report; None for a run that was asked to stop, or refused."""
+        refused = isinstance(error, ConfigError) and self._pulse.doing == "starting"
+        if refused or isinstance(error, Stopped) or not isinstance(error, Exception):
+            return None
+        return RankException(type(error).__name__, format_error(error), lost_peer(error))
 
     def reading(self, steps: Iterable[T]) -> Iterable[T]:
         """Pass steps on; the time spent waiting for each counts as reading."""
@@ -133,10 +140,3 @@ def _pulse_of(config: RunConfig) -> Pulse:
     elif config.capture != "false":
         rest_s = _CAPTURE_S
     return Pulse(config.timeout.hang_steps, rest_s)
-
-
-def _explain(error: BaseException) -> RankException | None:
-    """Return what went wrong, for the hang report; None for a run that was asked to stop."""
-    if isinstance(error, Stopped) or not isinstance(error, Exception):
-        return None
-    return RankException(type(error).__name__, format_error(error), lost_peer(error))

@@ -91,6 +91,7 @@ class Checkpoints:
             state.batches.plan.steps_per_epoch,
             time.monotonic(),
         )
+        self._found: Manifest | None = None
         self._saved_step = -1
         self._prepared = False
         self.before_save: Callable[[int], None] = lambda _: None
@@ -122,18 +123,23 @@ class Checkpoints:
         if error is not None:
             self._saver.give_up()  # a save in progress still gets its time
 
-    def restore(self) -> int:
-        """Resume from the newest intact checkpoint; return its step, or 0 without one."""
+    def find(self) -> None:
+        """Find the newest intact checkpoint; refuse one of other settings before the run is changed."""
         if self._world.is_main:
             self._storage.sweep()
             if self._config.resume == "never":
                 self._start_over()
-        manifest = newest_good(
+        self._found = newest_good(
             self._storage, self._world, lambda step, why: self._emit(CheckpointBad(step, why))
         )
+        if self._found is not None:
+            self._refuse_changed_settings(self._found)
+
+    def restore(self) -> int:
+        """Resume from the checkpoint that was found; return its step, or 0 without one."""
+        manifest, self._found = self._found, None
         if manifest is None:
             return 0
-        self._refuse_changed_settings(manifest)
         self._load(manifest)
         if self._world.is_main and is_imported(manifest):
             say(f"loaded the imported {self._storage.where(manifest.step)}")
