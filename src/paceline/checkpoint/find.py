@@ -13,6 +13,7 @@ from paceline.config.schema import RunConfig
 from paceline.config.values import from_toml, with_settings
 from paceline.errors import ConfigError, did_you_mean
 from paceline.rundir import RunDir
+from paceline.safe_open import read_text
 
 
 def open_storage(home: Path, to: str, name: str) -> Storage:
@@ -58,7 +59,7 @@ def _at_address(address: str) -> Catalog:
 def _of_run(folder: RunDir) -> Catalog:
     """Return the checkpoints of a run, from the storage that its settings name."""
     try:
-        settings = from_toml(tomllib.loads(folder.config.read_text(encoding="utf-8")))
+        settings = from_toml(tomllib.loads(read_text(folder.config)))
     except ValueError as error:
         raise ConfigError(
             f"{folder.config} is not TOML: {error}", fix=f"name {folder.checkpoints} itself"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from paceline.hang.proc import process
 from paceline.launch.spec import LaunchSpec, Program
 from paceline.rundir import RunDir, make_private
 from paceline.runlock import claimed
+from paceline.safe_open import open_to_write
 
 _MOST_AT_ONCE = 100
 
@@ -29,6 +31,7 @@ def script_folder(program: Program, runs: Path = Path("runs")) -> Iterator[str]:
             for root in _choices(Path(program.name).stem, runs):
                 with contextlib.suppress(EnvironmentUnfit, OSError):
                     make_private(root / "ranks")
+                    RunDir(root).refuse_links()
                     stack.enter_context(claimed(RunDir(root).launch_lock, patience_s=0))
                     folder = str(root)
                     break
@@ -77,8 +80,7 @@ def _note(spec: LaunchSpec, facts: dict[str, object]) -> None:
     if not spec.folder:
         return
     line = json.dumps({"time_s": time.time(), "attempt": spec.attempt, **facts})
-    with (
-        contextlib.suppress(OSError),
-        RunDir(Path(spec.folder)).launches.open("a", encoding="utf-8") as file,
-    ):
-        file.write(f"{line}\n")
+    with contextlib.suppress(OSError):
+        file = open_to_write(RunDir(Path(spec.folder)).launches, os.O_WRONLY | os.O_APPEND)
+        with os.fdopen(file, "w", encoding="utf-8") as launches:
+            launches.write(f"{line}\n")

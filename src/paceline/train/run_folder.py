@@ -36,6 +36,7 @@ class RunFolder:
     @contextlib.contextmanager
     def opened(self, done: Callable[[], int]) -> Iterator[None]:
         """Open and lock the folder, and log the error if the run fails; `done` returns the completed steps."""
+        self.directory.refuse_links()
         if not self._world.is_main:
             yield
             return
@@ -46,8 +47,9 @@ class RunFolder:
             EventLog(self.directory.events) as log,
             Loggers(self._config, self._world, self.directory) as loggers,
         ):
-            facts = environment_facts(self._world.device).encode()
-            write_whole(self.directory.environment, facts)
+            with writing_to(self.directory.environment):
+                facts = environment_facts(self._world.device).encode()
+                write_whole(self.directory.environment, facts)
             self._sinks += [log, Console(self._config), loggers]
             try:
                 yield
@@ -61,4 +63,5 @@ class RunFolder:
     def write_settings(self, config: RunConfig) -> None:
         """Write the settings of the run."""
         if self._world.is_main:
-            write_whole(self.directory.config, to_toml(config).encode())
+            with writing_to(self.directory.config):
+                write_whole(self.directory.config, to_toml(config).encode())

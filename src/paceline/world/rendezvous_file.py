@@ -13,6 +13,7 @@ from pathlib import Path
 
 from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError
 from paceline.rundir import make_private, write_whole, writing_to
+from paceline.safe_open import read_text
 
 _STALE_S = 7 * 24 * 3600.0
 _ERROR_SUFFIX = ".problem"
@@ -51,13 +52,13 @@ class RendezvousFile:
             # A lookup by name may be answered from a cached "not there"; a listing is not.
             names = {file.name for file in self.folder.iterdir()}
             if error_name in names:
-                raise error_from_json((self.folder / error_name).read_text(encoding="utf-8"))
+                raise error_from_json(read_text(self.folder / error_name))
         except OSError:  # not shared, or not there yet
             return None
         if self.key not in names:
             return None
         with contextlib.suppress(FileNotFoundError, ValueError):
-            address, port = (self.folder / self.key).read_text(encoding="utf-8").split()
+            address, port = read_text(self.folder / self.key).split()
             return address, int(port)
         return None
 
