@@ -14,6 +14,7 @@ from paceline.config.values import from_toml, with_settings
 from paceline.errors import ConfigError, did_you_mean
 from paceline.rundir import RunDir
 from paceline.safe_open import read_text
+from paceline.terminal import plain
 
 
 def open_storage(home: Path, to: str, name: str) -> Storage:
@@ -69,7 +70,12 @@ def _of_run(folder: RunDir) -> Catalog:
     names = settings.keys() & {"name", "runs", "checkpoint.to", "checkpoint.best"}
     config = with_settings(RunConfig(), {name: settings[name] for name in names})
     to = config.checkpoint.to
-    if to and "://" not in to:
+    if "://" in to:
+        raise ConfigError(
+            f"the checkpoints of {folder.root} are at {plain(to)}/{plain(config.name)}, by its config.toml",
+            fix=f"if you trust that address, name it: `paceline ckpt list {plain(to.rstrip('/'))}/{plain(config.name)}`",
+        )
+    if to:
         to = str(_started_in(folder, config) / to)
     return Catalog(open_storage(folder.checkpoints, to, config.name), config.checkpoint.best)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from paceline.errors import EnvironmentUnfit
 from paceline.hang.proc import process
 from paceline.launch.spec import LaunchSpec, Program
+from paceline.redact import without_secret_words
 from paceline.rundir import RunDir, make_private
 from paceline.runlock import claimed
 from paceline.safe_open import open_to_write
@@ -62,7 +63,7 @@ def note_launch(spec: LaunchSpec, pids: Sequence[int], dumps: Sequence[Path]) ->
     command = [spec.target.interpreter or "python", *spec.target.argv[1:], *spec.arguments]
     launched: dict[str, object] = {
         "event": "launched",
-        "command": command,
+        "command": without_secret_words(command),
         "ranks": list(spec.numbers),
         "pids": pids,
         "born": [process(pid).born for pid in pids],

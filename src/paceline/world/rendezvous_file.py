@@ -39,11 +39,11 @@ class RendezvousFile:
                 fix=f"run `chmod 700 {self.folder}`, or set MASTER_ADDR and MASTER_PORT",
             )
 
-    def publish(self, address: str, port: int) -> None:
-        """Write the address of rank 0; remove files of earlier starts of this job."""
+    def publish(self, address: str, port: int, secret: str = "") -> None:
+        """Write the address of rank 0 and the secret of this start; remove files of earlier starts of this job."""
         with writing_to(self.folder):
             self._sweep()
-            write_whole(self.folder / self.key, f"{address} {port}\n".encode())
+            write_whole(self.folder / self.key, f"{address} {port} {secret}\n".encode())
 
     def read(self) -> tuple[str, int] | None:
         """Return the address of rank 0, None if it is not there yet; raise an error that another rank published."""
@@ -58,9 +58,16 @@ class RendezvousFile:
         if self.key not in names:
             return None
         with contextlib.suppress(FileNotFoundError, ValueError):
-            address, port = read_text(self.folder / self.key).split()
+            address, port, *_ = read_text(self.folder / self.key).split()
             return address, int(port)
         return None
+
+    def secret(self) -> str:
+        """Return the secret of this start; empty if there is none."""
+        with contextlib.suppress(OSError, ValueError):
+            _, _, secret = read_text(self.folder / self.key).split()
+            return secret
+        return ""
 
     def publish_error(self, error: PacelineError) -> None:
         """Tell ranks that still wait why there will be no rendezvous."""
