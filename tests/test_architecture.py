@@ -18,7 +18,17 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 
 FLOORS = [
     {"units", "errors", "handover", "version", "terminal", "help_layout", "__init__"},
-    {"rundir", "runlock", "redact", "config", "events", "dtypes", "tensorfile", "objectstore"},
+    {
+        "rundir",
+        "runlock",
+        "redact",
+        "safe_open",
+        "config",
+        "events",
+        "dtypes",
+        "tensorfile",
+        "objectstore",
+    },
     {"world", "scale", "launch", "cluster", "telemetry", "hang"},
     {"data", "checkpoint"},
     {"train"},

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from paceline.rundir import writing_to
+from paceline.safe_open import open_to_write, parse_json, reading
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class EventLog:
     def __init__(self, path: Path) -> None:
         self._path = path
         with writing_to(path):
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            self._file = open_to_write(path, os.O_RDWR | os.O_APPEND)
             self._end_torn_line()
 
     def __call__(self, event: Event) -> None:
@@ -197,9 +198,11 @@ def surviving(path: Path) -> list[dict[str, Any]]:
     Of several failures of one start the last counts: the launcher's, which knows what the ranks cannot.
     """
     events: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(json.JSONDecodeError):  # a line torn by a power cut
-            event = json.loads(line)
+    with reading(path) as file:
+        lines = file.read().splitlines()
+    for line in lines:
+        with contextlib.suppress(ValueError):  # a line torn by a power cut
+            event = parse_json(line)
             if event["event"] == RunStarted.__name__:
                 events = [
                     earlier for earlier in events if earlier.get("step", 0) <= event["from_step"]

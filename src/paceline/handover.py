@@ -105,6 +105,9 @@ INCARNATION = "PACELINE_INCARNATION"
 HOST_SUFFIX = "PACELINE_HOST_SUFFIX"
 """The suffix of a node's name on the fast network."""
 
+SECRET_FILE = "PACELINE_SECRET_FILE"  # noqa: S105 - the name of a variable
+"""A file of mode 0600 with a secret that all nodes share: it signs the messages of the rendezvous."""
+
 INTERFACE = "PACELINE_INTERFACE"
 """The network interface between nodes; unset: the one with the route to the peers."""
 

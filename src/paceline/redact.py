@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from paceline.config.checks import has_login
@@ -46,6 +46,21 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return without_logins(value) if isinstance(value, str) else value
+
+
+def without_secret_words(words: Iterable[str]) -> list[str]:
+    """Return the words of a command without secrets.
+
+    >>> without_secret_words(["train.py", "--hub-token", "abc", "api_key=abc", "lr=1"])
+    ['train.py', '--hub-token', '[removed]', 'api_key=[removed]', 'lr=1']
+    """
+    found: list[str] = []
+    before = ""
+    for word in words:
+        follows = before.startswith("--") and "=" not in before and is_secret(before)
+        found.append(REMOVED if follows else without_logins(word))
+        before = word
+    return found
 
 
 def without_logins(text: str) -> str:

@@ -174,6 +174,18 @@ class RunDir:
         """Return the output of a rank of such a script."""
         return self.root / "ranks" / f"{rank:04d}.log"
 
+    def refuse_links(self) -> None:
+        """Raise if a folder of this run is a symbolic link: whoever planted it chose where a run would write."""
+        for folder in (
+            *(self.checkpoints, self.jobs, self.code, self.meetings, self.csv, self.tensorboard),
+            *(self.profile, self.beat(0).parent, self.alarm.parent, self.root / "wandb"),
+        ):
+            if folder.is_symlink():
+                raise EnvironmentUnfit(
+                    f"{folder} is a symbolic link to {folder.readlink()}; a run does not write through links in its folder",
+                    fix="remove the link; to keep checkpoints elsewhere, set checkpoint.to=FOLDER",
+                )
+
     @property
     def lock(self) -> Path:
         """The lock file, held by the process that writes this run."""

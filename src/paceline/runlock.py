@@ -15,9 +15,11 @@ from pathlib import Path
 
 from paceline.errors import EnvironmentUnfit
 from paceline.rundir import writing_to
+from paceline.safe_open import UnsafeFile, open_plain, open_to_write, parse_json
 
 _POLL_S = 0.1
 _PATIENCE_S = 10.0
+_LONGEST = 1000  # bytes
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def claimed(lock: Path, incarnation: str = "", patience_s: float = _PATIENCE_S) 
 def _wait_for(lock: Path, incarnation: str, limit: float) -> int:
     """Return a new, locked file at the lock's path."""
     while True:
-        old = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+        old = open_to_write(lock, os.O_RDWR)
         try:
             is_free = _try_lock(old) and _leads_to(lock, os.fstat(old))
             if is_free or _supersedes(incarnation, _read(old).get("incarnation", "")):
@@ -95,8 +97,8 @@ def _try_lock(file: int) -> bool:
 def _leads_to(lock: Path, held: os.stat_result) -> bool:
     """Return whether a path leads to this file. Opens the path, because a network file system may cache stat."""
     try:
-        file = os.open(lock, os.O_RDONLY)
-    except FileNotFoundError:
+        file = open_plain(lock)
+    except (FileNotFoundError, UnsafeFile):
         return False
     try:
         return os.path.samestat(os.fstat(file), held)
@@ -114,14 +116,18 @@ def _supersedes(incarnation: str, other: str) -> bool:
     other_family, _, other_number = other.rpartition(":")
     if not family or family != other_family:
         return False
-    if not number.isdecimal() or not other_number.isdecimal():
+    if not (_is_number(number) and _is_number(other_number)):
         return False
     return int(number) > int(other_number)
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 20
+
+
 def _holder(lock: Path) -> str:
     with contextlib.suppress(OSError):
-        file = os.open(lock, os.O_RDONLY)
+        file = open_plain(lock)
         try:
             return _read(file).get("holder", "another process")
         finally:
@@ -131,7 +137,8 @@ def _holder(lock: Path) -> str:
 
 def _read(file: int) -> dict[str, str]:
     try:
-        content = json.loads(os.pread(file, 1000, 0))
+        content = parse_json(os.pread(file, _LONGEST, 0))
     except ValueError:
         return {}
-    return content if isinstance(content, dict) else {}
+    facts = content.items() if isinstance(content, dict) else []
+    return {str(name): value for name, value in facts if isinstance(value, str)}

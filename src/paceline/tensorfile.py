@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from paceline.dtypes import WIDTHS
+from paceline.safe_open import parse_json
 
 _ALIGN = 64  # data begins at a multiple of this, so that elements of any type are aligned
 _LONGEST_HEADER = 100_000_000  # the limit of the format
+_MOST_DIMENSIONS, _MOST_ELEMENTS = (
+    64,
+    1 << 60,
+)  # torch fails beyond, also for a tensor without elements
 
 
 class Spec(NamedTuple):
@@ -84,22 +90,32 @@ def plan_in_order(
     return FileLayout(header, places, data + (ends[-1] if ends else 0))
 
 
-def read_places(start: bytes | memoryview, size_bytes: int) -> list[TensorSpan]:
+def read_places(start: bytes | bytearray | memoryview, size_bytes: int) -> list[TensorSpan]:
     """Return the tensors of a file, from its first bytes, which must include the header.
 
     Raises ValueError with the reason if this is not a safetensors file.
     """
     try:
         return _read_places(start, size_bytes)
-    except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(str(error)) from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-def _read_places(start: bytes | memoryview, size_bytes: int) -> list[TensorSpan]:
+def header_bytes(start: bytes | bytearray | memoryview, size_bytes: int) -> int:
+    """Return how many bytes at the start of a file hold its header; 8, its length alone, if that is impossible.
+
+    >>> header_bytes((2).to_bytes(8, "little") + b"{}", 10), header_bytes((1 << 40).to_bytes(8, "little"), 1 << 50)
+    (10, 8)
+    """
+    length = int.from_bytes(start[:8], "little")
+    return 8 + length if length <= min(_LONGEST_HEADER, size_bytes - 8) else 8
+
+
+def _read_places(start: bytes | bytearray | memoryview, size_bytes: int) -> list[TensorSpan]:
     length = int.from_bytes(start[:8], "little")
     if not 2 <= length <= min(_LONGEST_HEADER, size_bytes - 8):
         raise ValueError(f"header of {length} bytes")
-    tree = json.loads(bytes(start[8 : 8 + length]))
+    tree = parse_json(bytes(start[8 : 8 + length]))
     tree.pop("__metadata__", None)
     places = [
         _place(name, facts["dtype"], tuple(facts["shape"]), facts["data_offsets"], 8 + length)
@@ -121,6 +137,8 @@ def _place(
     spec, (begin, end) = Spec(name, dtype, shape), offsets
     if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
         raise ValueError(f"shape or offsets of {name} are not counts")
+    if len(shape) > _MOST_DIMENSIONS or math.prod(length or 1 for length in shape) > _MOST_ELEMENTS:
+        raise ValueError(f"the shape of {name} is too large")
     if end - begin != spec.size_bytes:
         raise ValueError(f"{end - begin} bytes for {name}")
     return TensorSpan(spec, data + begin, data + end)

@@ -44,6 +44,7 @@ manifests = st.builds(
     files=st.dictionaries(
         names,
         st.builds(FileFacts, st.integers(0, 2**50), st.from_regex(r"[0-9a-f]{16}", fullmatch=True)),
+        min_size=1,
         max_size=3,
     ),
     metrics=st.dictionaries(st.text(), numbers, max_size=3),

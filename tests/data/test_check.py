@@ -87,7 +87,7 @@ def enlarge_header(shard: Path) -> None:
         (
             "00001.safetensors",
             lambda path: (path.unlink(), path.mkdir()),
-            "bytes instead of|is not a regular file",
+            "bytes instead of|not a plain file",
         ),
         ("tokenizer.json", Path.unlink, "is missing"),
         ("tokenizer.json", lambda path: path.write_text("{}"), "have changed since it was written"),

@@ -127,11 +127,11 @@ def test_what_is_no_plain_file_is_refused_and_never_waited_for(tmp_path):
     folder = make_dataset(tmp_path, 6, 6)
     (folder / "00000.safetensors").unlink()
     os.mkfifo(folder / "00000.safetensors")
-    with pytest.raises(DataError, match="is not a regular file"):
+    with pytest.raises(DataError, match="not a plain file"):
         open_folder(folder)[3]
     (folder / INDEX).unlink()
     os.mkfifo(folder / INDEX)
-    with pytest.raises(DataError, match="is not a regular file"):
+    with pytest.raises(DataError, match="not a plain file"):
         open_folder(folder)
 
 

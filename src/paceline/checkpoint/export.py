@@ -17,7 +17,7 @@ from paceline.checkpoint.manifest import MANIFEST, FileFacts, damaged
 from paceline.checkpoint.storage import Storage, read_manifest, read_verified, tensor_spans
 from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError
 from paceline.rundir import make_durable
-from paceline.tensorfile import Spec, TensorSpan, plan_file
+from paceline.tensorfile import Spec, TensorSpan, header_bytes, plan_file
 
 _MODEL = "model."
 _SUFFIX = ".safetensors"
@@ -70,7 +70,7 @@ def export(storage: Storage, step: int, out: Path, *, force: bool = False) -> Ex
         file.truncate(layout.size_bytes)
         for name, facts in files:
             content = read_verified(storage, step, name, facts)
-            _copy(content, f"{storage.where(step)}/{name}", pending, file)
+            _copy(content, storage.where(step), name, pending, file)
         if pending:
             raise damaged(storage.where(step), "its files changed while they were read")
     return Exported(step, storage.where(step), out, len(specs), layout.size_bytes)
@@ -85,13 +85,13 @@ def _unverified_spans(storage: Storage, step: int, name: str, facts: FileFacts) 
     try:
         for chunk in storage.chunks(step, name):
             start += chunk
-            if len(start) >= 8 + int.from_bytes(start[:8], "little"):
+            if len(start) >= header_bytes(start, facts.size_bytes):
                 break
     except OSError as error:
         raise damaged(
             storage.where(step), f"{name} cannot be read ({error.strerror or error})"
         ) from error
-    return tensor_spans(memoryview(start), facts.size_bytes, f"{storage.where(step)}/{name}")
+    return tensor_spans(start, facts.size_bytes, storage.where(step), name)
 
 
 def _weights(spans: list[TensorSpan]) -> list[TensorSpan]:
@@ -105,10 +105,12 @@ def _weights(spans: list[TensorSpan]) -> list[TensorSpan]:
     return weights
 
 
-def _copy(content: bytearray, where: str, pending: dict[Spec, TensorSpan], file: BinaryIO) -> None:
+def _copy(
+    content: bytearray, where: str, name: str, pending: dict[Spec, TensorSpan], file: BinaryIO
+) -> None:
     """Copy the weights of one file to their offsets in the output, and remove them from `pending`."""
     with memoryview(content) as view:
-        for span in _weights(tensor_spans(view, len(view), where)):
+        for span in _weights(tensor_spans(view, len(view), where, name)):
             if span.spec in pending:
                 file.seek(pending.pop(span.spec).begin)
                 file.write(view[span.begin : span.end])

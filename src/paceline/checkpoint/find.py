@@ -13,6 +13,8 @@ from paceline.config.schema import RunConfig
 from paceline.config.values import from_toml, with_settings
 from paceline.errors import ConfigError, did_you_mean
 from paceline.rundir import RunDir
+from paceline.safe_open import read_text
+from paceline.terminal import plain
 
 
 def open_storage(home: Path, to: str, name: str) -> Storage:
@@ -58,7 +60,7 @@ def _at_address(address: str) -> Catalog:
 def _of_run(folder: RunDir) -> Catalog:
     """Return the checkpoints of a run, from the storage that its settings name."""
     try:
-        settings = from_toml(tomllib.loads(folder.config.read_text(encoding="utf-8")))
+        settings = from_toml(tomllib.loads(read_text(folder.config)))
     except ValueError as error:
         raise ConfigError(
             f"{folder.config} is not TOML: {error}", fix=f"name {folder.checkpoints} itself"
@@ -68,7 +70,12 @@ def _of_run(folder: RunDir) -> Catalog:
     names = settings.keys() & {"name", "runs", "checkpoint.to", "checkpoint.best"}
     config = with_settings(RunConfig(), {name: settings[name] for name in names})
     to = config.checkpoint.to
-    if to and "://" not in to:
+    if "://" in to:
+        raise ConfigError(
+            f"the checkpoints of {folder.root} are at {plain(to)}/{plain(config.name)}, by its config.toml",
+            fix=f"if you trust that address, name it: `paceline ckpt list {plain(to.rstrip('/'))}/{plain(config.name)}`",
+        )
+    if to:
         to = str(_started_in(folder, config) / to)
     return Catalog(open_storage(folder.checkpoints, to, config.name), config.checkpoint.best)
 

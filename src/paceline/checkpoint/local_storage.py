@@ -15,9 +15,10 @@ from pathlib import Path
 
 import xxhash
 
-from paceline.checkpoint.manifest import MANIFEST, FileFacts, Manifest
+from paceline.checkpoint.manifest import LONGEST_MANIFEST, MANIFEST, FileFacts, Manifest
 from paceline.checkpoint.storage import CHUNK_BYTES, folder_name, step_of
 from paceline.rundir import make_durable, make_private, write_whole, writing_to
+from paceline.safe_open import UnsafeFile, open_plain, read_bytes
 
 _BLOCK = 4096  # O_DIRECT writes must be a multiple of this
 
@@ -79,7 +80,8 @@ class LocalStorage:
 
     def manifest(self, step: int) -> Manifest:
         """Read the manifest of a checkpoint."""
-        return Manifest.from_json((self._folder(step) / MANIFEST).read_bytes(), self.where(step))
+        content = read_bytes(self._own_folder(step) / MANIFEST, LONGEST_MANIFEST)
+        return Manifest.from_json(content, self.where(step))
 
     def sizes(self) -> dict[str, dict[str, int]]:
         """Return the size of every file, by folder."""
@@ -87,13 +89,13 @@ class LocalStorage:
         for folder in self.root.iterdir() if self.root.is_dir() else []:
             # A running training may delete the folder meanwhile.
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                sizes[folder.name] = {file.name: file.stat().st_size for file in folder.iterdir()}
+                sizes[folder.name] = {file.name: file.lstat().st_size for file in folder.iterdir()}
         return sizes
 
     def chunks(self, step: int, name: str, *, cached: bool = True) -> Iterator[memoryview]:
         """Read one file in chunks."""
         buffer = memoryview(mmap.mmap(-1, CHUNK_BYTES))  # page-aligned for O_DIRECT
-        with (self._folder(step) / name).open("rb", buffering=0) as file:
+        with os.fdopen(open_plain(self._own_folder(step) / name), "rb", buffering=0) as file:
             direct = not cached and _set_direct(file.fileno(), on=True)
             while True:
                 try:
@@ -134,6 +136,13 @@ class LocalStorage:
 
     def _folder(self, step: int) -> Path:
         return self.root / folder_name(step)
+
+    def _own_folder(self, step: int) -> Path:
+        """Return the folder of a checkpoint; raise if it is a link to one elsewhere."""
+        folder = self._folder(step)
+        if folder.is_symlink():
+            raise UnsafeFile(folder, "it is a symbolic link, not a folder")
+        return folder
 
     def _partial(self, step: int, token: str) -> Path:
         return self.root / f".{folder_name(step)}.{token}"

@@ -12,11 +12,14 @@ from typing import Any
 
 import xxhash
 
-from paceline.errors import BadCheckpoint
+from paceline.errors import BadCheckpoint, EnvironmentUnfit
+from paceline.safe_open import parse_json
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-_NO_MANIFEST = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+LONGEST_MANIFEST = 1 << 26
+"""The most bytes of a manifest."""
+_NO_MANIFEST = (ValueError, TypeError, KeyError, AttributeError)
 _CHECKSUM = b',\n "xxh3": "'
 
 
@@ -51,16 +54,24 @@ class Manifest:
     def to_json(self) -> bytes:
         """Return the stored form: its last entry is the checksum of all bytes before it."""
         body = json.dumps({"format": FORMAT} | asdict(self), indent=1).encode().removesuffix(b"\n}")
-        return body + _end(body)
+        content = body + _end(body)
+        if len(content) > LONGEST_MANIFEST:
+            raise EnvironmentUnfit(
+                f"the manifest of step {self.step} has {len(content):,} bytes; the limit is {LONGEST_MANIFEST:,}",
+                fix="keep large values in tensors: run.track saves those beside the manifest",
+            )
+        return content
 
     @classmethod
     def from_json(cls, content: bytes, where: str) -> Manifest:
         """Parse a manifest; raise `NewerFormat`, or `BadCheckpoint` if any byte is wrong."""
+        if len(content) > LONGEST_MANIFEST:
+            raise damaged(where, f"its manifest has more than {LONGEST_MANIFEST:,} bytes")
         body, mark, _ = content.rpartition(_CHECKSUM)
         if not mark or content != body + _end(body):
             raise damaged(where, "its manifest has other bytes than were written")
         try:
-            tree = json.loads(body + b"}")
+            tree = parse_json(body + b"}")
             known = int(tree.pop("format"))
         except _NO_MANIFEST as error:
             raise damaged(where, f"its manifest is incomplete ({type(error).__name__})") from error
@@ -75,16 +86,21 @@ class Manifest:
 
 def _checked(manifest: Manifest) -> Manifest:
     """Raise for entries of the wrong type."""
+    if not manifest.files:
+        raise ValueError("it lists no files")
     for number in (
         manifest.step,
         manifest.samples,
         *(facts.size_bytes for facts in manifest.files.values()),
     ):
         if type(number) is not int or number < 0:
-            raise ValueError(f"{number!r} is not a count")
+            raise ValueError(f"{number!r:.40} is not a count")
     for table in (manifest.metrics, manifest.values, manifest.config, manifest.versions):
         if not isinstance(table, dict):
-            raise TypeError(f"{table!r} is not a table")
+            raise TypeError(f"{table!r:.40} is not a table")
+    for name, value in manifest.metrics.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"the metric {name} is {value!r:.40}, not a number")
     if not all(isinstance(facts.xxh3, str) for facts in manifest.files.values()):
         raise TypeError("a checksum is not a string")
     return manifest

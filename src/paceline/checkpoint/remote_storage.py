@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import xxhash
 
-from paceline.checkpoint.manifest import MANIFEST, FileFacts, Manifest
+from paceline.checkpoint.manifest import LONGEST_MANIFEST, MANIFEST, FileFacts, Manifest
 from paceline.checkpoint.storage import CHUNK_BYTES, folder_name, step_of
 from paceline.errors import EnvironmentUnfit
 from paceline.objectstore import open_address, reaching
@@ -82,7 +82,7 @@ class RemoteStorage:
     def manifest(self, step: int) -> Manifest:
         """Read the manifest of a checkpoint."""
         with self._reaching("read"):
-            content = self._fs.cat_file(self._path(step, MANIFEST))
+            content = self._fs.cat_file(self._path(step, MANIFEST), end=LONGEST_MANIFEST + 1)
             return Manifest.from_json(content, self.where(step))
 
     def chunks(self, step: int, name: str, *, cached: bool = True) -> Iterator[memoryview]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from paceline.checkpoint.manifest import Manifest, NewerFormat
+from paceline.checkpoint.manifest import Manifest, NewerFormat, damaged
 from paceline.checkpoint.staging import DTYPES
 from paceline.checkpoint.storage import (
     NO_MANIFEST,
@@ -26,18 +26,22 @@ _RETRY_S = 0.2
 
 
 def newest_good(
-    storage: Storage, world: World, report: Callable[[int, str], None]
+    storage: Storage,
+    world: World,
+    report: Callable[[int, str], None],
+    check: Callable[[Manifest], None] = lambda _: None,
 ) -> Manifest | None:
     """Return the newest intact checkpoint.
 
-    Report and set aside damaged ones. Every rank must call this.
+    Report and set aside damaged ones. `check` raises ValueError, TypeError, KeyError or AttributeError for a manifest
+    with impossible values. Every rank must call this.
     """
     steps = all_gather_texts(world, " ".join(map(str, storage.steps())) if world.is_main else "")[0]
     for step in map(int, steps.split()):
-        manifest, problem = _verify_share(storage, world, step)
+        manifest, problem = _verify_share(storage, world, step, check)
         if problem:  # a file system may fail once; damage is permanent
             time.sleep(_RETRY_S)
-            manifest, problem = _verify_share(storage, world, step)
+            manifest, problem = _verify_share(storage, world, step, check)
         answers = all_gather_texts(world, problem)
         problems = [text for text in answers if text]
         if not problems:
@@ -52,16 +56,22 @@ def newest_good(
     return None
 
 
-def _verify_share(storage: Storage, world: World, step: int) -> tuple[Manifest | None, str]:
+def _verify_share(
+    storage: Storage, world: World, step: int, check: Callable[[Manifest], None]
+) -> tuple[Manifest | None, str]:
     """Verify this rank's share of the files; return the manifest and the first problem."""
     try:
         manifest = read_manifest(storage, step)
         for name in sorted(manifest.files)[world.rank :: world.size]:
             verify_file(storage, step, name, manifest.files[name])
+        check(manifest)
     except NewerFormat:
         raise
     except BadCheckpoint as error:
         return None, error.problem
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        why = f"its manifest holds impossible values ({type(error).__name__}: {error})"
+        return None, damaged(storage.where(step), why).problem
     return manifest, ""
 
 
@@ -72,8 +82,8 @@ def read_tensors(storage: Storage, manifest: Manifest) -> Iterator[tuple[str, Te
     """
     for name, facts in sorted(manifest.files.items()):
         content = read_verified(storage, manifest.step, name, facts)
-        where = f"{storage.where(manifest.step)}/{name}"
-        for span in tensor_spans(memoryview(content), len(content), where):
+        where = storage.where(manifest.step)
+        for span in tensor_spans(memoryview(content), len(content), where, name):
             dtype, count = DTYPES[span.spec.dtype], span.end - span.begin
             flat = (
                 torch.frombuffer(content, dtype=torch.uint8, offset=span.begin, count=count)

@@ -10,12 +10,11 @@ import xxhash
 
 from paceline import tensorfile
 from paceline.checkpoint.manifest import FileFacts, Manifest, damaged
-from paceline.errors import BadCheckpoint
 from paceline.tensorfile import TensorSpan
 
 NO_MANIFEST = "its manifest is missing"
 CHUNK_BYTES = 16 << 20
-_NAME = re.compile(r"step-(\d{9,})")
+_NAME = re.compile(r"step-([0-9]{9}|[1-9][0-9]{9,14})")
 
 
 class Storage(Protocol):
@@ -77,6 +76,8 @@ def step_of(name: str) -> int | None:
 
     >>> step_of("step-000000120"), step_of(".step-000000120.a1"), step_of("aside-step-000000120")
     (120, None, None)
+    >>> step_of("step-1000000000"), step_of("step-0000000120"), step_of("step-٠٠٠٠٠٠١٢٠")
+    (1000000000, None, None)
     """
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
@@ -95,32 +96,33 @@ def read_manifest(storage: Storage, step: int) -> Manifest:
     return manifest
 
 
-def tensor_spans(start: bytes | memoryview, size_bytes: int, where: str) -> list[TensorSpan]:
+def tensor_spans(
+    start: bytes | bytearray | memoryview, size_bytes: int, where: str, name: str
+) -> list[TensorSpan]:
     """Return where the tensors of a file lie, from its first bytes, which must include the header."""
     try:
         return tensorfile.read_places(start, size_bytes)
     except ValueError as error:
-        raise BadCheckpoint(
-            f"{where} is not a safetensors file ({error})",
-            fix="use another checkpoint: `paceline ckpt list`",
-        ) from error
+        raise damaged(where, f"{name} is not a safetensors file ({error})") from error
 
 
 def read_verified(storage: Storage, step: int, name: str, facts: FileFacts) -> bytearray:
     """Return the bytes of one file after their checksum was verified."""
-    content, filled = bytearray(facts.size_bytes), 0
+    content = bytearray()  # grows with the bytes that are there: the manifest may claim any size
     for chunk in _verified(storage, step, name, facts):
-        content[filled : filled + len(chunk)] = chunk
-        filled += len(chunk)
+        content += chunk
     return content
 
 
 def verify_file(
     storage: Storage, step: int, name: str, facts: FileFacts, *, cached: bool = True
 ) -> None:
-    """Read one file, and raise `BadCheckpoint` if its checksum is wrong."""
-    for _ in _verified(storage, step, name, facts, cached=cached):
-        pass
+    """Read one file, and raise `BadCheckpoint` if its checksum is wrong, or if it is not a safetensors file."""
+    start = bytearray()
+    for chunk in _verified(storage, step, name, facts, cached=cached):
+        wanted = tensorfile.header_bytes(start[:8] + chunk[:8], facts.size_bytes)
+        start += chunk[: max(0, wanted - len(start))]
+    tensor_spans(start, facts.size_bytes, storage.where(step), name)
 
 
 def verify(storage: Storage, step: int, *, cached: bool = True) -> Manifest:

@@ -15,6 +15,7 @@ from paceline.report.find_run import NamedRun
 from paceline.report.jobs import RunJob, jobs_of
 from paceline.report.state import is_held
 from paceline.rundir import RunDir, make_private, writing_to
+from paceline.safe_open import open_to_write, read_json
 from paceline.terminal import plain
 
 
@@ -50,8 +51,9 @@ def mark_cancelled(folder: RunDir) -> None:
     """Write the marker that stops a job from being requeued after it has saved."""
     path = folder.jobs / "cancelled"
     with writing_to(path):
+        folder.refuse_links()
         make_private(folder.jobs)
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+        os.close(open_to_write(path, os.O_WRONLY))
 
 
 def _refuse_run_without_job(run: NamedRun) -> None:
@@ -60,7 +62,7 @@ def _refuse_run_without_job(run: NamedRun) -> None:
         return
     holder = "the process that trains it"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        holder = plain(str(json.loads(run.folder.lock.read_bytes())["holder"]))
+        holder = plain(str(read_json(run.folder.lock)["holder"]))
     raise PacelineError(
         f"{run.name} is running, but not as a job of `paceline submit`",
         fix=f"press Ctrl-C where it was started, or send SIGTERM to {holder}: "

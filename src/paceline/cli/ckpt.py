@@ -17,6 +17,7 @@ from paceline.checkpoint.retention import best_step
 from paceline.cli.watch import newest_runs
 from paceline.config.arguments import option, positional
 from paceline.errors import ConfigError, PacelineError
+from paceline.terminal import plain
 from paceline.units import human_size
 
 _LAYOUTS = {
@@ -27,6 +28,7 @@ _TOKENIZER = (
     "from transformers import AutoTokenizer\ntokenizer = AutoTokenizer.from_pretrained({path})"
 )
 _MOST_PROBLEMS = 3
+_LONGEST_CELL = 8
 _BESIDE = {
     "aside": "set aside",
     "leftover": "left by an interrupted or running save or deletion",
@@ -175,7 +177,7 @@ def _marks(catalog: Catalog, entries: Sequence[Entry]) -> dict[int, list[str]]:
 
 def _table(entries: Sequence[Entry], marks: Mapping[int, Sequence[str]]) -> list[str]:
     rows = [["step", "samples", "size", "ranks", "metrics", "verdict"]]
-    rows += [_row(entry, marks[entry.step]) for entry in entries]
+    rows += [[plain(cell) for cell in _row(entry, marks[entry.step])] for entry in entries]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -190,12 +192,12 @@ def _row(entry: Entry, marks: Sequence[str]) -> list[str]:
         return [str(entry.step), "?", "?", "?", "", verdict]
     facts = entry.manifest
     metrics = "  ".join(f"{name} {value:.4f}" for name, value in sorted(facts.metrics.items()))
-    ranks = facts.values.get("world_size", "?")
+    ranks = f"{facts.values.get('world_size', '?')}"[:_LONGEST_CELL]
     return [
         str(entry.step),
         f"{facts.samples:,}",
         human_size(facts.size_bytes),
-        str(ranks),
+        ranks,
         metrics,
         verdict,
     ]

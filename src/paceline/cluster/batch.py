@@ -6,12 +6,13 @@ import json
 import re
 import shlex
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from paceline import handover
 from paceline.cluster.container import srun_options, wrap
 from paceline.cluster.profile import ClusterProfile, check_sbatch_word
-from paceline.config.checks import has_login
+from paceline.config.checks import has_login, refuse_secret
 from paceline.errors import ConfigError
 
 _TAIL = Path(__file__).with_name("job.sh")
@@ -66,6 +67,9 @@ class BatchJob:
             )
         for word in (*self.words, self.python, str(self.run), str(self.folder)):
             check_word(word)
+        for flag, value in pairwise(self.words):
+            if flag.startswith("--") and "=" not in flag:
+                refuse_secret(flag.removeprefix("--"), value)
         for path in (self.run, self.folder):
             if "\\" in str(path) or any(ord(char) < 32 for char in str(path)):
                 raise ConfigError(
@@ -97,6 +101,9 @@ def check_word(word: str) -> None:
             "and the batch script is a file",
             fix="remove it, and export the credentials of the storage in the shell where you submit",
         )
+    name, equals, value = word.removeprefix("--").partition("=")
+    if equals:
+        refuse_secret(name, value)
     if "\0" in word:
         raise ConfigError(
             f"the argument {word[:50]!r} contains a zero byte", fix="remove the zero byte"

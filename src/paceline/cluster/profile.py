@@ -13,6 +13,7 @@ from typing import Any, Literal
 from paceline.cluster.container import Container
 from paceline.config.values import from_toml, to_toml, with_settings
 from paceline.errors import ConfigError, did_you_mean
+from paceline.safe_open import read_text
 
 READY = Path(__file__).with_name("profiles")
 _SBATCH_WORD = re.compile(r"[\w.,:+@%/=\[\]()&|*!^-]*", re.ASCII)
@@ -211,7 +212,7 @@ def profile_folder(env: Mapping[str, str]) -> Path:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(file, links=True))
     except OSError as error:
         raise ConfigError(
             f"cannot read {file}: {error.strerror}",

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from paceline.errors import EnvironmentUnfit
 from paceline.rundir import make_private, writing_to
+from paceline.safe_open import open_to_write, parse_json, read_bytes
+
+_LARGEST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ def register(submission: Submission) -> None:
     file = registry_file(os.environ)
     with writing_to(file):
         make_private(file.parent)
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        descriptor = open_to_write(file, os.O_WRONLY | os.O_APPEND)
         try:
             os.write(descriptor, f"{json.dumps(asdict(submission))}\n".encode())
         finally:
@@ -59,7 +62,7 @@ def submissions(cluster: str = "") -> list[Submission]:
     """Return the registered jobs, oldest first; with a cluster name, only its jobs."""
     file = registry_file(os.environ)
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = read_bytes(file, _LARGEST_BYTES).decode(errors="replace").splitlines()
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -78,6 +81,6 @@ def submissions(cluster: str = "") -> list[Submission]:
 def _parse(line: str) -> Submission | None:
     """Return the job of a line; None for a line that a full disk truncated."""
     try:
-        return Submission(**json.loads(line))
-    except (json.JSONDecodeError, TypeError):
+        return Submission(**parse_json(line))
+    except (ValueError, TypeError):
         return None

@@ -166,6 +166,7 @@ def _run_settings(arguments: Sequence[str]) -> dict[str, str]:
 def _write(prepared: PreparedJob) -> None:
     jobs = prepared.run.jobs
     with writing_to(jobs):
+        prepared.run.refuse_links()
         make_private(jobs)
         for name in _STALE_MARKS:
             (jobs / name).unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from paceline.config.renamed import refuse_old_names
 from paceline.config.schema import RunConfig
 from paceline.config.values import from_toml, with_settings
 from paceline.errors import ConfigError, did_you_mean
+from paceline.safe_open import read_text
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -158,13 +159,13 @@ def _settings_from_env(env: Mapping[str, str]) -> dict[str, Any]:
 def settings_from_file(path: Path) -> dict[str, Any]:
     """Return the settings of a TOML file by their dotted names."""
     try:
-        settings = from_toml(tomllib.loads(path.read_text(encoding="utf-8")))
+        settings = from_toml(tomllib.loads(read_text(path, links=True)))
     except OSError as error:
         raise ConfigError(
             f"cannot read config file {path}: {error.strerror}",
             fix="check the path given with --config",
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{path} is not TOML: {error}",
             fix="correct that line; runs/NAME/config.toml is an example",

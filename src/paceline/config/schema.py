@@ -7,11 +7,12 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from paceline.config.checks import at_least, has_login
+from paceline.config.checks import at_least, refuse_secret
 from paceline.config.combinations import check_combinations
 from paceline.config.diloco import LocalSgdConfig
 from paceline.config.instrumentation import ProfileConfig, RecordConfig
 from paceline.config.intervals import Every, seconds_from
+from paceline.config.values import flatten
 from paceline.errors import ConfigError, did_you_mean
 
 _SINKS = ("csv", "mlflow", "tensorboard", "wandb")
@@ -120,12 +121,7 @@ class CheckpointConfig:
                 f"checkpoint.best={self.best!r} does not start with max: or min:",
                 fix="give it as max:acc or min:eval_loss",
             )
-        if has_login(self.to):
-            raise ConfigError(
-                "checkpoint.to contains a user name or password",
-                fix="remove it from the URL, and set the storage's environment variables, "
-                "such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-            )
+        refuse_secret("checkpoint.to", self.to)
 
 
 @dataclass(frozen=True)
@@ -257,3 +253,6 @@ class RunConfig:
         if self.stop_after:
             seconds_from(self.stop_after)
         check_combinations(self)
+        for name, value in flatten(self):
+            for text in value if isinstance(value, tuple) else (value,):
+                refuse_secret(name, text)

@@ -13,6 +13,7 @@ import xxhash
 
 from paceline.data.shards.shard import Array
 from paceline.errors import ConfigError, DataError
+from paceline.safe_open import read_bytes
 
 TOKENIZER = "tokenizer.json"
 """The file of a tokenizer, in the folder of the dataset or run that uses it."""
@@ -206,7 +207,7 @@ def width_for(vocabulary: int) -> str:
 def load_tokenizer(path: Path) -> Tokens:
     """Read a tokenizer file."""
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, 1 << 28, links=True)
     except OSError as error:
         raise _no_tokenizer(str(path), error.strerror or error) from error
     return Tokens.of(content, str(path))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from paceline.hang.stacks import MAIN, CodeLine, Stack, kind_of
 from paceline.rundir import make_private
+from paceline.safe_open import open_to_write, reading
 
 ABORTED = "Aborted"
 _MOST_BYTES = 1 << 20
@@ -41,7 +42,7 @@ def dump_stacks_on_crash(path: Path, *, enabled_by_us: bool) -> Iterator[None]:
         return
     with contextlib.suppress(OSError):  # a full disk must not fail the training
         make_private(path.parent)
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        file = open_to_write(path, os.O_WRONLY | os.O_TRUNC)
         faulthandler.enable(file)
     try:
         yield
@@ -61,7 +62,7 @@ def _restore(*, was_enabled: bool) -> None:
 def read_crash(path: Path) -> Crash | None:
     """Return the crash in a faulthandler file; None if there was none."""
     try:
-        with path.open("rb") as file:
+        with reading(path) as file:
             return parse_crash(file.read(_MOST_BYTES).decode(errors="replace"))
     except OSError:
         return None

@@ -16,8 +16,11 @@ from paceline.hang.flight_recorder import Collective, last_collectives
 from paceline.hang.proc import GONE, Links, Process, children, own_links, process, refresh
 from paceline.hang.stacks import CodeLine, Stack, main_place, own_stacks
 from paceline.rundir import RunDir, make_private, write_whole
+from paceline.safe_open import read_json
 from paceline.telemetry.pulse import Pulse
 from paceline.world.world import World
+
+_LARGEST_BYTES = 1 << 24
 
 DEBUGGED = "held in a debugger"
 WAITS_FOR_DEBUGGER = "waiting for the debugger of another rank"
@@ -115,7 +118,7 @@ def write_report(directory: RunDir, report: RankReport) -> None:
 def read_report(path: Path) -> RankReport | None:
     """Return the report in a file; None if it is missing or damaged."""
     try:
-        return parse_report(json.loads(path.read_text(encoding="utf-8")))
+        return parse_report(read_json(path, _LARGEST_BYTES))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Sequence
@@ -24,6 +23,9 @@ from paceline.hang.verdict import (
     with_nodes,
 )
 from paceline.rundir import RunDir
+from paceline.safe_open import parse_json, read_text
+
+_LARGEST_BYTES = 1 << 24
 
 _APART_S = 2.0  # between two looks at ranks that wait
 _ENDED = {"stopped", "gone"}
@@ -99,11 +101,11 @@ def script_failed(folder: RunDir) -> bool:
 
 def _newest_line(folder: RunDir) -> dict[str, Any]:
     try:
-        lines = folder.launches.read_text(encoding="utf-8").splitlines()
-        newest: dict[str, Any] = json.loads(lines[-1])
+        lines = read_text(folder.launches, _LARGEST_BYTES).splitlines()
+        newest = parse_json(lines[-1])
     except (OSError, IndexError, ValueError):
         return {}
-    return newest
+    return newest if isinstance(newest, dict) else {}
 
 
 def _report(

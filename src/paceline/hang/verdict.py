@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from paceline.hang.flight_recorder import Collective
 from paceline.hang.rank_report import RankReport
 from paceline.rundir import RunDir, write_whole
+from paceline.safe_open import read_json
 
 Cause = Literal[
     "none",
@@ -59,9 +60,11 @@ def write_verdict(directory: RunDir, verdict: HangVerdict) -> None:
 def read_verdict(directory: RunDir) -> HangVerdict | None:
     """Return the verdict of the last launch; None if there is none, or the run made progress after it."""
     try:
-        facts = json.loads(directory.hang_verdict.read_text(encoding="utf-8"))
+        facts = read_json(directory.hang_verdict)
         ranks = tuple(map(int, facts["ranks"]))
         waiting = tuple(map(int, facts["waiting"]))
+        if facts["cause"] not in get_args(Cause):
+            return None
         return HangVerdict(facts["cause"], ranks, waiting, str(facts["sentence"]))
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -27,6 +27,7 @@ from paceline.hang.rank_report import (
 )
 from paceline.hang.verdict import HangVerdict, read_verdict, write_verdict
 from paceline.rundir import RunDir, make_private
+from paceline.safe_open import open_to_write
 from paceline.telemetry.pulse import REST_S, Pulse
 from paceline.world.world import World
 
@@ -65,7 +66,7 @@ class _Alarm:
         self._raised_s = time.monotonic()
         with contextlib.suppress(OSError):
             make_private(self._path.parent)
-            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600))
+            os.close(open_to_write(self._path, os.O_WRONLY))
             os.utime(self._path)
             self.acknowledge()
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import deque
 from pathlib import Path
 
 from paceline import handover
 from paceline.launch.screen import Screen
+from paceline.safe_open import open_to_write
 
 _TAIL_LINES = 200  # a traceback may be long
 
@@ -49,7 +51,10 @@ class RankOutput:
     def _keep(self, line: bytes) -> None:
         """Append a line to the log of the rank; a full disk does not end the run."""
         assert self._log is not None
-        with contextlib.suppress(OSError), self._log.open("ab") as file:
+        with (
+            contextlib.suppress(OSError),
+            os.fdopen(open_to_write(self._log, os.O_WRONLY | os.O_APPEND), "ab") as file,
+        ):
             file.write(line + b"\n")
 
     def _show_bar(self, line: bytes) -> None:

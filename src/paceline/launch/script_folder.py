@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,8 +12,10 @@ from pathlib import Path
 from paceline.errors import EnvironmentUnfit
 from paceline.hang.proc import process
 from paceline.launch.spec import LaunchSpec, Program
+from paceline.redact import without_secret_words
 from paceline.rundir import RunDir, make_private
 from paceline.runlock import claimed
+from paceline.safe_open import open_to_write
 
 _MOST_AT_ONCE = 100
 
@@ -29,6 +32,7 @@ def script_folder(program: Program, runs: Path = Path("runs")) -> Iterator[str]:
             for root in _choices(Path(program.name).stem, runs):
                 with contextlib.suppress(EnvironmentUnfit, OSError):
                     make_private(root / "ranks")
+                    RunDir(root).refuse_links()
                     stack.enter_context(claimed(RunDir(root).launch_lock, patience_s=0))
                     folder = str(root)
                     break
@@ -59,7 +63,7 @@ def note_launch(spec: LaunchSpec, pids: Sequence[int], dumps: Sequence[Path]) ->
     command = [spec.target.interpreter or "python", *spec.target.argv[1:], *spec.arguments]
     launched: dict[str, object] = {
         "event": "launched",
-        "command": command,
+        "command": without_secret_words(command),
         "ranks": list(spec.numbers),
         "pids": pids,
         "born": [process(pid).born for pid in pids],
@@ -77,8 +81,7 @@ def _note(spec: LaunchSpec, facts: dict[str, object]) -> None:
     if not spec.folder:
         return
     line = json.dumps({"time_s": time.time(), "attempt": spec.attempt, **facts})
-    with (
-        contextlib.suppress(OSError),
-        RunDir(Path(spec.folder)).launches.open("a", encoding="utf-8") as file,
-    ):
-        file.write(f"{line}\n")
+    with contextlib.suppress(OSError):
+        file = open_to_write(RunDir(Path(spec.folder)).launches, os.O_WRONLY | os.O_APPEND)
+        with os.fdopen(file, "w", encoding="utf-8") as launches:
+            launches.write(f"{line}\n")

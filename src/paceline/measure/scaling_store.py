@@ -11,9 +11,9 @@ from typing import Any
 
 from paceline.measure.efficiency import Scaling, Size
 from paceline.rundir import write_whole
+from paceline.safe_open import read_json
 
 _KINDS = ("strong", "weak")
-_LARGEST_BYTES = 1 << 20
 _MOST_SIZES = 64
 
 
@@ -26,10 +26,9 @@ def write_studies(path: Path, studies: Mapping[str, Scaling]) -> None:
 def read_studies(path: Path) -> dict[str, Scaling]:
     """Return the studies by their kind; an unreadable file has none."""
     try:
-        with path.open("rb") as file:
-            content = json.loads(file.read(_LARGEST_BYTES))["studies"]
+        content = read_json(path)["studies"]
         studies = {kind: _study(content[kind]) for kind in _KINDS if kind in content}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
     return {kind: study for kind, study in studies.items() if study is not None}
 

@@ -17,8 +17,11 @@ from paceline.recipes.corpus import (
 )
 from paceline.recipes.gpt_config import GptConfig
 from paceline.rundir import RunDir, write_whole, writing_to
+from paceline.safe_open import read_bytes, read_json
 from paceline.world.collectives import all_gather_texts
 from paceline.world.world import World
+
+_LARGEST = 1 << 28  # bytes of a vocabulary
 
 
 class Text(NamedTuple):
@@ -80,7 +83,11 @@ class VocabularySaver:
 def _write_vocabulary(folder: RunDir, vocabulary: Vocabulary, *, resumed: bool) -> None:
     content = json.dumps(vocabulary.about(), indent=1).encode()
     with writing_to(folder.root):
-        if resumed and folder.vocabulary.exists() and folder.vocabulary.read_bytes() != content:
+        if (
+            resumed
+            and folder.vocabulary.exists()
+            and read_bytes(folder.vocabulary, _LARGEST) != content
+        ):
             raise ConfigError(
                 f"{folder.root} was trained with another vocabulary",
                 fix="use the same text and tokenizer, or another name=",
@@ -94,12 +101,12 @@ def load_vocabulary(folder: RunDir, config: GptConfig) -> Vocabulary:
     """Return the vocabulary that a run was trained with."""
     path = folder.vocabulary
     try:
-        about = json.loads(path.read_bytes())
+        about = read_json(path, _LARGEST)
     except FileNotFoundError:
         if config.level == "bytes" and config.vocab_size >= Bytes.size:
             return Bytes()  # older runs stored no vocabulary
         about = {}
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(
             f"cannot read {path}: {error}",
             fix="restore the vocabulary file of this run, or train again",

@@ -34,6 +34,7 @@ from paceline.report.job_logs import first_end
 from paceline.report.jobs import jobs_of
 from paceline.report.state import is_held
 from paceline.rundir import RunDir, write_whole
+from paceline.safe_open import read_json
 
 _STEPS = 5
 _SAME_COMMAND = "the command that started it"
@@ -249,7 +250,7 @@ def _written_page(folder: RunDir, since_s: float) -> FailurePage | None:
     try:
         if folder.failure_facts.stat().st_mtime < since_s:
             return None
-        facts = json.loads(folder.failure_facts.read_text(encoding="utf-8"))
+        facts = read_json(folder.failure_facts)
         return FailurePage(**(facts | {"steps": tuple(facts["steps"]), "written": True}))
     except (OSError, ValueError, TypeError, KeyError):
         return None

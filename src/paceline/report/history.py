@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import dataclass
@@ -19,10 +18,13 @@ from paceline.events import (
     RunStopped,
     StepDone,
 )
+from paceline.safe_open import parse_json, reading
 
 _STEP = f'{{"event": "{StepDone.__name__}"'.encode()
 _ENDINGS = {kind.__name__ for kind in (RunEnded, RunFailed, RunStopped)}
 _CHUNK_BYTES = 1 << 24
+LONGEST_LINE = 1 << 24
+"""The most bytes of an event."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class History:
     def read(self) -> None:
         """Read new events. A replaced or truncated file is read from its beginning."""
         try:
-            with self._path.open("rb") as file:
+            with reading(self._path) as file:
                 facts = os.fstat(file.fileno())
                 if facts.st_ino != self._file or facts.st_size < self._offset:
                     self._reset()
@@ -69,7 +71,9 @@ class History:
                 while chunk := file.read(_CHUNK_BYTES):
                     complete = chunk[: chunk.rfind(b"\n") + 1]
                     if not complete:
-                        break
+                        if len(chunk) < _CHUNK_BYTES:
+                            break
+                        complete = chunk  # no event is as long: skip it
                     self._offset += len(complete)
                     self._add_lines(complete)
                     file.seek(self._offset)
@@ -86,7 +90,7 @@ class History:
     def _add(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == RunStarted.__name__:
-            self._drop_after(int(event.get("from_step", 0)))
+            self._drop_after(as_count(event.get("from_step", 0)))
             self.starts += 1
             self.started, self.ending = event, None
         elif kind == EpochDone.__name__:
@@ -121,7 +125,7 @@ class History:
         """Step and metrics of the newest evaluation; step 0: there was none."""
         for event in reversed(self._evaluations):
             if metrics := metrics_in(event):
-                return int(event["step"]), {
+                return as_count(event.get("step")), {
                     str(name): as_number(value) for name, value in metrics.items()
                 }
         return 0, {}
@@ -149,10 +153,10 @@ class History:
 def parse_event(line: bytes) -> dict[str, Any] | None:
     """Return an event, or None for an incomplete line."""
     try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
+        event = parse_json(line)
+    except ValueError:
         return None
-    return event if isinstance(event, dict) and "event" in event else None
+    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
 
 
 def metrics_in(event: dict[str, Any]) -> dict[str, Any]:
@@ -176,10 +180,21 @@ def as_number(value: Any, otherwise: float = math.nan) -> float:
 
 
 def _at_most(event: dict[str, Any] | None, step: int) -> bool:
-    return event is not None and event.get("step", 0) <= step
+    return event is not None and as_count(event.get("step", 0)) <= step
 
 
 def _metrics_of(event: dict[str, Any] | None) -> Metrics | None:
     if event is None:
         return None
-    return Metrics(int(event["step"]), float(event["loss"]), float(event["samples_per_s"]))
+    loss, rate = as_number(event.get("loss")), as_number(event.get("samples_per_s"))
+    return Metrics(as_count(event.get("step")), loss, rate)
+
+
+def as_count(value: Any) -> int:
+    """Return a whole number from 0 to 2^53, whatever a file contains.
+
+    >>> as_count(7), as_count("x"), as_count(float("nan")), as_count(-2)
+    (7, 0, 0, 0)
+    """
+    number = as_number(value, 0.0)
+    return max(0, int(min(number, 2.0**53))) if math.isfinite(number) else 0

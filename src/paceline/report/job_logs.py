@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.rundir import RunDir
+from paceline.safe_open import reading
 from paceline.terminal import plain
 
 _TAIL_BYTES = 1 << 16
@@ -25,7 +26,7 @@ def tail(path: Path, count: int) -> list[str]:
     Of a line with carriage returns (a progress bar), the last part is returned.
     """
     try:
-        with path.open("rb") as file:
+        with reading(path, links=True) as file:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(0, size - _TAIL_BYTES))
             data = file.read(_TAIL_BYTES)
@@ -57,7 +58,7 @@ def first_end(folder: RunDir, since_s: float) -> TaskEnd | None:
     if not logs:
         return None
     newest = max(logs, key=_modified_s)
-    return end_in(newest.read_text(errors="replace"))
+    return end_in("\n".join(tail(newest, _TAIL_BYTES)))
 
 
 def end_in(text: str) -> TaskEnd | None:

@@ -17,10 +17,11 @@ from paceline.errors import EnvironmentUnfit
 from paceline.events import RunEnded, RunFailed
 from paceline.hang.verdict import HangVerdict, read_verdict
 from paceline.report.find_run import NamedRun
-from paceline.report.history import History
+from paceline.report.history import History, as_count, as_number
 from paceline.report.job_logs import tail
 from paceline.report.jobs import RunJob, jobs_of, unknown_jobs
 from paceline.report.suspended import standstill
+from paceline.safe_open import open_plain
 from paceline.telemetry.heartbeat import Beat
 from paceline.telemetry.stragglers import Straggler, find_straggler, read_beats
 from paceline.world.timelimit import time_left
@@ -141,12 +142,12 @@ def state_of(
 ) -> RunState:
     """Combine the files of a run with the state of its jobs."""
     now_s, started, latest = time.time(), history.started or {}, history.latest
-    started_s = float(started.get("time_s", 0.0))
-    ranks, lanes = int(started.get("world_size", 0)), int(started.get("lanes", 0))
+    started_s = as_number(started.get("time_s"), 0.0)
+    ranks, lanes = as_count(started.get("world_size")), as_count(started.get("lanes"))
     beats = read_beats(target.folder.beat(0).parent, ranks, started_s)
-    total, rate = int(started.get("total_steps", 0)), latest.samples_per_s if latest else math.nan
-    step = max([latest.step if latest else 0, int(started.get("from_step", 0)), *_steps(beats)])
-    left_samples = max(0, total - step) * int(started.get("global_batch", 0))
+    total, rate = as_count(started.get("total_steps")), latest.samples_per_s if latest else math.nan
+    step = max([latest.step if latest else 0, as_count(started.get("from_step")), *_steps(beats)])
+    left_samples = max(0, total - step) * as_count(started.get("global_batch"))
     phase = phase_of(history, jobs, alive=_alive(target.folder.lock, beats, now_s), now_s=now_s)
     reason = _reason(history, phase, jobs)
     hang = read_verdict(target.folder) if phase in _MAY_HANG else None
@@ -188,7 +189,7 @@ def _steps(beats: Sequence[Beat]) -> list[int]:
 
 def _last_active_s(target: NamedRun, history: History, beats: Sequence[Beat]) -> float:
     times_s = [
-        float((event or {}).get("time_s", 0.0)) for event in (history.started, history.ending)
+        as_number((event or {}).get("time_s"), 0.0) for event in (history.started, history.ending)
     ]
     times_s += [beat.time_s for beat in beats]
     times_s += [job.time_s for job in target.jobs]
@@ -216,7 +217,7 @@ def phase_of(history: History, jobs: Sequence[RunJob], *, alive: bool, now_s: fl
 def _started_in(job: RunJob, history: History, now_s: float) -> bool:
     """Return whether the last start belongs to the running job, not to one that was killed before."""
     used_s = time_left(job.used)  # Slurm writes all times in one format
-    started_s = float((history.started or {}).get("time_s", 0.0))
+    started_s = as_number((history.started or {}).get("time_s"), 0.0)
     return math.isinf(used_s) or started_s >= now_s - used_s - _CLOCKS_DIFFER_S
 
 
@@ -227,7 +228,7 @@ def _alive(lock: Path, beats: Sequence[Beat], now_s: float) -> bool:
 def is_held(lock: Path) -> bool:
     """Return whether a process holds the lock of a run, as far as this host can see."""
     try:
-        file = os.open(lock, os.O_RDONLY)
+        file = open_plain(lock)
     except OSError:
         return False
     try:
@@ -254,9 +255,9 @@ def _checkpoint(history: History, now_s: float) -> Checkpoint | None:
     saved = history.checkpoint
     if saved is None:
         return None
-    return Checkpoint(
-        saved["step"], max(0.0, now_s - saved["time_s"]), saved["size_bytes"], saved["path"]
-    )
+    age_s = max(0.0, now_s - as_number(saved.get("time_s"), now_s))
+    size_bytes = as_count(saved.get("size_bytes"))
+    return Checkpoint(as_count(saved.get("step")), age_s, size_bytes, str(saved.get("path", "")))
 
 
 def _log_of(target: NamedRun, jobs: Sequence[RunJob]) -> str:

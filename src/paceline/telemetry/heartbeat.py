@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from paceline.rundir import RunDir, make_private
+from paceline.safe_open import open_to_write, parse_json
 from paceline.telemetry.phases import PHASES, PhaseClock, PhaseTime, Window, summary
 from paceline.world.world import World
 
@@ -54,7 +55,7 @@ class Beat:
     @classmethod
     def parse(cls, text: str) -> Beat:
         """Return the beat in a line of JSON; raise ValueError, TypeError or KeyError if it is damaged."""
-        facts: dict[str, Any] = dict(json.loads(text))
+        facts: dict[str, Any] = dict(parse_json(text))
         phases = {}
         for name, times in dict(facts.get("phases", {})).items():
             phases[str(name)] = _parse_phase(times)
@@ -226,7 +227,7 @@ def write_beat(path: Path, partial: Path, beat: Beat) -> None:
     with contextlib.suppress(OSError):
         make_private(path.parent)
         try:
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            descriptor = open_to_write(partial, os.O_WRONLY | os.O_TRUNC)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(f"{json.dumps(asdict(beat))}\n")
             partial.replace(path)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.rundir import make_private, write_whole
+from paceline.safe_open import open_to_write, parse_json, reading
 from paceline.telemetry.heartbeat import Beat
 
 _VALUES = 200_000  # in the file, of all ranks together: 1.4 MB
@@ -59,7 +60,7 @@ class RankTimes:
             samples = downsample(read_samples(self._path), self._capacity // 2)
             write_whole(self._path, b"".join(map(_line, samples)), durable=False)
             self._lines = len(samples)
-        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        file = open_to_write(self._path, os.O_WRONLY | os.O_APPEND)
         try:
             os.write(file, _line(sample))
         finally:
@@ -79,13 +80,13 @@ def read_samples(path: Path) -> list[RankSample]:
     """
     samples: list[RankSample] = []
     try:
-        with path.open("rb") as file:
+        with reading(path) as file:
             lines = file.read(_LARGEST_BYTES).splitlines()
     except OSError:
         return []
     for line in lines:
-        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            sample = _parse(json.loads(line))
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            sample = _parse(parse_json(line))
             while samples and samples[-1].step >= sample.step:
                 samples.pop()
             samples.append(sample)

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
+from paceline.safe_open import read_text
 from paceline.scale.batch import share
 from paceline.telemetry.heartbeat import NO_TIME, Beat
 from paceline.telemetry.phases import PHASES, WAIT, PhaseTime
@@ -85,9 +86,9 @@ def read_beats(folder: Path, world_size: int, since_s: float) -> list[Beat]:
 
 
 def _read(path: Path) -> Beat | None:
-    damaged = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+    damaged = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
     try:
-        return Beat.parse(path.read_text(encoding="utf-8"))
+        return Beat.parse(read_text(path))
     except (OSError, *damaged):
         return None
 

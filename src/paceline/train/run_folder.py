@@ -41,6 +41,7 @@ class RunFolder:
     @contextlib.contextmanager
     def opened(self, done: Callable[[], int]) -> Iterator[None]:
         """Open and lock the folder, and log the error if the run fails; `done` returns the completed steps."""
+        self.directory.refuse_links()
         if not self._world.is_main:
             yield
             return
@@ -96,8 +97,9 @@ class RunFolder:
         if not self._world.is_main:
             return
         facts = environment_facts(self._world.device)
-        with writing_to(self.directory.root):
+        with writing_to(self.directory.environment):
             write_whole(self.directory.environment, facts.encode())
+        with writing_to(self.directory.config):
             write_whole(self.directory.config, to_toml(config).encode())
 
 

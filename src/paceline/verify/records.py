@@ -10,6 +10,9 @@ from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.rundir import RECORD_FILE
+from paceline.safe_open import parse_json, read_text
+
+_LARGEST_BYTES = 1 << 30  # a long run of a large model
 
 LOSS = "the loss"
 RANKS = "the weights of different ranks"
@@ -60,14 +63,19 @@ def read_record(folder: Path, name: str) -> Record:
             fix="train inside `with paceline.Run(config) as run`, with the config of "
             "`paceline.config_from_argv()`",
         )
-    lines = path.read_text(encoding="utf-8").splitlines()
-    head, *steps = [json.loads(line) for line in lines]
+    try:
+        head, *steps = map(parse_json, read_text(path, _LARGEST_BYTES).splitlines())
+        record = Record(**head, steps=[_step(line) for line in steps])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise PacelineError(
+            f"{path} is not a record of steps ({error})", fix="record the run again"
+        ) from error
     if len(steps) < 2:
         raise PacelineError(
             f"{name} recorded no step",
             fix="loop over `run.steps(...)` for at least one step",
         )
-    return Record(**head, steps=[_step(line) for line in steps])
+    return record
 
 
 def _step(line: dict[str, Any]) -> RecordedStep:

@@ -44,6 +44,7 @@ def detect_world(env: Env, parent: int = 0) -> World:
         launch=_launch(env),
         is_restart=_is_restart(env),
         progress_file=_path(env.get(handover.PROGRESS, "")),
+        secret_file=_path(env.get(handover.SECRET_FILE, "")),
     )
 
 

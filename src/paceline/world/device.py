@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 
 import torch
-from torch._C._distributed_c10d import Store
 from torch.utils import deterministic
 
 from paceline.config import RunConfig
 from paceline.errors import EnvironmentUnfit
 from paceline.world.collectives import all_gather_texts
+from paceline.world.signed_store import Board
 from paceline.world.world import World
 
 # FLOP/s of bf16 from the data sheets, by a part of the name; the longer name comes first.
@@ -105,7 +105,7 @@ def sum_of_gpus(texts: Sequence[str]) -> float:
     return sum(peaks.values()) if all(peaks.values()) else 0.0
 
 
-def choose_backend(world: World, config: RunConfig, store: Store) -> str:
+def choose_backend(world: World, config: RunConfig, store: Board) -> str:
     """Return "nccl" if every rank has a different GPU, else "gloo". Every rank must call this."""
     if config.backend != "auto":
         return config.backend

@@ -5,17 +5,18 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
+from paceline.world.signed_store import signed
 from paceline.world.world import World
 
 
 class Mailbox:
-    """Messages by key that every rank can post and read; it uses the store of the rendezvous."""
+    """Messages by key that every rank can post and read; it uses the store of the rendezvous, and signs between nodes."""
 
     def __init__(self, world: World, name: str) -> None:
         shared: Store = HashStore()
         if world.size > 1:
             shared = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - no public way
-        self._store = PrefixStore(f"mailbox-{name}", shared)
+        self._store = signed(PrefixStore(f"mailbox-{name}", shared), world.signing_key)
 
     def post(self, key: str, message: str) -> None:
         """Send a message to all ranks."""

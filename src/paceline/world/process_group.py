@@ -25,9 +25,16 @@ from paceline.world.device import choose_backend, choose_device, prepare_device
 from paceline.world.network import call_the_roll, prepare_network
 from paceline.world.parent_death import die_with_parent
 from paceline.world.randomness import seed_everything
-from paceline.world.rendezvous import Look, claim_folder, open_published_store, open_tcp_store
+from paceline.world.rendezvous import (
+    Look,
+    claim_folder,
+    nonce_of,
+    open_published_store,
+    open_tcp_store,
+)
 from paceline.world.rendezvous_file import RendezvousFile
 from paceline.world.roll_call import RollCall
+from paceline.world.signed_store import read_secret, signed, signing_key
 from paceline.world.timelimit import job_end
 from paceline.world.world import FileRendezvous, PublishedRendezvous, TcpRendezvous, World
 
@@ -129,11 +136,12 @@ def _join_nodes(world: World, config: RunConfig) -> World:
             with contextlib.suppress(EnvironmentUnfit):  # a rank that needs it raises again
                 file.prepare()
         store, own = _open_store(world, config, file)
+        world = replace(world, signing_key=signing_key(_secret(world, file), nonce_of(store)))
         roll = _roll_call(world, store, file, config.timeout.start_s)
         with roll.share_errors():
             world = _prepare(world, config)
             everyone = call_the_roll(world, roll, own)
-            backend = choose_backend(world, config, store)
+            backend = choose_backend(world, config, signed(store, world.signing_key))
             prepare_network(world, roll, own, everyone, backend)
     except PacelineError as error:
         if file.key:
@@ -161,8 +169,20 @@ def _roll_call(world: World, store: Store, file: RendezvousFile, timeout_s: floa
     rendezvous = world.rendezvous
     serve = isinstance(rendezvous, TcpRendezvous | PublishedRendezvous) and rendezvous.serve
     return RollCall(
-        store, world.rank, world.size, serve=serve, timeout_s=timeout_s, look=_look(file)
+        signed(store, world.signing_key),
+        world.rank,
+        world.size,
+        serve=serve,
+        timeout_s=timeout_s,
+        look=_look(file),
     )
+
+
+def _secret(world: World, file: RendezvousFile) -> str:
+    """Return the secret that all ranks of the job share; empty: messages between nodes are not signed."""
+    if world.secret_file is not None:
+        return read_secret(world.secret_file)
+    return file.secret() if isinstance(world.rendezvous, PublishedRendezvous) else ""
 
 
 def _look(file: RendezvousFile | None) -> Look:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import secrets
 import socket
 import stat
 import sys
@@ -24,7 +25,7 @@ from paceline.world.rendezvous_file import RendezvousFile
 from paceline.world.world import PublishedRendezvous, TcpRendezvous
 
 _FIRST_POLL_S, _LAST_POLL_S = 0.05, 1.0
-_OPEN = "open"  # the first key that rank 0 sets
+_OPEN = "open"  # the first key that rank 0 sets: a nonce
 _CONNECT = timedelta(seconds=60)  # to a store that is known to listen
 
 Look = Callable[[], object]
@@ -85,7 +86,8 @@ def open_published_store(
     file.prepare()
     if rendezvous.serve:
         listener = listen_at(choose_address(rendezvous.host, rendezvous.peers, interface), 0)
-        file.publish(*listener.getsockname()[:2])
+        address, port = listener.getsockname()[:2]
+        file.publish(address, port, secrets.token_hex(32))
         return serve_store(listener, rendezvous.key, timeout)
     # The file is read before each attempt: its first content may be from a start that died.
     find = partial(wait_for_address, file, timeout.total_seconds(), quiet=quiet)
@@ -134,7 +136,7 @@ def serve_store(listener: socket.socket, prefix: str, timeout: timedelta) -> tup
         master_listen_fd=listener.detach(),
     )
     ours = PrefixStore(prefix, store)
-    ours.set(_OPEN, "")
+    ours.set(_OPEN, secrets.token_hex(16))
     return ours, address
 
 
@@ -154,13 +156,19 @@ def _wait_until_open(
         store, where = _connect(host, port, prefix, timeout, silence_s), f"{host}:{port}"
         with contextlib.suppress(RuntimeError):  # it is gone: it was of an earlier start
             if first:
-                store.set(_OPEN, "")
+                store.set(_OPEN, secrets.token_hex(16))
             if _is_open_by(store, limit, look):
                 return store, own
     raise EnvironmentUnfit(
         f"rank 0 did not open the rendezvous at {where} within {timeout.total_seconds():g} s",
         fix="check why rank 0 did not start, or increase timeout.start_s",
     )
+
+
+def nonce_of(store: Store) -> bytes:
+    """Return the nonce with which rank 0 has opened a store."""
+    nonce: bytes = store.get(_OPEN)
+    return nonce
 
 
 def _is_open_by(store: Store, limit: float, look: Look) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError
 from paceline.rundir import make_private, write_whole, writing_to
+from paceline.safe_open import read_text
 
 _STALE_S = 7 * 24 * 3600.0
 _ERROR_SUFFIX = ".problem"
@@ -38,11 +39,11 @@ class RendezvousFile:
                 fix=f"run `chmod 700 {self.folder}`, or set MASTER_ADDR and MASTER_PORT",
             )
 
-    def publish(self, address: str, port: int) -> None:
-        """Write the address of rank 0; remove files of earlier starts of this job."""
+    def publish(self, address: str, port: int, secret: str = "") -> None:
+        """Write the address of rank 0 and the secret of this start; remove files of earlier starts of this job."""
         with writing_to(self.folder):
             self._sweep()
-            write_whole(self.folder / self.key, f"{address} {port}\n".encode())
+            write_whole(self.folder / self.key, f"{address} {port} {secret}\n".encode())
 
     def read(self) -> tuple[str, int] | None:
         """Return the address of rank 0, None if it is not there yet; raise an error that another rank published."""
@@ -51,15 +52,22 @@ class RendezvousFile:
             # A lookup by name may be answered from a cached "not there"; a listing is not.
             names = {file.name for file in self.folder.iterdir()}
             if error_name in names:
-                raise error_from_json((self.folder / error_name).read_text(encoding="utf-8"))
+                raise error_from_json(read_text(self.folder / error_name))
         except OSError:  # not shared, or not there yet
             return None
         if self.key not in names:
             return None
         with contextlib.suppress(FileNotFoundError, ValueError):
-            address, port = (self.folder / self.key).read_text(encoding="utf-8").split()
+            address, port, *_ = read_text(self.folder / self.key).split()
             return address, int(port)
         return None
+
+    def secret(self) -> str:
+        """Return the secret of this start; empty if there is none."""
+        with contextlib.suppress(OSError, ValueError):
+            _, _, secret = read_text(self.folder / self.key).split()
+            return secret
+        return ""
 
     def publish_error(self, error: PacelineError) -> None:
         """Tell ranks that still wait why there will be no rendezvous."""

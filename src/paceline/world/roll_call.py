@@ -6,35 +6,16 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from paceline.errors import EnvironmentUnfit, PacelineError
 from paceline.world.rendezvous_file import error_from_json, error_to_json
+from paceline.world.signed_store import Board
 
 _FIRST_POLL_S, _LAST_POLL_S = 0.005, 0.5
 _FAREWELL_S = 5.0
 _SAY_AFTER_S = 10.0
 _SHOWN_RANKS = 8
 _ERROR, _CONNECTED, _INFORMED = "error", "connected", "informed"
-
-
-class Board(Protocol):
-    """The operations of the rendezvous store that a roll call needs."""
-
-    def set(self, key: str, value: str) -> None:
-        """Store a value."""
-
-    def get(self, key: str) -> bytes:
-        """Wait for a value."""
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Wait for several values."""
-
-    def add(self, key: str, amount: int) -> int:
-        """Increase a counter; return its value."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Return whether values exist."""
 
 
 class RollCall:

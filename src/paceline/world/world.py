@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -69,6 +69,11 @@ class World:
     """The file in which rank 0 writes the step of its newest checkpoint, for the launcher."""
     launcher_file: Path | None = None
     """The ranks of our own launcher write its marks beside this file (see `handover`); None under other launchers."""
+
+    secret_file: Path | None = None
+    """The file with the secret of the job, for ranks of several nodes that share no run folder."""
+    signing_key: bytes = field(default=b"", repr=False)
+    """The key that signs messages between nodes; empty: they are not signed."""
 
     @property
     def is_main(self) -> bool:

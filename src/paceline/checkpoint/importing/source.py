@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,9 @@ from paceline.checkpoint.importing.layouts import Contents, contents_of, state_d
 from paceline.checkpoint.importing.stored_tensor import StoredTensor, read_header
 from paceline.checkpoint.importing.tree import read_torch_file
 from paceline.errors import ConfigError, DataError
+from paceline.safe_open import read_json
+
+_LARGEST_JSON = 1 << 26
 
 _WHOLE, _INDEX, _PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 _OPTIMIZERS = ("optimizer.bin", "optimizer.pt", "optimizer_1.bin")
@@ -50,8 +52,8 @@ def _read_folder(folder: Path, scratch: Path, *, weights_only: bool) -> Contents
 def _trainer_step(path: Path) -> int:
     """Return the step of a checkpoint of the Hugging Face Trainer; 0 for other folders."""
     try:
-        step = json.loads(path.read_bytes())["global_step"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        step = read_json(path, _LARGEST_JSON, links=True)["global_step"]
+    except (OSError, ValueError, TypeError, KeyError):
         return 0
     return step if type(step) is int and step > 0 else 0
 
@@ -98,9 +100,9 @@ def read_shards(index: Path) -> dict[str, StoredTensor]:
 def _weight_map(index: Path) -> dict[str, str]:
     fix = "save the model again: model.save_pretrained(FOLDER)"
     try:
-        tree: Any = json.loads(index.read_bytes())
+        tree: Any = read_json(index, _LARGEST_JSON, links=True)
         files = dict(tree["weight_map"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         problem = f"{index} is not an index of safetensors files ({type(error).__name__}: {error})"
         raise DataError(problem, fix=fix) from error
     for file in files.values():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 from typing import NamedTuple
 
 from paceline.errors import DataError
-from paceline.tensorfile import read_places
+from paceline.safe_open import reading
+from paceline.tensorfile import header_bytes, read_places
 
 _NUMBERS = {bool: ("BOOL", "<?"), int: ("I64", "<q"), float: ("F64", "<d")}
 
@@ -28,11 +30,11 @@ class StoredTensor(NamedTuple):
         if self.path is None:
             target[:] = self.content
             return
-        with self.path.open("rb", buffering=0) as file:
+        with reading(self.path, links=True) as file:
             file.seek(self.begin)
             filled = 0
             while filled < self.size_bytes:
-                count = file.readinto(target[filled:])
+                count = file.readinto(target[filled:])  # type: ignore[attr-defined]
                 if not count:
                     raise truncated(self.path, "it became shorter while it was read")
                 filled += count
@@ -51,10 +53,9 @@ def store_number(value: float) -> StoredTensor:
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a safetensors file by name, without reading their bytes."""
     try:
-        with path.open("rb") as file:
-            length = file.read(8)
-            size_bytes = path.stat().st_size
-            start = length + file.read(min(int.from_bytes(length, "little"), size_bytes))
+        with reading(path, links=True) as file:
+            length, size_bytes = file.read(8), os.fstat(file.fileno()).st_size
+            start = length + file.read(header_bytes(length, size_bytes) - 8)
         places = read_places(start, size_bytes)
     except OSError as error:
         raise DataError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,9 @@ from typing import Any, NamedTuple
 from paceline.checkpoint.importing.stored_tensor import StoredTensor, read_header, truncated
 from paceline.errors import DataError
 from paceline.rundir import make_private
+from paceline.safe_open import read_json
+
+_LARGEST_TREE = 1 << 28
 
 TENSORS = "tensors.safetensors"
 TREE = "tree.json"
@@ -40,7 +42,7 @@ def read_torch_file(source: Path, scratch: Path) -> Any:
     )
     if done.returncode:
         raise _reader_failed(source, done)
-    report = json.loads((folder / TREE).read_bytes())
+    report = read_json(folder / TREE, _LARGEST_TREE)
     if "refused" in report:
         raise _needs_code(source, report["refused"])
     if "unreadable" in report:

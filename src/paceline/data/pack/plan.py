@@ -14,9 +14,10 @@ from pathlib import Path
 
 import xxhash
 
-from paceline.data.shards.index import INDEX, ShardFacts
+from paceline.data.shards.index import INDEX, LONGEST_INDEX, ShardFacts
 from paceline.errors import ConfigError, EnvironmentUnfit
 from paceline.rundir import make_private, write_whole
+from paceline.safe_open import open_to_write, parse_json, read_bytes, reading
 
 PLAN = ".plan.jsonl"
 """The digest of the current pack of a folder, and one line per finished shard."""
@@ -64,8 +65,9 @@ class Journal:
     def note(self, facts: ShardFacts) -> None:
         """Append a finished shard to the plan."""
         self.finished[facts.name] = facts
-        with (self.folder / PLAN).open("a") as file:
-            file.write(json.dumps(asdict(facts)) + "\n")
+        file = open_to_write(self.folder / PLAN, os.O_WRONLY | os.O_APPEND)
+        with os.fdopen(file, "w", encoding="utf-8") as plan:
+            plan.write(json.dumps(asdict(facts)) + "\n")
 
     def end(self) -> None:
         """Remove intermediate files; the plan last, so that leftovers can be identified."""
@@ -80,11 +82,13 @@ def plan_in(folder: Path) -> list[str]:
     Return an empty list without a plan.
     """
     try:
-        first, *lines = (folder / PLAN).read_text(errors="replace").split("\n")
+        first, *lines = (
+            read_bytes(folder / PLAN, LONGEST_INDEX).decode(errors="replace").split("\n")
+        )
     except (FileNotFoundError, NotADirectoryError):
         return []
     try:
-        return [str(json.loads(first)["plan"]), *lines]
+        return [str(parse_json(first)["plan"]), *lines]
     except (ValueError, KeyError, TypeError):
         return ["damaged"]
 
@@ -95,7 +99,7 @@ def _intact_shards(folder: Path, lines: list[str]) -> dict[str, ShardFacts]:
     for line in lines:
         # A line may be truncated, and a shard may be missing.
         with contextlib.suppress(ValueError, TypeError, OSError):
-            facts = ShardFacts(**json.loads(line))
+            facts = ShardFacts(**parse_json(line))
             if re.fullmatch(_OURS, facts.name) and checksum_of(folder / facts.name) == facts.xxh3:
                 intact[facts.name] = facts
     return intact
@@ -104,7 +108,7 @@ def _intact_shards(folder: Path, lines: list[str]) -> dict[str, ShardFacts]:
 def checksum_of(path: Path) -> str:
     """Return the XXH3 checksum of a file."""
     checksum = xxhash.xxh3_64()
-    with path.open("rb") as file:
+    with reading(path, links=True) as file:
         while block := file.read(1 << 20):
             checksum.update(block)
     return checksum.hexdigest()

@@ -16,6 +16,7 @@ from paceline.data.pack.text_tasks import TextPart
 from paceline.data.shards.shard import Array
 from paceline.data.vocabulary import Characters, Vocabulary, load_tokenizer
 from paceline.rundir import write_whole
+from paceline.safe_open import read_json
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class TokenTask:
     def done(self) -> dict[int, list[int]]:
         """Return the counts of tasks that an interrupted pack has finished."""
         finished = [number for number in range(len(self.tasks)) if self._note(number).exists()]
-        return {number: json.loads(self._note(number).read_bytes()) for number in finished}
+        return {number: read_json(self._note(number)) for number in finished}
 
     def part(self, number: int) -> Path:
         """Return the file for the tokens of a task."""

@@ -14,9 +14,10 @@ from paceline.data.pack.plan import Journal, locked_folder
 from paceline.data.pack.pool import run_all
 from paceline.data.pack.request import PackRequest
 from paceline.data.pack.shard_writer import plan_shards, shard_name
-from paceline.data.shards.index import INDEX, DatasetIndex, ShardFacts
+from paceline.data.shards.index import INDEX, LONGEST_INDEX, DatasetIndex, ShardFacts
 from paceline.errors import ConfigError, DataError
 from paceline.rundir import write_whole
+from paceline.safe_open import read_bytes, read_json
 
 _READY = "ready.json"
 
@@ -49,7 +50,9 @@ def pack(
                 )
             write_whole(folder / INDEX, index.to_json())
         journal.end()
-        return DatasetIndex.from_json((folder / INDEX).read_bytes(), str(folder / INDEX))
+        return DatasetIndex.from_json(
+            read_bytes(folder / INDEX, LONGEST_INDEX), str(folder / INDEX)
+        )
 
 
 def _refuse_inside(request: PackRequest, folder: Path) -> None:
@@ -80,7 +83,7 @@ def _prepared(
     """Return the input, prepared now or by an interrupted pack."""
     note, spool = context.spool / _READY, str(context.spool.absolute())
     if note.exists():
-        tree = json.loads(note.read_bytes())
+        tree = read_json(note, LONGEST_INDEX)
         if tree["spool"] == spool:  # else the folder was moved
             return Prepared(input_from(tree["input"]), tree["about"], tree["beside"])
     prepared = kind.prepare(request, files, context)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,6 @@ import numpy
 import xxhash
 
 from paceline.data.pack.plan import PLAN, SPOOL, checksum_of, plan_in
-from paceline.data.safe_open import open_plain, read_bounded
 from paceline.data.shards.index import (
     INDEX,
     LEAF_BYTES,
@@ -23,6 +21,7 @@ from paceline.data.shards.index import (
 )
 from paceline.data.shards.shard import Layout, read_head
 from paceline.errors import DataError
+from paceline.safe_open import read_bytes, reading, refuse_outside
 
 _CHANGED = "its bytes have changed since it was written"
 _LEFT_BY_PACK = " (left by an interrupted pack)"
@@ -54,12 +53,13 @@ def open_index(folder: Path) -> DatasetIndex:
     """Read the index of a dataset; the error tells an unfinished dataset from a missing one."""
     path = folder / INDEX
     try:
-        content = read_bounded(path, LONGEST_INDEX)
+        content = read_bytes(path, LONGEST_INDEX, links=True)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise _no_index(folder) from error
     except OSError as error:
         raise DataError(
-            f"cannot read {path}: {error.strerror}", fix="check the permissions of the file"
+            f"cannot read {path}: {error.strerror}",
+            fix="check the permissions of the file, or download or pack the dataset again",
         ) from error
     return DatasetIndex.from_json(content, str(path))
 
@@ -86,7 +86,7 @@ def check_dataset(
     except DataError as error:
         report.problems.append(DatasetProblem(INDEX, error.problem))
         return report
-    if index.to_json() != read_bounded(folder / INDEX, LONGEST_INDEX):
+    if index.to_json() != read_bytes(folder / INDEX, LONGEST_INDEX, links=True):
         report.problems.append(DatasetProblem(INDEX, _CHANGED))
     for number, facts in enumerate(index.shards, 1):
         for what in _shard_problems(folder / facts.name, facts, index):
@@ -100,7 +100,7 @@ def check_dataset(
 
 def _shard_problems(path: Path, facts: ShardFacts, index: DatasetIndex) -> Iterator[str]:
     try:
-        with os.fdopen(open_plain(path), "rb") as file:
+        with reading(path, links=True) as file:
             size = path.stat().st_size
             if size != facts.size_bytes:
                 yield f"{size:,} bytes instead of {facts.size_bytes:,}"
@@ -149,6 +149,7 @@ def _offset_problems(
 def _extra_file_problems(folder: Path, index: DatasetIndex) -> Iterator[DatasetProblem]:
     for name, checksum in extra_files(index).items():
         try:
+            refuse_outside(folder / name, folder)
             if checksum_of(folder / name) != checksum:
                 yield DatasetProblem(name, _CHANGED)
         except FileNotFoundError:

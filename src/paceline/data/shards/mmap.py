@@ -16,12 +16,12 @@ import xxhash
 from numpy.typing import NDArray
 
 from paceline.data.order import Places
-from paceline.data.safe_open import open_plain
 from paceline.data.shards.address_space import Region, period_of, shift_of
 from paceline.data.shards.index import INDEX, LEAF_BYTES, Column, DatasetIndex, ShardFacts
 from paceline.data.shards.shard import Layout, damaged, read_head
 from paceline.data.shards.store import FetchingStore, ShardStore
 from paceline.errors import DataError
+from paceline.safe_open import open_plain
 
 _MOST_OPEN = 1 << 14  # each takes two of the 65,530 mappings that Linux gives a process
 
@@ -180,7 +180,7 @@ class MappedShards:
         for last_try in (False, False, True):
             path = self._store.fetch(facts)
             try:
-                return path, open_plain(path)
+                return path, open_plain(path, links=True)
             except OSError as error:
                 # Another process may have evicted the shard from the cache: fetch it again.
                 if last_try or self._fetching is None:

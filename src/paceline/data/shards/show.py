@@ -13,13 +13,13 @@ import numpy
 import xxhash
 
 from paceline.data.pack.optional_packages import import_optional
-from paceline.data.safe_open import open_plain
 from paceline.data.shards.index import OFFSETS, Column, DatasetIndex
 from paceline.data.shards.shard import Array, damaged, read_head
 from paceline.data.shards.store import read_dataset_file
 from paceline.data.vocabulary import vocabulary_of
 from paceline.dtypes import NUMPY_NAMES
 from paceline.errors import ConfigError, DataError, PacelineError
+from paceline.safe_open import open_plain
 
 Colours = Literal["24-bit", "grey", "none"]
 
@@ -67,7 +67,7 @@ def read_sample(folder: Path, index: DatasetIndex, number: int) -> dict[str, Arr
 def _map_shard(path: Path) -> memoryview:
     """Map a shard, which may be larger than memory."""
     try:
-        os.close(open_plain(path))
+        os.close(open_plain(path, links=True))
         return numpy.memmap(path, mode="r").data
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", "") or error

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from paceline.data.safe_open import read_bounded
 from paceline.data.shards.index import INDEX, LONGEST_INDEX, DatasetIndex, ShardFacts
 from paceline.errors import DataError
+from paceline.safe_open import read_bytes, refuse_outside
+
+_LARGEST_FILE = 1 << 28  # of those besides the shards: a tokenizer has some MB
 
 
 class ShardStore(Protocol):
@@ -55,7 +57,7 @@ class LocalShardStore:
         """Read index.json."""
         path = self._folder / INDEX
         try:
-            content = read_bounded(path, LONGEST_INDEX)
+            content = read_bytes(path, LONGEST_INDEX, links=True)
         except OSError as error:
             missing = isinstance(error, FileNotFoundError)
             why = "it does not exist" if missing else error.strerror or error
@@ -75,9 +77,10 @@ class LocalShardStore:
 
 
 def read_dataset_file(folder: Path, name: str) -> bytes:
-    """Read a file of a dataset other than a shard, such as its tokenizer."""
+    """Read a file of a dataset other than a shard, such as its tokenizer. It must not be a link out of the folder."""
     try:
-        return (folder / name).read_bytes()
+        refuse_outside(folder / name, folder)
+        return read_bytes(folder / name, _LARGEST_FILE, links=True)
     except OSError as error:
         raise DataError(
             f"cannot read {folder / name}, which the index lists: {error.strerror}",

@@ -19,7 +19,14 @@ from paceline.events import (
     SlowRank,
     StepDone,
 )
-from paceline.report.history import as_number, metrics_in, parse_event
+from paceline.report.history import (
+    LONGEST_LINE,
+    as_count,
+    as_number,
+    metrics_in,
+    parse_event,
+)
+from paceline.safe_open import reading
 
 COLUMNS = ("step", "time_s", "loss", "lr", "samples_per_s", "mfu")
 _ENDINGS = {
@@ -130,20 +137,10 @@ def read_event_columns(path: Path) -> EventColumns:
     """Read a run's events; incomplete lines, after a power cut or while being written, are skipped."""
     columns = EventColumns()
     try:
-        with path.open("rb") as file:
-            for line in file:
+        with reading(path) as file:
+            while line := file.readline(LONGEST_LINE):
                 if event := parse_event(line):
                     columns.add(event)
     except OSError:
         pass  # no event yet
     return columns
-
-
-def as_count(value: Any) -> int:
-    """Return a whole number of 0 or more, whatever a file contains.
-
-    >>> as_count(7), as_count("x"), as_count(float("nan")), as_count(-2)
-    (7, 0, 0, 0)
-    """
-    number = as_number(value, 0.0)
-    return max(0, int(number)) if math.isfinite(number) else 0

@@ -15,12 +15,13 @@ from paceline.plot.downsample import downsample
 from paceline.plot.line import Curve
 from paceline.redact import without_logins, without_secrets
 from paceline.report.find_run import NamedRun
-from paceline.report.history import as_number, metrics_in
-from paceline.report.page.event_columns import EventColumns, as_count, read_event_columns
+from paceline.report.history import as_count, as_number, metrics_in
+from paceline.report.page.event_columns import EventColumns, read_event_columns
 from paceline.report.page.rank_map import rank_times_of
 from paceline.report.page.step_times import breakdown, step_time_distribution
 from paceline.report.page.studies import read_json, scaling_of, verdict_of
 from paceline.report.state import RunState, RunWatcher
+from paceline.safe_open import read_text
 from paceline.telemetry.heartbeat import Beat
 from paceline.telemetry.stragglers import find_straggler, read_beats
 from paceline.version import VERSION
@@ -173,8 +174,8 @@ def _slow_rank(event: dict[str, Any]) -> dict[str, Any]:
 def config_of(path: Path) -> dict[str, Any]:
     """Return the settings by their dotted names, without secrets."""
     try:
-        return without_secrets(from_toml(tomllib.loads(path.read_text(encoding="utf-8"))))
-    except (OSError, ValueError):
+        return without_secrets(from_toml(tomllib.loads(read_text(path))))
+    except (OSError, ValueError, RecursionError):
         return {}
 
 

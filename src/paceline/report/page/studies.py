@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,12 +15,11 @@ from paceline.plot.line import Curve, Line
 from paceline.plot.markup import NOTHING, Html, joined, tag
 from paceline.plot.page import Charts
 from paceline.redact import without_logins, without_secrets
-from paceline.report.history import as_number
-from paceline.report.page.event_columns import as_count
+from paceline.report.history import as_count, as_number
 from paceline.report.page.step_times import bar, legend_of, name_of
+from paceline.safe_open import read_json as read_json_file
 from paceline.units import short_time
 
-_LARGEST_BYTES = 1 << 20
 _MOST = 64  # ranks or causes that are read from a file
 _MOST_BARS = 16  # ranks of a profile
 _GREY, _GOAL_COLOR = 7, 6
@@ -30,9 +28,8 @@ _GREY, _GOAL_COLOR = 7, 6
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a file; an unreadable one counts as empty."""
     try:
-        with path.open("rb") as file:
-            content = json.loads(file.read(_LARGEST_BYTES))
-    except (OSError, ValueError, RecursionError):
+        content = read_json_file(path)
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from paceline.config import RunConfig
 from paceline.data.pack.shard_writer import shard_name, write_rows
-from paceline.data.shards.index import INDEX, Column, DatasetIndex, ShardFacts
+from paceline.data.shards.index import INDEX, LONGEST_INDEX, Column, DatasetIndex, ShardFacts
 from paceline.data.shards.shard import Array, Varying, column_of
 from paceline.errors import ConfigError, EnvironmentUnfit
 from paceline.rundir import make_private, write_whole, writing_to
+from paceline.safe_open import read_bytes
 from paceline.scale.batch import share
 from paceline.world.collectives import all_gather_texts
 from paceline.world.process_group import wait_for_all
@@ -123,7 +124,7 @@ class PredictionShards:
         path = self._folder / INDEX
         if not path.exists():
             return
-        about = DatasetIndex.from_json(path.read_bytes(), str(path)).about
+        about = DatasetIndex.from_json(read_bytes(path, LONGEST_INDEX), str(path)).about
         if about.get("from") != [_ORIGIN]:
             raise ConfigError(
                 f"{self._folder} holds a dataset that run.predict has not written",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from paceline.config import RunConfig
 from paceline.data.reading.nest import leaves_of
 from paceline.data.reading.source import Batch
 from paceline.rundir import DUMP_FILE, RECORD_FILE, make_private, write_whole
+from paceline.safe_open import open_to_write
 from paceline.train.model.sharded_tensor import whole
 from paceline.train.saving.state import NOTHING, content, digest_of, digests_of_all, named_state
 from paceline.world.collectives import all_gather_rows, sum_across
@@ -119,7 +121,10 @@ class Recorder:
 
     def _write(self, line: dict[str, object]) -> None:
         if self._world.is_main:
-            with (Path(self._config.to) / RECORD_FILE).open("a", encoding="utf-8") as file:
+            descriptor = open_to_write(
+                Path(self._config.to) / RECORD_FILE, os.O_WRONLY | os.O_APPEND
+            )
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
 

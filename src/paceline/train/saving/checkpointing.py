@@ -26,6 +26,7 @@ from paceline.errors import ConfigError
 from paceline.events import CheckpointBad, CheckpointFailed, CheckpointSaved, Event
 from paceline.rundir import RunDir, write_whole
 from paceline.runlock import Claim
+from paceline.safe_open import read_text
 from paceline.train.model.sharded_tensor import whole
 from paceline.train.observers.console import say
 from paceline.train.saving.imported_state import IMPORT_AGAIN, is_imported
@@ -57,6 +58,9 @@ class SavedState(Protocol):
 
     def manifest(self, step: int, metrics: Mapping[str, float]) -> Manifest:
         """Return the description of a checkpoint after a step. Every rank must call this."""
+
+    def check(self, manifest: Manifest) -> None:
+        """Raise ValueError, TypeError, KeyError or AttributeError for values that a run cannot have saved."""
 
     def load(self, manifest: Manifest, tensors: Iterator[tuple[str, Tensor]]) -> list[str]:
         """Restore everything; return a line for each thing that does not match."""
@@ -130,7 +134,10 @@ class Checkpoints:
             if self._config.resume == "never":
                 self._start_over()
         self._found = newest_good(
-            self._storage, self._world, lambda step, why: self._emit(CheckpointBad(step, why))
+            self._storage,
+            self._world,
+            lambda step, why: self._emit(CheckpointBad(step, why)),
+            self._state.check,
         )
         if self._found is not None:
             self._refuse_changed_settings(self._found)
@@ -151,7 +158,7 @@ class Checkpoints:
         """Set all checkpoints aside, once per launch or job: its restarts resume from their own."""
         mark = RunDir.of(self._config).started_over
         launch = self._world.launch
-        if self._world.is_restart and mark.exists() and mark.read_text(encoding="utf-8") == launch:
+        if self._world.is_restart and mark.exists() and read_text(mark) == launch:
             return
         for step in self._storage.steps():
             self._storage.set_aside(step)
@@ -255,7 +262,7 @@ class Checkpoints:
 
 def _replicas(config: Mapping[str, Any]) -> int:
     """Return the number of local SGD replicas; 0 without local SGD."""
-    return int(config["local_sgd.replicas"]) if int(config.get("local_sgd.steps", 0)) else 0
+    return int(config.get("local_sgd.replicas", 0)) if int(config.get("local_sgd.steps", 0)) else 0
 
 
 def shorten(items: list[str], limit: int = 8) -> str:

@@ -17,6 +17,7 @@ from paceline.errors import ConfigError
 from paceline.train.observers.meter import Meter
 from paceline.train.saving.changed_settings import changed_settings
 from paceline.train.saving.imported_state import fitted, is_imported, missing_kinds
+from paceline.train.saving.manifest_values import check_values
 from paceline.train.saving.replicas import check_replicas
 from paceline.train.saving.state import named_state, optimizer_facts
 from paceline.train.saving.stream_state import restore_stream, save_stream
@@ -208,6 +209,10 @@ class RunState:
                 options = {key: _number(value) for key, value in group.items() if key != "params"}
                 found[f"{name}.{number}"] = encode(options, {}, f"{name}.param_groups[{number}]")
         return found
+
+    def check(self, manifest: Manifest) -> None:
+        """Raise ValueError, TypeError, KeyError or AttributeError for values that a run cannot have saved."""
+        check_values(manifest, self.config, self._meters, self._parts.optimizers)
 
     def load(self, manifest: Manifest, tensors: Iterator[tuple[str, Tensor]]) -> list[str]:
         """Restore everything; return a line for each thing that does not match."""

@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline.safe_open import open_to_write, parse_json
+
 _WIDTH = 120
 
 
@@ -17,16 +19,16 @@ class Bookmark:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._file = open_to_write(path, os.O_RDWR)
         self.name, self._steps = "", dict[str, int]()
         self._read()
 
     def _read(self) -> None:
         try:
-            stored = json.loads(os.pread(self._file, 1 << 16, 0))
+            stored = parse_json(os.pread(self._file, 1 << 16, 0))
             steps = {kind: int(step) for kind, step in stored["steps"].items()}
             self.name, self._steps = str(stored["name"]), steps
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             self.name, self._steps = "", {}
 
     def begin(self, create: Callable[[], str], *, is_new: bool) -> str:

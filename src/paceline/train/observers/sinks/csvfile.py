@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.events import EpochDone, Event, RunStarted, StepDone
 from paceline.rundir import make_private, write_whole
+from paceline.safe_open import open_to_write, read_bytes
+
+_LARGEST_BYTES = 1 << 30
 
 _STEP = ["step", "epoch", "samples", "loss", "lr", "samples_per_s", "mfu", "time_s"]
 _EPOCH = ["step", "epoch", "loss", "samples_per_s", "time_s"]
@@ -64,19 +68,20 @@ class Table:
         os.write(self._file, _lines(self._columns, [row]))
 
     def _read(self) -> list[dict[str, str]]:
-        if not self._path.exists():
+        try:
+            text = read_bytes(self._path, _LARGEST_BYTES).decode(errors="replace")
+        except FileNotFoundError:
             return []
-        text = self._path.read_text(encoding="utf-8")
         rows = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
         for name in rows.fieldnames or ():
             if name and name not in self._columns:
                 self._columns.append(name)
-        return [row for row in rows if (row.get("step") or "").isdecimal()]
+        return [row for row in rows if re.fullmatch(r"[0-9]{1,15}", row.get("step") or "")]
 
     def _rewrite(self, rows: Sequence[Mapping[str, Any]]) -> None:
         head = _lines(self._columns, [dict(zip(self._columns, self._columns, strict=True))])
         write_whole(self._path, head + _lines(self._columns, rows))
-        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        self._file = open_to_write(self._path, os.O_WRONLY | os.O_APPEND)
 
     def close(self) -> None:
         """Close the file."""
