@@ -22,7 +22,7 @@ CONTEXT.set_forkserver_preload(
     ]
 )
 _TIMEOUT_S = 240.0
-_PATIENCE_S = 20.0  # for the other ranks, after one has failed
+_PATIENCE_S = 5.0  # for the other ranks, after one has failed
 
 
 class Answer(NamedTuple):

@@ -135,9 +135,14 @@ def _parameters() -> Iterator[Combination]:
             settings=settings,
         )  # fmt: skip
     yield rows("parameters: frozen in step 4", each_step=unusual_models.freeze_late)
-    yield rows("parameters: unfrozen in step 4", each_step=unusual_models.unfreeze_late)
+    yield rows(
+        "parameters: unfrozen in step 4",
+        before=unusual_models.freeze_first,
+        each_step=unusual_models.unfreeze_late,
+    )
     yield rows(
         "parameters: unfrozen in step 4, fsdp",
+        before=unusual_models.freeze_first,
         each_step=unusual_models.unfreeze_late,
         settings=FSDP,
     )

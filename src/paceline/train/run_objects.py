@@ -9,6 +9,7 @@ from torch import nn
 
 from paceline.errors import ConfigError
 from paceline.train.model.parallel import prepare
+from paceline.train.model.unsupported import refuse_closures, refuse_hooks, refuse_modules
 from paceline.train.run_updates import RunUpdates
 from paceline.train.saving.run_state import SavedNames
 
@@ -42,6 +43,8 @@ class RunObjects(RunUpdates):
         True
         """
         self._refuse_late("run.model")
+        refuse_modules(model, self.config)
+        refuse_hooks(model, self.config)
         prepare(model, self.world, self.config, self._strategy, wrap)
         self._parts.add_model(model, name, saved)
         return model
@@ -61,6 +64,7 @@ class RunObjects(RunUpdates):
         True
         """
         self._refuse_late("run.optimizer")
+        refuse_closures(optimizer)
         self._parts.add_optimizer(optimizer, name)
         return optimizer
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import ProcessGroup
 from torch.distributed.fsdp import FSDPModule
@@ -17,6 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from paceline.scale.batch import share
 from paceline.scale.tree import additions_by_turn, whole_subtrees
 from paceline.train.gradients.bucket_exchange import TreeShape, choose_exchange
+from paceline.train.gradients.unit_order import UnitOrder
 from paceline.train.model.shard_mesh import ShardMesh
 from paceline.world.collectives import exchange, gather, wire_device
 from paceline.world.world import World
@@ -37,7 +39,15 @@ class TreeScatter(_Allocator):
     the last lane: as many bytes as an all-reduce of the shard, if the lanes of a group are a whole subtree.
     """
 
-    def __init__(self, schedule: LaneSchedule, mesh: ShardMesh, wire: torch.device) -> None:
+    def __init__(
+        self,
+        unit: str,
+        order: UnitOrder,
+        schedule: LaneSchedule,
+        mesh: ShardMesh,
+        wire: torch.device,
+    ) -> None:
+        self._unit, self._order = unit, order
         self._schedule, self._mesh, self._wire = schedule, mesh, wire
         self._sums: dict[int, Tensor] = {}
         """Sums of whole subtrees by their first lane. With one lane per rank they do not outlive a call."""
@@ -50,6 +60,7 @@ class TreeScatter(_Allocator):
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, **_: Any) -> None:
         """Send each rank its shard of this lane's gradient. Only the last lane writes the sum to the output."""
+        self._order.check("reduced", self._unit, input_tensor.numel())
         schedule, turn = self._schedule, self._schedule.now
         assert turn != self._last_turn  # a unit has one gradient per lane, however often it is used
         self._last_turn = turn
@@ -83,16 +94,30 @@ class TreeScatter(_Allocator):
         return list(received.to(gradient.device).view(size, -1))
 
 
-class HostGather(_Allocator):
-    """An all-gather through host memory, for a backend that cannot send GPU memory."""
+class UnitGather(_Allocator):
+    """One unit's all-gather; through host memory for a backend that cannot send GPU memory."""
+
+    def __init__(self, unit: str, order: UnitOrder, *, through_host: bool) -> None:
+        self._unit, self._order, self._through_host = unit, order, through_host
 
     def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, **_: Any
-    ) -> None:
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: ProcessGroup,
+        async_op: bool = False,  # noqa: FBT001, FBT002 - FSDP's signature
+    ) -> dist.Work | None:
         """Collect the shards of all ranks of a shard group."""
+        self._order.check("gathered", self._unit, output_tensor.numel())
+        if not self._through_host:
+            work: dist.Work | None = dist.all_gather_into_tensor(
+                output_tensor, input_tensor, group, async_op
+            )
+            return work
         gathered = torch.empty(output_tensor.shape, dtype=output_tensor.dtype)
         gather(gathered, input_tensor.cpu(), group).wait()
         output_tensor.copy_(gathered)
+        return None
 
 
 class LaneSchedule:
@@ -129,14 +154,15 @@ class LaneSchedule:
         return lanes
 
 
-def prepared_units(model: nn.Module, world: World) -> list[FSDPModule]:
-    """Return the FSDP units of a model, set to reduce sums instead of means, through host memory if necessary."""
-    units: list[FSDPModule] = [
-        module for module in model.modules() if isinstance(module, FSDPModule)
-    ]
-    for unit in units:
+def prepared_units(model: nn.Module, world: World, order: UnitOrder) -> dict[str, FSDPModule]:
+    """Return the FSDP units of a model by name, set to reduce sums instead of means, in a checked order."""
+    through_host = wire_device(world).type != torch.device(world.device).type
+    units: dict[str, FSDPModule] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            units[name or "the rest of the model"] = module
+    for name, unit in units.items():
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
-        if wire_device(world).type != torch.device(world.device).type:
-            unit.set_custom_all_gather(HostGather())  # type: ignore[arg-type]
+        unit.set_custom_all_gather(UnitGather(name, order, through_host=through_host))  # type: ignore[arg-type]
     return units

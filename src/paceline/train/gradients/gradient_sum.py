@@ -49,7 +49,7 @@ class GradientSum(Protocol):
         """Take the note of a lane whose backward comes next. That of the last lane may send gradients."""
 
     def after_lane(self) -> None:
-        """Take the gradients of a lane that is not this rank's last."""
+        """Take the gradients of a lane that is not this rank's last, or end an idle lane."""
 
     def finish(self) -> Note:
         """Take the gradients of the last lane; return the sum of the notes over all ranks."""

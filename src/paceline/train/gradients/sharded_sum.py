@@ -11,6 +11,8 @@ from paceline.train.gradients.bucket_exchange import TreeShape
 from paceline.train.gradients.fsdp_reduction import LaneSchedule, TreeScatter, prepared_units
 from paceline.train.gradients.gradient_sum import exchange_notes
 from paceline.train.gradients.note import Note, merge_notes
+from paceline.train.gradients.unit_order import UnitOrder
+from paceline.train.model.fsdp import settle
 from paceline.train.model.shard_mesh import shard_mesh_of
 from paceline.world.collectives import sum_across, wire_device
 from paceline.world.world import World
@@ -30,9 +32,13 @@ class ShardedSum:
         self._shape, self._wire = TreeShape.of(lanes, world), wire_device(world)
         self._notes: list[Note] = []
         self._scatters = []
-        for unit in prepared_units(model, world):
-            self._scatters.append(TreeScatter(self._schedule, mesh, self._wire))
-            unit.set_custom_reduce_scatter(self._scatters[-1])  # type: ignore[arg-type]
+        self._model, self._order = model, UnitOrder(world)
+        names = {value: name for name, value in model.named_parameters()}
+        self._names = [names[value] for value in parameters]
+        for name, unit in prepared_units(model, world, self._order).items():
+            scatter = TreeScatter(name, self._order, self._schedule, mesh, self._wire)
+            self._scatters.append(scatter)
+            unit.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]
         self.idle = self._schedule.idle
 
     def begin(self) -> None:
@@ -41,6 +47,9 @@ class ShardedSum:
         self._notes = []
         for scatter in self._scatters:
             scatter.begin()
+        drop_gradients(self._parameters)
+        settle(self._model)  # user code may have left gathered weights
+        self._order.begin_lane()
 
     def before_lane(self, note: Note, *, last: bool) -> None:
         """Keep the note; drop the gradient that FSDP wrote for the lane before: it is not a sum yet."""
@@ -50,10 +59,17 @@ class ShardedSum:
         assert last is (self._schedule.now == self._schedule.last)
 
     def after_lane(self) -> None:
-        """Do nothing: the gradients are scattered already."""
+        """Check the lane: its gradients are scattered already."""
+        self._check_lane()
+        self._order.begin_lane()
+
+    def _check_lane(self) -> None:
+        pairs = zip(self._names, self._parameters, strict=True)
+        self._order.end_lane(name for name, value in pairs if value.grad is None)
 
     def finish(self) -> Note:
         """Return the sum of the notes; FSDP has written the gradients."""
+        self._check_lane()
         notes = [note.to_tensor() for note in merge_notes(self._notes, self._merges)]
         return exchange_notes(notes, self._shape, self._wire)
 
@@ -67,7 +83,8 @@ class FreeShardedSum:
         self, model: nn.Module, parameters: list[nn.Parameter], lanes: int, world: World
     ) -> None:
         self._parameters, self._world = parameters, world
-        self._units = prepared_units(model, world)
+        self._model, self._order = model, UnitOrder(world)
+        self._units = list(prepared_units(model, world, self._order).values())
         self.idle = LaneSchedule(lanes, world, shard_mesh_of(model)).idle
         self._total: Tensor | None = None
 
@@ -76,6 +93,8 @@ class FreeShardedSum:
         drop_gradients(self._parameters)
         self._total = None
         self._all_reduce_if(last=False)
+        settle(self._model)  # user code may have left gathered weights
+        self._order.begin_lane()
 
     def before_lane(self, note: Note, *, last: bool) -> None:
         """Add the note; the last lane's backward adds the sums of all shard groups."""
@@ -85,9 +104,12 @@ class FreeShardedSum:
 
     def after_lane(self) -> None:
         """Leave the gradients in the parameters."""
+        self._order.end_lane(())
+        self._order.begin_lane()
 
     def finish(self) -> Note:
         """Return the sum of the notes; FSDP has written the gradients."""
+        self._order.end_lane(())
         assert self._total is not None
         return Note.from_tensor(sum_across(self._world, self._total))
 

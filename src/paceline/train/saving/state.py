@@ -37,7 +37,8 @@ def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[
     for parameter, state in optimizer.state.items():
         for kind, value in sorted(state.items()):
             if value is not None:
-                yield f"optimizer.{kind}.{names[parameter]}", _as_tensor(value)
+                name = f"{kind}.{names[parameter]}"
+                yield f"optimizer.{name}", _as_tensor(value, name)
 
 
 def _names(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[Tensor, str]:
@@ -54,11 +55,18 @@ def _names(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[Tensor, 
     return names
 
 
-def _as_tensor(value: Tensor | float) -> Tensor:
-    """Return a value as a tensor without rounding: a Python float has 64 bits."""
+def _as_tensor(value: Any, name: str) -> Tensor:
+    """Return a value of an optimizer's state as a tensor without rounding: a Python float has 64 bits."""
     if isinstance(value, Tensor):
         return value.detach()
-    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+    if isinstance(value, str):
+        return torch.tensor(list(value.encode()), dtype=torch.uint8)
+    if isinstance(value, int | float):
+        return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+    raise ConfigError(
+        f"the optimizer keeps a {type(value).__name__} in its state as {name}, which a checkpoint cannot hold",
+        fix="let the optimizer keep tensors, numbers and strings there; a list of tensors becomes one tensor by torch.stack",
+    )
 
 
 # Options that do not change the result, and the learning rate, which has settings of its own.
@@ -77,12 +85,12 @@ def optimizer_facts(optimizer: torch.optim.Optimizer) -> dict[str, str]:
 
 
 def python_numbers(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, str]:
-    """Return the type of each optimizer state entry that is a Python number: files hold them as tensors."""
+    """Return the type of each optimizer state entry that is a number or a string: files hold them as tensors."""
     names = _names(settled(model), optimizer)
     types = {}
     for parameter, state in optimizer.state.items():
         for kind, value in state.items():
-            if isinstance(value, int | float):
+            if isinstance(value, int | float | str):
                 types[f"optimizer.{kind}.{names[parameter]}"] = type(value).__name__
     return types
 
@@ -142,19 +150,23 @@ class OptimizerSlots:
         parameter = self._parameters.get(name)
         if parameter is None or parameter not in self._groups:
             return [f"the optimizer has no parameter {name} for the saved {kind}"]
+        if number is not None:
+            self._state[parameter][kind] = _python_value(number, value)
+            return []
         group = self._groups[parameter]
         on_device = group.get("capturable") or group.get("fused")  # torch's own rule
         if kind == "step" and not on_device:
             restored = value.to("cpu", copy=True)
         else:
             restored = sharded_like(parameter, value)
-        if number is not None:
-            restored = _PYTHON_TYPES[number](restored.item())
         self._state[parameter][kind] = restored
         return []
 
 
-_PYTHON_TYPES: dict[str, Any] = {"int": int, "float": float, "bool": bool}
+def _python_value(kind: str, value: Tensor) -> Any:
+    if kind == "str":
+        return bytes(value.tolist()).decode()
+    return {"int": int, "float": float, "bool": bool}[kind](value.item())
 
 
 def _type_and_shape(value: Tensor) -> str:

@@ -78,6 +78,7 @@ class LaneWork(ABC):
         """Run a lane whose gradient is not used: ranks with one lane more must gather this rank's shards."""
         output, gradient = self.forward(lane)
         torch.autograd.backward(output, torch.zeros_like(gradient))
+        self._updates.sum.after_lane()
 
     @abstractmethod
     def complete(self, count: float) -> None:

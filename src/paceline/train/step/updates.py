@@ -17,6 +17,7 @@ from paceline.telemetry.phases import WAIT, PhaseClock
 from paceline.train.gradients.gradient_sum import BucketedSum, GradientSum
 from paceline.train.gradients.note import Note, RankRequests
 from paceline.train.model.precision import Precision
+from paceline.train.model.unsupported import naming_lonely_samples, refuse_hooks
 from paceline.train.saving.state import NOTHING, load_state, python_numbers
 from paceline.train.step.lane_loss import Losses, LossFunction, means
 from paceline.train.step.losses import LaneLosses, LaneSeeds, LaneWork, WholeBatchLoss
@@ -113,6 +114,8 @@ class Updates:
         self._includes_waits = strategy.shards
         self._is_one_mean = True
         self._models = list(models)
+        for model in models:
+            refuse_hooks(model, config)
         self._buffers = self._make_buffers()
         self._optimizers: dict[torch.optim.Optimizer, OptimizerUpdates] = {}
         if strategy.shards:
@@ -181,10 +184,12 @@ class Updates:
         self._buffers.begin()
         seeds = LaneSeeds(self._config.seed, call.number)
         lanes: LaneWork = LaneLosses(self._world, updates, call.loss, step, seeds)
-        if call.over_batch is not None:
-            lanes = WholeBatchLoss(self._world, updates, call.loss, step, seeds)
-            lanes.prepare(call.over_batch, self._buffers, self._config.batch.lanes)
-        total = self._run_lanes(updates, lanes, step)
+        number = self._config.batch.lanes
+        with naming_lonely_samples(self._models, step.plan, number):
+            if call.over_batch is not None:
+                lanes = WholeBatchLoss(self._world, updates, call.loss, step, seeds)
+                lanes.prepare(call.over_batch, self._buffers, number)
+            total = self._run_lanes(updates, lanes, step)
         for model in self._models:
             updates.precision.finish(model)
         return self._finish(lanes, step, total), total
