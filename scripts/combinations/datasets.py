@@ -119,6 +119,11 @@ def classify(model: nn.Module, batch: Any) -> Tensor:
     return cross_entropy(model(*inputs), target)
 
 
+def classify_in_train_mode(model: nn.Module, batch: Any) -> Tensor:
+    """Return the cross entropy, and leave the model in train mode, as some scripts do."""
+    return classify(model.train(), batch)
+
+
 def regress(model: nn.Module, batch: Any) -> Tensor:
     """Return the squared error."""
     *inputs, target = batch

@@ -134,18 +134,16 @@ def _parameters() -> Iterator[Combination]:
             f"parameters: several heads, one never used, {strategy}", unusual_models.Heads,
             settings=settings,
         )  # fmt: skip
-    yield rows("parameters: frozen in step 4", each_step=unusual_models.freeze_late)
-    yield rows(
-        "parameters: unfrozen in step 4",
-        before=unusual_models.freeze_first,
-        each_step=unusual_models.unfreeze_late,
-    )
-    yield rows(
-        "parameters: unfrozen in step 4, fsdp",
-        before=unusual_models.freeze_first,
-        each_step=unusual_models.unfreeze_late,
-        settings=FSDP,
-    )
+    for strategy, settings in (("ddp", {}), ("fsdp", FSDP), ("local SGD", LOCAL_SGD)):
+        late = partial(rows, settings=settings)
+        yield late(
+            f"parameters: frozen in step 4, {strategy}", each_step=unusual_models.freeze_late
+        )
+        yield late(
+            f"parameters: unfrozen in step 4, {strategy}",
+            before=unusual_models.freeze_first,
+            each_step=unusual_models.unfreeze_late,
+        )
 
 
 def _buffers() -> Iterator[Combination]:
@@ -188,6 +186,10 @@ def _hooks_and_recomputation() -> Iterator[Combination]:
         norm = partial(unusual_models.RecomputedNorm, reentrant=reentrant)
         yield rows(f"recomputation: {kind} with BatchNorm", norm, data.many_rows)
     yield rows("evaluation: dropout left on", unusual_models.RandomInEvaluation)
+    yield Combination(
+        "evaluation: in train mode, with BatchNorm",
+        models.convolutions, data.images, data.classify_in_train_mode,
+    )  # fmt: skip
 
 
 def _sparse() -> Iterator[Combination]:
@@ -229,6 +231,15 @@ def _precisions() -> Iterator[Combination]:
         "bf16-master: LSTM", models.Recurrent, data.texts, data.classify,
         settings={"precision": "bf16-master"},
     )  # fmt: skip
+    yield Combination(
+        "bf16-master: LSTM, fsdp", models.Recurrent, data.texts, data.classify,
+        settings=FSDP | {"precision": "bf16-master"},
+    )  # fmt: skip
+    yield rows(
+        "bf16-master: spectral norm, fsdp",
+        models.spectral,
+        settings=FSDP | {"precision": "bf16-master"},
+    )
 
 
 def _compiled_and_read() -> Iterator[Combination]:

@@ -18,7 +18,7 @@ from paceline.train.observers.observers import Observers
 from paceline.train.observers.recorder import Recorder
 from paceline.train.rates import Rates
 from paceline.train.run_folder import RunFolder
-from paceline.train.saving.checkpointing import Checkpoints
+from paceline.train.saving.checkpointing import Checkpoints, shorten
 from paceline.train.saving.run_state import Registered, RunState
 from paceline.train.saving.state import digests_of_all, state_digest
 from paceline.train.step.engine import make_updates
@@ -27,6 +27,9 @@ from paceline.train.strategy import Strategy
 from paceline.world.device import peak_of_all
 from paceline.world.process_group import shorten_timeout
 from paceline.world.world import World
+
+_STEPS_TO_TRY = 100
+"""Steps, or an epoch if it is shorter, after which parameters without a gradient are named."""
 
 
 class RunLoop:
@@ -139,6 +142,7 @@ class RunLoop:
         every = self._config.compare_steps
         if every and self.done % every == 0:
             self.state.compare_ranks(self.done)
+        self._mention_unused()
         self._save_or_stop(note)
         enough = self._record(batch, note)
         return self.observers.seen_enough() or enough
@@ -166,6 +170,19 @@ class RunLoop:
             say(rank_line(self._world, epoch, batch.lanes[0].samples, steps))
         self._in_epoch.restart()
         self._since_report.restart()
+
+    def _mention_unused(self) -> None:
+        """Name the parameters that nothing trains, once."""
+        steps = self.done - self._first
+        if steps != min(_STEPS_TO_TRY, self.batches.plan.steps_per_epoch):
+            return
+        names = self.updates.without_gradient
+        if names and self._world.is_main:
+            one = len(names) == 1
+            say(
+                f"{len(names)} {'parameter' if one else 'parameters'} got no gradient in the first {steps} steps: "
+                f"{shorten(names)}"
+            )
 
     def settle(self) -> None:
         """Wait for the steps that the GPU has not finished: otherwise their time would be left out, too."""

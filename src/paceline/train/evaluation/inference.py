@@ -62,6 +62,7 @@ class Inference:
         self._sources = EvaluationSources(world, config)
         self._weights = WholeWeights(world, strategy)
         self._size = max(1, config.batch.global_size // config.batch.lanes)
+        self._begin_batch: Callable[[], None] = lambda: None
 
     def evaluate(
         self, over: Pass, score: Score, metrics: Mapping[str, Any], batches: int = 0
@@ -117,7 +118,11 @@ class Inference:
     @contextlib.contextmanager
     def _running(self, modules: Sequence[nn.Module]) -> Iterator[bool]:
         """Run without training; yield whether forward is free of collectives."""
-        with self._weights.gathered(modules) as is_free, undisturbed(modules, self._precision):
+        fast = self._config.parallel != "fsdp"
+        with (
+            self._weights.gathered(modules) as is_free,
+            undisturbed(modules, self._precision, fast_attention=fast) as self._begin_batch,
+        ):
             yield is_free
 
     def _count(self, source: EvaluationSource) -> int:
@@ -132,6 +137,7 @@ class Inference:
             begin = (number or 0) * self._size
             end = min(begin + self._size, len(source))
             batch = source.read(begin, end)
+            self._begin_batch()
             seed_everything(self._config.seed, _KEY, number or 0)
             with self._precision.context():
                 yield NumberedBatch(number, end - begin, batch)

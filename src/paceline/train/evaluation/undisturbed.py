@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.train.model.precision import Precision
 from paceline.train.observers.console import say
@@ -20,32 +20,74 @@ from paceline.world.world import World
 _SHARE = 0.5  # of the free GPU memory; the score needs the rest
 
 
+class _Buffer:
+    """A buffer of a module, and its value before an evaluation."""
+
+    def __init__(self, module: nn.Module, key: str, value: Tensor) -> None:
+        self._module, self._key, self._value = module, key, value
+        self._before, self._version = value.clone(), value._version  # noqa: SLF001 - torch's count of writes
+        self._is_statistic = hasattr(module, "running_mean")
+
+    def restore(self) -> None:
+        """Undo what forward has written or assigned."""
+        self._module._buffers[self._key] = self._value  # noqa: SLF001 - torch has no public table of a module's own buffers
+        # In train mode BatchNorm writes its statistics without a trace in the version counter.
+        unseen = self._is_statistic and self._module.training
+        if unseen or self._value._version != self._version:  # noqa: SLF001
+            self._value.copy_(self._before)
+            self._version = self._value._version  # noqa: SLF001
+
+
+def _buffers_of(module: nn.Module) -> Iterator[_Buffer]:
+    for key, value in module._buffers.items():  # noqa: SLF001 - its own, not its children's
+        if value is not None:
+            yield _Buffer(module, key, value)
+
+
 @contextlib.contextmanager
-def undisturbed(modules: Sequence[nn.Module], precision: Precision) -> Iterator[None]:
-    """Put modules into eval mode; give each back its mode, its buffers and the state of the generators."""
+def undisturbed(
+    modules: Sequence[nn.Module], precision: Precision, *, fast_attention: bool = True
+) -> Iterator[Callable[[], None]]:
+    """Put modules into eval mode; give each back its mode, its buffers and the state of the generators.
+
+    It yields a function that does so between two batches: a batch must not depend on those before it, which another
+    rank may have evaluated. Without `fast_attention` torch's encoder layers use the same kernels as in training.
+    """
     every = {module for model in modules for module in model.modules()}
     modes = {module: module.training for module in every}
-    buffers = []
-    for module in every:
-        for key, value in module._buffers.items():  # noqa: SLF001 - its own, not its children's
-            if value is not None:
-                buffers.append((module, key, value, value.clone(), value._version))  # noqa: SLF001 - torch's count of writes
-    with _same_generators():
+    buffers = [buffer for module in every for buffer in _buffers_of(module)]
+
+    def begin_batch() -> None:
+        for buffer in buffers:
+            buffer.restore()
+        if any(module.training for module in every):
+            for model in modules:
+                model.eval()
+
+    with _same_generators(), _attention(fast=fast_attention):
         for model in modules:
             model.eval()
             precision.begin(model)
         try:
             with torch.no_grad():
-                yield
+                yield begin_batch
         finally:
+            begin_batch()
             for model in modules:
                 precision.finish(model)
             for module, training in modes.items():
                 module.training = training
-            for module, key, value, before, version in buffers:
-                module._buffers[key] = value  # noqa: SLF001 - the function may have assigned another tensor
-                if value._version != version:  # noqa: SLF001 - torch's count of writes
-                    value.copy_(before)
+
+
+@contextlib.contextmanager
+def _attention(*, fast: bool) -> Iterator[None]:
+    """Allow or forbid the fused kernels of nn.TransformerEncoderLayer, which it uses only if it has no hooks: not under FSDP."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(before and fast)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Do all lanes of all ranks gather and reduce the same FSDP units in the same order?
+"""Check that all lanes of all ranks gather and reduce the same FSDP units in the same order.
 
 Every rank takes part in every exchange of a unit. A lane that skips a layer would make ranks wait for each other, or
 add the gradients of one layer to those of another of the same size.
@@ -56,7 +56,7 @@ class UnitOrder:
 
     def _agree(self, found: _Exchange) -> None:
         """Raise on all ranks if one of them is about to do something else. Every rank calls this in its first lane."""
-        texts = all_gather_texts(self._world, f"{found}, {found.elements} elements")
+        texts = all_gather_texts(self._world, f"{found} ({found.elements} elements)")
         for text in texts:
             if text != texts[0]:
                 raise _other_layers(texts[0], text)

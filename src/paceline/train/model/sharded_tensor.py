@@ -57,17 +57,25 @@ def sharded_like(parameter: Tensor, value: Tensor) -> Tensor:
     if not is_sharded(parameter):
         # With the strides of the parameter, like the state that optimizers create.
         return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+    return shards_of(value, parameter)
+
+
+def shards_of(value: Tensor, like: Tensor) -> Tensor:
+    """Return a copy of an unsharded value, on the device and over the ranks of a sharded tensor."""
     from torch.distributed.tensor import DTensor
 
-    like: Any = parameter
-    shard = _shard_of(value, parameter).to(parameter.device, copy=True)
+    sharded: Any = like
+    rank, ranks = _mesh(like).get_local_rank(), _mesh(like).size()
+    rows = -(-value.shape[0] // ranks)
+    shard = value[rank * rows : (rank + 1) * rows].to(like.device, copy=True)
+    same_shape = value.shape == like.shape
     return DTensor.from_local(
         shard,
-        like.device_mesh,
-        like.placements,
+        sharded.device_mesh,
+        sharded.placements,
         run_check=False,
-        shape=like.shape,
-        stride=like.stride(),
+        shape=value.shape,
+        stride=like.stride() if same_shape else value.stride(),
     )
 
 

@@ -62,7 +62,9 @@ class CapturedUpdates(Updates):
 
     def update(self, call: UpdateCall) -> tuple[Losses, Note]:
         """Run an update: replayed if one like it was captured."""
-        key = _key_of(call)
+        updates = self.of(call.optimizer)
+        updates.follow_freezing()
+        key = (*_key_of(call), updates.selections)
         if self._gave_up or self._eager[key] < _EAGER_UPDATES:
             self._eager[key] += 1
             self._count_function(call, is_new=self._eager[key] == 1)

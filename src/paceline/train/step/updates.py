@@ -16,13 +16,12 @@ from paceline.errors import ConfigError
 from paceline.telemetry.phases import WAIT, PhaseClock
 from paceline.train.gradients.gradient_sum import BucketedSum, GradientSum
 from paceline.train.gradients.note import Note, RankRequests
-from paceline.train.model.precision import Precision
 from paceline.train.model.unsupported import naming_lonely_samples, refuse_hooks
 from paceline.train.saving.state import NOTHING, load_state, python_numbers
 from paceline.train.step.lane_loss import Losses, LossFunction, means
 from paceline.train.step.losses import LaneLosses, LaneSeeds, LaneWork, WholeBatchLoss
 from paceline.train.step.moving_buffers import MovingBuffers
-from paceline.train.step.weight_update import clip, make_update
+from paceline.train.step.optimizer_updates import OptimizerUpdates
 from paceline.train.strategy import Strategy
 from paceline.world.collectives import sum_across
 from paceline.world.world import World
@@ -41,51 +40,6 @@ class UpdateCall(NamedTuple):
     """The number of the update in its step: each draws other random numbers."""
     clip_norm: float = 0.0
     over_batch: Callable[[Tensor], Tensor] | None = None
-
-
-class OptimizerUpdates:
-    """The updates of one optimizer: its parameters, their gradient sum, its fp16 scale."""
-
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        models: Sequence[nn.Module],
-        config: RunConfig,
-        world: World,
-        strategy: Strategy,
-        make_sum: Callable[[list[nn.Parameter]], GradientSum],
-    ) -> None:
-        own = {value for group in optimizer.param_groups for value in group["params"]}
-        every = dict.fromkeys(value for model in models for value in model.parameters())
-        trainable = [value for value in every if value.requires_grad]
-        self.parameters = [value for value in trainable if value in own]
-        self.precision = Precision(config, world.device, gathers_bf16=strategy.gathers_bf16)
-        self.sum = make_sum(self.parameters)
-        self.update = make_update(
-            optimizer, world.device, compiles=config.compile and not strategy.replicas
-        )
-        self._gradients: dict[tuple[float, torch.dtype, torch.Size], Tensor] = {}
-        self._inputs = None if len(trainable) == len(self.parameters) else self.parameters
-
-    def gradient_of(self, output: Tensor, weight: float) -> Tensor:
-        """Return the gradient with which the backward of a lane of this weight starts."""
-        scaled = weight * self.precision.scale
-        key = scaled, output.dtype, output.shape
-        if key not in self._gradients:
-            self._gradients[key] = torch.full_like(output, scaled, requires_grad=False)
-        return self._gradients[key]
-
-    def run_backward(self, output: Tensor, gradient: Tensor) -> None:
-        """Compute the gradients of this optimizer's parameters; those of others stay as they are."""
-        torch.autograd.backward(output, gradient, inputs=self._inputs)
-
-    def apply(self, clip_norm: float) -> None:
-        """Clip the gradients and change the weights; fp16 gradients that overflowed change nothing."""
-        reached = [value for value in self.parameters if value.grad is not None]
-        if self.precision.unscale([value.grad for value in reached if value.grad is not None]):
-            if clip_norm and reached:
-                clip(reached, clip_norm)
-            self.update.change()
 
 
 class Updates:
@@ -120,8 +74,10 @@ class Updates:
         self._optimizers: dict[torch.optim.Optimizer, OptimizerUpdates] = {}
         if strategy.shards:
             from paceline.train.gradients.sharded_sum import refuse_several
+            from paceline.train.model.sharded_optimizer import refuse_unfit
 
             refuse_several(len(models), len(optimizers))
+            refuse_unfit(optimizers[0])
         for optimizer in optimizers:
             self._optimizers[optimizer] = OptimizerUpdates(
                 optimizer, models, config, world, strategy, self._make_sum
@@ -178,6 +134,7 @@ class Updates:
     def backward(self, call: UpdateCall) -> tuple[Losses, Note]:
         """Leave the gradients of all lanes of all ranks in `grad`; return the mean losses and the sum of the notes."""
         updates, step = self.of(call.optimizer), call.step
+        updates.follow_freezing()
         self.clock.begin_step()
         for model in self._models:
             updates.precision.begin(model)
@@ -238,6 +195,13 @@ class Updates:
         lanes.complete(counts[0])
         self._is_one_mean = lanes.is_one_mean
         return means(lanes.names, sums, counts)
+
+    @property
+    def without_gradient(self) -> list[str]:
+        """The names of the parameters that no update has given a gradient; unknown with local SGD."""
+        if self._strategy.replicas:
+            return []
+        return [name for each in self._optimizers.values() for name in each.without_gradient]
 
     # What a checkpoint holds
 
