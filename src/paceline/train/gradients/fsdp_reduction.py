@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import ProcessGroup
+from torch._C._distributed_c10d import ProcessGroup, Work
 from torch.distributed.fsdp import FSDPModule
 
 from paceline.scale.batch import share
@@ -106,14 +105,15 @@ class UnitGather(_Allocator):
         input_tensor: Tensor,
         group: ProcessGroup,
         async_op: bool = False,  # noqa: FBT001, FBT002 - FSDP's signature
-    ) -> dist.Work | None:
+    ) -> Work | None:
         """Collect the shards of all ranks of a shard group."""
         self._order.check("gathered", self._unit, output_tensor.numel())
         if not self._through_host:
-            work: dist.Work | None = dist.all_gather_into_tensor(
-                output_tensor, input_tensor, group, async_op
-            )
-            return work
+            work = gather(output_tensor, input_tensor, group)
+            if async_op:
+                return work
+            work.wait()
+            return None
         gathered = torch.empty(output_tensor.shape, dtype=output_tensor.dtype)
         gather(gathered, input_tensor.cpu(), group).wait()
         output_tensor.copy_(gathered)

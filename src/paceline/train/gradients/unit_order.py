@@ -6,11 +6,14 @@ add the gradients of one layer to those of another of the same size.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import torch
+
 from paceline.errors import ConfigError
-from paceline.world.collectives import all_gather_texts
+from paceline.world.collectives import all_gather_rows, all_gather_texts
 from paceline.world.world import World
 
 
@@ -56,10 +59,12 @@ class UnitOrder:
 
     def _agree(self, found: _Exchange) -> None:
         """Raise on all ranks if one of them is about to do something else. Every rank calls this in its first lane."""
-        texts = all_gather_texts(self._world, f"{found} ({found.elements} elements)")
-        for text in texts:
-            if text != texts[0]:
-                raise _other_layers(texts[0], text)
+        text = f"{found} ({found.elements} elements)"
+        rows = all_gather_rows(self._world, torch.tensor([zlib.crc32(text.encode())]))
+        if (rows == rows[0]).all():
+            return
+        texts = all_gather_texts(self._world, text)
+        raise _other_layers(texts[0], next(each for each in texts if each != texts[0]))
 
 
 def _other_layers(one: str, other: str) -> ConfigError:

@@ -12,10 +12,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 
 from paceline.errors import ConfigError
 from paceline.train.model.sharded_tensor import is_sharded, shards_of, whole
+
+_ELEMENTWISE = {
+    optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.Adadelta,
+    optim.RMSprop, optim.ASGD,
+}  # fmt: skip
+"""Optimizers of torch that need no trial: `scripts/model_table.py` trains with each of them."""
 
 _STEPS = 3
 _MOST_COLUMNS = 3
@@ -24,6 +30,8 @@ _SEED = 20
 
 def refuse_unfit(optimizer: torch.optim.Optimizer) -> None:
     """Raise if the step of an optimizer needs weights that are not sharded. Every rank must call this."""
+    if type(optimizer) in _ELEMENTWISE:
+        return
     groups = list(_trial_values(optimizer))
     plain = [[nn.Parameter(value.clone()) for _, value in group] for group in groups]
     sharded = [[nn.Parameter(shards_of(value, like)) for like, value in group] for group in groups]
