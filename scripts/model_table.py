@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from combinations.ranks import preload
 from combinations.table import COMBINATIONS
 from combinations.verdicts import Judge, Verdict
 
@@ -30,6 +31,7 @@ def main() -> int:
     if known.list:
         print("\n".join(names))
         return 0
+    preload()
     begun, counts = time.monotonic(), Counter[str]()
     for verdict in judged(names, known.j):
         print(f"{verdict.name:<48} {verdict}", flush=True)

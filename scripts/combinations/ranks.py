@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    [
-        "paceline.train.trainer",
-        "torch._dynamo",
-        "torch.distributed.fsdp",
-        "paceline.train.model.fsdp",
-    ]
-)
 _TIMEOUT_S = 240.0
 _PATIENCE_S = 5.0  # for the other ranks, after one has failed
+
+
+def preload() -> None:
+    """Let the server import torch before it forks the first rank."""
+    CONTEXT.set_forkserver_preload(
+        ["paceline.train.trainer", "torch._dynamo", "torch.distributed.fsdp"]
+    )
 
 
 class Answer(NamedTuple):

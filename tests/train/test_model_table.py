@@ -1,0 +1,74 @@
+"""Does the core of `scripts/model_table.py` give the same bits on 1, 2 and 3 ranks and through two resumes, or a refusal?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+
+from combinations.table import COMBINATIONS
+from combinations.verdicts import Judge
+
+from support import processes
+
+assert processes.CONTEXT  # its server has imported torch, and forks the ranks
+
+SAME = [
+    "text: GPT with tied weights, fsdp",
+    "speech: GRU and CTC, ragged",
+    "graphs: attention",
+    "optimizer: strings in its state",
+    "norm: batch, frozen by eval mode",
+    "parameters: experts, ddp",
+    "parameters: frozen in step 4, fsdp",
+    "parameters: unfrozen in step 4, ddp",
+    "buffer: moves in evaluation only",
+    "evaluation: in train mode, with BatchNorm",
+    "recomputation: reentrant",
+]
+REFUSED = {
+    "optimizer: LBFGS": "LBFGS.step needs a closure",
+    "optimizer: Muon, fsdp": "Muon does not support parallel=fsdp: its step fails on shards",
+    "optimizer: Adafactor, fsdp": "Adafactor does not support parallel=fsdp",
+    "optimizer: lists in its state": "keeps a list in its state as history.blocks.0.weight",
+    "optimizer: groups that the loop adds": "AdamW has 8 parameters; it had 6 when the loop began",
+    "norm: SyncBatchNorm": "1 is a SyncBatchNorm",
+    "norm: batch with lanes of one sample": r"block.1 (BatchNorm1d) got one sample in step 2",
+    "parameters: stochastic depth, fsdp": "parallel=fsdp needs the same layers in every lane",
+    "hooks: parameter, fsdp": "blocks.0.weight has a gradient hook",
+    "hooks: post-accumulate": "blocks.0.weight has a post-accumulate-grad hook",
+    "sparse: Embedding, SparseAdam": "users is an Embedding with sparse=True",
+    "bf16-master: spectral norm": "precision=bf16-master does not support the spectral norm",
+}
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
+    """One group of ranks per number of ranks trains all lines."""
+    made = Judge(tmp_path_factory.mktemp("table"))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_these_train_the_same_bits_in_every_world_and_through_two_resumes(
+    name: str, judge: Judge
+) -> None:
+    assert str(judge.judge(name)) == "same"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_these_are_refused_by_name(name: str, judge: Judge) -> None:
+    verdict = judge.judge(name)
+    assert verdict.kind == "refused"
+    assert REFUSED[name] in verdict.details
+
+
+def test_the_table_has_all_kinds_of_models() -> None:
+    kinds = {name.partition(":")[0] for name in COMBINATIONS}
+    assert len(COMBINATIONS) >= 60
+    assert {"vision", "text", "speech", "graphs", "recommender", "optimizer", "norm"} <= kinds
