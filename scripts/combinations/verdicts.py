@@ -94,7 +94,7 @@ def _refusal(answers: dict[str, list[Answer]], label: str, answer: Answer) -> st
     first = answer.message.partition("\n")[0]
     if label != next(iter(answers)):
         first = f"{first} ({label})"
-    return f"{first} (after {answer.updates} updates)" if answer.updates else first
+    return f"{first} (after update {answer.updates})" if answer.updates else first
 
 
 def _difference(answers: dict[str, list[Answer]]) -> str:

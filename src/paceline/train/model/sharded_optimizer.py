@@ -39,7 +39,7 @@ def refuse_unfit(optimizer: torch.optim.Optimizer) -> None:
     try:
         _take_steps(_copy(optimizer, sharded), sharded)
     except Exception as error:
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0].partition(". ")[0]
         raise _unfit(optimizer, f"fails on shards of a matrix: {reason}") from error
     for one, other in zip(plain, sharded, strict=True):
         for expected, found in zip(one, other, strict=True):
