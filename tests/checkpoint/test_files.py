@@ -65,7 +65,7 @@ def test_a_file_without_tensors_is_a_file() -> None:
 def test_what_plain_safetensors_writes_is_read() -> None:
     tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(3, dtype=torch.bool)}
     content = safetensors.torch.save(tensors, metadata={"from": "elsewhere"})
-    places = {place.spec.name: place for place in tensor_spans(content, len(content), "x")}
+    places = {place.spec.name: place for place in tensor_spans(content, len(content), "x", "part")}
     assert {name: (place.spec.dtype, place.spec.shape) for name, place in places.items()} == {
         "a": ("F32", (2, 3)),
         "b": ("BOOL", (3,)),
@@ -89,7 +89,7 @@ def test_tensors_lie_side_by_side_and_aligned(wanted) -> None:
 @given(st.lists(specs, max_size=12, unique_by=lambda spec: spec.name))
 def test_the_places_are_read_back_from_the_header_alone(wanted) -> None:
     image = plan_file(wanted)
-    assert tensor_spans(memoryview(image.header), image.size_bytes, "x") == image.places
+    assert tensor_spans(memoryview(image.header), image.size_bytes, "x", "part") == image.places
 
 
 LIES = {
@@ -121,8 +121,10 @@ LIES = {
 
 @pytest.mark.parametrize("content", LIES.values(), ids=LIES)
 def test_a_file_that_lies_about_itself_is_refused(content) -> None:
-    with pytest.raises(BadCheckpoint, match="somewhere/part is not a safetensors file") as caught:
-        tensor_spans(memoryview(content), len(content), "somewhere/part")
+    with pytest.raises(
+        BadCheckpoint, match="somewhere is damaged: part is not a safetensors file"
+    ) as caught:
+        tensor_spans(memoryview(content), len(content), "somewhere", "part")
     assert caught.value.fix
 
 
@@ -139,8 +141,8 @@ SUBTLE = {
 
 @pytest.mark.parametrize("content", SUBTLE.values(), ids=SUBTLE)
 def test_a_file_that_lies_about_itself_in_a_subtle_way_is_refused(content) -> None:
-    with pytest.raises(BadCheckpoint, match="somewhere/part is not a safetensors file"):
-        tensor_spans(memoryview(content), len(content), "somewhere/part")
+    with pytest.raises(BadCheckpoint, match="somewhere is damaged: part is not a safetensors file"):
+        tensor_spans(memoryview(content), len(content), "somewhere", "part")
 
 
 @given(st.lists(st.integers(0, 1000), max_size=40), st.integers(1, 7))
