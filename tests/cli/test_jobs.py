@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 import time
@@ -18,7 +19,7 @@ from support.program import Done, paceline
 SQUEUE = """#!/bin/sh
 case "$*" in
 *--Format=*) echo '17  2030-01-01T10:00:00  2'; echo '18  N/A  0' ;;
-*) echo '17|RUNNING|None|0:10|59:50|N/A|1|n1|/x'; echo '18|PENDING|Dependency|0:00|1:00:00|N/A|1||/x' ;;
+*) cat "${0%/*}/queue" ;;
 esac
 """
 SCANCEL = """#!/bin/sh
@@ -44,7 +45,16 @@ def path(tmp_path: Path) -> str:
     for name, text in {"squeue": SQUEUE, "scancel": SCANCEL}.items():
         (commands / name).write_text(text)
         (commands / name).chmod(0o700)
+    put_in_queue(
+        commands,
+        runs.squeue_line("17", "RUNNING", "run"),
+        runs.squeue_line("18", "PENDING", "run", reason="Dependency"),
+    )
     return f"{commands}:/usr/bin:/bin"
+
+
+def put_in_queue(commands: Path, *lines: str) -> None:
+    (commands / "queue").write_text("".join(f"{line}\n" for line in lines))
 
 
 def run(tmp_path: Path, *words: str, path: str) -> Done:
@@ -100,7 +110,9 @@ def test_cancel_ends_those_that_wait_first_and_forbids_a_requeue_before(
 ) -> None:
     done = run(tmp_path, "cancel", word, path=path)
     assert (done.code, done.err) == (0, "")
-    assert (tmp_path / "told").read_text().splitlines() == ["18 cancelled", "17 cancelled"]
+    assert (tmp_path / "told").read_text().splitlines() == [
+        f"--user={os.getuid()} --name=run {job} cancelled" for job in ("18", "17")
+    ]
     assert stat.S_IMODE((chain / "jobs" / "cancelled").stat().st_mode) == 0o600
     assert "job 18 was queued and will not start\njob 17 was asked to save and exit" in done.out
     facts = json.loads(run(tmp_path, "cancel", word, "--json", path=path).out)

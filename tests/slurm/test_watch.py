@@ -47,6 +47,7 @@ class Person:
         log = self.run / "jobs" / "%j.log"
         words = [
             "--requeue",
+            f"--job-name={self.run.name}",
             "--open-mode=append",
             f"--output={log}",
             f"--export=ALL,RUN={self.run}",
