@@ -13,6 +13,7 @@ import pytest
 
 from paceline.cluster.registry import register
 from paceline.events import RunEnded
+from paceline.rundir import RunDir
 from support import run_folders as runs
 from support.program import Done, paceline
 
@@ -117,6 +118,44 @@ def test_cancel_ends_those_that_wait_first_and_forbids_a_requeue_before(
     assert "job 18 was queued and will not start\njob 17 was asked to save and exit" in done.out
     facts = json.loads(run(tmp_path, "cancel", word, "--json", path=path).out)
     assert facts["cancelled"] == {"waiting": ["18"], "running": ["17"]}
+
+
+def test_a_job_of_another_run_with_the_same_number_is_neither_shown_nor_cancelled(
+    tmp_path: Path, chain: Path, path: str
+) -> None:
+    put_in_queue(
+        tmp_path / "bin",
+        runs.squeue_line("17", "RUNNING", "other"),
+        runs.squeue_line("18", "PENDING", "run", submitted_s=time.time() + 86400),
+    )
+    assert "RUNNING" not in run(tmp_path, "jobs", path=path).out
+    assert "job    18  has left the queue" in run(tmp_path, "watch", "run", path=path).out
+    done = run(tmp_path, "cancel", "17", path=path)
+    assert (done.code, done.out) == (0, "run has no job in the queue: there is nothing to cancel\n")
+    assert not (tmp_path / "told").exists()
+
+
+def test_runs_are_listed_from_their_files_while_slurm_does_not_answer(
+    tmp_path: Path, chain: Path, path: str
+) -> None:
+    runs.put_beat(RunDir(chain), 0, step=109)
+    (tmp_path / "bin" / "squeue").write_text(
+        "#!/bin/sh\necho 'squeue: error: Socket timed out on send/recv operation' >&2\nexit 1\n"
+    )
+    done = run(tmp_path, "jobs", path=path)
+    assert done.code == 0
+    assert re.split(r"\s{2,}", done.out.splitlines()[1])[:4] == [
+        "run",
+        "16,17,18",
+        "training (by its files)",
+        "109/1,000",
+    ]
+    assert "Slurm does not answer: squeue failed: Socket timed out" in done.err
+    [facts] = json.loads(run(tmp_path, "jobs", "--json", path=path).out)["runs"]
+    assert (facts["phase"], facts["step"]) == ("training", 109)
+    assert "Socket timed out" in facts["queue_problem"]
+    done = run(tmp_path, "cancel", "17", path=path)
+    assert (done.code, "try again in a minute" in done.err) == (3, True)
 
 
 def test_nothing_is_cancelled_where_nothing_is_queued(

@@ -28,7 +28,7 @@ from paceline.report.history import History
 from paceline.report.jobs import UNKNOWN, RunJob, with_queue_state
 from paceline.report.jobs_table import is_current, print_jobs, status_of
 from paceline.report.state import RunState, RunWatcher, state_of
-from paceline.rundir import make_private
+from paceline.rundir import RunDir, make_private
 from paceline.telemetry.pulse import Pulse
 from paceline.world.world import World
 from support.run_folders import (
@@ -235,6 +235,27 @@ def test_slurm_that_does_not_answer_does_not_end_the_watch(tmp_path: Path, monke
     found = RunWatcher(NamedRun(folder, (submission("17", folder.root),))).look()
     assert "there is no Slurm on this machine" in found.queue_problem
     assert (found.jobs[0].state, found.step, found.over) == ("UNKNOWN", 51, False)
+
+
+def test_a_job_that_could_not_be_launched_is_explained(tmp_path: Path, capsys) -> None:
+    sent = submission("17", make_run(tmp_path / "run").root)
+    line = squeue_line("17", "FAILED", "run", reason="JobLaunchFailure")
+    held = squeue_line("17", "PENDING", "run", reason="launch_failed_requeued_held")
+
+    def shown(line: str) -> str:
+        [known] = identify([sent], [QueuedJob.read(line)], {})
+        found = state(RunDir(tmp_path / "run"), with_queue_state(known))
+        print_jobs([found])
+        return "\n".join([*lines_of(found), capsys.readouterr().out])
+
+    assert shown(line).count(f"Slurm could not open the log: {tmp_path}/run/jobs does not exist") == 2  # fmt: skip
+    (tmp_path / "run" / "jobs").mkdir()
+    assert shown(line).count("is probably not on its first node, or not writable there") == 2
+    assert "state  failed" in shown(line)
+    assert "`scontrol release 17`" in shown(held)
+    (tmp_path / "run" / "jobs" / "over").write_text("failed with exit code 3, /x is not on n2\n")
+    found = state(RunDir(tmp_path / "run"), RunJob("17", "GONE", ""))
+    assert (found.phase, found.reason) == ("failed", "exit code 3, /x is not on n2")
 
 
 def test_one_row_for_a_run_across_its_jobs(tmp_path: Path, capsys) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.cluster.registry import KnownJob, Submission, ask_queue
 from paceline.cluster.slurm import FINAL_STATES, QueuedJob
+from paceline.world.hostlist import expand_hostlist
 
 WAITING = frozenset(
     {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
@@ -99,9 +100,9 @@ def _launch_problem(submission: Submission, queued: QueuedJob) -> str:
         folder = Path(submission.log).parent
         if not folder.is_dir():
             return f"Slurm could not open the log: {folder} does not exist; submit it again"
-        node = queued.node_list.partition(",")[0] or "its first node"
+        nodes = expand_hostlist(queued.node_list) if queued.node_list else ["its first node"]
         return (
-            f"Slurm could not launch it: {folder} is probably not on {node}, or not writable there; "
+            f"Slurm could not launch it: {folder} is probably not on {nodes[0]}, or not writable there; "
             "put the runs on a disk that all nodes share: runs=FOLDER"
         )
     if "requeued held" in queued.reason.replace("_", " "):

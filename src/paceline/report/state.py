@@ -263,7 +263,7 @@ def _reason(
         return f"Slurm: job {jobs[-1].job} is {jobs[-1].state}"
     if phase in {"not started", "failed"} and not history.started:
         verdict = "".join(tail(folder.job_verdict, 1))
-        return "" if verdict in _VERDICTS_WITHOUT_FAILURE else verdict
+        return "" if verdict in _VERDICTS_WITHOUT_FAILURE else verdict.removeprefix("failed with ")
     return ""
 
 
