@@ -253,9 +253,7 @@ def is_held(lock: Path) -> bool:
     return False
 
 
-def _reason(
-    folder: RunDir, history: History, phase: Phase, jobs: Sequence[RunJob]
-) -> str:
+def _reason(folder: RunDir, history: History, phase: Phase, jobs: Sequence[RunJob]) -> str:
     """Return why the run ended: by its events, or by its job if the training never started."""
     if phase in {"stopped", "failed", "waiting", "starting"} and history.ending:
         return str(history.ending.get("reason", ""))
