@@ -70,6 +70,11 @@ class RunDir:
         return self.root / "jobs"
 
     @property
+    def job_verdict(self) -> Path:
+        """How the last job ended the run, in one line; no further job of the run starts while it exists."""
+        return self.jobs / "over"
+
+    @property
     def code(self) -> Path:
         """The folder of the code copies that jobs run."""
         return self.root / "code"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 import time
@@ -12,13 +13,14 @@ import pytest
 
 from paceline.cluster.registry import register
 from paceline.events import RunEnded
+from paceline.rundir import RunDir
 from support import run_folders as runs
 from support.program import Done, paceline
 
 SQUEUE = """#!/bin/sh
 case "$*" in
 *--Format=*) echo '17  2030-01-01T10:00:00  2'; echo '18  N/A  0' ;;
-*) echo '17|RUNNING|None|0:10|59:50|N/A|1|n1|/x'; echo '18|PENDING|Dependency|0:00|1:00:00|N/A|1||/x' ;;
+*) cat "${0%/*}/queue" ;;
 esac
 """
 SCANCEL = """#!/bin/sh
@@ -44,7 +46,16 @@ def path(tmp_path: Path) -> str:
     for name, text in {"squeue": SQUEUE, "scancel": SCANCEL}.items():
         (commands / name).write_text(text)
         (commands / name).chmod(0o700)
+    put_in_queue(
+        commands,
+        runs.squeue_line("17", "RUNNING", "run"),
+        runs.squeue_line("18", "PENDING", "run", reason="Dependency"),
+    )
     return f"{commands}:/usr/bin:/bin"
+
+
+def put_in_queue(commands: Path, *lines: str) -> None:
+    (commands / "queue").write_text("".join(f"{line}\n" for line in lines))
 
 
 def run(tmp_path: Path, *words: str, path: str) -> Done:
@@ -100,11 +111,51 @@ def test_cancel_ends_those_that_wait_first_and_forbids_a_requeue_before(
 ) -> None:
     done = run(tmp_path, "cancel", word, path=path)
     assert (done.code, done.err) == (0, "")
-    assert (tmp_path / "told").read_text().splitlines() == ["18 cancelled", "17 cancelled"]
+    assert (tmp_path / "told").read_text().splitlines() == [
+        f"--user={os.getuid()} --name=run {job} cancelled" for job in ("18", "17")
+    ]
     assert stat.S_IMODE((chain / "jobs" / "cancelled").stat().st_mode) == 0o600
     assert "job 18 was queued and will not start\njob 17 was asked to save and exit" in done.out
     facts = json.loads(run(tmp_path, "cancel", word, "--json", path=path).out)
     assert facts["cancelled"] == {"waiting": ["18"], "running": ["17"]}
+
+
+def test_a_job_of_another_run_with_the_same_number_is_neither_shown_nor_cancelled(
+    tmp_path: Path, chain: Path, path: str
+) -> None:
+    put_in_queue(
+        tmp_path / "bin",
+        runs.squeue_line("17", "RUNNING", "other"),
+        runs.squeue_line("18", "PENDING", "run", submitted_s=time.time() + 86400),
+    )
+    assert "RUNNING" not in run(tmp_path, "jobs", path=path).out
+    assert "job    18  has left the queue" in run(tmp_path, "watch", "run", path=path).out
+    done = run(tmp_path, "cancel", "17", path=path)
+    assert (done.code, done.out) == (0, "run has no job in the queue: there is nothing to cancel\n")
+    assert not (tmp_path / "told").exists()
+
+
+def test_runs_are_listed_from_their_files_while_slurm_does_not_answer(
+    tmp_path: Path, chain: Path, path: str
+) -> None:
+    runs.put_beat(RunDir(chain), 0, step=109)
+    (tmp_path / "bin" / "squeue").write_text(
+        "#!/bin/sh\necho 'squeue: error: Socket timed out on send/recv operation' >&2\nexit 1\n"
+    )
+    done = run(tmp_path, "jobs", path=path)
+    assert done.code == 0
+    assert re.split(r"\s{2,}", done.out.splitlines()[1])[:4] == [
+        "run",
+        "16,17,18",
+        "training (by its files)",
+        "109/1,000",
+    ]
+    assert "Slurm does not answer: squeue failed: Socket timed out" in done.err
+    [facts] = json.loads(run(tmp_path, "jobs", "--json", path=path).out)["runs"]
+    assert (facts["phase"], facts["step"]) == ("training", 109)
+    assert "Socket timed out" in facts["queue_problem"]
+    done = run(tmp_path, "cancel", "17", path=path)
+    assert (done.code, "try again in a minute" in done.err) == (3, True)
 
 
 def test_nothing_is_cancelled_where_nothing_is_queued(

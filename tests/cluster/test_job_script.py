@@ -22,6 +22,21 @@ TOLD_AND_DEAD = 'kill -USR1 "$SHELL_OF_JOB"; kill -USR1 $$'
 SAYS_WHY = 'touch "$PACELINE_STOPPED.0123abcd"; '
 
 
+NOT_LAUNCHED = """
+echo "srun: error: Task launch for StepId=7.0 failed on node n2: Communication connection failure" >&2
+echo "srun: error: Application launch failed: Communication connection failure" >&2
+echo "srun: error: n1: task 0: Killed" >&2
+exit 233
+"""
+WITHOUT_FOLDER = """
+echo "rank 1 (n2): error: /x is not on node n2" >>"$(dirname "$PACELINE_STOPPED")/7.log"
+touch "$PACELINE_STOPPED"
+echo "srun: error: n2: task 1: Exited with exit code 3" >&2
+echo "srun: error: n1: task 0: Exited with exit code 75" >&2
+exit 75
+"""
+
+
 def job(folder: Path, step: str, foreign: str = "", **programs: str) -> tuple[int, str]:
     """Run a job's shell around a step; return its exit code and its output."""
     for name, text in (SLURM | programs).items():
@@ -74,3 +89,20 @@ def test_a_step_that_dies_otherwise_has_failed(tmp_path: Path, step: str) -> Non
     code, said = job(tmp_path, step)
     assert (code, "; requeued" in said) in [(143, False), (138, False)], said
     assert (tmp_path / "run" / "jobs" / "over").read_text().startswith("failed with exit code")
+
+
+def test_a_step_that_slurm_could_not_launch_is_started_again_elsewhere(tmp_path: Path) -> None:
+    code, said = job(tmp_path, NOT_LAUNCHED)
+    assert code == 0, said
+    assert "Slurm could not start the ranks (Task launch for StepId=7.0 failed on node n2" in said
+    assert "scontrol requeue 7" in said
+    assert (tmp_path / "run" / "jobs" / "failed-nodes").read_text() == "n2\n"
+
+
+def test_a_node_without_the_folder_of_the_run_is_a_failure_and_not_a_stop(tmp_path: Path) -> None:
+    code, said = job(tmp_path, WITHOUT_FOLDER)
+    assert (code, "requeue" in said) == (3, False), said
+    verdict = (tmp_path / "run" / "jobs" / "over").read_text()
+    assert verdict.startswith(
+        "failed with exit code 3, rank 1 (n2): error: /x is not on node n2: see"
+    )

@@ -78,6 +78,14 @@ def test_another_interpreter_runs_the_copy_of_the_script(tmp_path: Path) -> None
         prepare(replace(foreign, profile=image), tmp_path)
 
 
+def test_a_folder_for_errors_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    profile = ClusterProfile(options=("--error=logs/%j.err",))
+    with pytest.raises(ConfigError, match=f"the folder {tmp_path}/logs does not exist"):
+        prepare(replace(request(), profile=profile), tmp_path)
+    (tmp_path / "logs").mkdir()
+    prepare(replace(request(), profile=profile), tmp_path)
+
+
 def test_preparing_writes_nothing(tmp_path: Path) -> None:
     prepared = prepare(request("epochs=3"), tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from paceline.cluster.registry import identify
 from paceline.cluster.slurm import QueuedJob
 from paceline.events import Evaluated, RunEnded, RunFailed, RunStopped
 from paceline.hang.judge import judge
@@ -27,10 +28,18 @@ from paceline.report.history import History
 from paceline.report.jobs import UNKNOWN, RunJob, with_queue_state
 from paceline.report.jobs_table import is_current, print_jobs, status_of
 from paceline.report.state import RunState, RunWatcher, state_of
-from paceline.rundir import make_private
+from paceline.rundir import RunDir, make_private
 from paceline.telemetry.pulse import Pulse
 from paceline.world.world import World
-from support.run_folders import holding, make_run, put_beat, started, submission, trained
+from support.run_folders import (
+    holding,
+    make_run,
+    put_beat,
+    squeue_line,
+    started,
+    submission,
+    trained,
+)
 
 RUNNING = RunJob("17", "RUNNING", "", "", "10:00", "1:00", 1, "n1")
 PENDING = RunJob("18", "PENDING", "", "Resources", "0:00", "1:00:00", 2)
@@ -228,23 +237,39 @@ def test_slurm_that_does_not_answer_does_not_end_the_watch(tmp_path: Path, monke
     assert (found.jobs[0].state, found.step, found.over) == ("UNKNOWN", 51, False)
 
 
+def test_a_job_that_could_not_be_launched_is_explained(tmp_path: Path, capsys) -> None:
+    sent = submission("17", make_run(tmp_path / "run").root)
+    line = squeue_line("17", "FAILED", "run", reason="JobLaunchFailure")
+    held = squeue_line("17", "PENDING", "run", reason="launch_failed_requeued_held")
+
+    def shown(line: str) -> str:
+        [known] = identify([sent], [QueuedJob.read(line)], {})
+        found = state(RunDir(tmp_path / "run"), with_queue_state(known))
+        print_jobs([found])
+        return "\n".join([*lines_of(found), capsys.readouterr().out])
+
+    assert shown(line).count(f"Slurm could not open the log: {tmp_path}/run/jobs does not exist") == 2  # fmt: skip
+    (tmp_path / "run" / "jobs").mkdir()
+    assert shown(line).count("is probably not on its first node, or not writable there") == 2
+    assert "state  failed" in shown(line)
+    assert "`scontrol release 17`" in shown(held)
+    (tmp_path / "run" / "jobs" / "over").write_text("failed with exit code 3, /x is not on n2\n")
+    found = state(RunDir(tmp_path / "run"), RunJob("17", "GONE", ""))
+    assert (found.phase, found.reason) == ("failed", "exit code 3, /x is not on n2")
+
+
 def test_one_row_for_a_run_across_its_jobs(tmp_path: Path, capsys) -> None:
     folder = make_run(tmp_path / "my run", started(), *trained(1, 101), started(101))
     sent = [submission(job, folder.root) for job in ("16", "17", "18", "19")]
-    shown = [
-        QueuedJob.read(line)
-        for line in (
-            "17|RUNNING|None|0:10|1:00|N/A|1|n1|/x",
-            "18|PENDING|Dependency|0:00|1:00|N/A|1||/x",
-            "19|PENDING|Dependency|0:00|1:00|N/A|1||/x",
-        )  # fmt: skip  # noqa: RUF028
-    ]
-    found = state(folder, *with_queue_state(sent, shown, {}))
+    shown = [squeue_line("17", "RUNNING", "my run")]
+    shown += [squeue_line(job, "PENDING", "my run", reason="Dependency") for job in ("18", "19")]
+    known = identify(sent, [QueuedJob.read(line) for line in shown], {})
+    found = state(folder, *map(with_queue_state, known))
     print_jobs([found])
     head, row = capsys.readouterr().out.splitlines()
     assert head.split() == ["run", "jobs", "state", "step", "loss", "used", "left", "starts", "log"]
     assert row.startswith(
-        "my run  17,18,19  RUNNING, 2 more waiting  101/1,000  0.9901  0:10  1:00  2  "
+        "my run  17,18,19  RUNNING, 2 more waiting  101/1,000  0.9901  0:10  59:50  2  "
     )
     assert row.endswith("jobs/17.log")
     assert is_current(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ class Person:
         log = self.run / "jobs" / "%j.log"
         words = [
             "--requeue",
+            f"--job-name={self.run.name}",
             "--open-mode=append",
             f"--output={log}",
             f"--export=ALL,RUN={self.run}",
@@ -96,8 +98,13 @@ def test_a_job_that_waits_says_why_and_for_how_long(person: Person) -> None:
     assert f"digits  {job}     PENDING (Resources)  -     -" in person.paceline("jobs").out
     assert "was queued and will not start" in person.paceline("cancel", "digits").out
     assert person.slurm.wait(job)["JobState"] == "CANCELLED"
-    assert person.is_in(other, "RUNNING")
     assert "cancelled" in person.paceline("jobs").out
+    # Slurm counts anew: the number of an old run's job is that of another job now.
+    old = runs.make_run(person.folder / "runs" / "old", runs.started(time_s=time.time() - 7200))
+    register(runs.submission(other, old.root, time_s=time.time() - 7200))
+    assert f"job    {other}  has left the queue" in person.paceline("watch", "old").out
+    assert "nothing to cancel" in person.paceline("cancel", other).out
+    assert person.is_in(other, "RUNNING")
 
 
 @pytest.mark.slurm(nodes=2, cpus=2)
@@ -150,3 +157,7 @@ def test_a_job_that_slurm_has_forgotten_is_as_its_events_tell(person: Person) ->
     )
     assert f"job    {job}  has left the queue" in person.paceline("watch", job).out
     assert "  stopped  101/1,000" in person.paceline("jobs").out
+    person.slurm.run(["sh", "-c", "kill -9 $(cat /run/slurmctld.pid)"])
+    listed = person.slurm.run([*PACELINE, "jobs"], folder=person.folder)
+    assert (listed.code, "Slurm does not answer" in listed.err) == (0, True), listed
+    assert "  stopped (by its files)  101/1,000" in listed.out

@@ -48,6 +48,18 @@ def put_beat(
     folder.beat(rank).write_text(json.dumps(asdict(Beat(rank, f"n{rank}", step, when, own_s, 0.0))))
 
 
+def squeue_line(
+    job: str, state: str, name: str, *, reason: str = "None", submitted_s: float | None = None
+) -> str:
+    """Return what squeue prints of a job of this user, submitted now unless another time is given."""
+    when = time.gmtime(submitted_s)
+    clock = time.strftime("%Y-%m-%dT%H:%M:%S", when)
+    nodes = "n1" if state == "RUNNING" else ""
+    used, left = ("0:10", "59:50") if nodes else ("0:00", "1:00:00")
+    cells = [job, state, reason, used, left, "1", nodes, clock, str(os.getuid()), name]
+    return "\x1f".join(cells)
+
+
 def submission(job: str, run: Path, log: str = "", time_s: float | None = None) -> Submission:
     when = time.time() if time_s is None else time_s
     return Submission(

@@ -37,9 +37,9 @@ def main(arguments: CancelArguments) -> int:
     running = [job for job in live if not job.waits]
     if live:
         mark_cancelled(run.folder)
-    for jobs in (waiting, running):
-        if jobs:
-            slurm.cancel([job.job for job in jobs])
+    names = {submission.job: submission.name for submission in run.jobs}
+    for job in (*waiting, *running):
+        slurm.cancel([job.job], names[job.job])
     if arguments.json:
         _print_json(run, waiting, running)
     else:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.cluster.registry import submissions
-from paceline.cluster.slurm import cluster_name
+from paceline.cluster import slurm
+from paceline.cluster.registry import Submission, submissions
+from paceline.errors import EnvironmentUnfit
 from paceline.report.find_run import group_by_run
 from paceline.report.history import History
-from paceline.report.jobs import all_jobs
+from paceline.report.jobs import RunJob, all_jobs, unknown_jobs
 from paceline.report.jobs_table import as_dicts, is_current, print_jobs
 from paceline.report.state import RunState, state_of
 
@@ -26,6 +29,7 @@ class JobsArguments:
 
 def main(arguments: JobsArguments) -> int:
     """List the runs, newest last."""
+    slurm.require("squeue")
     states = [state for state in _states() if arguments.all or is_current(state)]
     if arguments.json:
         print(json.dumps({"runs": as_dicts(states)}, indent=2))
@@ -36,16 +40,32 @@ def main(arguments: JobsArguments) -> int:
             "no runs were submitted in the last day; "
             "`paceline jobs --all` lists older ones, `paceline submit` starts one"
         )
+    if states and states[0].queue_problem:
+        print(
+            f"Slurm does not answer: {states[0].queue_problem}; "
+            "this is what the files of the runs show",
+            file=sys.stderr,
+        )
     return 0
 
 
 def _states() -> list[RunState]:
     """Return the state of each submitted run; Slurm is asked once for all."""
-    sent = submissions(cluster_name())
-    jobs = {job.job: job for job in all_jobs(sent)}
+    sent = submissions(slurm.cluster_name())
+    jobs, problem = _ask(sent)
+    by_submission = dict(zip(sent, jobs, strict=True))
     states = []
     for run in group_by_run(sent):
         history = History(run.folder.events)
         history.read()
-        states.append(state_of(run, history, [jobs[submission.job] for submission in run.jobs]))
+        of_run = [by_submission[submission] for submission in run.jobs]
+        states.append(state_of(run, history, of_run, problem))
     return states
+
+
+def _ask(sent: Sequence[Submission]) -> tuple[list[RunJob], str]:
+    """Return the jobs with their state, and why it is unknown while Slurm does not answer."""
+    try:
+        return all_jobs(sent), ""
+    except EnvironmentUnfit as error:
+        return unknown_jobs(sent), error.problem

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from paceline.cluster.profile import ClusterProfile, load_profile, profile_folde
 from paceline.cluster.registry import Submission
 from paceline.cluster.submission import PreparedJob, SubmitRequest, prepare, submit
 from paceline.config.arguments import flag, option, positional, verbatim
+from paceline.doctor.disk import IN_MEMORY, filesystem_of
 from paceline.errors import ConfigError
 from paceline.launch.spec import Program, script
 
@@ -71,11 +73,22 @@ def main(arguments: SubmitArguments) -> int:
     if arguments.only_print:
         return 0
     jobs = submit(prepared)
+    _warn_of_folder_in_memory(prepared.run.root)
     if arguments.json:
         print(json.dumps({"jobs": [asdict(job) for job in jobs]}, indent=2))
     else:
         print(_summary(prepared, jobs))
     return 0
+
+
+def _warn_of_folder_in_memory(run: Path) -> None:
+    kind = filesystem_of(run)
+    if kind in IN_MEMORY:
+        print(
+            f"warning: {run} is in the memory of this machine ({kind}), which other nodes do not see; "
+            "put the runs on a disk that all nodes share: runs=FOLDER",
+            file=sys.stderr,
+        )
 
 
 def _request(arguments: SubmitArguments) -> SubmitRequest:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 
 from paceline.errors import EnvironmentUnfit
 
 _TIMEOUT_S = 30.0
-_FIELDS = ("%i", "%T", "%r", "%M", "%L", "%e", "%D", "%N", "%Z")
+_QUERY_TIMEOUT_S = 10.0
+_FIELDS = ("%i", "%T", "%r", "%M", "%L", "%D", "%N", "%V", "%U", "%j")
+_SEPARATOR = "\x1f"  # no job name contains it
+_CONFIG_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
+_TIMES = {"SLURM_TIME_FORMAT": "standard"}
+_TIMES_IN_UTC = _TIMES | {"TZ": "UTC0"}
 
 FINAL_STATES = frozenset({
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
@@ -38,6 +46,7 @@ _FIXES = {
     "time limit": "request less time: --time; `sinfo -o '%P %l'` lists the time limits",
     "invalid job id": "run `paceline jobs` to list your jobs",
     "presently disabled": "this site does not allow it; submit a job chain instead: --jobs 5",
+    "timed out": "check that the cluster is up: `sinfo`; try again in a minute",
     "unable to contact": "check that the cluster is up: `sinfo`; try again in a minute",
     "access/permission denied": "ask the cluster's support whether you may use this account, "
     "partition and qos",
@@ -46,7 +55,7 @@ _FIXES = {
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A line of squeue. Times are in Slurm's format."""
+    """A line of squeue. Durations are in Slurm's format."""
 
     job: str
     state: str
@@ -55,11 +64,12 @@ class QueuedJob:
     """Why it is pending: Priority, Resources, Dependency and so on; None if it is not."""
     used: str
     left: str
-    end: str
     nodes: int
     node_list: str
-    folder: str
-    """The working directory at submission."""
+    submitted_s: float
+    """Time of submission, or of the last requeue, by the controller's clock."""
+    user: int
+    name: str
 
     @property
     def live(self) -> bool:
@@ -68,15 +78,26 @@ class QueuedJob:
 
     @classmethod
     def read(cls, line: str) -> QueuedJob:
-        """Parse a line of squeue.
+        r"""Parse a line of squeue.
 
-        >>> QueuedJob.read("17|PENDING|Priority|0:00|2:00:00|N/A|2||/home/me").reason
-        'Priority'
+        >>> line = "17 PENDING Priority 0:00 2:00:00 2 n[1-2] 2030-01-01T10:00:00 1000 digits"
+        >>> QueuedJob.read(line.replace(" ", "\x1f")).submitted_s
+        1893492000.0
         """
-        job, state, reason, used, left, end, nodes, node_list, folder = line.split(
-            "|", len(_FIELDS) - 1
+        job, state, reason, used, left, nodes, node_list, time, user, name = line.split(_SEPARATOR)
+        submitted_s = datetime.fromisoformat(time).replace(tzinfo=UTC).timestamp()
+        return cls(
+            job, state, reason, used, left, int(nodes), node_list, submitted_s, int(user), name
         )
-        return cls(job, state, reason, used, left, end, int(nodes), node_list, folder)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What squeue shows only in its second format."""
+
+    starts: str = ""
+    """Slurm's expected start time, or the time of the last start."""
+    requeues: int = 0
 
 
 def require(command: str) -> None:
@@ -89,8 +110,10 @@ def require(command: str) -> None:
         )
 
 
-def run_command(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
-    """Run one of Slurm's commands and return its standard output."""
+def run_command(
+    *command: str, timeout_s: float = _TIMEOUT_S, env: Mapping[str, str] | None = None
+) -> str:
+    """Run one of Slurm's commands, with these variables added, and return its standard output."""
     require(command[0])
     try:
         done = subprocess.run(
@@ -100,6 +123,7 @@ def run_command(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
             errors="replace",
             check=False,
             timeout=timeout_s,
+            env={**os.environ, **(env or {})},
             umask=0o077,  # sbatch creates the log file, which must be private
         )
     except subprocess.TimeoutExpired as error:
@@ -114,30 +138,72 @@ def run_command(*command: str, timeout_s: float = _TIMEOUT_S) -> str:
 
 def queued_jobs(*jobs: str) -> list[QueuedJob]:
     """Return the named jobs, or all jobs of this user, that are still in Slurm's queue."""
-    chosen = [f"--jobs={','.join(jobs)}"] if jobs else ["--me"]
-    form = f"--format={'|'.join(_FIELDS)}"
+    chosen = f"--jobs={','.join(jobs)}" if jobs else "--me"
+    lines = _squeue(f"--format={_SEPARATOR.join(_FIELDS)}", chosen, _TIMES_IN_UTC)
+    return [QueuedJob.read(line) for line in lines if line.count(_SEPARATOR) == len(_FIELDS) - 1]
+
+
+def forecasts(*jobs: str) -> dict[str, Forecast]:
+    """Return the expected start and the number of requeues of each job that Slurm knows."""
+    form = "--Format=JobID:32,StartTime:32,RestartCnt:12"
+    by_job = {}
+    for line in _squeue(form, f"--jobs={','.join(jobs)}", _TIMES) if jobs else ():
+        row = line.split()
+        if len(row) == 3 and row[2].isdecimal():
+            job, start, requeues = row
+            by_job[job] = Forecast("" if start == "N/A" else start, int(requeues))
+    return by_job
+
+
+def _squeue(form: str, chosen: str, env: Mapping[str, str]) -> list[str]:
     try:
-        output = run_command("squeue", "--noheader", "--states=all", form, *chosen)
+        output = run_command(
+            "squeue",
+            "--noheader",
+            "--states=all",
+            form,
+            chosen,
+            timeout_s=_QUERY_TIMEOUT_S,
+            env=env,
+        )
     except EnvironmentUnfit as error:
         if "Invalid job id" in error.problem:  # ended long ago: squeue has forgotten it
             return []
         raise
-    lines = [line for line in output.splitlines() if line.count("|") >= len(_FIELDS) - 1]
-    return [QueuedJob.read(line) for line in lines]
+    return output.split("\n")
 
 
 def cluster_name() -> str:
-    """Return the `ClusterName` of Slurm's configuration; empty without a Slurm that answers."""
+    """Return Slurm's `ClusterName`: from its file, which is there while the controller is away, else by asking."""
+    for file in filter(None, (os.environ.get("SLURM_CONF"), *_CONFIG_FILES)):
+        with contextlib.suppress(OSError):
+            if name := _cluster_in(Path(file).read_text(encoding="utf-8", errors="replace")):
+                return name
     with contextlib.suppress(EnvironmentUnfit):
-        config = run_command("scontrol", "show", "config")
-        if match := re.search(r"^ClusterName\s*=\s*(\S+)", config, re.MULTILINE):
-            return match[1]
+        return _cluster_in(run_command("scontrol", "show", "config", timeout_s=_QUERY_TIMEOUT_S))
     return ""
 
 
-def cancel(jobs: Sequence[str]) -> None:
-    """Cancel pending and running jobs."""
-    run_command("scancel", *jobs)
+def _cluster_in(config: str) -> str:
+    r"""Return the cluster's name in a configuration; Slurm writes it in lower case.
+
+    >>> _cluster_in("# ClusterName=old\nclustername = Alps # since 2024\n")
+    'alps'
+    """
+    match = re.search(r"^\s*ClusterName\s*=\s*([^\s#]+)", config, re.MULTILINE | re.IGNORECASE)
+    return match[1].lower() if match else ""
+
+
+def cancel(jobs: Sequence[str], name: str) -> None:
+    """Cancel pending and running jobs of this user and this name, and no others.
+
+    scancel compares them again, because a number may belong to another job by now.
+    """
+    try:
+        run_command("scancel", f"--user={os.getuid()}", f"--name={name}", *jobs)
+    except EnvironmentUnfit as error:
+        if "Invalid job id" not in error.problem:  # it has ended since squeue listed it
+            raise
 
 
 def _refusal(command: str, output: str) -> EnvironmentUnfit:

@@ -83,6 +83,7 @@ def prepare(request: SubmitRequest, folder: Path) -> PreparedJob:
         raise ConfigError(
             f"--jobs must be at least 1, got {request.jobs}", fix="use --jobs 1 or more"
         )
+    _check_error_folder(request.profile, folder)
     return PreparedJob(request, run, job, code, batch_script(job, request.profile))
 
 
@@ -100,6 +101,19 @@ def _rank_words(request: SubmitRequest, code: CodeCopy) -> tuple[str, ...]:
     return (ANOTHER_PYTHON, interpreter, *code.words[1:])
 
 
+def _check_error_folder(profile: ClusterProfile, folder: Path) -> None:
+    """Raise ConfigError if Slurm could not open the file for errors: such a job fails without a message."""
+    for option in profile.options:
+        match = re.fullmatch(r"(?:--error=|-e)(.+)", option)
+        place = (folder / match[1]).parent if match else folder
+        if "%" not in str(place) and not place.is_dir():
+            raise ConfigError(
+                f"the cluster profile has {option}, but the folder {place} does not exist",
+                fix=f"create it (`mkdir -p {place}`), or remove the option: "
+                "without it errors are in the job's log",
+            )
+
+
 def submit(prepared: PreparedJob) -> list[registry.Submission]:
     """Write the job's files and submit it: one job, or a chain in which each resumes the last."""
     cluster = slurm.cluster_name()
@@ -113,7 +127,7 @@ def submit(prepared: PreparedJob) -> list[registry.Submission]:
             chain.append(_submit_one(prepared, family, position, before, cluster))
     except PacelineError:
         if chain:
-            slurm.cancel([submission.job for submission in chain])
+            slurm.cancel([submission.job for submission in chain], prepared.run.root.name)
         raise
     jobs = "".join(f"{submission.job}\n" for submission in chain)
     write_whole(prepared.run.jobs / "chain", jobs.encode())
@@ -123,8 +137,9 @@ def submit(prepared: PreparedJob) -> list[registry.Submission]:
 def _refuse_second_submission(run: RunDir, cluster: str) -> None:
     """Raise an error for a run with jobs in the queue: two jobs would take the run from each other."""
     known = registry.submissions(cluster)
-    jobs = [submission.job for submission in known if Path(submission.run) == run.root]
-    live = [job.job for job in slurm.queued_jobs(*jobs) if job.live] if jobs else []
+    jobs = [submission for submission in known if Path(submission.run) == run.root]
+    asked = registry.ask_queue(jobs)
+    live = [job.submission.job for job in asked if job.queued and job.queued.live]
     if live:
         raise ConfigError(
             f"run {run.root.name} already has jobs in the queue: {', '.join(live)}",
@@ -199,6 +214,7 @@ def _submit_one(
         time_s=time.time(),
         after=before,
         cluster=cluster,
+        user=os.getuid(),
     )
     registry.register(submission)
     return submission

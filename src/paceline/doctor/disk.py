@@ -18,7 +18,8 @@ _SMALL_WRITES = 5
 _SLOW_FSYNC_S = 0.5  # for a few bytes
 _SLOW_BYTES_PER_S = 20e6
 _MIN_FREE_BYTES = 5e9
-_IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
+IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+"""File systems that no other machine sees."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def judge_disk(disk: DiskFacts) -> Finding:
     kind = disk.kind or "unknown file system"
     speed = f"fsync {short_time(disk.fsync_s)}, {human_size(disk.speed)}/s durable"
     text = f"{disk.folder} ({kind}): {human_size(disk.free)} free, {speed}"
-    if disk.kind in _IN_MEMORY:
+    if disk.kind in IN_MEMORY:
         return problem(
             "disk",
             f"{text}; it is in memory and lost when the node goes down",

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from paceline.errors import PacelineError
-from paceline.launch.rank_srun import leave_early
+from paceline.launch.rank_srun import leave_early, require_shared_folder
 from paceline.launch.signals import STOP_SIGNALS
 from paceline.launch.spec import ANOTHER_PYTHON
 from paceline.world.detect import detect_world
@@ -29,6 +29,7 @@ def main() -> None:
     for number in STOP_SIGNALS:
         signal.signal(number, _forward)
     try:
+        require_shared_folder()
         world = detect_world(os.environ, os.getppid())
         # Imports torch, which takes seconds: signals are handled by now.
         from paceline.launch.elastic import run_agent

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from paceline import handover
-from paceline.errors import LOST_PEER, STOPPED, PacelineError, Stopped
+from paceline.errors import LOST_PEER, STOPPED, EnvironmentUnfit, PacelineError, Stopped
 from paceline.launch.rank_foreign import become
 from paceline.launch.rank_local import format_error, leave, lost_peer, run_target
 from paceline.launch.signals import EARLY
@@ -42,6 +42,7 @@ def main() -> None:
         become(*sys.argv[2:])
     faulthandler.enable()
     try:
+        require_shared_folder()
         run_target(sys.argv[1:])
     except Stopped:
         leave(_stopped())
@@ -49,6 +50,16 @@ def main() -> None:
         _show(error)
         leave(LOST_PEER if lost_peer(error) else getattr(error, "exit_code", 1))
     leave(0)
+
+
+def require_shared_folder() -> None:
+    """Raise EnvironmentUnfit on a node that does not have the folder through which ranks and job report."""
+    mark = os.environ.get(handover.STOP_MARK)
+    if mark and not Path(mark).parent.is_dir():
+        raise EnvironmentUnfit(
+            f"{Path(mark).parent} is not on node {socket.gethostname()}; all nodes of a job need it",
+            fix="put the runs on a disk that all nodes share: runs=FOLDER",
+        )
 
 
 def _remove_torch_variables() -> None:

@@ -142,6 +142,8 @@ def _rows(state: RunState, width: int) -> Iterator[Row]:
     jobs = state.live_jobs or list(state.jobs[-1:])
     for job in jobs[:_SHOWN_JOBS]:
         yield "job", job_line(job)
+        if job.problem:
+            yield "", job.problem
     if len(jobs) > _SHOWN_JOBS:
         yield "", f"and {len(jobs) - _SHOWN_JOBS} more"
     if state.queue_problem:

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.cluster.registry import Submission, submissions
+from paceline.cluster.registry import Submission, base_id, submissions
 from paceline.cluster.slurm import cluster_name
 from paceline.errors import ConfigError, did_you_mean
-from paceline.report.jobs import base_id
 from paceline.rundir import RunDir
 from paceline.terminal import plain
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from paceline.cluster.registry import Submission
-from paceline.cluster.slurm import FINAL_STATES, QueuedJob, queued_jobs, run_command
-from paceline.errors import EnvironmentUnfit
+from paceline.cluster.registry import KnownJob, Submission, ask_queue
+from paceline.cluster.slurm import FINAL_STATES, QueuedJob
+from paceline.world.hostlist import expand_hostlist
 
 WAITING = frozenset(
     {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
@@ -36,6 +37,8 @@ class RunJob:
     starts: str = ""
     """Slurm's expected start time, if any."""
     requeues: int = 0
+    problem: str = ""
+    """Why Slurm could not launch it, and what to do."""
 
     @property
     def live(self) -> bool:
@@ -55,78 +58,56 @@ class RunJob:
 
 def jobs_of(submissions: Sequence[Submission]) -> list[RunJob]:
     """Return the jobs of a run with their state in Slurm."""
-    ids = [submission.job for submission in submissions]
-    return with_queue_state(submissions, queued_jobs(*ids), forecasts(ids)) if ids else []
+    return [with_queue_state(known) for known in ask_queue(submissions)]
 
 
 def all_jobs(submissions: Sequence[Submission]) -> list[RunJob]:
     """Return submitted jobs with their state, from one query for all jobs of the user."""
-    shown = queued_jobs()
-    return with_queue_state(submissions, shown, forecasts([job.job for job in shown]))
+    return [with_queue_state(known) for known in ask_queue(submissions, all_mine=True)]
 
 
 def unknown_jobs(submissions: Sequence[Submission]) -> list[RunJob]:
-    """Return the jobs of a run while Slurm does not answer."""
-    return [RunJob(submission.job, UNKNOWN, submission.log) for submission in submissions]
+    """Return submitted jobs while Slurm does not answer."""
+    return [
+        RunJob(submission.job, GONE if submission.reused else UNKNOWN, submission.log)
+        for submission in submissions
+    ]
 
 
-def with_queue_state(
-    submissions: Sequence[Submission],
-    shown: Sequence[QueuedJob],
-    ahead: Mapping[str, tuple[str, int]],
-) -> list[RunJob]:
-    """Return each submitted job with the state that squeue shows.
-
-    >>> sent = [Submission(job, "/r", "t.py", 1, 1, "1:00", "/r/log", 0.0) for job in ("17", "18")]
-    >>> shown = [QueuedJob.read("18|PENDING|Priority|0:00|2:00:00|N/A|2||/home/me")]
-    >>> [(job.job, job.state, job.reason, job.requeues) for job in with_queue_state(sent, shown, {"18": ("", 1)})]
-    [('17', 'GONE', '', 0), ('18', 'PENDING', 'Priority', 1)]
-    """
-    by_id = {base_id(job.job): job for job in shown}
-    jobs = []
-    for submission in submissions:
-        job = RunJob(submission.job, GONE, submission.log)
-        if queued_job := by_id.get(base_id(submission.job)):
-            starts, requeues = ahead.get(base_id(queued_job.job), ("", 0))
-            job = replace(
-                job,
-                state=queued_job.state,
-                reason="" if queued_job.reason == "None" else queued_job.reason,
-                used=queued_job.used,
-                left=queued_job.left,
-                nodes=queued_job.nodes,
-                node_list=queued_job.node_list,
-                starts=starts if queued_job.state in WAITING else "",
-                requeues=requeues,
-            )
-        jobs.append(job)
-    return jobs
+def with_queue_state(known: KnownJob) -> RunJob:
+    """Return a submitted job with the state that squeue shows."""
+    job = RunJob(known.submission.job, GONE, known.submission.log)
+    queued = known.queued
+    if queued is None:
+        return job
+    return replace(
+        job,
+        state=queued.state,
+        reason="" if queued.reason == "None" else queued.reason,
+        used=queued.used,
+        left=queued.left,
+        nodes=queued.nodes,
+        node_list=queued.node_list,
+        starts=known.forecast.starts if queued.state in WAITING else "",
+        requeues=known.forecast.requeues,
+        problem=_launch_problem(known.submission, queued),
+    )
 
 
-def forecasts(jobs: Sequence[str]) -> dict[str, tuple[str, int]]:
-    """Return the expected start and the number of requeues of each job that Slurm knows."""
-    if not jobs:
-        return {}
-    fields = "JobID:32,StartTime:32,RestartCnt:12"
-    try:
-        output = run_command(
-            "squeue", "--noheader", "--states=all", f"--Format={fields}", f"--jobs={','.join(jobs)}"
+def _launch_problem(submission: Submission, queued: QueuedJob) -> str:
+    """Explain the reasons of Slurm for a job that it could not launch."""
+    if queued.reason == "JobLaunchFailure":
+        folder = Path(submission.log).parent
+        if not folder.is_dir():
+            return f"Slurm could not open the log: {folder} does not exist; submit it again"
+        nodes = expand_hostlist(queued.node_list) if queued.node_list else ["its first node"]
+        return (
+            f"Slurm could not launch it: {folder} is probably not on {nodes[0]}, or not writable there; "
+            "put the runs on a disk that all nodes share: runs=FOLDER"
         )
-    except EnvironmentUnfit:
-        return {}
-    by_job = {}
-    for line in output.splitlines():
-        row = line.split()
-        if len(row) == 3 and row[2].isdecimal():
-            job, start, requeues = row
-            by_job[job] = "" if start == "N/A" else start, int(requeues)
-    return by_job
-
-
-def base_id(job: str) -> str:
-    """Return a job id without the suffix of an array task or a component.
-
-    >>> base_id("17_3"), base_id("17+1"), base_id("17")
-    ('17', '17', '17')
-    """
-    return job.partition("_")[0].partition("+")[0]
+    if "requeued held" in queued.reason.replace("_", " "):
+        return (
+            "Slurm could not launch it on its nodes (their prolog failed) and holds it; "
+            f"try again: `scontrol release {queued.job}`"
+        )
+    return ""

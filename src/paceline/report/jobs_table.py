@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.report.jobs import GONE, RunJob
+from paceline.report.jobs import GONE, UNKNOWN, RunJob
 from paceline.report.state import RunState
-from paceline.terminal import table
+from paceline.terminal import plain, table
 from paceline.units import human_loss
 
 _HEAD = ("run", "jobs", "state", "step", "loss", "used", "left", "starts", "log")
@@ -24,8 +24,12 @@ def is_current(state: RunState) -> bool:
 
 
 def print_jobs(states: Sequence[RunState]) -> None:
-    """Print one row per run."""
+    """Print one row per run, then why jobs could not be launched."""
     table(_HEAD, [_row(state) for state in states], droppable=_DROPPABLE)
+    for state in states:
+        job = _main_job(state)
+        if note := job.problem or ("" if state.total_steps else state.reason):
+            print(f"{plain(state.name)}, job {job.job}: {plain(note)}")
 
 
 def _row(state: RunState) -> tuple[str, ...]:
@@ -53,6 +57,8 @@ def _main_job(state: RunState) -> RunJob:
 def status_of(state: RunState) -> str:
     """Return Slurm's state while the run has a job, else how the run ended by its events."""
     job, live = _main_job(state), state.live_jobs
+    if live and job.state == UNKNOWN:
+        return f"{_STATUS.get(state.phase, state.phase)} (by its files)"
     if live:
         reason = f" ({job.reason})" if job.reason else ""
         more = f", {len(live) - 1} more waiting" if len(live) > 1 else ""

@@ -21,6 +21,7 @@ from paceline.report.history import History, as_count, as_number
 from paceline.report.job_logs import tail
 from paceline.report.jobs import RunJob, jobs_of, unknown_jobs
 from paceline.report.suspended import standstill
+from paceline.rundir import RunDir
 from paceline.safe_open import open_plain
 from paceline.telemetry.heartbeat import Beat
 from paceline.telemetry.stragglers import Straggler, find_straggler, read_beats
@@ -30,6 +31,8 @@ Phase = Literal[
     "not started", "waiting", "starting", "training", "suspended", "unresponsive", "stopped", "failed", "lost", "ended",
 ]  # fmt: skip
 
+_FAILED_STATES = FINAL_STATES - {"COMPLETED", "CANCELLED"}
+_VERDICTS_WITHOUT_FAILURE = {"complete", "cancelled"}
 _MAY_HANG = {"training", "failed", "lost"}  # a hang may have come before the failure
 _LOSSES = 400
 _LOG_LINES = 10
@@ -37,6 +40,7 @@ _FRESH_S = 60.0  # a process whose beat is younger than this is alive
 _CLOCKS_DIFFER_S = 5.0
 _QUIET_S = 3.0  # heartbeats come every 2 s
 _LIVE = {"starting", "training", "suspended", "unresponsive"}
+_SLURM_BACK_S = 60.0  # a Slurm that did not answer is asked again after this time
 _BACK_WITHIN_S = 30.0  # a supervisor that restarts a failed run has done so by then
 
 
@@ -118,23 +122,23 @@ class RunWatcher:
 
     def look(self) -> RunState:
         """Return the current state."""
-        history = self._history
-        history.read()
-        self._ask_queue()
-        return state_of(self._target, history, self._jobs, self._queue_problem)
+        self._ask_queue()  # first: it may take seconds, and the files go on
+        self._history.read()
+        return state_of(self._target, self._history, self._jobs, self._queue_problem)
 
     def _ask_queue(self) -> None:
         # The jobs of a finished run are about to leave the queue.
         finished = (self._history.ending or {}).get("event") == RunEnded.__name__
         every_s = 0 if finished else self._queue_every_s
-        now = time.monotonic()
-        if not self._target.jobs or now - self._asked_s < every_s:
+        if self._queue_problem:
+            every_s = _SLURM_BACK_S
+        if not self._target.jobs or time.monotonic() - self._asked_s < every_s:
             return
-        self._asked_s = now
         try:
             self._jobs, self._queue_problem = tuple(jobs_of(self._target.jobs)), ""
         except EnvironmentUnfit as error:
             self._jobs, self._queue_problem = tuple(unknown_jobs(self._target.jobs)), error.problem
+        self._asked_s = time.monotonic()
 
 
 def state_of(
@@ -149,7 +153,9 @@ def state_of(
     step = max([latest.step if latest else 0, as_count(started.get("from_step")), *_steps(beats)])
     left_samples = max(0, total - step) * as_count(started.get("global_batch"))
     phase = phase_of(history, jobs, alive=_alive(target.folder.lock, beats, now_s), now_s=now_s)
-    reason = _reason(history, phase, jobs)
+    reason = _reason(target.folder, history, phase, jobs)
+    if phase == "not started" and reason:
+        phase = "failed"
     hang = read_verdict(target.folder) if phase in _MAY_HANG else None
     quiet_s = max(0.0, now_s - _last_active_s(target, history, beats))
     if phase in _LIVE and (found := standstill(target.folder, jobs, hang, quiet_s, _QUIET_S)):
@@ -211,7 +217,11 @@ def phase_of(history: History, jobs: Sequence[RunJob], *, alive: bool, now_s: fl
         return "failed" if ending == RunFailed.__name__ else "stopped"
     if alive:
         return "training" if history.started else "starting"
-    return "lost" if history.started else "not started"
+    return "lost" if history.started else _phase_before_start(jobs)
+
+
+def _phase_before_start(jobs: Sequence[RunJob]) -> Phase:
+    return "failed" if jobs and jobs[-1].state in _FAILED_STATES else "not started"
 
 
 def _started_in(job: RunJob, history: History, now_s: float) -> bool:
@@ -243,11 +253,15 @@ def is_held(lock: Path) -> bool:
     return False
 
 
-def _reason(history: History, phase: Phase, jobs: Sequence[RunJob]) -> str:
+def _reason(folder: RunDir, history: History, phase: Phase, jobs: Sequence[RunJob]) -> str:
+    """Return why the run ended: by its events, or by its job if the training never started."""
     if phase in {"stopped", "failed", "waiting", "starting"} and history.ending:
         return str(history.ending.get("reason", ""))
     if phase == "lost" and jobs and jobs[-1].state in FINAL_STATES:
         return f"Slurm: job {jobs[-1].job} is {jobs[-1].state}"
+    if phase in {"not started", "failed"} and not history.started:
+        verdict = "".join(tail(folder.job_verdict, 1))
+        return "" if verdict in _VERDICTS_WITHOUT_FAILURE else verdict.removeprefix("failed with ")
     return ""
 
 

@@ -34,7 +34,8 @@ ask_to_stop() {
   say "the time limit is near, or Slurm preempts this job: asking the ranks to save and exit"
   scancel --signal=USR1 "$id"
 }
-asked='' ended='' end=''
+asked='' ended='' end='' said=''
+launch_failure='launch (for StepId=[^ ]+ )?failed|Unable to (create step|confirm allocation).*(timed out|onnection|contact)'
 trap ask_to_stop USR1
 trap 'ended=yes' TERM # the ranks get it as well: wait for them to exit
 
@@ -123,7 +124,7 @@ over() {
   echo "$1" >"$jobs/over"
   [ "$2" -ne 0 ] && say "$1"
   rm -f "$jobs/$id".*.stopped* "$jobs/$id.errors"
-  [ -e "$jobs/chain" ] && grep --invert-match --line-regexp "$id" "$jobs/chain" | xargs --no-run-if-empty scancel --state=PENDING 2>/dev/null
+  [ -e "$jobs/chain" ] && grep --invert-match --line-regexp "$id" "$jobs/chain" | xargs --no-run-if-empty scancel --state=PENDING --user="$(id -u)" --name="$SLURM_JOB_NAME" 2>/dev/null
   exit "$2"
 }
 
@@ -146,7 +147,7 @@ again() {
     echo . >>"$jobs/idle"
     unsaved=' without a new checkpoint'
     [ -n "$foreign" ] && unsaved='' # what the script has saved is unknown
-    [ "$(wc -l <"$jobs/idle")" -ge 5 ] && over "stopped 5 times in a row$unsaved: see $jobs/$id.log, or request more time" 75
+    [ "$(wc -l <"$jobs/idle")" -ge 5 ] && over "$1; this was the fifth time in a row$unsaved: see $jobs/$id.log, or request more time" 75
   fi
   if [ -z "$requeue" ]; then
     say "$1; the next job of the chain continues"
@@ -159,7 +160,20 @@ again() {
   exit 0
 }
 
-if [ -e "$mark" ]; then
+# Ranks that Slurm could not start, although the step is right: the next start may get other nodes.
+unlaunched=$(grep --extended-regexp --max-count=1 "$launch_failure" "$jobs/$id.errors")
+# A rank without the folder of the run cannot write there that it failed; srun ended the others, which took it for a request to stop.
+unfit=$(sed --quiet --regexp-extended 's/.*Exited with exit code ([23])$/\1/p' "$jobs/$id.errors" | head -1)
+if [ -n "$unfit" ] && [ "$(progress)" = "$start" ]; then
+  rm -f "$mark"
+  code=$unfit
+  said=$(grep --extended-regexp '^(rank [0-9]+ \(.*\)|[^ ]+): error: ' "$jobs/$id.log" | grep --invert-match '^s' | tail -1)
+fi
+
+if [ -n "$unlaunched" ] && [ "$(progress)" = "$start" ]; then
+  sed --quiet --regexp-extended 's/.* failed on node ([^ :]+):.*/\1/p' "$jobs/$id.errors" >>"$jobs/failed-nodes"
+  again "Slurm could not start the ranks (${unlaunched#srun: error: })"
+elif [ -e "$mark" ]; then
   again "saved and stopped"
 elif [ -n "$stuck" ]; then
   again "the ranks did not exit in time"
@@ -175,4 +189,4 @@ elif [ "$(progress)" != "$start" ] || { [ -n "$start" ] && [ "$code" -ne 2 ] && 
   grep --invert-match 'exit code 76$' "$jobs/$id.errors" | head -1 | sed --quiet --regexp-extended 's/^srun: error: ([^] :[]+): task [0-9]+: (Killed|Bus error|Segmentation fault|Aborted).*/\1/p' >>"$jobs/failed-nodes"
   again "failed with exit code $code"
 fi
-over "failed with exit code $code: see $jobs/$id.log" "$code"
+over "failed with exit code $code${said:+, $said}: see $jobs/$id.log" "$code"
