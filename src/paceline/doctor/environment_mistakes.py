@@ -11,12 +11,12 @@ from paceline.doctor.finding import Finding, problem
 from paceline.doctor.launch_commands import Launch
 
 _PER_TASK = re.compile(rf"{MARKED}\$[{{(]?(RANDOM|hostname|HOSTNAME|SLURMD_NODENAME)\b")
-_MEETING = re.compile(
+_RENDEZVOUS = re.compile(
     r"(--rdzv[-_](?:id|endpoint)|--master[-_]addr|MASTER_ADDR|MASTER_PORT)[= ]\S*"
 )
 _CONDA_HOOK = re.compile(
-    r"conda(\.sh|\s+shell\.\w+\s+hook)|(source|\.)\s+\S*(bashrc|bash_profile|/activate)|module\s+load\s+\S*(conda|mamba)|"
-    r"^#!.*(-l|--login)\b|micromamba shell hook",
+    r"conda(\.sh|\s+shell\.\w+\s+hook)|micromamba shell hook|(source|\.)\s+\S*(bashrc|bash_profile|/activate)|"
+    r"module\s+load\s+\S*(conda|mamba)|^#!.*(-l|--login)\b",
     re.MULTILINE,
 )
 _ADDRESS_OF_SRUN = re.compile(r"^\s*(?:export\s+)?(\w+)=\"?[$`]\(?\s*srun\b.*2>&1", re.MULTILINE)
@@ -49,7 +49,7 @@ def no_log_folder(script: Script, folder: Path) -> Iterator[Finding]:
         if value and not re.search(r"[%$]", str(parent)) and not (base / parent).is_dir():
             yield problem(
                 "no-log-folder",
-                f"--{name}={value}, but there is no folder {parent}: the job fails without a log",
+                f"--{name}={value}, but the folder {parent} does not exist: the job fails without a log",
                 f"make it before sbatch: mkdir -p {parent}",
                 line,
             )
@@ -58,11 +58,12 @@ def no_log_folder(script: Script, folder: Path) -> Iterator[Finding]:
 def different_in_each_task(script: Script, launches: list[Launch]) -> Iterator[Finding]:
     """Find an address or a rendezvous ID that every task computes for itself."""
     for launch in launches:
-        for place in _MEETING.finditer(launch.text):
+        for place in _RENDEZVOUS.finditer(launch.text):
             if launch.through and (found := _PER_TASK.search(place[0])):
                 yield problem(
                     "different-in-each-task",
-                    f"each task expands {found[1]} in {place[1]} for itself: they get different values and never meet",
+                    f"each task expands {found[1]} in {place[1]} for itself: "
+                    "they get different values, and the rendezvous fails",
                     "compute it once in the batch shell, and export it",
                     launch.line,
                 )
@@ -74,11 +75,12 @@ def environment_not_passed(script: Script, launches: list[Launch]) -> Iterator[F
     is_undone = script.last("SLURM_EXPORT_ENV") or "unset SLURM_EXPORT_ENV" in script.body
     for launch in launches:
         own = launch.asked.get("export", "")
-        if launch.through != "srun" or is_undone or "NONE" not in (own or value).upper():
+        if launch.through != "srun" or is_undone or (own or value).upper() != "NONE":
             continue
         yield problem(
             "environment-not-passed",
-            "--export=NONE: srun starts the tasks without the variables of the batch shell, such as PATH and MASTER_ADDR",
+            "--export=NONE: srun starts the tasks without the variables of the batch shell, "
+            "such as PATH and MASTER_ADDR",
             "put `export SLURM_EXPORT_ENV=ALL` before srun, or use srun --export=ALL",
             launch.line if own else line,
         )
@@ -91,7 +93,8 @@ def conda_without_hook(script: Script, launches: list[Launch]) -> Iterator[Findi
         if command.words[:2] == ("conda", "activate") and not _CONDA_HOOK.search(script.text):
             yield problem(
                 "conda-without-hook",
-                "a batch shell has no `conda activate`: it fails, and the script continues with another Python",
+                "a batch shell has no `conda activate`: it fails, "
+                "and the script continues with another Python",
                 'put `eval "$(conda shell.bash hook)"` before it',
                 command.line,
             )
@@ -105,7 +108,8 @@ def unsafe_address(script: Script, launches: list[Launch]) -> Iterator[Finding]:
             yield problem(
                 "wrong-address",
                 "`hostname --ip-address` may print 127.0.1.1, or several addresses",
-                'use the name of the first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+                "use the name of the first node: "
+                '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
                 variable.line,
             )
     for match in _ADDRESS_OF_SRUN.finditer(script.text):

@@ -142,8 +142,10 @@ def tasks_per_node(script: Script, launch: Launch | None = None, depth: int = _M
 def gpus_per_node(script: Script) -> int:
     r"""Return the GPUs per node that a job requests; 0 if it does not tell.
 
-    >>> gpus_per_node(read_script("#SBATCH -N 2 -G 8")), gpus_per_node(read_script("#SBATCH --gres=gpu:a100:4,lscratch:10"))
-    (4, 4)
+    >>> gpus_per_node(read_script("#SBATCH -N 2 -G 8"))
+    4
+    >>> gpus_per_node(read_script("#SBATCH --gres=gpu:a100:4,lscratch:10"))
+    4
     """
     if each := _count(_gpus_of_node(script)):
         return each

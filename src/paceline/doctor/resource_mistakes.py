@@ -18,9 +18,12 @@ from paceline.doctor.launch_commands import (
 def agents_for_other_nodes(script: Script, launches: list[Launch]) -> Iterator[Finding]:
     """Find a torchrun whose --nnodes is not the number of nodes that it is started on."""
     for launch in launches:
-        least, _, most = launch.options.get("nnodes", "").partition(":")
-        wanted, nodes = number(script, most or least), nodes_of(script, launch)
-        if launch.kind != "agent" or not launch.through or not wanted or most or wanted == nodes:
+        wanted = number(script, launch.options.get("nnodes", ""))
+        nodes = nodes_of(script, launch)
+        one_of_several = launch.command.background or "nodelist" in launch.asked
+        if launch.kind != "agent" or not launch.through or one_of_several:
+            continue
+        if not wanted or wanted == nodes:
             continue
         effect = "the agents wait for others that never start"
         if wanted < nodes:
@@ -46,9 +49,9 @@ def ranks_and_gpus(script: Script, launches: list[Launch]) -> Iterator[Finding]:
             continue
         if not gpus or not ranks or ranks == gpus or (ranks < gpus and option != "nproc-per-node"):
             continue
-        effect = f"{ranks - gpus} of them find no GPU, or share one"
+        effect = f"{ranks - gpus} of these ranks find no GPU, or share one"
         if ranks < gpus:
-            effect = f"{gpus - ranks} of them are idle"
+            effect = f"{gpus - ranks} of these GPUs are idle"
         yield problem(
             "ranks-and-gpus",
             f"{ranks} ranks per node, but the job requests {gpus} GPUs per node: {effect}",

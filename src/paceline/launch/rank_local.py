@@ -42,6 +42,7 @@ _PEER_LOST = (
     "Connection timed out",
 )
 _held: list[object] = []
+"""What must not be freed before the process ends."""
 
 
 def main() -> None:
@@ -80,7 +81,7 @@ def run_target(argv: Sequence[str]) -> None:
     """Run `path SCRIPT ...` or `module NAME ...` as `__main__`, with the rest as its arguments."""
     kind, what, *arguments = argv
     sys.argv = [what, *arguments]
-    variables = {}
+    variables = {}  # until the reducers among them are held
     try:
         if kind == "path":
             sys.path[0] = str(Path(what).resolve().parent)
@@ -121,6 +122,8 @@ def leave(code: int) -> NoReturn:
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
     atexit._run_exitfuncs()  # noqa: SLF001 - no public way
+    sys.stdout.flush()  # the script may have put another object there
+    sys.stderr.flush()
     _flush_files()
     os._exit(code)
 
