@@ -15,7 +15,7 @@ import paceline
 from paceline.checkpoint import commit
 from paceline.checkpoint import manifest as manifest_module
 from paceline.checkpoint.local_storage import LocalStorage
-from paceline.checkpoint.manifest import Manifest, NewerFormat
+from paceline.checkpoint.manifest import FileFacts, Manifest, NewerFormat
 from paceline.checkpoint.save import Saver
 from paceline.errors import ConfigError
 from paceline.events import surviving
@@ -277,7 +277,8 @@ def test_a_newer_format_is_refused_and_nothing_is_moved(tmp_path, monkeypatch) -
 def test_the_command_ends_with_code_3_on_a_newer_format(tmp_path, monkeypatch) -> None:
     folder = tmp_path / "runs" / "toy" / "checkpoints" / "step-000000004"
     folder.mkdir(parents=True)
-    (folder / "manifest.json").write_bytes(Manifest(4, 128, {}).to_json())
+    files = {"model.safetensors": FileFacts(0, "0" * 16)}
+    (folder / "manifest.json").write_bytes(Manifest(4, 128, files).to_json())
     as_newer_format(folder / "manifest.json", monkeypatch)
     done = program("train", "toy", "steps=8", folder=tmp_path)
     assert done.code == 3

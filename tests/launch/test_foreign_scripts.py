@@ -215,7 +215,7 @@ def test_a_foreign_run_keeps_logs_exit_codes_and_a_failure_page(tmp_path: Path) 
     assert (events[1]["codes"][1], events[3]["codes"]) == (1, [0, 0])
     assert (folder / "ranks" / "0001.log").read_text() == "attempt 0\nattempt 1\n"
     page = (folder / "failure.md").read_text()
-    assert "rank 1 failed with ValueError.\n" in page
+    assert "rank 1 failed with ValueError: bad sample 17.\n" in page
     assert "ValueError: bad sample 17" in page
     assert "in step" not in page
     assert folder.stat().st_mode & 0o777 == 0o700

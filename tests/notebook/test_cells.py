@@ -47,7 +47,7 @@ def test_a_cell_trains_on_two_ranks_with_curves_below_it(kernel: Kernel, tmp_pat
     shown = kernel.run(f"%%paceline {words}\n{TRAINING}")
     assert (shown.error, shown.stderr) == ({}, "")
     assert "; 2 ranks, 2 lanes each" in shown.stdout
-    assert re.search(r"\[0\] done: 18 steps .* state [0-9a-f]{16}\n", shown.stdout)
+    assert re.search(r"^done: 18 steps .* state [0-9a-f]{16}\n", shown.stdout, re.MULTILINE)
     loss, metrics = shown.drawings
     assert "loss of two, step 18 of 18" in loss
     assert "metrics of two, step 18 of 18" in metrics

@@ -19,7 +19,7 @@ from paceline.terminal import plain
 
 def open_storage(home: Path, to: str, name: str) -> Storage:
     """Return the storage of a run: its folder `home`, or a folder of its name under the path or address `to`."""
-    if "://" in to:
+    if "://" in to and not to.startswith("file://"):
         from paceline.checkpoint.remote_storage import RemoteStorage
 
         return RemoteStorage(f"{to.rstrip('/')}/{name}")
@@ -70,12 +70,12 @@ def _of_run(folder: RunDir) -> Catalog:
     names = settings.keys() & {"name", "runs", "checkpoint.to", "checkpoint.best"}
     config = with_settings(RunConfig(), {name: settings[name] for name in names})
     to = config.checkpoint.to
-    if "://" in to:
+    if "://" in to and not to.startswith("file://"):
         raise ConfigError(
             f"the checkpoints of {folder.root} are at {plain(to)}/{plain(config.name)}, by its config.toml",
             fix=f"if you trust that address, name it: `paceline ckpt list {plain(to.rstrip('/'))}/{plain(config.name)}`",
         )
-    if to:
+    if to and "://" not in to:
         to = str(_started_in(folder, config) / to)
     return Catalog(open_storage(folder.checkpoints, to, config.name), config.checkpoint.best)
 

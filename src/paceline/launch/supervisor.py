@@ -72,9 +72,7 @@ def launch(
     signals: StopSignals | None = None,
     found_run: FoundRun | None = None,
 ) -> Failure | None:
-    """Run the ranks of this host until they end; return the first failure.
-
-    No process is left running.
+    """Run the ranks of this host until they end; return the first failure. No process is left running.
 
     A stop signal is passed on to the ranks, which may save before they exit; a second one kills them.
     """

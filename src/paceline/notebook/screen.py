@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from typing import TextIO, cast
 
 from IPython.display import DisplayHandle, display
 
 from paceline.launch.screen import ERASE
 
-_REDRAW_S = 0.25
+_UPDATES_PER_S = 4
 
 
 class CellScreen:
@@ -20,7 +21,7 @@ class CellScreen:
 
     def __init__(self, text: str) -> None:
         self._handle: DisplayHandle = display(_plain(text), raw=True, display_id=True)
-        self._drawn_s = 0.0
+        self._drawn_s = deque([0.0] * _UPDATES_PER_S, maxlen=_UPDATES_PER_S)
 
     def isatty(self) -> bool:
         """Let the ranks draw a progress bar."""
@@ -31,8 +32,8 @@ class CellScreen:
         text = text.removeprefix(ERASE)  # the progress is shown elsewhere
         if text.endswith("\n"):
             sys.stdout.write(text)
-        elif text and time.monotonic() > self._drawn_s + _REDRAW_S:
-            self._drawn_s = time.monotonic()
+        elif text and time.monotonic() > self._drawn_s[0] + 1.0:
+            self._drawn_s.append(time.monotonic())
             self.show(text.rstrip("\r"))
 
     def show(self, text: str) -> None:

@@ -33,6 +33,7 @@ Phase = Literal[
 
 _FAILED_STATES = FINAL_STATES - {"COMPLETED", "CANCELLED"}
 _VERDICTS_WITHOUT_FAILURE = {"complete", "cancelled"}
+_TRAINS = {"training", "unresponsive"}
 _MAY_HANG = {"training", "failed", "lost"}  # a hang may have come before the failure
 _LOSSES = 400
 _LOG_LINES = 10
@@ -181,7 +182,7 @@ def state_of(
         left_s=left_samples / rate if rate > 0 else math.nan,
         checkpoint=_checkpoint(history, now_s),
         ranks_seen=len(beats),
-        slowest=find_straggler(beats, lanes, ranks) if phase == "training" else None,
+        slowest=find_straggler(beats, lanes, ranks) if phase in _TRAINS else None,
         hang=hang,
         log=log,
         log_tail=tuple(tail(Path(log), _LOG_LINES)) if log else (),

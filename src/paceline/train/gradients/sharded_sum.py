@@ -32,7 +32,8 @@ class ShardedSum:
         self._shape, self._wire = TreeShape.of(lanes, world), wire_device(world)
         self._notes: list[Note] = []
         self._scatters = []
-        self._model, self._order = model, UnitOrder(world)
+        self._model = model
+        self._order = UnitOrder(mesh.shard_group, self._schedule.last + 1)
         names = {value: name for name, value in model.named_parameters()}
         self._names = [names[value] for value in parameters]
         for name, unit in prepared_units(model, world, self._order).items():
@@ -49,7 +50,7 @@ class ShardedSum:
             scatter.begin()
         drop_gradients(self._parameters)
         settle(self._model)  # user code may have left gathered weights
-        self._order.begin_lane()
+        self._order.begin_update()
 
     def before_lane(self, note: Note, *, last: bool) -> None:
         """Keep the note; drop the gradient that FSDP wrote for the lane before: it is not a sum yet."""
@@ -60,16 +61,15 @@ class ShardedSum:
 
     def after_lane(self) -> None:
         """Check the lane: its gradients are scattered already."""
-        self._check_lane()
-        self._order.begin_lane()
+        self._order.end_lane(self._without_gradient())
 
-    def _check_lane(self) -> None:
+    def _without_gradient(self) -> list[str]:
         pairs = zip(self._names, self._parameters, strict=True)
-        self._order.end_lane(name for name, value in pairs if value.grad is None)
+        return [name for name, value in pairs if value.grad is None]
 
     def finish(self) -> Note:
         """Return the sum of the notes; FSDP has written the gradients."""
-        self._check_lane()
+        self._order.end_update(self._without_gradient())
         notes = [note.to_tensor() for note in merge_notes(self._notes, self._merges)]
         return exchange_notes(notes, self._shape, self._wire)
 
@@ -83,9 +83,11 @@ class FreeShardedSum:
         self, model: nn.Module, parameters: list[nn.Parameter], lanes: int, world: World
     ) -> None:
         self._parameters, self._world = parameters, world
-        self._model, self._order = model, UnitOrder(world)
+        self._model, mesh = model, shard_mesh_of(model)
+        schedule = LaneSchedule(lanes, world, mesh)
+        self._order = UnitOrder(mesh.shard_group, schedule.last + 1)
         self._units = list(prepared_units(model, world, self._order).values())
-        self.idle = LaneSchedule(lanes, world, shard_mesh_of(model)).idle
+        self.idle = schedule.idle
         self._total: Tensor | None = None
 
     def begin(self) -> None:
@@ -94,7 +96,7 @@ class FreeShardedSum:
         self._total = None
         self._all_reduce_if(last=False)
         settle(self._model)  # user code may have left gathered weights
-        self._order.begin_lane()
+        self._order.begin_update()
 
     def before_lane(self, note: Note, *, last: bool) -> None:
         """Add the note; the last lane's backward adds the sums of all shard groups."""
@@ -104,12 +106,11 @@ class FreeShardedSum:
 
     def after_lane(self) -> None:
         """Leave the gradients in the parameters."""
-        self._order.end_lane(())
-        self._order.begin_lane()
+        self._order.end_lane()
 
     def finish(self) -> Note:
         """Return the sum of the notes; FSDP has written the gradients."""
-        self._order.end_lane(())
+        self._order.end_update()
         assert self._total is not None
         return Note.from_tensor(sum_across(self._world, self._total))
 

@@ -6,15 +6,16 @@ add the gradients of one layer to those of another of the same size.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
+from torch._C._distributed_c10d import ProcessGroup
 
 from paceline.errors import ConfigError
-from paceline.world.collectives import all_gather_rows, all_gather_texts
-from paceline.world.world import World
+from paceline.world.collectives import all_gather_flat
+
+_MOST_BYTES = 256
 
 
 class _Exchange(NamedTuple):
@@ -27,44 +28,60 @@ class _Exchange(NamedTuple):
 
 
 class UnitOrder:
-    """Compares each exchange with that of the first lane, and the first lane with that of the other ranks."""
+    """Compares each exchange with that of the first lane; in the first update also with those of other ranks.
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    All ranks of a shard group run the same number of lanes, so they agree in every lane. Another shard group may run
+    fewer: all groups agree in the last lane, which is when they add their sums.
+    """
+
+    def __init__(self, shard_group: ProcessGroup, lanes: int) -> None:
+        self._shard_group, self._lanes = shard_group, lanes
         self._expected: list[_Exchange] = []
-        self._next = 0
-        self._is_first = True
+        self._lane = self._next = 0
+        self._is_first_lane = self._is_first_update = True
         self._in_lane = False
 
-    def begin_lane(self) -> None:
-        """Expect the exchanges of a lane from the first on."""
-        self._next, self._in_lane = 0, True
+    def begin_update(self) -> None:
+        """Expect the exchanges of the first lane."""
+        self._lane = self._next = 0
+        self._in_lane = True
 
     def check(self, action: str, unit: str, elements: int = 0) -> None:
-        """Raise before an exchange in which the ranks would not agree; outside of lanes do nothing."""
+        """Raise before an exchange in which the ranks would not agree; outside of updates do nothing."""
         if not self._in_lane:
             return
         found = _Exchange(action, unit, elements)
-        if self._is_first:
+        if self._is_first_update:
             self._agree(found)
+        if self._is_first_lane:
             self._expected.append(found)
         elif found != self._expected[self._next]:
             raise _other_layers(str(found), str(self._expected[self._next]))
         self._next += 1
 
-    def end_lane(self, without_gradient: Iterable[str]) -> None:
+    def end_lane(self, without_gradient: Iterable[str] = ()) -> None:
         """Raise if the lane had other exchanges, or other parameters without a gradient, than the first one."""
         self.check("had no gradients for", ", ".join(without_gradient) or "no parameter")
-        self._is_first = self._in_lane = False
+        self._is_first_lane = False
+        self._lane, self._next = self._lane + 1, 0
+
+    def end_update(self, without_gradient: Iterable[str] = ()) -> None:
+        """End the last lane."""
+        self.end_lane(without_gradient)
+        self._is_first_update = self._in_lane = False
 
     def _agree(self, found: _Exchange) -> None:
-        """Raise on all ranks if one of them is about to do something else. Every rank calls this in its first lane."""
-        text = f"{found} ({found.elements} elements)"
-        rows = all_gather_rows(self._world, torch.tensor([zlib.crc32(text.encode())]))
-        if (rows == rows[0]).all():
-            return
-        texts = all_gather_texts(self._world, text)
-        raise _other_layers(texts[0], next(each for each in texts if each != texts[0]))
+        """Raise on all ranks of a group if one of them is about to do something else."""
+        is_last = self._lane == self._lanes - 1
+        text = f"{found} ({found.elements} elements)".encode()[:_MOST_BYTES].ljust(_MOST_BYTES)
+        row = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        rows = all_gather_flat(row, None if is_last else self._shard_group).view(-1, _MOST_BYTES)
+        for other in rows:
+            if not torch.equal(other, rows[0]):
+                one, another = (
+                    bytes(each.tolist()).decode(errors="replace") for each in (rows[0], other)
+                )
+                raise _other_layers(one.rstrip(), another.rstrip())
 
 
 def _other_layers(one: str, other: str) -> ConfigError:

@@ -44,6 +44,7 @@ class ProgressLine:
         if event.from_step < event.total_steps and not self._thread.is_alive():
             self._before = sys.stdout, sys.stderr
             sys.stdout, sys.stderr = _Above(sys.stdout, self), _Above(sys.stderr, self)
+            self._draw()
             self._thread.start()
 
     def erase(self, text: str = "\n") -> None:
