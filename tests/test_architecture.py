@@ -231,5 +231,6 @@ def test_only_the_world_reads_who_it_is():
         text = path.read_text(encoding="utf-8")
         if path.name != "detect.py":
             assert not re.search(
-                r"environ(\.get)?[\[(][\"'](RANK|WORLD_SIZE|LOCAL_RANK|SLURM_(?!CONF)|OMPI_|PMI_)", text
+                r"environ(\.get)?[\[(][\"'](RANK|WORLD_SIZE|LOCAL_RANK|SLURM_(?!CONF)|OMPI_|PMI_)",
+                text,
             ), path

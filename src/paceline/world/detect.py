@@ -260,9 +260,10 @@ def _rendezvous(
     of_nodes: Callable[[], TcpRendezvous | PublishedRendezvous],
 ) -> Rendezvous | None:
     """Return the rendezvous: none for one rank, a file on one node, TCP between nodes."""
-    if size == 1 or nodes > 1:
-        return None if size == 1 else of_nodes()
-    return FileRendezvous(Path(env.get("TMPDIR", "/tmp")) / f"paceline-{key}" / "meeting")  # noqa: S108 - claimed as private before use
+    if nodes > 1:
+        return of_nodes()
+    file = Path(env.get("TMPDIR", "/tmp")) / f"paceline-{key}" / "meeting"  # noqa: S108 - claimed as private before use
+    return FileRendezvous(file) if size > 1 else None
 
 
 def _number(env: Env, name: str, default: int | None = None) -> int:
