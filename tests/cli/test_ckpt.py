@@ -199,7 +199,7 @@ def test_checkpoints_are_looked_for_where_the_settings_of_the_run_say(
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / here)
     done = ckpt("check", os.path.relpath(folder / "runs/net"))
-    assert (done.code, done.out.count("  ok\n")) == (0, 3)
+    assert (done.code, done.out.count("  ok\n")) == (0, 3), done
 
 
 def test_json_says_the_same(ckpt: Callable[..., Done]) -> None:

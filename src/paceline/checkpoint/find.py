@@ -19,7 +19,7 @@ from paceline.terminal import plain
 
 def open_storage(home: Path, to: str, name: str) -> Storage:
     """Return the storage of a run: its folder `home`, or a folder of its name under the path or address `to`."""
-    if "://" in to and not to.startswith("file://"):
+    if "://" in to:
         from paceline.checkpoint.remote_storage import RemoteStorage
 
         return RemoteStorage(f"{to.rstrip('/')}/{name}")
