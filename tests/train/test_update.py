@@ -269,3 +269,19 @@ def test_what_an_optimizer_remembers_lies_as_its_weights_do_when_it_is_loaded() 
     saved = [(name, value.clone().contiguous()) for name, value in named_state(model, optimizer)]
     assert load_state(model, optimizer, saved, {}) == []
     assert optimizer.state[model.weight]["exp_avg"].stride() == model.weight.stride()
+
+
+def frozen_in_turns(config, world) -> int:
+    """The hooks of a parameter after another one was frozen and unfrozen in turns."""
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 1))
+
+    def toggle(run) -> None:
+        model[0].weight.requires_grad_(not model[0].weight.requires_grad)
+
+    fit(world, config, model, data(48), before=toggle)
+    return len(model[1].weight._post_accumulate_grad_hooks)
+
+
+def test_freezing_in_every_step_leaves_no_hooks_behind(tmp_path) -> None:
+    settings = {"batch.lanes": 4, "batch.global_size": 8}
+    assert run_on_processes(frozen_in_turns, 2, tmp_path, settings) == [1, 1]

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from paceline.scale.batch import share
 from paceline.scale.tree import merges_after
@@ -54,6 +55,9 @@ class GradientSum(Protocol):
     def finish(self) -> Note:
         """Take the gradients of the last lane; return the sum of the notes over all ranks."""
 
+    def close(self) -> None:
+        """Remove the hooks from the parameters: another sum takes its place."""
+
 
 class LaneResults(NamedTuple):
     """The gradients of a rank's lanes: those of the newest lanes, and sums of whole subtrees."""
@@ -87,6 +91,7 @@ class BucketedSum:
         self._merges = merges_after(mine, lanes) if exact else [0] + [1] * (len(mine) - 1)
         self._stack = LaneStack(parameters, self._merges)
         self._buckets: list[Bucket] = []
+        self._hooks: list[RemovableHandle] = []
         self._pending: list[Bucket] = []
         self._next = 0
         self._overlaps = False
@@ -117,7 +122,7 @@ class BucketedSum:
             self._buckets.append(bucket)
             for number in numbers:
                 hook = partial(self._on_gradient, bucket)
-                parameters[number].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                self._hooks.append(parameters[number].register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def _exchange_of(self, values: list[Tensor], total: Tensor, note_length: int) -> Exchange:
         chosen = choose_exchange(total, note_length, self._shape, self._wire)
@@ -127,6 +132,11 @@ class BucketedSum:
         if self._compression == "powersgd":
             return PowerSgdExchange(values, self._world.size)
         return AllReduceExchange(self._wire, self._compression)
+
+    def close(self) -> None:
+        """Remove the hooks from the parameters."""
+        for hook in self._hooks:
+            hook.remove()
 
     def begin(self) -> None:
         """Start an update without gradients."""

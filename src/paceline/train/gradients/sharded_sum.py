@@ -42,6 +42,9 @@ class ShardedSum:
             unit.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]
         self.idle = self._schedule.idle
 
+    def close(self) -> None:
+        """Do nothing: the units call the newest sum only."""
+
     def begin(self) -> None:
         """Start an update without gradients."""
         self._schedule.now = 0
@@ -89,6 +92,9 @@ class FreeShardedSum:
         self._units = list(prepared_units(model, world, self._order).values())
         self.idle = schedule.idle
         self._total: Tensor | None = None
+
+    def close(self) -> None:
+        """Do nothing: the units call the newest sum only."""
 
     def begin(self) -> None:
         """Start an update without gradients."""

@@ -48,6 +48,8 @@ class OptimizerUpdates:
     def _select(self, trainable: list[bool]) -> None:
         """Train the parameters of the optimizer that require a gradient."""
         self._trainable = trainable
+        if self.selections:
+            self.sum.close()
         self.selections += 1
         self.parameters = []
         for value, trains, is_own in zip(self._every, trainable, self._is_own, strict=True):
