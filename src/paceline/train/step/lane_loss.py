@@ -41,6 +41,10 @@ def lane_loss(result: Any, samples: int) -> LaneLoss:
     >>> lane_loss((torch.tensor(6.0, requires_grad=True), 3), 4)[1:]
     (6.0, True, ('loss',), (6.0,), (3.0,))
     """
+    if isinstance(result, Tensor):  # most losses: no dict is made
+        _check_output(result)
+        value = result.item()
+        return LaneLoss(result, value, False, (_LOSS,), (value * samples,), (float(samples),))
     values = dict(result) if isinstance(result, Mapping) else {_LOSS: result}
     if _LOSS not in values:
         raise ConfigError(

@@ -114,8 +114,8 @@ class LaneLosses(LaneWork):
         self._by_count = found.by_count
         self.is_one_mean = not found.by_count and len(found.names) == 1
         counts = lane.samples > 0
-        self.sums = [value if counts else 0.0 for value in found.sums]
-        self.counts = [value if counts else 0.0 for value in found.counts]
+        zeros = (0.0,) * len(found.names)
+        self.sums, self.counts = (found.sums, found.counts) if counts else (zeros, zeros)
         weight = float(counts) if found.by_count else lane.samples / self._step.plan.samples
         return found.output, self._updates.gradient_of(found.output, weight)
 

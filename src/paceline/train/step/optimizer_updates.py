@@ -48,8 +48,6 @@ class OptimizerUpdates:
     def _select(self, trainable: list[bool]) -> None:
         """Train the parameters of the optimizer that require a gradient."""
         self._trainable = trainable
-        if self.selections:
-            self.sum.close()
         self.selections += 1
         self.parameters = []
         for value, trains, is_own in zip(self._every, trainable, self._is_own, strict=True):
@@ -78,6 +76,7 @@ class OptimizerUpdates:
                 f"requires_grad of {names[0]} was changed in the loop, which local SGD does not support",
                 fix="set it before run.steps(...), or set local_sgd.steps=0",
             )
+        self.sum.close()
         self._select(trainable)
 
     @property

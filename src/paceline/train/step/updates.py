@@ -173,7 +173,8 @@ class Updates:
         output, gradient = lanes.forward(lane)
         moves = self._buffers.moves_of_lane(counts=lane.samples > 0)
         head = [float(last and self._buffers.found_new), *lanes.sums, *lanes.counts]
-        note = Note(lanes.sums[0], lanes.counts[0], numpy.concatenate([head, moves]))
+        numbers = numpy.concatenate([head, moves]) if len(moves) else numpy.array(head)
+        note = Note(lanes.sums[0], lanes.counts[0], numbers)
         if last:
             note = note.with_requests(self._get_requests())
             self.ready = time.perf_counter()
