@@ -258,7 +258,12 @@ notes.write("all of it")
 model(torch.ones(1, 2)).sum().backward()
 dist.destroy_process_group()
 """
-ENDS = {"end": "", "exit": "sys.exit()", "a function": "def uses_the_variables(): pass"}
+ENDS = {
+    "end": "",
+    "exit": "sys.exit()",
+    "a function": "def uses_the_variables(): pass",
+    "garbage collection": "def uses_the_variables(): pass\nimport atexit, gc; atexit.register(gc.collect)",
+}
 
 
 @pytest.mark.parametrize("end", ENDS)

@@ -81,7 +81,7 @@ def run_target(argv: Sequence[str]) -> None:
     """Run `path SCRIPT ...` or `module NAME ...` as `__main__`, with the rest as its arguments."""
     kind, what, *arguments = argv
     sys.argv = [what, *arguments]
-    variables = {}  # until the reducers among them are held
+    variables = {}  # until the reducers and files among them are held
     try:
         if kind == "path":
             sys.path[0] = str(Path(what).resolve().parent)
@@ -90,6 +90,7 @@ def run_target(argv: Sequence[str]) -> None:
             variables = runpy.run_module(what, run_name="__main__", alter_sys=True)
     finally:
         _hold_reducers()
+        _held.extend(_writers())  # garbage collection loses the text of a file in a cycle: gh-62052
         del variables
 
 
@@ -105,13 +106,17 @@ def _hold_reducers() -> None:
         _held.extend(vars(model).get("reducer") for model in models)
 
 
+def _writers() -> list[io.IOBase]:
+    """Return all files of this process that may hold unwritten data."""
+    kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), kinds)]
+
+
 def _flush_files() -> None:
     """Write what open files still hold, as the end of an interpreter does."""
-    writers = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
-    for thing in gc.get_objects():
-        if issubclass(type(thing), writers):
-            with contextlib.suppress(OSError, ValueError):  # closed, or its reader has gone
-                thing.flush()
+    for file in _writers():
+        with contextlib.suppress(OSError, ValueError):  # closed, or its reader has gone
+            file.flush()
 
 
 def leave(code: int) -> NoReturn:
