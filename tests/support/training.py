@@ -37,9 +37,12 @@ class Net(torch.nn.Module):
         super().__init__()
         self.linear = torch.nn.Linear(20, 1)
         self.drop = torch.nn.Dropout(0.1)
+        self.has_trained = False  # before that Trainer only tries its metrics
 
     def forward(self, features):
-        dawdle("step" if self.training else "evaluate")
+        self.has_trained |= self.training
+        if self.has_trained:
+            dawdle("step" if self.training else "evaluate")
         return self.linear(self.drop(features))
 
 

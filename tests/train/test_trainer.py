@@ -178,3 +178,20 @@ def test_evaluating_without_a_set_is_refused_in_the_first_step(tmp_path) -> None
     ):
         run_trainer(World(), settings(tmp_path, "evaluate_steps=9"), model, data)
     assert len(calls) == 4, "one step of four lanes"
+
+
+METRICS = {
+    "three values": lambda outputs, target: (1.0, 2.0, 3.0),
+    "raises": lambda outputs, target: outputs.no,
+}
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_metric_that_fails_does_so_before_the_first_step(metric, tmp_path):
+    """Otherwise it would fail after the first epoch, with all its steps lost."""
+    seen = []
+    data = torch.randn(40, 4), torch.randn(40, 1)
+    given = {"evaluation": data, "metrics": {"m": METRICS[metric]}, "sinks": [seen.append]}
+    with pytest.raises((TrainingError, ConfigError, AttributeError)):
+        run_trainer(World(), settings(tmp_path), nn.Linear(4, 1), data, **given)
+    assert seen == []

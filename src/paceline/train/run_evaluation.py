@@ -48,7 +48,7 @@ class RunEvaluation(RankHelpers):
         - `metrics`: torchmetrics objects by name; the value of that name is what their `update` takes:
           {"f1": (preds, target)}.
         - `collate`: as for `run.steps`.
-        - `batches`: take only the first batches of each dataset, for a trial before the loop; 0: all.
+        - `batches`: take only the first batches of each dataset, for a trial that callbacks are not told of; 0: all.
 
         Models are in eval mode meanwhile; afterwards modes, buffers and random generators are as before. Inside of the
         loop the means are reported with the step.
@@ -64,7 +64,8 @@ class RunEvaluation(RankHelpers):
             found |= {f"{prefix}{name}": value for name, value in values.items()}
         if self._loop is not None:
             self._loop.metrics.update(found)
-        self._callbacks.call("evaluation_end", found)
+        if not batches:
+            self._callbacks.call("evaluation_end", found)
         return found
 
     @overload

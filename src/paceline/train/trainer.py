@@ -11,12 +11,8 @@ from torch import Tensor, nn
 from paceline.data.reading.collate import Collate
 from paceline.train.run import Run
 
-Criterion = Callable[
-    ..., Any
-]  # criterion(outputs, target) -> mean over the samples, or (sum, count)
-Metric = Callable[
-    [Tensor, Tensor], Any
-]  # metric(outputs, target) -> one value per sample, or (sum, count)
+Criterion = Callable[..., Any]  # criterion(outputs, target) -> mean, or (sum, count)
+Metric = Callable[[Tensor, Tensor], Any]  # metric(outputs, target) -> values, or (sum, count)
 
 
 class Trainer:
@@ -55,15 +51,21 @@ class Trainer:
         self.run, self.model, self.optimizer, self.data = run, model, optimizer, data
         self.loss: Criterion = torch.compile(loss, dynamic=False) if run.config.compile else loss
         self.evaluation, self.metrics = evaluation, metrics or {}
-        self.collate, self.flops_per_sample = collate, flops_per_sample
+        self.collate, self.flops = collate, flops_per_sample
 
     def fit(self) -> None:
         """Train until all steps are done, from the newest checkpoint on."""
-        flops = self.flops_per_sample
-        for step in self.run.steps(self.data, collate=self.collate, flops_per_sample=flops):
+        if self.evaluation is not None:  # a metric that fails must fail now, not after an epoch
+            self.evaluate(batches=1)
+        for step in self.run.steps(self.data, collate=self.collate, flops_per_sample=self.flops):
             self.run.update(self.optimizer, self.batch_loss, step)
             if self.evaluation is not None and step.evaluates:
-                self.run.evaluate(self.evaluation, self.batch_scores, collate=self.collate)
+                self.evaluate()
+
+    def evaluate(self, batches: int = 0) -> dict[str, float]:
+        """Return loss and metrics over the evaluation dataset, or over its first batches."""
+        data, collate = self.evaluation, self.collate
+        return self.run.evaluate(data, self.batch_scores, collate=collate, batches=batches)
 
     def batch_loss(self, batch: Any) -> Any:
         """Return the loss of one batch."""
@@ -73,8 +75,6 @@ class Trainer:
     def batch_scores(self, batch: Any) -> dict[str, Any]:
         """Return the loss and the metrics of one batch of the evaluation dataset."""
         *inputs, target = batch
-        loss = self.loss(outputs := self.model(*inputs), target)
-        scores = {
-            "eval_loss": loss if isinstance(loss, tuple) else (loss * len(target), len(target))
-        }
+        count, loss = len(target), self.loss(outputs := self.model(*inputs), target)
+        scores = {"eval_loss": loss if isinstance(loss, tuple) else (loss * count, count)}
         return scores | {name: metric(outputs, target) for name, metric in self.metrics.items()}
