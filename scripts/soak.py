@@ -33,6 +33,7 @@ PACELINE = (sys.executable, "-m", "paceline")
 WORDS = "mnist -n 2 --max-restarts 100000 name=soak epochs=1000000 checkpoint.every=50steps"
 RANK = "paceline.launch.rank_local"
 SAMPLE_S = 1.0
+ENDS_S = 300.0
 SETTLED_S = 15.0  # a rank this old has loaded all that it needs
 WITH_KILLS = 0.8  # the share of the time with kills; in the rest one start must not grow
 MIB = 1 << 20
@@ -191,7 +192,7 @@ def soak(known: argparse.Namespace, folder: Path) -> Soak:
                 observe(state, launcher, watcher, known.kills, seconds)
         finally:
             launcher.send_signal(signal.SIGTERM)
-            code = launcher.wait(120)
+            code = launcher.wait(ENDS_S)
     assert code == STOPPED, (
         f"the run ended with exit code {code}: {(folder / 'output').read_text()[-2000:]}"
     )

@@ -96,7 +96,7 @@ READ: dict[str, tuple[str, Callable[[Path], object]]] = {
         lambda path: _read(LaunchedRank(0, GONE, path.with_suffix(""))),
     ),
     "report of a rank": ("run/failure.json", lambda path: RankEnd.read(0, 1, 0.0, path, ())),
-    "profile": ("run/rank-0000.json", lambda path: read_traces(path.parent, 1)),
+    "profile": ("run/rank-0000.json", lambda path: read_traces(path.parent)),
     "beat": ("ranks/0000.beat", lambda path: read_beats(path.parent, 1, 0.0)),
 }
 

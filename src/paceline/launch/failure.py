@@ -101,6 +101,8 @@ class Failure:
     """What to do about it; empty: the traceback tells."""
     on_request: bool = False
     """Whether it was asked to stop, which is no failure of the run."""
+    unsaved: bool = False
+    """Whether a signal ended it before it could save."""
 
 
 class RunFailed(PacelineError):
@@ -157,7 +159,7 @@ def ended_by(number: signal.Signals, *, foreign: bool = False) -> Failure:
     message = (
         f"Stopped by {signal_name(number)}{saved} (exit code {code}). Rerun the same command{then}"
     )
-    return Failure(-1, code, message, on_request=True)
+    return Failure(-1, code, message, on_request=True, unsaved=True)
 
 
 def out_of_memory(failure: Failure) -> Failure:
