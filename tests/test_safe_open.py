@@ -20,6 +20,10 @@ from paceline.config.parse import config_from_words, settings_from_file
 from paceline.data.shards.store import LocalShardStore
 from paceline.errors import ConfigError, PacelineError
 from paceline.events import EventLog
+from paceline.hang.proc import process
+from paceline.hang.script_dumps import LaunchedRank, RankDump, _read
+from paceline.launch.failure import RankEnd
+from paceline.measure.trace import read_traces
 from paceline.report.history import History
 from paceline.report.page.event_columns import read_event_columns
 from paceline.report.state import is_held
@@ -56,6 +60,9 @@ PLANTED: dict[str, Callable[[Path], None]] = {
 }
 
 
+GONE = process(0)
+
+
 def lock(path: Path) -> None:
     assert not is_held(path)
     with claimed(path, patience_s=0):
@@ -84,8 +91,22 @@ READ: dict[str, tuple[str, Callable[[Path], object]]] = {
     ),
     "lock": ("run/lock", lock),
     "events": ("run/events.jsonl", events),
+    "dump of a rank": (
+        "run/0000.stacks",
+        lambda path: _read(LaunchedRank(0, GONE, path.with_suffix(""))),
+    ),
+    "report of a rank": ("run/failure.json", lambda path: RankEnd.read(0, 1, 0.0, path, ())),
+    "profile": ("run/rank-0000.json", lambda path: read_traces(path.parent)),
     "beat": ("ranks/0000.beat", lambda path: read_beats(path.parent, 1, 0.0)),
 }
+
+
+NOTHING: dict[str, object] = {
+    "beat": [],
+    "dump of a rank": RankDump(()),
+    "report of a rank": RankEnd(0, 1, 0.0),
+}
+"""What readers return that leave such a file out."""
 
 
 @pytest.mark.parametrize("planted", PLANTED)
@@ -95,13 +116,13 @@ def test_what_is_not_a_plain_file_is_refused_at_once(kind, planted, tmp_path: Pa
     path = tmp_path / "here" / name
     path.parent.mkdir(parents=True)
     PLANTED[planted](path)
-    if planted == "8 TiB" and kind in {"lock", "events"}:
+    if planted == "8 TiB" and kind in {"lock", "events", "dump of a rank"}:
         return  # these are appended to, or replaced, and never read as a whole
     if kind == "config":
         with contextlib.suppress(PacelineError):  # else it is no run, only a folder
             use(path)
-    elif kind == "beat":
-        assert use(path) == []
+    elif kind in NOTHING:
+        assert use(path) == NOTHING[kind]
     elif planted == "link out" and kind in {"settings", "index"}:
         with pytest.raises(PacelineError):  # the user named them: the link is followed
             use(path)
@@ -109,6 +130,21 @@ def test_what_is_not_a_plain_file_is_refused_at_once(kind, planted, tmp_path: Pa
         with pytest.raises((PacelineError, UnsafeFile)):
             use(path)
     assert not (tmp_path / "other").exists() or (tmp_path / "other").read_text() == "not yours"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "step-0000000099",
+        "step-\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0669\u0669",
+        "step-+00000099",
+        "step-000000099\n",
+    ],
+)
+def test_a_folder_that_only_looks_like_a_checkpoint_is_ignored(name: str, tmp_path: Path) -> None:
+    for folder in ("step-000000008", name):
+        (tmp_path / folder).mkdir()
+    assert LocalStorage(tmp_path).steps() == [8]
 
 
 def test_a_planted_link_is_not_written_through(tmp_path: Path) -> None:

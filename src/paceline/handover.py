@@ -40,9 +40,9 @@ def read_progress(file: Path) -> int:
         return -1
 
 
-def run_file(rendezvous: Path) -> Path:
-    """Return the file with the path of the run folder, for the failure page."""
-    return rendezvous.with_name("run")
+def run_file(beside: Path) -> Path:
+    """Return the file with the path of the run folder, for the failure page; it lies beside the file of the progress."""
+    return beside.with_name("run")
 
 
 def read_run(file: Path) -> str:

@@ -237,6 +237,15 @@ def test_slurm_that_does_not_answer_does_not_end_the_watch(tmp_path: Path, monke
     assert (found.jobs[0].state, found.step, found.over) == ("UNKNOWN", 51, False)
 
 
+@pytest.mark.parametrize("slurm", ["NODE_FAIL", "OUT_OF_MEMORY"])
+def test_what_slurm_knows_is_shown_instead_of_a_lost_connection(tmp_path: Path, slurm: str) -> None:
+    symptom = RunFailed(3, -1, "a rank ended, and the others lost the connection to it")
+    folder = make_run(tmp_path / "run", started(), symptom)
+    found = state(folder, replace(DONE, state=slurm))
+    assert (found.phase, found.reason) == ("failed", f"Slurm: job 16 is {slurm}")
+    assert state(folder, replace(DONE, state="FAILED")).reason == symptom.reason
+
+
 def test_a_job_that_could_not_be_launched_is_explained(tmp_path: Path, capsys) -> None:
     sent = submission("17", make_run(tmp_path / "run").root)
     line = squeue_line("17", "FAILED", "run", reason="JobLaunchFailure")

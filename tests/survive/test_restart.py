@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.failure import Failure
-from paceline.launch.restart import Restarts
+from paceline.errors import STOPPED
+from paceline.launch.failure import Failure, ended_by
+from paceline.launch.restart import Restarts, launch_with_restarts
+from paceline.launch.spec import LaunchSpec, Program
 from support.program import MARK, around, paceline, processes_with, started
 from survive.conftest import SCRIPT, SHORT, digest, pid
 
@@ -108,6 +110,14 @@ def test_when_to_start_again(most, progress, spent, known, code, again) -> None:
         Restarts(most).allow(Failure(0, code, "", permanent=known, progress=progress), spent)
         is again
     )
+
+
+def test_a_signal_during_a_restart_leaves_a_run_that_resumes() -> None:
+    ends = iter([Failure(1, 137, "killed", progress=200), ended_by(signal.SIGTERM)])
+    spec = LaunchSpec(Program("x.py", ("path", "x.py")), 2)
+    failure = launch_with_restarts(spec, Restarts(), None, print, lambda *_, **__: next(ends))
+    assert (failure.exit_code, failure.progress) == (STOPPED, 200)
+    assert "checkpoint saved at step 200 (exit code 75)" in failure.message
 
 
 @pytest.mark.parametrize("words", ["0:4", "5:4", "a:4", "2:", "x"])

@@ -11,6 +11,8 @@ from torch import nn
 import paceline
 from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError, EnvironmentUnfit, TrainingError
+from paceline.report.find_run import find_run
+from paceline.report.state import RunWatcher
 from paceline.world.world import World
 from support.loops import run_trainer, sgd
 from support.processes import run_on_processes
@@ -98,6 +100,21 @@ def test_a_run_that_breaks_off_leaves_a_word(tmp_path) -> None:
         train(settings(tmp_path), loss=lambda outputs, targets: outputs.mean() * float("nan"))
     assert events_of(tmp_path)[-1]["event"] == "RunFailed"
     assert "the loss is nan" in events_of(tmp_path)[-1]["reason"]
+
+
+def test_a_complete_run_stays_as_it_was_if_fewer_epochs_are_asked_for(tmp_path, capsys) -> None:
+    with pytest.raises(TrainingError):
+        train(settings(tmp_path), loss=lambda outputs, targets: outputs.mean() * float("nan"))
+    page = tmp_path / "run" / "failure.md"
+    page.write_text("# run failed\n")
+    train(settings(tmp_path))
+    assert not page.exists()
+    config = (tmp_path / "run" / "config.toml").read_text()
+    train(settings(tmp_path, "epochs=1"))
+    assert "this run is complete" in capsys.readouterr().out
+    assert (tmp_path / "run" / "config.toml").read_text() == config
+    state = RunWatcher(find_run(str(tmp_path / "run"), tmp_path)).look()
+    assert (state.phase, state.step, state.total_steps) == ("ended", 9, 9)
 
 
 def test_a_folder_that_cannot_be_written_is_an_unfit_environment(tmp_path) -> None:

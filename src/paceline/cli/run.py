@@ -153,8 +153,10 @@ def _run_ranks(begin: Launch, resume: str, spec: LaunchSpec, **options: Any) -> 
         failure = out_of_memory(failure)
     if not Path(failure.run or "/nowhere").is_dir() or was_refused(failure, begun_s):
         return failure
-    page = page_from_launch(failure, resume)
+    page = page_from_launch(failure, resume, begun_s)
     write_failure_page(page)
+    if not failure.how:
+        failure = replace(failure, message=f"{failure.message}\n{page.verdict}")
     if failure.run == spec.folder:  # the script's own traceback stays the last thing on the screen
         message = f"logs and failure page: {failure.run}\n\n{failure.message}"
         return replace(failure, message=message)

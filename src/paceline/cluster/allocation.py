@@ -10,10 +10,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import IO, Self, TextIO
 
 from paceline import handover
 from paceline.cluster import slurm
@@ -25,6 +26,9 @@ from paceline.rundir import writing_to
 from paceline.world.hostlist import expand_hostlist
 
 _POLL_S = 0.2
+_END_S = 5.0  # time for the last messages of srun
+_STDERR = 2
+_KEPT_BYTES = 1 << 16
 _PERMANENT = {2, 3}  # exit codes of usage and environment errors: a restart would fail again
 _RANKS_FROM = (
     "SLURM_GPUS_ON_NODE",
@@ -129,11 +133,40 @@ def launch_on(
             env=_environment(spec, folder),
             stdin=subprocess.DEVNULL,
             stdout=screen,
+            stderr=subprocess.PIPE,
             # Ctrl-C must reach the launcher alone, which asks the ranks to save.
             start_new_session=True,
         )
-        code = _wait(process, signals)
-        return _outcome(code, folder, signals)
+        with process, _Errors(process.stderr) as errors:
+            code = _wait(process, signals)
+        return _outcome(code, folder, signals, errors.of_srun)
+
+
+class _Errors:
+    """Forwards what srun and the ranks write to stderr, and keeps the last of it: srun says there which task was killed."""
+
+    def __init__(self, stream: IO[bytes] | None) -> None:
+        assert stream is not None
+        self._stream, self._kept = stream, b""
+        self._thread = threading.Thread(target=self._forward, name="srun", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(_END_S)
+
+    def _forward(self) -> None:
+        while data := os.read(self._stream.fileno(), _KEPT_BYTES):
+            os.write(_STDERR, data)
+            self._kept = (self._kept + data)[-_KEPT_BYTES:]
+
+    @property
+    def of_srun(self) -> str:
+        """The messages of srun about tasks that ended."""
+        lines = self._kept.decode(errors="replace").splitlines()
+        return "\n".join(line for line in lines if line.startswith("srun: error: "))
 
 
 def _wait(process: subprocess.Popen[bytes], signals: StopSignals) -> int:
@@ -147,7 +180,7 @@ def _wait(process: subprocess.Popen[bytes], signals: StopSignals) -> int:
             process.send_signal(signal.SIGUSR1 if forwarded == 1 else signal.SIGQUIT)
 
 
-def _outcome(code: int, folder: Path, signals: StopSignals) -> Failure | None:
+def _outcome(code: int, folder: Path, signals: StopSignals, errors: str) -> Failure | None:
     progress = handover.read_progress(folder / "progress")
     if (folder / "stopped").exists():
         return stopped(progress, signals.first)
@@ -157,7 +190,8 @@ def _outcome(code: int, folder: Path, signals: StopSignals) -> Failure | None:
         raise KeyboardInterrupt
     code = 128 - code if code < 0 else code
     message = f"the ranks failed with exit code {code}; see their error above"
-    return Failure(-1, code, message, code in _PERMANENT, progress)
+    run = handover.read_run(handover.run_file(folder / "progress"))
+    return Failure(-1, code, message, code in _PERMANENT, progress, details=errors, run=run)
 
 
 def _environment(spec: LaunchSpec, folder: Path) -> dict[str, str]:

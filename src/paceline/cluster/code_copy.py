@@ -11,6 +11,7 @@ from pathlib import Path
 from paceline.errors import ConfigError
 from paceline.launch.spec import Program
 from paceline.rundir import make_private, writing_to
+from paceline.safe_open import read_bytes
 
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "runs"}
 _MAX_FILES = 2000
@@ -106,7 +107,7 @@ def _is_skipped(folder: Path) -> bool:
 def _digest(files: dict[Path, Path]) -> str:
     digest = hashlib.sha256()
     for name, file in sorted(files.items()):
-        content = file.read_bytes()
+        content = read_bytes(file, _MAX_BYTES, links=True)
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()[:12]
@@ -117,5 +118,5 @@ def _copy(source: Path, copy: Path) -> None:
     partial = copy.with_name(f".{copy.name}.{os.getpid()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
-        file.write(source.read_bytes())
+        file.write(read_bytes(source, _MAX_BYTES, links=True))
     partial.replace(copy)

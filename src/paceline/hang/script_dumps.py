@@ -20,6 +20,7 @@ from paceline.hang.flight_recorder import Collective
 from paceline.hang.proc import Process, catches, refresh
 from paceline.hang.rank_report import parse_collective
 from paceline.hang.stacks import MAIN, CodeLine, Stack, kind_of
+from paceline.safe_open import read_json, read_text, reading
 
 _ANSWER_S = 3.0
 _LOOK_S = 0.1
@@ -101,10 +102,10 @@ def _read(rank: LaunchedRank) -> RankDump:
     dump = _path(rank)
     text = ""
     collectives: tuple[Collective, ...] = ()
-    with contextlib.suppress(OSError), handover.stacks_file(dump).open("rb") as file:
+    with contextlib.suppress(OSError), reading(handover.stacks_file(dump)) as file:
         text = file.read(_MOST_BYTES).decode(errors="replace")
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        entries = json.loads(handover.collectives_file(dump).read_text(encoding="utf-8"))
+        entries = read_json(handover.collectives_file(dump), _MOST_BYTES)
         collectives = tuple(map(parse_collective, entries))
     return RankDump(_shown(parse_stacks(text)), collectives)
 
@@ -127,7 +128,7 @@ def code_of(process: Process, place: CodeLine) -> str:
         return ""
     with contextlib.suppress(OSError, UnicodeDecodeError, IndexError):
         file = Path(f"/proc/{process.pid}/cwd") / place.file
-        return file.read_text(encoding="utf-8").splitlines()[place.line - 1].strip()
+        return read_text(file, _MOST_BYTES, links=True).splitlines()[place.line - 1].strip()
     return ""
 
 

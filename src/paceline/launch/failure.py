@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +10,10 @@ from paceline.errors import STOPPED, PacelineError
 from paceline.launch.output_error import error_in
 from paceline.launch.rank_local import names_lost_peer
 from paceline.launch.signals import signal_name
+from paceline.safe_open import read_json
 
 _TAIL_LINES = 20
+_LARGEST_REPORT = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class RankEnd:
     ) -> RankEnd:
         """Combine the exit that the launcher saw with the report of the rank, if it wrote one."""
         try:
-            report = json.loads(failure_file.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError):
+            report = read_json(failure_file, _LARGEST_REPORT)
+        except (OSError, ValueError):
             return cls(rank, code, time_s, tail=tail)
         return cls(
             rank=rank,
@@ -91,7 +92,7 @@ class Failure:
     progress: int = -1
     """The step of the newest checkpoint at that moment; -1: unknown."""
     how: str = ""
-    """How the rank ended, as a verb phrase."""
+    """How the rank ended, as a verb phrase; empty: it ran on another host, and the files of the run tell."""
     details: str = ""
     """Its traceback, or the last lines of its output."""
     run: str = ""
@@ -100,6 +101,8 @@ class Failure:
     """What to do about it; empty: the traceback tells."""
     on_request: bool = False
     """Whether it was asked to stop, which is no failure of the run."""
+    unsaved: bool = False
+    """Whether a signal ended it before it could save."""
 
 
 class RunFailed(PacelineError):
@@ -156,7 +159,7 @@ def ended_by(number: signal.Signals, *, foreign: bool = False) -> Failure:
     message = (
         f"Stopped by {signal_name(number)}{saved} (exit code {code}). Rerun the same command{then}"
     )
-    return Failure(-1, code, message, on_request=True)
+    return Failure(-1, code, message, on_request=True, unsaved=True)
 
 
 def out_of_memory(failure: Failure) -> Failure:
@@ -170,10 +173,12 @@ def out_of_memory(failure: Failure) -> Failure:
     return replace(failure, how=f"{failure.how}: {cause}", message=message, fix=fix)
 
 
-def find_culprit(ranks: list[RankEnd], *, foreign: bool = False) -> Failure:
+def find_culprit(
+    ranks: list[RankEnd], *, foreign: bool = False, other_hosts: bool = False
+) -> Failure:
     """Return the first cause. A rank that only lost a peer is blamed last: an exit without a report explains it.
 
-    A foreign script gets no advice about `paceline.Run`, which it does not use.
+    A foreign script gets no advice about `paceline.Run`, which it does not use. With other hosts, the cause may be there.
     """
     raised = [end for end in ranks if end.text and not end.lost_peer]
     killed = [end for end in ranks if not end.text and end.code]
@@ -192,7 +197,17 @@ def find_culprit(ranks: list[RankEnd], *, foreign: bool = False) -> Failure:
     unresponsive = [end for end in ranks if end.code is None and not end.text]
     if unresponsive:
         return _unresponsive(first, unresponsive, foreign=foreign)
+    if other_hosts:
+        return _lost_host(first)
     return _failure(first, others, foreign=foreign)
+
+
+def _lost_host(end: RankEnd) -> Failure:
+    message = (
+        f"error: rank {end.rank} lost the connection to a rank of another host\n"
+        "  fix: read the output of `paceline run` on the other hosts"
+    )
+    return Failure(end.rank, end.code if end.code and end.code > 0 else 1, message)
 
 
 def _unresponsive(first: RankEnd, unresponsive: list[RankEnd], *, foreign: bool) -> Failure:

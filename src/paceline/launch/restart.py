@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TextIO
 
-from paceline.launch.failure import Failure
+from paceline.launch.failure import Failure, stopped
 from paceline.launch.signals import StopSignals
 from paceline.launch.spec import LaunchSpec
 from paceline.launch.supervisor import launch
@@ -69,6 +69,8 @@ def _launch_repeatedly(
         newest = max(newest, failure.progress)
         failures = 1 if progressed else failures + 1
         failure = replace(failure, progress=newest)
+        if failure.unsaved and newest >= 0:  # an earlier start of this launch saved
+            failure = replace(stopped(newest, signals.first), progress=newest, run=failure.run)
         if signals.count or not restarts.allow(failure, failures):
             return failure
         if restarts.fewest_ranks and not progressed:

@@ -125,11 +125,11 @@ def _outcome(
     """Return why the launch ended; None if the run finished."""
     if all(rank.process.returncode == 0 for rank in ranks):
         return None
-    failure = None
-    if signals.count or any(rank.stopped for rank in ranks):
-        failure = _stop_outcome(spec, ranks, signals, rendezvous)
+    asked = signals.count or any(rank.stopped for rank in ranks)
+    failure = _stop_outcome(spec, ranks, signals, rendezvous) if asked else None
     if failure is None and _any_failed(ranks):
-        failure = find_culprit([rank.end for rank in ranks], foreign=spec.target.foreign)
+        ends = [rank.end for rank in ranks]
+        return find_culprit(ends, foreign=spec.target.foreign, other_hosts=spec.nodes > 1)
     return failure
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,10 @@ from typing import Any
 
 from paceline.errors import EnvironmentUnfit
 from paceline.rundir import CLOCK_MARK, TENSORBOARD, profile_facts
+from paceline.safe_open import UnsafeFile, parse_json, read_json, reading
+
+_LARGEST_FACTS = 1 << 26
+_LARGEST_TRACE = 1 << 32  # unpacked
 
 Event = dict[str, Any]
 
@@ -55,7 +58,7 @@ def read_traces(folder: Path) -> list[RankTrace]:
 
 def _facts(folder: Path, rank: int) -> dict[str, Any]:
     try:
-        facts: dict[str, Any] = json.loads(profile_facts(folder, rank).read_text(encoding="utf-8"))
+        facts: dict[str, Any] = read_json(profile_facts(folder, rank), _LARGEST_FACTS)
     except (OSError, ValueError) as error:
         raise EnvironmentUnfit(
             f"rank {rank} wrote no profile into {folder}",
@@ -86,8 +89,11 @@ def _on_one_clock(folder: Path, facts: Mapping[str, Any], first: Mapping[str, An
 
 
 def _events(path: Path) -> list[Event]:
-    with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
-        events: list[Event] = json.load(file)["traceEvents"]
+    with reading(path) as packed, gzip.open(packed) as file:
+        content = file.read(_LARGEST_TRACE + 1)
+    if len(content) > _LARGEST_TRACE:
+        raise UnsafeFile(path, f"it has more than {_LARGEST_TRACE:,} bytes, unpacked")
+    events: list[Event] = parse_json(content.decode(errors="replace"))["traceEvents"]
     return events
 
 

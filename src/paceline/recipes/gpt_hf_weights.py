@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from paceline.recipes.gpt_hf_names import (
     weights_of,
 )
 from paceline.recipes.gpt_model import Design, Shape
+from paceline.safe_open import read_json
 
 _BUFFERS = (".attn.bias", ".attn.masked_bias")  # attention masks, saved by older versions
 _FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
@@ -86,10 +86,10 @@ def _check_head(file: Any, path: Path, named: Mapping[str, str], *, tied: bool) 
 def _design(path: Path) -> tuple[Design, bool]:
     """Return the design in config.json, and whether the output head is tied to the embedding."""
     try:
-        tree = json.loads(path.read_bytes())
+        tree = read_json(path, links=True)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}", fix=_SAVE) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}", fix=_SAVE) from error
     if not isinstance(tree, dict) or tree.get("model_type") != "gpt2":
         kind = tree.get("model_type") if isinstance(tree, dict) else None

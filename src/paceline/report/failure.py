@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,13 +31,15 @@ from paceline.hang.verdict import HangVerdict, read_verdict
 from paceline.launch.failure import Failure
 from paceline.report.failure_page import FailurePage
 from paceline.report.find_run import NamedRun
-from paceline.report.job_logs import first_end
+from paceline.report.job_logs import TaskEnd, end_in, first_end
 from paceline.report.jobs import jobs_of
 from paceline.report.state import is_held
 from paceline.rundir import RunDir, write_whole
 from paceline.safe_open import read_json
 
 _STEPS = 5
+_OTHER_LAUNCHER_S = 3.0  # time for the launcher of the host on which a rank failed first
+_LOOK_S = 0.1
 _SAME_COMMAND = "the command that started it"
 # Why gloo ended a rank, which may not be the one at fault.
 _GLOO_CAUSES = {"another shape", "another collective"}
@@ -45,11 +48,13 @@ _NO_HANG = {"none", "exception", "gone"}
 Events = Sequence[dict[str, Any]]
 
 
-def page_from_launch(failure: Failure, resume: str) -> FailurePage:
+def page_from_launch(failure: Failure, resume: str, begun_s: float = 0.0) -> FailurePage:
     """Return the page of a failure that the launcher saw, even if the rank could not report it."""
     folder = RunDir(Path(failure.run))
+    if not failure.how:
+        return replace(_page_from_elsewhere(folder, failure, begun_s), resume=resume)
     records = read_reports(folder)
-    rank, how = failure.rank, failure.how or "failed"
+    rank, how = failure.rank, failure.how
     report, verdict = _of_rank(records, rank), read_verdict(folder) or judge(records)
     lines = [failure.details]
     if report and _is_collateral(report) and verdict.ranks and rank not in verdict.ranks:
@@ -65,6 +70,23 @@ def page_from_launch(failure: Failure, resume: str) -> FailurePage:
     words = "\n".join(line for line in lines if line)
     page = _with_history(folder, rank, how, words, records)
     return replace(page, resume=resume, fix=failure.fix)
+
+
+def _page_from_elsewhere(folder: RunDir, failure: Failure, begun_s: float) -> FailurePage:
+    """Return the page of a failure on another host: by its launcher, by srun, or by the reports of the ranks."""
+    limit = time.monotonic() + _OTHER_LAUNCHER_S
+    while not (page := _written_page(folder, begun_s)) and time.monotonic() < limit:
+        if failure.details:  # srun is the only launcher
+            break
+        time.sleep(_LOOK_S)
+    records = read_reports(folder)
+    if page:  # its launcher may have written it before the other ranks reported their step
+        step = _last_step(folder, records, _events(folder))
+        return page if step <= page.step else replace(page, step=step, written=False)
+    verdict = read_verdict(folder) or judge(records)
+    rank, node, how = _end(records, verdict, end_in(failure.details))
+    page = _with_history(folder, rank, how, _traceback(_of_rank(records, rank)), records)
+    return replace(page, node=page.node or node)
 
 
 def was_refused(failure: Failure, since_s: float) -> bool:
@@ -114,18 +136,18 @@ def page_from_run(target: NamedRun) -> FailurePage | None:
         slurm = _slurm(target)
         return replace(page, slurm=slurm, written=not slurm)
     verdict = read_verdict(folder) or judge(records)
-    rank, node, how = _end(folder, records, verdict, starts[-1])
+    rank, node, how = _end(records, verdict, first_end(folder, starts[-1]))
     words = _traceback(_of_rank(records, rank)) or _reason(events)
     page = _with_history(folder, rank, how, words, records)
     return replace(page, slurm=_slurm(target), node=page.node or node)
 
 
 def _end(
-    folder: RunDir, records: Sequence[RankReport], verdict: HangVerdict, since_s: float
+    records: Sequence[RankReport], verdict: HangVerdict, task: TaskEnd | None
 ) -> tuple[int, str, str]:
     """Return the first rank that failed, its node and how it ended: by its own report, by srun, or by the other ranks."""
     rank = verdict.ranks[0] if verdict.ranks else -1
-    first, task = _of_rank(records, rank), first_end(folder, since_s)
+    first = _of_rank(records, rank)
     crashed = first and first.wrong and not first.wrong.lost_peer
     if task is None or crashed or verdict.cause in _GLOO_CAUSES:
         return rank, "", _how(first, verdict)
@@ -167,15 +189,22 @@ def _with_history(
         words=words,
         cause=hang.cause if hang else "",
         hang=hang.sentence if hang else "",
-        step=-1
-        if is_script_folder(folder)
-        else max([0, *(record.step for record in records), *(event["step"] for event in steps)]),
+        step=_last_step(folder, records, events),
         steps=tuple(_metrics(event) for event in steps),
         checkpoint=saved,
         checkpoint_step=saved_step,
         slurm="",
         resume=_SAME_COMMAND,
     )
+
+
+def _last_step(folder: RunDir, records: Sequence[RankReport], events: Events) -> int:
+    """Return the newest step that anybody has reported; -1: a foreign script has none."""
+    if is_script_folder(folder):
+        return -1
+    kinds = {StepDone.__name__, RunFailed.__name__}
+    steps = [int(event["step"]) for event in events if event["event"] in kinds]
+    return max([0, *(record.step for record in records), *steps[-_STEPS:]])
 
 
 def _metrics(event: dict[str, Any]) -> dict[str, Any]:
@@ -229,10 +258,11 @@ def _slurm(target: NamedRun) -> str:
 def write_failure_page(page: FailurePage) -> None:
     """Write the page into the run's folder, and its verdict as an event; a full disk, perhaps the failure itself, is ignored."""
     folder = RunDir(Path(page.run))
-    with contextlib.suppress(OSError):
-        write_whole(folder.failure_facts, f"{json.dumps(page.facts())}\n".encode())
-        write_whole(folder.failure, page.text().encode(errors="replace"))
-    if folder.events.is_file():
+    if not page.written:
+        with contextlib.suppress(OSError):
+            write_whole(folder.failure_facts, f"{json.dumps(page.facts())}\n".encode())
+            write_whole(folder.failure, page.text().encode(errors="replace"))
+    if folder.events.is_file() and _reason(_events(folder)[-1:]) != page.verdict:
         with contextlib.suppress(OSError, EnvironmentUnfit), EventLog(folder.events) as log:
             log(RunFailed(page.step, page.rank, page.verdict))
 

@@ -32,6 +32,7 @@ Phase = Literal[
 ]  # fmt: skip
 
 _FAILED_STATES = FINAL_STATES - {"COMPLETED", "CANCELLED"}
+_CAUSES = _FAILED_STATES - {"FAILED"}  # NODE_FAIL, OUT_OF_MEMORY, ...: why the ranks ended
 _VERDICTS_WITHOUT_FAILURE = {"complete", "cancelled"}
 _TRAINS = {"training", "unresponsive"}
 _MAY_HANG = {"training", "failed", "lost"}  # a hang may have come before the failure
@@ -256,10 +257,15 @@ def is_held(lock: Path) -> bool:
 
 def _reason(folder: RunDir, history: History, phase: Phase, jobs: Sequence[RunJob]) -> str:
     """Return why the run ended: by its events, or by its job if the training never started."""
+    by_slurm = f"Slurm: job {jobs[-1].job} is {jobs[-1].state}" if jobs else ""
     if phase in {"stopped", "failed", "waiting", "starting"} and history.ending:
+        # Rank -1: the other ranks only lost the connection, and Slurm may know why.
+        is_symptom = phase == "failed" and history.ending.get("rank") == -1
+        if is_symptom and jobs and jobs[-1].state in _CAUSES:
+            return by_slurm
         return str(history.ending.get("reason", ""))
     if phase == "lost" and jobs and jobs[-1].state in FINAL_STATES:
-        return f"Slurm: job {jobs[-1].job} is {jobs[-1].state}"
+        return by_slurm
     if phase in {"not started", "failed"} and not history.started:
         verdict = "".join(tail(folder.job_verdict, 1))
         return "" if verdict in _VERDICTS_WITHOUT_FAILURE else verdict.removeprefix("failed with ")

@@ -88,9 +88,19 @@ class RunFolder:
         """Return whether the run is as it was: this start took no step, and was refused or came after the last one."""
         if self._started:
             return False
-        return isinstance(error, ConfigError | KeyboardInterrupt) or is_finished(
-            self.directory.events
-        )
+        return isinstance(error, ConfigError | KeyboardInterrupt) or self.is_finished
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether an earlier start has taken the last step."""
+        return is_finished(self.directory.events)
+
+    def remove_failure(self) -> None:
+        """Remove the page about an earlier failure from a run that is complete."""
+        if self._world.is_main:
+            with contextlib.suppress(OSError):
+                self.directory.failure.unlink(missing_ok=True)
+                self.directory.failure_facts.unlink(missing_ok=True)
 
     def write_settings(self, config: RunConfig) -> None:
         """Write the settings and the environment of a start that is not refused."""

@@ -91,7 +91,10 @@ class RunLoop:
     def begin(self) -> Iterator[RankBatch]:
         """Restore the newest checkpoint; return the steps that are left."""
         self.done = self._first = self._checkpoints.restore()
-        self._folder.write_settings(self._config)
+        if not (
+            self.is_over and self._folder.is_finished
+        ):  # they would not be those it was trained with
+            self._folder.write_settings(self._config)
         self._announce()
         self._recorder.start(self._parts.model, self._parts.optimizer, self.updates.own_state())
         if self.is_over:
@@ -260,10 +263,11 @@ class RunLoop:
         own = digests_of_all(self._world, self.updates.own_state())
         digest = state_digest(self._parts.model, self._parts.optimizer, own)
         self._folder.emit(RunEnded(self.done, self._in_epoch.run_seconds, digest))
+        self._folder.remove_failure()
 
     def _announce(self) -> None:
         batch, world, plan = self._config.batch, self._world, self.batches.plan
-        total = self.done if self.state.finished else self.batches.total_steps
+        total = self.done if self.is_over else self.batches.total_steps
         summary = describe_run(self._config, world, self.batches, self._rates.description)
         if self.batches.is_notable:
             summary += f"\n{self.batches.description}"

@@ -167,10 +167,16 @@ class Stopping:
         with self.request.listening():
             if file is not None:
                 handover.graceful_stop_mark(file, self._world.rank).touch(mode=0o600)
-                if self._world.local_rank == 0:
-                    folder = str(RunDir.of(self._config).root.absolute())
-                    write_whole(handover.run_file(file), os.fsencode(folder), durable=False)
+            self._name_folder()
             yield
+
+    def _name_folder(self) -> None:
+        """Let the launcher know the run folder, in which it writes how a launch failed."""
+        progress = self._world.progress_file
+        if progress is not None and self._world.local_rank == 0:
+            folder = os.fsencode(RunDir.of(self._config).root.absolute())
+            with contextlib.suppress(OSError):  # a full disk: the first save will say so
+                write_whole(handover.run_file(progress), folder, durable=False)
 
     def leave_out(self, seconds: float) -> None:
         """Exclude seconds in which a debugger held the run from the time of the step."""
