@@ -159,7 +159,8 @@ class _Errors:
 
     def _forward(self) -> None:
         while data := os.read(self._stream.fileno(), _KEPT_BYTES):
-            os.write(_STDERR, data)
+            with contextlib.suppress(OSError):  # nobody reads: srun must not wait for that
+                os.write(_STDERR, data)
             self._kept = (self._kept + data)[-_KEPT_BYTES:]
 
     @property
