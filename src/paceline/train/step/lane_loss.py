@@ -44,7 +44,8 @@ def lane_loss(result: Any, samples: int) -> LaneLoss:
     if isinstance(result, Tensor):  # most losses: no dict is made
         _check_output(result)
         value = result.item()
-        return LaneLoss(result, value, False, (_LOSS,), (value * samples,), (float(samples),))
+        sums, counts = (value * samples,), (float(samples),)
+        return LaneLoss(result, value, by_count=False, names=(_LOSS,), sums=sums, counts=counts)
     values = dict(result) if isinstance(result, Mapping) else {_LOSS: result}
     if _LOSS not in values:
         raise ConfigError(
