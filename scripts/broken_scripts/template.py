@@ -42,7 +42,7 @@ class Net(nn.Module):
 
     def forward(self, x):
         {forward}
-        x = nn.functional.dropout(self.norm(self.first(x)).relu(), 0.2, self.training)
+        x = nn.functional.dropout(self.norm(self.first(x).relu()), 0.2, self.training)
         return self.last(x * self.scale)
 
 
