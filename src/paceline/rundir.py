@@ -18,6 +18,12 @@ RECORD_FILE = "record.jsonl"
 DUMP_FILE = "tensors.safetensors"
 """All tensors after one step, to measure a difference."""
 
+
+def trace_file(folder: Path, rank: int) -> Path:
+    """Return the file of what a rank computed in one step, for `paceline verify`."""
+    return folder / f"{rank:04d}.trace"
+
+
 TENSORBOARD = "tensorboard"
 """The subfolder of a profile with the traces for TensorBoard."""
 

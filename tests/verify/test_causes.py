@@ -1,31 +1,35 @@
-"""The first difference of two records, its cause, and its text: tables, no processes."""
+"""The first difference of two records, the experiments that find its cause, and its text: tables, no processes."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from paceline.cli.verify import worlds_from
 from paceline.errors import ConfigError, PacelineError
 from paceline.rundir import RECORD_FILE
-from paceline.verify.compare_worlds import find_cause
+from paceline.scale.batch import arranged
+from paceline.verify.causes import Cause
+from paceline.verify.experiments import Experiments
 from paceline.verify.records import LOSS, Record, RecordedStep, first_difference, read_record
-from paceline.verify.verdict import CAUSES, Difference, VerifyResult, as_dict, describe
-
-START = RecordedStep(0, math.nan, 0, ranks_agree=True, generators=[1], tensors={"a": "1", "b": "1"})
-
-
-def after(step: int = 1, loss: float = 0.5, samples: int = 7, *, agree: bool = True, drew: bool = False, rank_draws: bool = False, a: str = "2", b: str = "2") -> RecordedStep:  # fmt: skip
-    return RecordedStep(
-        step, loss, samples, agree, [2] if drew else [3, 4] if rank_draws else [1], {"a": a, "b": b}
-    )
+from paceline.verify.traces import Trace
+from paceline.verify.verdict import Difference, VerifyResult, as_dict, describe
 
 
-def record(*steps: RecordedStep, world: int = 1, norms: tuple[str, ...] = ()) -> Record:
-    return Record(world, exact=True, norms=list(norms), epsilon=1e-7, steps=[START, *steps])
+def after(step: int = 1, loss: float = 0.5, *, agree: bool = True, a: str = "2", b: str = "2", metric: str = "0x1p-1") -> RecordedStep:  # fmt: skip
+    return RecordedStep(step, loss, {"accuracy": metric}, agree, {"a": a, "b": b})
+
+
+START = after(0, math.nan)
+
+
+def record(*steps: RecordedStep, world: int = 1) -> Record:
+    return Record(world, exact=True, lanes=4, save_step=1, steps=[START, *steps])
 
 
 @pytest.mark.parametrize(
@@ -34,10 +38,10 @@ def record(*steps: RecordedStep, world: int = 1, norms: tuple[str, ...] = ()) ->
         (record(after()), record(after()), None),
         (record(after()), record(after(b="9")), (1, "b")),
         (record(after()), record(after(a="9", b="9")), (1, "a")),
-        (record(after()), record(after(samples=8, drew=True)), None),
         (record(after()), record(after(loss=0.5 + 2e-16, b="9")), (1, LOSS)),
+        (record(after()), record(after(metric="0x1p-2")), (1, "accuracy")),
         (record(after(), after(2)), record(after(), after(2, a="9")), (2, "a")),
-        (record(after()), record(after(agree=False)), (1, "the weights of different ranks")),
+        (record(after()), record(after(agree=False)), (1, "the state of different ranks")),
         (record(after()), record(after(), after(2)), (1, "the number of steps")),
     ],
 )
@@ -45,86 +49,124 @@ def test_records_part_here(one: Record, other: Record, where: tuple[int, str] | 
     assert first_difference(one, other) == where
 
 
-FAR, NEAR = 0.1, 1e-7
-NORMS = ("BatchNorm1d",)
+@pytest.mark.parametrize(
+    ("restored", "where"),
+    [([after(1), after(2)], None), ([after(1, a="9")], (1, "a")), ([after(1), after(2, 0.6)], (2, LOSS))],
+)  # fmt: skip
+def test_the_record_of_a_resumed_run_begins_in_the_middle(
+    restored: list[RecordedStep], where: tuple[int, str] | None
+) -> None:
+    resumed = Record(2, exact=True, lanes=4, save_step=1, steps=restored)
+    assert first_difference(record(after(), after(2)), resumed) == where
+
+
+class Setting(NamedTuple):
+    """Everything that a lane could depend on."""
+
+    lane: int
+    rank: int
+    world: int
+    before: list[int]
+    beside: list[int]
+    meanwhile: list[int]
+    run: int
+
+
+class Simulated:
+    """A world whose lanes compute a given function."""
+
+    def __init__(self, value: Callable[[Setting], float]) -> None:
+        self._value, self._runs = value, 0
+
+    def trace(self, world: int, step: int, arrangement: str) -> tuple[Record, Trace]:
+        self._runs += 1
+        ranks = [arranged(4, rank, world, arrangement) for rank in range(world)]
+        lanes = {}
+        for rank, mine in enumerate(ranks):
+            for place, lane in enumerate(mine):
+                meanwhile = [other[place] for other in ranks if place < len(other)]
+                setting = Setting(
+                    lane, rank, world, mine[:place], sorted(mine), meanwhile, self._runs
+                )
+                value = self._value(setting)
+                lanes[f"lane {lane}"] = {"samples": "s 1.0", "loss": f"{value!r} {value!r}", "gradients": "g 1.0", "buffers": "b 1.0"}  # fmt: skip
+        stages = {"start": {"model.a": "1"}, "end": {"model.a": "2"}, "evaluation": {}}
+        own = [[f"lane {lane}" for lane in mine] for mine in ranks]
+        total = sum(float(lane["loss"].split()[1]) for lane in lanes.values())
+        return record(after(loss=total), world=world), Trace([stages] * world, lanes, own)
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "step", "relative", "cause"),
+    ("value", "why"),
     [
-        (record(after()), record(after()), 0, FAR, "first_weights"),
-        (record(after()), record(after(samples=8)), 1, FAR, "data_order"),
-        (record(after()), record(after(samples=8, agree=False)), 1, FAR, "data_order"),
-        (record(after()), record(after(agree=False)), 1, FAR, "ranks_diverge"),
-        (record(after()), record(after(loss=0.6)), 1, FAR, "mean_of_means"),
-        (record(after(drew=True)), record(after(loss=0.6, rank_draws=True)), 1, FAR, "randomness"),
-        (record(after(drew=True)), record(after(loss=0.6, drew=True)), 1, FAR, "mean_of_means"),
-        (record(after()), record(after(loss=math.nan)), 1, math.inf, "mean_of_means"),
-        (record(after()), record(after(a="9")), 1, FAR, "update"),
-        (record(after(), norms=NORMS), record(after(loss=0.6), norms=NORMS), 1, FAR, "batchnorm"),
-        (record(after()), record(after(a="9")), 1, NEAR, "summation"),
-        (record(after()), record(after(loss=0.5 + 1e-8)), 1, NEAR, "summation"),
-        (
-            record(after(drew=True), norms=NORMS),
-            record(after(a="9", drew=True), norms=NORMS),
-            1,
-            NEAR,
-            "summation",
-        ),
+        (lambda lane: lane.lane + 0.1 * lane.rank, "rank"),
+        (lambda lane: lane.lane / lane.world, "world"),
+        (lambda lane: lane.lane + 0.1 * len(lane.before), "order"),
+        (lambda lane: lane.lane + sum(lane.meanwhile), "others"),
+        (lambda lane: lane.lane - sum(lane.beside), "local"),
+        (lambda lane: lane.lane - sum(lane.beside) + 1e-9 * len(lane.before), "local"),
+        (lambda lane: lane.lane + 0.1 * lane.run, "chance"),
     ],
 )
-def test_a_difference_has_this_cause(
-    one: Record, other: Record, step: int, relative: float, cause: str
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_experiments_find_what_a_loss_depends_on(
+    value: Callable[[Setting], float], why: str, world: int
 ) -> None:
-    assert find_cause(one, other, step, relative) == cause
-    assert cause in CAUSES
+    laboratory = Simulated(value)
+    records = {size: laboratory.trace(size, 1, "usual")[0] for size in (1, world)}
+    cause = Experiments(laboratory, records, world, 1).find(LOSS)
+    assert (cause.where, cause.why) == ("loss", why), cause
+    assert cause.shown_by
+
+
+def test_with_one_lane_per_rank_the_cause_is_not_guessed() -> None:
+    laboratory = Simulated(lambda lane: lane.lane + sum(lane.meanwhile))
+    records = {size: laboratory.trace(size, 1, "usual")[0] for size in (2, 4)}
+    cause = Experiments(laboratory, records, 4, 1).find(LOSS)
+    assert not cause.is_known
+    assert "not possible with these lanes" in " ".join(cause.shown_by)
+
+
+def result(difference: Difference | None = None, **more: float) -> VerifyResult:
+    digests = {1: "ab" * 32, 2: "ab" * 32}
+    return VerifyResult(
+        difference is None, "x.py", [1, 2], 3, 4, 1, 2, digests, difference=difference, **more
+    )
 
 
 def test_a_verdict_of_yes_is_said_in_words() -> None:
-    verdict = VerifyResult(True, "x.py", [1, 2], 3, 4, {1: "ab" * 32, 2: "ab" * 32})
-    assert (
-        describe(verdict).splitlines()[0]
-        == "x.py: 3 steps, 4 tensors of weights and optimizer state, and the losses"
-    )
-    assert describe(verdict).endswith("  2 ranks  abababababababab\nthe same bits")
+    text = describe(result())
+    first = "x.py: 3 steps, 4 tensors of weights and optimizer state, and the losses"
+    assert text.splitlines()[0] == first
+    also = "buffers, options, tracked objects, 1 metric, a resume after step 2"
+    assert text.endswith(f"  2 ranks  abababababababab\n  also compared: {also}\nthe same bits")
 
 
 @pytest.mark.parametrize(
-    ("step", "where"),
-    [(0, "first difference: before the first step, a"), (2, "first difference: step 2, a")],
-)
-def test_a_verdict_of_no_names_step_tensor_size_cause_and_fix(step: int, where: str) -> None:
-    difference = Difference(2, step, "a", 0.25, 0.5, "summation")
-    text = describe(
-        VerifyResult(False, "x.py", [1, 2], 3, 4, {1: "a" * 64, 2: "b" * 64}, difference=difference)
-    )
-    for words in (
-        "world size 2 differs from world size 1",
-        where,
-        "up to 0.25, relative 0.5",
-        *CAUSES["summation"],
-    ):
-        assert words in text
+    ("cause", "words"),
+    [
+        (Cause("loss", "rank", [], ["tried this"]), ["cause: the loss of a lane depends on the rank", "shown by: tried this"]),
+        (Cause("loss", "", [], ["tried this"]), ["cause: not known; the loss of a lane differs", "tried: tried this"]),
+    ],
+)  # fmt: skip
+def test_a_verdict_of_no_says_how_sure_it_is(cause: Cause, words: list[str]) -> None:
+    text = describe(result(Difference(2, 2, "a", 0.25, 0.5, cause)))
+    first = ["world size 2 differs from world size 1", "step 2, a", "up to 0.25, relative 0.5"]
+    for expected in [*first, *words, f"fix: {cause.fix}"]:
+        assert expected in text
 
 
 def test_a_verdict_within_tolerance_states_both_numbers() -> None:
-    verdict = VerifyResult(
-        True, "x.py", [1, 2], 3, 4, {1: "a", 2: "b"}, tolerance=1e-3, largest_relative=2.5e-5
-    )
-    assert describe(verdict).endswith("largest relative difference 2.5e-05 (allowed 1e-03)")
+    text = describe(result(tolerance=1e-3, largest_relative=2.5e-5))
+    assert text.endswith("largest relative difference 2.5e-05 (allowed 1e-03)")
 
 
 def test_a_verdict_is_plain_json() -> None:
-    difference = Difference(2, 1, "a", 0.25, 0.5, "batchnorm")
-    found = json.loads(
-        json.dumps(
-            as_dict(
-                VerifyResult(False, "x.py", [1, 2], 3, 4, {1: "a", 2: "b"}, difference=difference)
-            )
-        )
-    )
-    assert found["digests"] == {"1": "a", "2": "b"}
-    assert found["difference"]["fix"] == CAUSES["batchnorm"][1]
+    cause = Cause("buffers", "rank")
+    found = json.loads(json.dumps(as_dict(result(Difference(2, 1, "a", 0.25, 0.5, cause)))))
+    assert found["digests"].keys() == {"1", "2"}
+    assert found["difference"]["cause"]["fix"] == cause.fix
+    assert found["difference"]["cause"]["known"]
 
 
 @pytest.mark.parametrize("text", ["", "1", "1,", "0,1", "1,-2", "1,two", "1.5,2", "1,1", "2,1,2"])
@@ -134,8 +176,8 @@ def test_what_is_no_list_of_worlds_is_refused(text: str) -> None:
     assert refused.value.fix == "give at least two, such as --worlds 1,2,4"
 
 
-HEAD = '{"world": 1, "exact": true, "norms": [], "epsilon": 0.0}\n'
-LINE = '{"step": 0, "loss": "nan", "samples": 0, "ranks_agree": true, "generators": [1], "tensors": {}}\n'
+HEAD = '{"world": 1, "exact": true, "lanes": 4, "save_step": 1}\n'
+LINE = '{"step": 0, "loss": "nan", "metrics": {}, "ranks_agree": true, "tensors": {}}\n'
 
 
 @pytest.mark.parametrize(

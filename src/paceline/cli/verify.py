@@ -1,4 +1,4 @@
-"""`paceline verify`: compare weights, optimizer state and losses bit by bit between world sizes."""
+"""`paceline verify`: compare training state, losses and metrics bit by bit between world sizes and through a resume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paceline.verify.verdict import VerifyResult, as_dict, describe
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyArguments:
-    """Compares weights, optimizer state and losses; a difference is named with its first step and tensor."""
+    """Compares training state, losses and metrics, also after a resume; finds the cause of a difference by experiments."""
 
     script: str = positional(metavar="SCRIPT")
     """Script to run, or the name of a recipe."""
@@ -27,15 +27,15 @@ class VerifyArguments:
     """Arguments of the script, such as settings (key=value). Options of paceline come before SCRIPT."""
     worlds: str = option("1,2,3,4", metavar="N,N")
     """World sizes to compare; the first is the reference."""
-    steps: int = 8
-    """Steps to compare."""
+    steps: int = 0
+    """Steps to compare; 0: to the second step of the second epoch, or 8 if an epoch has more than 16 steps."""
     json: bool = False
     """Print the result as JSON."""
 
 
 def main(arguments: VerifyArguments) -> int:
     """Compare the world sizes; return 0 for identical bits, 1 for a difference."""
-    check_at_least(1, "--steps", arguments.steps)
+    check_at_least(0, "--steps", arguments.steps)
     result: VerifyResult = verify(
         program_from(arguments.script),
         worlds_from(arguments.worlds),

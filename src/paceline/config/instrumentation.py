@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from paceline.config.checks import at_least
 
@@ -15,8 +16,14 @@ class RecordConfig:
     """Folder for a record of every step; empty: no record."""
     steps: int = 0
     """Stop the run after this many recorded steps; 0: no limit."""
+    epoch_steps: int = 0
+    """Continue to the second step of the next epoch if an epoch has at most this many steps."""
     dump_step: int = -1
-    """Write all tensors after this step; -1: never."""
+    """Write all tensors after this step, and a trace of it on every rank; -1: never."""
+    arrangement: Literal["usual", "swapped", "reversed", "partners", "dealt"] = "usual"
+    """Which rank runs which lanes in the step of the trace: an experiment of verify."""
+    save_step: int = -1
+    """Save a checkpoint after this step; -1: as usual; 0: in the middle of the first epoch."""
     times: str = ""
     """Folder for the step times of every rank; empty: no times."""
 

@@ -230,7 +230,7 @@ class RunConfig:
     @property
     def only_measures(self) -> bool:
         """Whether the run only measures steps, so that no checkpoint is saved at its end."""
-        return bool(self.record.times or self.profile.to)
+        return bool(self.record.times or self.record.steps or self.profile.to)
 
     def __post_init__(self) -> None:
         """Raise ConfigError for values out of range, and for settings that exclude each other."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -36,6 +37,28 @@ def split_evenly(amount: int, parts: int) -> list[int]:
     """
     least, rest = divmod(amount, parts)
     return [least + (part < rest) for part in range(parts)]
+
+
+def arranged(lanes: int, rank: int, size: int, how: str) -> list[int]:
+    """Return the lanes of a rank in an experiment of `paceline verify`; each rank has as many as usual.
+
+    Swapped: other ranks, the same order. Reversed: the same ranks, in reverse order. Partners: only rank 0 as usual.
+    Dealt: lanes share a rank with others.
+
+    >>> [arranged(4, rank, 2, "swapped") for rank in range(2)], [arranged(4, rank, 2, "dealt") for rank in range(2)]
+    ([[2, 3], [0, 1]], [[0, 2], [1, 3]])
+    >>> arranged(4, 0, 1, "reversed"), [arranged(4, rank, 2, "partners") for rank in range(2)]
+    ([3, 2, 1, 0], [[0, 1], [3, 2]])
+    """
+    mine = share(lanes, rank, size)
+    if how == "swapped":
+        first = len(share(lanes, 0, size))
+        return [(lane + first) % lanes for lane in mine]
+    if how == "dealt":
+        order = sorted(range(lanes), key=lambda lane: lane % size)
+        return [order[lane] for lane in mine]
+    is_reversed = how == "reversed" or (how == "partners" and rank > 0)
+    return list(reversed(mine)) if is_reversed else list(mine)
 
 
 class LanePlan(NamedTuple):
@@ -75,6 +98,10 @@ class BatchPlan:
     size: int
     blocks: int = 0
     """Blocks of lanes that stay on one rank; 0: lanes are independent."""
+    arrangement: str = "usual"
+    """Which rank runs which lanes in one step: see `arranged`."""
+    arranged_step: int = -1
+    """The number of that step, from 0."""
 
     @cached_property
     def mine(self) -> range:
@@ -105,7 +132,13 @@ class BatchPlan:
         epoch, within = divmod(step, self.steps_per_epoch)
         start = within * self.global_size
         samples = min(self.global_size, self.samples - start)
-        cuts = self._full_cuts if samples == self.global_size else self._cuts(samples)
+        if step == self.arranged_step and not self.blocks:
+            mine = arranged(self.lanes, self.rank, self.size, self.arrangement)
+            cuts = self._cuts(samples, mine)
+        else:
+            cuts = (
+                self._full_cuts if samples == self.global_size else self._cuts(samples, self.mine)
+            )
         lanes = [
             LanePlan(lane, range(start + first, start + last), count)
             for lane, first, last, count in cuts
@@ -116,13 +149,13 @@ class BatchPlan:
 
     @cached_property
     def _full_cuts(self) -> list[tuple[int, int, int, int]]:
-        return self._cuts(self.global_size)
+        return self._cuts(self.global_size, self.mine)
 
-    def _cuts(self, samples: int) -> list[tuple[int, int, int, int]]:
-        """Return (lane, first place, end, samples that count) for each lane of this rank."""
+    def _cuts(self, samples: int, mine: Sequence[int]) -> list[tuple[int, int, int, int]]:
+        """Return (lane, first place, end, samples that count) for each lane."""
         ends = list(accumulate(split_evenly(samples, self.lanes), initial=0))
         cuts = []
-        for lane in self.mine:
+        for lane in mine:
             first, end = ends[lane], ends[lane + 1]
             cuts.append((lane, first, end, end - first) if end > first else (lane, 0, ends[1], 0))
         return cuts

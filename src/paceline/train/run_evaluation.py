@@ -126,7 +126,8 @@ class RunEvaluation(RankHelpers):
             return
         self._loop.settle()
         begun = time.perf_counter()
-        yield Pass(self._modules(), data, collate, self._loop.observers.evaluating())
+        trace, after_batch = self._loop.updates.trace, self._loop.observers.evaluating()
+        yield Pass(self._modules(), data, collate, after_batch, trace.batch if trace else None)
         self._loop.leave_out(time.perf_counter() - begun)
 
     def _modules(self) -> list[nn.Module]:

@@ -62,7 +62,7 @@ class RunLoop:
         on_saved = self._stopping.request.learn_save
         self._checkpoints = Checkpoints(self.state, folder.emit, folder.claim, on_saved)
         self.observers = Observers(world, config, strategy, self.updates, folder.emit)
-        self._recorder = Recorder(config, world)
+        self._recorder = Recorder(config, world, strategy, parts, self.updates, self.state)
         peak = peak_of_all(world, config.precision) if flops_per_sample else 0.0
         self._mfu_per_rate = flops_per_sample / peak if peak else 0.0
         self.done = self._first = 0
@@ -96,7 +96,7 @@ class RunLoop:
         ):  # they would not be those it was trained with
             self._folder.write_settings(self._config)
         self._announce()
-        self._recorder.start(self._parts.model, self._parts.optimizer, self.updates.own_state())
+        self._recorder.start(self.done)
         if self.is_over:
             return iter(())
         return iter(self.observers.reading(self.batches.steps(self.done)))
@@ -115,6 +115,7 @@ class RunLoop:
         """Set the learning rates of a step."""
         self.metrics, self.logged = {}, {}
         self._rates.set(batch.plan.seen)
+        self._recorder.begin_step(batch.plan.index)
 
     def evaluation_is_due(self, batch: RankBatch) -> bool:
         """Return whether to evaluate after a step; with local SGD within an epoch only after a synchronization."""
@@ -126,7 +127,8 @@ class RunLoop:
         if batch.plan.ends_epoch or done == self.batches.total_steps:
             return True
         is_synchronized = not replicas.steps or (batch.plan.within + 1) % replicas.steps == 0
-        return bool(every) and done % every == 0 and is_synchronized
+        is_due = (bool(every) and done % every == 0) or self._recorder.is_last(done)
+        return is_due and is_synchronized
 
     def complete(self, batch: RankBatch, note: Note) -> bool:
         """Report a step, save and stop if that is due; return whether a measurement has enough steps.
@@ -224,7 +226,7 @@ class RunLoop:
     def _save_or_stop(self, note: Note) -> None:
         self._checkpoints.update()
         agreed = self._stopping.agree(note)
-        wanted = agreed.save or agreed.stop
+        wanted = agreed.save or agreed.stop or self._recorder.saves_after(self.done)
         self.save_requested = self.save_requested and not wanted
         self._checkpoints.after_step(self.done, self.metrics, requested=wanted)
         if agreed.stop and not self.is_over:
@@ -239,12 +241,9 @@ class RunLoop:
         """Record the step for `paceline verify`; return whether it has enough steps."""
         if not self._recorder.active:
             return False
-        batches = [lane.batch for lane in batch.lanes if lane.samples]
         total = self.updates.total(Note(note.loss, note.counted))
         loss = float(total.loss) / total.counted if total.counted else 0.0
-        model, optimizer = self._parts.model, self._parts.optimizer
-        own = self.updates.own_state()
-        return self._recorder.step(self.done, loss, model, optimizer, batches, own)
+        return self._recorder.step(batch, loss, self.metrics)
 
     def end(self) -> None:
         """Save the run after its last step. Every rank must call this."""

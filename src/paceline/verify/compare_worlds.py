@@ -1,36 +1,41 @@
-"""Run a training at several world sizes, compare the records, find the cause of a difference."""
+"""Run a training at several world sizes and through a resume; compare the records, and explain a difference."""
 
 from __future__ import annotations
 
 import math
+import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from paceline.launch.failure import RunFailed
+from paceline.launch.failure import Failure, RunFailed
 from paceline.launch.spec import LaunchSpec, Program
 from paceline.launch.supervisor import launch
 from paceline.rundir import DUMP_FILE
-from paceline.verify.records import LOSS, STEPS, Record, first_difference, is_repeat, read_record
+from paceline.verify.causes import Cause
+from paceline.verify.experiments import Experiments
+from paceline.verify.records import LOSS, Record, first_difference, read_record
 from paceline.verify.tensor_diff import tensor_sizes
+from paceline.verify.traces import Trace, first_change, read_trace
 from paceline.verify.verdict import Difference, VerifyResult
 
 TOLERANCE = 1e-3
 """Largest relative difference allowed with exact=false: largest difference by largest value."""
 
-_ROUNDING = 1e-4  # relative; another summation order explains this much after a few float32 steps
-_ROUNDING_UNITS = 8  # the same in rounding errors of the dtype, for coarser dtypes
+EPOCH_STEPS = 16
+"""Without --steps, verify continues into the second epoch if an epoch has at most this many steps."""
+STEPS = 8
+"""Steps to compare if an epoch is longer."""
 
-_FIRST, _REPEAT, _DUMP = "first", "again", "dumped"
-_PURPOSE = {
-    _FIRST: "",
-    _REPEAT: " again, to see whether it repeats",
-    _DUMP: " again, to compare the last tensors",
-}
+_FIRST, _DUMP = "first", "dumped"
+_IN_THE_MIDDLE = 0
+
+Launch = Callable[[LaunchSpec], Failure | None]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Comparison:
     """A script, and how to run it for a record."""
 
@@ -39,29 +44,56 @@ class Comparison:
     steps: int
     folder: Path
     progress: TextIO | None
+    launch: Launch = launch
+    runs: int = 0
+    """Experiments so far."""
 
-    def record(self, world: int, label: str, dump_step: int = -1) -> Record:
+    def record(self, world: int, label: str, purpose: str = "", **settings: object) -> Record:
         """Run the script at one world size and return its record."""
         if self.progress is not None:
             ranks = "1 rank" if world == 1 else f"{world} ranks"
-            self.progress.write(f"running {self.target.name} on {ranks}{_PURPOSE[label]} ...\n")
-        home = self._home(world, label)
-        settings = {
-            "record.to": str(home),
-            "record.steps": self.steps,
-            "record.dump_step": dump_step,
-            "runs": str(home / "runs"),
-        }
-        failure = launch(LaunchSpec(self.target, world, self.arguments, settings))
+            self.progress.write(f"running {self.target.name} on {ranks}{purpose} ...\n")
+        home = self.home(world, label)
+        given = {f"record.{name}": value for name, value in settings.items() if name != "runs"}
+        length = {"record.steps": self.steps or STEPS}
+        if not self.steps:
+            length["record.epoch_steps"] = EPOCH_STEPS
+        places = {"record.to": str(home), "runs": str(settings.get("runs", home / "runs"))}
+        saves = {"checkpoint.every": "end", "checkpoint.to": "", "resume": "auto"}
+        spec = LaunchSpec(self.target, world, self.arguments, places | length | saves | given)
+        failure = self.launch(spec)
         if failure is not None:
             raise RunFailed(self.target.name, world, failure)
         return read_record(home, self.target.name)
 
-    def dump(self, world: int, label: str) -> Path:
-        """Return the file with the tensors of one recorded run."""
-        return self._home(world, label) / DUMP_FILE
+    def trace(self, world: int, step: int, arrangement: str) -> tuple[Record, Trace | None]:
+        """Run the script with a trace of one step; return its record and the trace."""
+        self.runs += 1
+        label = f"{arrangement}-{self.runs}"
+        purpose = f" again, to find the cause ({arrangement} lanes)"
+        record = self.record(world, label, purpose, dump_step=step, arrangement=arrangement)
+        if arrangement == "usual" and not self.dump(world).is_file():
+            shutil.copy(self.home(world, label) / DUMP_FILE, self.dump(world))
+        return record, read_trace(self.home(world, label), world)
 
-    def _home(self, world: int, label: str) -> Path:
+    def resume(self, saved: int, world: int, step: int, dump_step: int = -1) -> Record:
+        """Resume the run of a world size after a step, at another world size, and return the rest of its record."""
+        self.runs += 1
+        home = self.home(world, f"resumed-{self.runs}")
+        runs = home / "runs"
+        shutil.copytree(self.home(saved, _FIRST) / "runs", runs)
+        for other in runs.glob("*/checkpoints/step-*"):
+            if other.name != f"step-{step:09d}":
+                shutil.rmtree(other)
+        label, purpose = f"resumed-{self.runs}", f", resumed after step {step}"
+        return self.record(world, label, purpose, runs=runs, dump_step=dump_step)
+
+    def dump(self, world: int) -> Path:
+        """Return the file with the tensors of a traced run."""
+        return self.folder / f"world-{world}.safetensors"
+
+    def home(self, world: int, label: str) -> Path:
+        """Return the folder of one recorded run."""
         return self.folder / f"world-{world}-{label}"
 
 
@@ -71,19 +103,63 @@ def verify(
     steps: int,
     arguments: tuple[str, ...],
     progress: TextIO | None = None,
+    launch: Launch = launch,
 ) -> VerifyResult:
-    """Run a program at each world size and compare all records with the first."""
+    """Run a program at each world size and through a resume, and compare all records with the first.
+
+    `steps` = 0: to the second step of the second epoch, or 8 steps of a longer epoch.
+    """
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as folder:
-        comparison = Comparison(target, arguments, steps, Path(folder), progress)
-        records = {world: comparison.record(world, _FIRST) for world in worlds}
+        comparison = Comparison(target, arguments, steps, Path(folder), progress, launch)
+        records = {}
+        for world in worlds:
+            save_step = _IN_THE_MIDDLE if world == worlds[-1] else -1
+            records[world] = comparison.record(world, _FIRST, save_step=save_step)
         reference = records[worlds[0]]
         for world in worlds[1:]:
             if difference := first_difference(reference, records[world]):
                 if not reference.exact:
                     return _within_tolerance(comparison, records, worlds)
-                cause = _explain(comparison, records, world, *difference)
-                return _result(comparison, records, worlds, cause)
-        return _result(comparison, records, worlds, None)
+                found = _explain(comparison, records, world, *difference)
+                return _result(comparison, records, worlds, found)
+        save_step = records[worlds[-1]].save_step
+        resumed = _compare_resumed(comparison, records, worlds, save_step)
+        return _result(comparison, records, worlds, resumed, resumed_after=save_step)
+
+
+def _compare_resumed(
+    comparison: Comparison, records: dict[int, Record], worlds: list[int], step: int
+) -> Difference | None:
+    """Resume the run of the last world size at the first one; return how it differs from a run without a break."""
+    world, saved = worlds[0], worlds[-1]
+    if step >= records[world].steps[-1].step:
+        return None
+    resumed = comparison.resume(saved, world, step)
+    found = first_difference(records[world], resumed)
+    if found is None or (not resumed.exact and found[0] > step):
+        return None
+    at, tensor = found
+    again = comparison.resume(saved, saved, step)
+    is_world = first_difference(records[saved], again) is None
+    shown = [f"world sizes {', '.join(map(str, worlds))} give the same bits without a resume"]
+    result = "the same bits" if is_world else "other bits"
+    shown.append(f"saved after step {step} and resumed at the same world size {saved}: {result}")
+    names = [tensor]
+    if at > step:
+        names = _first_names(comparison, (saved, world), step, at) or names
+    shown.append(f"first difference after the resume: {names[0]}")
+    cause = Cause("resume", "world" if is_world else "unsaved", names, shown)
+    return Difference(world, at, tensor, math.nan, math.nan, cause, resumed_after=step)
+
+
+def _first_names(comparison: Comparison, worlds: tuple[int, int], step: int, at: int) -> list[str]:
+    """Return what differs first in a step of a resumed run."""
+    saved, world = worlds
+    _, usual = comparison.trace(world, at, "usual")
+    comparison.resume(saved, world, step, dump_step=at)
+    trace = read_trace(comparison.home(world, f"resumed-{comparison.runs}"), world)
+    change = first_change(usual, trace) if usual and trace else None
+    return [f"the {change.where} of {name}" for name in change.names] if change else []
 
 
 def _result(
@@ -91,15 +167,18 @@ def _result(
     records: dict[int, Record],
     worlds: list[int],
     difference: Difference | None,
+    resumed_after: int = 0,
     **more: float,
 ) -> VerifyResult:
-    reference = records[worlds[0]]
+    last = records[worlds[0]].steps[-1]
     return VerifyResult(
         same=difference is None,
         script=comparison.target.name,
         worlds=worlds,
-        steps=reference.steps[-1].step,
-        tensors=len(reference.steps[-1].tensors),
+        steps=last.step,
+        tensors=len(records[worlds[0]].weights),
+        metrics=len({name for line in records[worlds[0]].steps for name in line.metrics}),
+        resumed_after=resumed_after if resumed_after < last.step else 0,
         digests={world: record.digest for world, record in records.items()},
         difference=difference,
         **more,
@@ -109,42 +188,17 @@ def _result(
 def _explain(
     comparison: Comparison, records: dict[int, Record], world: int, step: int, tensor: str
 ) -> Difference:
-    """Run both world sizes again, to dump the tensors and to see whether each repeats itself."""
+    """Run experiments for the cause; measure the difference."""
     reference = next(iter(records))
-    repeatable = True
-    for size in (reference, world):
-        repeat = comparison.record(size, _REPEAT, dump_step=max(1, step))
-        repeatable &= is_repeat(records[size], repeat)
+    cause = Experiments(comparison, records, world, step).find(tensor)
     if tensor == LOSS:
         largest, relative = _loss_difference(records[reference], records[world], step)
     else:
-        sizes = tensor_sizes(comparison.dump(reference, _REPEAT), comparison.dump(world, _REPEAT))
-        unknown = (math.nan, math.nan)
-        largest, relative = sizes.get(tensor) or max(sizes.values(), default=unknown)
-    if not repeatable:
-        cause = "unseeded"
-    elif tensor == STEPS:
-        cause = "steps"
-    else:
-        cause = find_cause(records[reference], records[world], step, relative)
+        sizes = {}
+        if comparison.dump(reference).is_file() and comparison.dump(world).is_file():
+            sizes = tensor_sizes(comparison.dump(reference), comparison.dump(world))
+        largest, relative = sizes.get(tensor) or max(sizes.values(), default=(math.nan, math.nan))
     return Difference(world, step, tensor, largest, relative, cause)
-
-
-def find_cause(reference: Record, other: Record, step: int, relative: float) -> str:
-    """Return the key in CAUSES for the first difference of two repeatable runs."""
-    expected, actual = reference.step(step), other.step(step)
-    if step == 0:
-        return "first_weights"
-    if expected.samples != actual.samples:
-        return "data_order"
-    if not (expected.ranks_agree and actual.ranks_agree):
-        return "ranks_diverge"
-    rounding = max(_ROUNDING, _ROUNDING_UNITS * reference.epsilon)
-    if abs(expected.loss - actual.loss) <= rounding * max(1e-12, abs(expected.loss)):
-        return "summation" if relative <= rounding else "update"
-    if reference.norms:
-        return "batchnorm"
-    return "randomness" if expected.generators != actual.generators else "mean_of_means"
 
 
 def _loss_difference(reference: Record, other: Record, step: int) -> tuple[float, float]:
@@ -160,16 +214,17 @@ def _within_tolerance(
     reference = worlds[0]
     last = records[reference].steps[-1].step
     for world in worlds:
-        comparison.record(world, _DUMP, dump_step=last)
+        comparison.trace(world, last, "usual")
     worst: tuple[float, int, str, float] = (0.0, worlds[1], "", 0.0)
     for world in worlds[1:]:
-        sizes = tensor_sizes(comparison.dump(reference, _DUMP), comparison.dump(world, _DUMP))
+        sizes = tensor_sizes(comparison.dump(reference), comparison.dump(world))
         for name, (largest, relative) in sizes.items():
             worst = max(worst, (relative, world, name, largest))
     relative, world, name, largest = worst
     if relative <= TOLERANCE:
-        tolerated = {"tolerance": TOLERANCE, "largest_relative": relative}
-        return _result(comparison, records, worlds, None, **tolerated)
-    cause = find_cause(records[reference], records[world], last, relative)
+        return _result(
+            comparison, records, worlds, None, tolerance=TOLERANCE, largest_relative=relative
+        )
+    cause = Cause(shown_by=["exact=false hides causes behind rounding: run verify with exact=true"])
     difference = Difference(world, last, name, largest, relative, cause)
     return _result(comparison, records, worlds, difference, tolerance=TOLERANCE)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ from paceline.safe_open import parse_json, read_text
 
 _LARGEST_BYTES = 1 << 30  # a long run of a large model
 
+_OTHERS = ("the options of ", "tracked.", "buffer.")
+"""What begins the names of options, tracked objects, and buffers that are not in a state_dict."""
+
 LOSS = "the loss"
-RANKS = "the weights of different ranks"
+RANKS = "the state of different ranks"
 STEPS = "the number of steps"
 
 
@@ -25,11 +29,11 @@ class RecordedStep:
 
     step: int
     loss: float
-    samples: int
+    metrics: dict[str, str]
+    """Results of an evaluation in this step."""
     ranks_agree: bool
-    generators: list[int]
-    """Digests of the ranks' RNG states after the step; unchanged if no random number was drawn."""
     tensors: dict[str, str]
+    """Digests of weights, buffers, optimizer state and options, and tracked objects."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +42,21 @@ class Record:
 
     world: int
     exact: bool
-    norms: list[str]
-    epsilon: float
-    """Rounding error of the coarsest dtype among the weights."""
+    lanes: int
+    save_step: int
+    """The step after which a run that verify resumes was saved."""
     steps: list[RecordedStep]
 
     @property
+    def weights(self) -> dict[str, str]:
+        """Digests of weights and optimizer state after the last step."""
+        last = self.steps[-1].tensors
+        return {name: value for name, value in last.items() if not name.startswith(_OTHERS)}
+
+    @property
     def digest(self) -> str:
-        """SHA-256 of the state after the last step."""
-        state = json.dumps(self.steps[-1].tensors, sort_keys=True)
+        """SHA-256 of weights and optimizer state after the last step."""
+        state = json.dumps(self.weights, sort_keys=True)
         return hashlib.sha256(state.encode()).hexdigest()
 
     def step(self, number: int) -> RecordedStep:
@@ -83,31 +93,46 @@ def _step(line: dict[str, Any]) -> RecordedStep:
 
 
 def is_repeat(first: Record, second: Record) -> bool:
-    """Return whether two runs at the same world size recorded the same losses and tensors."""
-    return _compared(first) == _compared(second)
+    """Return whether two runs at the same world size recorded the same."""
+    return _without_nan(first) == _without_nan(second)
 
 
-def _compared(record: Record) -> list[tuple[int, str, bool, dict[str, str]]]:
-    return [(line.step, line.loss.hex(), line.ranks_agree, line.tensors) for line in record.steps]
+def _without_nan(record: Record) -> list[tuple[RecordedStep, str]]:
+    return [(replace(line, loss=0.0), line.loss.hex()) for line in record.steps]
 
 
 def first_difference(reference: Record, other: Record) -> tuple[int, str] | None:
-    """Return the first step that differs in two records, and the tensor or LOSS, RANKS, STEPS."""
-    for expected, actual in zip(reference.steps, other.steps, strict=False):
-        if difference := _difference(expected, actual):
-            return expected.step, difference
-    if len(reference.steps) != len(other.steps):
-        return min(len(reference.steps), len(other.steps)) - 1, STEPS
-    return None
+    """Return the first step that differs in two records, and the tensor, metric or LOSS, RANKS, STEPS.
+
+    A record of a resumed run begins with the state that it restored.
+    """
+    known = {line.step: line for line in reference.steps}
+    first = other.steps[0].step
+    for actual in other.steps:
+        expected = known.get(actual.step)
+        if expected is None:
+            break
+        has_loss = actual.step > first
+        if difference := _difference(expected, actual, has_loss=has_loss):
+            return actual.step, difference
+    last, others = reference.steps[-1].step, other.steps[-1].step
+    return (min(last, others), STEPS) if last != others else None
 
 
-def _difference(expected: RecordedStep, actual: RecordedStep) -> str:
+def _difference(expected: RecordedStep, actual: RecordedStep, *, has_loss: bool) -> str:
     if not actual.ranks_agree or not expected.ranks_agree:
         return RANKS
-    if expected.loss.hex() != actual.loss.hex():
+    if has_loss and expected.loss.hex() != actual.loss.hex():
         return LOSS
-    added = sorted(actual.tensors.keys() - expected.tensors.keys())
-    for name in [*expected.tensors, *added]:
-        if actual.tensors.get(name) != expected.tensors.get(name):
+    if name := _first_name(expected.tensors, actual.tensors):
+        return name
+    return _first_name(expected.metrics, actual.metrics) if has_loss else ""
+
+
+def _first_name(expected: Mapping[str, str], actual: Mapping[str, str]) -> str:
+    """Return the first name with another value."""
+    added = sorted(actual.keys() - expected.keys())
+    for name in [*expected, *added]:
+        if actual.get(name) != expected.get(name):
             return name
     return ""

@@ -1,80 +1,12 @@
-"""The answer of `paceline verify`: the same bits, or the first difference and its likely cause."""
+"""The answer of `paceline verify`: the same bits, or the first difference, its cause, and how that was shown."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-CAUSES = {
-    "unseeded": (
-        "unseeded randomness: two runs at the same world size differ",
-        (
-            "draw random numbers from the global generator of torch, NumPy or Python, which Paceline "
-            "seeds per lane; not from os.urandom, an unseeded generator, or the clock"
-        ),
-    ),
-    "first_weights": (
-        (
-            "different initial weights: the model is built from randomness that depends on the rank "
-            "or the world size"
-        ),
-        (
-            "build the model inside `with paceline.Run(config) as run`, which seeds the generators; "
-            "do not seed with the rank"
-        ),
-    ),
-    "ranks_diverge": (
-        "unsynchronized gradients: after the step the ranks have different weights",
-        "pass model and optimizer to `run.model` and `run.optimizer`, and step with `run.update`",
-    ),
-    "data_order": (
-        "per-rank data order: in this step the ranks together used different samples",
-        (
-            "take batches from `run.steps`, whose order does not depend on the world size; "
-            "with a sampler, use the global rank and set_epoch"
-        ),
-    ),
-    "batchnorm": (
-        "BatchNorm: its statistics depend on the number of samples per rank",
-        "step with `run.update`, which runs lanes of a fixed size and merges their statistics",
-    ),
-    "randomness": (
-        "per-rank randomness: dropout or noise is drawn from each rank's own generator",
-        "step with `run.update`, which seeds the generators per lane; do not seed with the rank",
-    ),
-    "mean_of_means": (
-        (
-            "a loss that is a mean of means: lanes with different sample or token counts weigh the "
-            "same"
-        ),
-        (
-            "return (sum, count) from the loss function; `run.update` divides by the count of the "
-            "whole step"
-        ),
-    ),
-    "update": (
-        (
-            "the losses agree but the updates differ: the gradient or the learning rate is scaled by "
-            "the number of ranks"
-        ),
-        (
-            "take the mean over all samples, not the sum over ranks; "
-            "scale the learning rate with lr.rule, which follows the batch size"
-        ),
-    ),
-    "steps": (
-        "different numbers of steps: the length of the loop depends on the world size",
-        "loop over `run.steps`: its epochs have the same steps at every world size",
-    ),
-    "summation": (
-        (
-            "the order of summation: the difference is as small as rounding errors, "
-            "and samples and random numbers agree"
-        ),
-        "set exact=true, and let `run.update` sum the gradients",
-    ),
-}
-"""Likely cause and fix, by the key that is in the JSON."""
+from paceline.verify.causes import Cause
 
 
 @dataclass(frozen=True)
@@ -86,7 +18,9 @@ class Difference:
     tensor: str
     largest: float
     relative: float
-    cause: str
+    cause: Cause
+    resumed_after: int = 0
+    """The step after which the other run was resumed; 0: it was not."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +32,10 @@ class VerifyResult:
     worlds: list[int]
     steps: int
     tensors: int
+    metrics: int
+    """Metrics of the evaluations that were compared."""
+    resumed_after: int
+    """The step after which the last world size was resumed at the first; 0: there was no resume."""
     digests: dict[int, str]
     tolerance: float = 0.0
     largest_relative: float = 0.0
@@ -108,8 +46,12 @@ def as_dict(result: VerifyResult) -> dict[str, Any]:
     """Return the result as JSON values, with cause and fix spelled out."""
     values = asdict(result)
     if result.difference:
-        cause, fix = CAUSES[result.difference.cause]
-        values["difference"] |= {"likely_cause": cause, "fix": fix}
+        cause = result.difference.cause
+        more = {"known": cause.is_known, "text": cause.text, "fix": cause.fix}
+        values["difference"]["cause"] |= more
+        for name in ("largest", "relative"):
+            if math.isnan(values["difference"][name]):
+                values["difference"][name] = None
     return values
 
 
@@ -119,6 +61,12 @@ def describe(result: VerifyResult) -> str:
     lines = [f"{result.script}: {result.steps} steps, {tensors}"]
     for world, digest in result.digests.items():
         lines.append(f"  {world} rank{'s' if world > 1 else ' '}  {digest[:16]}")
+    also = ["buffers", "options", "tracked objects"]
+    if result.metrics:
+        also.append(f"{result.metrics} metric{'s' if result.metrics > 1 else ''}")
+    if result.resumed_after:
+        also.append(f"a resume after step {result.resumed_after}")
+    lines.append(f"  also compared: {', '.join(also)}")
     lines.append(_conclusion(result))
     return "\n".join(lines)
 
@@ -133,12 +81,19 @@ def _conclusion(result: VerifyResult) -> str:
 
 
 def _describe_difference(result: VerifyResult, difference: Difference) -> str:
-    cause, fix = CAUSES[difference.cause]
+    cause = difference.cause
     where = "before the first step" if difference.step == 0 else f"step {difference.step}"
-    return (
-        f"not the same: world size {difference.world} differs from world size {result.worlds[0]}\n"
-        f"  first difference: {where}, {difference.tensor}\n"
-        f"  size: up to {difference.largest:.3g}, relative {difference.relative:.3g}\n"
-        f"  likely cause: {cause}\n"
-        f"  fix: {fix}"
-    )
+    head = f"world size {difference.world} differs from world size {result.worlds[0]}"
+    if difference.resumed_after:
+        head = (
+            f"world size {result.worlds[-1]}, saved after step {difference.resumed_after} and resumed at world size "
+            f"{difference.world}, differs from a run without a resume"
+        )
+    lines = [f"not the same: {head}", f"  first difference: {where}, {difference.tensor}"]
+    if difference.largest > 0:  # not NaN, and not between the ranks of one world
+        lines.append(f"  size: up to {difference.largest:.3g}, relative {difference.relative:.3g}")
+    lines.append(f"  cause: {cause.text}")
+    for number, shown in enumerate(cause.shown_by):
+        label = ("shown by: " if cause.is_known else "tried: ") if not number else ""
+        lines.append(f"    {label}{shown}")
+    return "\n".join([*lines, f"  fix: {cause.fix}"])

@@ -75,7 +75,7 @@ class Batches:
         """Samples of the dataset; 0 for a stream of unknown length."""
         if isinstance(data, Stream) and data.is_endless:
             self.dataset_samples = 0
-        self.plan = _plan(samples, self.config, world)
+        self.plan = _plan(samples, self.config, world, may_arrange=not isinstance(data, Stream))
         self.total_steps = self.config.steps or config.epochs * self.plan.steps_per_epoch
         self.total_samples = self.plan.seen_after(self.total_steps)
         self.description = _describe(data, self.source, samples)
@@ -129,10 +129,20 @@ def _unwrap(source: Source) -> tuple[Source, SampleOrder | None, Transformed | N
             return source, order, transform
 
 
-def _plan(samples: int, config: RunConfig, world: World) -> BatchPlan:
+def _plan(samples: int, config: RunConfig, world: World, *, may_arrange: bool) -> BatchPlan:
     blocks = config.local_sgd.replicas if config.local_sgd.steps else 0
-    batch = config.batch
-    return BatchPlan(samples, batch.global_size, batch.lanes, world.rank, world.size, blocks)
+    batch, record = config.batch, config.record
+    is_arranged = may_arrange and record.arrangement != "usual"
+    return BatchPlan(
+        samples,
+        batch.global_size,
+        batch.lanes,
+        world.rank,
+        world.size,
+        blocks,
+        record.arrangement,
+        record.dump_step - 1 if is_arranged else -1,
+    )
 
 
 def _whole_steps(samples: int, config: RunConfig, *, drop_last: bool) -> int:

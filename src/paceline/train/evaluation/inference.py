@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from paceline.config import RunConfig
 from paceline.data.reading.collate import Collate
 from paceline.errors import ConfigError
-from paceline.scale.batch import share
+from paceline.scale.batch import arranged, share
 from paceline.train.evaluation.evaluation_source import EvaluationSource, EvaluationSources
 from paceline.train.evaluation.metric_objects import MetricObjects
 from paceline.train.evaluation.prediction import OUTPUT, Columns, PredictionShards, columns_from
@@ -51,6 +51,8 @@ class Pass:
     data: Any
     collate: Collate | None = None
     after_batch: Callable[[], None] = lambda: None
+    note: Callable[[int, Tensor], None] | None = None
+    """Is called with the number of a batch and the sums of its metrics."""
 
 
 class Inference:
@@ -75,13 +77,16 @@ class Inference:
         count = self._count(source)
         count = min(count, batches) if batches else count
         sums, objects = ScoreSums(self._world), MetricObjects(metrics, self._world)
-        mine = share(count, self._world.rank, self._world.size)
+        how = self._config.record.arrangement
+        mine = arranged(count, self._world.rank, self._world.size, how)
         most = len(share(count, 0, self._world.size))
         with self._running(over.modules) as is_free:
             for batch in self._batches(source, mine, 0 if is_free else most):
                 found = check_mapping(score(batch.values))
                 if batch.number is not None:
-                    sums.add(batch.number, objects.take(found), batch.samples)
+                    row = sums.add(batch.number, objects.take(found), batch.samples)
+                    if over.note is not None and row is not None:
+                        over.note(batch.number, row)
                     over.after_batch()
             seed_everything(self._config.seed, _KEY, -1)
             results = objects.compute()

@@ -25,8 +25,8 @@ class ScoreSums:
         self._names: list[str] | None = None
         self._rows: dict[int, Tensor] = {}
 
-    def add(self, number: int, found: Mapping[str, Any], samples: int) -> None:
-        """Add the values of a batch. The host does not wait for the device."""
+    def add(self, number: int, found: Mapping[str, Any], samples: int) -> Tensor | None:
+        """Add the values of a batch; return their sums and counts. The host does not wait for the device."""
         names = list(found)
         if self._names is None:
             self._names = names
@@ -37,6 +37,7 @@ class ScoreSums:
             pairs += self._sum_and_count(name, value, samples)
         if pairs:
             self._rows[number] = torch.stack(pairs)
+        return self._rows.get(number)
 
     def _sum_and_count(self, name: str, value: Any, samples: int) -> tuple[Tensor, Tensor]:
         if isinstance(value, tuple) and len(value) == 2:

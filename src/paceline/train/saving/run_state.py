@@ -22,6 +22,7 @@ from paceline.train.saving.replicas import check_replicas
 from paceline.train.saving.state import named_state, optimizer_facts
 from paceline.train.saving.stream_state import restore_stream, save_stream
 from paceline.train.saving.tracked import PREFIX, Tracked, decode, encode
+from paceline.train.step.moving_buffers import PREFIX as BUFFER
 from paceline.train.step.updates import Updates
 from paceline.version import VERSION
 from paceline.world.world import World
@@ -162,12 +163,24 @@ class RunState:
         """Return the tensors that only this rank holds."""
         return self._updates.own_state()
 
-    def compare_ranks(self, step: int) -> None:
-        """Raise if some rank has other weights, rates or tracked objects than rank 0. Every rank must call this."""
+    def facts(self) -> dict[str, object]:
+        """Return the options of the optimizers and the tracked numbers by name."""
         tracked = self._parts.tracked.state()[0]
         facts = {f"the options of {name}": group for name, group in self._groups().items()}
-        facts |= {f"{PREFIX}{name}": state for name, state in tracked.items()}
-        check_replicas(self.world, self.tensors(), facts, step)
+        return facts | {f"{PREFIX}{name}": state for name, state in tracked.items()}
+
+    def compare_ranks(self, step: int) -> None:
+        """Raise if some rank has other weights, rates or tracked objects than rank 0. Every rank must call this."""
+        if not self.config.record.to:  # verify compares more, and says why
+            check_replicas(self.world, self.tensors(), self.facts(), step)
+
+    def recorded(self) -> dict[str, Tensor]:
+        """Return all tensors for `paceline verify`: those of checkpoints, and every buffer."""
+        found = self.tensors() | dict(named_state(self._parts.model, self._parts.optimizer))
+        for name, value in self._parts.model.named_buffers():
+            if f"model.{name}" not in found:
+                found[f"{BUFFER}{name}"] = value.detach()
+        return found
 
     def manifest(self, step: int, metrics: Mapping[str, float]) -> Manifest:
         """Return the description of a checkpoint after a step, if all ranks agree on it. Every rank must call this."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy
 import torch
@@ -28,6 +28,19 @@ from paceline.world.world import World
 
 GetRequests = Callable[[], RankRequests]
 """Returns this rank's requests to save or to stop; called as late in an update as possible."""
+
+
+class LaneTrace(Protocol):
+    """Is told what the lanes of an update compute."""
+
+    def lane(self, lane: Lane, output: Tensor) -> None:
+        """Note the output, gradients and buffers of a lane."""
+
+    def batch(self, number: int, sums: Tensor) -> None:
+        """Note the sums of the metrics over one batch of an evaluation."""
+
+    def summed(self) -> None:
+        """Note the sum of the gradients over all ranks."""
 
 
 class UpdateCall(NamedTuple):
@@ -67,6 +80,8 @@ class Updates:
         # FSDP gathers weights during forward and backward, so both include waiting for other ranks.
         self._includes_waits = strategy.shards
         self._is_one_mean = True
+        self.trace: LaneTrace | None = None
+        """Notes what the lanes of this step compute, for `paceline verify`."""
         self._models = list(models)
         for model in models:
             refuse_hooks(model, config)
@@ -149,7 +164,10 @@ class Updates:
             total = self._run_lanes(updates, lanes, step)
         for model in self._models:
             updates.precision.finish(model)
-        return self._finish(lanes, step, total), total
+        losses = self._finish(lanes, step, total)
+        if self.trace is not None:
+            self.trace.summed()
+        return losses, total
 
     def _run_lanes(self, updates: OptimizerUpdates, lanes: LaneWork, step: RankBatch) -> Note:
         """Run forward and backward of this rank's lanes; return the sum of the notes of all ranks."""
@@ -181,6 +199,8 @@ class Updates:
         updates.sum.before_lane(note, last=last)
         self._enter("backward")
         updates.run_backward(output, gradient)
+        if self.trace is not None:
+            self.trace.lane(lane, output)
         self._buffers.reset()
 
     def _enter(self, phase: str) -> None:
