@@ -106,9 +106,9 @@ def test_their_streams_keep_the_bits(
     write(data)
     given = {"folder": str(data)}
     found = []
-    for size in (1, 2, 3):
+    for size in (1, 3):  # few processes: each imports the package, which takes seconds
         found += run_on_processes(function, size, tmp_path, SETTINGS | {"steps": 9}, given)
     broken = SETTINGS | {"runs": str(tmp_path / "broken")}
     run_on_processes(function, 2, tmp_path, broken | {"steps": 4}, given)
-    found += run_on_processes(function, 3, tmp_path, broken | {"steps": 9}, given)
+    found += run_on_processes(function, 1, tmp_path, broken | {"steps": 9}, given)
     assert all(weights == found[0] for weights in found)
