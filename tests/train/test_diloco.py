@@ -136,7 +136,10 @@ def test_replicas_learn_the_same_bits_on_any_number_of_ranks(tmp_path: Path) -> 
 
 
 def interrupted(world: World, folder: str, stop_at: int, record_steps: int) -> dict[str, object]:
-    more = {"record.to": f"{folder}/record", "record.steps": record_steps} if record_steps else {}
+    more: dict[str, object] = {}
+    if record_steps:
+        more = {"record.to": f"{folder}/record", "record.steps": record_steps}
+        more["record.save_step"] = record_steps
     return train(
         world,
         config_of(folder, **CASES["bf16 on the wire"], epochs=4, **{"local_sgd.steps": 2}, **more),
