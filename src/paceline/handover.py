@@ -41,7 +41,7 @@ def read_progress(file: Path) -> int:
 
 
 def run_file(beside: Path) -> Path:
-    """Return the file with the path of the run folder, for the failure page; it lies beside the file of the progress."""
+    """Return the file with the path of the run folder, for the failure page; it is beside the progress file."""
     return beside.with_name("run")
 
 

@@ -42,7 +42,7 @@ def test_ranks_that_left_while_the_launcher_was_held_have_left_in_time(
 ) -> None:
     time_left = supervisor._time_left
 
-    def held(ranks: list[supervisor._Rank], signals: StopSignals) -> float:
+    def held(ranks: list[supervisor.Rank], signals: StopSignals) -> float:
         """Request a stop, and poll again only when the time is over and all ranks have exited."""
         time_left(ranks, signals)
         for rank in ranks:
@@ -61,7 +61,7 @@ def test_a_rank_that_ended_while_the_launcher_was_held_did_not_end_first(
 ) -> None:
     note_ends = supervisor._note_ends
 
-    def one_is_late(ranks: list[supervisor._Rank]) -> bool:
+    def one_is_late(ranks: list[supervisor.Rank]) -> bool:
         """Let rank 0 end after the last look at which rank 1 is seen to have ended."""
         os.waitid(os.P_PID, ranks[1].process.pid, os.WEXITED | os.WNOWAIT)
         found = note_ends(ranks[1:])

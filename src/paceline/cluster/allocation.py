@@ -143,7 +143,7 @@ def launch_on(
 
 
 class _Errors:
-    """Forwards what srun and the ranks write to stderr, and keeps the last of it: srun says there which task was killed."""
+    """Forwards what srun and the ranks write to stderr, and keeps the last of it: srun names the task that was killed."""
 
     def __init__(self, stream: IO[bytes] | None) -> None:
         assert stream is not None

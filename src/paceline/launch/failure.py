@@ -178,7 +178,8 @@ def find_culprit(
 ) -> Failure:
     """Return the first cause. A rank that only lost a peer is blamed last: an exit without a report explains it.
 
-    A foreign script gets no advice about `paceline.Run`, which it does not use. With other hosts, the cause may be there.
+    A foreign script gets no advice about `paceline.Run`, which it does not use. With other hosts, the cause may be
+    there.
     """
     raised = [end for end in ranks if end.text and not end.lost_peer]
     killed = [end for end in ranks if not end.text and end.code]

@@ -12,18 +12,19 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
 from paceline import handover, terminal
 from paceline.errors import STOPPED
 from paceline.launch.environment import Master, master_of, rank_environment
-from paceline.launch.failure import Failure, RankEnd, ended_by, find_culprit, stopped
+from paceline.launch.failure import Failure
 from paceline.launch.logs import RankOutput
+from paceline.launch.outcome import Rank, any_failed, outcome, progress_of
 from paceline.launch.screen import Screen
 from paceline.launch.script_folder import log_of, note_end, note_launch
-from paceline.launch.signals import STOP_SIGNALS, StopSignals
+from paceline.launch.signals import StopSignals
 from paceline.launch.spec import LaunchSpec
 
 RENDEZVOUS_FILE = "meeting"
@@ -36,33 +37,6 @@ _SAVE_S = 600.0  # time for ranks that save a checkpoint before they exit
 Look = Callable[[Sequence[subprocess.Popen[bytes]]], None]
 FoundRun = Callable[[str], None]
 """Is called with the run folder of the ranks, once they have ended; empty: they reported none."""
-
-
-@dataclass
-class _Rank:
-    number: int
-    process: subprocess.Popen[bytes]
-    output: RankOutput
-    failure_file: Path
-    joined_mark: Path
-    graceful_stop_mark: Path
-    unaware_mark: Path
-    has_reports: bool = True
-    """Whether its program reports exceptions; another interpreter only prints them."""
-    ended_s: float = 0.0
-    stop_requested: bool = False
-
-    @property
-    def end(self) -> RankEnd:
-        code, tail = self.process.returncode, tuple(self.output.tail)
-        if self.has_reports:
-            return RankEnd.read(self.number, code, self.ended_s, self.failure_file, tail)
-        return RankEnd.from_output(self.number, code, self.ended_s, tail)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether it saved and exited on request, or died of a stop signal before it could handle it."""
-        return self.process.returncode == STOPPED or -(self.process.returncode or 0) in STOP_SIGNALS
 
 
 def launch(
@@ -78,7 +52,7 @@ def launch(
     """
     with _private_folder() as folder, signals or StopSignals() as received:
         rendezvous = folder / RENDEZVOUS_FILE
-        ranks: list[_Rank] = []
+        ranks: list[Rank] = []
         master = master_of(spec)
         output = Screen(screen)
         output.show_progress(f"starting {spec.size} rank{'' if spec.size == 1 else 's'}")
@@ -89,7 +63,7 @@ def launch(
             note_launch(spec, [rank.process.pid for rank in ranks], dumps)
             _watch(ranks, received, each_look)
             note_end(spec, [rank.process.returncode for rank in ranks])
-            failure = _outcome(spec, ranks, received, rendezvous)
+            failure = outcome(spec, ranks, received, rendezvous)
             if screen is not None and all(rank.unaware_mark.exists() for rank in ranks):
                 _warn_about_copies(spec)
         finally:
@@ -101,7 +75,7 @@ def launch(
             if found_run is not None:
                 found_run(run)
         # Only now, when all ranks have ended: a save in progress may have completed meanwhile.
-        return failure and replace(failure, progress=_progress(rendezvous), run=run)
+        return failure and replace(failure, progress=progress_of(rendezvous), run=run)
 
 
 def _warn_about_copies(spec: LaunchSpec) -> None:
@@ -115,61 +89,7 @@ def _warn_about_copies(spec: LaunchSpec) -> None:
         )
 
 
-def _progress(rendezvous: Path) -> int:
-    return handover.read_progress(handover.progress_file(rendezvous))
-
-
-def _outcome(
-    spec: LaunchSpec, ranks: list[_Rank], signals: StopSignals, rendezvous: Path
-) -> Failure | None:
-    """Return why the launch ended; None if the run finished."""
-    if all(rank.process.returncode == 0 for rank in ranks):
-        return None
-    asked = signals.count or any(rank.stopped for rank in ranks)
-    failure = _stop_outcome(spec, ranks, signals, rendezvous) if asked else None
-    if failure is None and _any_failed(ranks):
-        ends = [rank.end for rank in ranks]
-        return find_culprit(ends, foreign=spec.target.foreign, other_hosts=spec.nodes > 1)
-    return failure
-
-
-def _stop_outcome(
-    spec: LaunchSpec, ranks: list[_Rank], signals: StopSignals, rendezvous: Path
-) -> Failure | None:
-    """Return how ranks ended that were asked to stop; None if one of them failed for another reason."""
-    if any(_failed_by_itself(rank) for rank in ranks):
-        return None
-    codes = [rank.process.returncode for rank in ranks]
-    if signals.first == signal.SIGINT and STOPPED not in codes:
-        raise KeyboardInterrupt
-    if None in codes:
-        return _killed_after_request(ranks)
-    if STOPPED not in codes:
-        died_of = signal.Signals(max(-code for code in codes)) if min(codes) < 0 else None
-        number = signals.first or died_of or signal.SIGTERM
-        return ended_by(number, foreign=spec.target.foreign)
-    progress = _progress(rendezvous)
-    # Only the host of rank 0 knows the newest checkpoint; a foreign script reports none.
-    unknown = ranks[0].number != 0 or (spec.target.foreign and progress < 0)
-    return stopped(None if unknown else progress, signals.first)
-
-
-def _failed_by_itself(rank: _Rank) -> bool:
-    end = rank.end
-    killed = end.code is not None and end.code < 0 and not rank.stopped
-    return killed or bool(end.text and not end.lost_peer)
-
-
-def _killed_after_request(ranks: list[_Rank]) -> Failure:
-    late = " and ".join(str(rank.number) for rank in ranks if rank.process.returncode is None)
-    message = (
-        f"error: rank {late} did not exit in time after the request to stop, and was killed\n"
-        "  fix: rerun the same command to resume from the newest checkpoint, if there is one"
-    )
-    return Failure(-1, 128 + signal.SIGTERM, message, on_request=True)
-
-
-def _start(spec: LaunchSpec, number: int, folder: Path, output: Screen, master: Master) -> _Rank:
+def _start(spec: LaunchSpec, number: int, folder: Path, output: Screen, master: Master) -> Rank:
     failure_file = folder / f"failure-{number:04d}.json"
     rendezvous = folder / RENDEZVOUS_FILE
     env = rank_environment(spec, number, rendezvous, failure_file, master)
@@ -183,7 +103,7 @@ def _start(spec: LaunchSpec, number: int, folder: Path, output: Screen, master: 
         stderr=subprocess.STDOUT,
         start_new_session=True,  # Ctrl-C reaches the launcher only, which stops the ranks in order
     )
-    return _Rank(
+    return Rank(
         number,
         process,
         RankOutput(number, spec.size, output, log_of(spec, number)),
@@ -195,7 +115,7 @@ def _start(spec: LaunchSpec, number: int, folder: Path, output: Screen, master: 
     )
 
 
-def _watch(ranks: list[_Rank], signals: StopSignals, each_look: Look | None) -> None:
+def _watch(ranks: list[Rank], signals: StopSignals, each_look: Look | None) -> None:
     """Forward output until all ranks have ended, or the time after a failure or a stop request is over."""
     with selectors.DefaultSelector() as selector:
         for rank in ranks:
@@ -214,7 +134,7 @@ def _watch(ranks: list[_Rank], signals: StopSignals, each_look: Look | None) -> 
         _forward_output(selector, wait_s=0)
 
 
-def _time_left(ranks: list[_Rank], signals: StopSignals) -> float:
+def _time_left(ranks: list[Rank], signals: StopSignals) -> float:
     """Return how long the ranks may still run; request a stop if one has stopped or a signal came."""
     failed = _note_ends(ranks)
     if failed and not any(rank.stopped for rank in ranks):
@@ -229,7 +149,7 @@ def _time_left(ranks: list[_Rank], signals: StopSignals) -> float:
     return _SAVE_S if one_saved or all_save else _GRACE_S
 
 
-def _request_stop(ranks: list[_Rank], received: signal.Signals | None) -> None:
+def _request_stop(ranks: list[Rank], received: signal.Signals | None) -> None:
     """Signal the ranks only, not their children: a rank stops its own data loader workers.
 
     A rank that saves first gets the signal that was received, so that it can name it.
@@ -252,25 +172,15 @@ def _forward_output(selector: selectors.BaseSelector, wait_s: float = _POLL_S) -
             selector.unregister(key.fileobj)
 
 
-def _note_ends(ranks: list[_Rank]) -> bool:
+def _note_ends(ranks: list[Rank]) -> bool:
     """Note the time at which ranks ended; return whether any failed."""
     for rank in ranks:
         if not rank.ended_s and rank.process.poll() is not None:
             rank.ended_s = time.time()
-    return _any_failed(ranks)
+    return any_failed(ranks)
 
 
-def _any_failed(ranks: list[_Rank]) -> bool:
-    """Return whether a rank failed, or exited before a rendezvous in which others wait for it."""
-    if any(rank.process.returncode for rank in ranks):
-        return True
-    left = any(rank.process.returncode == 0 and not rank.joined_mark.exists() for rank in ranks)
-    return left and any(
-        rank.process.returncode is None and rank.joined_mark.exists() for rank in ranks
-    )
-
-
-def _end_all(ranks: list[_Rank]) -> None:
+def _end_all(ranks: list[Rank]) -> None:
     """Stop every running rank and its children: SIGTERM first, then SIGKILL."""
     running = [rank for rank in ranks if rank.process.poll() is None]
     _signal([rank for rank in running if not rank.stop_requested], signal.SIGTERM)
@@ -285,7 +195,7 @@ def _end_all(ranks: list[_Rank]) -> None:
         rank.process.stdout.close()
 
 
-def _signal(ranks: list[_Rank], number: signal.Signals) -> None:
+def _signal(ranks: list[Rank], number: signal.Signals) -> None:
     for rank in ranks:
         with contextlib.suppress(ProcessLookupError):  # the last process of the group has ended
             os.killpg(rank.process.pid, number)

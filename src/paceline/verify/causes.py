@@ -30,23 +30,31 @@ _WHY = {
     "unsaved": "depends on state that the checkpoint does not hold",
 }
 _FIX_WHERE = {
-    "initial state": "build the model inside `with paceline.Run(config) as run`, without the rank or the world size; change no weight on one rank only",
+    "initial state": "build the model inside `with paceline.Run(config) as run`, without the rank or the world size; "
+    "change no weight on one rank only",
     "lanes": "set batch.lanes to a number that does not depend on the world size",
-    "sum": "let `run.update` or `run.backward` sum the gradients, and do not scale them by the number of ranks: the sum is the mean over all samples",
-    "options": "set learning rates and other options alike on every rank and for every world size; lr.rule follows the batch size",
+    "sum": "let `run.update` or `run.backward` sum the gradients, and do not scale them by the number of ranks: "
+    "the sum is the mean over all samples",
+    "options": "set learning rates and other options alike on every rank and for every world size; "
+    "lr.rule follows the batch size",
     "loop": "change weights, buffers and optimizer state alike on every rank and for every world size",
     "evaluation": "compute metrics from the samples alone; run.evaluate averages over all ranks itself",
     "steps": "loop over `run.steps`, whose epochs have the same steps at every world size",
 }
 _FIX_WHY = {
-    "chance": "draw random numbers from the global generators of torch, NumPy or Python, which Paceline seeds for each lane; not from os.urandom, the clock, another thread, the order of a set, or an unseeded generator",
-    "rank": "use neither the rank nor what is different on each rank (seeds, files, environment variables) to compute samples and losses",
+    "chance": "draw random numbers from the global generators of torch, NumPy or Python, which Paceline seeds for each lane; "
+    "not from os.urandom, the clock, another thread, the order of a set, or an unseeded generator",
+    "rank": "use neither the rank nor what is different on each rank (seeds, files, environment variables) "
+    "to compute samples and losses",
     "world": "do not compute with the world size: `run.update` averages over all samples of the step",
-    "order": "keep no state from lane to lane: count steps instead of calls, draw from the global generators instead of your own, and register networks with buffers by run.model",
-    "others": "call no collective in the loss; for a loss over all samples of the step use run.update(..., over_batch=...)",
-    "local": "compute the loss of a lane from its own batch; for a loss over all samples of the step use run.update(..., over_batch=...)",
+    "order": "keep no state from lane to lane: count steps instead of calls, draw from the global generators "
+    "instead of your own, and register networks with buffers by run.model",
+    "others": "call no collective in the loss; "
+    "for a loss over all samples of the step use run.update(..., over_batch=...)",
+    "local": "compute the loss of a lane from its own batch; "
+    "for a loss over all samples of the step use run.update(..., over_batch=...)",
     "unsaved": "track what changes in the loop: run.track(scheduler=..., ema=...), or compute it from step.index",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

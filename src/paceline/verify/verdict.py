@@ -61,8 +61,10 @@ def describe(result: VerifyResult) -> str:
     lines = [f"{result.script}: {result.steps} steps, {tensors}"]
     for world, digest in result.digests.items():
         lines.append(f"  {world} rank{'s' if world > 1 else ' '}  {digest[:16]}")
-    also = ["buffers", "options", "tracked objects"]
-    if result.metrics:
+    also = ["buffers"]
+    if not result.tolerance:
+        also += ["options", "tracked objects"]
+    if result.metrics and not result.tolerance:
         also.append(f"{result.metrics} metric{'s' if result.metrics > 1 else ''}")
     if result.resumed_after:
         also.append(f"a resume after step {result.resumed_after}")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from paceline import handover
 from paceline.errors import EnvironmentUnfit
 from paceline.world.address import split_address
 from paceline.world.hostlist import expand_hostlist, tasks_on_node
+from paceline.world.job_start import Env, deadline_of, incarnation_of, is_restart, launch_name
 from paceline.world.world import (
     FileRendezvous,
     Launcher,
@@ -20,8 +20,6 @@ from paceline.world.world import (
     TcpRendezvous,
     World,
 )
-
-Env = Mapping[str, str]
 
 
 def detect_world(env: Env, parent: int = 0) -> World:
@@ -38,41 +36,14 @@ def detect_world(env: Env, parent: int = 0) -> World:
     """
     return replace(
         _checked(_find(env, parent)),
-        deadline_s=_deadline(env),
+        deadline_s=deadline_of(env),
         interface=env.get(handover.INTERFACE, ""),
-        incarnation=_incarnation(env),
-        launch=_launch(env),
-        is_restart=_is_restart(env),
+        incarnation=incarnation_of(env),
+        launch=launch_name(env),
+        is_restart=is_restart(env),
         progress_file=_path(env.get(handover.PROGRESS, "")),
         secret_file=_path(env.get(handover.SECRET_FILE, "")),
     )
-
-
-def _launch(env: Env) -> str:
-    """Return the name of the launch or job, equal for all its starts.
-
-    >>> _launch({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"}), _launch({"PACELINE_LAUNCHER": "123"})
-    ('17', '123')
-    """
-    return (
-        _incarnation(env).rpartition(":")[0]
-        or env.get(handover.LAUNCHER)
-        or env.get("TORCHELASTIC_RUN_ID", "")
-    )
-
-
-def _is_restart(env: Env) -> bool:
-    """Return whether the launch or job was started before.
-
-    >>> _is_restart({"SLURM_JOB_ID": "17"}), _is_restart({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"})
-    (False, True)
-    """
-    counts = (
-        _incarnation(env).rpartition(":")[2],
-        env.get(handover.ATTEMPT),
-        env.get("TORCHELASTIC_RESTART_COUNT"),
-    )
-    return any(count not in {"", "0", None} for count in counts)
 
 
 def _path(text: str) -> Path | None:
@@ -84,30 +55,6 @@ def _find(env: Env, parent: int) -> World:
         if mark in env:
             return read(env, parent)
     return _from_torch_variables(env) if "RANK" in env or "WORLD_SIZE" in env else World()
-
-
-def _deadline(env: Env) -> float:
-    """Return the earliest known end of the job.
-
-    >>> _deadline({"SLURM_JOB_END_TIME": "1790000000"}), _deadline({})
-    (1790000000.0, inf)
-    """
-    names = (handover.DEADLINE, "SLURM_JOB_END_TIME")
-    return min(
-        (float(env[name]) for name in names if env.get(name, "").replace(".", "").isdecimal()),
-        default=math.inf,
-    )
-
-
-def _incarnation(env: Env) -> str:
-    """Return the start of the job as FAMILY:NUMBER: from our variable for a chain of jobs, else from Slurm.
-
-    >>> _incarnation({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"}), _incarnation({})
-    ('17:2', '')
-    """
-    job = env.get("SLURM_JOB_ID", "")
-    from_slurm = f"{job}:{env.get('SLURM_RESTART_COUNT', '0')}" if job else ""
-    return env.get(handover.INCARNATION) or from_slurm
 
 
 def _from_paceline(env: Env, parent: int) -> World:
@@ -260,10 +207,11 @@ def _rendezvous(
     of_nodes: Callable[[], TcpRendezvous | PublishedRendezvous],
 ) -> Rendezvous | None:
     """Return the rendezvous: none for one rank, a file on one node, TCP between nodes."""
+    if size == 1:
+        return None
     if nodes > 1:
         return of_nodes()
-    file = Path(env.get("TMPDIR", "/tmp")) / f"paceline-{key}" / "meeting"  # noqa: S108 - claimed as private before use
-    return FileRendezvous(file) if size > 1 else None
+    return FileRendezvous(Path(env.get("TMPDIR", "/tmp")) / f"paceline-{key}" / "meeting")  # noqa: S108 - claimed as private before use
 
 
 def _number(env: Env, name: str, default: int | None = None) -> int:

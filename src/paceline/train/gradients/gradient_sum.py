@@ -122,7 +122,8 @@ class BucketedSum:
             self._buckets.append(bucket)
             for number in numbers:
                 hook = partial(self._on_gradient, bucket)
-                self._hooks.append(parameters[number].register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+                parameter = parameters[number]
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def _exchange_of(self, values: list[Tensor], total: Tensor, note_length: int) -> Exchange:
         chosen = choose_exchange(total, note_length, self._shape, self._wire)
