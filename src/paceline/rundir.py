@@ -178,7 +178,7 @@ class RunDir:
 
     @property
     def launch_lock(self) -> Path:
-        """The lock file of the launcher that runs such a script."""
+        """The lock file of the launcher that runs such a script, or that restarts a run."""
         return self.root / "launch.lock"
 
     def log(self, rank: int) -> Path:

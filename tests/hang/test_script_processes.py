@@ -169,3 +169,19 @@ def test_a_rank_that_never_printed_is_silent_since_its_start(tmp_path: Path) -> 
     (report,) = script_reports(folder)
     assert 100 <= report.quiet_s < 160
     assert "rank 0 has printed nothing for 1" in judge_script([report]).sentence
+
+
+def test_a_forged_record_of_a_launch_empties_no_file(tmp_path: Path) -> None:
+    code = "import signal, time\nsignal.signal(signal.SIGRTMIN + 10, print)\nprint(flush=True)\ntime.sleep(600)"
+    other = tmp_path / "other.stacks"
+    other.write_text("kept")
+    folder = RunDir(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as running:
+        try:
+            running.stdout.readline()
+            forged = {"ranks": [0], "pids": [running.pid], "dumps": [str(other.with_suffix(""))]}
+            folder.launches.write_text(json.dumps({"event": "launched", **forged}))
+            (report,) = script_reports(folder)
+        finally:
+            running.kill()
+    assert (other.read_text(), report.process.can_respond) == ("kept", True)

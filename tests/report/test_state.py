@@ -22,6 +22,9 @@ from paceline.hang.judge import judge
 from paceline.hang.proc import process
 from paceline.hang.rank_report import current_report, read_reports, write_report
 from paceline.hang.verdict import HangVerdict, write_verdict
+from paceline.launch.failure import Failure
+from paceline.launch.restart import Restarts, launch_with_restarts
+from paceline.launch.spec import LaunchSpec, Program
 from paceline.report.dashboard import lines_of
 from paceline.report.find_run import NamedRun
 from paceline.report.history import History
@@ -112,6 +115,27 @@ def test_a_run_without_a_job_lives_while_its_lock_is_held_or_its_beats_are_fresh
     assert state(folder).phase == "lost"
     put_beat(folder, 1)
     assert state(folder).phase == "training"
+
+
+def test_a_failed_run_is_not_over_while_its_launcher_restarts_it(tmp_path: Path) -> None:
+    ago = {"time_s": AN_HOUR_AGO}
+    folder = make_run(tmp_path / "run", started(**ago), RunFailed(3, 1, "killed by SIGKILL", **ago))
+    phases = []
+
+    def begin(*_, **__) -> Failure:
+        found = state(folder)
+        phases.append((found.phase, found.over, found.reason))
+        return Failure(1, 137, "killed", progress=2, run=str(folder.root))
+
+    spec = LaunchSpec(Program("x.py", ("path", "x.py")), 2)
+    launch_with_restarts(spec, Restarts(1), None, print, begin)
+    phases.append((state(folder).phase, state(folder).over, state(folder).reason))
+    reason = "killed by SIGKILL"
+    assert phases == [
+        ("failed", True, reason),
+        ("starting", False, reason),
+        ("failed", True, reason),
+    ]
 
 
 def test_step_loss_speed_and_time_left(tmp_path: Path) -> None:

@@ -79,6 +79,19 @@ def catches(pid: int, signal_number: int) -> bool:
     return False
 
 
+def has_open(pid: int, file: Path) -> bool:
+    """Return whether a process of this user has a file open."""
+    with contextlib.suppress(OSError):
+        return any(_leads_to(link, file) for link in (_PROC / str(pid) / "fd").iterdir())
+    return False
+
+
+def _leads_to(link: Path, file: Path) -> bool:
+    with contextlib.suppress(OSError):  # closed meanwhile
+        return link.samefile(file)
+    return False
+
+
 def children(pid: int | str) -> list[Process]:
     """Return the direct child processes, such as data loader workers."""
     pids: list[str] = []

@@ -17,7 +17,7 @@ from typing import Any
 from paceline import handover
 from paceline.hang.crash import parse_stacks
 from paceline.hang.flight_recorder import Collective
-from paceline.hang.proc import Process, catches, refresh
+from paceline.hang.proc import Process, catches, has_open, refresh
 from paceline.hang.rank_report import parse_collective
 from paceline.hang.stacks import MAIN, CodeLine, Stack, kind_of
 from paceline.safe_open import read_json, read_text, reading
@@ -70,8 +70,14 @@ def _path(rank: LaunchedRank) -> Path:
 
 
 def _request(process: Process, dump: Path) -> bool:
-    """Ask a rank for its dump; return whether it can answer. The signal would end a process that does not handle it."""
+    """Ask a rank for its dump; return whether it can answer.
+
+    The signal would end a process that does not handle it. Somebody else may have written the record that names the
+    file: only one that the rank itself holds open is emptied.
+    """
     if not refresh(process).can_respond or not catches(process.pid, handover.DUMP_SIGNAL):
+        return False
+    if not has_open(process.pid, handover.stacks_file(dump)):
         return False
     try:
         os.truncate(handover.stacks_file(dump), 0)

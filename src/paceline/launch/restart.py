@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TextIO
 
+from paceline.errors import EnvironmentUnfit
 from paceline.launch.failure import Failure, stopped
 from paceline.launch.signals import StopSignals
 from paceline.launch.spec import LaunchSpec
 from paceline.launch.supervisor import launch
+from paceline.rundir import RunDir
+from paceline.runlock import claimed
 
 DEFAULT_RESTARTS = 3
 
@@ -48,9 +53,9 @@ def launch_with_restarts(
     begin: Launch = launch,
 ) -> Failure | None:
     """Launch until the run finishes, is asked to stop, or has failed too often; `begin` launches the ranks once."""
-    with StopSignals() as signals:
+    with StopSignals() as signals, contextlib.ExitStack() as locks:
         launch_once = partial(begin, screen=screen, signals=signals)
-        return _launch_repeatedly(spec, restarts, launch_once, say, signals)
+        return _launch_repeatedly(spec, restarts, launch_once, say, signals, locks)
 
 
 def _launch_repeatedly(
@@ -59,6 +64,7 @@ def _launch_repeatedly(
     launch_once: Callable[[LaunchSpec], Failure | None],
     say: Callable[[str], None],
     signals: StopSignals,
+    locks: contextlib.ExitStack,
 ) -> Failure | None:
     newest, failures = -1, 0
     while True:
@@ -76,10 +82,20 @@ def _launch_repeatedly(
         if restarts.fewest_ranks and not progressed:
             spec = replace(spec, ranks=max(restarts.fewest_ranks, spec.ranks - 1))
         spec = replace(spec, attempt=spec.attempt + 1)
+        if failure.run:
+            _show_restart(RunDir(Path(failure.run)), locks)
         line = restart_line(
             spec.size, newest, failures, restarts.limit, foreign=spec.target.foreign
         )
         say(f"{failure.message}\n{line}")
+
+
+def _show_restart(run: RunDir, locks: contextlib.ExitStack) -> None:
+    """Hold the launcher's lock of a run, by which `paceline watch` knows that a failed run is about to restart."""
+    with contextlib.suppress(
+        EnvironmentUnfit, OSError
+    ):  # another node's launcher holds it, or no disk is left
+        locks.enter_context(claimed(run.launch_lock, patience_s=0))
 
 
 def restart_line(ranks: int, step: int, failures: int, most: int, *, foreign: bool = False) -> str:

@@ -127,7 +127,8 @@ def page_from_run(target: NamedRun) -> FailurePage | None:
         return _written_page(folder, 0.0) if script_failed(folder) else None
     events = _events(folder)
     records = read_reports(folder)
-    if is_held(folder.lock) or not events or not _has_failed(events, records):
+    is_live = is_held(folder.lock) or is_held(folder.launch_lock)
+    if is_live or not events or not _has_failed(events, records):
         return None
     starts = [event["time_s"] for event in events if event["event"] == RunStarted.__name__]
     if page := _written_page(folder, starts[-1]):

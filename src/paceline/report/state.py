@@ -158,6 +158,8 @@ def state_of(
     reason = _reason(target.folder, history, phase, jobs)
     if phase == "not started" and reason:
         phase = "failed"
+    elif phase == "failed" and is_held(target.folder.launch_lock):
+        phase = "starting"  # its launcher restarts it
     hang = read_verdict(target.folder) if phase in _MAY_HANG else None
     quiet_s = max(0.0, now_s - _last_active_s(target, history, beats))
     if phase in _LIVE and (found := standstill(target.folder, jobs, hang, quiet_s, _QUIET_S)):
