@@ -16,6 +16,7 @@ from paceline.errors import ConfigError, EnvironmentUnfit
 _ANYWHERE = "192.0.2.1"  # reserved for documentation; no packet is sent
 _DISCARD = 9
 _PORTS_FROM, _PORTS_UNTIL = 10_000, 32_768  # below the ephemeral ports of Linux
+_PORT_TRIALS = 1000
 
 
 def choose_address(host: str, peers: tuple[str, ...], interface: str) -> str:
@@ -134,7 +135,7 @@ def free_port(host: str) -> int:
 
     It is below the ephemeral ports, which the kernel might assign to a connection in between.
     """
-    while True:
+    for _ in range(_PORT_TRIALS):
         port = _PORTS_FROM + secrets.randbelow(_PORTS_UNTIL - _PORTS_FROM)
         try:
             with listen_at(host, port):
@@ -142,6 +143,10 @@ def free_port(host: str) -> int:
         except EnvironmentUnfit as error:
             if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
                 raise
+    raise EnvironmentUnfit(
+        f"{_PORT_TRIALS} ports of {host} between {_PORTS_FROM} and {_PORTS_UNTIL} are all in use",
+        fix="see who uses them: `ss -tlnp`; end what is left over from earlier runs",
+    )
 
 
 def own_addresses() -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ from paceline.rundir import make_private
 _DATASET = re.compile(r"set-[0-9a-f]{32}")
 _PART, _LOCK = ".part", "lock"
 _POLL_S = 0.05
+_PATIENCE_S = 600.0  # for another process that makes no progress
 
 
 class _CachedShard(NamedTuple):
@@ -75,6 +76,7 @@ class Cache:
 
     def _reserve(self, descriptor: int, size_bytes: int) -> None:
         """Evict the least recently used shards, and give a file its final size."""
+        before, since_s = -1, time.monotonic()
         while True:
             with _locked(self._root / _LOCK):
                 arriving, cached = self._scan()
@@ -83,7 +85,10 @@ class Cache:
                     _evict(cached, arriving + size_bytes + held - self._most_bytes)
                     os.truncate(descriptor, size_bytes)
                     return
-            time.sleep(_POLL_S)  # the downloads of other processes fill the cache
+            if arriving != before:
+                before, since_s = arriving, time.monotonic()
+            # The downloads of other processes fill the cache.
+            _wait_for_others(self._root, time.monotonic() - since_s)
 
     def _scan(self) -> tuple[int, list[_CachedShard]]:
         """Return the bytes of running downloads and the cached shards.
@@ -137,7 +142,7 @@ def _create_locked(part: Path) -> int:
             make_private(part.parent)
             descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                _lock(descriptor, part)
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -145,6 +150,25 @@ def _create_locked(part: Path) -> int:
                 os.ftruncate(descriptor, 0)  # discard the bytes of an interrupted download
                 return descriptor
             os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    """Lock a file; wait for another process while that writes it, and a while longer."""
+    begun_s = time.time()
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        _wait_for_others(path, time.time() - max(begun_s, os.fstat(descriptor).st_mtime))
+
+
+def _wait_for_others(path: Path, quiet_s: float) -> None:
+    if quiet_s > _PATIENCE_S:
+        raise EnvironmentUnfit(
+            f"another process holds {path}, and has written nothing for {quiet_s:.0f} s",
+            fix=f"find it with `fuser {path}` and end it, or set read.cache to another folder",
+        )
+    time.sleep(_POLL_S)
 
 
 def _is_file_at(path: Path, descriptor: int) -> bool:
@@ -171,7 +195,7 @@ def _delete_if_abandoned(part: Path) -> bool:
 def _locked(path: Path) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        _lock(descriptor, path)
         yield
     finally:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
