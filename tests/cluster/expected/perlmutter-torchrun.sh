@@ -137,8 +137,10 @@ over() {
 leave_out_for() {
   bad=$(sort --unique "$jobs/failed-nodes" 2>/dev/null)
   [ -n "$1" ] && [ -n "$bad" ] || return
-  there=$(sinfo --noheader --Node --partition "$SLURM_JOB_PARTITION" --format %N | sort --unique | wc -l)
-  [ $((there - $(echo "$bad" | wc -l))) -ge "$SLURM_JOB_NUM_NODES" ] || return
+  # Nodes that are down do not count: a job with too few nodes to choose from would wait for ever.
+  others=$(sinfo --noheader --Node --partition "$SLURM_JOB_PARTITION" --states idle,allocated,mixed,completing --format %N |
+    sort --unique | grep --invert-match --line-regexp --fixed-strings --count "$bad")
+  [ "$others" -ge "$SLURM_JOB_NUM_NODES" ] || return
   bad=$(echo "$bad" | paste --serial --delimiters=,)
   scontrol update JobId="$1" ExcNodeList="$bad" && say "excluding $bad"
 }
