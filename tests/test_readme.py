@@ -1,10 +1,14 @@
 """Every command of the README does what it says."""
 
+import json
 import re
+import subprocess
+import sys
 
 import pytest
 
 from support.private_cluster import cluster_or_skip, wanted
+from support.program import started
 from support.typed_pages import (
     ROOT,
     environment,
@@ -85,3 +89,30 @@ def test_all_ways_to_start_the_script_gave_the_same_bits(bits):
 def test_the_script_is_as_short_as_promised():
     body = re.search(r"def main.*?\n\n\n", readme_script(), re.DOTALL)[0]
     assert len(body.strip().splitlines()) <= 12
+
+
+def test_the_difference_turns_a_plain_script_into_one_with_the_same_bits_on_two_ranks(tmp_path):
+    lines = re.search(r"```diff\n(.*?)```", PAGE.text, re.DOTALL)[1].splitlines()
+    for name, kept in (("plain.py", " -"), ("changed.py", " +")):
+        text = "\n".join(line[1:] for line in lines if not line or line[0] in kept)
+        (tmp_path / name).write_text(text)
+    plain = subprocess.run(
+        [sys.executable, "plain.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (plain.returncode, plain.stderr) == (0, "")
+    digests = []
+    for ranks in ("1", "2"):
+        with started(
+            "run", "-n", ranks, "changed.py", f"name=on{ranks}", folder=tmp_path
+        ) as running:
+            done = running.wait()
+        assert done.code == 0, done.err
+        digests += re.findall(r"optimizer state (\w{16})", done.out)
+    assert len(digests) == 2 and len(set(digests)) == 1
+
+
+def test_the_terminal_of_the_picture_ends_with_the_bits_of_one_process():
+    lines = json.loads((ROOT / "docs" / "images" / "terminal.json").read_text())
+    ends = [line.split()[-1] for line in lines if line.startswith("done:")]
+    assert len(ends) == 2 and len(set(ends)) == 1
+    assert sum(line.startswith("restarting on 4 ranks") for line in lines) == 1

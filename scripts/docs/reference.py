@@ -14,6 +14,7 @@ from lists import lessons_table, situations_table
 from modules import files_page
 from picture import picture
 from settings import settings_page
+from terminal import picture as terminal_picture
 from verbs import verbs_page
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +34,7 @@ def pages() -> dict[Path, str]:
         DOCS / "index.md": with_part(DOCS / "index.md", situations_table()),
         DOCS / "images" / "contract.svg": draw(),
         DOCS / "images" / "same-training.svg": picture(),
+        DOCS / "images" / "terminal.svg": terminal_picture(),
     }
 
 

@@ -84,6 +84,24 @@ def _replace(lock: Path, incarnation: str) -> int:
     return file
 
 
+def is_held(lock: Path) -> bool:
+    """Return whether a process holds the lock of a run, as far as this host can see."""
+    try:
+        file = open_plain(lock)
+    except OSError:
+        return False
+    try:
+        # Released at once; a process that starts meanwhile tries again.
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return False
+
+
 def _try_lock(file: int) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -56,6 +56,7 @@ def test_each_failure_after_progress_is_forgiven_however_many_there_are(
     assert done.code == 0, done
     assert digest(done.out) == untouched
     assert done.err.count("restarting on 2 ranks from the checkpoint of step ") == 2
+    assert "resumes from step" not in done.err, "nobody has to type anything"
     assert done.err.count("(attempt 1 of 1 without progress)") == 2
 
 

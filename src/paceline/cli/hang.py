@@ -27,8 +27,8 @@ from paceline.hang.verdict import HangVerdict, format_ranks, read_verdict
 from paceline.report.failure import ensure_failure_page
 from paceline.report.failure_page import FailurePage
 from paceline.report.find_run import NamedRun
-from paceline.report.state import is_held
 from paceline.rundir import RunDir
+from paceline.runlock import is_held
 from paceline.safe_open import open_to_write
 from paceline.terminal import say
 

@@ -126,7 +126,7 @@ def start(
     failure = launch_with_restarts(spec, restarts, screen, _say, run_ranks)
     if failure is None:
         return 0
-    _say(failure.message)
+    _say(failure.message + failure.how_to_resume)
     return failure.exit_code
 
 
@@ -160,7 +160,7 @@ def _run_ranks(begin: Launch, resume: str, spec: LaunchSpec, **options: Any) -> 
     if failure.run == spec.folder:  # the script's own traceback stays the last thing on the screen
         message = f"logs and failure page: {failure.run}\n\n{failure.message}"
         return replace(failure, message=message)
-    return replace(failure, message="\n".join([failure.message, "", *page.last_lines()]))
+    return replace(failure, how_to_resume="\n".join(["", "", *page.last_lines()]))
 
 
 def place_from(arguments: HostArguments) -> NodePlace:

@@ -99,6 +99,8 @@ class Failure:
     """The run folder; empty: it failed before it had one."""
     fix: str = ""
     """What to do about it; empty: the traceback tells."""
+    how_to_resume: str = ""
+    """What to type next; not shown while the launcher restarts the run by itself."""
     on_request: bool = False
     """Whether it was asked to stop, which is no failure of the run."""
     unsaved: bool = False

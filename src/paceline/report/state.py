@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +20,7 @@ from paceline.report.job_logs import tail
 from paceline.report.jobs import RunJob, jobs_of, unknown_jobs
 from paceline.report.suspended import standstill
 from paceline.rundir import RunDir
-from paceline.safe_open import open_plain
+from paceline.runlock import is_held
 from paceline.telemetry.heartbeat import Beat
 from paceline.telemetry.stragglers import Straggler, find_straggler, read_beats
 from paceline.world.timelimit import time_left
@@ -237,24 +235,6 @@ def _started_in(job: RunJob, history: History, now_s: float) -> bool:
 
 def _alive(lock: Path, beats: Sequence[Beat], now_s: float) -> bool:
     return is_held(lock) or any(now_s - beat.time_s < _FRESH_S for beat in beats)
-
-
-def is_held(lock: Path) -> bool:
-    """Return whether a process holds the lock of a run, as far as this host can see."""
-    try:
-        file = open_plain(lock)
-    except OSError:
-        return False
-    try:
-        # Released at once; a process that starts meanwhile tries again.
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(file)
-    return False
 
 
 def _reason(folder: RunDir, history: History, phase: Phase, jobs: Sequence[RunJob]) -> str:
