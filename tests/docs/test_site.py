@@ -206,8 +206,12 @@ def test_pages_fit_a_phone_in_the_dark_and_a_desk_in_the_light(
 
 
 @pytest.mark.browser
-def test_a_setting_is_found_by_searching(browser: Browser, address: str) -> None:
-    browser.show(f"{address}index.html?q=shard_over")
+@pytest.mark.parametrize("served", [True, False], ids=["by a server", "from a folder"])
+def test_a_setting_is_found_by_searching(
+    browser: Browser, address: str, site: Path, served: bool
+) -> None:
+    start = address if served else f"{site.as_uri()}/"
+    browser.show(f"{start}index.html?q=shard_over")
     patience = time.monotonic() + 90
     while not (found := browser.value(FIRST_FOUND)) and time.monotonic() < patience:
         time.sleep(0.2)
