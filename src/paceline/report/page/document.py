@@ -1,16 +1,15 @@
-"""One HTML file that shows runs: it loads nothing, and works without its script."""
+"""The report of one or several runs: which parts it has, in which order."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
-from paceline.plot.line import DARK, LIGHT, Curve, Line, css_colors
-from paceline.plot.markup import NOTHING, Html, embedded, joined, tag
+from paceline.plot.document import document, section, wide
+from paceline.plot.line import LIGHT, Curve, Line
+from paceline.plot.markup import Html, tag
 from paceline.plot.page import Charts
+from paceline.report.page.failure_section import failure
 from paceline.report.page.rank_map import rank_maps
 from paceline.report.page.step_times import breakdowns, histogram
 from paceline.report.page.studies import profile, scaling
@@ -19,7 +18,6 @@ from paceline.report.page.timeline import moment, starts_table, timeline
 
 _RUN_COLORS = len(LIGHT) - 1  # without the grey one
 _MOST_CHARTS = 24  # of metrics
-_THEMES = ("auto", "light", "dark")
 _CURVES = (
     ("samples_per_s", "Speed", "samples/s"),
     ("lr", "Learning rate", ""),
@@ -35,22 +33,22 @@ def render_page(data: Mapping[str, Any]) -> bytes:
     several = len(runs) > 1
     cards = [card(run, several=several) for run in runs]
     maps = [rank_maps(run, charts, several=several) for run in runs]
-    starts = [_wide(starts_table(run, several=several)) for run in runs if run["starts"]]
+    starts = [wide(starts_table(run, several=several)) for run in runs if run["starts"]]
     sections = [
         tag("section", *cards, class_="cards"),
-        _section("Curves", *_curves(runs, charts)),
-        _section("Time", histogram(runs), breakdowns(runs), *maps),
-        _section("Time line", timeline(runs), *starts),
-        _section("Scaling", *(scaling(run, charts) for run in runs)),
-        _section("Profile", *map(profile, runs)),
-        _section("Settings", _wide(comparison(runs, "config", "Settings"))),
-        _section("Environment", _wide(comparison(runs, "environment", "Environment"))),
+        section("Failure", *(failure(run, several=several) for run in runs)),
+        section("Curves", *_curves(runs, charts)),
+        section("Time", histogram(runs), breakdowns(runs), *maps),
+        section("Time line", timeline(runs), *starts),
+        section("Scaling", *(scaling(run, charts) for run in runs)),
+        section("Profile", *map(profile, runs)),
+        section("Settings", wide(comparison(runs, "config", "Settings"))),
+        section("Environment", wide(comparison(runs, "environment", "Environment"))),
     ]
     title = ", ".join(run["name"] for run in runs)
     made = f"made {moment(data['made_s'])} UTC by paceline {data['paceline']}"
     foot = tag("footer", f"{made}; steps are optimizer steps")
-    body = joined(_header(title), tag("main", *sections, foot))
-    return _document(title, body, embedded(charts.data)).encode()
+    return document(title, charts, *sections, foot)
 
 
 def named_apart(runs: Sequence[Run]) -> list[Run]:
@@ -66,19 +64,6 @@ def named_apart(runs: Sequence[Run]) -> list[Run]:
         name = run["name"] if names.count(run["name"]) == 1 else run["folder"]
         named.append({**run, "name": name, "color": place % _RUN_COLORS})
     return named
-
-
-def _wide(part: Html) -> Html:
-    return tag("div", part, class_="wide") if part else NOTHING
-
-
-def _section(title: str, *parts: str) -> Html:
-    """Return a part of the page with its heading, or nothing if it is empty."""
-    inside = joined(*parts)
-    if not inside:
-        return NOTHING
-    name = title.split(maxsplit=1)[0].lower()
-    return tag("section", tag("h2", title), tag("div", inside, class_=f"grid {name}"))
 
 
 def _curves(runs: Sequence[Run], charts: Charts) -> list[Html]:
@@ -118,43 +103,3 @@ def _not_finite(runs: Sequence[Run]) -> str:
         if count:
             notes.append(f"{run['name']}: {count:,} losses were not finite")
     return "; ".join(notes)
-
-
-def _header(title: str) -> Html:
-    buttons = []
-    for name in _THEMES:
-        chosen: dict[str, str] = {"checked": ""} if name == "auto" else {}
-        key = f"theme-{name}"
-        buttons.append(tag("input", type="radio", name="theme", id=key, value=name, **chosen))
-        buttons.append(tag("label", name, for_=key))
-    themes = tag("div", *buttons, class_="themes", role="group", aria_label="colors")
-    return tag("header", tag("h1", title), themes, class_="top")
-
-
-def _document(title: str, body: Html, data: Html) -> str:
-    script = _resource("page.js")
-    style = _resource("page.css")
-    style = style.replace("/* light palette */", css_colors(LIGHT))
-    style = style.replace("/* dark palette */", css_colors(DARK))
-    # Should some text be taken for markup after all: nothing is loaded, and no other script runs.
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=policy),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", f"{title} - Paceline"),
-        tag("style", Html(style)),
-    )
-    known = tag("script", data, type="application/json", id="data")
-    page = tag("html", head, tag("body", body, known, tag("script", Html(script))), lang="en")
-    return f"<!doctype html>\n{page}\n"
-
-
-def _resource(name: str) -> str:
-    return files("paceline.report.page").joinpath(name).read_text(encoding="utf-8")

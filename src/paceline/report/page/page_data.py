@@ -17,6 +17,8 @@ from paceline.redact import without_logins, without_secrets
 from paceline.report.find_run import NamedRun
 from paceline.report.history import as_count, as_number, metrics_in
 from paceline.report.page.event_columns import EventColumns, read_event_columns
+from paceline.report.page.failure_section import failure_of
+from paceline.report.page.goodput import goodput_of, restarts_of, verdict_of_run
 from paceline.report.page.rank_map import rank_times_of
 from paceline.report.page.step_times import breakdown, step_time_distribution
 from paceline.report.page.studies import read_json, scaling_of, verdict_of
@@ -65,6 +67,9 @@ def _run(target: NamedRun, columns: EventColumns, points: int) -> dict[str, Any]
         "rank_times": rank_times_of(folder.rank_times),
         "slow_ranks": [_slow_rank(event) for event in columns.slow],
         "starts": [_start(asdict(start)) for start in columns.starts],
+        "restarts_because": restarts_of(columns),
+        "goodput": goodput_of(columns),
+        "failure": failure_of(folder.failure),
         "checkpoints": [_checkpoint(event) for event in columns.saves],
         "troubles": [_problem(event) for event in columns.problems],
         "scaling": scaling_of(folder.scaling),
@@ -72,6 +77,7 @@ def _run(target: NamedRun, columns: EventColumns, points: int) -> dict[str, Any]
         "config": config_of(folder.config),
         "environment": environment_of(folder.environment),
     }
+    data["verdict"] = verdict_of_run(data)
     return {name: _plain(value) for name, value in data.items()}
 
 

@@ -27,6 +27,7 @@ _NAMES = {
 _COLORS = {
     "data_wait": 0, "data": 0, "compute": 1, "own": 1, "forward": 1, "backward": 6, "host_gaps": 2, "other": 2,
     "optimizer": 3, "exposed_communication": 4, "wait": 4, "gc": 5,
+    "useful_s": 3, "repeated_s": 0, "other_s": 2, "down_s": 5,
 }  # fmt: skip
 """The same kind of time has the same color in all pictures."""
 _NARROWEST = 0.002  # of a bar; less is invisible

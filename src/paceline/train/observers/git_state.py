@@ -1,4 +1,4 @@
-"""Which commit of its repository is a script, and was it changed since?"""
+"""The commit of the repository that a script is in, and whether the tree was changed since."""
 
 from __future__ import annotations
 
