@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from itertools import pairwise
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -81,6 +84,7 @@ def test_the_curves_are_drawn_with_and_without_the_script(
 
 def test_values_are_shown_under_the_pointer(browser: Browser, page: Path) -> None:
     browser.show(page)
+    browser.value("document.querySelector('.plot.log').scrollIntoView()")
     box = browser.value(
         "JSON.parse(JSON.stringify(document.querySelector('.plot.log .area').getBoundingClientRect()))"
     )
@@ -91,6 +95,60 @@ def test_values_are_shown_under_the_pointer(browser: Browser, page: Path) -> Non
     assert browser.value("document.querySelectorAll('.point').length") == 4
     browser.move_to(1, 1)
     assert browser.value("document.querySelector('.tip')") is None
+
+
+STATE = """(() => { const area = document.querySelector('.plot.log .area');
+  return {line: area.querySelector('.line:not(.raw)').getAttribute('d'), raw: area.querySelectorAll('.raw').length,
+    labels: [...area.querySelectorAll('.x')].map((part) => part.textContent), title: area.querySelector('.x-title').textContent,
+    marks: [...area.querySelectorAll('.restart, .checkpoint')].map((part) => part.getAttribute('d')).join('')}; })()"""
+
+
+def test_the_x_axis_can_be_time_or_samples_and_curves_can_be_smoothed(
+    browser: Browser, page: Path
+) -> None:
+    browser.show(page, script=False)
+    assert browser.value("document.querySelector('.switches').getClientRects().length") == 0
+    browser.show(page)
+    before = browser.value(STATE)
+    assert before["title"] == "step"
+    assert before["marks"].count("V1000") == 4  # two restarts of each run
+    assert before["marks"].count("v-45") == 24  # twelve checkpoints of each run
+    for axis, title, label in (("samples", "samples", "500k"), ("time", "time since the first start", "2 min")):  # fmt: skip
+        browser.value(f"document.getElementById('axis-{axis}').click()")
+        after = browser.value(STATE)
+        assert (after["title"], label in after["labels"]) == (title, True)
+    assert after["line"] != before["line"]
+    assert after["raw"] == 0
+    browser.value(
+        "(() => { const slider = document.getElementById('smooth'); slider.value = 0.9; slider.dispatchEvent(new Event('input')); })()"
+    )
+    smooth = browser.value(STATE)
+    assert smooth["raw"] == 2
+    heights = [float(point.split()[1]) for point in smooth["line"][1:].split("L")]
+    rough = [float(point.split()[1]) for point in after["line"][1:].split("L")]
+
+    def up_and_down(values: list[float]) -> float:
+        return sum(abs(later - sooner) for sooner, later in pairwise(values[len(values) // 2 :]))
+
+    assert len(heights) == len(rough)
+    assert up_and_down(heights) < 0.5 * up_and_down(rough)
+
+
+def test_a_curve_can_be_kept_as_csv_and_svg(browser: Browser, page: Path) -> None:
+    browser.show(page)
+    browser.value(
+        "window.Blob = class extends Blob { constructor(parts, kind) { super(parts, kind); window.kept = parts[0]; } }; 1"
+    )
+    browser.value("document.querySelector('.tools button').click()")
+    rows = list(csv.DictReader(browser.value("window.kept").splitlines()))
+    assert {row["line"] for row in rows if row["line"].startswith("plain")} == {"plain", "plain, evaluation"}  # fmt: skip
+    last = [row for row in rows if row["line"] == "plain"][-1]
+    assert (float(last["step"]), float(last["samples"])) == (6000, 6000 * 256)
+    assert float(last["lowest"]) <= float(last["value"]) <= float(last["highest"])
+    browser.value("document.querySelectorAll('.tools button')[1].click()")
+    root = ElementTree.fromstring(browser.value("window.kept"))
+    words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"Loss", "step", "loss", "plain"} <= set(words)
 
 
 def test_the_slow_rank_stands_out_in_the_map_of_ranks(browser: Browser, page: Path) -> None:

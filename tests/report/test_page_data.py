@@ -85,6 +85,9 @@ def test_every_key_is_documented(training: RunDir) -> None:
         run["ranks"][0],
         run["slowest"],
         run["starts"][0],
+        run["clock"],
+        run["goodput"],
+        run["restarts_because"][0],
     ]
     inner += [
         run["checkpoints"][0],

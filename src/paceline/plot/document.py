@@ -11,13 +11,12 @@ from paceline.plot.markup import NOTHING, Html, embedded, joined, tag
 from paceline.plot.page import Charts
 
 _THEMES = ("auto", "light", "dark")
-_SCRIPTS = ("page.js", "curves.js")
 
 
 def document(title: str, charts: Charts, *parts: Html) -> bytes:
     """Return parts as one HTML file with a heading and a choice of colors."""
     body = joined(_header(title), tag("main", *parts))
-    return _document(title, body, embedded(charts.data)).encode()
+    return _document(title, body, embedded(charts.as_dict())).encode()
 
 
 def section(title: str, *parts: str, above: Html = NOTHING) -> Html:
@@ -46,7 +45,7 @@ def _header(title: str) -> Html:
 
 
 def _document(title: str, body: Html, data: Html) -> str:
-    script = "".join(map(_resource, _SCRIPTS))
+    script = _resource("page.js")
     style = _resource("page.css")
     style = style.replace("/* light palette */", css_colors(LIGHT))
     style = style.replace("/* dark palette */", css_colors(DARK))

@@ -28,7 +28,7 @@ from paceline.report.history import (
 )
 from paceline.safe_open import reading
 
-COLUMNS = ("step", "time_s", "loss", "lr", "samples_per_s", "mfu")
+COLUMNS = ("step", "time_s", "samples", "loss", "lr", "samples_per_s", "mfu")
 _ENDINGS = {
     RunEnded.__name__: "ended",
     RunStopped.__name__: "stopped",

@@ -9,7 +9,8 @@ from typing import Any
 import numpy
 
 from paceline.plot.markup import NOTHING, Html, tag
-from paceline.plot.page import SIZE, axis_label, key, path, picture
+from paceline.plot.page import axis_label, axis_titles, key, picture
+from paceline.plot.shapes import SIZE, path
 from paceline.plot.ticks import label, linear_ticks
 from paceline.report.history import as_number
 from paceline.report.page.event_columns import EventColumns
@@ -120,10 +121,10 @@ def histogram(runs: Sequence[Run]) -> Html:
         keys.append(key(color, run["name"]))
     ticks = linear_ticks(left, right, 4)
     labels = [axis_label("x", x(value), label(value * 1000)) for value in ticks]
-    area = tag("div", picture("step times", *shapes), *labels, class_="area")
+    titles = axis_titles("step time in ms", "frequency")
+    area = tag("div", picture("step times", *shapes), *labels, *titles, class_="area")
     legend = tag("span", *keys, class_="legend") if len(runs) > 1 else NOTHING
-    unit = tag("span", "ms, frequency", class_="unit")
-    head = tag("figcaption", tag("h3", "Step time"), unit, legend)
+    head = tag("figcaption", tag("h3", "Step time"), legend)
     note = tag("p", _NOTE, class_="note")
     return tag("figure", head, tag("div", area, class_="plot"), note, class_="chart")
 

@@ -13,7 +13,7 @@ from paceline.measure.scaling_report import HEAD, method, remarks, row_of
 from paceline.measure.scaling_store import read_studies
 from paceline.plot.line import Curve, Line
 from paceline.plot.markup import NOTHING, Html, joined, tag
-from paceline.plot.page import Charts
+from paceline.plot.page import Axes, Charts
 from paceline.redact import without_logins, without_secrets
 from paceline.report.history import as_count, as_number
 from paceline.report.page.step_times import bar, legend_of, name_of
@@ -142,7 +142,7 @@ def _study_charts(study: Scaling, color: int, charts: Charts) -> list[Html]:
             Line("ideal", _GREY, Curve.of(ranks, best), dashed=True),
             Line(f"{goal:.0%} efficiency", _GOAL_COLOR, required, dashed=True),
         ]
-        pictures.append(charts.add(title, unit, lines, axis="ranks"))
+        pictures.append(charts.add(title, unit, lines, axes=Axes("ranks", title.lower())))
     return pictures
 
 

@@ -56,6 +56,7 @@ def _numbers(run: Run) -> list[tuple[str, str]]:
         *_metrics(run)[:_METRICS],
         ("samples/s", f"{times['samples_per_s']:,.0f}" if times else ""),
         ("median step time", short_time(times["median_s"]) if times else ""),
+        ("learning rate", _constant(run, "lr")),
         ("trained for", human_time(run["trained_s"])),
         ("ranks", f"{ranks:,} on {run['device']}" if ranks else ""),
         ("goodput", f"{run['goodput']['goodput']:.0%}" if run["goodput"] else ""),
@@ -64,6 +65,18 @@ def _numbers(run: Run) -> list[tuple[str, str]]:
         ("checkpoints", f"{len(run['checkpoints']):,}"),
         ("weights", run["digest"][:12]),
     ]
+
+
+def constant_of(run: Run, name: str) -> float | None:
+    """Return the value of a curve that never changes; None for any other curve."""
+    curve = run["curves"].get(name)
+    values = {*curve["low"], *curve["high"]} if curve else set()
+    return values.pop() if len(values) == 1 else None
+
+
+def _constant(run: Run, name: str) -> str:
+    value = constant_of(run, name)
+    return "" if value is None else f"{value:g} (constant)"
 
 
 def _metrics(run: Run) -> list[tuple[str, str]]:
