@@ -54,7 +54,7 @@ def line_class(line: Line) -> str:
 
 def mark_shapes(marks: Sequence[Mark], x: ToPixels) -> list[Html]:
     """Return a line from top to bottom for a restart, a short one at the bottom for a checkpoint."""
-    places = {}
+    places: dict[tuple[str, int, int], None] = {}
     for mark in marks:
         place = round(x(mark.step))
         if 0 <= place <= SIZE:

@@ -16,6 +16,7 @@ from paceline.report.page.step_times import breakdowns, histogram
 from paceline.report.page.studies import profile, scaling
 from paceline.report.page.tables import card, comparison, constant_of
 from paceline.report.page.timeline import moment, starts_table, timeline
+from paceline.report.page.usage_charts import usage_charts
 
 _RUN_COLORS = len(LIGHT) - 1  # without the grey one
 _MOST_CHARTS = 24  # of metrics
@@ -43,6 +44,7 @@ def render_page(data: Mapping[str, Any]) -> bytes:
         tag("section", *cards, class_="cards"),
         section("Failure", *(failure(run, several=several) for run in runs)),
         section("Curves", *_curves(runs, charts), above=curve_controls(marks)),
+        section("Memory and utilization", *usage_charts(runs, charts)),
         section("Time", histogram(runs), breakdowns(runs), *maps),
         section("Time line", timeline(runs), *starts),
         section("Scaling", *(scaling(run, charts) for run in runs)),

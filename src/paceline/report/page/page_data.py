@@ -24,6 +24,7 @@ from paceline.report.page.goodput import goodput_of, restarts_of, verdict_of_run
 from paceline.report.page.rank_map import rank_times_of
 from paceline.report.page.step_times import breakdown, step_time_distribution
 from paceline.report.page.studies import read_json, scaling_of, verdict_of
+from paceline.report.page.usage_charts import usage_of
 from paceline.report.state import RunState, RunWatcher
 from paceline.safe_open import read_text
 from paceline.telemetry.heartbeat import Beat
@@ -68,6 +69,7 @@ def _run(target: NamedRun, columns: EventColumns, points: int) -> dict[str, Any]
         "ranks": [asdict(beat) for beat in beats],
         "slowest": asdict(slow) if slow else None,
         "rank_times": rank_times_of(folder.rank_times),
+        "usage": usage_of(folder.rank_times),
         "slow_ranks": [_slow_rank(event) for event in columns.slow],
         "starts": [_start(asdict(start)) for start in columns.starts],
         "restarts_because": restarts_of(columns),

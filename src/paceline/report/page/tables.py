@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.plot.markup import NOTHING, Html, joined, table, tag
 from paceline.report.page.origin import origin
+from paceline.report.page.usage_charts import peak
 from paceline.report.page.wall_time import restart_list, wall_time
 from paceline.units import human_loss, human_time, short_time
 
@@ -62,6 +63,8 @@ def _numbers(run: Run) -> list[tuple[str, str]]:
         ("goodput", f"{run['goodput']['goodput']:.0%}" if run["goodput"] else ""),
         ("restarts", f"{run['restarts']:,}" if run["starts"] else ""),
         ("steps repeated", f"{repeated:,}" if repeated else ""),
+        ("peak GPU memory", peak(run, "gpu_peak_bytes")),
+        ("peak memory", peak(run, "memory_bytes")),
         ("checkpoints", f"{len(run['checkpoints']):,}"),
         ("weights", run["digest"][:12]),
     ]
