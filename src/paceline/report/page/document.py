@@ -12,6 +12,7 @@ from paceline.plot.page import Axes, Charts
 from paceline.report.page.curve_controls import curve_controls, marks_of
 from paceline.report.page.failure_section import failure
 from paceline.report.page.rank_map import rank_maps
+from paceline.report.page.step_strip import step_strip
 from paceline.report.page.step_times import breakdowns, histogram
 from paceline.report.page.studies import profile, scaling
 from paceline.report.page.tables import card, comparison, constant_of
@@ -48,7 +49,7 @@ def render_page(data: Mapping[str, Any]) -> bytes:
         section("Time", histogram(runs), breakdowns(runs), *maps),
         section("Time line", timeline(runs), *starts),
         section("Scaling", *(scaling(run, charts) for run in runs)),
-        section("Profile", *map(profile, runs)),
+        section("Profile", *map(step_strip, runs), *map(profile, runs)),
         section("Settings", wide(comparison(runs, "config", "Settings"))),
         section("Environment", wide(comparison(runs, "environment", "Environment"))),
     ]

@@ -22,6 +22,7 @@ from paceline.report.page.event_columns import EventColumns, read_event_columns
 from paceline.report.page.failure_section import failure_of
 from paceline.report.page.goodput import goodput_of, restarts_of, verdict_of_run
 from paceline.report.page.rank_map import rank_times_of
+from paceline.report.page.step_strip import strip_from
 from paceline.report.page.step_times import breakdown, step_time_distribution
 from paceline.report.page.studies import read_json, scaling_of, verdict_of
 from paceline.report.page.usage_charts import usage_of
@@ -79,6 +80,7 @@ def _run(target: NamedRun, columns: EventColumns, points: int) -> dict[str, Any]
         "troubles": [_problem(event) for event in columns.problems],
         "scaling": scaling_of(folder.scaling),
         "profile": verdict_of(folder.verdict),
+        "profile_step": strip_from(folder.profile_step),
         "config": config_of(folder.config),
         "environment": environment_of(folder.environment),
     }

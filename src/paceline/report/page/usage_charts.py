@@ -21,7 +21,7 @@ _CHARTS = (
     ("cpu_cores", "CPU use", "cores per rank", 1.0),
     ("memory_bytes", "Memory of the processes", "GB per rank", _GB),
 )
-_SPREAD = "mean of all ranks; band: lowest to highest"
+_SPREAD = "mean and range of all ranks"
 
 Run = Mapping[str, Any]
 
