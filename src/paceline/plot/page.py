@@ -37,11 +37,13 @@ class Scale:
 
 @dataclass(frozen=True)
 class Axes:
-    """The titles of a chart's axes, and whether the horizontal one is logarithmic."""
+    """The titles of a chart's axes, and which are logarithmic."""
 
     x: str = "step"
     y: str = ""
     log_x: bool = False
+    log_y: bool = False
+    """Whether the vertical axis is logarithmic at first, if the values allow it."""
     x_label: Callable[[float], str] | None = None
     """The text of a tick, if it is not just the number."""
 
@@ -95,7 +97,7 @@ class Charts:
                 "log_x": axes.log_x,
             }
         )
-        log_first = (steep and first) or axes.log_x
+        log_first = (steep and first) or axes.log_y
         pick, switch = _log_switch(number, on=log_first) if len(scales) > 1 else ("", "")
         unit_ = tag("span", unit, class_="unit")
         head = tag("figcaption", tag("h3", title), unit_, _legend(drawn), switch)
@@ -127,7 +129,7 @@ class _Across:
         least = SIZE / 12  # labels nearer than this would overlap
         places = [self.place(point) for point in points]
         apart = all(later - sooner > least for sooner, later in pairwise(places))
-        if apart and (self.log or len(points) <= _LABELS_UP_TO):
+        if apart and len(points) <= _LABELS_UP_TO:
             return points
         if self.log:
             return points[:: math.ceil(len(points) / _LABELS_UP_TO)]
