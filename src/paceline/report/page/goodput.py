@@ -114,18 +114,20 @@ def verdict_of_run(run: Run) -> str:
 
 
 def _progress(run: Run, spent: Run | None) -> str:
-    took = f" in {human_time(spent['wall_s'])}" if spent else ""
-    phase, steps = run["phase"], f"step {run['step']:,} of {run['total_steps']:,}"
+    took = human_time(spent["wall_s"]) if spent else ""
+    phase = run["phase"]
     if phase == "ended":
-        return f"Finished {_count(run['step'], 'step')}{took}"
+        return f"Finished {_count(run['step'], 'step')}{took and f' in {took}'}"
     if not run["starts"]:
-        return "No step yet"
+        return "No step was reported"
     words = {
         "stopped": "Stopped after",
         "failed": "Failed after",
         "lost": "Ended without a message after",
     }
-    return f"{words.get(phase, 'At')} {steps}{took}"
+    steps = f"step {run['step']:,} of {run['total_steps']:,}{took and f' and {took}'}"
+    why = f" ({brief(run['reason'])})" if phase in words and run["reason"] else ""
+    return f"{words.get(phase, 'At')} {steps}{why}"
 
 
 def _restarts(restarts: Sequence[Run]) -> str:

@@ -17,9 +17,9 @@ _POINTS = 240
 _GB = 1e9
 _CHARTS = (
     ("gpu_busy", "GPU utilization", "% of the time", 0.01),
-    ("gpu_bytes", "GPU memory, reserved by torch", "GB per rank", _GB),
+    ("gpu_bytes", "GPU memory", "GB reserved per rank", _GB),
     ("cpu_cores", "CPU use", "cores per rank", 1.0),
-    ("memory_bytes", "Memory of the processes", "GB per rank", _GB),
+    ("memory_bytes", "Process memory", "GB per rank", _GB),
 )
 _SPREAD = "mean and range of all ranks"
 
