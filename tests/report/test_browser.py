@@ -10,6 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from paceline.measure.bench_page import to_html as bench_page
+from paceline.measure.bench_results import Measurement, Timing, results_of
+from paceline.measure.scaling_page import to_html as scaling_page
 from paceline.report.find_run import NamedRun
 from paceline.report.page.document import render_page
 from paceline.report.page.page_data import report_data
@@ -192,6 +195,30 @@ def test_nothing_is_wider_than_the_screen(browser: Browser, page: Path, width: i
         browser.value("parseFloat(getComputedStyle(document.querySelector('.area .y')).fontSize)")
         >= 12
     )
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1200, False)])
+def test_the_pages_of_scale_and_bench_fit_and_nothing_is_cut_off(
+    browser: Browser, tmp_path: Path, width: int, dark: bool
+) -> None:
+    paths = [tmp_path / "scaling.html", tmp_path / "bench.html"]
+    paths[0].write_text(scaling_page([trainings.a_study(HOSTILE, "strong", (1, 2, 4, 8)), trainings.a_study("x", "weak", (1, 2))]))  # fmt: skip
+    timings = [Timing(name, 4**n * 1024, 5, [1e-4 * 3**n, 1.2e-4 * 3**n]) for name in ("all-reduce", "pair") for n in range(8)]  # fmt: skip
+    measurement = Measurement(2, 1, "cpu", HOSTILE, "gloo", "2", timings, 9, 0, [])
+    paths[1].write_bytes(bench_page(measurement, results_of(measurement)))
+    for path in paths:
+        browser.show(path, width=width, dark=dark)
+        assert (brightness(browser.value(PAPER)) < 150) == dark
+        assert browser.value("document.documentElement.scrollWidth") <= width
+        cut = "[...document.querySelectorAll('.scroll')].filter((part) => part.scrollWidth > part.clientWidth).length"
+        assert width < 1000 or browser.value(cut) == 0
+        assert browser.value("document.querySelectorAll('path.error').length") >= 2
+        lines = browser.value(LINES)
+        assert lines
+        assert all(line["inside"] for line in lines)
+        assert browser.value("document.querySelector('.plot.log').getClientRects().length") == 1
+    assert browser.complaints == []
+    browser.asked_for.clear()
 
 
 def test_hostile_names_are_text(browser: Browser, page: Path) -> None:

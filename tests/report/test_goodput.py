@@ -59,6 +59,9 @@ def test_a_pause_after_a_requested_stop_does_not_count(tmp_path: Path) -> None:
     events = [runs.started(time_s=1000.0), *steps(1, 30, 1000.0), *stop]
     run = facts(tmp_path, *events, runs.started(30, time_s=9000.0), *steps(31, 60, 9000.0))
     assert run["goodput"]["wall_s"] == pytest.approx(60)
+    assert run["verdict"].startswith(
+        "Ended without a message after step 60 of 1,000 and 1 min 00 s"
+    )
     assert run["goodput"]["goodput"] == pytest.approx(1.0)
     assert "1 restart (the time limit)" in run["verdict"]
 
@@ -74,7 +77,10 @@ def test_the_failure_page_is_a_section_and_its_text_is_text(tmp_path: Path) -> N
     folder = runs.make_run(tmp_path / "runs" / "run", *killed_once()[:6])
     code = 'File "x.py", line 3\n      raise <b>oops</b> # token=hush'
     folder.failure.write_text(f"# run failed\n\nrank 1 was killed.\n\n## Traceback\n\n    {code}\n")
-    page = render_page(report_data([NamedRun(folder, ())])).decode()
+    facts_of_it = report_data([NamedRun(folder, ())])
+    words = "Failed after step 30 of 1,000 and 30 s (rank 1 was killed, SIGKILL); goodput 100%."
+    assert facts_of_it["runs"][0]["verdict"] == words
+    page = render_page(facts_of_it).decode()
     assert "<h2>Failure</h2>" in page
     assert "<h3>Traceback</h3>" in page
     assert "\n  raise &lt;b&gt;oops&lt;/b&gt; # token=[removed]</pre>" in page
