@@ -6,6 +6,8 @@ import json
 import time
 from pathlib import Path
 
+import pytest
+
 from paceline.report.page.usage_charts import usage_of
 from paceline.rundir import RunDir
 from paceline.telemetry.heartbeat import Beat, Heartbeat
@@ -65,3 +67,18 @@ def test_the_spread_over_ranks_is_kept_and_drawn(tmp_path: Path) -> None:
         for step, usage in enumerate(bad, 2000):
             file.write(json.dumps({"step": step, "own_s": [1], "usage": usage}) + "\n")
     assert max(usage_of(path)["cpu_cores"]["mean"]) < 2.0
+
+
+@pytest.mark.gpu
+def test_the_memory_and_utilization_of_a_gpu_are_read() -> None:
+    import torch
+
+    from paceline.train.observers.gpu_usage import gpu_usage
+
+    read = gpu_usage("cuda:0")
+    before = read()
+    held = torch.empty(100_000_000, dtype=torch.uint8, device="cuda:0")
+    found = read()
+    assert found["gpu_bytes"] - before["gpu_bytes"] >= held.numel()
+    assert found["gpu_peak_bytes"] >= held.numel()
+    assert 0 <= found["gpu_busy"] <= 1
