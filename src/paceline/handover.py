@@ -129,5 +129,8 @@ FOR_ALL_RANKS = "\x1e"
 KEYBOARD = "PACELINE_KEYBOARD"
 """The terminal that the launcher was started in, if any: `run.breakpoint` reads from it."""
 
+COMMAND = "PACELINE_COMMAND"
+"""The command that launched the ranks, without secrets, for environment.json."""
+
 DATA = "PACELINE_DATA"
 """The folder of data files, set by the user."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -61,6 +62,16 @@ def without_secret_words(words: Iterable[str]) -> list[str]:
         found.append(REMOVED if follows else without_logins(word))
         before = word
     return found
+
+
+def command_line(words: Iterable[str]) -> str:
+    """Return a command as one line for a shell, without secrets.
+
+    >>> command_line(["python", "my train.py", "hub_token=abc"])
+    "python 'my train.py' hub_token=[removed]"
+    """
+    plain = without_secret_words(words)
+    return " ".join(word if REMOVED in word else shlex.quote(word) for word in plain)
 
 
 def without_logins(text: str) -> str:

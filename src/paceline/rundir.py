@@ -30,6 +30,9 @@ TENSORBOARD = "tensorboard"
 VERDICT_FILE = "verdict.json"
 """The verdict of a profile, in its folder."""
 
+STEP_FILE = "step.json"
+"""One step of all ranks, in the folder of a profile."""
+
 CLOCK_MARK = "paceline: clock"
 """The trace event that ties the trace's clock to the rank's clock."""
 
@@ -146,6 +149,11 @@ class RunDir:
     def verdict(self) -> Path:
         """The verdict of `paceline profile`."""
         return self.profile / VERDICT_FILE
+
+    @property
+    def profile_step(self) -> Path:
+        """One step of all ranks, from `paceline profile`."""
+        return self.profile / STEP_FILE
 
     @property
     def csv(self) -> Path:

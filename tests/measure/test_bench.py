@@ -57,6 +57,10 @@ def test_ranks_are_started_and_the_figures_come_as_json_and_as_a_plot(tmp_path: 
     assert (tmp_path / "out" / "bench.svg").read_text() == found["svg"]
     assert {path.stat().st_mode & 0o077 for path in (tmp_path / "out").rglob("*")} == {0}
     ElementTree.fromstring(found["svg"])
+    page = (tmp_path / "out" / "bench.html").read_text()
+    assert "results were correct" in page
+    assert page.count("<figure") == 2 + len(OPERATIONS)
+    assert 'class="error c0"' in page
 
 
 @pytest.mark.heavy

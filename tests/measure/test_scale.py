@@ -15,7 +15,8 @@ from paceline.launch.spec import module
 from paceline.measure import scaling
 from paceline.measure.efficiency import Scaling, Trial, sizes_of
 from paceline.measure.recorded_step_times import RankStep, RecordedRun, StepPace, pace_of
-from paceline.measure.scaling_report import plot_of, print_study, to_html, to_markdown
+from paceline.measure.scaling_page import to_html
+from paceline.measure.scaling_report import plot_of, print_study, to_markdown
 from paceline.measure.scaling_store import read_studies
 from paceline.report.page.studies import scaling_of
 from paceline.rundir import RunDir
@@ -294,11 +295,18 @@ def test_the_report_has_what_computing_centres_ask_for_and_runs_nothing(capsys) 
         assert word in text
     assert "4 ranks (87%)" in page
     assert "at least 3 sizes; this study has 2" in page
-    assert page.count("<svg") == 2
+    assert page.index("at least 3 sizes") < page.index("<h2>")  # a warning, before anything else
+    assert page.count('class="error') >= 4  # speed-up and efficiency of both studies
+    assert page.count("<script") == 2  # data and the script of the page, which its policy names
     for found in (page, plot_of(studies[0])):
-        assert "<script" not in found
-        assert "http" not in found.replace("http://www.w3.org/2000/svg", "")
-    ElementTree.fromstring(plot_of(studies[0]))
+        assert "<script>alert" not in found
+        assert "http" not in found.replace("http://www.w3.org/2000/svg", "").replace(
+            "http-equiv", ""
+        )
+    svg = ElementTree.fromstring(plot_of(studies[0]))
+    assert [
+        path for path in svg.iter("{http://www.w3.org/2000/svg}path") if "V" in path.get("d", "")
+    ]
     assert "<script" not in text.replace(r"\<script", "")
     assert text.count("\n| ") == 2 * 2 + 6
     assert Scaling.from_dict(json.loads(json.dumps(studies[0].as_dict()))) == studies[0]

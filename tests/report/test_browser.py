@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from itertools import pairwise
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
+from paceline.measure.bench_page import to_html as bench_page
+from paceline.measure.bench_results import Measurement, Timing, results_of
+from paceline.measure.scaling_page import to_html as scaling_page
 from paceline.report.find_run import NamedRun
 from paceline.report.page.document import render_page
 from paceline.report.page.page_data import report_data
@@ -81,6 +87,7 @@ def test_the_curves_are_drawn_with_and_without_the_script(
 
 def test_values_are_shown_under_the_pointer(browser: Browser, page: Path) -> None:
     browser.show(page)
+    browser.value("document.querySelector('.plot.log').scrollIntoView()")
     box = browser.value(
         "JSON.parse(JSON.stringify(document.querySelector('.plot.log .area').getBoundingClientRect()))"
     )
@@ -91,6 +98,60 @@ def test_values_are_shown_under_the_pointer(browser: Browser, page: Path) -> Non
     assert browser.value("document.querySelectorAll('.point').length") == 4
     browser.move_to(1, 1)
     assert browser.value("document.querySelector('.tip')") is None
+
+
+STATE = """(() => { const area = document.querySelector('.plot.log .area');
+  return {line: area.querySelector('.line:not(.raw)').getAttribute('d'), raw: area.querySelectorAll('.raw').length,
+    labels: [...area.querySelectorAll('.x')].map((part) => part.textContent), title: area.querySelector('.x-title').textContent,
+    marks: [...area.querySelectorAll('.restart, .checkpoint')].map((part) => part.getAttribute('d')).join('')}; })()"""
+
+
+def test_the_x_axis_can_be_time_or_samples_and_curves_can_be_smoothed(
+    browser: Browser, page: Path
+) -> None:
+    browser.show(page, script=False)
+    assert browser.value("document.querySelector('.switches').getClientRects().length") == 0
+    browser.show(page)
+    before = browser.value(STATE)
+    assert before["title"] == "step"
+    assert before["marks"].count("V1000") == 4  # two restarts of each run
+    assert before["marks"].count("v-45") == 24  # twelve checkpoints of each run
+    for axis, title, label in (("samples", "samples", "500k"), ("time", "time since the first start", "2 min")):  # fmt: skip
+        browser.value(f"document.getElementById('axis-{axis}').click()")
+        after = browser.value(STATE)
+        assert (after["title"], label in after["labels"]) == (title, True)
+    assert after["line"] != before["line"]
+    assert after["raw"] == 0
+    browser.value(
+        "(() => { const slider = document.getElementById('smooth'); slider.value = 0.9; slider.dispatchEvent(new Event('input')); })()"
+    )
+    smooth = browser.value(STATE)
+    assert smooth["raw"] == 2
+    heights = [float(point.split()[1]) for point in smooth["line"][1:].split("L")]
+    rough = [float(point.split()[1]) for point in after["line"][1:].split("L")]
+
+    def up_and_down(values: list[float]) -> float:
+        return sum(abs(later - sooner) for sooner, later in pairwise(values[len(values) // 2 :]))
+
+    assert len(heights) == len(rough)
+    assert up_and_down(heights) < 0.5 * up_and_down(rough)
+
+
+def test_a_curve_can_be_kept_as_csv_and_svg(browser: Browser, page: Path) -> None:
+    browser.show(page)
+    browser.value(
+        "window.Blob = class extends Blob { constructor(parts, kind) { super(parts, kind); window.kept = parts[0]; } }; 1"
+    )
+    browser.value("document.querySelector('.tools button').click()")
+    rows = list(csv.DictReader(browser.value("window.kept").splitlines()))
+    assert {row["line"] for row in rows if row["line"].startswith("plain")} == {"plain", "plain, evaluation"}  # fmt: skip
+    last = [row for row in rows if row["line"] == "plain"][-1]
+    assert (float(last["step"]), float(last["samples"])) == (6000, 6000 * 256)
+    assert float(last["lowest"]) <= float(last["value"]) <= float(last["highest"])
+    browser.value("document.querySelectorAll('.tools button')[1].click()")
+    root = ElementTree.fromstring(browser.value("window.kept"))
+    words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"Loss", "step", "loss", "plain"} <= set(words)
 
 
 def test_the_slow_rank_stands_out_in_the_map_of_ranks(browser: Browser, page: Path) -> None:
@@ -134,6 +195,30 @@ def test_nothing_is_wider_than_the_screen(browser: Browser, page: Path, width: i
         browser.value("parseFloat(getComputedStyle(document.querySelector('.area .y')).fontSize)")
         >= 12
     )
+
+
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1200, False)])
+def test_the_pages_of_scale_and_bench_fit_and_nothing_is_cut_off(
+    browser: Browser, tmp_path: Path, width: int, dark: bool
+) -> None:
+    paths = [tmp_path / "scaling.html", tmp_path / "bench.html"]
+    paths[0].write_text(scaling_page([trainings.a_study(HOSTILE, "strong", (1, 2, 4, 8)), trainings.a_study("x", "weak", (1, 2))]))  # fmt: skip
+    timings = [Timing(name, 4**n * 1024, 5, [1e-4 * 3**n, 1.2e-4 * 3**n]) for name in ("all-reduce", "pair") for n in range(8)]  # fmt: skip
+    measurement = Measurement(2, 1, "cpu", HOSTILE, "gloo", "2", timings, 9, 0, [])
+    paths[1].write_bytes(bench_page(measurement, results_of(measurement)))
+    for path in paths:
+        browser.show(path, width=width, dark=dark)
+        assert (brightness(browser.value(PAPER)) < 150) == dark
+        assert browser.value("document.documentElement.scrollWidth") <= width
+        cut = "[...document.querySelectorAll('.scroll')].filter((part) => part.scrollWidth > part.clientWidth).length"
+        assert width < 1000 or browser.value(cut) == 0
+        assert browser.value("document.querySelectorAll('path.error').length") >= 2
+        lines = browser.value(LINES)
+        assert lines
+        assert all(line["inside"] for line in lines)
+        assert browser.value("document.querySelector('.plot.log').getClientRects().length") == 1
+    assert browser.complaints == []
+    browser.asked_for.clear()
 
 
 def test_hostile_names_are_text(browser: Browser, page: Path) -> None:

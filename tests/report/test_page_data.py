@@ -85,6 +85,9 @@ def test_every_key_is_documented(training: RunDir) -> None:
         run["ranks"][0],
         run["slowest"],
         run["starts"][0],
+        run["clock"],
+        run["goodput"],
+        run["restarts_because"][0],
     ]
     inner += [
         run["checkpoints"][0],
@@ -152,6 +155,10 @@ def test_whatever_the_files_hold_there_is_a_page(tmp_path: Path) -> None:
         '{"step_s": 1, "seconds": {"compute": NaN, "host_gaps": 0.5}, "causes": [7, {}], "sentences": [3], "per_rank": [1, 2]}'
     )
     broken.environment.write_text("{")
+    broken.profile_step.write_text(
+        '{"step_s": 1, "ranks": [{"forward": 3, "data": [[0, 1e999]]}, 4]}'
+    )
+    broken.failure.write_bytes(b"\xff")
     (broken.root / "ranks").mkdir()
     broken.beat(0).write_text('{"rank": 0}')
     broken.rank_times.write_text(
@@ -206,6 +213,16 @@ def test_a_long_history_of_several_runs_with_many_metrics_makes_a_small_page(
     assert len(render_page(found)) < 2_000_000
     assert len(found["runs"][0]["curves"]["loss"]["steps"]) <= 400
     assert max(found["runs"][0]["curves"]["loss"]["high"]) > 1.998
+
+
+def test_a_learning_rate_that_never_changes_is_a_number(tmp_path: Path) -> None:
+    one = runs.make_run(tmp_path / "one", runs.started(), *runs.trained(1, 101))
+    page = render_page(report_data([NamedRun(one, ())])).decode()
+    assert "<dd>0.1 (constant)</dd>" in page
+    assert "<h3>Learning rate</h3>" not in page
+    other = trainings.make_training(tmp_path / "other")
+    both = render_page(report_data([NamedRun(one, ()), NamedRun(other, ())])).decode()
+    assert "<h3>Learning rate</h3>" in both
 
 
 def test_a_run_that_says_nothing_new_is_not_changed_by_reading(training: RunDir) -> None:

@@ -7,6 +7,7 @@ import math
 import random
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from paceline.config import RunConfig, config_from_words
 from paceline.config.values import to_toml
@@ -147,14 +148,24 @@ def _lr(step: int) -> float:
     return 0.1 * min(1.0, step / 600) * 0.5 * (1 + math.cos(math.pi * step / 6000))
 
 
+def a_study(said: str, kind: str, worlds: tuple[int, ...]) -> Scaling:
+    """Return a study of three rounds with some spread."""
+    trials = []
+    for n in worlds:
+        times = [0.4 / n**0.93 * noise for noise in (0.95, 1.0, 1.08 + n / 50)]
+        paces = [StepPace(time_s, 256, 0.01, 0.02 * n**0.5, 0.01, 0.1) for time_s in times]
+        trials.append(Trial(n, 8, "", paces))
+    texts = ("host", "cpu", "system", "python", "gpu", "backend", "torch", "paceline")
+    settings = ("exact", "parallel", "precision", "compile", "capture", "threads")
+    facts: dict[str, Any] = dict.fromkeys((*texts, *settings), said)
+    facts |= {"memory_bytes": 10**9, "cores": 8, "nodes": 1}
+    words = (said, said, [said], kind, 10, 40, 3, "2026-01-01T00:00:00+00:00", facts)
+    return Scaling(*words, sizes_of(trials))
+
+
 def measure(folder: RunDir, said: str = "x.py") -> None:
     """Leave what `paceline scale` and `paceline profile` would, by their own writers."""
-    trials = [
-        Trial(n, 8, "", [StepPace(0.4 / n**0.93, 256, 0.01, 0.02 * n**0.5, 0.01, 0.1)] * 3)
-        for n in (1, 2, 4, 8)
-    ]
-    words = (said, said, [said], "strong", 10, 40, 3, "2026-01-01T00:00:00+00:00", {"host": said})
-    write_studies(folder.scaling, {"strong": Scaling(*words, sizes_of(trials))})
+    write_studies(folder.scaling, {"strong": a_study(said, "strong", (1, 2, 4, 8))})
     ranks = [Shares(0.03, 0.004 * rank, 0.004, 0.0035, 0.002) for rank in range(1, 9)]
     slow = Straggler(Beat(5, said, 9, 0.0, 0.2, 0.1), 2.0, "data", "chronic", 0.1)
     verdict = judge(said, "cuda", 5, ranks, slow)

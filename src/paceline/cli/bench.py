@@ -14,10 +14,12 @@ from paceline.cluster.allocation import allocation_from
 from paceline.config.arguments import option
 from paceline.errors import ConfigError
 from paceline.launch.spec import module
+from paceline.measure.bench_page import to_html
 from paceline.measure.bench_plan import BenchPlan, operations_from, sizes_from
 from paceline.measure.bench_results import Measurement, as_dict, plot_of, results_of
 from paceline.measure.bench_table import print_results
 from paceline.rundir import make_private, write_whole, writing_to
+from paceline.terminal import plain
 from paceline.world.detect import detect_world
 
 
@@ -38,7 +40,7 @@ class BenchArguments(HostArguments):
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """Backend of the collectives."""
     to: str = option("", metavar="FOLDER")
-    """Also write bench.json and bench.svg into this folder."""
+    """Also write bench.html, bench.svg and bench.json into this folder."""
     json: bool = False
     """Print the measurements as JSON."""
 
@@ -103,3 +105,6 @@ def _show(measurement: Measurement, arguments: BenchArguments) -> None:
             make_private(folder)
             write_whole(folder / "bench.json", f"{text}\n".encode())
             write_whole(folder / "bench.svg", svg.encode())
+            write_whole(folder / "bench.html", to_html(measurement, results))
+        if not arguments.json:
+            print(f"report: {plain(str(folder / 'bench.html'))}")

@@ -34,6 +34,8 @@ def main(arguments: ReportArguments) -> int:
     runs = _named_runs(arguments)
     from paceline.report.page.page_data import report_data  # imports NumPy
 
+    # Before the data: the page has it as a section.
+    failed = [] if arguments.json else [run for run in runs if ensure_failure_page(run)]
     facts = report_data(runs)
     if arguments.json:
         print(json.dumps(facts, indent=2, allow_nan=False))
@@ -46,9 +48,8 @@ def main(arguments: ReportArguments) -> int:
         make_private(path.absolute().parent)
         write_whole(path, page)
     print(f"{plain(str(path))} ({human_size(len(page))})")
-    for run in runs:
-        if ensure_failure_page(run):
-            print(f"{plain(run.name)} failed: {plain(str(run.folder.failure))}")
+    for run in failed:
+        print(f"{plain(run.name)} failed: {plain(str(run.folder.failure))}")
     return 0
 
 

@@ -25,6 +25,7 @@ from paceline.launch.restart import Launch, Restarts, launch_with_restarts
 from paceline.launch.script_folder import script_folder
 from paceline.launch.spec import LaunchSpec, Program, script
 from paceline.launch.supervisor import FoundRun, launch
+from paceline.redact import command_line
 from paceline.report.failure import page_from_launch, was_refused, write_failure_page
 from paceline.world.address import listen_at, refuse_loopback_name, split_address
 
@@ -121,7 +122,10 @@ def start(
         begin = partial(launch, found_run=caller.found_run)
     if allocation is not None and not allocation.is_local:
         begin = partial(launch_on, allocation)
-    resume = caller.resume if caller else shlex.join(["paceline", *sys.argv[1:]])
+    typed = ["paceline", *sys.argv[1:]]
+    resume = caller.resume if caller else shlex.join(typed)
+    command = caller.resume if caller else command_line(typed)
+    spec = replace(spec, command=command)
     run_ranks = partial(_run_ranks, begin, resume)
     failure = launch_with_restarts(spec, restarts, screen, _say, run_ranks)
     if failure is None:

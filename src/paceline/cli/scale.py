@@ -12,7 +12,8 @@ from paceline.cluster.allocation import allocation_from
 from paceline.config.arguments import option, positional, verbatim
 from paceline.measure.efficiency import Scaling
 from paceline.measure.scaling import Study, run_study
-from paceline.measure.scaling_report import plot_of, print_study, to_html, to_markdown
+from paceline.measure.scaling_page import to_html
+from paceline.measure.scaling_report import plot_of, print_study, to_markdown
 from paceline.measure.scaling_store import read_studies, write_studies
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
 

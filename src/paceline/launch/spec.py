@@ -68,6 +68,8 @@ class LaunchSpec:
     """The most restarts in a row, for scripts that ask torchrun's variable."""
     import_from: str = ""
     """A folder of modules that the script may import, besides its own folder; empty: none."""
+    command: str = ""
+    """What the user typed, without secrets."""
 
     def __post_init__(self) -> None:
         """Refuse an impossible world."""
@@ -100,6 +102,8 @@ class LaunchSpec:
         if self.settings:
             outer = json.loads(env.get(handover.SETTINGS) or "{}")
             variables[handover.SETTINGS] = json.dumps(outer | dict(self.settings))
+        if self.command:
+            variables[handover.COMMAND] = self.command
         if math.isfinite(self.deadline_s):
             variables[handover.DEADLINE] = str(self.deadline_s)
         return variables

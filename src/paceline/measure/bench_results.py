@@ -165,18 +165,29 @@ def _or_none(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def plot_of(measurement: Measurement, results: Sequence[BenchResults]) -> str:
-    """Return bus bandwidth by message size as SVG."""
-    where = f"{measurement.ranks} ranks, {measurement.gpu or measurement.device}"
+def bandwidth_lines(results: Sequence[BenchResults]) -> list[Line]:
+    """Return bus bandwidth by message size, with that of the slowest and the fastest round."""
     lines = []
     for place, result in enumerate(results):
-        sizes = [float(row.size_bytes) for row in result.rows]
-        curve = Curve.of(sizes, (row.busbw_gb_per_s for row in result.rows))
-        lines.append(Line(result.operation, place % len(LIGHT), curve))
+        rows = result.rows
+        volumes = [row.size_bytes * result.bus_factor / 1e9 for row in rows]
+        curve = Curve(
+            [float(row.size_bytes) for row in rows],
+            [row.busbw_gb_per_s for row in rows],
+            [size / row.slowest_s for size, row in zip(volumes, rows, strict=True)],
+            [size / row.fastest_s for size, row in zip(volumes, rows, strict=True)],
+            0,
+        )
+        lines.append(Line(result.operation, place % len(LIGHT), curve, error_bars=True))
+    return lines
+
+
+def plot_of(measurement: Measurement, results: Sequence[BenchResults]) -> str:
+    """Return bus bandwidth by message size as SVG, both axes logarithmic."""
+    where = f"{measurement.ranks} ranks, {measurement.gpu or measurement.device}"
     title = f"bus bandwidth, {where}, {measurement.backend}"
-    return to_svg(
-        Plot(title, "message", "GB/s", lines, lambda size: binary_size(int(size)), log_y=True)
-    )
+    lines, x_label = bandwidth_lines(results), lambda size: binary_size(int(size))
+    return to_svg(Plot(title, "message size", "GB/s", lines, x_label, log_y=True))
 
 
 def binary_size(size_bytes: int) -> str:

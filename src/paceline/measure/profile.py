@@ -15,8 +15,17 @@ from paceline.launch.supervisor import launch
 from paceline.measure.placement import isolated_settings
 from paceline.measure.profile_shares import beat_of, shares_of
 from paceline.measure.profile_verdict import ProfileVerdict, as_dict, judge
+from paceline.measure.step_strip import strip_of
 from paceline.measure.trace import RankTrace, merged, read_traces
-from paceline.rundir import TENSORBOARD, VERDICT_FILE, RunDir, make_private, write_whole, writing_to
+from paceline.rundir import (
+    STEP_FILE,
+    TENSORBOARD,
+    VERDICT_FILE,
+    RunDir,
+    make_private,
+    write_whole,
+    writing_to,
+)
 from paceline.telemetry.stragglers import find_straggler
 
 TRACE_FILE = "trace.json.gz"
@@ -62,6 +71,7 @@ def write_verdict(script: str, traces: Sequence[RankTrace], home: Path) -> Profi
     with writing_to(home):
         write_whole(home / TRACE_FILE, gzip.compress(json.dumps(merged(traces)).encode(), 5))
         write_whole(home / VERDICT_FILE, f"{json.dumps(as_dict(verdict), indent=2)}\n".encode())
+        write_whole(home / STEP_FILE, f"{json.dumps(strip_of(traces))}\n".encode())
     return verdict
 
 

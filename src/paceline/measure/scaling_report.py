@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import NamedTuple
 
 from paceline.measure.efficiency import GOOD, Scaling, Size
@@ -13,11 +12,6 @@ from paceline.terminal import say, table
 from paceline.units import human_size, short_time
 
 _ENOUGH = 3
-_STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"
-    "table{border-collapse:collapse;display:block;overflow-x:auto}td,th{padding:.25rem .7rem;text-align:right;"
-    "border-bottom:1px solid #94a3b866}svg{max-width:100%;height:auto}"
-)
 HEAD = (
     "ranks",
     "step",
@@ -73,18 +67,28 @@ def _share(share: float | None, mark: str = "") -> str:
     return "?" if share is None else f"{mark}{share:.0%}"
 
 
-def remarks(scaling: Scaling) -> list[str]:
-    """Return the conclusions and warnings that belong to the table."""
+def result(scaling: Scaling) -> str:
+    """Return the conclusion of a study."""
     good = scaling.largest_good
     largest = "none"
     if good:
         largest = f"{good.ranks} rank{'s' if good.ranks > 1 else ''} ({good.efficiency:.0%})"
-    lines = [f"largest size at {GOOD:.0%} efficiency or more: {largest}"]
+    return f"largest size at {GOOD:.0%} efficiency or more: {largest}"
+
+
+def warnings(scaling: Scaling) -> list[str]:
+    """Return what makes a study less than computing centres ask for."""
     shared = [size.shares for size in scaling.sizes if size.shares]
-    lines += [f"{shares}: the limit is the machine, not the program" for shares in shared]
+    lines = [f"{shares}: the limit is the machine, not the program" for shares in shared]
     if len(scaling.sizes) < _ENOUGH:
         count = len(scaling.sizes)
         lines.append(f"computing centres require at least {_ENOUGH} sizes; this study has {count}")
+    return lines
+
+
+def remarks(scaling: Scaling) -> list[str]:
+    """Return the conclusions and warnings that belong to the table."""
+    lines = [result(scaling), *warnings(scaling)]
     if any(size.exposed_how == "estimate" for size in scaling.sizes):
         lines.append("~: estimated from how much longer the end of a step takes than on one rank")
     return lines
@@ -103,36 +107,52 @@ def _how_often(scaling: Scaling) -> str:
     return f"{times} of {scaling.steps} steps after {scaling.warmup_steps} warm-up steps; medians"
 
 
-def plot_of(scaling: Scaling) -> str:
-    """Return speed-up by ranks as SVG, with the ideal and the required efficiency."""
+def speedup_lines(scaling: Scaling, color: int = 0) -> list[Line]:
+    """Return speed-up by ranks with its spread over rounds, the ideal and the required efficiency."""
     ranks = [float(size.ranks) for size in scaling.sizes]
     ideal = [count / ranks[0] for count in ranks]
-    measured = Curve.of(ranks, (size.speedup for size in scaling.sizes))
+    measured = Curve(
+        ranks,
+        [size.speedup for size in scaling.sizes],
+        [min(s.speedup, s.efficiency_low * x) for s, x in zip(scaling.sizes, ideal, strict=True)],
+        [max(s.speedup, s.efficiency_high * x) for s, x in zip(scaling.sizes, ideal, strict=True)],
+        0,
+    )
     required = Curve.of(ranks, (GOOD * value for value in ideal))
-    lines = [
-        Line("measured", 0, measured),
+    return [
+        Line("measured", color, measured, error_bars=True),
         Line("ideal", 7, Curve.of(ranks, ideal), dashed=True),
         Line(f"{GOOD:.0%} efficiency", 6, required, dashed=True),
     ]
-    return to_svg(Plot(f"{scaling.script}: {scaling.kind} scaling", "ranks", "speed-up", lines))
+
+
+def plot_of(scaling: Scaling) -> str:
+    """Return speed-up by ranks as SVG, both axes logarithmic."""
+    title = f"{scaling.script}: {scaling.kind} scaling"
+    return to_svg(Plot(title, "ranks", "speed-up", speedup_lines(scaling), log_y=True))
 
 
 def parts_of(studies: Sequence[Scaling]) -> list[Part]:
     """Return the report: code, machine, and the method, table, plot and result of each study."""
     newest = max(studies, key=lambda study: study.finished)
-    parts = [Part("heading", [f"Scalability of {newest.name}"]), *_about(newest)]
+    parts = [Part("heading", [f"Scalability of {newest.name}"])]
+    for study in studies:
+        parts += [Part("text", [f"Warning: {text}"]) for text in warnings(study)]
+    for title, lines in about(newest).items():
+        parts += [Part("heading", [title]), Part("list", lines)]
     for study in studies:
         parts += [
             Part("heading", [f"{study.kind.capitalize()} scaling"]),
             Part("text", [method(study)]),
             Part("table", HEAD, [row_of(size) for size in study.sizes]),
-            Part("plot", [study.kind, plot_of(study)]),
+            Part("plot", [study.kind]),
             Part("list", remarks(study)),
         ]
-    return [*parts, Part("heading", ["Terms"]), Part("list", _TERMS)]
+    return [*parts, Part("heading", ["Terms"]), Part("list", TERMS)]
 
 
-def _about(study: Scaling) -> list[Part]:
+def about(study: Scaling) -> dict[str, list[str]]:
+    """Return what was measured: code and machine, in lines."""
     facts = study.facts
     gpus = f"GPU: {facts['gpu']}" if facts["gpu"] else "GPU: none used"
     settings = ", ".join(
@@ -149,12 +169,7 @@ def _about(study: Scaling) -> list[Part]:
         f"Processor: {facts['cpu']}, cores available to a rank: {facts['cores']}, memory: {human_size(facts['memory_bytes'])}",
         gpus,
     ]
-    return [
-        Part("heading", ["Code"]),
-        Part("list", code),
-        Part("heading", ["Machine"]),
-        Part("list", machine),
-    ]
+    return {"Code": code, "Machine": machine}
 
 
 def method(study: Scaling) -> str:
@@ -168,7 +183,7 @@ def method(study: Scaling) -> str:
     )
 
 
-_TERMS = (
+TERMS = (
     "Speed-up: samples per second divided by those of the smallest size.",
     "Efficiency: p1 T1 / (pn Tn), with p ranks and time T for the same work; in weak scaling T1 / Tn of a step.",
     f"Computing centres require an efficiency of {GOOD:.0%}.",
@@ -200,25 +215,3 @@ def _plain(text: str) -> str:
     return "".join(
         f"\\{letter}" if letter in r"\`*_[]<>#|" else letter for letter in " ".join(text.split())
     )
-
-
-def to_html(studies: Sequence[Scaling]) -> str:
-    """Return the report as one self-contained HTML page."""
-    body = "\n".join(_as_html(part) for part in parts_of(studies))
-    title = escape(f"Scalability of {studies[0].name}")
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}<style>{_STYLE}</style></head><body>\n{body}\n</body></html>\n'
-
-
-def _as_html(part: Part) -> str:
-    if part.kind == "heading":
-        return f"<h2>{escape(part.lines[0])}</h2>"
-    if part.kind == "list":
-        return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in part.lines) + "</ul>"
-    if part.kind == "plot":
-        return part.lines[1]
-    if part.kind == "table":
-        head = "".join(f"<th>{escape(word)}</th>" for word in part.lines)
-        rows = ("".join(f"<td>{escape(word)}</td>" for word in row) for row in part.rows)
-        return f"<table><tr>{head}</tr>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
-    return f"<p>{escape(part.lines[0])}</p>"

@@ -53,6 +53,12 @@ class Line:
     """Its place in the palette."""
     curve: Curve
     dashed: bool = False
+    error_bars: bool = False
+    """Whether lowest and highest values are drawn as error bars, not as a band."""
+    noisy: bool = False
+    """Whether smoothing makes it easier to read."""
+    clock: int = -1
+    """The number of the clock that turns its steps into time and samples; -1: none."""
 
 
 def css_colors(colors: Sequence[str]) -> str:

@@ -8,18 +8,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from paceline.plot.line import Curve, Line
+from paceline.plot.line import Line
 from paceline.plot.markup import NOTHING, Html, tag
+from paceline.plot.shapes import SIZE, Mark, line_class, line_shapes, mark_shapes
 from paceline.plot.text import is_steep
 from paceline.plot.ticks import label, linear_ticks, log_ticks, span
 
-SIZE = 1000  # width and height of a picture in its own units
-_DOTS_UP_TO = 60  # points of a line
 _LABELS_UP_TO = 6  # points that are all labelled
 _WORTH_A_LOG = 2.0  # largest over smallest value
-
-ToPixels = Callable[[float], float]
-Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -39,16 +35,39 @@ class Scale:
         return SIZE * (1 - (value - low) / (high - low))
 
 
+@dataclass(frozen=True)
+class Axes:
+    """The titles of a chart's axes, and which are logarithmic."""
+
+    x: str = "step"
+    y: str = ""
+    log_x: bool = False
+    log_y: bool = False
+    """Whether the vertical axis is logarithmic at first, if the values allow it."""
+    x_label: Callable[[float], str] | None = None
+    """The text of a tick, if it is not just the number."""
+
+
 class Charts:
     """All charts of a page, and the data that its script needs for them."""
 
-    def __init__(self) -> None:
-        self.data: list[dict[str, Any]] = []
+    def __init__(self, marks: Sequence[Mark] = (), clocks: Sequence[dict[str, Any]] = ()) -> None:
+        """Draw marks into all charts over steps; a clock has the lists `steps`, `time_s` and `samples`."""
+        self._marks, self._clocks = list(marks), list(clocks)
+        self._charts: list[dict[str, Any]] = []
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what the script reads."""
+        return {
+            "charts": self._charts,
+            "clocks": self._clocks,
+            "marks": [vars(mark) for mark in self._marks],
+        }
 
     def keep(self, data: dict[str, Any]) -> int:
         """Keep the data of a picture for the script; return its number."""
-        self.data.append(data)
-        return len(self.data) - 1
+        self._charts.append(data)
+        return len(self._charts) - 1
 
     def add(
         self,
@@ -58,28 +77,63 @@ class Charts:
         note: str = "",
         *,
         first: bool = False,
-        axis: str = "step",
+        axes: Axes | None = None,
     ) -> Html:
         """Return a chart, or nothing without values. The first one of a page is wide, and logarithmic if it is steep."""
         drawn = [line for line in lines if any(value is not None for value in line.curve.mean)]
         if not drawn:
             return NOTHING
+        axes = axes or Axes(y=unit)
         scales, steep = _scales(drawn)
-        left, right = _x_range(drawn)
+        across = _Across(*_x_range(drawn, log=axes.log_x), log=axes.log_x)
         number = self.keep(
             {
-                "x": [left, right],
+                "title": title,
+                "x": [across.left, across.right],
                 "scales": {scale.kind: [scale.low, scale.high] for scale in scales},
                 "lines": [_line_data(line) for line in drawn],
-                "axis": axis,
+                "axis": axes.x,
+                "y_axis": axes.y,
+                "log_x": axes.log_x,
             }
         )
-        pick, switch = _log_switch(number, on=steep and first) if len(scales) > 1 else ("", "")
+        log_first = (steep and first) or axes.log_y
+        pick, switch = _log_switch(number, on=log_first) if len(scales) > 1 else ("", "")
         unit_ = tag("span", unit, class_="unit")
         head = tag("figcaption", tag("h3", title), unit_, _legend(drawn), switch)
-        plots = [_plot(drawn, scale, (left, right), number, title) for scale in scales]
+        marks = mark_shapes(self._marks if axes.x == "step" else [], across.place)
+        frame = _Frame(number, title, drawn, across, axes, marks)
+        plots = [frame.plot(scale) for scale in scales]
         below = tag("p", note, class_="note") if note else NOTHING
         return tag("figure", pick, head, *plots, below, class_="chart wide" if first else "chart")
+
+
+@dataclass(frozen=True)
+class _Across:
+    """A horizontal axis."""
+
+    left: float
+    right: float
+    log: bool
+
+    def place(self, value: float) -> float:
+        """Return the place of a value, from 0 on the left to SIZE."""
+        left, right = self.left, self.right
+        if self.log:
+            value, left, right = math.log(value), math.log(left), math.log(right)
+        return SIZE * (value - left) / (right - left)
+
+    def ticks(self, lines: Sequence[Line]) -> list[float]:
+        """Return the points themselves if they are few, as world sizes are; else round numbers."""
+        points = sorted({step for line in lines for step in line.curve.steps})
+        least = SIZE / 12  # labels nearer than this would overlap
+        places = [self.place(point) for point in points]
+        apart = all(later - sooner > least for sooner, later in pairwise(places))
+        if apart and len(points) <= _LABELS_UP_TO:
+            return points
+        if self.log:
+            return points[:: math.ceil(len(points) / _LABELS_UP_TO)]
+        return [value for value in linear_ticks(self.left, self.right) if value.is_integer()]
 
 
 def picture(name: str, *shapes: Html) -> Html:
@@ -122,97 +176,59 @@ def _scales(lines: Sequence[Line]) -> tuple[list[Scale], bool]:
     return [linear, Scale("log", low, high, log_ticks(low, high))], is_steep(values)
 
 
-def _x_range(lines: Sequence[Line]) -> tuple[float, float]:
+def _x_range(lines: Sequence[Line], *, log: bool) -> tuple[float, float]:
     left = min(line.curve.steps[0] for line in lines)
     right = max(line.curve.steps[-1] for line in lines)
-    return (left, right) if right > left else (left - 1, right + 1)
+    if right > left:
+        return left, right
+    return (left / 2, right * 2) if log else (left - 1, right + 1)
 
 
 def _line_data(line: Line) -> dict[str, Any]:
     curve = line.curve
     data = {"name": line.name, "color": line.color, "x": curve.steps, "y": curve.mean}
+    data |= {"clock": line.clock, "dashed": line.dashed, "bars": line.error_bars}
+    data["noisy"] = line.noisy
     return data | ({"low": curve.low, "high": curve.high} if curve.is_thinned else {})
 
 
 def _legend(lines: Sequence[Line]) -> Html:
     if len(lines) < 2:
         return NOTHING
-    return tag("span", *(key(_class(line), line.name) for line in lines), class_="legend")
+    return tag("span", *(key(line_class(line), line.name) for line in lines), class_="legend")
 
 
-def _class(line: Line) -> str:
-    return f"c{line.color}{' dashed' if line.dashed else ''}"
+@dataclass(frozen=True)
+class _Frame:
+    """Everything of a chart but its vertical scale."""
+
+    number: int
+    title: str
+    lines: Sequence[Line]
+    across: _Across
+    axes: Axes
+    marks: Sequence[Html]
+
+    def plot(self, scale: Scale) -> Html:
+        """Return the picture on a scale, with its labels."""
+        x, axes = self.across.place, self.axes
+        grid = "".join(f"M0 {scale.y(value):.0f}H{SIZE}" for value in scale.ticks)
+        shapes = [tag("path", class_="grid", d=grid), *self.marks]
+        for line in self.lines:
+            shapes += line_shapes(line, x, scale.y)
+        drawn = picture(f"{self.title}, {scale.kind} scale", *shapes)
+        texts = [axis_label("y", scale.y(value), label(value)) for value in scale.ticks]
+        x_label = axes.x_label or label
+        ticks = self.across.ticks(self.lines)
+        texts += [axis_label("x", x(value), x_label(value)) for value in ticks]
+        area = tag(
+            "div", drawn, *texts, *axis_titles(axes.x, axes.y),
+            class_="area", data_chart=self.number, data_scale=scale.kind,
+        )  # fmt: skip
+        return tag("div", area, class_=f"plot {scale.kind}")
 
 
-def _plot(
-    lines: Sequence[Line], scale: Scale, x_range: tuple[float, float], number: int, title: str
-) -> Html:
-    left, right = x_range
-
-    def x(step: float) -> float:
-        return SIZE * (step - left) / (right - left)
-
-    grid = "".join(f"M0 {scale.y(value):.0f}H{SIZE}" for value in scale.ticks)
-    shapes = [tag("path", class_="grid", d=grid)]
-    for line in lines:
-        shapes += _shapes(line, x, scale.y)
-    drawn = picture(f"{title}, {scale.kind} scale", *shapes)
-    beside = [axis_label("y", scale.y(value), label(value)) for value in scale.ticks]
-    below = [axis_label("x", x(value), label(value)) for value in _x_ticks(lines, left, right)]
-    area = tag(
-        "div", drawn, *beside, *below, class_="area", data_chart=number, data_scale=scale.kind
-    )
-    return tag("div", area, class_=f"plot {scale.kind}")
-
-
-def _x_ticks(lines: Sequence[Line], left: float, right: float) -> list[float]:
-    """Return the points themselves if they are few, as world sizes are; else round numbers."""
-    points = sorted({step for line in lines for step in line.curve.steps})
-    if len(points) <= _LABELS_UP_TO:
-        least = (right - left) / 12  # labels nearer than this would overlap
-        if all(later - sooner > least for sooner, later in pairwise(points)):
-            return points
-    return [value for value in linear_ticks(left, right) if value.is_integer()]
-
-
-def _shapes(line: Line, x: ToPixels, y: ToPixels) -> list[Html]:
-    parts = _unbroken(line.curve, x, y)
-    shapes = []
-    if line.curve.is_thinned:
-        shapes.append(tag("path", class_=f"band c{line.color}", d=_band(line.curve, x, y)))
-    shapes.append(tag("path", class_=f"line {_class(line)}", d=path(parts)))
-    points = [point for part in parts for point in part]
-    if len(points) <= _DOTS_UP_TO:
-        dots = "".join(f"M{x:.0f} {y:.0f}h0" for x, y in points)
-        shapes.append(tag("path", class_=f"dots c{line.color}", d=dots))
-    return shapes
-
-
-def _unbroken(curve: Curve, x: ToPixels, y: ToPixels) -> list[list[Point]]:
-    """Return the parts of a curve between values that are not finite."""
-    parts: list[list[Point]] = [[]]
-    for step, value in zip(curve.steps, curve.mean, strict=True):
-        if value is None:
-            parts.append([])
-        else:
-            parts[-1].append((x(step), y(value)))
-    return [part for part in parts if part]
-
-
-def path(parts: Sequence[Sequence[Point]]) -> str:
-    """Return unbroken parts as the `d` attribute of an SVG path.
-
-    >>> path([[(0, 0), (10.4, 20.6)], [(5, 5)]])
-    'M0 0L10 21M5 5'
-    """
-    return "".join("M" + "L".join(f"{x:.0f} {y:.0f}" for x, y in part) for part in parts)
-
-
-def _band(curve: Curve, x: ToPixels, y: ToPixels) -> str:
-    """Return the area between the lowest and the highest value of each column."""
-    upper, lower = [], []
-    for step, low, high in zip(curve.steps, curve.low, curve.high, strict=True):
-        if low is not None and high is not None:
-            upper.append((x(step), y(high)))
-            lower.append((x(step), y(low)))
-    return path([[*upper, *reversed(lower)]]) + "Z"
+def axis_titles(x: str, y: str) -> list[Html]:
+    """Return the titles of both axes; an empty one is left out."""
+    titles = [tag("span", x, class_="x-title")] if x else []
+    return titles + ([tag("span", y, class_="y-title")] if y else [])

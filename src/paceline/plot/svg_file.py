@@ -15,6 +15,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 150, 34, 46
 _MOST_X_LABELS = 8
 _LEGEND_ROW = 18
 _DOTS_UP_TO = 60  # points of a line
+_CAP = 4  # half the width of the end of an error bar
+_MARGIN = 1.1  # above and below the values on a logarithmic axis
 _DARK = "".join(
     f".c{place}{{stroke:{color}}}circle.c{place}{{fill:{color}}}"
     for place, color in enumerate(DARK)
@@ -51,15 +53,16 @@ def to_svg(plot: Plot) -> str:
     parts += [
         _text(_LEFT, 18, plot.title, "start"),
         _text(middle, _HEIGHT - 8, plot.x_title),
-        _text(8, _TOP - 4, plot.y_title, "start"),
+        _y_title(plot.y_title),
     ]
     if any(points):
         shown = [point for each in points for point in each]
+        shown += [(x, y) for line in plot.lines for x, *ends in _spreads(line) for y in ends]
         axes = _Axes(shown, log_x=plot.log_x, log_y=plot.log_y)
         parts += axes.grid(plot.x_label)
         for row, (line, drawn) in enumerate(zip(plot.lines, points, strict=True)):
             places = [(axes.x(x), axes.y(y)) for x, y in drawn]
-            parts += [*_line(line, places), *_legend(line, row)]
+            parts += [*_error_bars(line, axes), *_line(line, places), *_legend(line, row)]
     svg = tag(
         "svg", tag("style", Html(_STYLE)), *parts,
         xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {_WIDTH} {_HEIGHT}", width=_WIDTH, height=_HEIGHT, role="img",
@@ -86,11 +89,12 @@ class _Axes:
             self.xs = linear_ticks(self.xs[0], self.xs[-1])
         low, high = min(y for _, y in points), max(y for _, y in points)
         if log_y:
-            first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-            self.y_ticks = log_ticks(10.0**first, 10.0 ** max(last, first + 1))
+            low, high = low / _MARGIN, high * _MARGIN
+            self.y_ticks = log_ticks(low, high)
         else:
             self.y_ticks = ticks_with_zero(low, high)
-        self._low_y, self._high_y = self._height(self.y_ticks[0]), self._height(self.y_ticks[-1])
+            low, high = self.y_ticks[0], self.y_ticks[-1]
+        self._low_y, self._high_y = self._height(low), self._height(high)
 
     def _across(self, value: float) -> float:
         return math.log(value) if self._log_x else value
@@ -126,6 +130,34 @@ def _line(line: Line, places: Sequence[Point]) -> list[Html]:
         for x, y in places:
             parts.append(tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=3, fill=color, class_=name))
     return parts
+
+
+def _spreads(line: Line) -> list[tuple[float, float, float]]:
+    """Return x, lowest and highest value of each point that has error bars."""
+    spreads = []
+    curve = line.curve
+    for x, low, high in zip(curve.steps, curve.low, curve.high, strict=True):
+        if line.error_bars and low is not None and high is not None and 0 < low < high and x > 0:
+            spreads.append((x, low, high))
+    return spreads
+
+
+def _error_bars(line: Line, axes: _Axes) -> list[Html]:
+    bars = []
+    for place, low, high in _spreads(line):
+        x = axes.x(place)
+        ends = (axes.y(low), axes.y(high))
+        caps = "".join(f"M{x - _CAP:.1f} {y:.1f}h{2 * _CAP}" for y in ends)
+        bars.append(f"M{x:.1f} {ends[0]:.1f}V{ends[1]:.1f}{caps}")
+    stroke = _stroke(line) | {"stroke_width": 1.2, "fill": "none"}
+    return [tag("path", d="".join(bars), **stroke)] if bars else []
+
+
+def _y_title(text: str) -> Html:
+    """Return the title of the vertical axis, beside its ticks."""
+    middle = (_TOP + _HEIGHT - _BOTTOM) / 2
+    turned = f"translate(14 {middle:.0f}) rotate(-90)"
+    return tag("text", text, text_anchor="middle", transform=turned)
 
 
 def _legend(line: Line, row: int) -> list[Html]:

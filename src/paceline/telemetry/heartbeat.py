@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -18,6 +19,7 @@ from typing import Any, Self, TypeVar
 from paceline.rundir import RunDir, make_private
 from paceline.safe_open import open_to_write, parse_json
 from paceline.telemetry.phases import PHASES, PhaseClock, PhaseTime, Window, summary
+from paceline.telemetry.usage import USAGE, UsageMeter
 from paceline.world.world import World
 
 T = TypeVar("T")
@@ -51,6 +53,8 @@ class Beat:
     """Number of steps in these means."""
     phases: Mapping[str, PhaseTime] = field(default_factory=dict)
     """Time per phase, including the wait for other ranks."""
+    usage: Mapping[str, float] = field(default_factory=dict)
+    """Memory and processors in use."""
 
     @classmethod
     def parse(cls, text: str) -> Beat:
@@ -69,7 +73,13 @@ class Beat:
             ready_s=float(facts.get("ready_s", 0.0)),
             steps=int(facts.get("steps", 0)),
             phases=phases,
+            usage=_parse_usage(dict(facts.get("usage", {}))),
         )
+
+
+def _parse_usage(values: Mapping[str, Any]) -> dict[str, float]:
+    usage = {name: float(values[name]) for name in USAGE if name in values}
+    return {name: value for name, value in usage.items() if 0 <= value < math.inf}
 
 
 def _parse_phase(times: Mapping[str, Any]) -> PhaseTime:
@@ -115,8 +125,10 @@ class _RecentSteps:
 class _Writer:
     """Writes the newest beat from a thread: a slow or full disk neither delays a step nor fails the training."""
 
-    def __init__(self, path: Path, first: Beat, after_beat: Callable[[], None]) -> None:
-        self._path = path
+    def __init__(
+        self, path: Path, first: Beat, after_beat: Callable[[], None], usage: UsageMeter
+    ) -> None:
+        self._path, self._usage = path, usage
         self._partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         self._after_beat = after_beat
         self._newest, self._changed, self._over = first, threading.Event(), False
@@ -138,7 +150,8 @@ class _Writer:
             self._changed.wait()
             self._changed.clear()
             over = self._over  # read before the newest beat, so that the last one is not missed
-            write_beat(self._path, self._partial, self._newest)
+            beat = replace(self._newest, usage=self._usage.sample())
+            write_beat(self._path, self._partial, beat)
             self._after_beat()
 
 
@@ -152,6 +165,7 @@ class Heartbeat:
         every_s: float = _EVERY_S,
         clock: PhaseClock | None = None,
         after_beat: Callable[[], None] = lambda: None,
+        usage: UsageMeter | None = None,
     ) -> None:
         self._rank, self._node = world.rank, socket.gethostname()
         self._every_s = max(every_s, world.size / _RANKS_PER_S)
@@ -161,7 +175,7 @@ class Heartbeat:
         self._exits = contextlib.ExitStack()
         path = directory.beat(world.rank).absolute()
         nothing = Beat(self._rank, self._node, 0, 0.0, 0.0, 0.0)
-        self._writer = _Writer(path, nothing, after_beat)
+        self._writer = _Writer(path, nothing, after_beat, usage or UsageMeter())
 
     def reading(self, steps: Iterable[T]) -> Iterator[T]:
         """Yield steps, and measure the wait for each."""

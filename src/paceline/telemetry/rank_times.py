@@ -1,4 +1,4 @@
-"""History of each rank's own time per step: one short line per sample, in a file that stays small."""
+"""History of each rank's own time per step, and of memory and processors: a line per sample, in a file that stays small."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paceline.rundir import make_private, write_whole
 from paceline.safe_open import open_to_write, parse_json, reading
 from paceline.telemetry.heartbeat import Beat
+from paceline.telemetry.usage import USAGE, Spread, merge_spreads, spread_over
 
 _VALUES = 200_000  # in the file, of all ranks together: 1.4 MB
 _FEWEST_LINES, _MOST_LINES = 48, 480
@@ -29,6 +30,8 @@ class RankSample:
     step: int
     own_s: tuple[Seconds, ...]
     """Mean seconds per recent step of each rank's own work, in rank order; None: no beat yet."""
+    usage: Mapping[str, Spread] = field(default_factory=dict)
+    """Memory and processors in use: mean, lowest and highest value of all ranks."""
 
 
 class RankTimes:
@@ -53,7 +56,8 @@ class RankTimes:
             if self._lines < 0:
                 make_private(self._path.parent)
                 self._lines = len(read_samples(self._path))
-            self._append(RankSample(step, tuple(map(times.get, range(self._size)))))
+            own_s = tuple(map(times.get, range(self._size)))
+            self._append(RankSample(step, own_s, spread_over(beat.usage for beat in beats)))
 
     def _append(self, sample: RankSample) -> None:
         if self._lines >= self._capacity:
@@ -69,7 +73,7 @@ class RankTimes:
 
 
 def _line(sample: RankSample) -> bytes:
-    facts = {"step": sample.step, "own_s": sample.own_s}
+    facts = {"step": sample.step, "own_s": sample.own_s, "usage": sample.usage}
     return json.dumps(facts, separators=(",", ":")).encode() + b"\n"
 
 
@@ -97,14 +101,24 @@ def _parse(facts: Any) -> RankSample:
     values = [None if value is None else float(value) for value in facts["own_s"]]
     if not values or any(value is not None and not 0 <= value < math.inf for value in values):
         raise ValueError
-    return RankSample(int(facts["step"]), tuple(values))
+    return RankSample(int(facts["step"]), tuple(values), _parse_usage(facts.get("usage", {})))
+
+
+def _parse_usage(facts: Mapping[str, Any]) -> dict[str, Spread]:
+    usage = {}
+    for name in USAGE:
+        if name in facts:
+            mean_, low, high = map(float, facts[name])
+            if 0 <= low <= mean_ <= high < math.inf:
+                usage[name] = (mean_, low, high)
+    return usage
 
 
 def downsample(samples: Sequence[RankSample], most: int) -> list[RankSample]:
     """Return about `most` samples at even distances in steps, each a mean; different world sizes are not mixed.
 
     >>> downsample([RankSample(1, (1.0, None)), RankSample(2, (3.0, 5.0)), RankSample(3, (1.0,)), RankSample(4, (2.0,))], 2)
-    [RankSample(step=2, own_s=(2.0, 5.0)), RankSample(step=4, own_s=(1.5,))]
+    [RankSample(step=2, own_s=(2.0, 5.0), usage={}), RankSample(step=4, own_s=(1.5,), usage={})]
     """
     if len(samples) <= most:
         return list(samples)
@@ -119,7 +133,8 @@ def downsample(samples: Sequence[RankSample], most: int) -> list[RankSample]:
 
 def _mean_sample(group: Sequence[RankSample]) -> RankSample:
     by_rank = zip(*(sample.own_s for sample in group), strict=True)
-    return RankSample(group[-1].step, tuple(map(mean, by_rank)))
+    usage = merge_spreads(sample.usage for sample in group)
+    return RankSample(group[-1].step, tuple(map(mean, by_rank)), usage)
 
 
 def mean(values: Iterable[Seconds]) -> Seconds:

@@ -1,28 +1,30 @@
-"""One HTML file that shows runs: it loads nothing, and works without its script."""
+"""The report of one or several runs: which parts it has, in which order."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
-from paceline.plot.line import DARK, LIGHT, Curve, Line, css_colors
-from paceline.plot.markup import NOTHING, Html, embedded, joined, tag
-from paceline.plot.page import Charts
+from paceline.plot.document import document, section, wide
+from paceline.plot.line import LIGHT, Curve, Line
+from paceline.plot.markup import Html, tag
+from paceline.plot.page import Axes, Charts
+from paceline.report.page.curve_controls import curve_controls, marks_of
+from paceline.report.page.failure_section import failure
 from paceline.report.page.rank_map import rank_maps
+from paceline.report.page.step_strip import step_strip
 from paceline.report.page.step_times import breakdowns, histogram
 from paceline.report.page.studies import profile, scaling
-from paceline.report.page.tables import card, comparison
+from paceline.report.page.tables import card, comparison, constant_of
 from paceline.report.page.timeline import moment, starts_table, timeline
+from paceline.report.page.usage_charts import usage_charts
 
 _RUN_COLORS = len(LIGHT) - 1  # without the grey one
 _MOST_CHARTS = 24  # of metrics
-_THEMES = ("auto", "light", "dark")
+_LONGEST_TITLE = 24  # characters of an axis
 _CURVES = (
     ("samples_per_s", "Speed", "samples/s"),
-    ("lr", "Learning rate", ""),
+    ("lr", "Learning rate", "learning rate"),
     ("mfu", "Model FLOPs utilization", "share of the peak"),
 )
 
@@ -31,26 +33,30 @@ Run = Mapping[str, Any]
 
 def render_page(data: Mapping[str, Any]) -> bytes:
     """Return the page that shows what `report_data` gathered."""
-    runs, charts = named_apart(data["runs"]), Charts()
+    runs = named_apart(data["runs"])
+    clocks = [run["clock"] or {"steps": [], "time_s": [], "samples": []} for run in runs]
+    marks = [mark for run in runs for mark in marks_of(run)]
+    charts = Charts(marks, clocks)
     several = len(runs) > 1
     cards = [card(run, several=several) for run in runs]
     maps = [rank_maps(run, charts, several=several) for run in runs]
-    starts = [_wide(starts_table(run, several=several)) for run in runs if run["starts"]]
+    starts = [wide(starts_table(run, several=several)) for run in runs if run["starts"]]
     sections = [
         tag("section", *cards, class_="cards"),
-        _section("Curves", *_curves(runs, charts)),
-        _section("Time", histogram(runs), breakdowns(runs), *maps),
-        _section("Time line", timeline(runs), *starts),
-        _section("Scaling", *(scaling(run, charts) for run in runs)),
-        _section("Profile", *map(profile, runs)),
-        _section("Settings", _wide(comparison(runs, "config", "Settings"))),
-        _section("Environment", _wide(comparison(runs, "environment", "Environment"))),
+        section("Failure", *(failure(run, several=several) for run in runs)),
+        section("Curves", *_curves(runs, charts), above=curve_controls(marks)),
+        section("Memory and utilization", *usage_charts(runs, charts)),
+        section("Time", histogram(runs), breakdowns(runs), *maps),
+        section("Time line", timeline(runs), *starts),
+        section("Scaling", *(scaling(run, charts) for run in runs)),
+        section("Profile", *map(step_strip, runs), *map(profile, runs)),
+        section("Settings", wide(comparison(runs, "config", "Settings"))),
+        section("Environment", wide(comparison(runs, "environment", "Environment"))),
     ]
     title = ", ".join(run["name"] for run in runs)
     made = f"made {moment(data['made_s'])} UTC by paceline {data['paceline']}"
     foot = tag("footer", f"{made}; steps are optimizer steps")
-    body = joined(_header(title), tag("main", *sections, foot))
-    return _document(title, body, embedded(charts.data)).encode()
+    return document(title, charts, *sections, foot)
 
 
 def named_apart(runs: Sequence[Run]) -> list[Run]:
@@ -68,31 +74,21 @@ def named_apart(runs: Sequence[Run]) -> list[Run]:
     return named
 
 
-def _wide(part: Html) -> Html:
-    return tag("div", part, class_="wide") if part else NOTHING
-
-
-def _section(title: str, *parts: str) -> Html:
-    """Return a part of the page with its heading, or nothing if it is empty."""
-    inside = joined(*parts)
-    if not inside:
-        return NOTHING
-    name = title.split(maxsplit=1)[0].lower()
-    return tag("section", tag("h2", title), tag("div", inside, class_=f"grid {name}"))
-
-
 def _curves(runs: Sequence[Run], charts: Charts) -> list[Html]:
     names = dict.fromkeys(name for run in runs for name in run["metric_curves"])
     metrics = [name for name in names if name != "eval_loss"]
     losses = _lines(runs, "curves", "loss")
     losses += _lines(runs, "metric_curves", "eval_loss", ", evaluation")
-    shown = [charts.add("Loss", "mean of all ranks", losses, _not_finite(runs), first=True)]
+    axes = Axes(y="loss")
+    note = _not_finite(runs)
+    shown = [charts.add("Loss", "mean of all ranks", losses, note, first=True, axes=axes)]
     for name in metrics[:_MOST_CHARTS]:
         lines = _lines(runs, "metric_curves", name)
-        shown.append(charts.add(name, "evaluation", lines))
-    for name, title, unit in _CURVES:
-        lines = _lines(runs, "curves", name)
-        shown.append(charts.add(title, unit, lines))
+        shown.append(charts.add(name, "evaluation", lines, axes=Axes(y=name[:_LONGEST_TITLE])))
+    for name, title, y_title in _CURVES:
+        if not all(constant_of(run, name) is not None for run in runs):  # else it is in the cards
+            lines = _lines(runs, "curves", name)
+            shown.append(charts.add(title, "", lines, axes=Axes(y=y_title)))
     if len(metrics) > _MOST_CHARTS:
         more = f"{len(metrics) - _MOST_CHARTS} more metrics are in `paceline report --json`"
         shown.append(tag("p", more, class_="note"))
@@ -101,13 +97,15 @@ def _curves(runs: Sequence[Run], charts: Charts) -> list[Html]:
 
 def _lines(runs: Sequence[Run], part: str, name: str, suffix: str = "") -> list[Line]:
     lines = []
-    for run in runs:
+    for number, run in enumerate(runs):
         if name in run[part]:
             title = f"{run['name']}{suffix}"
             if len(runs) == 1:
                 title = suffix.removeprefix(", ") or name
             curve = Curve(**run[part][name])
-            lines.append(Line(title, run["color"], curve, dashed=bool(suffix)))
+            noisy = part == "curves" and name != "lr"
+            line = Line(title, run["color"], curve, bool(suffix), noisy=noisy, clock=number)
+            lines.append(line)
     return lines
 
 
@@ -118,43 +116,3 @@ def _not_finite(runs: Sequence[Run]) -> str:
         if count:
             notes.append(f"{run['name']}: {count:,} losses were not finite")
     return "; ".join(notes)
-
-
-def _header(title: str) -> Html:
-    buttons = []
-    for name in _THEMES:
-        chosen: dict[str, str] = {"checked": ""} if name == "auto" else {}
-        key = f"theme-{name}"
-        buttons.append(tag("input", type="radio", name="theme", id=key, value=name, **chosen))
-        buttons.append(tag("label", name, for_=key))
-    themes = tag("div", *buttons, class_="themes", role="group", aria_label="colors")
-    return tag("header", tag("h1", title), themes, class_="top")
-
-
-def _document(title: str, body: Html, data: Html) -> str:
-    script = _resource("page.js")
-    style = _resource("page.css")
-    style = style.replace("/* light palette */", css_colors(LIGHT))
-    style = style.replace("/* dark palette */", css_colors(DARK))
-    # Should some text be taken for markup after all: nothing is loaded, and no other script runs.
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=policy),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", f"{title} - Paceline"),
-        tag("style", Html(style)),
-    )
-    known = tag("script", data, type="application/json", id="data")
-    page = tag("html", head, tag("body", body, known, tag("script", Html(script))), lang="en")
-    return f"<!doctype html>\n{page}\n"
-
-
-def _resource(name: str) -> str:
-    return files("paceline.report.page").joinpath(name).read_text(encoding="utf-8")

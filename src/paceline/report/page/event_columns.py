@@ -28,7 +28,7 @@ from paceline.report.history import (
 )
 from paceline.safe_open import reading
 
-COLUMNS = ("step", "time_s", "loss", "lr", "samples_per_s", "mfu")
+COLUMNS = ("step", "time_s", "samples", "loss", "lr", "samples_per_s", "mfu")
 _ENDINGS = {
     RunEnded.__name__: "ended",
     RunStopped.__name__: "stopped",
@@ -52,6 +52,8 @@ class Start:
     reason: str = ""
     lost_steps: int = 0
     """Steps that a later start repeated, as far as events were written for them."""
+    progress_s: float = 0.0
+    """The time of its last event other than its failure."""
 
     def extend(self, event: dict[str, Any]) -> None:
         """Move the end of the start to an event."""
@@ -60,6 +62,8 @@ class Start:
             self.step = step
         if type(time_s) is float and self.last_s < time_s < math.inf:
             self.last_s = time_s
+            if event["event"] != RunFailed.__name__:
+                self.progress_s = time_s
 
 
 @dataclass
@@ -119,7 +123,8 @@ class EventColumns:
         self.epochs = _up_to(step, self.epochs)
         self.evaluations = _up_to(step, self.evaluations)
         ranks = as_count(event.get("world_size", 0))
-        self.starts.append(Start(time_s, step, ranks, last_s=time_s, step=step))
+        start = Start(time_s, step, ranks, last_s=time_s, step=step, progress_s=time_s)
+        self.starts.append(start)
         self.started, self.digest = event, ""
 
     def _end(self, event: dict[str, Any]) -> None:

@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy
+
 from paceline.config.values import from_toml
 from paceline.plot.downsample import downsample
 from paceline.plot.line import Curve
@@ -17,9 +19,13 @@ from paceline.redact import without_logins, without_secrets
 from paceline.report.find_run import NamedRun
 from paceline.report.history import as_count, as_number, metrics_in
 from paceline.report.page.event_columns import EventColumns, read_event_columns
+from paceline.report.page.failure_section import failure_of
+from paceline.report.page.goodput import goodput_of, restarts_of, verdict_of_run
 from paceline.report.page.rank_map import rank_times_of
+from paceline.report.page.step_strip import strip_from
 from paceline.report.page.step_times import breakdown, step_time_distribution
 from paceline.report.page.studies import read_json, scaling_of, verdict_of
+from paceline.report.page.usage_charts import usage_of
 from paceline.report.state import RunState, RunWatcher
 from paceline.safe_open import read_text
 from paceline.telemetry.heartbeat import Beat
@@ -57,21 +63,28 @@ def _run(target: NamedRun, columns: EventColumns, points: int) -> dict[str, Any]
     metrics = {name: _metric(columns, name, points) for name in metrics_of(columns)}
     data = _progress(state, columns) | {
         "curves": _curves(columns, points),
+        "clock": _clock(columns, points),
         "metric_curves": {name: curve.as_dict() for name, curve in metrics.items()},
         "step_time": times,
         "breakdown": breakdown(times, beats),
         "ranks": [asdict(beat) for beat in beats],
         "slowest": asdict(slow) if slow else None,
         "rank_times": rank_times_of(folder.rank_times),
+        "usage": usage_of(folder.rank_times),
         "slow_ranks": [_slow_rank(event) for event in columns.slow],
         "starts": [_start(asdict(start)) for start in columns.starts],
+        "restarts_because": restarts_of(columns),
+        "goodput": goodput_of(columns),
+        "failure": failure_of(folder.failure),
         "checkpoints": [_checkpoint(event) for event in columns.saves],
         "troubles": [_problem(event) for event in columns.problems],
         "scaling": scaling_of(folder.scaling),
         "profile": verdict_of(folder.verdict),
+        "profile_step": strip_from(folder.profile_step),
         "config": config_of(folder.config),
         "environment": environment_of(folder.environment),
     }
+    data["verdict"] = verdict_of_run(data)
     return {name: _plain(value) for name, value in data.items()}
 
 
@@ -118,6 +131,35 @@ def _curves(columns: EventColumns, points: int) -> dict[str, Any]:
         if name != "mfu" or any(value > 0 for value in steps["mfu"]):
             curves[name] = downsample(steps["step"], steps[name], points).as_dict()
     return curves
+
+
+def _clock(columns: EventColumns, points: int) -> dict[str, list[float]] | None:
+    """Return when each of some steps was done, in seconds since the first start, and how many samples it had seen."""
+    if not columns.starts:
+        return None
+    begun_s = columns.starts[0].time_s
+    steps, times = list(columns.steps["step"]), list(columns.steps["time_s"])
+    for event in columns.evaluations:
+        steps.append(float(as_count(event.get("step"))))
+        times.append(as_number(event.get("time_s")))
+    curve = downsample([0.0, *steps], [0.0, *(time_s - begun_s for time_s in times)], points)
+    known = [(step, s) for step, s in zip(curve.steps, curve.high, strict=True) if s is not None]
+    at = [step for step, _ in known]
+    return {
+        "steps": at,
+        "time_s": [seconds for _, seconds in known],
+        "samples": _samples_at(at, columns),
+    }
+
+
+def _samples_at(steps: Sequence[float], columns: EventColumns) -> list[float]:
+    """Return the samples of all steps until some; the last step of an epoch may have fewer than the others."""
+    batch = as_number(columns.started.get("global_batch"), 0.0)
+    seen, counted = columns.steps["step"], columns.steps["samples"]
+    if not seen or not all(map(math.isfinite, counted)):
+        return [step * batch for step in steps]
+    counts = numpy.interp(steps, [0.0, *seen], [0.0, *counted])
+    return [float(round(count)) for count in counts]
 
 
 def _by_epochs(columns: EventColumns, name: str, points: int) -> Curve:

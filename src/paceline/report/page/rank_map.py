@@ -9,7 +9,8 @@ from statistics import median
 from typing import Any
 
 from paceline.plot.markup import NOTHING, Html, joined, table, tag
-from paceline.plot.page import SIZE, Charts, axis_label, picture
+from paceline.plot.page import Charts, axis_label, axis_titles, picture
+from paceline.plot.shapes import SIZE
 from paceline.plot.ticks import label
 from paceline.report.page.step_times import median_or_one
 from paceline.telemetry.phases import PHASES, WAIT
@@ -83,7 +84,7 @@ def _by_steps(run: Mapping[str, Any], charts: Charts) -> Html:
     cells = picture("time per step by rank", *_cells(own_s, middle))
     height = max(56, min(320, 22 * len(ranks)))
     area = tag(
-        "div", cells, *_rank_labels(ranks), *_step_labels(steps),
+        "div", cells, *_rank_labels(ranks), *_step_labels(steps), *axis_titles("step", ""),
         class_="area map", data_map=number, style=f"height:{height}px",
     )  # fmt: skip
     return joined(tag("p", title, class_="small"), tag("div", area, class_="plot"))

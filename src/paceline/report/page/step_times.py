@@ -9,7 +9,8 @@ from typing import Any
 import numpy
 
 from paceline.plot.markup import NOTHING, Html, tag
-from paceline.plot.page import SIZE, axis_label, key, path, picture
+from paceline.plot.page import axis_label, axis_titles, key, picture
+from paceline.plot.shapes import SIZE, path
 from paceline.plot.ticks import label, linear_ticks
 from paceline.report.history import as_number
 from paceline.report.page.event_columns import EventColumns
@@ -22,11 +23,12 @@ _RECENT = 20  # step events that tell how long a step takes now
 _WITHOUT_PHASES = {"data_s": "data", "own_s": "own", "rest_s": "wait"}
 _NAMES = {
     "data": "waiting for samples", "own": "own work", "gc": "garbage collection", "other": "between steps",
-    "wait": "communication, and waiting for other ranks",
+    "wait": "communication, and waiting for other ranks", "waiting": "waiting for other ranks",
 }  # fmt: skip
 _COLORS = {
     "data_wait": 0, "data": 0, "compute": 1, "own": 1, "forward": 1, "backward": 6, "host_gaps": 2, "other": 2,
     "optimizer": 3, "exposed_communication": 4, "wait": 4, "gc": 5,
+    "exchange": 4, "waiting": 5, "useful_s": 3, "repeated_s": 0, "other_s": 2, "down_s": 5,
 }  # fmt: skip
 """The same kind of time has the same color in all pictures."""
 _NARROWEST = 0.002  # of a bar; less is invisible
@@ -119,10 +121,10 @@ def histogram(runs: Sequence[Run]) -> Html:
         keys.append(key(color, run["name"]))
     ticks = linear_ticks(left, right, 4)
     labels = [axis_label("x", x(value), label(value * 1000)) for value in ticks]
-    area = tag("div", picture("step times", *shapes), *labels, class_="area")
+    titles = axis_titles("step time in ms", "frequency")
+    area = tag("div", picture("step times", *shapes), *labels, *titles, class_="area")
     legend = tag("span", *keys, class_="legend") if len(runs) > 1 else NOTHING
-    unit = tag("span", "ms, frequency", class_="unit")
-    head = tag("figcaption", tag("h3", "Step time"), unit, legend)
+    head = tag("figcaption", tag("h3", "Step time"), legend)
     note = tag("p", _NOTE, class_="note")
     return tag("figure", head, tag("div", area, class_="plot"), note, class_="chart")
 
@@ -175,8 +177,8 @@ def bar(name: str, shares: Mapping[str, float], texts: Sequence[str], *, explain
     for (kind, share), text in zip(shares.items(), texts, strict=True):
         if share >= _NARROWEST:
             width = f"width:{min(1.0, share):.2%}"
-            pieces.append(tag("i", class_=_color(kind), style=width, title=text))
-        values.append(tag("span", tag("i", class_=f"key {_color(kind)}"), text))
+            pieces.append(tag("i", class_=color_of(kind), style=width, title=text))
+        values.append(tag("span", tag("i", class_=f"key {color_of(kind)}"), text))
     return tag(
         "div",
         tag("div", name, class_="bar-name") if name else NOTHING,
@@ -188,8 +190,9 @@ def bar(name: str, shares: Mapping[str, float], texts: Sequence[str], *, explain
 
 def legend_of(kinds: Sequence[str]) -> Html:
     """Return the legend of several bars."""
-    return tag("p", *(key(_color(kind), name_of(kind)) for kind in kinds), class_="legend")
+    return tag("p", *(key(color_of(kind), name_of(kind)) for kind in kinds), class_="legend")
 
 
-def _color(kind: str) -> str:
+def color_of(kind: str) -> str:
+    """Return the color of a kind of time, as a class."""
     return f"p{_COLORS[kind]}"

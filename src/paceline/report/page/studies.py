@@ -9,9 +9,9 @@ from typing import Any
 
 from paceline.measure.efficiency import Scaling
 from paceline.measure.profile_shares import KINDS
-from paceline.measure.scaling_report import HEAD, method, remarks, row_of
+from paceline.measure.scaling_page import study_charts, study_table
+from paceline.measure.scaling_report import remarks
 from paceline.measure.scaling_store import read_studies
-from paceline.plot.line import Curve, Line
 from paceline.plot.markup import NOTHING, Html, joined, tag
 from paceline.plot.page import Charts
 from paceline.redact import without_logins, without_secrets
@@ -22,7 +22,6 @@ from paceline.units import short_time
 
 _MOST = 64  # ranks or causes that are read from a file
 _MOST_BARS = 16  # ranks of a profile
-_GREY, _GOAL_COLOR = 7, 6
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -104,46 +103,9 @@ def scaling(run: Mapping[str, Any], charts: Charts) -> Html:
     parts: list[Html] = []
     for content in (run["scaling"] or {}).values():
         study = Scaling.from_dict(content)
-        parts += [*_study_charts(study, run["color"], charts), _study_table(study, run["name"])]
+        parts += study_charts(study, run["color"], charts)
+        parts.append(study_table(study, remarks(study), run["name"]))
     return joined(*parts)
-
-
-def _study_table(study: Scaling, name: str) -> Html:
-    rows = []
-    for size in study.sizes:
-        cells = [tag("td", cell, class_="n") for cell in row_of(size)]
-        rows.append(tag("tr", *cells))
-    head = tag("thead", tag("tr", *(tag("th", title, class_="n") for title in HEAD)))
-    body = tag("table", head, tag("tbody", *rows), class_="plain figures")
-    notes = [tag("p", remark, class_="note") for remark in remarks(study)]
-    how = tag("details", tag("summary", "How it was measured"), tag("p", method(study)))
-    title = tag("h3", f"{study.kind.capitalize()} scaling")
-    caption = tag("figcaption", title, tag("span", name, class_="unit"))
-    table = tag("div", body, class_="scroll")
-    return tag("figure", caption, table, *notes, how, class_="chart wide")
-
-
-def _study_charts(study: Scaling, color: int, charts: Charts) -> list[Html]:
-    """Return speed-up and efficiency by ranks, with the ideal and the required efficiency."""
-    ranks = [float(size.ranks) for size in study.sizes]
-    goal = study.as_dict()["good_efficiency"]
-    ideal = [rank / ranks[0] for rank in ranks]
-    speedup = [size.speedup for size in study.sizes]
-    efficiency = [size.efficiency for size in study.sizes]
-    unit = f"by ranks, {study.kind} scaling"
-    pictures = []
-    for title, measured, best in (
-        ("Speed-up", speedup, ideal),
-        ("Efficiency", efficiency, [1.0] * len(ranks)),
-    ):
-        required = Curve.of(ranks, (goal * value for value in best))
-        lines = [
-            Line("measured", color, Curve.of(ranks, measured)),
-            Line("ideal", _GREY, Curve.of(ranks, best), dashed=True),
-            Line(f"{goal:.0%} efficiency", _GOAL_COLOR, required, dashed=True),
-        ]
-        pictures.append(charts.add(title, unit, lines, axis="ranks"))
-    return pictures
 
 
 def profile(run: Mapping[str, Any]) -> Html:

@@ -1,4 +1,4 @@
-"""Runs side by side: a card with the main numbers of each, and tables of settings."""
+"""Runs side by side: a card with verdict and main numbers of each, and tables of settings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.plot.markup import NOTHING, Html, joined, table, tag
+from paceline.report.page.origin import origin
+from paceline.report.page.usage_charts import peak
+from paceline.report.page.wall_time import restart_list, wall_time
 from paceline.units import human_loss, human_time, short_time
 
 _LONGEST = 400  # characters of a setting
@@ -17,7 +20,7 @@ Run = Mapping[str, Any]
 
 
 def card(run: Run, *, several: bool) -> Html:
-    """Return the main numbers of a run."""
+    """Return the verdict on a run, its main numbers, and what was run where."""
     if several:
         head = tag("h2", tag("i", class_=f"key c{run['color']}"), run["name"])
     else:
@@ -26,11 +29,21 @@ def card(run: Run, *, several: bool) -> Html:
     badge = tag("span", _PHASES.get(phase, phase), class_=f"badge {phase.replace(' ', '-')}")
     reasons: list[str] = [run["reason"], run["hang"]["sentence"] if run["hang"] else ""]
     notes = [tag("p", text[:_LONGEST_REASON], class_="reason") for text in reasons if text]
-    numbers = []
-    for name, value in _numbers(run):
-        if value:
-            numbers.append(tag("div", tag("dt", name), tag("dd", value)))
-    return tag("article", tag("header", head, badge), *notes, tag("dl", *numbers), class_="card")
+    return tag(
+        "article",
+        tag("header", head, badge),
+        tag("p", run["verdict"], class_="verdict"),
+        *notes,
+        wall_time(run),
+        restart_list(run),
+        tag("dl", *_pairs(_numbers(run))),
+        tag("dl", *_pairs(origin(run)), class_="origin"),
+        class_="card",
+    )
+
+
+def _pairs(facts: Sequence[tuple[str, str]]) -> list[Html]:
+    return [tag("div", tag("dt", name), tag("dd", value)) for name, value in facts if value]
 
 
 def _numbers(run: Run) -> list[tuple[str, str]]:
@@ -43,14 +56,30 @@ def _numbers(run: Run) -> list[tuple[str, str]]:
         ("evaluation loss", _loss(run["metrics"].get("eval_loss"))),
         *_metrics(run)[:_METRICS],
         ("samples/s", f"{times['samples_per_s']:,.0f}" if times else ""),
-        ("step time", short_time(times["median_s"]) if times else ""),
+        ("median step time", short_time(times["median_s"]) if times else ""),
+        ("learning rate", _constant(run, "lr")),
         ("trained for", human_time(run["trained_s"])),
         ("ranks", f"{ranks:,} on {run['device']}" if ranks else ""),
+        ("goodput", f"{run['goodput']['goodput']:.0%}" if run["goodput"] else ""),
         ("restarts", f"{run['restarts']:,}" if run["starts"] else ""),
         ("steps repeated", f"{repeated:,}" if repeated else ""),
+        ("peak GPU memory", peak(run, "gpu_peak_bytes")),
+        ("peak memory", peak(run, "memory_bytes")),
         ("checkpoints", f"{len(run['checkpoints']):,}"),
         ("weights", run["digest"][:12]),
     ]
+
+
+def constant_of(run: Run, name: str) -> float | None:
+    """Return the value of a curve that never changes; None for any other curve."""
+    curve = run["curves"].get(name)
+    values = {*curve["low"], *curve["high"]} if curve else set()
+    return values.pop() if len(values) == 1 else None
+
+
+def _constant(run: Run, name: str) -> str:
+    value = constant_of(run, name)
+    return "" if value is None else f"{value:g} (constant)"
 
 
 def _metrics(run: Run) -> list[tuple[str, str]]:

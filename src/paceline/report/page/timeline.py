@@ -8,7 +8,8 @@ from statistics import median
 from typing import Any
 
 from paceline.plot.markup import NOTHING, Html, joined, table, tag
-from paceline.plot.page import SIZE, axis_label, key
+from paceline.plot.page import axis_label, key
+from paceline.plot.shapes import SIZE
 from paceline.plot.ticks import time_label, time_ticks
 from paceline.units import human_size, human_time, short_time
 

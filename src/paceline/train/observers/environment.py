@@ -1,4 +1,4 @@
-"""The environment of a run for environment.json: versions, machine, relevant variables."""
+"""The environment of a run for environment.json: command, commit, versions, machine, relevant variables."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import json
 import os
 import platform
 import socket
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
 
-from paceline.redact import without_secrets
+from paceline import handover
+from paceline.redact import command_line, without_secrets
+from paceline.train.observers.git_state import git_state
+from paceline.units import human_size
 from paceline.version import VERSION
+from paceline.world.machine import cpu_name, memory_bytes
 
 _RELEVANT = (
     "CUBLAS_", "CUDA_", "GLOO_", "MKL_", "NCCL_", "OMP_", "PACELINE_DATA", "PACELINE_INTERFACE", "PYTORCH_", "SLURM_CPUS_",
@@ -23,9 +29,23 @@ _RELEVANT = (
 
 def environment_facts(device: str) -> str:
     """Return versions, machine and variables as JSON, without secrets."""
-    variables = relevant_variables(os.environ)
-    facts = {"versions": _versions(), "machine": _machine(device), "variables": variables}
+    facts = {
+        "command": command_of(os.environ, sys.argv),
+        "git": git_state(Path(sys.argv[0])),
+        "versions": _versions(),
+        "machine": _machine(device),
+        "variables": relevant_variables(os.environ),
+    }
     return json.dumps(without_secrets(facts), indent=2) + "\n"
+
+
+def command_of(env: Mapping[str, str], argv: Sequence[str]) -> str:
+    """Return what the user typed, as the launcher reports it, else the script and its arguments; without secrets.
+
+    >>> command_of({}, ["train.py", "epochs=3", "hub_token=abc"])
+    'python train.py epochs=3 hub_token=[removed]'
+    """
+    return env.get(handover.COMMAND) or command_line(["python", *argv])
 
 
 def relevant_variables(env: Mapping[str, str]) -> dict[str, str]:
@@ -53,7 +73,9 @@ def _machine(device: str) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "host": socket.gethostname(),
         "system": platform.platform(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
+        "memory": human_size(memory_bytes()),
     }
     if device.startswith("cuda"):
         facts["gpu"] = torch.cuda.get_device_name(device)

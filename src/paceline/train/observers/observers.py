@@ -18,8 +18,10 @@ from paceline.telemetry.heartbeat import Heartbeat
 from paceline.telemetry.pulse import REST_S, Pulse
 from paceline.telemetry.rank_times import RankTimes
 from paceline.telemetry.stragglers import StragglerWatch, describe_straggler
+from paceline.telemetry.usage import UsageMeter
 from paceline.train.gradients.note import StepEngine
 from paceline.train.observers.console import say
+from paceline.train.observers.gpu_usage import gpu_usage
 from paceline.train.observers.profiling import Profiling
 from paceline.train.observers.step_times import StepTimes
 from paceline.train.stopping import slow_disk_s
@@ -52,8 +54,11 @@ class Observers:
             beats, config.batch.lanes, world.size, time.time(), rank_times.add
         )
         clock = optimizer_step.clock
-        look = self._stragglers.look if world.is_main and world.size > 1 else lambda: None
-        self._heartbeat = Heartbeat(self._directory, world, clock=clock, after_beat=look)
+        look = self._stragglers.look if world.is_main else lambda: None
+        usage = UsageMeter(gpu_usage(world.device))
+        self._heartbeat = Heartbeat(
+            self._directory, world, clock=clock, after_beat=look, usage=usage
+        )
         self._pulse = _pulse_of(config)
         self._times = StepTimes(config, world, strategy)
         self._profiling = Profiling(config, world, clock)
