@@ -55,6 +55,24 @@ def claimed(lock: Path, incarnation: str = "", patience_s: float = _PATIENCE_S) 
         os.close(file)  # releases the lock; the kernel does the same if this process dies
 
 
+def is_held(lock: Path) -> bool:
+    """Return whether a process holds the lock of a run, as far as this host can see."""
+    try:
+        file = open_plain(lock)
+    except OSError:
+        return False
+    try:
+        # Released at once; a process that starts meanwhile tries again.
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return False
+
+
 def _wait_for(lock: Path, incarnation: str, limit: float) -> int:
     """Return a new, locked file at the lock's path."""
     while True:

@@ -8,13 +8,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.cli.watch import NamedRunArguments, named_run
+from paceline.cli.named_run import NamedRunArguments, named_run
 from paceline.cluster import slurm
 from paceline.errors import PacelineError
 from paceline.report.find_run import NamedRun
 from paceline.report.jobs import RunJob, jobs_of
-from paceline.report.state import is_held
 from paceline.rundir import RunDir, make_private, writing_to
+from paceline.runlock import is_held
 from paceline.safe_open import open_to_write, read_json
 from paceline.terminal import plain
 

@@ -33,8 +33,8 @@ from paceline.report.failure_page import FailurePage
 from paceline.report.find_run import NamedRun
 from paceline.report.job_logs import TaskEnd, end_in, first_end
 from paceline.report.jobs import jobs_of
-from paceline.report.state import is_held
 from paceline.rundir import RunDir, write_whole
+from paceline.runlock import is_held
 from paceline.safe_open import read_json
 
 _STEPS = 5

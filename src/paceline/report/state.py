@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +13,7 @@ from typing import Any, Literal
 from paceline.cluster.slurm import FINAL_STATES
 from paceline.errors import EnvironmentUnfit
 from paceline.events import RunEnded, RunFailed
+from paceline.hang.script_processes import is_script_folder, script_ending
 from paceline.hang.verdict import HangVerdict, read_verdict
 from paceline.report.find_run import NamedRun
 from paceline.report.history import History, as_count, as_number
@@ -22,7 +21,7 @@ from paceline.report.job_logs import tail
 from paceline.report.jobs import RunJob, jobs_of, unknown_jobs
 from paceline.report.suspended import standstill
 from paceline.rundir import RunDir
-from paceline.safe_open import open_plain
+from paceline.runlock import is_held
 from paceline.telemetry.heartbeat import Beat
 from paceline.telemetry.stragglers import Straggler, find_straggler, read_beats
 from paceline.world.timelimit import time_left
@@ -156,7 +155,9 @@ def state_of(
     left_samples = max(0, total - step) * as_count(started.get("global_batch"))
     phase = phase_of(history, jobs, alive=_alive(target.folder.lock, beats, now_s), now_s=now_s)
     reason = _reason(target.folder, history, phase, jobs)
-    if phase == "not started" and reason:
+    if phase == "not started" and is_script_folder(target.folder):
+        phase = _phase_of_script(target.folder)
+    elif phase == "not started" and reason:
         phase = "failed"
     hang = read_verdict(target.folder) if phase in _MAY_HANG else None
     quiet_s = max(0.0, now_s - _last_active_s(target, history, beats))
@@ -226,6 +227,11 @@ def _phase_before_start(jobs: Sequence[RunJob]) -> Phase:
     return "failed" if jobs and jobs[-1].state in _FAILED_STATES else "not started"
 
 
+def _phase_of_script(folder: RunDir) -> Phase:
+    """Return the phase of a script that writes no events, from its launches."""
+    return "training" if is_held(folder.launch_lock) else script_ending(folder)
+
+
 def _started_in(job: RunJob, history: History, now_s: float) -> bool:
     """Return whether the last start belongs to the running job, not to one that was killed before."""
     used_s = time_left(job.used)  # Slurm writes all times in one format
@@ -235,24 +241,6 @@ def _started_in(job: RunJob, history: History, now_s: float) -> bool:
 
 def _alive(lock: Path, beats: Sequence[Beat], now_s: float) -> bool:
     return is_held(lock) or any(now_s - beat.time_s < _FRESH_S for beat in beats)
-
-
-def is_held(lock: Path) -> bool:
-    """Return whether a process holds the lock of a run, as far as this host can see."""
-    try:
-        file = open_plain(lock)
-    except OSError:
-        return False
-    try:
-        # Released at once; a process that starts meanwhile tries again.
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(file)
-    return False
 
 
 def _reason(folder: RunDir, history: History, phase: Phase, jobs: Sequence[RunJob]) -> str:

@@ -49,8 +49,8 @@ def render_page(data: Mapping[str, Any]) -> bytes:
     title = ", ".join(run["name"] for run in runs)
     made = f"made {moment(data['made_s'])} UTC by paceline {data['paceline']}"
     foot = tag("footer", f"{made}; steps are optimizer steps")
-    body = joined(_header(title), tag("main", *sections, foot))
-    return _document(title, body, embedded(charts.data)).encode()
+    body = joined(page_header(title), tag("main", *sections, foot))
+    return html_document(title, body, embedded(charts.data)).encode()
 
 
 def named_apart(runs: Sequence[Run]) -> list[Run]:
@@ -120,7 +120,8 @@ def _not_finite(runs: Sequence[Run]) -> str:
     return "; ".join(notes)
 
 
-def _header(title: str) -> Html:
+def page_header(title: str) -> Html:
+    """Return the title of a page, and the switch between light and dark."""
     buttons = []
     for name in _THEMES:
         chosen: dict[str, str] = {"checked": ""} if name == "auto" else {}
@@ -131,7 +132,8 @@ def _header(title: str) -> Html:
     return tag("header", tag("h1", title), themes, class_="top")
 
 
-def _document(title: str, body: Html, data: Html) -> str:
+def html_document(title: str, body: Html, data: Html) -> str:
+    """Return a complete page with its style, its data and the one script that may run in it."""
     script = _resource("page.js")
     style = _resource("page.css")
     style = style.replace("/* light palette */", css_colors(LIGHT))
