@@ -186,11 +186,12 @@ def test_a_page_is_opened_in_the_browser_and_its_path_said_without_one(tmp_path:
     browser = tmp_path / "browser"
     browser.write_text(f"#!{sys.executable}\nimport sys\nopen('opened', 'w').write(sys.argv[1])\n")
     browser.chmod(0o700)
-    done = paceline("report", "old", "--open", folder=tmp_path, env={"BROWSER": f"{browser} %s"})
+    some = {"BROWSER": f"{browser} %s"}
+    done = paceline("report", "old", "--open", folder=tmp_path, env=some, cold=True)
     assert (done.code, done.err) == (0, "")
     assert Path("opened").read_text() == f"file://{tmp_path}/runs/old/report.html"
     none = {"PATH": "/nowhere", "BROWSER": "", "DISPLAY": "", "WAYLAND_DISPLAY": ""}
-    done = paceline("report", "--open", folder=tmp_path, env=none)
+    done = paceline("report", "--open", folder=tmp_path, env=none, cold=True)
     assert done.code == 0
     assert done.err == f"no browser was found here; open {tmp_path}/runs/index.html\n"
 

@@ -24,7 +24,7 @@ GROUPS = {
     "Check": ("verify", "chaos", "doctor"),
     "Measure": ("bench", "scale", "profile"),
     "Data and models": ("data", "ckpt", "sample", "cluster"),
-    "Learn": ("lesson",),
+    "Learn": ("lesson", "completion"),
 }
 
 _DATA = {
@@ -118,6 +118,10 @@ COMMANDS = {
     ),
     "lesson": Command(
         "the course: lessons and exercises on distributed training", "paceline.cli.lesson:main"
+    ),
+    "completion": Command(
+        "print the script that makes bash, zsh or fish complete commands at the tab key",
+        "paceline.cli.completion:main",
     ),
 }
 

@@ -21,7 +21,7 @@ from paceline.units import human_size
 class RmArguments:
     """Shows state, size and checkpoints of the runs, and asks. A run that waits or trains is refused; checkpoints that checkpoint.to put elsewhere stay."""
 
-    names: tuple[str, ...] = positional(metavar="NAME")
+    names: tuple[str, ...] = positional(metavar="RUN")
     """Names of runs in the folder of all runs."""
     runs: str = option("runs", metavar="FOLDER")
     """Folder of all runs."""
