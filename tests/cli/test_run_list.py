@@ -181,6 +181,13 @@ def test_the_index_as_json_has_the_loss_curves(verb) -> None:
     assert not Path("runs/index.html").exists()
 
 
+def test_the_time_of_a_run_is_that_of_its_report(verb) -> None:
+    trainings.make_training(Path("runs/three-starts"), "name=three-starts")
+    [listed] = json.loads(verb("runs", "--json").out)["runs"]
+    [reported] = json.loads(verb("report", "three-starts", "--json").out)["runs"]
+    assert listed["trained_s"] == pytest.approx(reported["trained_s"])
+
+
 def test_a_page_is_opened_in_the_browser_and_its_path_said_without_one(tmp_path: Path) -> None:
     three_runs()
     browser = tmp_path / "browser"
@@ -259,7 +266,8 @@ def test_rm_refuses_what_is_not_a_run_and_deletes_nothing_else_then(
     Path("runs/notes").mkdir()
     Path("runs/file").touch()
     Path("runs/project").mkdir()
-    Path("runs/project/config.toml").write_text('[build]\ntarget = "x"\n')
+    Path("runs/project/config.toml").write_text('name = "project"\n')
+    Path("runs/project/events.jsonl").write_text('{"event": "started", "level": "info"}\n')
     done = verb("rm", "old", name, "--yes")
     assert done.code == 2
     assert problem in done.err

@@ -13,12 +13,15 @@ from pathlib import Path
 
 from paceline.config.values import from_toml
 from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError, did_you_mean
+from paceline.events import Event
 from paceline.report.history import LONGEST_LINE, parse_event
 from paceline.report.runs import RunSummary, run_folders
 from paceline.rundir import RunDir
 from paceline.runlock import claimed, is_held
 from paceline.safe_open import open_plain, read_text, reading
 from paceline.terminal import plain
+
+_EVENTS = {kind.__name__ for kind in Event.__subclasses__()}
 
 
 def folders_to_delete(names: Sequence[str], runs: Path) -> list[Path]:
@@ -70,7 +73,7 @@ def has_files_of_a_run(folder: RunDir) -> bool:
     with contextlib.suppress(OSError):
         os.close(open_plain(folder.jobs / "job.sh"))
         return not folder.jobs.is_symlink()
-    if any(_first_event(path) for path in (folder.events, folder.launches)):
+    if _first_event(folder.events) in _EVENTS or _first_event(folder.launches) == "launched":
         return True
     try:
         settings = from_toml(tomllib.loads(read_text(folder.config)))
@@ -79,11 +82,11 @@ def has_files_of_a_run(folder: RunDir) -> bool:
     return settings.get("name") == folder.root.name and "batch.lanes" in settings
 
 
-def _first_event(path: Path) -> bool:
+def _first_event(path: Path) -> str:
+    """Return the name of the event in the first line of a file; empty: there is none."""
     with contextlib.suppress(OSError), reading(path) as file:
-        line = file.readline(LONGEST_LINE)
-        return parse_event(line) is not None or b'"event": "launched"' in line
-    return False
+        return str((parse_event(file.readline(LONGEST_LINE)) or {}).get("event", ""))
+    return ""
 
 
 def refuse_live(run: RunSummary) -> None:

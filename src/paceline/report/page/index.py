@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from paceline.plot.downsample import downsample
 from paceline.plot.line import LIGHT, Curve, Line
-from paceline.plot.markup import Html, embedded, joined, table, tag
+from paceline.plot.markup import NOTHING, Html, embedded, joined, table, tag
 from paceline.plot.page import Charts
 from paceline.redact import without_logins
 from paceline.report.page.document import html_document, page_header
@@ -26,7 +26,7 @@ _MOST_CURVES = 2 * _COLORS  # each color solid and dashed
 _LONGEST_REASON = 200
 _METRICS = 3
 _HEAD = [
-    *("run", "state", "step", "loss", "evaluation", "trained for", "last start", "ranks"),
+    *("run", "state", "step", "loss", "evaluation", "trained for", "last start (UTC)", "ranks"),
     *("size", "checkpoints"),
 ]
 
@@ -50,7 +50,8 @@ def render_index(data: Mapping[str, Any], folder: Path) -> bytes:
     """Return the page that shows what `index_data` gathered; its links start in the folder of the page."""
     runs, charts = data["runs"], Charts()
     rows = [_row(run, place, folder) for place, run in enumerate(runs)]
-    listed = tag("div", table(_HEAD, rows, "figures"), class_="wide")
+    listed = tag("div", table(_HEAD, rows, "plain"), class_="wide")
+    reasons = [_reason(run) for run in runs]
     count = len(runs)
     title = f"{count} run{'' if count == 1 else 's'}"
     note = f"the {_MOST_CURVES} newest of {count} runs" if count > _MOST_CURVES else ""
@@ -58,7 +59,7 @@ def render_index(data: Mapping[str, Any], folder: Path) -> bytes:
     curves = tag("section", tag("h2", "Curves"), tag("div", chart, class_="grid curves"))
     how = "`paceline report RUN` writes the report that a name leads to"
     made = f"made {moment(data['made_s'])} UTC by paceline {data['paceline']}; {how}"
-    parts = [tag("section", listed), *([curves] if chart else []), tag("footer", made)]
+    parts = [tag("section", listed, *reasons), *([curves] if chart else []), tag("footer", made)]
     body = joined(page_header(title), tag("main", *parts))
     return html_document(title, body, embedded(charts.data)).encode()
 
@@ -91,13 +92,13 @@ def _row(run: Run, place: int, folder: Path) -> Html:
         "" if loss is None else human_loss(loss),
         _evaluation(run["metrics"]),
         human_time(run["trained_s"]) if total else "",
-        f"{moment(run['started_s'])} UTC" if run["started_s"] else "",
+        moment(run["started_s"]) if run["started_s"] else "",
         f"{ranks:,} on {run['device'].partition(':')[0]}" if ranks else "",
         human_size(run["size_bytes"]),
         _checkpoints(run),
     ]
-    name = tag("td", key, _linked(run, folder))
-    return tag("tr", name, _state(run), *(tag("td", value) for value in values))
+    cells = [joined(key, _linked(run, folder)), _state(run), *values]
+    return tag("tr", *(tag("td", cell, class_="n") for cell in cells))
 
 
 def _linked(run: Run, folder: Path) -> Html | str:
@@ -112,9 +113,13 @@ def _linked(run: Run, folder: Path) -> Html | str:
 def _state(run: Run) -> Html:
     phase = "damaged" if run["damage"] else "finished" if run["phase"] == "ended" else run["phase"]
     kind = "failed" if run["damage"] else run["phase"].replace(" ", "-")
+    return tag("span", phase, class_=f"badge {kind}")
+
+
+def _reason(run: Run) -> Html:
+    """Return why a run failed, stopped or is damaged, for the lines below the table."""
     reason = (run["damage"] or run["reason"])[:_LONGEST_REASON]
-    note = [tag("p", reason, class_="small")] if reason else []
-    return tag("td", tag("span", phase, class_=f"badge {kind}"), *note)
+    return tag("p", f"{run['name']}: {reason}", class_="note") if reason else NOTHING
 
 
 def _evaluation(metrics: Mapping[str, float | None]) -> str:
