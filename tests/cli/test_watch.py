@@ -167,7 +167,11 @@ def test_off_a_terminal_it_is_shown_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "problem", "fix"),
     [
-        (["--runs", "none"], "there are no runs in ", "fix: name a run or its folder, start one with"),
+        (
+            ["--runs", "none"],
+            "there are no runs in ",
+            "fix: name a run or its folder, start one with",
+        ),
         (["rnu"], "there is no run or job 'rnu'", "did you mean run?"),
         (["run", "--onec"], "there is no option --onec", "did you mean --once?"),
         (["run", "more"], "unexpected argument 'more'", "paceline watch [RUN|JOBID] [options]"),

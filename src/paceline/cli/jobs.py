@@ -57,5 +57,5 @@ def _states() -> list[RunState]:
         history = History(run.folder.events)
         history.read()
         of_run = [by_submission[submission] for submission in run.jobs]
-        states.append(state_of(run, history, of_run, problem))
+        states.append(state_of(run, history, of_run, problem, losses=0))
     return states

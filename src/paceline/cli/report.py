@@ -17,6 +17,8 @@ from paceline.report.runs import run_folders, summarize
 from paceline.terminal import plain, say
 from paceline.units import human_size
 
+_POINTS = 400  # of a loss curve in the index
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReportArguments:
@@ -62,7 +64,7 @@ def main(arguments: ReportArguments) -> int:
 def report_all(arguments: ReportArguments) -> int:
     """Write the index page of all runs, or print its data."""
     folder = runs_folder(arguments.runs)
-    found = summarize(run_folders(folder))
+    found = summarize(run_folders(folder), points=_POINTS)
     if not found and not arguments.json:
         problem, _, fix = no_runs(folder).partition("\n")
         raise ConfigError(problem, fix=fix)

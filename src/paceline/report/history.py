@@ -153,7 +153,7 @@ class History:
         """Return at most `most` step events, evenly spread over the run; of a short run, its epochs."""
         lines = self._steps
         if len(lines) < 2:
-            return list(filter(None, map(_metrics_of, self._epochs[-most:])))
+            return list(filter(None, map(_metrics_of, self._epochs[-most:] if most else ())))
         count = min(most, len(lines))
         chosen = [
             lines[len(lines) - 1 - (count - 1 - place) * len(lines) // count]

@@ -26,7 +26,6 @@ from paceline.rundir import RunDir
 from paceline.safe_open import open_plain, read_text
 
 _LIVE = {"waiting", "starting", "training", "suspended", "unresponsive"}
-_POINTS = 400  # of a loss curve
 _SHARED_WITH_WATCH = (
     *("name", "folder", "phase", "reason", "over", "world_size", "device", "restarts"),
     *("step", "total_steps", "loss", "metrics", "metrics_step"),
@@ -51,7 +50,7 @@ class RunSummary:
     checkpoints_at: str
     """Where the checkpoints are, if that is outside of the run's folder."""
     curve: tuple[Metrics, ...]
-    """Step events, evenly spread over the run."""
+    """Step events, evenly spread over the run, if they were asked for."""
 
     @property
     def is_live(self) -> bool:
@@ -113,8 +112,11 @@ def _changed_s(paths: Iterable[Path]) -> Iterator[float]:
             yield path.lstat().st_mtime
 
 
-def summarize(folders: Sequence[Path]) -> list[RunSummary]:
-    """Return what the files of runs show; Slurm is asked once for all, and only if jobs were submitted for them."""
+def summarize(folders: Sequence[Path], points: int = 0) -> list[RunSummary]:
+    """Return what the files of runs show, with at most `points` points of their loss curves.
+
+    Slurm is asked once for all, and only if jobs were submitted for them.
+    """
     by_run: dict[Path, list[Submission]] = {path.resolve(): [] for path in folders}
     for submission in submissions(cluster_name()):
         if (run := Path(submission.run).resolve()) in by_run:
@@ -125,14 +127,14 @@ def summarize(folders: Sequence[Path]) -> list[RunSummary]:
     found = []
     for path in folders:
         named = NamedRun(RunDir(path), tuple(by_run[path.resolve()]))
-        found.append(_summary(named, [by_submission[job] for job in named.jobs], problem))
+        found.append(_summary(named, [by_submission[job] for job in named.jobs], problem, points))
     return found
 
 
-def _summary(run: NamedRun, jobs: Sequence[RunJob], queue_problem: str) -> RunSummary:
+def _summary(run: NamedRun, jobs: Sequence[RunJob], queue_problem: str, points: int) -> RunSummary:
     history = History(run.folder.events)
     history.read()
-    state = state_of(run, history, jobs, queue_problem)
+    state = state_of(run, history, jobs, queue_problem, losses=0)
     damage, settings = _settings(run.folder)
     checkpoints, damaged, where = _checkpoints(run.folder, str(settings.get("checkpoint.to", "")))
     is_started = state.phase not in _LIVE and state.phase != "not started"
@@ -146,7 +148,7 @@ def _summary(run: NamedRun, jobs: Sequence[RunJob], queue_problem: str) -> RunSu
         checkpoints=checkpoints,
         damaged_checkpoints=damaged,
         checkpoints_at=where,
-        curve=tuple(history.spread(_POINTS)),
+        curve=tuple(history.spread(points)),
     )
 
 

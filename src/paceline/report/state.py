@@ -143,9 +143,13 @@ class RunWatcher:
 
 
 def state_of(
-    target: NamedRun, history: History, jobs: Sequence[RunJob], queue_problem: str = ""
+    target: NamedRun,
+    history: History,
+    jobs: Sequence[RunJob],
+    queue_problem: str = "",
+    losses: int = _LOSSES,
 ) -> RunState:
-    """Combine the files of a run with the state of its jobs."""
+    """Combine the files of a run with the state of its jobs; `losses`: the most points of the curve."""
     now_s, started, latest = time.time(), history.started or {}, history.latest
     started_s = as_number(started.get("time_s"), 0.0)
     ranks, lanes = as_count(started.get("world_size")), as_count(started.get("lanes"))
@@ -177,7 +181,7 @@ def state_of(
         step=min(step, total) if total else step,
         total_steps=total,
         loss=latest.loss if latest else math.nan,
-        losses=tuple(history.losses(_LOSSES)),
+        losses=tuple(history.losses(losses)),
         metrics=metrics,
         metrics_step=metrics_step,
         samples_per_s=rate,
