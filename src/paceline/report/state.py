@@ -159,10 +159,8 @@ def state_of(
     left_samples = max(0, total - step) * as_count(started.get("global_batch"))
     phase = phase_of(history, jobs, alive=_alive(target.folder.lock, beats, now_s), now_s=now_s)
     reason = _reason(target.folder, history, phase, jobs)
-    if phase == "not started" and is_script_folder(target.folder):
-        phase = _phase_of_script(target.folder)
-    elif phase == "not started" and reason:
-        phase = "failed"
+    if phase == "not started":
+        phase = _phase_without_events(target.folder, reason)
     hang = read_verdict(target.folder) if phase in _MAY_HANG else None
     quiet_s = max(0.0, now_s - _last_active_s(target, history, beats))
     if phase in _LIVE and (found := standstill(target.folder, jobs, hang, quiet_s, _QUIET_S)):
@@ -231,8 +229,10 @@ def _phase_before_start(jobs: Sequence[RunJob]) -> Phase:
     return "failed" if jobs and jobs[-1].state in _FAILED_STATES else "not started"
 
 
-def _phase_of_script(folder: RunDir) -> Phase:
-    """Return the phase of a script that writes no events, from its launches."""
+def _phase_without_events(folder: RunDir, reason: str) -> Phase:
+    """Return the phase of a run that never started, or of a script that writes no events, by its launches."""
+    if not is_script_folder(folder):
+        return "failed" if reason else "not started"
     return "training" if is_held(folder.launch_lock) else script_ending(folder)
 
 
