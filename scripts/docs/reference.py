@@ -1,4 +1,4 @@
-"""Generate the parts of docs/ that come from the code: verbs, settings, API, files, lessons, guides, drawings (`make reference`).
+"""Generate what comes from the code: in docs/ verbs, settings, API, files, lessons, guides, drawings; the table of the shells' completion (`make reference`).
 
 `--check` writes nothing and exits with 1 if a page is stale. Works without torch.
 """
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from api import api_page
+from completion import completion_table
 from drawing import draw
 from lists import lessons_table, situations_table
 from modules import files_page
@@ -32,6 +33,7 @@ def pages() -> dict[Path, str]:
         DOCS / "internals" / "files.md": f"# Files\n\n{made}\n\n{files_page()}\n",
         DOCS / "course.md": with_part(DOCS / "course.md", lessons_table()),
         DOCS / "index.md": with_part(DOCS / "index.md", situations_table()),
+        ROOT / "src" / "paceline" / "cli" / "completion.json": completion_table(),
         DOCS / "images" / "contract.svg": draw(),
         DOCS / "images" / "same-training.svg": picture(),
         DOCS / "images" / "terminal.svg": terminal_picture(),

@@ -78,7 +78,7 @@ def _values(kind: Any) -> str:
 def _recipe(name: str) -> str:
     """Return the settings that a recipe adds, and the defaults that it changes."""
     found, about = _class_of(name)
-    own = [_own_row(one) for one in found if one.help]
+    own = [_own_row(one) for one in recipe_fields(name)]
     usual = dict(flatten(RunConfig()))
     set_here = [pair for one in found if not one.help for pair in _defaults(one.name, one.default)]
     other = [
@@ -86,6 +86,11 @@ def _recipe(name: str) -> str:
     ]
     section = f"## Recipe {name}\n\n{text(about)} Other defaults: {', '.join(other)}."
     return f"{section}\n\n{table(HEAD, own)}" if own else section
+
+
+def recipe_fields(name: str) -> list[Written]:
+    """Return the settings that a recipe adds."""
+    return [one for one in _class_of(name)[0] if one.help]
 
 
 def _own_row(one: Written) -> list[str]:

@@ -37,10 +37,13 @@ def without_torch(*words: str, folder: Path) -> Done:
         (["help", "run"], ["usage: paceline run [options] SCRIPT [ARGUMENT ...]", "give up after"]),
         (["verify", "--help"], ["--worlds", "--steps", "--json"]),
         (["ckpt", "--help"], ["list", "check", "export", "import"]),
-        (["ckpt", "list", "--help"], ["usage: paceline ckpt list RUN [options]", "--step", "--json"]),
-        (["help", "ckpt", "export"], ["RUN OUT", "--as safetensors|gpt2", "--step", "--json", "--force"]),
+        (["ckpt", "list", "--help"], ["usage: paceline ckpt list [RUN] [options]", "--step", "--json"]),
+        (["help", "ckpt", "export"], ["[RUN] OUT", "--as safetensors|gpt2", "--step", "--json", "--force"]),
         (["data", "get", "-h"], ["usage: paceline data get NAME", "--to FOLDER"]),
-        (["report", "--help"], ["RUN", "--to", "--runs", "--json"]),
+        (["report", "--help"], ["[RUN ...]", "--to", "--runs", "--json", "--open"]),
+        (["help", "watch"], ["usage: paceline watch [RUN|JOBID] [options]"]),
+        (["help", "rm"], ["usage: paceline rm RUN ... [options]", "--yes"]),
+        (["help", "completion"], ["usage: paceline completion SHELL", "source <(paceline completion bash)"]),
         (
             ["sample", "--help"],
             ["RUN --prompt TEXT", "--length", "--count", "--temperature", "--top-k", "--seed", "--step", "--json"],
@@ -62,6 +65,8 @@ def test_help_is_given_with_exit_code_0(tmp_path: Path, words: list[str], said: 
     ("words", "problem", "fix"),
     [
         (["trian", "toy"], "there is no verb 'trian'", "fix: did you mean train?"),
+        (["help", "wacth"], "there is no verb 'wacth'", "fix: did you mean watch?"),
+        (["help", "ckpt", "exprot"], "paceline ckpt has no action 'exprot'", "fix: did you mean export?"),
         (["qqq"], "there is no verb 'qqq'", "fix: use one of: "),
         (["--hepl"], "there is no option '--hepl'", "fix: did you mean --help?"),
         (["run"], "SCRIPT is missing", "fix: paceline run [options] SCRIPT [ARGUMENT ...]"),
@@ -74,7 +79,7 @@ def test_help_is_given_with_exit_code_0(tmp_path: Path, words: list[str], said: 
         (["train", "mnits"], "there is no recipe 'mnits'", "fix: did you mean mnist?"),
         (["ckpt"], "paceline ckpt needs an action: list, check, export, import", "fix: see `paceline ckpt --help`"),
         (["ckpt", "lsit", "there.py"], "paceline ckpt has no action 'lsit'", "fix: did you mean list?"),
-        (["ckpt", "list"], "which run? there are none in runs", "fix: name its folder"),
+        (["ckpt", "list"], "there are no runs in ", "fix: name a run or its folder, start one with"),
         (["ckpt", "list", "nowhere"], "there is no run nowhere", "fix: check the path, or give an address"),
         (["sample"], "RUN is missing", "fix: paceline sample RUN --prompt TEXT [options]"),
         (["sample", "runs/gpt"], "--prompt is missing", "fix: paceline sample RUN --prompt TEXT [options]"),
@@ -131,9 +136,11 @@ def test_the_help_of_a_recipe_lists_its_settings_with_their_own_words(tmp_path: 
     assert "BatchNorm after each convolution, or none." in text
 
 
-def test_version_and_help_import_neither_argparse_nor_rich_nor_dataclasses(tmp_path: Path) -> None:
-    """Both must answer in under 0.1 s of CPU; imports are what would cost that."""
-    for words in (["--version"], ["--help"]):
+def test_version_help_and_completion_import_neither_argparse_nor_rich_nor_dataclasses(
+    tmp_path: Path,
+) -> None:
+    """They must answer in under 0.1 s of CPU; imports are what would cost that."""
+    for words in (["--version"], ["--help"], ["--complete", "fish", "run", "x.py", "lr."]):
         done = paceline(*words, folder=tmp_path, options=("-X", "importtime"))
         imported = {line.rpartition("|")[2].strip() for line in done.err.splitlines()}
         assert not imported & {"argparse", "rich", "dataclasses", "torch", "numpy", "inspect"}

@@ -34,7 +34,8 @@ def test_a_page_is_written_beside_the_run_and_json_writes_nothing(tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "problem", "fix", "code"),
     [
-        ([], "which run?", "paceline report runs/NAME", 2),
+        (["--runs", "none"], "there are no runs in ", "start one with `paceline train mnist`", 2),
+        (["--open", "--json"], "--open and --json exclude each other", "give one of them", 2),
         (["rnu"], "there is no run or job 'rnu'", "did you mean run?", 2),
         (["run", "--jsno"], "there is no option --jsno", "did you mean --json?", 2),
         (

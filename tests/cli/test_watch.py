@@ -167,10 +167,14 @@ def test_off_a_terminal_it_is_shown_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "problem", "fix"),
     [
-        ([], "which run? newest: run", "`paceline jobs` lists submitted runs"),
+        (
+            ["--runs", "none"],
+            "there are no runs in ",
+            "fix: name a run or its folder, start one with",
+        ),
         (["rnu"], "there is no run or job 'rnu'", "did you mean run?"),
         (["run", "--onec"], "there is no option --onec", "did you mean --once?"),
-        (["run", "more"], "unexpected argument 'more'", "paceline watch RUN|JOBID [options]"),
+        (["run", "more"], "unexpected argument 'more'", "paceline watch [RUN|JOBID] [options]"),
         (["run", "--every", "0"], "--every must be 0.2 to 3600 seconds, got 0", "--every 2"),
         (["run", "--every", "nan"], "--every must be 0.2 to 3600 seconds, got nan", "--every 2"),
     ],

@@ -28,6 +28,7 @@ LONG = r"python ((?:benchmarks|scripts)/\S+\.py)(?: FILE)?"
 NOT_TYPED = {
     "torchrun --standalone --nproc-per-node 2 before.py": "needs accelerate: test_before.py",
     "python before.py": "needs lightning: test_before.py",
+    "paceline completion fish > ~/.config/fish/completions/paceline.fish": "writes into the home directory; tests/cli/test_completion.py loads the script",
     "paceline data get mnist": "downloads, and tests download nothing",
     "paceline train mnist data=mnist": "needs a downloaded dataset; tests/recipes trains on a small one",
     "paceline verify --worlds 1,2,4,8 mnist batch.lanes=8 threads=1": "takes a minute; the README runs it for 1 to 4 ranks",

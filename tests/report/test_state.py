@@ -138,6 +138,17 @@ def test_a_failed_run_is_not_over_while_its_launcher_restarts_it(tmp_path: Path)
     ]
 
 
+def test_a_script_without_events_is_judged_by_its_launches(tmp_path: Path) -> None:
+    folder = RunDir(tmp_path)
+    folder.launches.write_text('{"event": "launched"}\n')
+    with holding(folder.launch_lock):
+        assert state(folder).phase == "training"
+    assert state(folder).phase == "lost"
+    for codes, phase in (("[0, 0]", "ended"), ("[0, -9]", "failed"), ("7", "lost")):
+        folder.launches.write_text(f'{{"event": "ended", "codes": {codes}}}\n')
+        assert state(folder).phase == phase
+
+
 def test_step_loss_speed_and_time_left(tmp_path: Path) -> None:
     folder = make_run(
         tmp_path / "run", started(), *trained(1, 201), started(101), *trained(111, 401)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 
@@ -66,7 +66,11 @@ class Terminal:
 
     def type_line(self, text: str) -> None:
         """Type a line, and the return key."""
-        os.write(self._side, f"{text}\n".encode())
+        self.type_keys(f"{text}\n")
+
+    def type_keys(self, text: str) -> None:
+        """Type letters, and no return key."""
+        os.write(self._side, text.encode())
 
     def wait(self, timeout_s: float = 120) -> int:
         """Return the exit code, all output read."""
@@ -93,6 +97,16 @@ def in_terminal(
     *words: str, folder: Path, env: Mapping[str, str] | None = None
 ) -> Iterator[Terminal]:
     """Run `paceline WORDS` in a terminal of 100 columns and 30 rows."""
+    command = [sys.executable, "-m", "paceline", *words]
+    with program_in_terminal(command, folder=folder, env=env) as terminal:
+        yield terminal
+
+
+@contextlib.contextmanager
+def program_in_terminal(
+    command: Sequence[str], *, folder: Path, env: Mapping[str, str] | None = None
+) -> Iterator[Terminal]:
+    """Run a program, such as a shell, in the same."""
     person, program = pty.openpty()
     fcntl.ioctl(person, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
 
@@ -101,7 +115,7 @@ def in_terminal(
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     process = subprocess.Popen(
-        [sys.executable, "-m", "paceline", *words],
+        command,
         cwd=folder, env=_environment() | dict(env or {}),
         stdin=program, stdout=program, stderr=program, start_new_session=True, preexec_fn=take_terminal,  # noqa: PLW1509
     )  # fmt: skip

@@ -26,6 +26,13 @@ def open_storage(home: Path, to: str, name: str) -> Storage:
     return LocalStorage(Path(to) / name if to else home)
 
 
+def located(run: str, runs: Path = Path("runs")) -> str:
+    """Return the path of a run that was given by its name alone; any other path or address as it is."""
+    inside = runs / run
+    is_name = "/" not in run and not Path(run).exists() and inside.is_dir()
+    return str(inside) if is_name else run
+
+
 def find_catalog(run: str) -> Catalog:
     """Return the checkpoints of a run folder, a checkpoint folder, one checkpoint, or an address."""
     if "://" in run:
@@ -93,9 +100,9 @@ def _not_there(path: Path) -> ConfigError:
     problem = f"there is no run {path}"
     if path.exists():
         return ConfigError(f"{path} is a file", fix=f"name the folder it is in: {path.parent}")
-    if (Path("runs") / path).is_dir():
-        return ConfigError(problem, fix=f"did you mean {Path('runs') / path}?")
     near = {*runs_in(path.parent), *runs_in(Path("runs"))}
+    if path.parent == Path():
+        near = {Path(run).name for run in near}
     return ConfigError(
         problem, fix=did_you_mean(str(path), near) if near else "check the path, or give an address"
     )

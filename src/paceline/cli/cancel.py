@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.cli.watch import NamedRunArguments, named_run
+from paceline.cli.named_run import NamedRunArguments, named_run
 from paceline.cluster import slurm
 from paceline.errors import PacelineError
 from paceline.report.find_run import NamedRun

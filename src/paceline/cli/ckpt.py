@@ -6,15 +6,15 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from paceline.checkpoint.catalog import SAVE_FIRST, Catalog, Entry, list_entries, verify_entry
 from paceline.checkpoint.export import Exported, export_newest
-from paceline.checkpoint.find import find_catalog
+from paceline.checkpoint.find import find_catalog, located
 from paceline.checkpoint.retention import best_step
-from paceline.cli.watch import newest_runs
+from paceline.cli.named_run import newest_run
 from paceline.config.arguments import option, positional
 from paceline.errors import ConfigError, PacelineError
 from paceline.terminal import plain
@@ -39,8 +39,10 @@ _BESIDE = {
 class CheckpointArguments:
     """Arguments of every action on checkpoints."""
 
-    run: str = positional("", metavar="RUN", needed=True)
-    """Folder of a run, a folder of checkpoints, one checkpoint, or a URL such as s3://bucket/folder/NAME."""
+    run: str = positional("", metavar="RUN")
+    """Name or folder of a run, a folder of checkpoints, one checkpoint, or a URL such as s3://bucket/folder/NAME (default: the run that was started last)."""
+    runs: str = option("runs", metavar="FOLDER")
+    """Folder of all runs."""
     step: int | None = None
     """Only the checkpoint of this step."""
     json: bool = False
@@ -61,7 +63,7 @@ class CheckArguments(CheckpointArguments):
 class ExportArguments(CheckpointArguments):
     """Exports the newest intact checkpoint, unless --step names another one."""
 
-    out: Path = positional(metavar="OUT")
+    out: Path | None = positional(None, metavar="OUT", needed=True)
     """File to write, such as model.safetensors; with --as gpt2: folder to write."""
     layout: Literal["safetensors", "gpt2"] = option("safetensors", "--as")
     """safetensors: one file with our tensor names; gpt2: a folder for Hugging Face transformers, from a run of the gpt recipe."""
@@ -70,18 +72,17 @@ class ExportArguments(CheckpointArguments):
 
 
 def _find(arguments: CheckpointArguments) -> Catalog:
-    if not arguments.run:
-        newest = ", ".join(newest_runs(Path("runs")))
-        raise ConfigError(
-            f"which run? newest: {newest}" if newest else "which run? there are none in runs",
-            fix="name its folder, such as runs/NAME",
-        )
     if arguments.step is not None and arguments.step < 0:
         raise ConfigError(
             f"--step must be at least 0, got {arguments.step}", fix="for example: --step 120"
         )
-    catalog = find_catalog(arguments.run)
+    catalog = find_catalog(_run(arguments))
     return catalog if arguments.step is None else catalog.narrowed(arguments.step)
+
+
+def _run(arguments: CheckpointArguments) -> str:
+    """Return the path or address of the run that was named, or else of the newest run."""
+    return located(arguments.run or newest_run(arguments.runs), Path(arguments.runs))
 
 
 def list_checkpoints(arguments: ListArguments) -> int:
@@ -128,8 +129,8 @@ def check_checkpoints(arguments: CheckArguments) -> int:
 
 def export_checkpoint(arguments: ExportArguments) -> int:
     """Export the weights, and print the code that loads them."""
-    out = arguments.out
-    exported = _export(_find(arguments), arguments)
+    arguments, out = _with_run(arguments)
+    exported = _export(_find(arguments), arguments, out)
     if arguments.json:
         _print_json(exported._asdict() | {"path": str(out)})
         return 0
@@ -144,16 +145,28 @@ def export_checkpoint(arguments: ExportArguments) -> int:
     return 0
 
 
-def _export(catalog: Catalog, arguments: ExportArguments) -> Exported:
+def _with_run(arguments: ExportArguments) -> tuple[ExportArguments, Path]:
+    """Return the arguments with the run, and OUT: a single word that is not a folder or an address is OUT."""
+    run, out = arguments.run, arguments.out
+    if out is None:
+        is_run = not run or "://" in run or Path(located(run, Path(arguments.runs))).is_dir()
+        if is_run:
+            usage = "paceline ckpt export [RUN] OUT [options]"
+            raise ConfigError("OUT is missing", fix=usage)
+        run, out = "", Path(run)
+    return replace(arguments, run=run or newest_run(arguments.runs), out=out), out
+
+
+def _export(catalog: Catalog, arguments: ExportArguments, out: Path) -> Exported:
     if arguments.layout == "safetensors":
-        return export_newest(catalog, arguments.out, force=arguments.force)
+        return export_newest(catalog, out, force=arguments.force)
     if arguments.force:
         raise ConfigError(
             "--force does not apply to --as gpt2, which writes a new folder", fix="remove --force"
         )
     from paceline.recipes.gpt_export import export_gpt2
 
-    return export_gpt2(catalog, arguments.run, arguments.out)
+    return export_gpt2(catalog, _run(arguments), out)
 
 
 def _marks(catalog: Catalog, entries: Sequence[Entry]) -> dict[int, list[str]]:

@@ -20,11 +20,11 @@ class Command(NamedTuple):
 
 GROUPS = {
     "Train": ("init", "train", "run", "submit"),
-    "Follow": ("watch", "jobs", "cancel", "report", "hang"),
+    "Follow": ("runs", "watch", "report", "hang", "jobs", "cancel", "rm"),
     "Check": ("verify", "chaos", "doctor"),
     "Measure": ("bench", "scale", "profile"),
     "Data and models": ("data", "ckpt", "sample", "cluster"),
-    "Learn": ("lesson",),
+    "Learn": ("lesson", "completion"),
 }
 
 _DATA = {
@@ -74,6 +74,7 @@ COMMANDS = {
         "submit a script to Slurm; it saves and requeues before the time limit",
         "paceline.cli.submit:main",
     ),
+    "runs": Command("list the runs on this machine, newest first", "paceline.cli.runs:main"),
     "watch": Command(
         "live view of a run: step, loss, speed, time left, slowest rank", "paceline.cli.watch:main"
     ),
@@ -82,7 +83,10 @@ COMMANDS = {
         "cancel a run's queued and running jobs (running ones save first)",
         "paceline.cli.cancel:main",
     ),
-    "report": Command("write an HTML report of one or several runs", "paceline.cli.report:main"),
+    "report": Command(
+        "write an HTML report of a run, or an index page of all runs", "paceline.cli.report:main"
+    ),
+    "rm": Command("delete runs: asks first, refuses one that still runs", "paceline.cli.rm:main"),
     "hang": Command(
         "show which rank hangs, where, and which ranks wait for it", "paceline.cli.hang:main"
     ),
@@ -114,6 +118,10 @@ COMMANDS = {
     ),
     "lesson": Command(
         "the course: lessons and exercises on distributed training", "paceline.cli.lesson:main"
+    ),
+    "completion": Command(
+        "print the script that makes bash, zsh or fish complete commands at the tab key",
+        "paceline.cli.completion:main",
     ),
 }
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline.cli.watch import NamedRunArguments, named_run
+from paceline.cli.named_run import NewestRunArguments, named_or_newest
 from paceline.hang.judge import judge, still_moving
 from paceline.hang.proc import GONE
 from paceline.hang.processes import find_debugger
@@ -43,7 +43,7 @@ _SYMPTOMS = {"none", "gone", "exception", "left"}  # the page knows why
 
 
 @dataclass(frozen=True, kw_only=True)
-class HangArguments(NamedRunArguments):
+class HangArguments(NewestRunArguments):
     """Asks a live run where its ranks are; explains afterwards why a run failed."""
 
     json: bool = False
@@ -54,7 +54,7 @@ class HangArguments(NamedRunArguments):
 
 def main(arguments: HangArguments) -> int:
     """Print the diagnosis; return 1 if there is a hang or a failure."""
-    run = named_run(arguments)
+    run = named_or_newest(arguments)
     if is_script_folder(run.folder):
         alive = is_held(run.folder.launch_lock)
         reports, verdict = diagnose_script(run.folder) if alive else ([], judge_script([]))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.cluster import slurm
-from paceline.cluster.registry import Submission, submissions
-from paceline.errors import EnvironmentUnfit
+from paceline.cluster.registry import submissions
 from paceline.report.find_run import group_by_run
 from paceline.report.history import History
-from paceline.report.jobs import RunJob, all_jobs, unknown_jobs
+from paceline.report.jobs import jobs_or_unknown
 from paceline.report.jobs_table import as_dicts, is_current, print_jobs
 from paceline.report.state import RunState, state_of
 
@@ -52,20 +50,12 @@ def main(arguments: JobsArguments) -> int:
 def _states() -> list[RunState]:
     """Return the state of each submitted run; Slurm is asked once for all."""
     sent = submissions(slurm.cluster_name())
-    jobs, problem = _ask(sent)
+    jobs, problem = jobs_or_unknown(sent)
     by_submission = dict(zip(sent, jobs, strict=True))
     states = []
     for run in group_by_run(sent):
         history = History(run.folder.events)
         history.read()
         of_run = [by_submission[submission] for submission in run.jobs]
-        states.append(state_of(run, history, of_run, problem))
+        states.append(state_of(run, history, of_run, problem, losses=0))
     return states
-
-
-def _ask(sent: Sequence[Submission]) -> tuple[list[RunJob], str]:
-    """Return the jobs with their state, and why it is unknown while Slurm does not answer."""
-    try:
-        return all_jobs(sent), ""
-    except EnvironmentUnfit as error:
-        return unknown_jobs(sent), error.problem

@@ -25,6 +25,7 @@ EXAMPLES = {
 }
 _VERB_COLUMNS = 12
 _HELP_FLAGS = {"-h", "--help"}
+_COMPLETE = "--complete"
 
 
 def main() -> None:
@@ -74,6 +75,10 @@ def _dispatch(words: Sequence[str]) -> int:
 
         print(f"paceline {VERSION}")
         return 0
+    if first == _COMPLETE:  # asked at every press of the tab key
+        from paceline.cli.complete import print_candidates
+
+        return print_candidates(others)
     if first in _HELP_FLAGS or (first == "help" and not others):
         print(program_help(), flush=True)
         return 0

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from paceline.checkpoint.find import located
 from paceline.config.arguments import REQUIRED, option, positional
 from paceline.errors import ConfigError
 from paceline.terminal import plain
@@ -21,7 +22,7 @@ class SampleArguments:
     """The same seed, prompt and checkpoint generate the same text."""
 
     run: str = positional(metavar="RUN")
-    """Folder of a run of the gpt recipe."""
+    """Name or folder of a run of the gpt recipe."""
     prompt: str = option(REQUIRED, metavar="TEXT")
     """Text to continue, in quotes."""
     length: int = 200
@@ -46,7 +47,7 @@ def main(arguments: SampleArguments) -> int:
         raise ConfigError("--prompt is empty", fix='give the text to continue: --prompt "The "')
     from paceline.recipes.gpt_sample import Sampling, load_generator
 
-    generator = load_generator(arguments.run, arguments.step)
+    generator = load_generator(located(arguments.run), arguments.step)
     for problem in generator.passed_over:
         print(f"skipped: {problem}", file=sys.stderr)
     sampling = Sampling(arguments.temperature, arguments.top_k, arguments.seed)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from paceline.hang.collectives import find_mismatch, find_missing, in_collective
 from paceline.hang.proc import GONE, Process, process, refresh
@@ -96,7 +96,15 @@ def _last_launch(folder: RunDir) -> dict[str, Any]:
 
 def script_failed(folder: RunDir) -> bool:
     """Return whether a rank of the last launch ended with another exit code than 0."""
-    return any(_newest_line(folder).get("codes", []))
+    return script_ending(folder) == "failed"
+
+
+def script_ending(folder: RunDir) -> Literal["ended", "failed", "lost"]:
+    """Return how the last launch ended; lost: no exit code was written down."""
+    codes = _newest_line(folder).get("codes")
+    if not isinstance(codes, list):
+        return "lost"
+    return "failed" if any(codes) else "ended"
 
 
 def _newest_line(folder: RunDir) -> dict[str, Any]:

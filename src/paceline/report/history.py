@@ -48,6 +48,7 @@ class History:
 
     def _reset(self) -> None:
         self._offset, self._file = 0, -1
+        self._newest, self._past_s = b"", 0.0
         self._steps: list[bytes] = []
         self._epochs: list[dict[str, Any]] = []
         self._evaluations: list[dict[str, Any]] = []
@@ -86,10 +87,12 @@ class History:
                 self._steps.append(line)
             elif event := parse_event(line):
                 self._add(event)
+            self._newest = line
 
     def _add(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == RunStarted.__name__:
+            self._past_s = self.trained_s
             self._drop_after(as_count(event.get("from_step", 0)))
             self.starts += 1
             self.started, self.ending = event, None
@@ -135,19 +138,28 @@ class History:
         """The event of the newest checkpoint."""
         return self._saves[-1] if self._saves else None
 
+    @property
+    def trained_s(self) -> float:
+        """The running time over all starts, up to the newest event of each."""
+        first, last = self.started or {}, parse_event(self._newest) or {}
+        span_s = as_number(last.get("time_s")) - as_number(first.get("time_s"))
+        return self._past_s + (span_s if 0 < span_s < math.inf else 0.0)
+
     def losses(self, most: int) -> list[float]:
         """Return at most `most` losses, evenly spread over the run, including the newest."""
+        return [metrics.loss for metrics in self.spread(most)]
+
+    def spread(self, most: int) -> list[Metrics]:
+        """Return at most `most` step events, evenly spread over the run; of a short run, its epochs."""
         lines = self._steps
         if len(lines) < 2:
-            return [
-                metrics.loss for event in self._epochs[-most:] if (metrics := _metrics_of(event))
-            ]
+            return list(filter(None, map(_metrics_of, self._epochs[-most:] if most else ())))
         count = min(most, len(lines))
         chosen = [
             lines[len(lines) - 1 - (count - 1 - place) * len(lines) // count]
             for place in range(count)
         ]
-        return [metrics.loss for line in chosen if (metrics := _metrics_of(parse_event(line)))]
+        return list(filter(None, (_metrics_of(parse_event(line)) for line in chosen)))
 
 
 def parse_event(line: bytes) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.cluster.registry import KnownJob, Submission, ask_queue
 from paceline.cluster.slurm import FINAL_STATES, QueuedJob
+from paceline.errors import EnvironmentUnfit
 from paceline.world.hostlist import expand_hostlist
 
 WAITING = frozenset(
@@ -64,6 +65,14 @@ def jobs_of(submissions: Sequence[Submission]) -> list[RunJob]:
 def all_jobs(submissions: Sequence[Submission]) -> list[RunJob]:
     """Return submitted jobs with their state, from one query for all jobs of the user."""
     return [with_queue_state(known) for known in ask_queue(submissions, all_mine=True)]
+
+
+def jobs_or_unknown(submissions: Sequence[Submission]) -> tuple[list[RunJob], str]:
+    """Return submitted jobs with their state from one query, and why it is unknown while Slurm does not answer."""
+    try:
+        return all_jobs(submissions), ""
+    except EnvironmentUnfit as error:
+        return unknown_jobs(submissions), error.problem
 
 
 def unknown_jobs(submissions: Sequence[Submission]) -> list[RunJob]:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from paceline.cluster.slurm import FINAL_STATES
 from paceline.errors import EnvironmentUnfit
 from paceline.events import RunEnded, RunFailed
+from paceline.hang.script_processes import is_script_folder, script_ending
 from paceline.hang.verdict import HangVerdict, read_verdict
 from paceline.report.find_run import NamedRun
 from paceline.report.history import History, as_count, as_number
@@ -142,9 +143,13 @@ class RunWatcher:
 
 
 def state_of(
-    target: NamedRun, history: History, jobs: Sequence[RunJob], queue_problem: str = ""
+    target: NamedRun,
+    history: History,
+    jobs: Sequence[RunJob],
+    queue_problem: str = "",
+    losses: int = _LOSSES,
 ) -> RunState:
-    """Combine the files of a run with the state of its jobs."""
+    """Combine the files of a run with the state of its jobs; `losses`: the most points of the curve."""
     now_s, started, latest = time.time(), history.started or {}, history.latest
     started_s = as_number(started.get("time_s"), 0.0)
     ranks, lanes = as_count(started.get("world_size")), as_count(started.get("lanes"))
@@ -154,10 +159,7 @@ def state_of(
     left_samples = max(0, total - step) * as_count(started.get("global_batch"))
     phase = phase_of(history, jobs, alive=_alive(target.folder.lock, beats, now_s), now_s=now_s)
     reason = _reason(target.folder, history, phase, jobs)
-    if phase == "not started" and reason:
-        phase = "failed"
-    elif phase == "failed" and is_held(target.folder.launch_lock):
-        phase = "starting"  # its launcher restarts it
+    phase = _phase_by_launcher(target.folder, phase, reason)
     hang = read_verdict(target.folder) if phase in _MAY_HANG else None
     quiet_s = max(0.0, now_s - _last_active_s(target, history, beats))
     if phase in _LIVE and (found := standstill(target.folder, jobs, hang, quiet_s, _QUIET_S)):
@@ -176,7 +178,7 @@ def state_of(
         step=min(step, total) if total else step,
         total_steps=total,
         loss=latest.loss if latest else math.nan,
-        losses=tuple(history.losses(_LOSSES)),
+        losses=tuple(history.losses(losses)),
         metrics=metrics,
         metrics_step=metrics_step,
         samples_per_s=rate,
@@ -224,6 +226,16 @@ def phase_of(history: History, jobs: Sequence[RunJob], *, alive: bool, now_s: fl
 
 def _phase_before_start(jobs: Sequence[RunJob]) -> Phase:
     return "failed" if jobs and jobs[-1].state in _FAILED_STATES else "not started"
+
+
+def _phase_by_launcher(folder: RunDir, phase: Phase, reason: str) -> Phase:
+    """Return the phase of a run that its launcher restarts, that never started, or of a script that writes no events."""
+    if phase != "not started":
+        is_back = phase == "failed" and is_held(folder.launch_lock)
+        return "starting" if is_back else phase
+    if not is_script_folder(folder):
+        return "failed" if reason else "not started"
+    return "training" if is_held(folder.launch_lock) else script_ending(folder)
 
 
 def _started_in(job: RunJob, history: History, now_s: float) -> bool:
