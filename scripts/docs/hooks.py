@@ -14,7 +14,8 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
-from paceline.course.catalog import all_lessons
+from paceline.course.catalog import Lesson, all_lessons
+from paceline.course.tracks import tracks
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = "project/"
@@ -32,7 +33,7 @@ def on_config(config: Any) -> Any:
     """Fill the empty entries of the navigation with the guides and lessons."""
     lists = {
         "Guides": _guides(Path(config.docs_dir) / "guides"),
-        "Course": ["course.md", *_lessons()],
+        "Course": ["course.md", *_tracks()],
     }
     for item in config.nav:
         for name, pages in lists.items():
@@ -49,15 +50,12 @@ def _guides(folder: Path) -> list[str]:
     return sorted(found, key=lambda page: home.find(f"]({page})") % (len(home) + 1))
 
 
-def _lessons() -> list[dict[str, str]]:
-    return [
-        {f"{one.number}. {_short(one.title)}": page_of(f"lessons/{one.path.name}")}
-        for one in all_lessons()
-    ]
+def _tracks() -> list[dict[str, list[dict[str, str]]]]:
+    return [{track.name: list(map(_entry, track.lessons))} for track in tracks()]
 
 
-def _short(title: str) -> str:
-    return title.partition(":")[0].partition(",")[0]
+def _entry(lesson: Lesson) -> dict[str, str]:
+    return {f"{lesson.number}. {lesson.title}": page_of(f"lessons/{lesson.path.name}")}
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from api import api_page
 from drawing import draw
-from lists import lessons_table, situations_table
+from lists import lessons_tables, situations_table
 from modules import files_page
 from picture import picture
 from settings import settings_page
@@ -29,7 +29,7 @@ def pages() -> dict[Path, str]:
         DOCS / "reference" / "settings.md": f"# Settings\n\n{made}\n\n{settings_page()}\n",
         DOCS / "reference" / "api.md": f"# Python API\n\n{made}\n\n{api_page()}\n",
         DOCS / "internals" / "files.md": f"# Files\n\n{made}\n\n{files_page()}\n",
-        DOCS / "course.md": with_part(DOCS / "course.md", lessons_table()),
+        DOCS / "course.md": with_part(DOCS / "course.md", lessons_tables()),
         DOCS / "index.md": with_part(DOCS / "index.md", situations_table()),
         DOCS / "images" / "contract.svg": draw(),
         DOCS / "images" / "same-training.svg": picture(),

@@ -18,8 +18,8 @@ from support.program import started
 
 NUMBERS = [lesson.number for lesson in all_lessons()]
 ON_SLURM = 16
-COLD = (0, 13, 15)
-"""Lessons whose programs begin anew, and end as they do for a reader."""
+COLD = (15,)
+"""The lesson whose processes begin anew, and end as they do for a reader: torchrun, ranks, a kill, a restart."""
 LOSS = re.compile(
     r"(?:rank (\d)(?: on node \d)?, )?epoch (\d): [\w\s,.]*?loss (?:of all ranks )?(\d+\.\d{4})"
 )
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 @functools.cache
 def said(number: int) -> str:
-    """Return what `paceline lesson N` prints after it has shown the file."""
+    """Return what `paceline lesson N` prints after it has explained the lesson."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         running = stack.enter_context(
@@ -124,7 +124,13 @@ def test_processes_of_one_program_and_of_torchrun_train_alike() -> None:
 def test_a_killed_run_ends_like_one_that_nobody_disturbed() -> None:
     ends = {key: loss for key, loss in losses(said(15)).items() if key[1] == "6"}
     assert ends == {key: loss for key, loss in losses(commands(14)[0]).items() if key[1] == "6"}
-    assert said(15).count("epoch 3: loss") > said(15).count("epoch 2: loss")
+    before, after = said(15).split("--- rank 1 is killed here ---")
+    assert "epoch 3: loss" in before
+    assert sorted(re.findall(r"rank \d begins with epoch \d", said(15))) == [
+        f"rank {rank} begins with epoch {epoch}" for rank in "01" for epoch in "13"
+    ]
+    assert losses(after).keys() == {(rank, epoch) for rank in "01" for epoch in "3456"}
+    assert "Traceback" not in said(15), "noise is left out"
 
 
 @pytest.mark.slurm
@@ -167,7 +173,14 @@ def test_stacks_show_who_waits_where() -> None:
     assert "it failed, as expected" in commands(20)[0]
     assert re.search(r"in backward\n.*20_hang", said(20))
     assert re.search(r"in barrier\n(.*\n)?.*20_hang", said(20))
-    assert len(accuracies(commands(20)[-1])) == 1
+    assert len(accuracies(commands(20)[1])) == 1
+    assert not re.search(r"ChildFailedError|site-packages", said(20)), "noise is left out"
+
+
+def test_paceline_says_in_one_sentence_who_waits_for_whom() -> None:
+    verdict = re.search(r"^watchdog: .*rank 1 .*$", commands(20)[-1], re.MULTILINE)
+    assert verdict, commands(20)[-1]
+    assert "it failed, as expected" in commands(20)[-1]
 
 
 def test_a_gpt_learns() -> None:
@@ -186,6 +199,11 @@ def test_slices_hold_half_and_learn_the_same() -> None:
 
 
 def test_all_worlds_have_the_same_bits() -> None:
+    plain = re.findall(r"plain DDP, world size \d: acc (\d\.\d+), weights (\w{16})", said(23))
+    assert len({digest for _, digest in plain}) == 2, "plain DDP depends on the world size"
+    found = [*(acc for acc, _ in plain), *re.findall(r"epoch 3/3 .* acc (\d\.\d+)", said(23))]
+    assert len(found) == 5
+    assert min(map(float, found)) > 0.9
     digests = re.findall(r"optimizer state (\w{16})", said(23))
     assert len(digests) == 3
     assert len(set(digests)) == 1
