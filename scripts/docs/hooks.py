@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File
+
+sys.path.insert(0, str(Path(__file__).parent))  # MkDocs loads this file by its path
+from lesson_pages import lesson_page
 
 from paceline.course.catalog import Lesson, all_lessons
 from paceline.course.tracks import tracks
@@ -155,7 +159,7 @@ def _listing(path: str) -> str:
     if place.is_dir():
         names = sorted(one.name for one in place.iterdir() if not one.name.startswith((".", "_")))
         return "\n".join([f"# {path}", "", *(f"- `{path}/{name}`" for name in names)])
-    title = next(
-        (f"{one.number}. {one.title}" for one in all_lessons() if one.path.name == place.name), path
-    )
-    return f"# {title}\n\n`{path}`\n\n````{LANGUAGES.get(place.suffix, 'text')}\n{place.read_text(encoding='utf-8')}````\n"
+    for lesson in all_lessons():
+        if lesson.path.name == place.name:
+            return lesson_page(lesson)
+    return f"# {path}\n\n`{path}`\n\n````{LANGUAGES.get(place.suffix, 'text')}\n{place.read_text(encoding='utf-8')}````\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from api import api_page
 from drawing import draw
+from figures import figure_files
 from lists import lessons_tables, situations_table
 from modules import files_page
 from picture import picture
@@ -31,6 +32,7 @@ def pages() -> dict[Path, str]:
         DOCS / "internals" / "files.md": f"# Files\n\n{made}\n\n{files_page()}\n",
         DOCS / "course.md": with_part(DOCS / "course.md", lessons_tables()),
         DOCS / "index.md": with_part(DOCS / "index.md", situations_table()),
+        **figure_files(DOCS / "images" / "course"),
         DOCS / "images" / "contract.svg": draw(),
         DOCS / "images" / "same-training.svg": picture(),
     }

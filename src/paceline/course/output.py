@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator
 
 _LOG = re.compile(r"^(\[(rank|default)\d+\]:)?\[?[WEIF]\d{4} \d\d:\d\d:\d\d\.\d+ |^\[Gloo\] Rank ")
-_NATIVE = re.compile(r"^\s*(frame #\d+: |Exception raised from )|^\[[WEIF]\d+ .*\.cpp:\d+\]")
+_NATIVE = re.compile(
+    r"^\s*(frame #\d+: |Exception raised from )|^(\[[WEIF]\d+|[A-Z]+:\d{4}-\d\d-\d\d) .*\.cpp:\d+\]"
+)
 _RANK = re.compile(r"^\[(?:rank|default)(\d+)\]: ?")
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d+),? in (\S+)')
