@@ -37,10 +37,14 @@ def show_lesson(lesson: Lesson) -> None:
 
 def show_difference(lines: Sequence[DiffLine]) -> None:
     """Print the lines of a difference, in colour on a terminal."""
+    from rich.text import Text
+
+    shown = []
     for line in lines:
         mark = "" if line.mark == "@" else f"{line.mark} "
         text = f"... in {line.text}:" if line.mark == "@" else line.text
-        terminal.say(_styled(f"  {mark}{text}", _STYLES[line.mark]))
+        shown.append(Text(f"  {mark}{text}", _STYLES[line.mark]))
+    terminal.say(Text("\n").join(shown))
 
 
 def show_code(lesson: Lesson) -> None:
