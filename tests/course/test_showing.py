@@ -19,7 +19,8 @@ IDS = [f"{lesson.number}" for lesson in LESSONS]
 FAILED = """\
 W1117 16:22:25.973000 486 torch/distributed/run.py:874] Setting OMP_NUM_THREADS
 [Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1
-rank 1, epoch 1: loss 2.0693
+rank 1, epoch 1: loss 2.0693rank 0, epoch 1: loss 2.1
+
 Timeout (0:00:05)!
 Thread 0x00007f0e9f270b80 (most recent call first):
   File "/x/torch/autograd/graph.py", line 979 in _engine_run_backward
@@ -58,6 +59,7 @@ def test_of_a_failed_run_only_what_teaches_is_shown() -> None:
     output = LessonOutput("20_hang.py")
     assert [part for line in FAILED.splitlines() for part in output.feed(line)] == [
         "rank 1, epoch 1: loss 2.0693",
+        "rank 0, epoch 1: loss 2.1",
         "--- no step for 0:00:05: the stack, most recent call first ---",
         "  _tensor.py, line 623, in backward",
         "  20_hang.py, line 96, in main",

@@ -49,17 +49,13 @@ def test_a_page_has_prose_figure_new_lines_commands_and_exercise(
         assert exercise_of(lesson).task.split("`")[0].split("[")[0].strip() in page
 
 
-@pytest.mark.parametrize(
-    "lesson",
-    [one for one in LESSONS if (ROOT / f"lessons/output/{one.number:02d}.txt").exists()],
-    ids=lambda lesson: str(lesson.number),
-)
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: str(lesson.number))
 def test_the_kept_output_is_of_the_commands_of_the_lesson(lesson: Lesson) -> None:
     text = (ROOT / "lessons" / "output" / f"{lesson.number:02d}.txt").read_text(encoding="utf-8")
     shown = [line.partition("    # ")[0] for line in text.splitlines() if line.startswith("$ ")]
     assert shown == [f"$ {command}" for command in lesson.commands]
     blocks = re.split(r"^\$ .*\n", text, flags=re.MULTILINE)[1:]
-    assert all(block.strip() for block in blocks)
+    assert blocks[-1].strip()
     assert not re.search(r"/(home|root|work|tmp)/", text), "a folder of some machine"
 
 

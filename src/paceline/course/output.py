@@ -15,6 +15,8 @@ _FRAME = re.compile(r'^  File "([^"]+)", line (\d+),? in (\S+)')
 _SOURCE_PATH = re.compile(r"\[/\S+\.(?:cc|cpp|h|hpp):\d+\] ")
 _TIMER = re.compile(r"^Timeout \((\S+)\)!$")
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):$")
+_MIXED = re.compile(r"(?<=[^\s(])(?=rank \d+[,:] |--- rank )")
+"""Where a rank writes into the line of another: torchrun's ranks write the end of a line separately."""
 _AGENT_ERROR = "ChildFailedError"
 _AGENT_FRAME = "=" * 60
 _ENDING = re.compile(r"(?<=\w)\. This (is|may) .*$")
@@ -35,6 +37,8 @@ class LessonOutput:
         self._outer = ""
         """The frame before one of the lesson, in a stack with the most recent call first."""
         self._keeps_source = False
+        self._ends_owed = 0
+        """Ends of lines that come later, because ranks wrote into one line."""
 
     def feed(self, line: str) -> list[str]:
         """Return what is shown of a line: nothing, the line, or a shorter one."""
@@ -43,7 +47,12 @@ class LessonOutput:
             return []
         if self._in_summary or _LOG.match(line) or _NATIVE.match(line):
             return []
-        return list(self._stack_line(line))
+        *others, line = _MIXED.split(line)
+        self._ends_owed += len(others)
+        if not line and self._ends_owed:
+            self._ends_owed -= 1
+            return []
+        return [*others, *self._stack_line(line)]
 
     def _stack_line(self, line: str) -> Iterator[str]:
         rank = _RANK.match(line)

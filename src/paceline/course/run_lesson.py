@@ -70,7 +70,7 @@ def command_of(line: str, lesson: Lesson, port: int = 0) -> LessonCommand:
 def run_command(command: LessonCommand, folder: Path, show: Callable[[str], None]) -> int:
     """Run a command in a folder, one copy per node, and show each line; return the first exit code that is not 0.
 
-    Its output is a terminal of its own, so that lines come one by one and whole, also from several ranks.
+    Its output is a terminal of its own, so that lines come while they are written, and not when a rank ends.
     """
     env = os.environ | INIT_BARRIER | {"PATH": _path()}
     env.setdefault("OMP_NUM_THREADS", "1")
