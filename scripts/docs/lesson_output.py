@@ -17,7 +17,7 @@ from paceline.course.catalog import Lesson, all_lessons
 
 FOLDER = Path(__file__).resolve().parents[2] / "lessons" / "output"
 _SKIPPED = "(skipped: needs "
-_WIDEST = 160
+_WIDEST = 200
 _LONGEST = 60
 """Lines of one command that are kept: a profiler's table is longer."""
 
