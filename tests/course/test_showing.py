@@ -42,6 +42,8 @@ Thread 0x00007f9e047fdb80 (most recent call first):
 [rank0]:     torch.autograd.backward(
 [rank0]: RuntimeError: [/__w/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1. This is typically caused by
   frame #3: c10::Error::Error()
+/x/lib/python3.11/site-packages/torch/_fsdp_state.py:331: UserWarning: returned a view
+  output = self._register_pre_backward_hook(output)
 USDT:2026-11-17 16:56:08 21544:21544 SyncActivityProfilerHandler.cpp:52] profiler_start
 E1117 16:23:38.902000 486 torch/distributed/elastic/multiprocessing/api.py:1002] failed
 Traceback (most recent call last):

@@ -9,6 +9,7 @@ _LOG = re.compile(r"^(\[(rank|default)\d+\]:)?\[?[WEIF]\d{4} \d\d:\d\d:\d\d\.\d+
 _NATIVE = re.compile(
     r"^\s*(frame #\d+: |Exception raised from )|^(\[[WEIF]\d+|[A-Z]+:\d{4}-\d\d-\d\d) .*\.cpp:\d+\]"
 )
+_WARNING = re.compile(r"^/\S+/site-packages/\S+:\d+: \w*Warning: ")
 _RANK = re.compile(r"^\[(?:rank|default)(\d+)\]: ?")
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d+),? in (\S+)')
@@ -25,13 +26,13 @@ _ENDING = re.compile(r"(?<=\w)\. This (is|may) .*$")
 class LessonOutput:
     """Chooses the lines to show, one after the other.
 
-    Of a stack it keeps the frames of the lesson, of a traceback the error as well. Logs, native frames, and the
+    Of a stack it keeps the frames of the lesson, of a traceback the error as well. Logs, native frames, warnings of packages, and the
     summary that torchrun prints after a failure are left out.
     """
 
     def __init__(self, file_name: str) -> None:
         self._file_name = file_name
-        self._in_summary = False
+        self._in_summary = self._in_warning = False
         self._in_traceback: set[str] = set()
         """The ranks that are printing a traceback."""
         self._outer = ""
@@ -44,6 +45,9 @@ class LessonOutput:
         """Return what is shown of a line: nothing, the line, or a shorter one."""
         if line.startswith(_AGENT_FRAME):
             self._in_summary = not self._in_summary
+            return []
+        after_warning, self._in_warning = self._in_warning, bool(_WARNING.match(line))
+        if self._in_warning or (after_warning and line.startswith("  ")):
             return []
         if self._in_summary or _LOG.match(line) or _NATIVE.match(line):
             return []
