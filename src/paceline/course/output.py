@@ -16,7 +16,7 @@ _FRAME = re.compile(r'^  File "([^"]+)", line (\d+),? in (\S+)')
 _SOURCE_PATH = re.compile(r"\[/\S+\.(?:cc|cpp|h|hpp):\d+\] ")
 _TIMER = re.compile(r"^Timeout \((\S+)\)!$")
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):$")
-_MIXED = re.compile(r"(?<=[^\s(])(?=rank \d+[,:] |--- rank )")
+_MIXED = re.compile(r"(?<=[^\s(])(?=rank \d+(?:[,:]| of) |--- rank )")
 """Where a rank writes into the line of another: torchrun's ranks write the end of a line separately."""
 _AGENT_ERROR = "ChildFailedError"
 _AGENT_FRAME = "=" * 60
