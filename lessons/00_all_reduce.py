@@ -1,4 +1,4 @@
-"""Lesson 0: four processes, one all_reduce.
+"""Lesson 0: An all-reduce on four processes.
 
 Each process holds its own number. After all_reduce, every process holds the sum of all numbers.
 Nearly all of distributed training is built on this one operation.

@@ -1,4 +1,4 @@
-"""Lesson 1: the same on GPUs.
+"""Lesson 1: An all-reduce on GPUs.
 
 Each process uses the GPU of its local rank, and NCCL carries the sum from GPU to GPU. If a machine
 has fewer GPUs than processes, all processes stay on the CPU, so this runs on a laptop as well.

@@ -1,4 +1,4 @@
-"""Lesson 2: a convolutional network learns digits, on one device.
+"""Lesson 2: Train a network on one device.
 
 This is the loop that all later lessons keep: forward, loss, backward, step. The digits come with the
 package (`paceline data get mnist` downloads the 60,000 of MNIST, and `paceline train mnist data=mnist`

@@ -1,4 +1,4 @@
-"""Lesson 3: four processes that all do the same work, and why that does not help.
+"""Lesson 3: Four processes, the same work.
 
 Four copies of lesson 2 train four identical models. They have joined one process group, but they
 exchange nothing. It takes as long as one process, or longer, because they share the machine.

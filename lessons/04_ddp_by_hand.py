@@ -1,4 +1,4 @@
-"""Lesson 4: data parallel by hand: a sampler, and averaged gradients.
+"""Lesson 4: Data parallel by hand.
 
 Each rank reads its share of the samples, `BATCH // size` of them per step. After backward the
 gradients are averaged: the mean of the means over equal parts is the mean over the whole batch.

@@ -1,4 +1,4 @@
-"""Lesson 5: the profiler.
+"""Lesson 5: Profile a training.
 
 Where does the time of lesson 4 go? torch's profiler skips two steps, warms up for two and records
 five. Open lesson-5.json in ui.perfetto.dev or chrome://tracing: the averaging begins only when

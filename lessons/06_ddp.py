@@ -1,4 +1,4 @@
-"""Lesson 6: DistributedDataParallel instead.
+"""Lesson 6: DistributedDataParallel.
 
 torch averages the gradients itself: in buckets of many parameters, while backward still computes
 the layers below. It also broadcasts the initial weights of rank 0.

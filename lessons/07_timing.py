@@ -1,4 +1,4 @@
-"""Lesson 7: timing: pass the world sizes as arguments, get the speed-up.
+"""Lesson 7: Measure the speed-up.
 
 A speed-up compares two times of the same work, so the global batch stays the same. Warm-up is not
 counted. A GPU works asynchronously, so the program must wait for it before it reads the clock:

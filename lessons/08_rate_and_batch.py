@@ -1,4 +1,4 @@
-"""Lesson 8: learning rate and batch size: match the curve of one device on four.
+"""Lesson 8: Learning rate and batch size.
 
 Most people first keep the batch size per rank. Then four ranks use four times as many samples per
 step and take a quarter of the steps: another training, with another curve. Either scale the

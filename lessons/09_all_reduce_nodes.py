@@ -1,4 +1,4 @@
-"""Lesson 9: all_reduce over several nodes.
+"""Lesson 9: An all-reduce over nodes.
 
 The program does not know about nodes: an agent on each node starts its processes, and all agents
 meet at one address. Type the same command on every node, with the first node's name for HOST. Two

@@ -1,4 +1,4 @@
-"""Lesson 10: digits over several nodes.
+"""Lesson 10: Train over nodes.
 
 The training of lesson 6 runs on any number of nodes without a change: ranks are numbered across
 all nodes, and the samples are split over all ranks. Only the start command changes; type it on

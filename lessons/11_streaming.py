@@ -1,4 +1,4 @@
-"""Lesson 11: streaming from chunked files on disk, and writing them.
+"""Lesson 11: Stream samples from disk.
 
 A dataset that does not fit into memory is read chunk by chunk. Disks read whole chunks fast and
 scattered samples slowly; so the chunks are shuffled, and then the samples within a chunk. All ranks

@@ -1,4 +1,4 @@
-"""Lesson 12: one device; the number of epochs and how often to save are arguments.
+"""Lesson 12: A training program for one device.
 
 The smallest complete training program: data, model, a class that trains, and a checkpoint that is
 written now and then. Lessons 13 to 16 extend it.

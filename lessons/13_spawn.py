@@ -1,4 +1,4 @@
-"""Lesson 13: several devices, spawned from Python.
+"""Lesson 13: Spawn processes from Python.
 
 One program starts its own processes, as many as you ask for; if there are as many GPUs, each process
 uses one. They meet through a file with a private name: there is no port to agree on, so two of these

@@ -1,4 +1,4 @@
-"""Lesson 14: torchrun.
+"""Lesson 14: Start processes with torchrun.
 
 The program no longer starts processes: an agent does, watches them, and passes each one its rank.
 So the same file works on one machine and on many. If a rank dies, its agent ends the other ranks of

@@ -1,4 +1,4 @@
-"""Lesson 15: fault tolerance: kill it, and see it resume.
+"""Lesson 15: Survive a killed rank.
 
 A useful checkpoint holds the optimizer state and the position in the training, not only the
 weights; it exists completely or not at all, whenever the program is killed; and the program looks
@@ -7,10 +7,11 @@ each start its own store: in the agent's store, a second start would find the ad
 
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 --max-restarts 1 lessons/15_fault_tolerance.py 6 2 die
 
-Expect: the last rank kills itself in epoch 3; torchrun restarts; the run resumes after epoch 2, which
-was saved, and ends with the losses of an undisturbed run. Run the command again and there is nothing
-left to do: remove lesson-15.safetensors. `paceline run` does all this for a script with
-`paceline.Run`, also within an epoch.
+Expect: after epoch 3 rank 1 kills itself, at a marked line. Rank 0 loses its connection and fails;
+torchrun starts both again; they resume with epoch 3, because epoch 2 was saved, repeat it with the same
+losses, and end with those of an undisturbed run. Run the command again and there is nothing left
+to do: remove lesson-15.safetensors. `paceline run` does all this for a script with `paceline.Run`,
+also within an epoch.
 Time: about 14 s on 2 cores.
 New since lesson 14: `restore` and `save`, and a `FILE` that holds numbers and no code; `__init__` and
 `train` continue at the saved epoch, and `train` dies on request, by an argument that `main` reads.
@@ -78,6 +79,7 @@ class Trainer:
 
     def train(self, epochs: int) -> None:
         """Run all epochs."""
+        print(f"--- rank {self.rank} begins with epoch {self.begin_at + 1} ---")
         for epoch in range(self.begin_at, epochs):
             loss = self.run_epoch(epoch)
             print(f"rank {self.rank}, epoch {epoch + 1}: loss {loss:.4f}")
@@ -86,6 +88,7 @@ class Trainer:
                 print(f"epoch {epoch + 1}: saved {FILE}")
             is_last = self.rank == self.size - 1
             if "die" in sys.argv and is_last and epoch == 2 and self.begin_at == 0:
+                print(f"--- rank {self.rank} is killed here ---", flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)  # as if the machine had run out of memory
 
     def run_epoch(self, epoch: int) -> float:

@@ -1,17 +1,15 @@
-"""Lesson 16: Slurm: interactive, and as a batch job.
+"""Lesson 16: Train in Slurm jobs.
 
-Slurm starts one task per rank on all nodes and passes each its rank in environment variables. The
-program needs to read them, and an address for the rendezvous: the first node, and a port derived
-from the job number. `salloc` without a command opens a shell in which you can type `srun` again and
-again. The batch shell runs once, on the first node: never take per-rank values from it.
+Slurm starts one task per rank on all nodes and passes each its rank in variables. The program reads
+them; the ranks meet on the first node, at a port derived from the job number. `salloc` alone opens a
+shell for any number of `srun`. The batch shell runs on the first node only: it has no rank.
 
     salloc --nodes 2 --ntasks-per-node 2 srun python lessons/16_slurm.py 6 2
     sbatch --wait lessons/16_slurm.sh lessons/16_slurm.py 8 2
 
-Expect: the first trains six epochs on four ranks; the second resumes there, and its output is in
-lesson-16.log. All nodes must share this folder; with GPUs, request them per node (`--gpus-per-node`).
-Run it again and there is nothing left to do: remove lesson-16.safetensors. `paceline submit` writes
-such a script, and requeues a job that reached its time limit.
+Expect: the first trains six epochs on four ranks; the second resumes there on two, into lesson-16.log.
+All nodes must share this folder; with GPUs, request them per node (`--gpus-per-node`). `paceline
+submit` writes such a script, and requeues a job that reached its time limit.
 Time: about 50 s on 2 cores.
 New since lesson 15: `read_slurm`, and `main` calls it.
 """
@@ -79,6 +77,7 @@ class Trainer:
 
     def train(self, epochs: int) -> None:
         """Run all epochs."""
+        print(f"--- rank {self.rank} begins with epoch {self.begin_at + 1} ---")
         for epoch in range(self.begin_at, epochs):
             loss = self.run_epoch(epoch)
             print(f"rank {self.rank}, epoch {epoch + 1}: loss {loss:.4f}")
@@ -87,6 +86,7 @@ class Trainer:
                 print(f"epoch {epoch + 1}: saved {FILE}")
             is_last = self.rank == self.size - 1
             if "die" in sys.argv and is_last and epoch == 2 and self.begin_at == 0:
+                print(f"--- rank {self.rank} is killed here ---", flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)  # as if the machine had run out of memory
 
     def run_epoch(self, epoch: int) -> float:

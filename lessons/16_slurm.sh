@@ -1,5 +1,5 @@
 #!/bin/bash
-#SBATCH --nodes=2 --ntasks-per-node=2
+#SBATCH --nodes=2 --ntasks-per-node=1
 #SBATCH --time=00:10:00
 #SBATCH --output=lesson-16.log
 export OMP_NUM_THREADS=1

@@ -1,4 +1,4 @@
-"""Lesson 17: DataParallel against DistributedDataParallel.
+"""Lesson 17: DataParallel against DDP.
 
 DataParallel is one process with many threads: in every step it copies the model to all GPUs, splits
 the batch, and gathers the outputs on the first GPU, all under one interpreter lock. DDP has one

@@ -1,4 +1,4 @@
-"""Lesson 18: gradient accumulation, and out of memory.
+"""Lesson 18: Gradient accumulation.
 
 The activations that forward keeps for backward grow with the batch. If they do not fit, split the
 batch into micro-batches: each runs forward and backward alone, and the gradients add up. Weight the

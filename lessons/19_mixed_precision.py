@@ -1,4 +1,4 @@
-"""Lesson 19: mixed precision.
+"""Lesson 19: Mixed precision.
 
 Matrix products are computed in 16 bits; weights and sums stay in 32. bf16 has the range of fp32 and
 needs nothing else; fp16 has more digits, but small gradients underflow, so the loss is scaled up

@@ -1,4 +1,4 @@
-"""Lesson 20: hangs: cause one, and find it.
+"""Lesson 20: Find a hang.
 
 If one rank does not reach a collective, all others block in it without a message: nothing fails,
 nothing moves, and after ten to thirty minutes a timeout names the wrong rank. With `hang`, the last
@@ -7,16 +7,19 @@ ranks: the odd one out is the cause. Here faulthandler prints them after five se
 the timeout is fifteen.
 
     torchrun --standalone --nproc-per-node 2 lessons/20_hang.py hang    fails: after 5 s, the stacks
-    torchrun --standalone --nproc-per-node 2 lessons/20_hang.py
+    torchrun --standalone --nproc-per-node 2 lessons/20_hang.py         without the bug
+    paceline run -n 2 --max-restarts 0 lessons/20_hang.py paceline name=hang timeout.step_s=10    fails: after 4 s, the verdict
 
-Expect: rank 0 is in `backward` and waits for a gradient; rank 1 has finished its epochs and waits for
-rank 0 in `barrier`. `py-spy dump --pid PID` shows the stack of any Python process from outside. With
-`paceline.Run`, a watchdog says within seconds which rank is missing in which collective, and at
-which line it is; `paceline hang RUN` shows it again. (On GPUs rank 0 is in `item`: NCCL only queues
-what backward sends. And its barrier is an all-reduce like any other: it may pair with a gradient, and
-give wrong numbers instead of a hang.)
-Time: about 31 s on 2 cores.
-New since lesson 6: a shorter timeout in `join`; the rank that skips a batch, and the stacks, in `main`.
+Expect: the stack of rank 0 after 5 s: it is in `backward` and waits for a gradient. The stack of rank 1
+after 6 s: it has finished its epochs and waits for rank 0 in `barrier`. Ten seconds later both time
+out. The last command has the same bug under `paceline.Run`: its watchdog says in one sentence which
+rank called which collective, and `paceline hang runs/hang` shows it again. `py-spy dump --pid PID` shows
+the stack of any Python process from outside. (On GPUs rank 0 is in `item`: NCCL only queues what
+backward sends. And its barrier is an all-reduce like any other: it may pair with a gradient, and give
+wrong numbers instead of a hang.)
+Time: about 45 s on 2 cores.
+New since lesson 6: a shorter timeout in `join`; the rank that skips a batch, and the stacks, in `main`;
+the same bug in `under_paceline`.
 """
 
 import faulthandler
@@ -30,6 +33,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+import paceline
 from paceline.recipes.digits import embedded_digits  # 1,797 digits in the package: no download
 
 EPOCHS, BATCH, RATE = 3, 64, 0.05
@@ -105,5 +109,18 @@ def main() -> None:
     dist.destroy_process_group()
 
 
+def under_paceline() -> None:
+    """Train with the same bug under `paceline.Run`."""
+    sys.argv.remove("paceline")  # the other arguments are settings
+    train, _ = embedded_digits()
+    with paceline.Run(paceline.config_from_argv()) as run:
+        model = run.model(make_model())
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9))
+        for step in run.steps(train):
+            if step.index == 3 and run.world.rank == run.world.size - 1:
+                continue  # the last rank skips a batch
+            run.update(optimizer, lambda lane: cross_entropy(model(lane[0]), lane[1]), step)
+
+
 if __name__ == "__main__":
-    main()
+    under_paceline() if "paceline" in sys.argv else main()

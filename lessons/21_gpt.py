@@ -1,4 +1,4 @@
-"""Lesson 21: a GPT with DDP.
+"""Lesson 21: Train a GPT with DDP.
 
 The same loop on text: a small transformer reads the source of Python's own modules, byte by byte,
 and learns to predict the next byte. It is data parallel like any other model: DDP does not care

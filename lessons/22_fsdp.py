@@ -1,4 +1,4 @@
-"""Lesson 22: FSDP: what is sharded, and the memory before and after.
+"""Lesson 22: Shard a GPT with FSDP.
 
 With DDP every rank holds all weights, gradients and optimizer state. FSDP gives each rank a shard of
 all three: the weights of a unit are gathered before it runs and freed after it; in backward the

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import posixpath
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File
 
-from paceline.course.catalog import all_lessons
+sys.path.insert(0, str(Path(__file__).parent))  # MkDocs loads this file by its path
+from lesson_pages import lesson_page
+
+from paceline.course.catalog import Lesson, all_lessons
+from paceline.course.tracks import tracks
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = "project/"
@@ -32,7 +37,7 @@ def on_config(config: Any) -> Any:
     """Fill the empty entries of the navigation with the guides and lessons."""
     lists = {
         "Guides": _guides(Path(config.docs_dir) / "guides"),
-        "Course": ["course.md", *_lessons()],
+        "Course": ["course.md", *_tracks()],
     }
     for item in config.nav:
         for name, pages in lists.items():
@@ -49,15 +54,12 @@ def _guides(folder: Path) -> list[str]:
     return sorted(found, key=lambda page: home.find(f"]({page})") % (len(home) + 1))
 
 
-def _lessons() -> list[dict[str, str]]:
-    return [
-        {f"{one.number}. {_short(one.title)}": page_of(f"lessons/{one.path.name}")}
-        for one in all_lessons()
-    ]
+def _tracks() -> list[dict[str, list[dict[str, str]]]]:
+    return [{track.name: list(map(_entry, track.lessons))} for track in tracks()]
 
 
-def _short(title: str) -> str:
-    return title.partition(":")[0].partition(",")[0]
+def _entry(lesson: Lesson) -> dict[str, str]:
+    return {f"{lesson.number}. {lesson.title}": page_of(f"lessons/{lesson.path.name}")}
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -157,7 +159,7 @@ def _listing(path: str) -> str:
     if place.is_dir():
         names = sorted(one.name for one in place.iterdir() if not one.name.startswith((".", "_")))
         return "\n".join([f"# {path}", "", *(f"- `{path}/{name}`" for name in names)])
-    title = next(
-        (f"{one.number}. {one.title}" for one in all_lessons() if one.path.name == place.name), path
-    )
-    return f"# {title}\n\n`{path}`\n\n````{LANGUAGES.get(place.suffix, 'text')}\n{place.read_text(encoding='utf-8')}````\n"
+    for lesson in all_lessons():
+        if lesson.path.name == place.name:
+            return lesson_page(lesson)
+    return f"# {path}\n\n`{path}`\n\n````{LANGUAGES.get(place.suffix, 'text')}\n{place.read_text(encoding='utf-8')}````\n"

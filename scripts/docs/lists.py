@@ -1,4 +1,4 @@
-"""The table of lessons on the course page and the table of guides on the home page."""
+"""The tables of lessons on the course page and the table of guides on the home page."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from pathlib import Path
 
 from markup import table, text
 
-from paceline.course.catalog import Lesson, all_lessons
+from paceline.course.catalog import Lesson
 from paceline.course.exercise import exercises
+from paceline.course.tracks import tracks
 
 GUIDES = Path(__file__).resolve().parents[2] / "docs" / "guides"
 SITUATIONS = {
@@ -31,10 +32,12 @@ SITUATIONS = {
 }
 
 
-def lessons_table() -> str:
-    """Return one row per lesson."""
-    return table(
-        ["", "lesson", "what it teaches", "time", "exercise"], list(map(_row, all_lessons()))
+def lessons_tables() -> str:
+    """Return a table per track, with a row per lesson."""
+    head = ["", "lesson", "what it teaches", "time", "exercise"]
+    return "\n\n".join(
+        f"### {track.name}\n\n{track.about}\n\n{table(head, list(map(_row, track.lessons)))}"
+        for track in tracks()
     )
 
 

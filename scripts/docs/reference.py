@@ -11,7 +11,8 @@ from pathlib import Path
 from api import api_page
 from completion import completion_table
 from drawing import draw
-from lists import lessons_table, situations_table
+from figures import figure_files
+from lists import lessons_tables, situations_table
 from modules import files_page
 from picture import picture
 from settings import settings_page
@@ -31,9 +32,10 @@ def pages() -> dict[Path, str]:
         DOCS / "reference" / "settings.md": f"# Settings\n\n{made}\n\n{settings_page()}\n",
         DOCS / "reference" / "api.md": f"# Python API\n\n{made}\n\n{api_page()}\n",
         DOCS / "internals" / "files.md": f"# Files\n\n{made}\n\n{files_page()}\n",
-        DOCS / "course.md": with_part(DOCS / "course.md", lessons_table()),
+        DOCS / "course.md": with_part(DOCS / "course.md", lessons_tables()),
         DOCS / "index.md": with_part(DOCS / "index.md", situations_table()),
         ROOT / "src" / "paceline" / "cli" / "completion.json": completion_table(),
+        **figure_files(DOCS / "images" / "course"),
         DOCS / "images" / "contract.svg": draw(),
         DOCS / "images" / "same-training.svg": picture(),
         DOCS / "images" / "terminal.svg": terminal_picture(),

@@ -22,6 +22,7 @@ from support.documented import DOCUMENTS, keys_of, words_of
 @pytest.fixture(autouse=True)
 def at_home(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
 
 

@@ -214,6 +214,7 @@ def test_what_does_not_end_is_ended_with_all_its_processes(tmp_path: Path) -> No
 
 def test_try_writes_the_copy_once_and_check_grades_it(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     assert run_verb(["lesson", "12", "--check"]) == 2
     assert "start with `paceline lesson 12 --try`" in capsys.readouterr().err
     assert run_verb(["lesson", "12", "--try"]) == 0
@@ -225,7 +226,11 @@ def test_try_writes_the_copy_once_and_check_grades_it(tmp_path: Path, monkeypatc
     assert run_verb(["lesson", "12", "--try"]) == 0
     assert "was not changed. To start over, remove it" in capsys.readouterr().out
     assert run_verb(["lesson", "12", "--check"]) == 0
-    assert capsys.readouterr().out == "right: lesson 12 is solved\n"
+    right = "right: lesson 12 is solved (1 of 15 exercises)"
+    assert (
+        capsys.readouterr().out
+        == f"{right}\n\nNext: paceline lesson 13 ({exercise(13).lesson.title})\n"
+    )
     file.write_text("print('epoch 3: loss 9'); print('epoch 3: saved')\n")
     assert run_verb(["lesson", "12", "--check"]) == 1
     assert capsys.readouterr().out.startswith("not yet: the loss of epoch 3 is 9,")
@@ -239,6 +244,9 @@ def test_try_writes_the_copy_once_and_check_grades_it(tmp_path: Path, monkeypatc
         ("--try", "`paceline lesson` lists them"),
         ("--show", "`paceline lesson` lists them"),
         ("4 --json", "add --check"),
+        ("4 5", "give one number"),
+        ("4 --all --check", "without a number"),
+        ("--grades", "--check --all --json > ada.json"),
     ],
 )
 def test_what_cannot_be_is_bad_usage(words: str, fix: str, capsys) -> None:
@@ -248,6 +256,5 @@ def test_what_cannot_be_is_bad_usage(words: str, fix: str, capsys) -> None:
 
 def test_the_list_marks_those_that_have_one(capsys) -> None:
     assert run_verb(["lesson"]) == 0
-    marked = re.findall(r"^ *(\d+)  .*  \*$", said := capsys.readouterr().out, re.MULTILINE)
-    assert list(map(int, marked)) == sorted(HINTS)
-    assert "* has an exercise: `paceline lesson 4 --try`" in said
+    marked = re.findall(r"^ *(\d+)  .*  exercise\b", capsys.readouterr().out, re.MULTILINE)
+    assert sorted(map(int, marked)) == sorted(HINTS)

@@ -16,7 +16,7 @@ GROWN = [lesson for lesson in LESSONS if lesson.before is not None]
 _TWO_SCREENS = 140
 MAIN = {
     1: (3, 4), 3: (3, 5), 4: (4, 5), 5: (1, 11), 6: (2, 1), 7: (8, 8), 8: (4, 11), 9: (2, 11), 10: (1, 2), 11: (7, 10), 13: (3, 6),
-    14: (6, 9), 15: (0, 1), 16: (1, 2), 17: (1, 5), 18: (4, 7), 19: (4, 10), 20: (1, 6), 21: (14, 14), 22: (2, 10), 23: (20, 9),
+    14: (6, 9), 15: (0, 1), 16: (1, 2), 17: (1, 5), 18: (4, 7), 19: (4, 10), 20: (2, 7), 21: (14, 14), 22: (2, 10), 23: (20, 9),
 }  # fmt: skip
 """How many lines of `main` a lesson may take away, and add. 21 trains a GPT, 23 leaves the loop to Paceline."""
 TIMED = 7

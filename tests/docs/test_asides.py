@@ -35,6 +35,9 @@ NOT_TYPED = {
     "paceline scale --worlds 1,2,4,8 --steps 12 --warmup 3 mnist batch.lanes=8 threads=1": "takes minutes; tests/measure",
     'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 '
     "/usr/bin/python3 /shared/env/venv-0123456789ab.py": "is printed by `--pack`; tests/doctor unpacks",
+    "paceline lesson --check --all": "grades for minutes; tests/course grades a few",
+    "paceline lesson --check --all --json > ada.json": "grades for minutes; tests/course grades a few",
+    "paceline lesson --grades ada.json bob.json": "needs those files; tests/course makes them",
     "source /tmp/paceline-1000/venv-0123456789ab/bin/activate": "is printed by `--pack`",
 }
 

@@ -17,7 +17,7 @@ from paceline.cli.commands import COMMANDS, load
 from paceline.config import RunConfig
 from paceline.config.arguments import arguments_of
 from paceline.config.values import field_types, flatten
-from paceline.course.catalog import all_lessons
+from paceline.course.tracks import tracks
 
 ROOT = Path(__file__).resolve().parents[2]
 MAKERS = ROOT / "scripts" / "docs"
@@ -125,7 +125,7 @@ def test_every_setting_of_a_run_is_described() -> None:
 def test_every_lesson_is_in_the_table() -> None:
     text = (ROOT / "docs" / "course.md").read_text(encoding="utf-8")
     assert re.findall(r"\(\.\./lessons/(\d\d_\w+\.py)\) \|", text) == [
-        one.path.name for one in all_lessons()
+        one.path.name for track in tracks() for one in track.lessons
     ]
 
 

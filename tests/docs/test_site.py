@@ -151,6 +151,19 @@ def test_the_site_has_every_page_and_leads_to_it(site: Path) -> None:
         assert f"project/lessons/{lesson.name}.html" in found
 
 
+def test_a_lesson_is_a_page_with_its_figure_and_marked_lines(site: Path) -> None:
+    page = pages(site)["project/lessons/04_ddp_by_hand.py.html"]
+    assert "../../images/course/shares.svg" in page.loads
+    assert "average_gradients" in "".join(re.findall(r'class="hll">.*', page.text))
+    assert "def pick_device" not in "".join(re.findall(r'class="hll">.*', page.text))
+    text = re.sub(r"<[^>]+>|\s+", " ", page.text)
+    places = [
+        text.find(f" {name} ") for name in ("First steps", "Production", "Scale", "Exactness")
+    ]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
 def test_what_pages_load_and_link_to_is_in_the_site(site: Path) -> None:
     for name, page in pages(site).items():
         if name == "404.html":

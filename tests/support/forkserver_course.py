@@ -47,6 +47,14 @@ class Program(Forked):
             _end_with(_program, told)
 
 
+class StartedByLesson(Program):
+    """What a lesson starts itself: Python is forked, other programs are executed."""
+
+    def _execute_child(self, *given: Any, **more: Any) -> None:
+        is_python = given[0][0] == sys.executable
+        (super() if is_python else super(Forked, self))._execute_child(*given, **more)
+
+
 def _program(told: Mapping[str, Any]) -> None:
     if told["start_new_session"]:
         os.setsid()
@@ -78,6 +86,7 @@ def _python(words: list[str]) -> None:
     sys.argv = words[1:]
     sys.path.insert(0, str(Path(words[1]).parent))
     _keep_groups()
+    subprocess.Popen = StartedByLesson
     runpy.run_path(words[1], run_name="__main__")
 
 

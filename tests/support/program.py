@@ -86,7 +86,9 @@ def started(
     process = (subprocess.Popen if cold or options else forkserver.Command)(
         [sys.executable, *options, "-m", "paceline", *words],
         cwd=folder,
-        env=clean | {MARK: mark, "TMPDIR": str(temporary)} | dict(env or {}),
+        env=clean
+        | {MARK: mark, "TMPDIR": str(temporary), "XDG_DATA_HOME": str(temporary)}
+        | dict(env or {}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

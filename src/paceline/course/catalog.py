@@ -17,6 +17,7 @@ _COMMAND = re.compile(r"^    (?=\S)(.+?)(?: {2,}(.*))?$", re.MULTILINE)
 _TIME = re.compile(r"^Time: about (\d+) s\b", re.MULTILINE)
 _NEW = re.compile(r"^New since lesson (\d+): (.+?)(?=\n\S+:|\Z)", re.MULTILINE | re.DOTALL)
 _QUOTED = re.compile(r"`([A-Za-z_]\w*)`")
+_LABEL = re.compile(r"^(Expect|Time|Over several nodes|New since lesson \d+): ", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,33 @@ class Lesson:
         return found[2] if found else self.path.stem
 
     @property
+    def prose(self) -> tuple[str, ...]:
+        """The paragraphs between the title and the commands, each on one line."""
+        above = _COMMAND.split(self.text, maxsplit=1)[0].strip().split("\n\n")[1:]
+        return tuple(" ".join(paragraph.split()) for paragraph in above)
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """The texts after `Expect:`, `Time:` and the other labels, each on one line."""
+        _, *parts = _LABEL.split(self.text)
+        texts = (" ".join(text.split()) for text in parts[1::2])
+        return dict(zip(parts[::2], texts, strict=True))
+
+    @property
+    def remarks(self) -> dict[str, str]:
+        """The command lines, each with its remark."""
+        return dict(_COMMAND.findall(self.text))
+
+    @property
     def commands(self) -> tuple[str, ...]:
         """The command lines, without the remarks after two spaces."""
-        return tuple(line for line, _ in _COMMAND.findall(self.text))
+        return tuple(self.remarks)
 
     @property
     def failing(self) -> frozenset[str]:
         """The commands that fail on purpose: their remark begins with "fails"."""
         return frozenset(
-            line for line, remark in _COMMAND.findall(self.text) if remark.startswith("fails")
+            line for line, remark in self.remarks.items() if remark.startswith("fails")
         )
 
     @property

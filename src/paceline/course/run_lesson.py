@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
+import select
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+import termios
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.course.catalog import Lesson
+from paceline.terminal import plain
 from paceline.world.address import free_port
 
 _VARIABLE = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)")
@@ -25,6 +29,9 @@ _PROGRAMS = {
 INIT_BARRIER = {"TORCH_DIST_INIT_BARRIER": "1"}
 """Makes a rank wait until all ranks are connected, so that none exits too early."""
 _LOOPBACK = "127.0.0.1"
+_POLL_S = 0.1
+_SIZE = (50, 400)
+"""Rows and columns of that terminal: wide, because lines are wrapped where they are shown."""
 _NEEDS = {"salloc": "a Slurm cluster", "sbatch": "a Slurm cluster"}
 
 
@@ -60,19 +67,68 @@ def command_of(line: str, lesson: Lesson, port: int = 0) -> LessonCommand:
     return LessonCommand(tuple(argv), variables, nodes)
 
 
-def run_command(command: LessonCommand, folder: Path) -> int:
-    """Run a command in a folder, one copy per node; return the first exit code that is not 0."""
+def run_command(command: LessonCommand, folder: Path, show: Callable[[str], None]) -> int:
+    """Run a command in a folder, one copy per node, and show each line; return the first exit code that is not 0.
+
+    Its output is a terminal of its own, so that lines come while they are written, and not when a rank ends.
+    """
     env = os.environ | INIT_BARRIER | {"PATH": _path()}
     env.setdefault("OMP_NUM_THREADS", "1")
+    env.pop("PYTHONUNBUFFERED", None)  # it would write the end of a line separately
     if command.nodes > 1:
         env["CUDA_VISIBLE_DEVICES"] = ""  # agents on one machine would use the same GPUs
     env |= command.variables
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, _SIZE)
     agents = []
     with ExitStack() as stack:
-        for _ in range(command.nodes):
-            agent = subprocess.Popen(command.argv, cwd=folder, env=env)
-            agents.append(stack.enter_context(agent))
+        stack.callback(os.close, ours)
+        try:
+            for _ in range(command.nodes):
+                agent = subprocess.Popen(
+                    command.argv, cwd=folder, env=env, stdout=theirs, stderr=theirs
+                )
+                agents.append(stack.enter_context(agent))
+        finally:
+            os.close(theirs)
+        try:
+            for line in _lines(ours, agents):
+                show(line)
+        except (
+            KeyboardInterrupt
+        ):  # the agents got it, too; what they still write must not block them
+            for _ in _lines(ours, agents):
+                pass
+            raise
         return first_failure(agent.wait() for agent in agents)
+
+
+def _lines(terminal: int, agents: Sequence[subprocess.Popen[bytes]]) -> Iterator[str]:
+    """Yield the lines that are written to a terminal, until all agents have exited and nothing is left."""
+    rest = b""
+    while True:
+        has_exited = all(agent.poll() is not None for agent in agents)
+        ready, _, _ = select.select([terminal], [], [], 0 if has_exited else _POLL_S)
+        try:
+            found = os.read(terminal, 1 << 16) if ready else b""
+        except OSError:  # Linux: all processes have closed it
+            found, has_exited = b"", True
+        *lines, rest = (rest + found).split(b"\n")
+        yield from map(_visible, lines)
+        if has_exited and not found:
+            break
+    if rest:
+        yield _visible(rest)
+
+
+def _visible(line: bytes) -> str:
+    r"""Return what a terminal would show of a line: what stands after the last carriage return, without colours.
+
+    >>> _visible(b"step 1/9\r\x1b[2Kepoch 1: loss 0.5\r")
+    'epoch 1: loss 0.5'
+    """
+    text = line.decode("utf-8", errors="replace").rstrip("\r").rpartition("\r")[2]
+    return plain(text.expandtabs())
 
 
 def _path() -> str:
