@@ -124,6 +124,12 @@ def test_a_line_that_speaks_for_all_ranks_has_no_prefix() -> None:
     assert shown([line]) == ("epoch 1/3\n[3] mine\n", ["epoch 1/3", "mine"])
 
 
+def test_a_line_of_gloo_without_news_is_left_out() -> None:
+    line = b"[Gloo] Rank 1 is connected to %d peer ranks. Expected number of connected peer ranks is : 3\n"
+    assert shown([line % 3, b"mine\n"]) == ("[3] mine\n", ["mine"])
+    assert shown([line % 2])[1] == [(line % 2).decode().rstrip()]
+
+
 class Tty(io.StringIO):
     def isatty(self) -> bool:
         return True

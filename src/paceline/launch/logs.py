@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections import deque
 from pathlib import Path
 
@@ -12,6 +13,10 @@ from paceline.launch.screen import Screen
 from paceline.safe_open import open_to_write
 
 _TAIL_LINES = 200  # a traceback may be long
+# torch 2.10 prints this in every rank for every process group, where all is well.
+_ALL_CONNECTED = re.compile(
+    rb"\[Gloo\] Rank \d+ is connected to (\d+) peer ranks\. Expected number of connected peer ranks is : \1"
+)
 
 
 class RankOutput:
@@ -28,7 +33,8 @@ class RankOutput:
         """Add bytes of output."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._show(line)
+            if not _ALL_CONNECTED.fullmatch(line):
+                self._show(line)
         if self._rest.endswith(b"\r"):  # a progress bar: shown in place, not kept in the tail
             # The carriage return stays: a newline may still complete the line.
             self._rest = self._rest.rstrip(b"\r").rpartition(b"\r")[2] + b"\r"
