@@ -189,7 +189,7 @@ def _mismatch_verdict(entered: dict[RankReport, Collective], odd: list[RankRepor
     if same_name:
         left, right = with_shapes(called), with_shapes(usual)
     completed = " and completed it" if usual.done else ""
-    where = f"; {format_ranks([blamed.rank])} is in {blamed.place}" if blamed.place else ""
+    where = f"; {format_ranks([blamed.rank])} is in {blamed.where}" if blamed.place else ""
     sentence = (
         f"collective mismatch: {with_nodes([blamed])} called {left}, "
         f"but {format_ranks(majority)} called {right}{completed}{where}"
@@ -290,7 +290,7 @@ def _missing_verdict(
     first, waiting = missing[0], other_ranks(reports, missing)
     causes: dict[str, Cause] = {"reading": "reading", "saving": "saving"}
     activity = {"reading": " reading samples,", "saving": " saving,"}.get(first.doing, "")
-    where = f"it is{activity} in {first.place}" if first.place else f"it is {first.doing}"
+    where = f"it is{activity} in {first.where}" if first.place else f"it is {first.doing}"
     sentence = (
         f"{with_nodes(missing)} {plural(missing, 'has', 'have')} not entered {newest.label}; "
         f"{where}{stalled_child(first)}; {waits(waiting, missing)}"

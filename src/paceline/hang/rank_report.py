@@ -70,6 +70,16 @@ class RankReport:
         """The line of code that explains most."""
         return main_place(self.stacks)
 
+    @property
+    def where(self) -> str:
+        """That line, and the line of the user's code that called it."""
+        text = str(self.place or "")
+        for stack in self.stacks:
+            own = [place for place in stack.places if place.kind == "user"]
+            if own and self.place in stack.places and self.place not in own:
+                return f"{text}, called in {own[-1]}"
+        return text
+
 
 def current_report(
     world: World, pulse: Pulse, state: State, wrong: RankException | None = None
