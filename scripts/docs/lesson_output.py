@@ -5,6 +5,7 @@ Each lesson runs as a reader runs it, in an empty folder. Names of this machine 
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import socket
@@ -24,7 +25,9 @@ _LONGEST = 60
 
 def main() -> int:
     """Run the lessons that are asked for, or all; exit with 1 if one fails."""
-    wanted, failed = set(map(int, sys.argv[1:])), 0
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("numbers", nargs="*", type=int)
+    wanted, failed = set(parser.parse_args().numbers), 0
     FOLDER.mkdir(exist_ok=True)
     for lesson in all_lessons():
         if wanted and lesson.number not in wanted:
