@@ -365,7 +365,7 @@ def test_the_checkpoint_that_is_exported_is_good_or_the_one_asked_for(export):
             "inside a checkpoint",
             "checkpoints are never modified",
         ),
-        (["runs/tokens"], "OUT is missing", "paceline ckpt export RUN OUT"),
+        (["runs/tokens"], "OUT is missing", "paceline ckpt export [RUN] OUT"),
         (["runs/tokens", "hub", "--as", "gpt3"], "got 'gpt3'", "did you mean gpt2?"),
     ],
 )

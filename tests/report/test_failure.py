@@ -10,6 +10,7 @@ import pytest
 
 from paceline.events import RunFailed, surviving
 from paceline.hang.rank_report import RankReport, write_report
+from paceline.hang.verdict import HangVerdict, write_verdict
 from paceline.launch.failure import Failure, RankEnd, find_culprit, out_of_memory
 from paceline.launch.traceback_text import traceback_text
 from paceline.report.failure import page_from_launch, write_failure_page
@@ -84,6 +85,15 @@ def test_what_srun_says_is_the_verdict_of_a_launch_on_several_nodes(tmp_path: Pa
     last = surviving(run.events)[-1]
     assert (last["rank"], last["reason"]) == (1, "rank 1 (node n2) was killed (SIGKILL), in step 13")  # fmt: skip
     assert "    paceline run t.py\n" in run.failure.read_text()
+
+
+def test_a_cut_link_is_no_fault_of_a_rank(tmp_path: Path) -> None:
+    folder = failed_on_nodes(tmp_path)
+    cut = "network partition between n2 and n1: n2 gets no answer from n1"
+    write_verdict(folder, HangVerdict("link", (0, 1), (), cut))
+    page = page_from_launch(Failure(-1, 1, "lost", run=str(folder.root)), "again")
+    assert page.verdict.startswith("rank 0 (node n1) lost the network to another node")
+    assert f"before that: {cut}" in page.last_lines()
 
 
 def test_a_rank_that_the_kernel_killed_for_its_memory_ran_out_of_memory(tmp_path: Path) -> None:

@@ -162,6 +162,8 @@ def _how(first: RankReport | None, verdict: HangVerdict) -> str:
         return f"crashed with {first.wrong.what}"
     if first and first.crash:
         return f"crashed in native code ({first.crash})"
+    if verdict.cause == "link":  # neither side is at fault
+        return "lost the network to another node"
     return "vanished without a report" if verdict.cause in {"gone", "none"} else "hung"
 
 
