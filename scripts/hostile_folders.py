@@ -1,6 +1,6 @@
 """Run folders that were damaged or forged: what Paceline does with them.
 
-`python scripts/hostile_folders.py [--count 1000] [--seed 0] [--only "FIFO"] [--json]`. Every trial copies a run folder,
+`python scripts/hostile_folders.py [--count 1000] [--first 0] [--seed 0] [--only "FIFO"] [--json]`. Every trial copies a run folder,
 damages it in one way, and does one thing with it: resume the training, or read the folder with `watch`, `report`,
 `hang`, `ckpt list`, `ckpt check` or `ckpt export`. A training that resumes must end with the weights of a run that was
 never interrupted. Every other outcome must be an error with a fix, within 5 seconds. A canary beside the run folder, to
@@ -549,22 +549,25 @@ def _outside(home: Path) -> dict[str, bytes]:
     return found
 
 
-def run(names: list[str], count: int, seed: int) -> dict[str, Tally]:
-    """Deal the trials out over the kinds, and count."""
+def run(names: list[str], numbers: range, seed: int) -> tuple[dict[str, Tally], int]:
+    """Deal the trials out over the kinds; return the counts and the number of trials, which Ctrl-C may end early."""
     torch.set_num_threads(1)  # this process forks
     tallies: dict[str, Tally] = defaultdict(Tally)
     with tempfile.TemporaryDirectory(prefix="hostile-") as name:
         template = Path(name) / "template"
         digest = make_template(template)
-        for number in range(count):
+        for done, number in enumerate(numbers):
             kind = names[number % len(names)]
             dice = random.Random(f"{seed} {number}")
-            with copied(template, number) as home:
-                trial = Trial(home, dice)
-                KINDS[kind](trial)
-                words = RESUME if dice.random() < 0.4 else dice.choice(READERS)
-                judge(trial, words, digest, tallies[kind])
-    return tallies
+            try:
+                with copied(template, number) as home:
+                    trial = Trial(home, dice)
+                    KINDS[kind](trial)
+                    words = RESUME if dice.random() < 0.4 else dice.choice(READERS)
+                    judge(trial, words, digest, tallies[kind])
+            except KeyboardInterrupt:
+                return tallies, done
+    return tallies, len(numbers)
 
 
 def table(tallies: dict[str, Tally]) -> str:
@@ -585,17 +588,22 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--count", type=int, default=1000, help="trials over all kinds")
+    parser.add_argument(
+        "--first", type=int, default=0, help="number of the first trial: a long run in parts"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", action="append", choices=list(KINDS), help="only this kind")
     parser.add_argument("--json", action="store_true", help="print the counts as JSON")
     known = parser.parse_args()
     begun = time.monotonic()
-    tallies = run(known.only or list(KINDS), known.count, known.seed)
+    numbers = range(known.first, known.first + known.count)
+    tallies, done = run(known.only or list(KINDS), numbers, known.seed)
     if known.json:
         print(json.dumps({name: vars(one) for name, one in tallies.items()}))
     else:
         taken_s = time.monotonic() - begun
-        print(f"{table(tallies)}\n\n{known.count} trials, seed {known.seed}, {taken_s:.0f} s")
+        part = f"{done} trials from {known.first} on, seed {known.seed}, {taken_s:.0f} s"
+        print(f"{table(tallies)}\n\n{part}")
     return 1 if any(one.bad for one in tallies.values()) else 0
 
 
