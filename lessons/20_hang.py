@@ -94,7 +94,7 @@ def main() -> None:
     for epoch in range(EPOCHS):
         total, mine = 0.0, share_of(rank, size, len(images), epoch)
         for batch in mine.split(BATCH // size)[forgetful:]:
-            faulthandler.dump_traceback_later(5 + rank)  # unless this is called again in time
+            faulthandler.dump_traceback_later(5 + 2 * rank)  # unless this is called again in time
             loss = cross_entropy(model(images[batch].to(device)), labels[batch].to(device))
             optimizer.zero_grad()
             loss.backward()
@@ -103,7 +103,7 @@ def main() -> None:
         print(f"rank {rank}, epoch {epoch + 1}: {len(mine)} samples, loss {total / len(mine):.4f}")
     test_images, test_labels = (part.to(device) for part in held_out)
     print(f"rank {rank}: accuracy {accuracy(model, test_images, test_labels):.3f}")
-    faulthandler.dump_traceback_later(5 + rank)
+    faulthandler.dump_traceback_later(5 + 2 * rank)
     dist.barrier()
     faulthandler.cancel_dump_traceback_later()
     dist.destroy_process_group()

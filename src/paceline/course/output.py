@@ -13,6 +13,9 @@ _WARNING = re.compile(r"^/\S+/site-packages/\S+:\d+: \w*Warning: ")
 _RANK = re.compile(r"^\[(?:rank|default)(\d+)\]: ?")
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d+),? in (\S+)')
+_NEXT_FRAME = re.compile(r'(?<=\S)(?=  File ")')
+_TORN_FRAME = re.compile(r'", line \d+|File ".*/site-packages/')
+"""A part of a frame: two ranks wrote their stacks at the same time."""
 _SOURCE_PATH = re.compile(r"\[/\S+\.(?:cc|cpp|h|hpp):\d+\] ")
 _TIMER = re.compile(r"^Timeout \((\S+)\)!$")
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):$")
@@ -56,7 +59,8 @@ class LessonOutput:
         if not line and self._ends_owed:
             self._ends_owed -= 1
             return []
-        return [*others, *self._stack_line(line)]
+        frames = _NEXT_FRAME.split(line)
+        return [*others, *(shown for frame in frames for shown in self._stack_line(frame))]
 
     def _stack_line(self, line: str) -> Iterator[str]:
         rank = _RANK.match(line)
@@ -66,6 +70,8 @@ class LessonOutput:
             self._in_traceback.add(name)
         elif frame := _FRAME.match(text):
             yield from self._frame(frame, prefix, last_first=name not in self._in_traceback)
+        elif _TORN_FRAME.search(text):
+            return
         elif name in self._in_traceback and text.startswith("    "):
             if self._keeps_source and not set(text) <= set(" ^~"):
                 yield prefix + text
