@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from paceline.rundir import writing_to
-from paceline.safe_open import open_to_write, parse_json, reading
+from paceline.safe_open import open_to_write, parse_json, read_bytes
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,9 @@ class RunFailed(Event):
     reason: str
 
 
+LARGEST_BYTES = 1 << 30
+"""The most bytes of an event log: millions of steps."""
+
 Sink = Callable[[Event], None]
 
 
@@ -198,9 +201,7 @@ def surviving(path: Path) -> list[dict[str, Any]]:
     Of several failures of one start the last counts: the launcher's, which knows what the ranks cannot.
     """
     events: list[dict[str, Any]] = []
-    with reading(path) as file:
-        lines = file.read().splitlines()
-    for line in lines:
+    for line in read_bytes(path, LARGEST_BYTES).splitlines():
         with contextlib.suppress(ValueError):  # a line torn by a power cut
             event = parse_json(line)
             if event["event"] == RunStarted.__name__:

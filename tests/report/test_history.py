@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -132,3 +133,14 @@ def test_looking_again_at_a_hundred_thousand_events_is_cheap(tmp_path: Path, mon
     assert len(losses) == 400
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] == 1e-05
+
+
+def test_an_event_log_beyond_its_limit_is_read_by_nobody(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    with log.open("wb") as file:
+        file.truncate(1 << 40)
+    history = History(log)
+    history.read()
+    assert history.started is None
+    with pytest.raises(OSError, match="the limit is"):
+        surviving(log)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.events import (
+    LARGEST_BYTES,
     CheckpointSaved,
     EpochDone,
     Evaluated,
@@ -18,7 +19,7 @@ from paceline.events import (
     RunStopped,
     StepDone,
 )
-from paceline.safe_open import parse_json, reading
+from paceline.safe_open import UnsafeFile, parse_json, reading
 
 _STEP = f'{{"event": "{StepDone.__name__}"'.encode()
 _ENDINGS = {kind.__name__ for kind in (RunEnded, RunFailed, RunStopped)}
@@ -65,6 +66,8 @@ class History:
         try:
             with reading(self._path) as file:
                 facts = os.fstat(file.fileno())
+                if facts.st_size > LARGEST_BYTES:
+                    raise UnsafeFile(self._path, "larger than any event log")
                 if facts.st_ino != self._file or facts.st_size < self._offset:
                     self._reset()
                     self._file = facts.st_ino

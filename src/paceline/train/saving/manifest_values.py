@@ -70,16 +70,12 @@ def _check_groups(
 def _are_alike(now: Any, saved: Any) -> bool:
     """Return whether a saved option may take the place of another.
 
-    >>> _are_alike(0.1, 3), _are_alike(0.1, "text"), _are_alike((0.9, 0.99), (0.9, None)), _are_alike(True, None)
+    >>> _are_alike(0.1, 3), _are_alike(0.1, "text"), _are_alike((0.9, 0.99), (0.9, None)), _are_alike(None, True)
     (True, False, False, True)
-    >>> _are_alike(None, True), _are_alike(None, 0.1), _are_alike(None, {})
-    (True, True, False)
     """
-    if now is None:  # an option that was set when the run saved, and is not now
-        return saved is None or isinstance(saved, bool | int | float | str)
     if _is_number(now) or isinstance(now, Tensor):
         return _is_number(saved)
-    if isinstance(now, bool):
+    if now is None or isinstance(now, bool):
         return saved is None or isinstance(saved, bool)
     if isinstance(now, list | tuple) and type(saved) is type(now):
         return len(saved) == len(now) and all(map(_are_alike, now, saved))
