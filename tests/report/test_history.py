@@ -142,5 +142,6 @@ def test_an_event_log_beyond_its_limit_is_read_by_nobody(tmp_path: Path) -> None
     history = History(log)
     history.read()
     assert history.started is None
+    assert history.problem.startswith("cannot read events.jsonl: it has 1,099,511,627,776 bytes")
     with pytest.raises(OSError, match="the limit is"):
         surviving(log)

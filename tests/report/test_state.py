@@ -30,6 +30,7 @@ from paceline.report.find_run import NamedRun
 from paceline.report.history import History
 from paceline.report.jobs import UNKNOWN, RunJob, with_queue_state
 from paceline.report.jobs_table import is_current, print_jobs, status_of
+from paceline.report.runs import summarize
 from paceline.report.state import RunState, RunWatcher, state_of
 from paceline.rundir import RunDir, make_private
 from paceline.telemetry.pulse import Pulse
@@ -147,6 +148,14 @@ def test_a_script_without_events_is_judged_by_its_launches(tmp_path: Path) -> No
     for codes, phase in (("[0, 0]", "ended"), ("[0, -9]", "failed"), ("7", "lost")):
         folder.launches.write_text(f'{{"event": "ended", "codes": {codes}}}\n')
         assert state(folder).phase == phase
+
+
+def test_events_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", started())
+    os.truncate(folder.events, 1 << 40)
+    assert state(folder).reason.startswith("cannot read events.jsonl: it has 1,099,511,627,776 by")
+    (damaged,) = summarize([folder.root])
+    assert damaged.damage == state(folder).reason
 
 
 def test_step_loss_speed_and_time_left(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What may stand at the cursor of a command line, for the tab key of a shell. Imports fast: the verbs are read from a table."""
+"""What may stand at the cursor of a command line, for the tab key of a shell. Imports fast: verbs are in a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _NO_BREAKS = "\"' \t\n"
 def print_candidates(words: Sequence[str]) -> int:
     """Print what may stand at the end of a command line, one word per line, as the shell wants it.
 
-    bash gives the line and its word breaks; zsh and fish give the words after the program, the last one up to the cursor.
+    bash gives the line and its word breaks; zsh and fish give the words after the program, the last one up to the
+    cursor.
     """
     shell, *given = words or [""]
     if shell == "bash":
@@ -42,7 +43,7 @@ def print_candidates(words: Sequence[str]) -> int:
 
 
 def split_line(line: str) -> tuple[list[str], str]:
-    r"""Return the words of a line that may be unfinished, the last one up to the cursor, and the quote that is still open.
+    r"""Return the words of an unfinished line, the last one up to the cursor, and the quote that is still open.
 
     >>> split_line("paceline watch my\\ r"), split_line('paceline rm "a b')
     ((['paceline', 'watch', 'my r'], ''), (['paceline', 'rm', 'a b'], '"'))

@@ -92,7 +92,7 @@ def _write_page(path: Path, page: bytes) -> None:
 
 
 def open_in_browser(path: Path) -> None:
-    """Open a page in the browser; say its path if there is none."""
+    """Open a page in the browser, or print its path if no browser is found."""
     import webbrowser
 
     opened = False

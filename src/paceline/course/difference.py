@@ -38,7 +38,7 @@ def code_of(source: str) -> tuple[list[str], int]:
 
 
 def difference(lesson: Lesson) -> list[DiffLine]:
-    """Return how a lesson differs from the one that it extends; all its lines if there is none."""
+    """Return how a lesson differs from the one that it extends; all its lines if it extends no other."""
     return diff_sources(_earlier(lesson), lesson.source)
 
 

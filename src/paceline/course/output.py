@@ -29,8 +29,8 @@ _ENDING = re.compile(r"(?<=\w)\. This (is|may) .*$")
 class LessonOutput:
     """Chooses the lines to show, one after the other.
 
-    Of a stack it keeps the frames of the lesson, of a traceback the error as well. Logs, native frames, warnings of packages, and the
-    summary that torchrun prints after a failure are left out.
+    Of a stack it keeps the frames of the lesson, of a traceback the error as well. Logs, native frames, warnings of
+    packages, and the summary that torchrun prints after a failure are left out.
     """
 
     def __init__(self, file_name: str) -> None:

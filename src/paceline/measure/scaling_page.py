@@ -1,4 +1,4 @@
-"""A scaling study as an HTML page in the design of the report: warnings, result, charts with error bars, table, method."""
+"""A scaling study as an HTML page in the design of the report: warnings, result, charts, table, method."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from paceline.measure.trace_intervals import Spans, difference, intersection, un
 from paceline.telemetry.phases import WAIT
 
 KINDS = ("data", "forward", "backward", "exchange", "waiting", "optimizer")
-"""What a rank does. `exchange`: all ranks communicate; `waiting`: another rank still computes. The rest is not drawn."""
+"""What a rank does. `exchange`: all ranks communicate; `waiting`: another one computes. The rest is not drawn."""
 
 _RANKS = 32
 _SPANS = 400  # of a rank and kind

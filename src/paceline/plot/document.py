@@ -1,4 +1,4 @@
-"""The frame of every HTML file: style, colors and script inside it, so that it loads nothing and works without its script."""
+"""The frame of every HTML file: it has its style and script inside, loads nothing, and works without the script."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 from importlib.resources import files
 
 from paceline.plot.line import DARK, LIGHT, css_colors
-from paceline.plot.markup import NOTHING, Html, embedded, joined, tag
+from paceline.plot.markup import NOTHING, Html, embedded, joined, radio_buttons, tag
 from paceline.plot.page import Charts
 
 _THEMES = ("auto", "light", "dark")
@@ -34,13 +34,7 @@ def wide(part: Html) -> Html:
 
 
 def _header(title: str) -> Html:
-    buttons = []
-    for name in _THEMES:
-        chosen: dict[str, str] = {"checked": ""} if name == "auto" else {}
-        key = f"theme-{name}"
-        buttons.append(tag("input", type="radio", name="theme", id=key, value=name, **chosen))
-        buttons.append(tag("label", name, for_=key))
-    themes = tag("div", *buttons, class_="themes", role="group", aria_label="colors")
+    themes = radio_buttons("theme", _THEMES, "colors")
     return tag("header", tag("h1", title), themes, class_="top")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from paceline.terminal import plain
@@ -64,3 +65,14 @@ def table(head: list[str], rows: list[Html], class_: str) -> Html:
     """Return a table that scrolls sideways if the page is too narrow for it."""
     names = tag("thead", tag("tr", *(tag("th", name) for name in head))) if head else NOTHING
     return tag("div", tag("table", names, tag("tbody", *rows), class_=class_), class_="scroll")
+
+
+def radio_buttons(group: str, names: Sequence[str], label: str) -> Html:
+    """Return a choice of one name, the first one chosen."""
+    buttons = []
+    for name in names:
+        chosen: dict[str, str] = {"checked": ""} if name == names[0] else {}
+        key = f"{group}-{name}"
+        buttons.append(tag("input", type="radio", name=group, id=key, value=name, **chosen))
+        buttons.append(tag("label", name, for_=key))
+    return tag("div", *buttons, class_="themes", role="group", aria_label=label)

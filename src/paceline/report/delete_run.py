@@ -1,4 +1,4 @@
-"""Delete the folder of a run: only a real folder, inside the folder of all runs, with the files of a run, that nothing uses."""
+"""Delete the folder of a run: no link, inside the folder of all runs, with the files of a run, and not in use."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def has_files_of_a_run(folder: RunDir) -> bool:
 
 
 def _first_event(path: Path) -> str:
-    """Return the name of the event in the first line of a file; empty: there is none."""
+    """Return the name of the event in the first line of a file; empty: that line holds no event."""
     with contextlib.suppress(OSError), reading(path) as file:
         return str((parse_event(file.readline(LONGEST_LINE)) or {}).get("event", ""))
     return ""
@@ -110,7 +110,7 @@ def refuse_live(run: RunSummary) -> None:
 
 
 def delete(run: RunSummary) -> None:
-    """Rename the folder of a run, so that no half of a run is ever seen, then remove its files; links are not followed."""
+    """Rename the folder of a run, so that no half of it is ever seen, then remove its files; links are not followed."""
     folder = run.folder.root
     doomed = folder.with_name(f".deleted-{folder.name[:100]}.{secrets.token_hex(4)}")
     try:

@@ -60,6 +60,8 @@ class History:
         """The last start."""
         self.ending: dict[str, Any] | None = None
         """The event that ended it, if any."""
+        self.problem = ""
+        """Why the events cannot be read; empty: they can, or there is no file yet."""
 
     def read(self) -> None:
         """Read new events. A replaced or truncated file is read from its beginning."""
@@ -67,7 +69,8 @@ class History:
             with reading(self._path) as file:
                 facts = os.fstat(file.fileno())
                 if facts.st_size > LARGEST_BYTES:
-                    raise UnsafeFile(self._path, "larger than any event log")
+                    problem = f"it has {facts.st_size:,} bytes; the limit is {LARGEST_BYTES:,}"
+                    raise UnsafeFile(self._path, problem)
                 if facts.st_ino != self._file or facts.st_size < self._offset:
                     self._reset()
                     self._file = facts.st_ino
@@ -81,8 +84,11 @@ class History:
                     self._offset += len(complete)
                     self._add_lines(complete)
                     file.seek(self._offset)
-        except OSError:
+        except FileNotFoundError:
             self._reset()
+        except OSError as error:
+            self._reset()
+            self.problem = f"cannot read {self._path.name}: {error.strerror}"
 
     def _add_lines(self, data: bytes) -> None:
         for line in data.splitlines():

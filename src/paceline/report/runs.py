@@ -23,7 +23,7 @@ from paceline.report.history import History, Metrics
 from paceline.report.jobs import RunJob, jobs_or_unknown
 from paceline.report.state import RunState, state_of
 from paceline.rundir import RunDir
-from paceline.safe_open import open_plain, read_text
+from paceline.safe_open import read_text
 
 _LIVE = {"waiting", "starting", "training", "suspended", "unresponsive"}
 _SHARED_WITH_WATCH = (
@@ -167,16 +167,15 @@ def _settings(folder: RunDir) -> tuple[str, dict[str, Any]]:
 
 def _damage(folder: RunDir, history: History) -> str:
     """Return what is wrong with the events: they cannot be read, or none of them is a start."""
-    name = folder.events.name
-    try:
-        file = open_plain(folder.events)
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        return f"cannot read {name}: {error.strerror}"
-    size_bytes = os.fstat(file).st_size
-    os.close(file)
-    return f"{name} has no start of a run" if size_bytes and not history.started else ""
+    if history.problem or history.started or not _has_text(folder.events):
+        return history.problem
+    return f"{folder.events.name} has no start of a run"
+
+
+def _has_text(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return path.lstat().st_size > 0
+    return False
 
 
 def _checkpoints(folder: RunDir, to: str) -> tuple[int | None, int, str]:

@@ -159,7 +159,7 @@ def state_of(
     left_samples = max(0, total - step) * as_count(started.get("global_batch"))
     phase = phase_of(history, jobs, alive=_alive(target.folder.lock, beats, now_s), now_s=now_s)
     reason = _reason(target.folder, history, phase, jobs)
-    phase = _phase_by_launcher(target.folder, phase, reason)
+    phase, reason = _phase_by_launcher(target.folder, phase, reason), reason or history.problem
     hang = read_verdict(target.folder) if phase in _MAY_HANG else None
     quiet_s = max(0.0, now_s - _last_active_s(target, history, beats))
     if phase in _LIVE and (found := standstill(target.folder, jobs, hang, quiet_s, _QUIET_S)):
@@ -229,7 +229,7 @@ def _phase_before_start(jobs: Sequence[RunJob]) -> Phase:
 
 
 def _phase_by_launcher(folder: RunDir, phase: Phase, reason: str) -> Phase:
-    """Return the phase of a run that its launcher restarts, that never started, or of a script that writes no events."""
+    """Return the phase of a run that is restarted, that never started, or of a script that writes no events."""
     if phase != "not started":
         is_back = phase == "failed" and is_held(folder.launch_lock)
         return "starting" if is_back else phase

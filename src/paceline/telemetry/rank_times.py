@@ -1,4 +1,4 @@
-"""History of each rank's own time per step, and of memory and processors: a line per sample, in a file that stays small."""
+"""History of each rank's own time per step, memory and processors: a line per sample, in a file that stays small."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from paceline.plot.markup import NOTHING, Html, joined, tag
+from paceline.plot.markup import NOTHING, Html, joined, radio_buttons, tag
 from paceline.plot.page import key
 from paceline.plot.shapes import Mark
 
@@ -32,13 +32,7 @@ def marks_of(run: Mapping[str, Any]) -> list[Mark]:
 
 def curve_controls(marks: Sequence[Mark]) -> Html:
     """Return the switches, which the script shows, and the legend of the marks."""
-    buttons = []
-    for name in _AXES:
-        chosen: dict[str, str] = {"checked": ""} if name == "step" else {}
-        number = f"axis-{name}"
-        buttons.append(tag("input", type="radio", name="axis", id=number, value=name, **chosen))
-        buttons.append(tag("label", name, for_=number))
-    axis = tag("div", *buttons, class_="themes", role="group", aria_label="x axis")
+    axis = radio_buttons("axis", _AXES, "x axis")
     slider = tag("input", type="range", id="smooth", min=0, max=0.99, step=0.01, value=0)
     shown = tag("output", "0", for_="smooth")
     switches = tag(

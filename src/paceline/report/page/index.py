@@ -1,4 +1,4 @@
-"""One HTML file that lists all runs of a folder: a table with links to their reports, and their loss curves overlaid."""
+"""One HTML file that lists all runs of a folder: a table with links to their reports, and their loss curves."""
 
 from __future__ import annotations
 
