@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -103,6 +104,7 @@ def test_the_origin_of_a_run_is_named(tmp_path: Path) -> None:
         assert f"<dd>{words}</dd>" in page
 
 
+@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 def test_the_commit_of_a_script_and_whether_it_was_changed(tmp_path: Path) -> None:
     def git(*words: str) -> str:
         setting = ["-c", "user.name=x", "-c", "user.email=x@x", "-c", "commit.gpgsign=false"]
