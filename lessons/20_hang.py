@@ -11,7 +11,7 @@ the timeout is fifteen.
     paceline run -n 2 --max-restarts 0 lessons/20_hang.py paceline name=hang timeout.step_s=10    fails: after 4 s, the verdict
 
 Expect: the stack of rank 0 after 5 s: it is in `backward` and waits for a gradient. The stack of rank 1
-after 6 s: it has finished its epochs and waits for rank 0 in `barrier`. Ten seconds later both time
+after 7 s: it has finished its epochs and waits for rank 0 in `barrier`. Eight seconds later both time
 out. The last command has the same bug under `paceline.Run`: its watchdog says in one sentence which
 rank called which collective, and `paceline hang runs/hang` shows it again. `py-spy dump --pid PID` shows
 the stack of any Python process from outside. (On GPUs rank 0 is in `item`: NCCL only queues what

@@ -164,3 +164,16 @@ def test_frames_that_two_ranks_wrote_into_each_other_are_parted_or_left_out() ->
         "20_hang.py, line 96, in main",
         "the end",
     ]
+
+
+def test_the_native_stack_of_a_rank_of_paceline_run_is_left_out() -> None:
+    output = LessonOutput("20_hang.py")
+    lines = (
+        "[1] [W1117 18:50:01.123456789 TCPStore.cpp:106] [c10d] recvValue failed",
+        "[1] Exception raised from recvBytes at /x/Utils.hpp:679 (most recent call first):",
+        "[1] frame #0: c10::Error::Error() + 0x9c (0x7f in /x/site-packages/torch/lib/libc10.so)",
+        "[0] /x/site-packages/torch/autograd/graph.py:83: UserWarning: a warning",
+        "[0]   its source line",
+        "[0] step 3",
+    )
+    assert [shown for line in lines for shown in output.feed(line)] == ["[0] step 3"]

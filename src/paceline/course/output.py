@@ -9,12 +9,14 @@ _LOG = re.compile(r"^(\[(rank|default)\d+\]:)?\[?[WEIF]\d{4} \d\d:\d\d:\d\d\.\d+
 _NATIVE = re.compile(
     r"^\s*(frame #\d+: |Exception raised from )|^(\[[WEIF]\d+|[A-Z]+:\d{4}-\d\d-\d\d) .*\.cpp:\d+\]"
 )
+_LAUNCHER_PREFIX = re.compile(r"^\[\d+\] ")
+"""The rank that `paceline run` puts before a line of a rank."""
 _WARNING = re.compile(r"^/\S+/site-packages/\S+:\d+: \w*Warning: ")
 _RANK = re.compile(r"^\[(?:rank|default)(\d+)\]: ?")
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^  File "([^"]+)", line (\d+),? in (\S+)')
 _NEXT_FRAME = re.compile(r'(?<=\S)(?=  File ")')
-_TORN_FRAME = re.compile(r'", line \d+|File ".*/site-packages/')
+_TORN_FRAME = re.compile(r'", line \d+|File ".*/site-packages/|/site-packages/torch/')
 """A part of a frame: two ranks wrote their stacks at the same time."""
 _SOURCE_PATH = re.compile(r"\[/\S+\.(?:cc|cpp|h|hpp):\d+\] ")
 _TIMER = re.compile(r"^Timeout \((\S+)\)!$")
@@ -49,10 +51,11 @@ class LessonOutput:
         if line.startswith(_AGENT_FRAME):
             self._in_summary = not self._in_summary
             return []
-        after_warning, self._in_warning = self._in_warning, bool(_WARNING.match(line))
-        if self._in_warning or (after_warning and line.startswith("  ")):
+        text = _LAUNCHER_PREFIX.sub("", line)
+        after_warning, self._in_warning = self._in_warning, bool(_WARNING.match(text))
+        if self._in_warning or (after_warning and text.startswith("  ")):
             return []
-        if self._in_summary or _LOG.match(line) or _NATIVE.match(line):
+        if self._in_summary or _LOG.match(text) or _NATIVE.match(text):
             return []
         *others, line = _MIXED.split(line)
         self._ends_owed += len(others)
