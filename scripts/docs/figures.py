@@ -9,6 +9,7 @@ from pathlib import Path
 from canvas import Canvas
 from figures_collectives import chunks, processes, replicas, ring, shares, tree
 from figures_models import fsdp, loop, precision, tensor_parallel
+from figures_sheet import collectives
 from figures_time import (
     accumulation,
     global_batch,
@@ -24,7 +25,7 @@ FIGURES: dict[str, Callable[[], Canvas]] = {
     "ring": ring, "tree": tree, "shares": shares, "chunks": chunks, "replicas": replicas, "processes": processes,
     "loop": loop, "precision": precision, "fsdp": fsdp, "tensor-parallel": tensor_parallel,
     "overlap": overlap, "speed-up": speed_up, "global-batch": global_batch, "accumulation": accumulation,
-    "kill": kill, "requeue": requeue, "hang": hang, "pipeline": pipeline,
+    "kill": kill, "requeue": requeue, "hang": hang, "pipeline": pipeline, "collectives": collectives,
 }  # fmt: skip
 OF_LESSON = {
     0: "ring", 1: "ring", 2: "loop", 3: "shares", 4: "shares", 5: "overlap", 6: "overlap", 7: "speed-up", 8: "global-batch",

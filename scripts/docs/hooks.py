@@ -37,7 +37,7 @@ def on_config(config: Any) -> Any:
     """Fill the empty entries of the navigation with the guides and lessons."""
     lists = {
         "Guides": _guides(Path(config.docs_dir) / "guides"),
-        "Course": ["course.md", *_tracks()],
+        "Course": ["course.md", "teaching.md", "cheat-sheet.md", *_tracks()],
     }
     for item in config.nav:
         for name, pages in lists.items():

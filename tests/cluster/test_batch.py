@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.cluster.batch import BatchJob, batch_script, sbatch_options
-from paceline.cluster.profile import READY, ClusterProfile, load_profile
+from paceline.cluster.profile import ClusterProfile, load_profile
 from paceline.errors import ConfigError
 
 EXPECTED = Path(__file__).with_name("expected")
@@ -69,8 +69,8 @@ def command_of(script: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
-@pytest.mark.parametrize("name", sorted(file.stem for file in READY.glob("*.toml")))
-def test_the_script_of_each_ready_profile_is_the_stored_text(
+@pytest.mark.parametrize("name", ["aws-parallelcluster", "generic", "gres", "perlmutter"])
+def test_the_script_of_a_ready_profile_is_the_stored_text(
     name: str, launcher: str, tmp_path: Path
 ) -> None:
     profile = replace(load_profile(name, tmp_path), account="m1234", launcher=launcher)

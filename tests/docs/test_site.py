@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import os
 import re
@@ -216,6 +217,17 @@ def test_pages_fit_a_phone_in_the_dark_and_a_desk_in_the_light(
     assert papers[True] != papers[False]
     assert browser.complaints == []
     assert [url for url in browser.asked_for if not url.startswith((address, "data:"))] == []
+
+
+@pytest.mark.browser
+def test_the_cheat_sheet_fits_a_page_of_a4(browser: Browser, site: Path) -> None:
+    counts = []
+    for name in ("cheat-sheet", "course"):
+        browser.show(site / f"{name}.html")
+        pdf = browser.tell("Page.printToPDF", paperWidth=8.27, paperHeight=11.69)["data"]
+        counts.append(len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(pdf))))
+    sheet, course = counts
+    assert sheet == 1 < course
 
 
 @pytest.mark.browser
