@@ -30,9 +30,14 @@ HINTS = {
     21: "use 16, 16, 16, 16 rows",
     22: "the number of FSDP units is 1",
     23: "verify does not find the same bits on one rank and on two",
+    24: "the weights of the convolution add up to [\\d., ]+ on the two ranks: they are no longer",
+    25: "a stage has no gradients: only the last one has a loss to start from",
+    26: "the losses of the four stages are [\\d., ]+, but all stages are the same training",
+    27: "the gradients of a single segment already differ from those without",
 }
 """What is said of the copy as it is."""
 
+PIPELINE = "            if self.is_last:\n                outputs.backward()\n"
 RIGHT = {
     1: ('"nccl"', '{"cpu": "gloo", "cuda": "nccl"}[device.type]'),
     12: (
@@ -43,6 +48,15 @@ RIGHT = {
     20: (
         "    if rank == 0:\n        dist.all_reduce(seen)\n",
         "    dist.reduce(seen, 0)\n    if rank == 0:\n",
+    ),
+    25: (
+        PIPELINE,
+        """\
+            begin = outputs if self.is_last else outputs * self.receive(self.rank + 1, len(outputs))
+            begin.sum().backward()
+            if self.rank > 0:
+                dist.send(inputs.grad, self.rank - 1)
+""",
     ),
 }
 """Other ways that are right: what the reader puts in the place of what."""
@@ -101,6 +115,35 @@ WRONG = [
         "torch.randn(values.shape, generator=own)",
         "torch.zeros(values.shape)",
         "there must be noise",
+    ),
+    (
+        24,
+        "        return gradient\n\n\nclass Collect",
+        "        dist.all_reduce(gradient)\n        return gradient / dist.get_world_size()\n\n\nclass Collect",
+        "the ranks agree, but they do not learn as one process does",
+    ),
+    (
+        25,
+        PIPELINE,
+        """\
+            gradient = None if self.is_last else self.receive(self.rank + 1, len(outputs))
+            outputs.backward(gradient)
+            if self.rank > 0:
+                dist.send(inputs.detach(), self.rank - 1)
+""",
+        "every stage has gradients, but they are not those of one process",
+    ),
+    (
+        26,
+        "        # the weights that",
+        "        if self.stage in {1, 2}:\n            dist.broadcast(self.weights, 0)\n        #",
+        "the losses of the four stages are",
+    ),
+    (
+        27,
+        "            outputs = ctx.layers(values)\n",
+        "            torch.manual_seed(1)\n            outputs = ctx.layers(values)\n",
+        "a single segment is right, several are not",
     ),
 ]
 """Other mistakes, and what is said of them."""
@@ -226,7 +269,7 @@ def test_try_writes_the_copy_once_and_check_grades_it(tmp_path: Path, monkeypatc
     assert run_verb(["lesson", "12", "--try"]) == 0
     assert "was not changed. To start over, remove it" in capsys.readouterr().out
     assert run_verb(["lesson", "12", "--check"]) == 0
-    right = "right: lesson 12 is solved (1 of 15 exercises)"
+    right = f"right: lesson 12 is solved (1 of {len(HINTS)} exercises)"
     assert (
         capsys.readouterr().out
         == f"{right}\n\nNext: paceline lesson 13 ({exercise(13).lesson.title})\n"
@@ -240,7 +283,7 @@ def test_try_writes_the_copy_once_and_check_grades_it(tmp_path: Path, monkeypatc
     ("words", "fix"),
     [
         ("2 --try", "try one of 0, 1, 4"),
-        ("99 --check", "give a number from 0 to 23"),
+        ("99 --check", "give a number from 0 to "),
         ("--try", "`paceline lesson` lists them"),
         ("--show", "`paceline lesson` lists them"),
         ("4 --json", "add --check"),

@@ -220,3 +220,37 @@ def test_all_worlds_have_the_same_bits() -> None:
     assert len(digests) == 3
     assert len(set(digests)) == 1
     assert "the same bits" in said(23)
+
+
+def test_halves_of_an_mlp_learn_as_the_whole() -> None:
+    halves, whole = commands(24)
+    ends = {loss for (_, epoch), loss in losses(halves).items() if epoch == "3"}
+    assert len(ends) == 1, "all ranks see the same output"
+    assert float(ends.pop()) == pytest.approx(float(losses(whole)["0", "3"]), rel=0.01)
+    held = [int(word.replace(",", "")) for word in re.findall(r"of \d: ([\d,]+) param", said(24))]
+    assert held[0] == held[1] == pytest.approx(held[2] / 2, rel=0.01)
+
+
+def test_a_pipeline_gives_the_same_loss_for_any_number_of_micro_batches() -> None:
+    line = r"micro-batches (\d): loss ([\d.]+), \d+ ms, bubble \d+%, formula (\d+)%"
+    counts, ends, formulas = zip(*re.findall(line, said(25)), strict=True)
+    assert counts == ("1", "2", "4", "8")
+    assert len(set(ends)) == 1
+    assert formulas == ("75", "60", "43", "27")
+
+
+def test_zero_holds_16_10_7_and_4_bytes_per_parameter() -> None:
+    line = r"stage \d: .* in all ([\d,]+) bytes per rank; loss ([\d.]+)"
+    held, ends = zip(*re.findall(line, said(26)), strict=True)
+    whole, *sharded = (int(word.replace(",", "")) for word in held)
+    assert [16 * one / whole for one in sharded] == pytest.approx([10, 7, 4])
+    assert list(map(float, ends)) == pytest.approx([float(ends[0])] * 4, abs=0.01)
+
+
+def test_segments_keep_less_and_run_twice() -> None:
+    line = r"(\d+) segments: loss ([\d.]+), kept at most ([\d,]+) bytes, (\d+) layers run"
+    counts, ends, kept, runs = zip(*re.findall(line, said(27)), strict=True)
+    most = dict(zip(counts, (int(word.replace(",", "")) for word in kept), strict=True))
+    assert min(most, key=most.__getitem__) in {"4", "8"}
+    assert most["8"] < most["0"] / 2
+    assert (set(ends), runs[0], set(runs[1:])) == ({ends[0]}, "16", {"32"})
