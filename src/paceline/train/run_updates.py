@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ConfigError, TrainingError
-from paceline.train.gradients.note import Note
+from paceline.train.gradients.note import NO_MOVES, Note
 from paceline.train.run_controls import RunControls
 from paceline.train.run_loop import RunLoop
 from paceline.train.run_step import Step, with_requests_of
@@ -104,12 +104,11 @@ class RunUpdates(RunControls):
         self._check_current(step)
         batch = step._batch  # noqa: SLF001 - the run made it
         number, self._updates = self._updates, self._updates + 1
+        call = UpdateCall(optimizer, loss, batch, number, clip_norm, over_batch)
         with self._poisoning():
-            losses, note = function(
-                UpdateCall(optimizer, loss, batch, number, clip_norm, over_batch)
-            )
+            losses, note = function(call)
         seed_everything(self.config.seed, batch.plan.index, -1 - number)
-        note = note._replace(moves=note.moves[:0])
+        note = note._replace(moves=NO_MOVES)
         self._note = note if self._note is None else with_requests_of(self._note, note)
         return losses
 

@@ -14,6 +14,7 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _FIRST_SCALE = 2.0**16
 _GROW_AFTER = 2000  # steps without an overflow
 _SMALLEST_SCALE = 2.0**-24
+_NO_CONTEXT = contextlib.nullcontext()
 
 
 class Precision:
@@ -32,7 +33,7 @@ class Precision:
     def context(self) -> contextlib.AbstractContextManager[object]:
         """Return the context (autocast or none) for forward and loss."""
         if self._dtype is None:
-            return contextlib.nullcontext()
+            return _NO_CONTEXT
         return torch.autocast(self._device, self._dtype)
 
     def begin(self, model: nn.Module) -> None:

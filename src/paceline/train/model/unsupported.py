@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 
 import torch
@@ -79,22 +78,18 @@ def refuse_hooks(model: nn.Module, config: RunConfig) -> None:
 _TOO_FEW = "Expected more than 1 value per channel when training"
 
 
-@contextlib.contextmanager
-def naming_lonely_samples(
-    models: Sequence[nn.Module], plan: StepPlan, lanes: int
-) -> Iterator[None]:
-    """Name the BatchNorm that gets a single value per channel."""
-    try:
-        yield
-    except ValueError as error:
-        if not str(error).startswith(_TOO_FEW):
-            raise
-        raise ConfigError(
-            f"{_module_of(error.__traceback__, models)} got one sample in step {plan.index + 1}, and BatchNorm needs two: "
-            f"the step has {plan.samples} samples in {lanes} lanes",
-            fix=f"set batch.lanes to {max(1, plan.samples // 2)} or less, choose a batch.global_size that leaves no short "
-            "step at the end of an epoch, or use GroupNorm or LayerNorm",
-        ) from error
+def refuse_lonely_sample(
+    error: ValueError, models: Sequence[nn.Module], plan: StepPlan, lanes: int
+) -> None:
+    """Name the BatchNorm that got a single value per channel, if this is why forward failed."""
+    if not str(error).startswith(_TOO_FEW):
+        return
+    raise ConfigError(
+        f"{_module_of(error.__traceback__, models)} got one sample in step {plan.index + 1}, and BatchNorm needs two: "
+        f"the step has {plan.samples} samples in {lanes} lanes",
+        fix=f"set batch.lanes to {max(1, plan.samples // 2)} or less, choose a batch.global_size that leaves no short "
+        "step at the end of an epoch, or use GroupNorm or LayerNorm",
+    ) from error
 
 
 def _module_of(trace: TracebackType | None, models: Sequence[nn.Module]) -> str:

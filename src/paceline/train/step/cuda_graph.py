@@ -19,7 +19,7 @@ from paceline.data.reading.batches import Lane
 from paceline.data.reading.nest import Nest, leaves_of, map_leaves
 from paceline.errors import ConfigError, TrainingError
 from paceline.train.gradients.gradient_sum import BucketedSum, LaneResults
-from paceline.train.gradients.note import Note
+from paceline.train.gradients.note import NO_MOVES, Note
 from paceline.train.step.async_loss import AsyncLosses
 from paceline.train.step.lane_loss import Losses, means, not_finite
 from paceline.train.step.losses import LaneSeeds
@@ -221,7 +221,8 @@ class CapturedUpdates(Updates):
             where = f"lane {lane.number} (rank {self._world.rank})"
             raise not_finite(value, call.step.plan.index, where)
         total, count = (value * lane.samples, float(lane.samples)) if lane.samples else (0.0, 0.0)
-        return Note(total, count, numpy.array([0.0, total, count]))
+        # As long as the notes of ranks whose step is not captured; no buffer changes here.
+        return Note(total, count, numpy.zeros(1) if self._buffers.any else NO_MOVES)
 
     def _late_not_finite(self, step: int, value: float, lane: int) -> TrainingError:
         when = "some steps later, because the step was replayed as a CUDA graph"

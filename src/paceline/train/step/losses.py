@@ -104,20 +104,26 @@ class LaneLosses(LaneWork):
         """Run a lane; its gradient starts with its weight in the mean over the samples of the step."""
         found = lane_loss(self._call(lane), lane.samples)
         self._check_finite(found.value, f"lane {lane.number}")
-        if self._seen_names not in (None, found.names):
-            raise ConfigError(
-                f"the loss returned {', '.join(found.names)} for lane {lane.number}, and "
-                f"{', '.join(self._seen_names or ())} for the lane before it",
-                fix="return the same names for every batch",
-            )
-        self.names = self._seen_names = found.names
+        if found.names != self._seen_names:
+            self._take_names(found.names, lane)
         self._by_count = found.by_count
         self.is_one_mean = not found.by_count and len(found.names) == 1
-        counts = lane.samples > 0
-        zeros = (0.0,) * len(found.names)
-        self.sums, self.counts = (found.sums, found.counts) if counts else (zeros, zeros)
-        weight = float(counts) if found.by_count else lane.samples / self._step.plan.samples
+        if lane.samples:
+            self.sums, self.counts = found.sums, found.counts
+        else:
+            self.sums = self.counts = (0.0,) * len(found.names)
+        by_samples = lane.samples / self._step.plan.samples
+        weight = float(lane.samples > 0) if found.by_count else by_samples
         return found.output, self._updates.gradient_of(found.output, weight)
+
+    def _take_names(self, names: tuple[str, ...], lane: Lane) -> None:
+        if self._seen_names is not None:
+            raise ConfigError(
+                f"the loss returned {', '.join(names)} for lane {lane.number}, and "
+                f"{', '.join(self._seen_names)} for the lane before it",
+                fix="return the same names for every batch",
+            )
+        self.names = self._seen_names = names
 
     def complete(self, count: float) -> None:
         """Divide the gradients of a loss that returned (sum, count)."""

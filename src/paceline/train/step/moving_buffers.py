@@ -123,6 +123,11 @@ class MovingBuffers:
             buffer.begin()
 
     @property
+    def any(self) -> bool:
+        """Whether there are buffers that several lanes must share."""
+        return bool(self._buffers)
+
+    @property
     def any_known(self) -> bool:
         """Whether forward changes buffers that several lanes must share."""
         return bool(self._known)

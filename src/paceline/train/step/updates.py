@@ -15,8 +15,8 @@ from paceline.data.reading.batches import Lane, RankBatch
 from paceline.errors import ConfigError
 from paceline.telemetry.phases import WAIT, PhaseClock
 from paceline.train.gradients.gradient_sum import BucketedSum, GradientSum
-from paceline.train.gradients.note import Note, RankRequests
-from paceline.train.model.unsupported import naming_lonely_samples, refuse_hooks
+from paceline.train.gradients.note import NO_MOVES, Moves, Note, RankRequests
+from paceline.train.model.unsupported import refuse_hooks, refuse_lonely_sample
 from paceline.train.saving.state import NOTHING, load_state, python_numbers
 from paceline.train.step.lane_loss import Losses, LossFunction, means
 from paceline.train.step.losses import LaneLosses, LaneSeeds, LaneWork, WholeBatchLoss
@@ -78,7 +78,7 @@ class Updates:
         self.ready = 0.0
         """`time.perf_counter` at the end of this rank's own work in the last update."""
         # FSDP gathers weights during forward and backward, so both include waiting for other ranks.
-        self._includes_waits = strategy.shards
+        self._forward, self._backward = (WAIT, WAIT) if strategy.shards else ("forward", "backward")
         self._is_one_mean = True
         self.trace: LaneTrace | None = None
         """Notes what the lanes of this step compute, for `paceline verify`."""
@@ -157,11 +157,14 @@ class Updates:
         seeds = LaneSeeds(self._config.seed, call.number)
         lanes: LaneWork = LaneLosses(self._world, updates, call.loss, step, seeds)
         number = self._config.batch.lanes
-        with naming_lonely_samples(self._models, step.plan, number):
+        try:
             if call.over_batch is not None:
                 lanes = WholeBatchLoss(self._world, updates, call.loss, step, seeds)
                 lanes.prepare(call.over_batch, self._buffers, number)
             total = self._run_lanes(updates, lanes, step)
+        except ValueError as error:
+            refuse_lonely_sample(error, self._models, step.plan, number)
+            raise
         for model in self._models:
             updates.precision.finish(model)
         losses = self._finish(lanes, step, total)
@@ -172,14 +175,14 @@ class Updates:
     def _run_lanes(self, updates: OptimizerUpdates, lanes: LaneWork, step: RankBatch) -> Note:
         """Run forward and backward of this rank's lanes; return the sum of the notes of all ranks."""
         updates.sum.begin()
-        self._enter("forward")
+        self.clock.enter(self._forward)
         for _ in range(updates.sum.idle):
             lanes.run_idle(step.lanes[0])
             self._buffers.reset()
         for lane in step.lanes[:-1]:
             self._run_lane(updates, lanes, lane, last=False)
             updates.sum.after_lane()
-            self._enter("forward")
+            self.clock.enter(self._forward)
         self._run_lane(updates, lanes, step.lanes[-1], last=True)
         total = updates.sum.finish()
         self.clock.enter("optimizer")
@@ -189,31 +192,35 @@ class Updates:
         self, updates: OptimizerUpdates, lanes: LaneWork, lane: Lane, *, last: bool
     ) -> None:
         output, gradient = lanes.forward(lane)
-        moves = self._buffers.moves_of_lane(counts=lane.samples > 0)
-        head = [float(last and self._buffers.found_new), *lanes.sums, *lanes.counts]
-        numbers = numpy.concatenate([head, moves]) if len(moves) else numpy.array(head)
-        note = Note(lanes.sums[0], lanes.counts[0], numbers)
+        note = Note(lanes.sums[0], lanes.counts[0], self._other_numbers(lanes, lane, last=last))
         if last:
             note = note.with_requests(self._get_requests())
             self.ready = time.perf_counter()
         updates.sum.before_lane(note, last=last)
-        self._enter("backward")
+        self.clock.enter(self._backward)
         updates.run_backward(output, gradient)
         if self.trace is not None:
             self.trace.lane(lane, output)
         self._buffers.reset()
 
-    def _enter(self, phase: str) -> None:
-        self.clock.enter(WAIT if self._includes_waits else phase)
+    def _other_numbers(self, lanes: LaneWork, lane: Lane, *, last: bool) -> Moves:
+        """Return what a note holds beside the loss: other values of the loss, then changes of buffers."""
+        if not self._buffers.any and len(lanes.names) == 1:
+            return NO_MOVES
+        moves = self._buffers.moves_of_lane(counts=lane.samples > 0)
+        is_new = float(last and self._buffers.found_new)
+        return numpy.concatenate([lanes.sums[1:], lanes.counts[1:], [is_new], moves])
 
     def _finish(self, lanes: LaneWork, step: RankBatch, total: Note) -> Losses:
         """Apply what the notes say: buffers, counts, mean losses."""
-        values = len(lanes.names)
-        new_buffers, numbers, moves = total.moves[0], total.moves[1:], total.moves[1 + 2 * values :]
-        lanes_with_samples = min(step.plan.samples, self._config.batch.lanes)
-        self._buffers.apply(moves, lanes_with_samples, any_new=bool(new_buffers))
-        sums, counts = numbers[:values].tolist(), numbers[values : 2 * values].tolist()
-        lanes.complete(counts[0])
+        others = len(lanes.names) - 1
+        numbers, moves = total.moves[: 2 * others].tolist(), total.moves[2 * others :]
+        if self._buffers.any:
+            lanes_with_samples = min(step.plan.samples, self._config.batch.lanes)
+            self._buffers.apply(moves[1:], lanes_with_samples, any_new=bool(moves[0]))
+        sums = [float(total.loss), *numbers[:others]]
+        counts = [total.counted, *numbers[others:]]
+        lanes.complete(total.counted)
         self._is_one_mean = lanes.is_one_mean
         return means(lanes.names, sums, counts)
 
