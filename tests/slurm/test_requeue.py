@@ -323,3 +323,20 @@ def test_a_run_that_cannot_begin_is_not_tried_again(slurm) -> None:
         log
     )  # not once for each rank, nor for each start
     assert "; requeued" not in log
+
+
+@pytest.mark.slurm(nodes=1, cpus=2, gpus=0)
+def test_the_only_node_is_not_excluded(slurm) -> None:
+    """A job without enough other nodes would wait in the queue for ever."""
+    desk = Desk.on(slurm)
+    job = submitted(
+        desk, "only", *ONE_NODE, "--time", "10", "checkpoint.every=5steps", "epochs=2", until="saved "
+    )  # fmt: skip
+    killed = slurm.run(
+        ["sh", "-c", "kill -9 $(pgrep -f [p]aceline.launch.rank_srun | tail -1)"],
+        node=slurm.job(job)["NodeList"],
+    )
+    assert killed.code == 0, killed.err
+    log = finished(desk, "only", job)
+    assert "failed with exit code 137; requeued" in log
+    assert "excluding" not in log
