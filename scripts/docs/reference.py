@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from api import api_page
+from badges import badge_files
 from completion import completion_table
 from drawing import draw
 from figures import figure_files
@@ -35,6 +36,7 @@ def pages() -> dict[Path, str]:
         DOCS / "course.md": with_part(DOCS / "course.md", lessons_tables()),
         DOCS / "index.md": with_part(DOCS / "index.md", situations_table()),
         ROOT / "src" / "paceline" / "cli" / "completion.json": completion_table(),
+        **badge_files(ROOT),
         **figure_files(DOCS / "images" / "course"),
         DOCS / "images" / "contract.svg": draw(),
         DOCS / "images" / "same-training.svg": picture(),

@@ -43,7 +43,8 @@ def test_a_stale_page_is_named_and_made_anew(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     for name in ("docs", "scripts/docs"):
         shutil.copytree(ROOT / name, copy / name)
-    (copy / "src").symlink_to(ROOT / "src")
+    for name in ("src", "pyproject.toml"):
+        (copy / name).symlink_to(ROOT / name)
     page = copy / "docs" / "reference" / "settings.md"
     page.write_text(page.read_text().replace("Random seed for weights", "Some seed for weights"))
     (copy / "docs" / "guides").mkdir(exist_ok=True)
