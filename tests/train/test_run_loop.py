@@ -184,6 +184,32 @@ def misuse_unsavable(run: paceline.Run, optimizer, loss) -> None:
     list(run.steps(DATA))
 
 
+class TwoHeads(nn.Module):
+    """The second head is used from a step on, or never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(1, 1), nn.Linear(1, 1)
+        self.uses_second = False
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.first(values) + (self.second(values) if self.uses_second else 0.0)
+
+
+@pytest.mark.parametrize("used_from", [2, None])
+def test_parameters_that_are_never_used_are_named(
+    used_from: int | None, tmp_path: Path, capsys
+) -> None:
+    with paceline.Run(config_in(tmp_path)) as run:
+        model = run.model(TwoHeads())
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=1e-5))
+        for step in run.steps(DATA):
+            model.uses_second = step.index == used_from
+            run.update(optimizer, loss_of(model), step)
+    said = "2 parameters got no gradient in the first 5 steps: second.weight; second.bias. If"
+    assert (said in capsys.readouterr().out) == (used_from is None)
+
+
 @pytest.mark.parametrize(
     ("misuse", "message"),
     [

@@ -186,7 +186,7 @@ class RunLoop:
             one = len(names) == 1
             say(
                 f"{len(names)} {'parameter' if one else 'parameters'} got no gradient in the first {steps} steps: "
-                f"{shorten(names)}"
+                f"{shorten(names)}. If this is intended, set requires_grad=False on {'it' if one else 'them'}"
             )
 
     def settle(self) -> None:
