@@ -38,26 +38,37 @@ class LaneStack:
         self._lane_notes.append(note)
         merges = self._merges[self._lane]
         self._lane += 1
-        self._sibling = self.sums.pop() if merges else [None] * len(self.parameters)
         self._has_sibling, self.left = merges > 0, max(0, merges - 1)
-        self._versions = []
+        self._sibling = self.sums.pop() if merges else [None] * len(self.parameters)
+        self._versions = [_writes(value) for value in self._sibling] if merges else []
         for parameter, value in zip(self.parameters, self._sibling, strict=True):
             parameter.grad = value
-            self._versions.append(_writes(value))
 
     def after_lane(self) -> LaneGradients:
         """Return the gradients after a lane's backward, those of its sibling included."""
         now = [parameter.grad for parameter in self.parameters]
+        given = self._given(now)
+        if self.is_complete and all(given):
+            self.reached = given
+            return now
+        self.is_complete = False
         padded: list[Tensor] = []
-        for number, value in enumerate(now):
-            sibling = self._sibling[number]
-            given = value is not sibling or _writes(value) != self._versions[number]
-            self.reached[number] |= given
-            self.is_complete &= given
-            if value is not None and self._has_sibling and (sibling is None or not given):
+        for number, (value, sibling) in enumerate(zip(now, self._sibling, strict=True)):
+            self.reached[number] |= given[number]
+            is_alone = sibling is None or not given[number]
+            if value is not None and self._has_sibling and is_alone:
                 padded.append(value)
         add_zeros(padded)
         return now
+
+    def _given(self, now: LaneGradients) -> list[bool]:
+        """Return whether the backward of the lane gave each parameter a gradient."""
+        if not self._has_sibling:
+            return [value is not None for value in now]
+        before = zip(now, self._sibling, self._versions, strict=True)
+        return [
+            value is not sibling or _writes(value) != writes for value, sibling, writes in before
+        ]
 
     def load(self, newest: LaneGradients, sums: list[LaneGradients], notes: list[Note]) -> None:
         """Use the gradients and notes of lanes that were replayed."""

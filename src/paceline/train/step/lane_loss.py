@@ -15,6 +15,7 @@ LossFunction = Callable[[Any], Any]
 """loss(batch) -> the mean over the lane's samples, (sum, count), or a dict with the key "loss" and other values."""
 
 _LOSS = "loss"
+_NAMES = (_LOSS,)
 
 
 class LaneLoss(NamedTuple):
@@ -45,7 +46,7 @@ def lane_loss(result: Any, samples: int) -> LaneLoss:
         _check_output(result)
         value = result.item()
         sums, counts = (value * samples,), (float(samples),)
-        return LaneLoss(result, value, by_count=False, names=(_LOSS,), sums=sums, counts=counts)
+        return LaneLoss(result, value, False, _NAMES, sums, counts)  # noqa: FBT003 - not by count
     values = dict(result) if isinstance(result, Mapping) else {_LOSS: result}
     if _LOSS not in values:
         raise ConfigError(

@@ -34,10 +34,6 @@ class LaneSeeds(NamedTuple):
         """Return the numbers that make the seed of a lane."""
         return (self.seed, step, lane, self.number) if self.number else (self.seed, step, lane)
 
-    def set(self, step: int, lane: int) -> None:
-        """Seed all generators."""
-        seed_everything(*self.of(step, lane))
-
 
 class Trained(Protocol):
     """What an update trains."""
@@ -85,13 +81,12 @@ class LaneWork(ABC):
         """Finish the gradients, given the count of all lanes."""
 
     def _call(self, lane: Lane) -> Any:
-        self._seeds.set(self._step.plan.index, lane.number)
+        seed_everything(*self._seeds.of(self._step.plan.index, lane.number))
         with self._updates.precision.context():
             return self._function(lane.batch)
 
-    def _check_finite(self, value: float, where: str) -> None:
-        if not math.isfinite(value):
-            raise not_finite(value, self._step.plan.index, f"{where} (rank {self._world.rank})")
+    def _not_finite(self, value: float, where: str) -> TrainingError:
+        return not_finite(value, self._step.plan.index, f"{where} (rank {self._world.rank})")
 
 
 class LaneLosses(LaneWork):
@@ -103,7 +98,8 @@ class LaneLosses(LaneWork):
     def forward(self, lane: Lane) -> tuple[Tensor, Tensor]:
         """Run a lane; its gradient starts with its weight in the mean over the samples of the step."""
         found = lane_loss(self._call(lane), lane.samples)
-        self._check_finite(found.value, f"lane {lane.number}")
+        if not math.isfinite(found.value):
+            raise self._not_finite(found.value, f"lane {lane.number}")
         if found.names != self._seen_names:
             self._take_names(found.names, lane)
         self._by_count = found.by_count
@@ -156,7 +152,8 @@ class WholeBatchLoss(LaneWork):
         with self._updates.precision.context():
             value = over_batch(whole)
         self._value = float(lane_loss(value, 1).value)
-        self._check_finite(self._value, "over the whole batch")
+        if not math.isfinite(self._value):
+            raise self._not_finite(self._value, "over the whole batch")
         scaled = value * self._updates.precision.scale
         wanted = [whole, *self._updates.parameters]
         first, *others = torch.autograd.grad(scaled, wanted, allow_unused=True)

@@ -95,9 +95,8 @@ class _Buffer:
 
 
 def _write(buffers: Sequence[_Buffer], values: list[Tensor]) -> None:
-    if buffers:
-        with torch.no_grad():
-            torch._foreach_copy_([buffer.original for buffer in buffers], values)
+    with torch.no_grad():
+        torch._foreach_copy_([buffer.original for buffer in buffers], values)
     for buffer in buffers:
         buffer.written()
 
@@ -111,6 +110,8 @@ class MovingBuffers:
         self._unsaved = [buffer for buffer in every if not buffer.is_persistent]
         # A single lane changes the buffers itself.
         self._buffers = every if lanes > 1 else []
+        self.any = bool(self._buffers)
+        """Whether there are buffers that several lanes must share."""
         self._known: list[int] = []
         """Numbers of the buffers for which every note has room: the same on all ranks."""
         self._new: list[dict[int, Tensor]] = []
@@ -121,11 +122,6 @@ class MovingBuffers:
         self._new = []
         for buffer in self._buffers:
             buffer.begin()
-
-    @property
-    def any(self) -> bool:
-        """Whether there are buffers that several lanes must share."""
-        return bool(self._buffers)
 
     @property
     def any_known(self) -> bool:
@@ -157,8 +153,8 @@ class MovingBuffers:
 
     def reset(self) -> None:
         """Undo the changes of a lane, or of a forward that does not count."""
-        changed = [buffer for buffer in self._buffers if buffer.may_have_changed]
-        _write(changed, [buffer.start for buffer in changed])
+        if changed := [buffer for buffer in self._buffers if buffer.may_have_changed]:
+            _write(changed, [buffer.start for buffer in changed])
 
     def not_persistent(self) -> dict[str, Tensor]:
         """Return the buffers that have changed and that are not in a state_dict."""

@@ -89,9 +89,10 @@ class OptimizerUpdates:
         """Return the gradient with which the backward of a lane of this weight starts."""
         scaled = weight * self.precision.scale
         key = scaled, output.dtype, output.shape
-        if key not in self._gradients:
-            self._gradients[key] = torch.full_like(output, scaled, requires_grad=False)
-        return self._gradients[key]
+        found = self._gradients.get(key)
+        if found is None:
+            found = self._gradients[key] = torch.full_like(output, scaled, requires_grad=False)
+        return found
 
     def run_backward(self, output: Tensor, gradient: Tensor) -> None:
         """Compute the gradients of this optimizer's parameters; those of others stay as they are."""

@@ -192,7 +192,9 @@ class Updates:
         self, updates: OptimizerUpdates, lanes: LaneWork, lane: Lane, *, last: bool
     ) -> None:
         output, gradient = lanes.forward(lane)
-        note = Note(lanes.sums[0], lanes.counts[0], self._other_numbers(lanes, lane, last=last))
+        is_plain = not self._buffers.any and len(lanes.names) == 1
+        others = NO_MOVES if is_plain else self._other_numbers(lanes, lane, last=last)
+        note = Note(lanes.sums[0], lanes.counts[0], others)
         if last:
             note = note.with_requests(self._get_requests())
             self.ready = time.perf_counter()
@@ -205,8 +207,6 @@ class Updates:
 
     def _other_numbers(self, lanes: LaneWork, lane: Lane, *, last: bool) -> Moves:
         """Return what a note holds beside the loss: other values of the loss, then changes of buffers."""
-        if not self._buffers.any and len(lanes.names) == 1:
-            return NO_MOVES
         moves = self._buffers.moves_of_lane(counts=lane.samples > 0)
         is_new = float(last and self._buffers.found_new)
         return numpy.concatenate([lanes.sums[1:], lanes.counts[1:], [is_new], moves])
