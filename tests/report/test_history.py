@@ -23,6 +23,7 @@ from paceline.events import (
 )
 from paceline.report import history as module
 from paceline.report.history import History, Metrics, parse_event
+from paceline.report.page.event_columns import read_event_columns
 
 
 def start(from_step: int = 0) -> RunStarted:
@@ -143,5 +144,6 @@ def test_an_event_log_beyond_its_limit_is_read_by_nobody(tmp_path: Path) -> None
     history.read()
     assert history.started is None
     assert history.problem.startswith("cannot read events.jsonl: it has 1,099,511,627,776 bytes")
+    assert read_event_columns(log).starts == []
     with pytest.raises(OSError, match="the limit is"):
         surviving(log)

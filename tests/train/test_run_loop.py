@@ -481,3 +481,20 @@ def plateau_rates(folder: Path, given: dict, *, epochs: int, ranks: int, name: s
         )
     }
     return list(rates)
+
+
+def test_the_kernels_of_an_optimizer_are_those_of_the_script_not_of_the_checkpoint(
+    tmp_path: Path,
+) -> None:
+    """A run with fused=True on a GPU may be resumed where there is no such kernel."""
+    found = []
+    for epochs, options in ((1, {"fused": True, "momentum": 0.5}), (2, {"momentum": 0.5})):
+        with paceline.Run(config_in(tmp_path, epochs=epochs)) as run:
+            model = run.model(nn.Linear(1, 1))
+            sgd = torch.optim.SGD(model.parameters(), lr=1e-5, **options)
+            optimizer = run.optimizer(sgd)
+            for step in run.steps(DATA):
+                run.update(optimizer, loss_of(model), step)
+                sgd.param_groups[0]["momentum"] = 0.25
+        found.append([sgd.param_groups[0][key] for key in ("fused", "momentum")])
+    assert found == [[True, 0.25], [None, 0.25]]

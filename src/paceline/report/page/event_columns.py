@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paceline.events import (
+    LARGEST_BYTES,
     CheckpointSaved,
     EpochDone,
     Evaluated,
@@ -139,10 +141,15 @@ def _up_to(step: int, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def read_event_columns(path: Path) -> EventColumns:
-    """Read a run's events; incomplete lines, after a power cut or while being written, are skipped."""
+    """Read a run's events; incomplete lines, after a power cut or while being written, are skipped.
+
+    Of a log beyond its limit nothing is read: the state of the run says so.
+    """
     columns = EventColumns()
     try:
         with reading(path) as file:
+            if os.fstat(file.fileno()).st_size > LARGEST_BYTES:
+                return columns
             while line := file.readline(LONGEST_LINE):
                 if event := parse_event(line):
                     columns.add(event)

@@ -13,6 +13,7 @@ from paceline.checkpoint.manifest import Manifest
 from paceline.config import RunConfig
 from paceline.config.values import flatten
 from paceline.train.saving.imported_state import is_imported
+from paceline.train.saving.state import KERNELS
 from paceline.train.saving.tracked import decode
 
 _NUMBER_TYPES = {"int", "float", "bool"}
@@ -63,7 +64,8 @@ def _check_groups(
             _require(isinstance(saved, dict), f"the options of {name}")
             for key, value in saved.items():
                 _require(
-                    key not in group or _are_alike(group[key], value), f"the option {key} of {name}"
+                    key in KERNELS or key not in group or _are_alike(group[key], value),
+                    f"the option {key} of {name}",
                 )
 
 
@@ -71,12 +73,12 @@ def _are_alike(now: Any, saved: Any) -> bool:
     """Return whether a saved option may take the place of another.
 
     >>> _are_alike(0.1, 3), _are_alike(0.1, "text"), _are_alike((0.9, 0.99), (0.9, None)), _are_alike(None, True)
-    (True, False, False, True)
+    (True, False, False, False)
     """
     if _is_number(now) or isinstance(now, Tensor):
         return _is_number(saved)
-    if now is None or isinstance(now, bool):
-        return saved is None or isinstance(saved, bool)
+    if now is None:
+        return saved is None or _is_number(saved)
     if isinstance(now, list | tuple) and type(saved) is type(now):
         return len(saved) == len(now) and all(map(_are_alike, now, saved))
     return type(saved) is type(now)

@@ -19,7 +19,7 @@ from paceline.train.saving.changed_settings import changed_settings
 from paceline.train.saving.imported_state import fitted, is_imported, missing_kinds
 from paceline.train.saving.manifest_values import check_values
 from paceline.train.saving.replicas import check_replicas
-from paceline.train.saving.state import named_state, optimizer_facts
+from paceline.train.saving.state import KERNELS, named_state, optimizer_facts
 from paceline.train.saving.stream_state import restore_stream, save_stream
 from paceline.train.saving.tracked import PREFIX, Tracked, decode, encode
 from paceline.train.step.moving_buffers import PREFIX as BUFFER
@@ -27,6 +27,7 @@ from paceline.train.step.updates import Updates
 from paceline.version import VERSION
 from paceline.world.world import World
 
+_NOT_SAVED = KERNELS | {"params"}
 SavedNames = Callable[[str], bool]
 """saved(name) -> whether a checkpoint holds this weight."""
 
@@ -219,7 +220,9 @@ class RunState:
         found = {}
         for name, optimizer in self._parts.optimizers.items():
             for number, group in enumerate(optimizer.param_groups):
-                options = {key: _number(value) for key, value in group.items() if key != "params"}
+                options = {
+                    key: _number(value) for key, value in group.items() if key not in _NOT_SAVED
+                }
                 found[f"{name}.{number}"] = encode(options, {}, f"{name}.param_groups[{number}]")
         return found
 
@@ -261,6 +264,8 @@ class RunState:
         for name, optimizer in self._parts.optimizers.items():
             for number, group in enumerate(optimizer.param_groups):
                 for key, value in decode(groups.get(f"{name}.{number}", {"dict": []}), {}).items():
+                    if key in _NOT_SAVED:  # in checkpoints of earlier versions
+                        continue
                     if isinstance(group.get(key), Tensor):
                         group[key].fill_(value)
                     else:

@@ -69,8 +69,10 @@ def _as_tensor(value: Any, name: str) -> Tensor:
     )
 
 
-# Options that do not change the result, and the learning rate, which has settings of its own.
-_NOT_COMPARED = {"params", "lr", "initial_lr", "foreach", "fused", "capturable", "differentiable"}
+KERNELS = frozenset({"foreach", "fused", "capturable", "differentiable"})
+"""Options that choose how an optimizer computes, for the devices of this start: they are not restored."""
+# The learning rate has settings of its own.
+_NOT_COMPARED = KERNELS | {"params", "lr", "initial_lr"}
 
 
 def optimizer_facts(optimizer: torch.optim.Optimizer) -> dict[str, str]:
