@@ -68,10 +68,9 @@ RIGHT = {
 """Other ways that are right: what the reader puts in the place of what."""
 
 GRADED = [
-    (0, "the mean instead of the sum"),  # a check
-    (0, "only rank 0 calls the collective"),  # a rank that waits
+    (12, "resets the gradients before the step"),  # a check
     (12, "resets the loss"),  # a known error
-    (13, "a rank that does not exist"),  # a line that is missing
+    (0, "only rank 0 calls the collective"),  # a rank that waits
 ]
 """Mistakes that are graded here, one per kind of hint; `scripts/wrong_answers.py` grades all of them."""
 

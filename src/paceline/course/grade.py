@@ -91,6 +91,8 @@ def judge(check: Check, output: str) -> str:
     >>> check = Check(r"rank \d: (?P<value>\S+)", "same", 0, "they differ: SEEN")
     >>> judge(check, "rank 0: 7\nrank 1: 7"), judge(check, "rank 0: 7\nrank 1: 8")
     ('', 'they differ: 7, 8')
+    >>> judge(Check(check.see, "same", 0, check.hint, missing="no rank printed"), "epoch 1")
+    'no rank printed'
     """
     groups: dict[str, list[str]] = {}
     for found in re.finditer(check.see, output):
