@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,11 @@ from paceline.course.catalog import find_lesson, lessons_folder
 from paceline.course.exercise import Exercise, exercise_of, exercises
 from paceline.course.grade import crash, grade
 from support.program import paceline, wait_until_gone
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+from wrong_answers import wrong_answers
+
+ANSWERS = wrong_answers()
 
 HINTS = {
     0: "the sum 0, but 0 \\+ 1 \\+ 2 is 3: each rank still has only its own number",
@@ -32,7 +38,7 @@ HINTS = {
     23: "verify does not find the same bits on one rank and on two",
     24: "the weights of the convolution add up to [\\d., ]+ on the two ranks: they are no longer",
     25: "a stage has no gradients: only the last one has a loss to start from",
-    26: "the losses of the four stages are [\\d., ]+, but all stages are the same training",
+    26: "in stages 1 and 2, [\\d, ]+ % of the weights differ between the ranks",
     27: "the gradients of a single segment already differ from those without",
 }
 """What is said of the copy as it is."""
@@ -61,92 +67,12 @@ RIGHT = {
 }
 """Other ways that are right: what the reader puts in the place of what."""
 
-WRONG = [
-    (
-        0,
-        "    # the sum over all",
-        "    if rank == 0:\n        dist.all_reduce(number)\n    #",
-        "is it inside an `if`?",
-    ),
-    (1, '"nccl"', '"infiniband"', "of lesson_01.py: AssertionError: Unknown backend"),
-    (1, '"nccl"', '"gloo"', "there it must stay NCCL"),
-    (
-        4,
-        "        pass ",
-        "        dist.all_reduce(parameter.grad) ",
-        "two ranks do not learn as one process does",
-    ),
-    (
-        6,
-        "        taken =",
-        "        sampler.set_epoch(epoch)\n        taken =",
-        "it is the same order each time",
-    ),
-    (
-        6,
-        "        total, mine",
-        "        sampler.set_epoch(2 * epoch + rank)\n        total, mine",
-        "their shares overlap",
-    ),
-    (
-        12,
-        "self.optimizer.step()",
-        "self.optimizer.zero_grad(); self.optimizer.step()",
-        "the loss of epoch 3 is",
-    ),
-    (14, "= 0, 1\n", '= int(os.environ["RANK"]), 1\n', "they read the world sizes 1, 1"),
-    (
-        15,
-        "return 0\n\n    def save",
-        'return int(saved["epochs"])\n\n    def save',
-        "Which state does SGD with momentum keep",
-    ),
-    (18, "(loss).backward()", "(loss * 0).backward()", "the model hardly learns"),
-    (
-        19,
-        "            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n",
-        "",
-        "name 'norm' is not defined",
-    ),
-    (20, "        dist.all_reduce(seen)\n", "", "all ranks have seen 704 samples"),
-    (21, " in offsets]", " in offsets[rank : rank + 8]]", "some rows are used by both"),
-    (
-        23,
-        "torch.randn(values.shape, generator=own)",
-        "torch.zeros(values.shape)",
-        "there must be noise",
-    ),
-    (
-        24,
-        "        return gradient\n\n\nclass Collect",
-        "        dist.all_reduce(gradient)\n        return gradient / dist.get_world_size()\n\n\nclass Collect",
-        "the ranks agree, but they do not learn as one process does",
-    ),
-    (
-        25,
-        PIPELINE,
-        """\
-            gradient = None if self.is_last else self.receive(self.rank + 1, len(outputs))
-            outputs.backward(gradient)
-            if self.rank > 0:
-                dist.send(inputs.detach(), self.rank - 1)
-""",
-        "every stage has gradients, but they are not those of one process",
-    ),
-    (
-        26,
-        "        # the weights that",
-        "        if self.stage in {1, 2}:\n            dist.broadcast(self.weights, 0)\n        #",
-        "the losses of the four stages are",
-    ),
-    (
-        27,
-        "            outputs = ctx.layers(values)\n",
-        "            torch.manual_seed(1)\n            outputs = ctx.layers(values)\n",
-        "a single segment is right, several are not",
-    ),
+GRADED = [
+    (12, "resets the gradients before the step"),  # a check
+    (12, "resets the loss"),  # a known error
+    (0, "only rank 0 calls the collective"),  # a rank that waits
 ]
-"""Other mistakes, and what is said of them."""
+"""Mistakes that are graded here, one per kind of hint; `scripts/wrong_answers.py` grades all of them."""
 
 
 def exercise(number: int) -> Exercise:
@@ -201,13 +127,29 @@ def test_another_way_that_is_right_passes(number: int, tmp_path: Path) -> None:
     assert graded(number, changed(exercise(number).source, *RIGHT[number]), tmp_path) == ""
 
 
-@pytest.mark.parametrize(
-    ("number", "find", "put", "words"), WRONG, ids=[f"{one[0]}-{one[3]}" for one in WRONG]
-)
-def test_another_mistake_gets_another_hint(
-    number: int, find: str, put: str, words: str, tmp_path: Path
-) -> None:
-    assert words in graded(number, changed(exercise(number).source, find, put), tmp_path)
+@pytest.mark.parametrize(("number", "mistake"), GRADED)
+def test_another_mistake_gets_another_hint(number: int, mistake: str, tmp_path: Path) -> None:
+    [wrong] = [one for one in ANSWERS if (one.lesson, one.mistake) == (number, mistake)]
+    source = changed(exercise(number).source, wrong.find, wrong.put)
+    assert re.search(wrong.words, graded(number, source, tmp_path))
+
+
+def test_there_are_at_least_sixty_mistakes_and_some_in_each_exercise() -> None:
+    assert len(ANSWERS) >= 60
+    assert {one.lesson for one in ANSWERS} == set(HINTS)
+
+
+@pytest.mark.parametrize("number", HINTS)
+def test_each_mistake_is_a_program_and_has_a_hint_of_its_own(number: int) -> None:
+    task, answers = exercise(number), [one for one in ANSWERS if one.lesson == number]
+    hints = [check.hint for check in task.checks] + [check.missing for check in task.checks]
+    hints += [hint for _, hint in task.errors] + [task.stuck]
+    for wrong in answers:
+        compile(changed(task.source, wrong.find, wrong.put), wrong.mistake, "exec")
+        assert sum(bool(re.search(wrong.words, hint)) for hint in hints) == 1, wrong
+    assert len({one.mistake for one in answers}) == len(answers)
+    found = {hint for hint in hints for one in answers if re.search(one.words, hint)}
+    assert len(found) == len(answers), "two mistakes get the same hint"
 
 
 @pytest.mark.parametrize(

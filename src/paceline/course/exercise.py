@@ -15,7 +15,7 @@ from paceline.errors import ConfigError
 
 _FILE = "exercises.toml"
 _NUMBER = r"(?P<value>nan|inf|\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?)"  # no trailing characters: two ranks may print into one line
-_RULES = ("be", "same", "differ", "below", "above")
+_RULES = ("be", "same", "differ", "below", "above", "never")
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,13 @@ class Check:
     see: str
     """A pattern with a group `value` (NUMBER is one) and optionally `key`: values of one key are compared."""
     rule: str
-    """The condition on the values: be, same, differ, below or above."""
+    """The condition on the values: be, same, differ, below, above or never."""
     bound: Any
-    """The expected values of `be`, the tolerance of `same`, or the limit."""
+    """The expected values of `be`, the tolerance of `same`, the limit, or the pattern of `never`."""
     hint: str
     """The text for a failed check; SEEN stands for the values."""
+    missing: str = ""
+    """The text for an output in which `see` is not found."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ def exercises(folder: Path) -> list[int]:
 
 def _check_of(table: Mapping[str, Any]) -> Check:
     [rule] = [name for name in _RULES if name in table]
-    return Check(table["see"].replace("NUMBER", _NUMBER), rule, table[rule], table["hint"])
+    see = table["see"].replace("NUMBER", _NUMBER)
+    return Check(see, rule, table[rule], table["hint"], table.get("missing", ""))
 
 
 def _read(path: Path) -> Mapping[str, Any]:

@@ -52,11 +52,8 @@ def _hint(exercise: Exercise, name: str, outcome: Outcome, limit_s: float) -> st
     broken = (hint for check in exercise.checks if (hint := judge(check, outcome.output)))
     ending = f"it ended with exit code {outcome.code}" if outcome.code else ""
     found = next(broken, ending)
-    return (
-        f"{ending}: {_last_line(outcome.output)}"
-        if ending and found in {_NO_OUTPUT, ending}
-        else found
-    )
+    absent = {_NO_OUTPUT, ending, *(check.missing for check in exercise.checks)}
+    return f"{ending}: {_last_line(outcome.output)}" if ending and found in absent else found
 
 
 def _last_line(output: str) -> str:
@@ -94,12 +91,14 @@ def judge(check: Check, output: str) -> str:
     >>> check = Check(r"rank \d: (?P<value>\S+)", "same", 0, "they differ: SEEN")
     >>> judge(check, "rank 0: 7\nrank 1: 7"), judge(check, "rank 0: 7\nrank 1: 8")
     ('', 'they differ: 7, 8')
+    >>> judge(Check(check.see, "same", 0, check.hint, missing="no rank printed"), "epoch 1")
+    'no rank printed'
     """
     groups: dict[str, list[str]] = {}
     for found in re.finditer(check.see, output):
         groups.setdefault(found.groupdict().get("key", ""), []).append(found["value"])
     if not groups:
-        return _NO_OUTPUT
+        return check.missing or _NO_OUTPUT
     wrong = [values for values in groups.values() if not holds(check.rule, check.bound, values)]
     return check.hint.replace("SEEN", ", ".join(wrong[0])) if wrong else ""
 
@@ -113,7 +112,11 @@ def holds(rule: str, bound: object, values: Sequence[str]) -> bool:
     (True, False)
     >>> holds("be", ["1", "2"], ["2", "1"]), holds("differ", True, ["1", "2", "1"]), holds("below", 2000, ["1,999"])
     (True, False, True)
+    >>> holds("never", "^2, 2$", ["2", "2"]), holds("never", "^2, 2$", ["2", "3"])
+    (False, True)
     """
+    if rule == "never":
+        return not re.search(str(bound), ", ".join(values))
     if rule == "be":
         return isinstance(bound, list) and sorted(values) == sorted(bound)
     if rule == "differ":
