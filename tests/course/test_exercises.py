@@ -34,10 +34,15 @@ HINTS = {
     25: "a stage has no gradients: only the last one has a loss to start from",
     26: "the losses of the four stages are [\\d., ]+, but all stages are the same training",
     27: "the gradients of a single segment already differ from those without",
+    30: "the scores of the two ranks differ from those of one process",
 }
 """What is said of the copy as it is."""
 
 PIPELINE = "            if self.is_last:\n                outputs.backward()\n"
+ONLINE = """\
+                total = total + weights.sum(-1, keepdim=True)
+                sums = sums + weights @ moving[1]
+"""
 RIGHT = {
     1: ('"nccl"', '{"cpu": "gloo", "cuda": "nccl"}[device.type]'),
     12: (
@@ -144,6 +149,12 @@ WRONG = [
         "            outputs = ctx.layers(values)\n",
         "            torch.manual_seed(1)\n            outputs = ctx.layers(values)\n",
         "a single segment is right, several are not",
+    ),
+    (
+        30,
+        ONLINE,
+        ONLINE.replace("total = total +", "total = total * (top - highest).exp() +"),
+        "the weights do not add up to 1",
     ),
 ]
 """Other mistakes, and what is said of them."""

@@ -254,3 +254,12 @@ def test_segments_keep_less_and_run_twice() -> None:
     assert min(most, key=most.__getitem__) in {"4", "8"}
     assert most["8"] < most["0"] / 2
     assert (set(ends), runs[0], set(runs[1:])) == ({ends[0]}, "16", {"32"})
+
+
+def test_a_ring_of_ranks_computes_what_one_process_does_with_a_quarter_of_the_bytes() -> None:
+    line = r"rank (\d) of 4: 128 positions, (\d) blocks, kept ([\d,]+) of ([\d,]+) bytes, scores differ by (\S+), gr"
+    ranks = sorted(re.findall(line, said(30)))
+    assert [(rank, blocks) for rank, blocks, *_ in ranks] == [("0", "1"), ("1", "2"), ("2", "3"), ("3", "4")]  # fmt: skip
+    kept, whole = ({int(one[n].replace(",", "")) for one in ranks} for n in (2, 3))
+    assert kept.pop() == pytest.approx(whole.pop() / 4, rel=0.05)
+    assert 0 < max(float(error) for *_, error in ranks) < 1e-5
