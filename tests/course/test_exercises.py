@@ -35,6 +35,7 @@ HINTS = {
     26: "the losses of the four stages are [\\d., ]+, but all stages are the same training",
     27: "the gradients of a single segment already differ from those without",
     30: "the scores of the two ranks differ from those of one process",
+    31: "the tensor that was captured does not hold the images of the last batch",
 }
 """What is said of the copy as it is."""
 
@@ -155,6 +156,12 @@ WRONG = [
         ONLINE,
         ONLINE.replace("total = total +", "total = total * (top - highest).exp() +"),
         "the weights do not add up to 1",
+    ),
+    (
+        31,
+        "        step.images = images[begin : begin + BATCH]\n",
+        "        step.images.copy_(images[begin : begin + BATCH])\n",
+        "the images arrive in the captured tensor, the labels do not",
     ),
 ]
 """Other mistakes, and what is said of them."""

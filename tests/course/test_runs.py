@@ -263,3 +263,17 @@ def test_a_ring_of_ranks_computes_what_one_process_does_with_a_quarter_of_the_by
     kept, whole = ({int(one[n].replace(",", "")) for one in ranks} for n in (2, 3))
     assert kept.pop() == pytest.approx(whole.pop() / 4, rel=0.05)
     assert 0 < max(float(error) for *_, error in ranks) < 1e-5
+
+
+def test_a_graph_trains_as_eager_does_and_cannot_hold_what_the_host_must_know() -> None:
+    ends = re.findall(r"(?:eager|captured|compiled): loss ([\d.]+), [1-9]\d* operators", said(31))
+    assert list(map(float, ends)) == pytest.approx([float(ends[0])] * 3, abs=0.01)
+    assert "with a batch of 32: 2 graphs compiled" in said(31)
+    assert "with another tensor: the replay has the old batch" in said(31)
+    tried = re.findall(r"^(\S+): (\d) graph breaks; (captured|fails)", said(31), re.MULTILINE)
+    assert {kind: (breaks != "0", end) for kind, breaks, end in tried} == {
+        "plain": (False, "captured"),
+        "torch.where": (False, "captured"),
+        ".item()": (True, "fails"),
+        "if": (True, "fails"),
+    }
