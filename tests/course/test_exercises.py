@@ -36,6 +36,7 @@ HINTS = {
     27: "the gradients of a single segment already differ from those without",
     30: "the scores of the two ranks differ from those of one process",
     31: "the tensor that was captured does not hold the images of the last batch",
+    32: "the readers open shards [\\d,]+ times: more often than there are samples",
 }
 """What is said of the copy as it is."""
 
@@ -162,6 +163,12 @@ WRONG = [
         "        step.images = images[begin : begin + BATCH]\n",
         "        step.images.copy_(images[begin : begin + BATCH])\n",
         "the images arrive in the captured tensor, the labels do not",
+    ),
+    (
+        32,
+        "            file.seek(begin)\n",
+        "",
+        "the bytes are not those of the sample",
     ),
 ]
 """Other mistakes, and what is said of them."""

@@ -277,3 +277,11 @@ def test_a_graph_trains_as_eager_does_and_cannot_hold_what_the_host_must_know() 
         ".item()": (True, "fails"),
         "if": (True, "fails"),
     }
+
+
+def test_a_file_per_sample_is_an_open_per_sample_and_shards_are_opened_once() -> None:
+    line = r"(\d+) readers, (files|shards|packed): ([\d,]+) opens"
+    opens = {(one, way): int(n.replace(",", "")) for one, way, n in re.findall(line, said(32))}
+    assert [opens[one, "files"] for one in ("1", "4", "16")] == [1437] * 3
+    assert [opens[one, "shards"] for one in ("1", "4", "16")] == [5, 20, 80]
+    assert all(0 < opens[one, "packed"] < 10 * int(one) for one in ("1", "4", "16"))
