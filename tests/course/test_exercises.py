@@ -40,10 +40,17 @@ HINTS = {
     25: "a stage has no gradients: only the last one has a loss to start from",
     26: "in stages 1 and 2, [\\d, ]+ % of the weights differ between the ranks",
     27: "the gradients of a single segment already differ from those without",
+    30: "the scores of the two ranks differ from those of one process",
+    31: "the tensor that was captured does not hold the images of the last batch",
+    32: "the readers open shards [\\d,]+ times: more often than there are samples",
 }
 """What is said of the copy as it is."""
 
 PIPELINE = "            if self.is_last:\n                outputs.backward()\n"
+ONLINE = """\
+                total = total + weights.sum(-1, keepdim=True)
+                sums = sums + weights @ moving[1]
+"""
 RIGHT = {
     1: ('"nccl"', '{"cpu": "gloo", "cuda": "nccl"}[device.type]'),
     12: (

@@ -254,3 +254,34 @@ def test_segments_keep_less_and_run_twice() -> None:
     assert min(most, key=most.__getitem__) in {"4", "8"}
     assert most["8"] < most["0"] / 2
     assert (set(ends), runs[0], set(runs[1:])) == ({ends[0]}, "16", {"32"})
+
+
+def test_a_ring_of_ranks_computes_what_one_process_does_with_a_quarter_of_the_bytes() -> None:
+    line = r"rank (\d) of 4: 128 positions, (\d) blocks, kept ([\d,]+) of ([\d,]+) bytes, scores differ by (\S+), gr"
+    ranks = sorted(re.findall(line, said(30)))
+    assert [(rank, blocks) for rank, blocks, *_ in ranks] == [("0", "1"), ("1", "2"), ("2", "3"), ("3", "4")]  # fmt: skip
+    kept, whole = ({int(one[n].replace(",", "")) for one in ranks} for n in (2, 3))
+    assert kept.pop() == pytest.approx(whole.pop() / 4, rel=0.05)
+    assert 0 < max(float(error) for *_, error in ranks) < 1e-5
+
+
+def test_a_graph_trains_as_eager_does_and_cannot_hold_what_the_host_must_know() -> None:
+    ends = re.findall(r"(?:eager|captured|compiled): loss ([\d.]+), [1-9]\d* operators", said(31))
+    assert list(map(float, ends)) == pytest.approx([float(ends[0])] * 3, abs=0.01)
+    assert "with a batch of 32: 2 graphs compiled" in said(31)
+    assert "with another tensor: the replay has the old batch" in said(31)
+    tried = re.findall(r"^(\S+): (\d) graph breaks; (captured|fails)", said(31), re.MULTILINE)
+    assert {kind: (breaks != "0", end) for kind, breaks, end in tried} == {
+        "plain": (False, "captured"),
+        "torch.where": (False, "captured"),
+        ".item()": (True, "fails"),
+        "if": (True, "fails"),
+    }
+
+
+def test_a_file_per_sample_is_an_open_per_sample_and_shards_are_opened_once() -> None:
+    line = r"(\d+) readers, (files|shards|packed): ([\d,]+) opens"
+    opens = {(one, way): int(n.replace(",", "")) for one, way, n in re.findall(line, said(32))}
+    assert [opens[one, "files"] for one in ("1", "4", "16")] == [1437] * 3
+    assert [opens[one, "shards"] for one in ("1", "4", "16")] == [5, 20, 80]
+    assert all(0 < opens[one, "packed"] < 10 * int(one) for one in ("1", "4", "16"))
