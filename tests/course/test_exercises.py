@@ -34,6 +34,7 @@ HINTS = {
     25: "a stage has no gradients: only the last one has a loss to start from",
     26: "the losses of the four stages are [\\d., ]+, but all stages are the same training",
     27: "the gradients of a single segment already differ from those without",
+    28: "the rank that sleeps and the accused rank are 0, 1: while one rank sleeps",
 }
 """What is said of the copy as it is."""
 

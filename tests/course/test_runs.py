@@ -254,3 +254,9 @@ def test_segments_keep_less_and_run_twice() -> None:
     assert min(most, key=most.__getitem__) in {"4", "8"}
     assert most["8"] < most["0"] / 2
     assert (set(ends), runs[0], set(runs[1:])) == ({ends[0]}, "16", {"32"})
+
+
+def test_the_rank_that_sleeps_is_the_straggler_by_hand_and_for_paceline() -> None:
+    by_hand, named = commands(28)
+    assert "the straggler is rank 1" in by_hand
+    assert re.search(r"^rank 1 \(.*\) is slow: .* in forward", named, re.MULTILINE), named
