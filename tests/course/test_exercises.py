@@ -34,7 +34,7 @@ HINTS = {
     25: "a stage has no gradients: only the last one has a loss to start from",
     26: "the losses of the four stages are [\\d., ]+, but all stages are the same training",
     27: "the gradients of a single segment already differ from those without",
-    28: "the rank that sleeps and the accused rank are 0, 1: while one rank sleeps",
+    28: "seems to take [\\d.]+ times as long as that of rank 1: rank 1 still waits",
 }
 """What is said of the copy as it is."""
 
@@ -145,6 +145,12 @@ WRONG = [
         "            outputs = ctx.layers(values)\n",
         "            torch.manual_seed(1)\n            outputs = ctx.layers(values)\n",
         "a single segment is right, several are not",
+    ),
+    (
+        28,
+        "        sent = allreduce_hook(",
+        "        self.begun = time.perf_counter()\n        sent = allreduce_hook(",
+        "count from the beginning of the step",
     ),
 ]
 """Other mistakes, and what is said of them."""
