@@ -33,7 +33,7 @@ OF_LESSON = {
     17: "replicas", 18: "accumulation", 19: "precision", 20: "hang", 21: "overlap", 22: "fsdp", 24: "tensor-parallel",
     25: "pipeline", 26: "fsdp", 27: "accumulation", 28: "overlap",
 }  # fmt: skip
-"""The figure of each lesson; lesson 23 has the drawing of the contract."""
+"""The figure of each lesson; lessons 23 and 29 have the drawing of the contract."""
 
 
 def figure_files(folder: Path) -> dict[Path, str]:

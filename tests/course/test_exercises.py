@@ -35,6 +35,7 @@ HINTS = {
     26: "the losses of the four stages are [\\d., ]+, but all stages are the same training",
     27: "the gradients of a single segment already differ from those without",
     28: "seems to take [\\d.]+ times as long as that of rank 1: rank 1 still waits",
+    29: "a wrong learning rate on rank 0 is not found",
 }
 """What is said of the copy as it is."""
 
@@ -151,6 +152,12 @@ WRONG = [
         "        sent = allreduce_hook(",
         "        self.begun = time.perf_counter()\n        sent = allreduce_hook(",
         "count from the beginning of the step",
+    ),
+    (
+        29,
+        "parameter.grad.cpu()",
+        "parameter.detach().cpu().bfloat16().float()",
+        "the wrong learning rate is found, but a flipped bit is not",
     ),
 ]
 """Other mistakes, and what is said of them."""
