@@ -62,7 +62,7 @@ def cleaned(said: str, lesson: Lesson, folder: str) -> str:
     said = re.split(r"\n\n?(?=Its exercise: |Next: )", said)[0].rstrip()
     for path, name in ((str(lesson.path.parent), "lessons"), (f"{folder}/", "")):
         said = said.replace(path, name)
-    said = re.sub(rf"\bnode {re.escape(socket.gethostname())}\b", "node n0", said)
+    said = re.sub(rf"(\bnode |\(){re.escape(socket.gethostname())}\b", r"\1n0", said)
     blocks = re.split(r"\n\n(?=\$ )", said)
     return "\n\n".join(map(_cut, blocks)) + "\n"
 

@@ -43,6 +43,8 @@ HINTS = {
     30: "the scores of the two ranks differ from those of one process",
     31: "the tensor that was captured does not hold the images of the last batch",
     32: "the readers open shards [\\d,]+ times: more often than there are samples",
+    28: "seems to take [\\d.]+ times as long as that of rank 1: rank 1 still waits",
+    29: "a wrong learning rate on rank 0 is not found",
 }
 """What is said of the copy as it is."""
 

@@ -285,3 +285,21 @@ def test_a_file_per_sample_is_an_open_per_sample_and_shards_are_opened_once() ->
     assert [opens[one, "files"] for one in ("1", "4", "16")] == [1437] * 3
     assert [opens[one, "shards"] for one in ("1", "4", "16")] == [5, 20, 80]
     assert all(0 < opens[one, "packed"] < 10 * int(one) for one in ("1", "4", "16"))
+
+
+def test_the_rank_that_sleeps_is_the_straggler_by_hand_and_for_paceline() -> None:
+    by_hand, named = commands(28)
+    assert "the straggler is rank 1" in by_hand
+    assert re.search(r"^rank 1 \(.*\) is slow: .* in forward", named, re.MULTILINE), named
+
+
+def test_digests_find_what_the_loss_does_not_show() -> None:
+    by_hand, checked = commands(29)
+    line = (
+        r"fault (\w+): loss ([\d.]+), (?:all ranks hold|after step (\d+) rank (\d) differs in (\d))"
+    )
+    kinds, ends, *found = zip(*re.findall(line, by_hand), strict=True)
+    assert kinds == ("none", "bit", "rate")
+    assert list(map(float, ends)) == pytest.approx([float(ends[0])] * 3, abs=0.01)
+    assert found == [("", "10", "10"), ("", "3", "3"), ("", "1", "6")]
+    assert "after step 12 rank 1 has other values than rank 0 in model.2.weight" in checked
