@@ -34,10 +34,12 @@ HINTS = {
     25: "a stage has no gradients: only the last one has a loss to start from",
     26: "the losses of the four stages are [\\d., ]+, but all stages are the same training",
     27: "the gradients of a single segment already differ from those without",
+    33: "the two ranks are 0 of 1, 0 of 1, but they should be 0 of 2, 1 of 2",
 }
 """What is said of the copy as it is."""
 
 PIPELINE = "            if self.is_last:\n                outputs.backward()\n"
+ALL_PASSED = '(PASSED if kind == "opened" else ["PATH"])'
 RIGHT = {
     1: ('"nccl"', '{"cpu": "gloo", "cuda": "nccl"}[device.type]'),
     12: (
@@ -58,6 +60,7 @@ RIGHT = {
                 dist.send(inputs.grad, self.rank - 1)
 """,
     ),
+    33: (ALL_PASSED, '["PATH", "RANK", *own]'),
 }
 """Other ways that are right: what the reader puts in the place of what."""
 
@@ -144,6 +147,13 @@ WRONG = [
         "            outputs = ctx.layers(values)\n",
         "            torch.manual_seed(1)\n            outputs = ctx.layers(values)\n",
         "a single segment is right, several are not",
+    ),
+    (33, ALL_PASSED, "env", "the token is visible inside"),
+    (
+        33,
+        'PASSED = ["PATH"]',
+        'PASSED = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]',
+        "rank 0 opens the port that the launcher holds already",
     ),
 ]
 """Other mistakes, and what is said of them."""

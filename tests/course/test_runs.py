@@ -19,8 +19,8 @@ from support.program import started
 NUMBERS = [lesson.number for lesson in all_lessons()]
 ON_SLURM = 16
 OUTPUT = Path(__file__).resolve().parents[2] / "lessons" / "output"
-VARYING = {5, 15, ON_SLURM, 20, 21}
-"""Lessons whose output has another form each time or elsewhere: a profile, failures, a text by a GPT; or that need Slurm."""
+VARYING = {5, 15, ON_SLURM, 20, 21, 33}
+"""Lessons whose output has another form each time or elsewhere: a profile, failures, a text by a GPT, names of a machine; or that need Slurm."""
 COLD = (15,)
 """The lesson whose processes begin anew, and end as they do for a reader: torchrun, ranks, a kill, a restart."""
 LOSS = re.compile(
@@ -254,3 +254,16 @@ def test_segments_keep_less_and_run_twice() -> None:
     assert min(most, key=most.__getitem__) in {"4", "8"}
     assert most["8"] < most["0"] / 2
     assert (set(ends), runs[0], set(runs[1:])) == ({ends[0]}, "16", {"32"})
+
+
+def test_a_container_hides_what_it_is_not_told_to_pass_on() -> None:
+    rows = {line[:17].strip(): re.split(r" {2,}", line[17:]) for line in said(33).splitlines()}
+    assert rows["rank"][:3] == ["0 of 2, 1 of 2", "0 of 1, 0 of 1", "0 of 2, 1 of 2"]
+    assert rows["sum of ranks"][:3] == ["1", "0", "1"]
+    if "this failed here" not in said(33):  # some systems forbid containers, and the lesson says so
+        assert rows["host name"][1] == "box"
+        assert rows["launcher's port"][:3] == ["ok", "Connection refused", "ok"]
+        assert rows["100 MB of shm"][1] == "No space left on device"
+        assert rows["checkpoint of"][1] == "user 0, outside: lost"
+    assert said(33).count("srun --nodes=2 --ntasks=8") == 3
+    assert "--env SLURM_PROCID" in " ".join(said(33).partition("docker:")[2].split())
