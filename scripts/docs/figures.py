@@ -32,7 +32,7 @@ OF_LESSON = {
     9: "tree", 10: "tree", 11: "chunks", 12: "loop", 13: "processes", 14: "processes", 15: "kill", 16: "requeue",
     17: "replicas", 18: "accumulation", 19: "precision", 20: "hang", 21: "overlap", 22: "fsdp", 24: "tensor-parallel",
     25: "pipeline", 26: "fsdp", 27: "accumulation",
-    33: "processes",
+    33: "processes", 34: "speed-up",
 }  # fmt: skip
 """The figure of each lesson; lesson 23 has the drawing of the contract."""
 

@@ -35,6 +35,7 @@ HINTS = {
     26: "the losses of the four stages are [\\d., ]+, but all stages are the same training",
     27: "the gradients of a single segment already differ from those without",
     33: "the two ranks are 0 of 1, 0 of 1, but they should be 0 of 2, 1 of 2",
+    34: "four ranks cost 11.1 node-hours, but that is how long the training takes on the clock",
 }
 """What is said of the copy as it is."""
 
@@ -61,6 +62,7 @@ RIGHT = {
 """,
     ),
     33: (ALL_PASSED, '["PATH", "RANK", *own]'),
+    34: ("return PLANNED_STEPS", "return -(-ranks // RANKS_PER_NODE) * PLANNED_STEPS"),
 }
 """Other ways that are right: what the reader puts in the place of what."""
 
@@ -154,6 +156,13 @@ WRONG = [
         'PASSED = ["PATH"]',
         'PASSED = ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]',
         "rank 0 opens the port that the launcher holds already",
+    ),
+    (34, "PLANNED_STEPS *", "ranks * PLANNED_STEPS *", "these are the hours of ranks"),
+    (
+        34,
+        "PLANNED_STEPS *",
+        "ranks / RANKS_PER_NODE * PLANNED_STEPS *",
+        "a centre does not lend a part of a node",
     ),
 ]
 """Other mistakes, and what is said of them."""

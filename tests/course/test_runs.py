@@ -267,3 +267,20 @@ def test_a_container_hides_what_it_is_not_told_to_pass_on() -> None:
         assert rows["checkpoint of"][1] == "user 0, outside: lost"
     assert said(33).count("srun --nodes=2 --ntasks=8") == 3
     assert "--env SLURM_PROCID" in " ".join(said(33).partition("docker:")[2].split())
+
+
+def test_a_study_by_hand_adds_up_and_paceline_measures_the_same_sizes() -> None:
+    line = r"(\w+), ranks (\d): ([\d.]+) ± [\d.]+ ms, speed-up ([\d.]+) ± [\d.]+, efficiency (\d+)%"
+    rows = {(kind, int(ranks)): tuple(map(float, row)) for kind, ranks, *row in re.findall(line, said(34))}  # fmt: skip
+    assert rows.keys() == {(kind, ranks) for kind in ("strong", "weak") for ranks in (1, 2, 4)}
+    for (kind, ranks), (step_ms, speed_up, percent) in rows.items():
+        work = ranks if kind == "weak" else 1
+        assert speed_up == pytest.approx(rows[kind, 1][0] / step_ms * work, abs=0.02)
+        assert percent == pytest.approx(100 * speed_up / ranks, abs=1.1)
+    costs = re.findall(r"steps, ranks (\d): ([\d.]+) ± [\d.]+ node-hours", said(34))
+    for (ranks, cost), nodes in zip(costs, (1, 1, 2), strict=True):
+        hours = rows["strong", int(ranks)][0] * 1e3 / 3600  # of a million steps
+        assert float(cost) == pytest.approx(nodes * hours, abs=0.2)
+    assert re.search(r"serial part [\d.-]+% ± ", said(34))
+    measured = re.findall(r"^ +(\d) .*% to ", said(34), re.MULTILINE)
+    assert measured == ["1", "2", "4"]
