@@ -45,6 +45,8 @@ HINTS = {
     32: "the readers open shards [\\d,]+ times: more often than there are samples",
     28: "seems to take [\\d.]+ times as long as that of rank 1: rank 1 still waits",
     29: "a wrong learning rate on rank 0 is not found",
+    33: "the two ranks are 0 of 1, 0 of 1, but they should be 0 of 2, 1 of 2",
+    34: "four ranks cost 11.1 node-hours, but that is how long the training takes on the clock",
 }
 """What is said of the copy as it is."""
 
@@ -53,6 +55,7 @@ ONLINE = """\
                 total = total + weights.sum(-1, keepdim=True)
                 sums = sums + weights @ moving[1]
 """
+ALL_PASSED = '(PASSED if kind == "opened" else ["PATH"])'
 RIGHT = {
     1: ('"nccl"', '{"cpu": "gloo", "cuda": "nccl"}[device.type]'),
     12: (
@@ -73,6 +76,8 @@ RIGHT = {
                 dist.send(inputs.grad, self.rank - 1)
 """,
     ),
+    33: (ALL_PASSED, '["PATH", "RANK", *own]'),
+    34: ("return PLANNED_STEPS", "return -(-ranks // RANKS_PER_NODE) * PLANNED_STEPS"),
 }
 """Other ways that are right: what the reader puts in the place of what."""
 

@@ -19,8 +19,8 @@ from support.program import started
 NUMBERS = [lesson.number for lesson in all_lessons()]
 ON_SLURM = 16
 OUTPUT = Path(__file__).resolve().parents[2] / "lessons" / "output"
-VARYING = {5, 15, ON_SLURM, 20, 21}
-"""Lessons whose output has another form each time or elsewhere: a profile, failures, a text by a GPT; or that need Slurm."""
+VARYING = {5, 15, ON_SLURM, 20, 21, 33}
+"""Lessons whose output has another form each time or elsewhere: a profile, failures, a text by a GPT, names of a machine; or that need Slurm."""
 COLD = (15,)
 """The lesson whose processes begin anew, and end as they do for a reader: torchrun, ranks, a kill, a restart."""
 LOSS = re.compile(
@@ -303,3 +303,33 @@ def test_digests_find_what_the_loss_does_not_show() -> None:
     assert list(map(float, ends)) == pytest.approx([float(ends[0])] * 3, abs=0.01)
     assert found == [("", "10", "10"), ("", "3", "3"), ("", "1", "6")]
     assert "after step 12 rank 1 has other values than rank 0 in model.2.weight" in checked
+
+
+def test_a_container_hides_what_it_is_not_told_to_pass_on() -> None:
+    rows = {line[:17].strip(): re.split(r" {2,}", line[17:]) for line in said(33).splitlines()}
+    assert rows["rank"][:3] == ["0 of 2, 1 of 2", "0 of 1, 0 of 1", "0 of 2, 1 of 2"]
+    assert rows["sum of ranks"][:3] == ["1", "0", "1"]
+    if "this failed here" not in said(33):  # some systems forbid containers, and the lesson says so
+        assert rows["host name"][1] == "box"
+        assert rows["launcher's port"][:3] == ["ok", "Connection refused", "ok"]
+        assert rows["100 MB of shm"][1] == "No space left on device"
+        assert rows["checkpoint of"][1] == "user 0, outside: lost"
+    assert said(33).count("srun --nodes=2 --ntasks=8") == 3
+    assert "--env SLURM_PROCID" in " ".join(said(33).partition("docker:")[2].split())
+
+
+def test_a_study_by_hand_adds_up_and_paceline_measures_the_same_sizes() -> None:
+    line = r"(\w+), ranks (\d): ([\d.]+) ± [\d.]+ ms, speed-up ([\d.]+) ± [\d.]+, efficiency (\d+)%"
+    rows = {(kind, int(ranks)): tuple(map(float, row)) for kind, ranks, *row in re.findall(line, said(34))}  # fmt: skip
+    assert rows.keys() == {(kind, ranks) for kind in ("strong", "weak") for ranks in (1, 2, 4)}
+    for (kind, ranks), (step_ms, speed_up, percent) in rows.items():
+        work = ranks if kind == "weak" else 1
+        assert speed_up == pytest.approx(rows[kind, 1][0] / step_ms * work, abs=0.02)
+        assert percent == pytest.approx(100 * speed_up / ranks, abs=1.1)
+    costs = re.findall(r"steps, ranks (\d): ([\d.]+) ± [\d.]+ node-hours", said(34))
+    for (ranks, cost), nodes in zip(costs, (1, 1, 2), strict=True):
+        hours = rows["strong", int(ranks)][0] * 1e3 / 3600  # of a million steps
+        assert float(cost) == pytest.approx(nodes * hours, abs=0.2)
+    assert re.search(r"serial part [\d.-]+% ± ", said(34))
+    measured = re.findall(r"^ +(\d) .*% to ", said(34), re.MULTILINE)
+    assert measured == ["1", "2", "4"]

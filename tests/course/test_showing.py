@@ -123,7 +123,7 @@ def test_a_lesson_that_cannot_run_here_is_explained(tmp_path: Path, capsys, monk
     monkeypatch.setenv("PATH", "/nowhere")
     assert run_verb(["lesson", "16"]) == 0
     said = capsys.readouterr().out
-    parts = ["Lesson 16: ", "Production, 5 of 7", "New since lesson 15: ", "+ def read_slurm", "Expect: ", "\n$ salloc", "(skipped: needs a Slurm cluster)", "Next: paceline lesson 20"]  # fmt: skip
+    parts = ["Lesson 16: ", "Production, 6 of 8", "New since lesson 15: ", "+ def read_slurm", "Expect: ", "\n$ salloc", "(skipped: needs a Slurm cluster)", "Next: paceline lesson 20"]  # fmt: skip
     places = [said.find(part) for part in parts]
     assert -1 not in places
     assert places == sorted(places)
