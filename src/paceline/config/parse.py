@@ -126,12 +126,24 @@ def _named_settings(
         name, equals, value = word.partition("=")
         if word.startswith("-"):
             flags = [flag for argument in arguments for flag in argument.flags]
-            raise ConfigError(f"there is no flag {name}", fix=did_you_mean(name, flags))
+            raise ConfigError(f"there is no flag {name}", fix=_fix_for_flag(name, flags))
         if equals:
             settings[name] = value
         else:
             settings[_next_positional(word, names, positional)] = word
     return settings
+
+
+def _fix_for_flag(name: str, flags: Sequence[str]) -> str:
+    """Return what to write instead of a flag that does not exist.
+
+    >>> _fix_for_flag("--lr", ["--lr.base", "--lr.rule", "--seed"])
+    'use --lr.base or --lr.rule; for an argument of your own, add a field to the class of the settings'
+    """
+    parts = [flag for flag in flags if flag.startswith(f"{name}.")]
+    if not parts:
+        return did_you_mean(name, flags)
+    return f"use {' or '.join(parts)}; for an argument of your own, add a field to the class of the settings"
 
 
 def _next_positional(word: str, names: Iterator[str], positional: Sequence[str]) -> str:
