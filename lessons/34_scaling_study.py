@@ -10,7 +10,7 @@ four ranks fit on two cores; groups of these four ranks stand for the sizes, so 
     torchrun --standalone --nproc-per-node 4 lessons/34_scaling_study.py hand
     paceline scale --worlds 1,2,4 --rounds 1 --steps 5 --warmup 1 lessons/34_scaling_study.py batch.global_size=64
 
-Expect: s a little above the 20 % that are built in, because gradients are computed and sent as well;
+Expect: s above the 20 % that are built in (25 to 45 %), because gradients are computed and sent as well;
 weak scaling looks better, since s does not grow; 2 ranks are the cheapest, because they fill a node.
 `paceline scale` starts every size anew, three times without `--rounds`, and writes the report.
 Time: about 30 s on 2 cores.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
@@ -87,6 +88,8 @@ class FreeShardedSum:
     ) -> None:
         self._parameters, self._world = parameters, world
         self._model, mesh = model, shard_mesh_of(model)
+        if mesh.replicate_group is not None:
+            refuse_uneven_lanes(lanes, world.size)
         schedule = LaneSchedule(lanes, world, mesh)
         self._order = UnitOrder(mesh.shard_group, schedule.last + 1)
         self._units = list(prepared_units(model, world, self._order).values())
@@ -129,6 +132,24 @@ def drop_gradients(parameters: list[nn.Parameter]) -> None:
     """Set `grad` to None, so that the next backward writes instead of accumulating."""
     for parameter in parameters:
         parameter.grad = None
+
+
+def refuse_uneven_lanes(lanes: int, ranks: int, version: str = torch.__version__) -> None:
+    """Refuse shard groups that accumulate different numbers of lanes before they are added.
+
+    >>> refuse_uneven_lanes(5, 4, version="2.13.0")
+    >>> refuse_uneven_lanes(8, 4, version="2.15.0")
+    >>> refuse_uneven_lanes(5, 4, version="2.15.0")
+    Traceback (most recent call last):
+    paceline.errors.ConfigError: with torch 2.15.0, shard_over and exact=false, 5 lanes on 4 ranks would wait for ever
+      fix: set batch.lanes=8, or exact=true
+    """
+    known = tuple(int(part) for part in version.split(".")[:2])
+    if known >= (2, 15) and lanes % ranks:
+        raise ConfigError(
+            f"with torch {version}, shard_over and exact=false, {lanes} lanes on {ranks} ranks would wait for ever",
+            fix=f"set batch.lanes={-(-lanes // ranks) * ranks}, or exact=true",
+        )
 
 
 def refuse_several(models: int, optimizers: int) -> None:
