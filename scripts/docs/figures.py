@@ -31,7 +31,7 @@ OF_LESSON = {
     0: "ring", 1: "ring", 2: "loop", 3: "shares", 4: "shares", 5: "overlap", 6: "overlap", 7: "speed-up", 8: "global-batch",
     9: "tree", 10: "tree", 11: "chunks", 12: "loop", 13: "processes", 14: "processes", 15: "kill", 16: "requeue",
     17: "replicas", 18: "accumulation", 19: "precision", 20: "hang", 21: "overlap", 22: "fsdp", 24: "tensor-parallel",
-    25: "pipeline", 26: "fsdp", 27: "accumulation", 28: "overlap", 30: "ring", 31: "loop", 32: "chunks", 33: "processes", 34: "speed-up",
+    25: "pipeline", 26: "fsdp", 27: "accumulation", 28: "overlap", 30: "ring", 31: "loop", 32: "chunks", 33: "processes", 34: "speed-up", 35: "overlap",
 }  # fmt: skip
 """The figure of each lesson; lessons 23 and 29 have the drawing of the contract."""
 

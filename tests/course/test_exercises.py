@@ -47,6 +47,7 @@ HINTS = {
     29: "a wrong learning rate on rank 0 is not found",
     33: "the two ranks are 0 of 1, 0 of 1, but they should be 0 of 2, 1 of 2",
     34: "four ranks cost 11.1 node-hours, but that is how long the training takes on the clock",
+    35: "LoRA trains [\\d,]+ parameters, those of the base model among them",
 }
 """What is said of the copy as it is."""
 

@@ -333,3 +333,15 @@ def test_a_study_by_hand_adds_up_and_paceline_measures_the_same_sizes() -> None:
     assert re.search(r"serial part [\d.-]+% ± ", said(34))
     measured = re.findall(r"^ +(\d) +[\d.,]+ ms", said(34), re.MULTILINE)
     assert measured == ["1", "2", "4"]
+
+
+def test_adapters_train_and_send_few_bytes_and_leave_the_base_model_as_it_is() -> None:
+    line = r"(full|LoRA): ([\d,]+) trained, ([\d,]+) bytes sent per step, ([\d,]+) bytes saved"
+    sizes = {way: [int(one.replace(",", "")) for one in rest] for way, *rest in re.findall(line, said(35))}  # fmt: skip
+    assert all(30 * few < many for few, many in zip(sizes["LoRA"], sizes["full"], strict=True))
+    before = set(re.findall(r"mirror images ([\d.]+) before", said(35)))
+    after = re.findall(r"LoRA: mirror images [\d.]+ before, ([\d.]+) after", said(35))
+    assert float(after[0]) > float(before.pop()) + 0.2
+    assert not before, "both begin with the base model"
+    assert "full: old digits" in said(35)
+    assert said(35).count("weights: the bits of the base model") == 1
