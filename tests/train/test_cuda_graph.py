@@ -95,7 +95,7 @@ def test_gradients_that_cross_the_ranks_at_once_have_the_bits_of_one_rank(tmp_pa
 
 def test_a_replayed_loss_that_is_not_finite_stops_before_the_update():
     captured = CapturedUpdates.__new__(CapturedUpdates)
-    captured._world = World()
+    captured._world, captured._buffers = World(), SimpleNamespace(any=False)
     call = SimpleNamespace(step=SimpleNamespace(plan=SimpleNamespace(index=7)))
     with pytest.raises(TrainingError, match="nan at step 8, lane 3"):
         captured._note_of(call, Lane(3, (), 2), float("nan"))
