@@ -498,3 +498,21 @@ def test_the_kernels_of_an_optimizer_are_those_of_the_script_not_of_the_checkpoi
                 sgd.param_groups[0]["momentum"] = 0.25
         found.append([sgd.param_groups[0][key] for key in ("fused", "momentum")])
     assert found == [[True, 0.25], [None, 0.25]]
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, True), (True, None), (None, 0.5)])
+def test_an_option_of_another_type_is_a_changed_setting_not_a_damaged_checkpoint(
+    before: object, after: object, tmp_path: Path
+) -> None:
+    for epochs, option in ((1, before), (2, after)):
+        with paceline.Run(config_in(tmp_path, epochs=epochs)) as run:
+            model = run.model(nn.Linear(1, 1))
+            group = {"params": list(model.parameters()), "margin": option}
+            optimizer = run.optimizer(torch.optim.SGD([group], lr=1e-5))
+            if epochs == 2:
+                with pytest.raises(ConfigError, match=f"optimizer.margin {before} -> {after}"):
+                    run.steps(DATA)
+                break
+            for step in run.steps(DATA):
+                run.update(optimizer, loss_of(model), step)
+    assert (tmp_path / "run" / "checkpoints" / "step-000000005").is_dir()

@@ -61,7 +61,7 @@ class History:
         self.ending: dict[str, Any] | None = None
         """The event that ended it, if any."""
         self.problem = ""
-        """Why the events cannot be read; empty: they can, or there is no file yet."""
+        """Why the file of events cannot be read; empty if it can, or if it does not exist yet."""
 
     def read(self) -> None:
         """Read new events. A replaced or truncated file is read from its beginning."""

@@ -13,7 +13,7 @@ from paceline.checkpoint.manifest import Manifest
 from paceline.config import RunConfig
 from paceline.config.values import flatten
 from paceline.train.saving.imported_state import is_imported
-from paceline.train.saving.state import KERNELS
+from paceline.train.saving.state import KERNELS, group_names
 from paceline.train.saving.tracked import decode
 
 _NUMBER_TYPES = {"int", "float", "bool"}
@@ -24,8 +24,12 @@ def check_values(
     config: RunConfig,
     meters: Iterable[str],
     optimizers: Mapping[str, torch.optim.Optimizer],
+    facts: Mapping[str, str],
 ) -> None:
-    """Raise ValueError, TypeError or KeyError if a run cannot have saved these values."""
+    """Raise ValueError, TypeError or KeyError if a run cannot have saved these values.
+
+    `facts` are the options with which the script has made the optimizers.
+    """
     values = manifest.values
     _check_settings(manifest.config, dict(flatten(config)))
     if not set(_texts(values["numbers"]).values()) <= _NUMBER_TYPES:
@@ -40,7 +44,8 @@ def check_values(
     for state in values.get("precision") or []:
         _require(_is_pair(state), "the gradient scale")
     _require(isinstance(values.get("finished", ""), str), "the reason to finish")
-    _check_groups(values.get("groups", {}), optimizers)
+    changed = {name for name, fact in facts.items() if values["optimizer"].get(name) != fact}
+    _check_groups(values.get("groups", {}), optimizers, changed)
     stand_in: Mapping[str, Tensor] = defaultdict(lambda: torch.empty(0))
     for name in ("tracked", "stream"):
         for state in dict(values.get(name, {})).values():
@@ -56,17 +61,19 @@ def _check_settings(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def _check_groups(
-    groups: Mapping[str, Any], optimizers: Mapping[str, torch.optim.Optimizer]
+    groups: Mapping[str, Any], optimizers: Mapping[str, torch.optim.Optimizer], changed: set[str]
 ) -> None:
+    """Check the types of saved options. Those that the script has changed since are refused by name elsewhere."""
+    names = iter(group_names())
     for name, optimizer in optimizers.items():
         for number, group in enumerate(optimizer.param_groups):
+            fact = next(names)
             saved = decode(groups.get(f"{name}.{number}", {"dict": []}), {})
             _require(isinstance(saved, dict), f"the options of {name}")
             for key, value in saved.items():
-                _require(
-                    key in KERNELS or key not in group or _are_alike(group[key], value),
-                    f"the option {key} of {name}",
-                )
+                if key in KERNELS or key not in group or f"{fact}.{key}" in changed:
+                    continue
+                _require(_are_alike(group[key], value), f"the option {key} of {name}")
 
 
 def _are_alike(now: Any, saved: Any) -> bool:

@@ -228,7 +228,7 @@ class RunState:
 
     def check(self, manifest: Manifest) -> None:
         """Raise ValueError, TypeError, KeyError or AttributeError for values that a run cannot have saved."""
-        check_values(manifest, self.config, self._meters, self._parts.optimizers)
+        check_values(manifest, self.config, self._meters, self._parts.optimizers, self._parts.facts)
 
     def load(self, manifest: Manifest, tensors: Iterator[tuple[str, Tensor]]) -> list[str]:
         """Restore everything; return a line for each thing that does not match."""

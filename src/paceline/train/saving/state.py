@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -75,11 +76,17 @@ KERNELS = frozenset({"foreach", "fused", "capturable", "differentiable"})
 _NOT_COMPARED = KERNELS | {"params", "lr", "initial_lr"}
 
 
+def group_names() -> Iterator[str]:
+    """Yield the names of the parameter groups in facts and messages: optimizer, optimizer[1], optimizer[2], ..."""
+    yield "optimizer"
+    for number in itertools.count(1):
+        yield f"optimizer[{number}]"
+
+
 def optimizer_facts(optimizer: torch.optim.Optimizer) -> dict[str, str]:
     """Return the class of an optimizer and its options as strings that can be compared."""
     facts = {"optimizer": type(optimizer).__name__}
-    for number, group in enumerate(optimizer.param_groups):
-        which = f"optimizer[{number}]" if number else "optimizer"
+    for which, group in zip(group_names(), optimizer.param_groups, strict=False):
         for name, value in sorted(group.items()):
             if name not in _NOT_COMPARED:
                 facts[f"{which}.{name}"] = str(value)
