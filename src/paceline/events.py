@@ -123,6 +123,16 @@ class SlowRank(Event):
 
 
 @dataclass(frozen=True)
+class SetByScript(Event):
+    """The script decides what a setting would decide otherwise."""
+
+    step: int
+    setting: str
+    value: str
+    """What is so instead."""
+
+
+@dataclass(frozen=True)
 class RunStopped(Event):
     """The run was asked to stop, has saved a checkpoint, and can be resumed."""
 

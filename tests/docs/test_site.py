@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -20,6 +20,7 @@ import pytest
 
 from support.browser import Browser, browsing
 from support.links import documents, problems
+from support.page_checks import LOOKS, faults
 
 ROOT = Path(__file__).resolve().parents[2]
 LOADS = {
@@ -121,12 +122,13 @@ def test_guides_come_in_the_order_of_the_home_page_and_unknown_ones_last(
     ]
 
 
+@pytest.fixture(scope="module")
 def pages(site: Path) -> dict[str, Page]:
     return {str(file.relative_to(site)): Page(file) for file in sorted(site.rglob("*.html"))}
 
 
-def test_no_page_loads_anything_from_another_host(site: Path) -> None:
-    for name, page in pages(site).items():
+def test_no_page_loads_anything_from_another_host(site: Path, pages: dict[str, Page]) -> None:
+    for name, page in pages.items():
         foreign = [
             load
             for load in page.loads
@@ -143,17 +145,16 @@ def test_no_page_loads_anything_from_another_host(site: Path) -> None:
     )
 
 
-def test_the_site_has_every_page_and_leads_to_it(site: Path) -> None:
-    found = pages(site)
-    home = {os.path.normpath(link.partition("#")[0]) for link in found["index.html"].links}
+def test_the_site_has_every_page_and_leads_to_it(pages: dict[str, Page]) -> None:
+    home = {os.path.normpath(link.partition("#")[0]) for link in pages["index.html"].links}
     for source in (ROOT / "docs").rglob("*.md"):
         assert str(source.relative_to(ROOT / "docs").with_suffix(".html")) in home, source
     for lesson in (ROOT / "lessons").glob("*.py"):
-        assert f"project/lessons/{lesson.name}.html" in found
+        assert f"project/lessons/{lesson.name}.html" in pages
 
 
-def test_a_lesson_is_a_page_with_its_figure_and_marked_lines(site: Path) -> None:
-    page = pages(site)["project/lessons/04_ddp_by_hand.py.html"]
+def test_a_lesson_is_a_page_with_its_figure_and_marked_lines(pages: dict[str, Page]) -> None:
+    page = pages["project/lessons/04_ddp_by_hand.py.html"]
     assert "../../images/course/shares.svg" in page.loads
     assert "average_gradients" in "".join(re.findall(r'class="hll">.*', page.text))
     assert "def pick_device" not in "".join(re.findall(r'class="hll">.*', page.text))
@@ -165,8 +166,8 @@ def test_a_lesson_is_a_page_with_its_figure_and_marked_lines(site: Path) -> None
     assert places == sorted(places)
 
 
-def test_what_pages_load_and_link_to_is_in_the_site(site: Path) -> None:
-    for name, page in pages(site).items():
+def test_what_pages_load_and_link_to_is_in_the_site(site: Path, pages: dict[str, Page]) -> None:
+    for name, page in pages.items():
         if name == "404.html":
             continue  # served at any address, so its links begin at the root
         for link in {*page.loads, *page.links}:
@@ -198,25 +199,55 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield found
 
 
-PAPER = "getComputedStyle(document.body).backgroundColor"
-OF_PAGE = "[document.documentElement.scrollWidth, [...document.images].every((one) => one.naturalWidth > 0)]"
 FIRST_FOUND = "document.querySelector('.md-search-result__link')?.getAttribute('href')"
+KINDS = {"index", "reference/settings", "project/lessons/30_context_parallel.py"}
+"""A page of every kind, for a closer look: whole, with its script, in all looks, and at its screenshots."""
+
+
+def sheets(site: Path, names: Sequence[str], folder: Path) -> Iterator[Path]:
+    """Yield documents with the articles and footers of many pages: their header and navigation are the same."""
+    shell = (site / "index.html").read_text(encoding="utf-8")
+    shell = shell.replace("<head>", f'<head><base href="{site.as_uri()}/">', 1)
+    before, after = shell.partition("<article")[0], shell.rpartition("</article>")[2]
+    for first in range(0, len(names), 20):
+        sheet = folder / f"{first}.html"
+        parts = [_article(site, name) for name in names[first : first + 20]]
+        sheet.write_text("".join([before, *parts, after]), encoding="utf-8")
+        yield sheet
+
+
+def _article(site: Path, name: str) -> str:
+    page = (site / f"{name}.html").read_text(encoding="utf-8")
+    parts = re.findall(
+        r'<article.*</article>|<footer class="md-footer">.*</footer>', page, re.DOTALL
+    )
+    assert len(parts) == 2, name
+    return re.sub(r'(<img[^>]* src=")', rf"\g<1>{Path(name).parent}/", "".join(parts))
 
 
 @pytest.mark.browser
-def test_pages_fit_a_phone_in_the_dark_and_a_desk_in_the_light(
-    browser: Browser, address: str
+def test_every_page_can_be_read_at_a_desk_and_on_a_phone_in_light_and_dark(
+    browser: Browser, site: Path, tmp_path: Path
 ) -> None:
-    papers = {}
-    for width, dark in ((390, True), (1300, False)):
-        for name in ("contract", "reference/settings", "project/lessons/23_same_bits.py"):
-            browser.show(f"{address}{name}.html", width=width, dark=dark)
-            assert browser.value(OF_PAGE) == [width, True], name
-            papers.setdefault(dark, set()).add(browser.value(PAPER))
-    assert len(papers[True]) == len(papers[False]) == 1
-    assert papers[True] != papers[False]
+    found = {str(file.relative_to(site).with_suffix("")) for file in site.rglob("*.html")}
+    names = {name for name in found if re.match(r"project/lessons/\d|(?!project/|404)", name)}
+    wrong = []
+    for sheet in sheets(site, sorted(names - KINDS), tmp_path):
+        wrong += faults(browser, sheet, LOOKS[::2], script=False)
+    for name in sorted(KINDS):
+        wrong += faults(browser, site / f"{name}.html", pictures=True)
+    assert wrong == []
+    assert len(names) > 80
+    assert names > KINDS
     assert browser.complaints == []
-    assert [url for url in browser.asked_for if not url.startswith((address, "data:"))] == []
+    assert [url for url in browser.asked_for if not url.startswith(("file:", "data:"))] == []
+
+
+@pytest.mark.browser
+def test_every_drawing_can_be_read_in_light_and_dark(browser: Browser, site: Path) -> None:
+    drawings = sorted((site / "images").rglob("*.svg"))
+    assert len(drawings) > 25
+    assert [one for drawing in drawings for one in faults(browser, drawing, LOOKS[:2])] == []
 
 
 @pytest.mark.browser

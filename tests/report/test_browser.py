@@ -15,9 +15,12 @@ from paceline.measure.bench_results import Measurement, Timing, results_of
 from paceline.measure.scaling_page import to_html as scaling_page
 from paceline.report.find_run import NamedRun
 from paceline.report.page.document import render_page
+from paceline.report.page.index import index_data, render_index
 from paceline.report.page.page_data import report_data
+from paceline.report.runs import run_folders, summarize
 from support import report_trainings as trainings
 from support.browser import Browser, browsing
+from support.page_checks import LOOKS, faults
 
 pytestmark = pytest.mark.browser
 
@@ -197,21 +200,38 @@ def test_nothing_is_wider_than_the_screen(browser: Browser, page: Path, width: i
     )
 
 
-@pytest.mark.parametrize(("width", "dark"), [(390, True), (1200, False)])
-def test_the_pages_of_scale_and_bench_fit_and_nothing_is_cut_off(
-    browser: Browser, tmp_path: Path, width: int, dark: bool
-) -> None:
-    paths = [tmp_path / "scaling.html", tmp_path / "bench.html"]
-    paths[0].write_text(scaling_page([trainings.a_study(HOSTILE, "strong", (1, 2, 4, 8)), trainings.a_study("x", "weak", (1, 2))]))  # fmt: skip
+@pytest.fixture(scope="module")
+def other_pages(tmp_path_factory, page: Path) -> dict[str, Path]:
+    """The pages of `scale` and `bench`, and the index of all runs."""
+    paths = {
+        name: tmp_path_factory.mktemp("pages") / name for name in ("scaling", "bench", "index")
+    }
+    studies = [trainings.a_study(HOSTILE, "strong", (1, 2, 4, 8)), trainings.a_study("x", "weak", (1, 2))]  # fmt: skip
     timings = [Timing(name, 4**n * 1024, 5, [1e-4 * 3**n, 1.2e-4 * 3**n]) for name in ("all-reduce", "pair") for n in range(8)]  # fmt: skip
     measurement = Measurement(2, 1, "cpu", HOSTILE, "gloo", "2", timings, 9, 0, [])
-    paths[1].write_bytes(bench_page(measurement, results_of(measurement)))
-    for path in paths:
-        browser.show(path, width=width, dark=dark)
-        assert (brightness(browser.value(PAPER)) < 150) == dark
-        assert browser.value("document.documentElement.scrollWidth") <= width
-        cut = "[...document.querySelectorAll('.scroll')].filter((part) => part.scrollWidth > part.clientWidth).length"
-        assert width < 1000 or browser.value(cut) == 0
+    runs = summarize(run_folders(page.parent), points=100)
+    paths["scaling"].write_text(scaling_page(studies))
+    paths["bench"].write_bytes(bench_page(measurement, results_of(measurement)))
+    paths["index"].write_bytes(render_index(index_data(runs), page.parent))
+    return {name: path.rename(path.with_suffix(".html")) for name, path in paths.items()}
+
+
+def test_every_page_can_be_read_in_light_and_dark_wide_and_narrow(
+    browser: Browser, page: Path, other_pages: dict[str, Path]
+) -> None:
+    for path in (page, *other_pages.values()):
+        assert list(faults(browser, path, pictures=True)) == []
+        browser.value(
+            "document.querySelectorAll('details').forEach((part) => { part.open = true; })"
+        )
+        assert browser.value("document.documentElement.scrollWidth") <= LOOKS[-1][0]
+
+
+def test_the_plots_of_scale_and_bench_are_logarithmic_with_errors(
+    browser: Browser, other_pages: dict[str, Path]
+) -> None:
+    for name in ("scaling", "bench"):
+        browser.show(other_pages[name])
         assert browser.value("document.querySelectorAll('path.error').length") >= 2
         lines = browser.value(LINES)
         assert lines

@@ -31,6 +31,7 @@ from paceline.report.history import History
 from paceline.report.jobs import UNKNOWN, RunJob, with_queue_state
 from paceline.report.jobs_table import is_current, print_jobs, status_of
 from paceline.report.runs import summarize
+from paceline.report.runs_table import print_runs
 from paceline.report.state import RunState, RunWatcher, state_of
 from paceline.rundir import RunDir, make_private
 from paceline.telemetry.pulse import Pulse
@@ -250,6 +251,24 @@ def test_a_run_whose_ranks_the_kernel_has_stopped_is_suspended(tmp_path: Path) -
         rank.kill()
 
 
+def test_the_processes_of_the_ranks_are_named_while_they_run_here(tmp_path: Path, capsys) -> None:
+    folder = make_run(tmp_path / "run", started(time_s=AN_HOUR_AGO))
+    size = state(folder).world_size
+    with subprocess.Popen(["sleep", "60"]) as rank, holding(folder.lock):
+        for number in range(size):
+            report = current_report(World(rank=number, size=size), Pulse(3.0), "running")
+            write_report(folder, replace(report, process=process(rank.pid)))
+        assert state(folder).pids == (rank.pid,) * size
+        assert any(
+            line.startswith(f"pids   rank 0: {rank.pid}") for line in lines_of(state(folder))
+        )
+        print_runs(summarize([folder.root]))
+        assert f"\nrun: processes rank 0: {rank.pid}" in capsys.readouterr().out
+        rank.kill()
+        rank.wait()
+        assert state(folder).pids == ()
+
+
 @settings(max_examples=60)
 @given(st.integers(1, 200), st.integers(1, 60), st.text(), st.lists(st.text(), max_size=12))
 def test_a_frame_fits_its_terminal_whatever_a_log_says(
@@ -257,7 +276,7 @@ def test_a_frame_fits_its_terminal_whatever_a_log_says(
 ) -> None:
     found = RunState(
         name, f"/{name}", "failed", name, (RUNNING, PENDING), name, 2, "cuda:0", 3, 5, 10, 0.5, (3.0, 0.5),
-        {name: 0.5}, 5, 9.0, 8.0, None, None, HangVerdict("stuck", (1,), (0,), name), 2, "/log", tuple(log), 4.0,
+        {name: 0.5}, 5, 9.0, 8.0, None, None, HangVerdict("stuck", (1,), (0,), name), 2, (7, 8), "/log", tuple(log), 4.0,
     )  # fmt: skip
     lines = lines_of(found, width, height)
     assert len(lines) <= height

@@ -77,6 +77,16 @@ class Browser:
         self, place: Path | str, *, width: int = 1200, dark: bool = False, script: bool = True
     ) -> None:
         """Open a file, or an address, at a width, in a colour scheme, with or without its script, and wait until it is there."""
+        self.look(width=width, dark=dark)
+        self.tell("Emulation.setScriptExecutionDisabled", value=not script)
+        self.tell(
+            "Page.navigate", url=place if isinstance(place, str) else place.absolute().as_uri()
+        )
+        while self._last != "Page.loadEventFired":
+            self._next()
+
+    def look(self, *, width: int, dark: bool) -> None:
+        """Change the width of the screen and the colour scheme."""
         self.tell(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -86,16 +96,12 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.tell("Emulation.setEmulatedMedia", features=[scheme])
-        self.tell("Emulation.setScriptExecutionDisabled", value=not script)
-        self.tell(
-            "Page.navigate", url=place if isinstance(place, str) else place.absolute().as_uri()
-        )
-        while self._last != "Page.loadEventFired":
-            self._next()
 
     def value(self, expression: str) -> Any:
         """Return what an expression is, in the page."""
-        found = self.tell("Runtime.evaluate", expression=expression, returnByValue=True)
+        found = self.tell(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
@@ -103,10 +109,9 @@ class Browser:
         """Move the pointer."""
         self.tell("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
-    def picture(self, path: Path) -> None:
-        """Keep the whole page as a picture."""
-        data = self.tell("Page.captureScreenshot", captureBeyondViewport=True)["data"]
-        path.write_bytes(base64.b64decode(data))
+    def screenshot(self) -> bytes:
+        """Return what the screen shows, as PNG."""
+        return base64.b64decode(self.tell("Page.captureScreenshot")["data"])
 
 
 @contextlib.contextmanager

@@ -156,6 +156,8 @@ def _rows(state: RunState, width: int) -> Iterator[Row]:
         yield "speed", _speed(state)
         yield "saved", _saved(state)
         yield "ranks", _ranks(state)
+        if state.pids:
+            yield "pids", pids_line(state.pids)
 
 
 def _state(state: RunState) -> str:
@@ -242,6 +244,15 @@ def _saved(state: RunState) -> str:
     if saved is None:
         return "no checkpoint yet"
     return f"step {saved.step:,}, {human_time(saved.age_s)} ago, {human_size(saved.size_bytes)}"
+
+
+def pids_line(pids: Sequence[int]) -> str:
+    """Return the processes of the ranks of this host.
+
+    >>> pids_line([4711, 4712])
+    'rank 0: 4711, rank 1: 4712'
+    """
+    return ", ".join(f"rank {rank}: {pid}" for rank, pid in enumerate(pids))
 
 
 def _ranks(state: RunState) -> str:

@@ -93,7 +93,8 @@ class FailurePage:
         if self.checkpoint:
             lines.append(f"resumes from step {self.checkpoint_step} ({self.checkpoint})")
         else:
-            lines.append("no checkpoint yet: this starts from step 0")
+            early = "checkpoint.every=50steps saves earlier"
+            lines.append(f"no checkpoint yet: this starts from step 0 ({early})")
         lines.append(f"  {self.resume}")
         page = RunDir(Path(self.run)).failure
         if page.is_file():  # it cannot be written to a full disk

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from paceline.report.dashboard import pids_line
 from paceline.report.runs import RunSummary
 from paceline.terminal import console, fit, plain, table
 from paceline.units import human_loss, human_size, human_time
@@ -19,12 +20,14 @@ _LOST = "it was killed, or its node went down"
 
 
 def print_runs(runs: Sequence[RunSummary]) -> None:
-    """Print one row per run, then why runs failed."""
+    """Print one row per run, then why runs failed, and the processes of those that run here."""
     table(_HEAD, [_row(run) for run in runs], droppable=_DROPPABLE, numeric=_NUMERIC)
     for run in runs:
         if run.status in _EXPLAINED:
             reason = run.damage or run.state.reason or (_LOST if run.status == "lost" else "")
             _print_line(f"{run.state.name}: {reason}" if reason else "")
+        if run.state.pids:
+            _print_line(f"{run.state.name}: processes {pids_line(run.state.pids)}")
 
 
 def _print_line(text: str) -> None:

@@ -19,7 +19,7 @@ from paceline.report.find_run import NamedRun
 from paceline.report.history import History, as_count, as_number
 from paceline.report.job_logs import tail
 from paceline.report.jobs import RunJob, jobs_of, unknown_jobs
-from paceline.report.suspended import standstill
+from paceline.report.suspended import rank_pids, standstill
 from paceline.rundir import RunDir
 from paceline.runlock import is_held
 from paceline.telemetry.heartbeat import Beat
@@ -87,6 +87,8 @@ class RunState:
     """The watchdog's verdict, while the run hangs."""
     ranks_seen: int
     """Ranks that have sent a beat since the start."""
+    pids: tuple[int, ...]
+    """The processes of ranks 0, 1, ... on this host; empty: they run elsewhere, or no longer."""
     log: str
     log_tail: tuple[str, ...]
     quiet_s: float
@@ -185,6 +187,7 @@ def state_of(
         left_s=left_samples / rate if rate > 0 else math.nan,
         checkpoint=_checkpoint(history, now_s),
         ranks_seen=len(beats),
+        pids=rank_pids(target.folder, ranks) if phase in _LIVE else (),
         slowest=find_straggler(beats, lanes, ranks) if phase in _TRAINS else None,
         hang=hang,
         log=log,

@@ -1,10 +1,11 @@
-"""Why a live run makes no progress, by what Slurm and the kernel say: suspended, or unresponsive."""
+"""The processes of a live run on this host, and why it makes no progress: suspended, or unresponsive."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Literal
 
+from paceline.hang.proc import GONE
 from paceline.hang.rank_report import read_reports
 from paceline.hang.verdict import HangVerdict, plural, with_nodes
 from paceline.report.jobs import RunJob
@@ -14,6 +15,15 @@ Standstill = Literal["suspended", "unresponsive"]
 
 _BY_SLURM = {"SUSPENDED", "STOPPED"}
 _STOPPED = {"T", "t"}
+_ELSEWHERE = {"", GONE, "Z"}
+_MOST_RANKS = 16
+
+
+def rank_pids(folder: RunDir, ranks: int) -> tuple[int, ...]:
+    """Return the processes of the ranks, if all of them run on this host; of a large world none."""
+    reports = read_reports(folder) if 0 < ranks <= _MOST_RANKS else []
+    here = [report.process.pid for report in reports if report.process.state not in _ELSEWHERE]
+    return tuple(here) if len(here) == ranks else ()
 
 
 def standstill(

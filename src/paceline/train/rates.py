@@ -36,7 +36,12 @@ class Rates:
                 fix="set lr.schedule=constant lr.warmup_samples=0, or do not track a scheduler",
             )
         self.description = f"lr {human_rate(self.now)}"
+        self.by_script: list[tuple[str, str, str]] = []
+        """Settings that do not apply, what is so instead, and by what."""
+        if not math.isclose(self.now, scaled_lr(config), rel_tol=1e-6):  # it may be a tensor
+            self.by_script.append(("lr.base", human_rate(self.now), "the script's optimizer"))
         if schedules:
+            self.by_script.append(("lr.schedule", "set", f"the script's {', '.join(schedules)}"))
             self.description += f", set by {', '.join(schedules)}"
         elif self.now == scaled_lr(config):
             self.description = describe_lr(config)

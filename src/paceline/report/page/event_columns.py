@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from paceline.events import (
     RunFailed,
     RunStarted,
     RunStopped,
+    SetByScript,
     SlowRank,
     StepDone,
 )
@@ -83,6 +85,8 @@ class EventColumns:
     starts: list[Start] = field(default_factory=list)
     problems: list[dict[str, Any]] = field(default_factory=list)
     started: dict[str, Any] = field(default_factory=dict)
+    script_values: list[dict[str, Any]] = field(default_factory=list)
+    """What the script decided instead of a setting, in the last start."""
     digest: str = ""
 
     def add(self, event: dict[str, Any]) -> None:
@@ -103,10 +107,24 @@ class EventColumns:
             self.slow.append(event)
         elif kind == CheckpointSaved.__name__:
             self.saves.append(event)
+        elif kind == SetByScript.__name__:
+            self.script_values.append(event)
         elif kind in _ENDINGS:
             self._end(event)
         else:
             self.problems.append(event)
+
+    def set_by_script(self, config: Mapping[str, Any]) -> dict[str, str]:
+        """Return by the names of settings what the script decided instead of them."""
+        found: dict[str, str] = {}
+        for event in self.script_values:
+            setting, value = str(event.get("setting")), str(event.get("value"))
+            if setting in config:
+                found[setting] = f"{found[setting]}, {value}" if setting in found else value
+        is_left = config.get("lr.schedule") == "constant" and not config.get("lr.warmup_samples")
+        if is_left and len(set(filter(math.isfinite, self.steps["lr"]))) > 1:
+            found.setdefault("lr.schedule", "changed by the script")
+        return found
 
     def _evaluate(self, event: dict[str, Any]) -> None:
         if event["event"] == EpochDone.__name__:
@@ -127,7 +145,7 @@ class EventColumns:
         ranks = as_count(event.get("world_size", 0))
         start = Start(time_s, step, ranks, last_s=time_s, step=step, progress_s=time_s)
         self.starts.append(start)
-        self.started, self.digest = event, ""
+        self.started, self.digest, self.script_values = event, "", []
 
     def _end(self, event: dict[str, Any]) -> None:
         if self.starts:

@@ -14,7 +14,7 @@ from paceline.plot.document import document
 from paceline.plot.downsample import downsample
 from paceline.plot.line import LIGHT, Curve, Line
 from paceline.plot.markup import NOTHING, Html, joined, table, tag
-from paceline.plot.page import Charts
+from paceline.plot.page import Axes, Charts
 from paceline.redact import without_logins
 from paceline.report.page.timeline import moment
 from paceline.report.runs import RunSummary
@@ -29,6 +29,8 @@ _HEAD = [
     *("run", "state", "step", "loss", "evaluation", "trained for", "last start (UTC)", "ranks"),
     *("size", "checkpoints"),
 ]
+_WRAPPED = {_HEAD.index("run"), _HEAD.index("evaluation")}
+"""Columns of names that people choose: they may be long."""
 
 Run = Mapping[str, Any]
 
@@ -55,7 +57,8 @@ def render_index(data: Mapping[str, Any], folder: Path) -> bytes:
     count = len(runs)
     title = f"{count} run{'' if count == 1 else 's'}"
     note = f"the {_MOST_CURVES} newest of {count} runs" if count > _MOST_CURVES else ""
-    chart = charts.add("Loss", "mean of all ranks", _lines(runs), note, first=True)
+    axes = Axes(y="loss")
+    chart = charts.add("Loss", "mean of all ranks", _lines(runs), note, first=True, axes=axes)
     curves = tag("section", tag("h2", "Curves"), tag("div", chart, class_="grid curves"))
     how = "`paceline report RUN` writes the report that a name leads to"
     made = f"made {moment(data['made_s'])} UTC by paceline {data['paceline']}; {how}"
@@ -97,7 +100,8 @@ def _row(run: Run, place: int, folder: Path) -> Html:
         _checkpoints(run),
     ]
     cells = [joined(key, _linked(run, folder)), _state(run), *values]
-    return tag("tr", *(tag("td", cell, class_="n") for cell in cells))
+    shown = [tag("td", cell, class_="w" if n in _WRAPPED else "n") for n, cell in enumerate(cells)]
+    return tag("tr", *shown)
 
 
 def _linked(run: Run, folder: Path) -> Html | str:

@@ -81,7 +81,8 @@ def _run(target: NamedRun, columns: EventColumns, points: int) -> dict[str, Any]
         "scaling": scaling_of(folder.scaling),
         "profile": verdict_of(folder.verdict),
         "profile_step": strip_from(folder.profile_step),
-        "config": config_of(folder.config),
+        "config": (config := config_of(folder.config)),
+        "set_by_script": columns.set_by_script(config),
         "environment": environment_of(folder.environment),
     }
     data["verdict"] = verdict_of_run(data)

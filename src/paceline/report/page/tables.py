@@ -119,6 +119,8 @@ def _table(runs: Sequence[Run], part: str, names: Sequence[str]) -> Html:
 def _value(run: Run, part: str, name: str) -> str:
     value = run[part].get(name, "")
     text = str(value).lower() if isinstance(value, bool) else str(value)
+    if part == "config" and name in run["set_by_script"]:
+        text = f"{run['set_by_script'][name]} (setting: {text})"
     if len(text) <= _LONGEST:
         return text
     return f"{text[:_LONGEST]}… ({len(text):,} characters)"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from paceline import handover
 from paceline.config import RunConfig
 from paceline.data.reading.batches import Batches
+from paceline.errors import STOPPED
 from paceline.events import (
     CheckpointBad,
     CheckpointSaved,
@@ -80,9 +81,9 @@ def stopped_line(event: RunStopped) -> str:
     """Return the reason of a stop, the step, and how to resume.
 
     >>> stopped_line(RunStopped(595, "Ctrl-C"))
-    'Stopped by Ctrl-C at step 595, checkpoint saved. Rerun the same command to resume.'
+    'Stopped by Ctrl-C at step 595, checkpoint saved (exit code 75). Rerun the same command to resume.'
     >>> stopped_line(RunStopped(5, "the time limit is near"))
-    'Stopped before the time limit at step 5, checkpoint saved. Rerun the same command to resume.'
+    'Stopped before the time limit at step 5, checkpoint saved (exit code 75). Rerun the same command to resume.'
     """
     if event.reason == TIME_LIMIT:
         cause = " before the time limit"
@@ -90,7 +91,8 @@ def stopped_line(event: RunStopped) -> str:
         cause = f" by {event.reason}"
     else:
         cause = f" ({event.reason})"
-    return f"Stopped{cause} at step {event.step:,}, checkpoint saved. Rerun the same command to resume."
+    saved = f"at step {event.step:,}, checkpoint saved (exit code {STOPPED})"
+    return f"Stopped{cause} {saved}. Rerun the same command to resume."
 
 
 def describe_run(config: RunConfig, world: World, batches: Batches, lr: str = "") -> str:

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+import torch.distributed as dist
+
 from paceline.config import RunConfig
 from paceline.errors import ConfigError, Stopped
 from paceline.events import Event, SlowRank
 from paceline.hang.rank_report import RankException
-from paceline.hang.watchdog import Watchdog
-from paceline.launch.rank_local import format_error, lost_peer
+from paceline.hang.watchdog import Deadline, Watchdog
+from paceline.launch.rank_local import end_rank, format_error, lost_peer
 from paceline.rundir import RunDir
 from paceline.telemetry.heartbeat import Heartbeat
 from paceline.telemetry.pulse import REST_S, Pulse
@@ -75,7 +77,10 @@ class Observers:
     def _watchdog(self) -> contextlib.AbstractContextManager[object]:
         if not self._config.timeout.hang_steps:
             return contextlib.nullcontext()
-        return Watchdog(self._directory, self._world, self._pulse, say, self._explain)
+        deadline = None
+        if self._world.size > 1 and dist.get_backend() == "nccl":
+            deadline = Deadline(self._config.timeout.step_s, end_rank)
+        return Watchdog(self._directory, self._world, self._pulse, say, self._explain, deadline)
 
     def _explain(self, error: BaseException) -> RankException | None:
         """Return what went wrong, for the hang report; None for a run that was asked to stop, or refused."""

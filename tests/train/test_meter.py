@@ -1,0 +1,63 @@
+"""Speeds leave out evaluations, and steps that compile or capture; losses leave out nothing."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from paceline.config import RunConfig
+from paceline.train.gradients.note import Note
+from paceline.train.observers.meter import Meter, WarmUp
+
+
+class OneRank:
+    """An engine whose sums are those of this rank."""
+
+    def total(self, note: Note) -> Note:
+        """Return the note of the only rank."""
+        return note
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that `time.perf_counter` shows; tests set them."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
+def speed_of(config: RunConfig, clock: list[float], seconds: list[float]) -> tuple[float, float]:
+    """Return mean loss and speed after steps of 8 samples that took these seconds."""
+    meter, warm_up = Meter(), WarmUp(config)
+    for spent in seconds:
+        warm_up.begin()
+        clock[0] += spent
+        meter.add(Note(8.0, 8.0), 8)
+        if warm_up.counts(8):
+            meter.leave_out(warm_up.seconds, 8)
+    return meter.close(OneRank())  # type: ignore[arg-type]
+
+
+def test_a_compiled_run_is_as_fast_as_its_later_steps(clock: list[float]) -> None:
+    seconds = [30.0, 1.0, 2.0, 0.5, 0.5]
+    assert speed_of(RunConfig(compile=True), clock, seconds) == (1.0, 16.0)
+    assert speed_of(RunConfig(capture="auto"), clock, seconds) == (1.0, 16.0)
+    assert speed_of(RunConfig(), clock, seconds) == (1.0, 40 / 34)
+
+
+def test_a_run_of_nothing_but_warm_up_has_the_speed_of_that(clock: list[float]) -> None:
+    assert speed_of(RunConfig(compile=True), clock, [3.0, 1.0]) == (1.0, 4.0)
+
+
+def test_an_evaluation_within_a_first_step_is_left_out_once(clock: list[float]) -> None:
+    meter, warm_up = Meter(), WarmUp(RunConfig(compile=True))
+    warm_up.begin()
+    clock[0] += 5.0  # an evaluation of 4 s in a step of 1 s
+    meter.leave_out(4.0)
+    warm_up.leave_out(4.0)
+    meter.add(Note(0.0, 1.0), 1)
+    meter.leave_out(warm_up.seconds, 1)
+    clock[0] += 2.0
+    meter.add(Note(0.0, 1.0), 1)
+    assert meter.close(OneRank())[1] == 0.5  # type: ignore[arg-type]
