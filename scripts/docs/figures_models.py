@@ -150,3 +150,89 @@ def tensor_parallel() -> Canvas:
         "soft",
     )
     return canvas
+
+
+def context_parallel() -> Canvas:
+    """Draw which rank computes which block of attention, and in which round of the ring."""
+    alt = "Ring attention on four ranks: queries stay, keys and values go around; in a causal model rank 0 computes one block and rank 3 four; the rest is masked."
+    canvas = Canvas(
+        "Attention in a ring",
+        "Each rank has a part of the text: its queries stay, keys and values go around.",
+        370,
+        alt,
+    )
+    cell, left, top = 50, MARGIN + 100, 126
+    canvas.text(left + 2 * cell, 98, "keys and values of rank", "soft")
+    for rank in range(4):
+        y = top + rank * cell
+        canvas.text(left + (rank + 0.5) * cell, top - 8, str(rank), f"name r{rank}")
+        canvas.text(left - 12, y + 30, f"queries of {rank}", f"right name r{rank}")
+        cells = [(f"pale r{k}" if k <= rank else "open dim", str((rank - k) % 4) if k <= rank else "") for k in range(4)]  # fmt: skip
+        canvas.row(left, y, cell, cell - 4, cells)
+        canvas.text(left + 4 * cell + 12, y + 30, f"{rank + 1} block" + "s" * (rank > 0), "left soft")  # fmt: skip
+    x, y = WIDTH - MARGIN - 118, top + 92
+    places = [(x, y - 72), (x + 84, y), (x, y + 72), (x - 84, y)]
+    for rank, (at, to) in enumerate(zip(places, [*places[1:], places[0]], strict=True)):
+        step = [(at[0] + (to[0] - at[0]) * part, at[1] + (to[1] - at[1]) * part) for part in (0.3, 0.7)]  # fmt: skip
+        canvas.arrow(step, f"r{rank}")
+        canvas.box(at[0] - 20, at[1] - 15, 40, 30, f"full r{rank}", str(rank))
+    canvas.text(x, y + 5, "K, V", "soft")
+    canvas.text(WIDTH / 2, 350, "Numbers are rounds of the ring; dashed blocks are masked, so rank 0 waits for rank 3.", "soft")  # fmt: skip
+    return canvas
+
+
+def cuda_graph() -> Canvas:
+    """Draw kernels that the host launches one by one, and a graph that it launches once."""
+    alt = "Eager: the host launches six kernels one by one and the device waits between them; a captured graph is one launch, and the kernels follow each other."
+    canvas = Canvas(
+        "One launch instead of many",
+        "Launching a small kernel takes the host longer than it takes the device to run it.",
+        344,
+        alt,
+    )
+    left, unit = 116, 92
+    for panel, title in enumerate(("eager: six launches", "captured once, then replayed")):
+        top = 100 + panel * 112
+        canvas.text(MARGIN, top, title, "left")
+        canvas.text(left - 14, top + 33, "host", "right soft")
+        canvas.text(left - 14, top + 71, "device", "right soft")
+        if panel == 0:
+            for k in range(6):
+                canvas.box(left + k * unit, top + 14, unit - 4, 30, "pale r1", "launch")
+                canvas.box(left + (k + 1) * unit - 28, top + 52, 34, 30, "full r0")
+        else:
+            canvas.box(left, top + 14, unit - 4, 30, "pale r1", "replay")
+            canvas.row(left + unit - 28, top + 52, 37, 30, [("full r0", "")] * 6)
+            canvas.text(left + 3.4 * unit, top + 33, "free for other work", "left soft")
+    canvas.arrow([(left, 302), (WIDTH - MARGIN, 302)], "dim")
+    canvas.text(WIDTH - MARGIN, 294, "time", "right soft")
+    canvas.text(WIDTH / 2, 328, "A replay repeats the same kernels at the same addresses: no new shape, no if.", "soft")  # fmt: skip
+    return canvas
+
+
+def lora() -> Canvas:
+    """Draw a frozen matrix with two thin ones beside it."""
+    alt = "LoRA: x goes through the frozen matrix W and through the thin matrices A and B; both outputs are added. Only A and B are trained, sent and saved."
+    canvas = Canvas(
+        "LoRA: two thin matrices beside a frozen one", "y = (W + BA) x, and B starts at zero.", 340, alt
+    )  # fmt: skip
+    canvas.box(MARGIN + 4, 168, 54, 54, "pale dim", "x")
+    canvas.arrow([(MARGIN + 62, 195), (MARGIN + 92, 195), (MARGIN + 92, 150), (MARGIN + 150, 150)], "dim")  # fmt: skip
+    canvas.arrow([(MARGIN + 92, 195), (MARGIN + 92, 264), (MARGIN + 120, 264)], "r0")
+    canvas.box(MARGIN + 154, 92, 116, 116, "pale dim", "W, frozen")
+    canvas.box(MARGIN + 122, 254, 116, 20, "full r0", "A")
+    canvas.arrow([(MARGIN + 242, 264), (MARGIN + 282, 264)], "r0")
+    canvas.box(MARGIN + 285, 222, 20, 84, "full r0", "B")
+    canvas.arrow([(MARGIN + 274, 150), (MARGIN + 352, 150), (MARGIN + 352, 182)], "dim")
+    canvas.arrow([(MARGIN + 309, 264), (MARGIN + 352, 264), (MARGIN + 352, 208)], "r0")
+    canvas.plus(MARGIN + 352, 195, "r0")
+    canvas.arrow([(MARGIN + 364, 195), (MARGIN + 398, 195)], "dim")
+    canvas.box(MARGIN + 400, 168, 54, 54, "pale dim", "y")
+    for number, (name, whole, part) in enumerate(
+        [("trained", "269,322", "7,272"), ("sent", "1,077 kB", "29 kB"), ("saved", "1,078 kB", "29 kB")]
+    ):  # fmt: skip
+        y = 130 + number * 54
+        canvas.text(WIDTH - MARGIN, y, f"{name}: {part}", "right name r0")
+        canvas.text(WIDTH - MARGIN, y + 19, f"instead of {whole}", "right soft")
+    canvas.text(WIDTH / 2, 326, "Gradients exist for A and B only: DDP sends them, and a checkpoint holds them.", "soft")  # fmt: skip
+    return canvas
