@@ -91,7 +91,40 @@ def cut_off(number: int, node: str, *unanswered: str, size: int = 3) -> RankRepo
     return replace(rank(number, entry(412), size=size), node=node, links=links)
 
 
+def in_groups(number: int, *entries: tuple[str, int, bool]) -> RankReport:
+    """Return a rank of two nodes with two ranks each, with (group, number, whether completed) of its collectives."""
+    made = [Collective(group, count, "all-gather", (), (), done) for group, count, done in entries]
+    return replace(rank(number, made[-1]), collectives=tuple(made), node="ab"[number // 2])
+
+
+NODE, ACROSS = ("node 0", "node 1"), ("local rank 0", "local rank 1")
+
 CASES = {
+    "not entered, with an exchange in two levels": (
+        [
+            in_groups(0, (ACROSS[0], 7, True), (NODE[0], 9, False)),
+            in_groups(1, (NODE[0], 8, True), (ACROSS[1], 7, False)),
+            in_groups(2, (ACROSS[0], 7, True), (NODE[1], 9, False)),
+            in_groups(3, (ACROSS[1], 6, True), (NODE[1], 8, True)),
+        ],
+        "own code", (3,), "rank 3 (node b) has not entered all-gather 7; it is in load_batch at data.py:88; ranks 0-2 wait for it",
+    ),
+    "a link, with an exchange in two levels": (
+        [
+            in_groups(0, (ACROSS[0], 7, True), (NODE[0], 9, False)),
+            in_groups(1, (NODE[0], 8, True), (ACROSS[1], 7, False)),
+            in_groups(2, (ACROSS[0], 7, True), (NODE[1], 9, False)),
+            in_groups(3, (NODE[1], 8, True), (ACROSS[1], 7, False)),
+        ],
+        "link", (0, 1, 2, 3), "no data moves over the network between a and b",
+    ),
+    "two groups in another order": (
+        [
+            replace(in_groups(0, ("2", 7, True), ("1", 7, False)), size=2),
+            replace(in_groups(1, ("1", 6, True), ("2", 8, False)), size=2),
+        ],
+        "own code", (1,), "rank 1 (node a) has not entered all-gather 7",
+    ),
     "not entered": (
         [*waiting(0, 1, 2), rank(3, entry(411, done=True))],
         "own code", (3,),

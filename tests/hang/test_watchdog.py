@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.hang import watchdog
-from paceline.hang.rank_report import current_report, read_report, write_report
-from paceline.hang.watchdog import Hang, Watchdog
+from paceline.hang.rank_report import RankException, current_report, read_report, write_report
+from paceline.hang.watchdog import Deadline, Hang, Watchdog
 from paceline.rundir import RunDir, make_private
 from paceline.telemetry.pulse import Pulse
 from paceline.world.world import World
@@ -87,3 +87,23 @@ def test_a_rank_of_this_host_that_runs_is_given_longer_to_write_its_report(
     monkeypatch.setattr(dog, "_announce", lambda _, verdict: found.append(verdict.cause))
     dog._judge(Hang(signs=0, since_s=0.0))
     assert found == said
+
+
+@pytest.mark.parametrize(("quiet_s", "ends"), [(14.0, False), (16.0, True)])
+def test_a_rank_that_waits_in_native_code_is_ended_after_its_deadline(
+    tmp_path: Path, quiet_s: float, *, ends: bool
+) -> None:
+    pulse, ended = Pulse(3.0), []
+    pulse._extra_s, pulse._times = 0.0, deque([0.1])
+    pulse.since = time.monotonic() - quiet_s
+    make_private(RunDir(tmp_path).alarm.parent)
+    explain = lambda error: RankException(type(error).__name__, str(error), lost_peer=True)  # noqa: E731
+    dog = Watchdog(RunDir(tmp_path), World(), pulse, print, explain, Deadline(15.0, ended.append))
+    dog._begin_hang()
+    dog._hang = Hang(pulse.signs, time.monotonic() - quiet_s, reported=True)
+    dog._check()
+    assert [str(error) for error in ended] == [
+        "Timed out waiting for another rank: no step for 16 s (timeout.step_s=15)"
+    ] * ends
+    state = read_report(RunDir(tmp_path).hang_record(0)).state
+    assert state == ("failed" if ends else "stuck")

@@ -105,3 +105,14 @@ def test_a_reader_that_goes_away_ends_the_run_without_a_traceback(tmp_path: Path
         assert "Traceback" not in running.process.stderr.read()
         assert running.left_over() == []
         assert list(running.temporary.iterdir()) == []
+
+
+def test_a_rank_that_leaves_idle_workers_of_a_thread_pool_ends(tmp_path: Path) -> None:
+    (tmp_path / "pool.py").write_text(
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "import json\n"
+        "json.pool = ThreadPoolExecutor(2)  # as torch.compile keeps one in a module\n"
+        "print(json.pool.submit(sum, [1, 2]).result())\n"
+    )
+    with started("run", "pool.py", folder=tmp_path, cold=True) as running:
+        assert running.wait(timeout_s=120).code == 0

@@ -31,6 +31,7 @@ def stopped_well(folder: Path, running: Running) -> int:
     assert list(running.temporary.glob("paceline-*")) == []
     assert "the script goes on" not in done.out
     assert "Traceback" not in done.out + done.err
+    assert (done.out + done.err).count("Rerun the same command to resume") == 1
     storage = LocalStorage(folder / "runs/run/checkpoints")
     newest = storage.steps()[0]
     assert verify(storage, newest).step == newest

@@ -1,4 +1,4 @@
-"""Hangs that the collectives of the ranks explain: a mismatch, a missing rank, a different number of batches."""
+"""Hangs that the collectives of the ranks explain: a mismatch, a different number of batches."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from paceline.hang.verdict import (
     other_ranks,
     plural,
     rank_numbers,
-    stalled_child,
-    waits,
     with_nodes,
     with_shapes,
 )
@@ -74,11 +72,13 @@ def _common_suffix(left: Sequence[Signature], right: Sequence[Signature]) -> int
     return length
 
 
-def _groups_of(reports: Iterable[RankReport]) -> list[str]:
+def groups_of(reports: Iterable[RankReport]) -> list[str]:
+    """Return the process groups that occur in the reports."""
     return sorted({entry.group for report in reports for entry in report.collectives})
 
 
-def _in_group(report: RankReport, group: str) -> list[Collective]:
+def in_group(report: RankReport, group: str) -> list[Collective]:
+    """Return the collectives of a rank in one process group."""
     return [entry for entry in report.collectives if entry.group == group]
 
 
@@ -128,8 +128,8 @@ def find_mismatch(reports: Reports) -> HangVerdict | None:
 
     Some ranks may have completed theirs.
     """
-    for group in _groups_of(reports):
-        by_rank = {report: _in_group(report, group) for report in reports}
+    for group in groups_of(reports):
+        by_rank = {report: in_group(report, group) for report in reports}
         first = _first_pending(by_rank.values())
         entered: dict[RankReport, Collective] = {}
         history: list[Collective] = []
@@ -256,44 +256,3 @@ def _new_signature(report: RankReport) -> tuple[Collective | None, Collective | 
             usual = expected_next(history)
             return entry, usual if usual and usual.name == entry.name else None
     return None, None
-
-
-def find_missing(reports: Reports) -> HangVerdict | None:
-    """Return the stragglers that have not entered a collective in which other ranks wait."""
-    for group in _groups_of(reports):
-        entered = {report.rank: _current(report, group) for report in reports}
-        pending = [entry for entry in entered.values() if entry and not entry.done]
-        if not pending:
-            continue
-        newest = max(pending, key=lambda entry: entry.number)
-        present = [report for report in reports if report.state != "left"]
-        missing = [report for report in present if _is_before(entered[report.rank], newest)]
-        if missing and len(missing) < len(reports):
-            return _missing_verdict(reports, missing, newest)
-    return None
-
-
-def _current(report: RankReport, group: str) -> Collective | None:
-    """Return the first collective of a group that has not completed, else the last one."""
-    entries = _in_group(report, group)
-    last = entries[-1] if entries else None
-    return next((entry for entry in entries if not entry.done), last)
-
-
-def _is_before(entry: Collective | None, newest: Collective) -> bool:
-    return entry is None or (entry.done and entry.number < newest.number)
-
-
-def _missing_verdict(
-    reports: Reports, missing: list[RankReport], newest: Collective
-) -> HangVerdict:
-    first, waiting = missing[0], other_ranks(reports, missing)
-    causes: dict[str, Cause] = {"reading": "reading", "saving": "saving"}
-    activity = {"reading": " reading samples,", "saving": " saving,"}.get(first.doing, "")
-    where = f"it is{activity} in {first.where}" if first.place else f"it is {first.doing}"
-    sentence = (
-        f"{with_nodes(missing)} {plural(missing, 'has', 'have')} not entered {newest.label}; "
-        f"{where}{stalled_child(first)}; {waits(waiting, missing)}"
-    )
-    cause = causes.get(first.doing, "own code")
-    return HangVerdict(cause, rank_numbers(missing), waiting, sentence)

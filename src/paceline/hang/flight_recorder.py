@@ -9,7 +9,9 @@ from typing import Any
 
 # The first one exists where torch was built with NCCL.
 _READERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-_LAST = 64  # usually more than one step: earlier steps show which collective deviates
+_LAST = 128  # usually more than one step: earlier steps show which collective deviates
+EVERYONE = "0"
+"""The process group of all ranks."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +39,28 @@ class Collective:
 def last_collectives() -> list[Collective]:
     """Return the newest collectives of this rank, the oldest first; empty where torch records none."""
     bindings = sys.modules.get("torch._C._distributed_c10d")
-    entries: list[Collective] = []
+    entries: list[tuple[int, Collective]] = []
     for name in _READERS:
         reader = getattr(bindings, name, None)
         if reader is not None:
             entries += _read(reader)
-    return sorted(entries, key=lambda entry: entry.number)[-_LAST:]
+    # Not by number: every process group counts its own.
+    entries.sort(key=lambda timed: timed[0])
+    return [entry for _, entry in entries[-_LAST:]]
 
 
-def _read(reader: Any) -> list[Collective]:
-    """Return the entries of one recorder. torch may change the format, which must not fail the training."""
+def _read(reader: Any) -> list[tuple[int, Collective]]:
+    """Return the entries of one recorder, each with its time.
+
+    torch may change the format, which must not fail the training.
+    """
     try:
         entries = json.loads(reader(True, False)).get("entries") or []  # noqa: FBT003 - positional in torch
-        return [collective(entry) for entry in entries if not entry.get("is_p2p")]
+        return [
+            (int(entry["time_created_ns"]), collective(entry))
+            for entry in entries
+            if not entry.get("is_p2p")
+        ]
     except (RuntimeError, TypeError, ValueError, KeyError):
         return []
 

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.hang.collectives import (
-    find_batch_mismatch,
-    find_gloo_abort,
-    find_mismatch,
-    find_missing,
-)
+from paceline.hang.collectives import find_batch_mismatch, find_gloo_abort, find_mismatch
+from paceline.hang.missing import find_missing
 from paceline.hang.network import find_partition, find_stalled_link
 from paceline.hang.processes import (
     find_blocked_save,

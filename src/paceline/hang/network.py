@@ -67,7 +67,8 @@ def find_stalled_link(reports: Sequence[RankReport]) -> HangVerdict | None:
         return None
     first = min(pending.values(), key=lambda entry: entry.number)
     behind = [report for report in reports if pending[report.rank].number == first.number]
-    if len(behind) < len(reports):
+    is_one_group = len({entry.group for entry in pending.values()}) == 1
+    if is_one_group and len(behind) < len(reports):
         ahead = other_ranks(reports, behind)
         sentence = (
             f"{with_nodes(behind)} {plural(behind, 'is', 'are')} still in {first.label}, which "

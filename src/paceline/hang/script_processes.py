@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from paceline.hang.collectives import find_mismatch, find_missing, in_collective
+from paceline.hang.collectives import find_mismatch, in_collective
+from paceline.hang.missing import find_missing
 from paceline.hang.proc import GONE, Process, process, refresh
 from paceline.hang.rank_report import RankReport
 from paceline.hang.script_dumps import LaunchedRank, RankDump, request_dumps

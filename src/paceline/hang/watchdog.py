@@ -42,6 +42,14 @@ Explain = Callable[[BaseException], RankException | None]
 Say = Callable[[str], None]
 
 
+@dataclass(frozen=True)
+class Deadline:
+    """When a rank is ended that waits in native code, where no exception can reach it, as under NCCL."""
+
+    after_s: float
+    end: Callable[[Exception], object]
+
+
 class _Alarm:
     """A file whose modification time asks all ranks for a report."""
 
@@ -95,14 +103,20 @@ class Hang:
 class Watchdog:
     """Watches this rank from a thread.
 
-    It only writes files and messages; it never touches the training.
+    It writes files and messages. It never touches the training, except that it ends one that NCCL would keep for ever.
     """
 
     def __init__(
-        self, directory: RunDir, world: World, pulse: Pulse, say: Say, explain: Explain
+        self,
+        directory: RunDir,
+        world: World,
+        pulse: Pulse,
+        say: Say,
+        explain: Explain,
+        deadline: Deadline | None = None,
     ) -> None:
         self._directory, self._world, self._pulse = directory, world, pulse
-        self._say, self._explain = say, explain
+        self._say, self._explain, self._deadline = say, explain, deadline
         self._interval_s = max(_CHECK_S, world.size / _RANKS_PER_S)
         self._over = threading.Event()
         # Our own launchers enable the faulthandler before the script runs; under others, the user did.
@@ -182,6 +196,22 @@ class Watchdog:
         if unreported and self._is_lowest():
             self._judge(hang)
             self._alarm.sound_again()
+        if self._deadline is not None:
+            self._end_if_due(self._deadline, has_verdict=not unreported)
+
+    def _end_if_due(self, deadline: Deadline, *, has_verdict: bool) -> None:
+        """End this rank after its deadline; the verdict may come a little later."""
+        quiet_s = self._pulse.quiet_s
+        due_s = max(deadline.after_s, self._pulse.limit_s)
+        if quiet_s < due_s + (0.0 if has_verdict else _BUSY_S):
+            return
+        error = TimeoutError(
+            f"Timed out waiting for another rank: no step for {quiet_s:.0f} s (timeout.step_s={deadline.after_s:g})"
+        )
+        if self._last_report is not None:
+            wrong = self._explain(error)
+            self._write(replace(self._last_report, state="failed", time_s=time.time(), wrong=wrong))
+        deadline.end(error)
 
     def _end_hang(self, hang: Hang) -> None:
         self._hang = None

@@ -105,6 +105,8 @@ class Failure:
     """Whether it was asked to stop, which is no failure of the run."""
     unsaved: bool = False
     """Whether a signal ended it before it could save."""
+    lost_peer: bool = False
+    """Whether the message only says that ranks waited for another one: the verdict of the watchdog says more."""
 
 
 class RunFailed(PacelineError):
@@ -224,7 +226,8 @@ def _unresponsive(first: RankEnd, unresponsive: list[RankEnd], *, foreign: bool)
     )
     message = f"error: rank {ranks} did not respond; all ranks were stopped. {waited}\n  fix: {fix}"
     rank = unresponsive[0].rank
-    return Failure(rank, 1, message, how="did not respond", details=waited, fix=fix)
+    how = "did not respond"
+    return Failure(rank, 1, message, how=how, details=waited, fix=fix, lost_peer=True)
 
 
 def _failure(end: RankEnd, others: str, *, foreign: bool, alike: int = 0) -> Failure:
@@ -244,6 +247,7 @@ def _failure(end: RankEnd, others: str, *, foreign: bool, alike: int = 0) -> Fai
         permanent=end.known and end.permanent,
         how=how,
         details=end.text,
+        lost_peer=end.lost_peer,
     )
 
 

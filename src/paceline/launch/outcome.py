@@ -92,6 +92,8 @@ def _stop_outcome(
     progress = progress_of(rendezvous)
     # Only the host of rank 0 knows the newest checkpoint; a foreign script reports none.
     unknown = ranks[0].number != 0 or (spec.target.foreign and progress < 0)
+    if progress >= 0 and not unknown:
+        return Failure(-1, STOPPED, "", on_request=True)  # rank 0 has said why, and where it saved
     return stopped(None if unknown else progress, signals.first)
 
 

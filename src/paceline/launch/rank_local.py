@@ -123,6 +123,9 @@ def leave(code: int) -> NoReturn:
     """Exit without tearing down the interpreter around native threads, which aborted in rare cases."""
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # an interrupt during the exit would only make noise
+    # Idle workers of a ThreadPoolExecutor, such as that of torch.compile, end only when they are told to.
+    for end_workers in reversed(threading._threading_atexits):  # type: ignore[attr-defined] # noqa: SLF001
+        end_workers()
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
@@ -139,6 +142,17 @@ def _code_of(stop: SystemExit) -> int:
         return stop.code or 0
     print(stop.code, file=sys.stderr)
     return 1
+
+
+def end_rank(error: Exception) -> NoReturn:
+    """End this process from a thread, because the main thread waits in native code."""
+    if handover.FAILURE in os.environ:
+        _report(error)
+    else:
+        print(f"error: {error}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _report(error: Exception) -> None:

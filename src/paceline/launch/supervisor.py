@@ -18,6 +18,7 @@ from typing import TextIO
 
 from paceline import handover, terminal
 from paceline.errors import STOPPED
+from paceline.hang.proc import process
 from paceline.launch.environment import Master, master_of, rank_environment
 from paceline.launch.failure import Failure
 from paceline.launch.logs import RankOutput
@@ -139,7 +140,8 @@ def _time_left(ranks: list[Rank], signals: StopSignals) -> float:
     failed = _note_ends(ranks)
     if failed and not any(rank.stopped for rank in ranks):
         cause_known = any(rank.process.returncode and not rank.end.lost_peer for rank in ranks)
-        return _GATHER_S if cause_known else _CAUSE_S
+        may_report = any(_can_respond(rank) for rank in ranks if not rank.ended_s)
+        return _CAUSE_S if may_report and not cause_known else _GATHER_S
     if not (failed or signals.count):
         return math.inf
     running = [rank for rank in ranks if not rank.ended_s]
@@ -185,7 +187,7 @@ def _end_all(ranks: list[Rank]) -> None:
     running = [rank for rank in ranks if rank.process.poll() is None]
     _signal([rank for rank in running if not rank.stop_requested], signal.SIGTERM)
     limit = time.monotonic() + _GRACE_S
-    for rank in running:
+    for rank in filter(_can_respond, running):
         with contextlib.suppress(subprocess.TimeoutExpired):
             rank.process.wait(max(0.0, limit - time.monotonic()))
     _signal(ranks, signal.SIGKILL)
@@ -193,6 +195,11 @@ def _end_all(ranks: list[Rank]) -> None:
         rank.process.wait()
         assert rank.process.stdout is not None
         rank.process.stdout.close()
+
+
+def _can_respond(rank: Rank) -> bool:
+    """Return whether a rank can hear a signal and write a report: not if it is suspended."""
+    return process(rank.process.pid).can_respond
 
 
 def _signal(ranks: list[Rank], number: signal.Signals) -> None:
