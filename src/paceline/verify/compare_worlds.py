@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -69,6 +71,7 @@ class Comparison:
     def trace(self, world: int, step: int, arrangement: str) -> tuple[Record, Trace | None]:
         """Run the script with a trace of one step; return its record and the trace."""
         self.runs += 1
+        _use_up_process_ids(self.runs)
         label = f"{arrangement}-{self.runs}"
         purpose = f" again, to find the cause ({arrangement} lanes)"
         record = self.record(world, label, purpose, dump_step=step, arrangement=arrangement)
@@ -228,3 +231,9 @@ def _within_tolerance(
     cause = Cause(shown_by=["exact=false hides causes behind rounding: run verify with exact=true"])
     difference = Difference(world, last, name, largest, relative, cause)
     return _result(comparison, records, worlds, difference, tolerance=TOLERANCE)
+
+
+def _use_up_process_ids(count: int) -> None:
+    """Let the next run have process ids at another distance: a script that depends on them must not repeat itself."""
+    for _ in range(count):
+        subprocess.run([sys.executable, "-S", "-c", ""], check=False)

@@ -52,6 +52,8 @@ class Arrangement:
         return self.how == "reversed"
 
 
+_REPEATS = 3
+"""Runs that look for what changes by chance."""
 _FOR_LANES = (
     Arrangement("reversed", "order", "lanes in reverse order on their rank"),
     Arrangement("partners", "others", "lanes of rank 0 while other ranks run theirs in reverse order"),
@@ -76,6 +78,7 @@ class Experiments:
         self._step = max(1, step)
         self._shown: list[str] = []
         self._traces: dict[int, Trace] = {}
+        self._last: Trace | None = None
 
     def find(self, tensor: str) -> Cause:
         """Return the cause, or one that is not known, with what was tried."""
@@ -96,10 +99,13 @@ class Experiments:
 
     def _chance(self, world: int, trace: Trace | None) -> Cause:
         self._shown.append(f"world size {world} gave other bits when it ran again")
-        _, again = self._laboratory.trace(world, self._step, "usual")
-        change = first_change(trace, again) if trace and again else None
-        where = self._name(change.where) if change else "loss"
-        return self._cause(where, "chance", change.names if change else [])
+        for _ in range(_REPEATS):  # two runs may agree by chance
+            _, again = self._laboratory.trace(world, self._step, "usual")
+            change = first_change(trace, again) if trace and again else None
+            if change:
+                return self._cause(self._name(change.where), "chance", change.names)
+        self._shown.append(f"the traces of {_REPEATS} more runs do not differ in this step")
+        return self._cause("", "", [])
 
     def _cause_of(self, change: Change) -> Cause:
         if change.where in ASPECTS:
@@ -135,6 +141,8 @@ class Experiments:
             moved = self._moved_lanes(world, experiment, change.where, scale)
             if moved is None:
                 untested.append(experiment)
+            if moved and not self._repeats(world, experiment, change.where):
+                return self._cause(change.where, "chance", moved)
             if moved and not is_rounding:
                 return self._cause(change.where, experiment.why, moved)
             hits += [(experiment.why, moved)] if moved else []
@@ -171,7 +179,16 @@ class Experiments:
             if is_watched and distance(usual, trace, aspect, [lane]) >= _SHARE * scale:
                 moved.append(lane)
         self._say(world, experiment, moved, aspect)
+        self._last = trace
         return moved
+
+    def _repeats(self, world: int, experiment: Arrangement, aspect: str) -> bool:
+        """Return whether the last experiment gives the same again; otherwise it has shown chance, not its cause."""
+        _, again = self._laboratory.trace(world, self._step, experiment.how)
+        changed = changed_lanes(self._last, again, aspect) if self._last and again else []
+        if changed:
+            self._shown.append(f"the same again: other {aspect} in {_shorten(changed)}")
+        return not changed
 
     def _cause_in_metrics(self, change: Change) -> Cause:
         reference, usual = self._traces[self._reference], self._traces[self._world]
@@ -183,7 +200,9 @@ class Experiments:
         for experiment in _FOR_METRICS:
             world = self._reference if experiment.at_reference else self._world
             if self._moved_lanes(world, experiment, METRICS, scale):
-                return self._cause("evaluation", experiment.why, change.names)
+                is_stable = self._repeats(world, experiment, METRICS)
+                why = experiment.why if is_stable else "chance"
+                return self._cause("evaluation", why, change.names)
         return self._cause("evaluation", "world", change.names)
 
     def _say(self, world: int, experiment: Arrangement, moved: list[str], aspect: str) -> None:
