@@ -86,12 +86,17 @@ def test_a_rank_that_does_not_come_is_noticed_after_the_step_timeout(tmp_path) -
     assert 0.9 < waited[0] < 90  # the step's time-out, not the start's
 
 
-def test_the_public_function_sets_the_timeout_where_torch_has_it(monkeypatch) -> None:
+@pytest.mark.parametrize(("backend", "extra_s"), [("gloo", 0), ("nccl", 120)])
+def test_the_public_function_sets_the_timeout_where_torch_has_it(
+    backend, extra_s, monkeypatch
+) -> None:
+    # Under NCCL the watchdog ends the rank first.
     calls = []
+    monkeypatch.setattr(dist, "get_backend", lambda: backend)
     monkeypatch.setattr(dist, "set_timeout", lambda *given: calls.append(given), raising=False)
     monkeypatch.setattr(dist.distributed_c10d, "_world", SimpleNamespace(pg_map=["group"]))
     shorten_timeout(World(size=2), RunConfig())
-    assert calls == [(timedelta(seconds=RunConfig().timeout.step_s), "group")]
+    assert calls == [(timedelta(seconds=RunConfig().timeout.step_s + extra_s), "group")]
 
 
 def test_alone_no_group_is_made_and_nothing_is_said(capfd) -> None:

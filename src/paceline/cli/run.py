@@ -130,7 +130,8 @@ def start(
     failure = launch_with_restarts(spec, restarts, screen, _say, run_ranks)
     if failure is None:
         return 0
-    _say(failure.message + failure.how_to_resume)
+    if failure.message:
+        _say(failure.message + failure.how_to_resume)
     return failure.exit_code
 
 
@@ -164,7 +165,18 @@ def _run_ranks(begin: Launch, resume: str, spec: LaunchSpec, **options: Any) -> 
     if failure.run == spec.folder:  # the script's own traceback stays the last thing on the screen
         message = f"logs and failure page: {failure.run}\n\n{failure.message}"
         return replace(failure, message=message)
+    if failure.lost_peer and page.hang:
+        failure = replace(failure, message=_hang_message(page.hang))
+        page = replace(page, hang="")
     return replace(failure, how_to_resume="\n".join(["", "", *page.last_lines()]))
+
+
+def _hang_message(verdict: str) -> str:
+    """Return the message about a run that hung, with the verdict of its watchdog first."""
+    return (
+        f"error: {verdict}; all ranks were stopped after timeout.step_s\n"
+        "  fix: correct the line that is named; `paceline hang` shows what every rank did"
+    )
 
 
 def place_from(arguments: HostArguments) -> NodePlace:

@@ -1,8 +1,11 @@
-"""Which settings a person has given: these come before the arguments of a script, and its arguments before defaults."""
+"""Which settings a person has given.
+
+These come before the arguments of a script, those before what suits a GPU, and that before defaults.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -10,7 +13,7 @@ from paceline.config.schema import RunConfig
 from paceline.config.values import flatten
 
 C = TypeVar("C", bound=RunConfig)
-_GIVEN = "_given"
+_GIVEN, _CHOSEN = "_given", "_chosen"
 
 
 def remember_given(config: C, names: Iterable[str]) -> C:
@@ -32,7 +35,26 @@ def is_given(config: RunConfig, name: str) -> bool:
 
 
 def with_values(config: C, **values: Any) -> C:
-    """Return the config with other values, and the same memory of what was given."""
+    """Return the config with other values, and the same memory of what was given and chosen."""
     changed = replace(config, **values)
-    names: frozenset[str] | None = getattr(config, _GIVEN, None)
-    return changed if names is None else remember_given(changed, names)
+    for memory in (_GIVEN, _CHOSEN):
+        if hasattr(config, memory):
+            object.__setattr__(changed, memory, getattr(config, memory))
+    return changed
+
+
+def choose(config: C, values: Mapping[str, Any]) -> C:
+    """Return the config with values that suit the device, and remember that nobody has given them.
+
+    >>> chosen(choose(RunConfig(), {"precision": "bf16"}))
+    ('precision',)
+    """
+    changed = with_values(config, **values)
+    object.__setattr__(changed, _CHOSEN, (*chosen(config), *values))
+    return changed
+
+
+def chosen(config: RunConfig) -> tuple[str, ...]:
+    """Return the names of the settings that suit the device, and that nobody has given."""
+    names: tuple[str, ...] = getattr(config, _CHOSEN, ())
+    return names

@@ -199,7 +199,7 @@ class RunConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to train on; auto: a GPU if this rank sees one."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
-    """Backend of collectives; auto: nccl if every rank has its own GPU, else gloo."""
+    """Backend of collectives; auto: nccl if every rank has its own GPU, else gloo. Ranks that share a GPU can test nccl."""
     batch: BatchConfig = field(default_factory=BatchConfig)
     """The global batch of one optimizer step."""
     local_sgd: LocalSgdConfig = field(default_factory=LocalSgdConfig)

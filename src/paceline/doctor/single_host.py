@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from paceline.doctor.compiled_code import judge_compiled_code
 from paceline.doctor.disk import judge_disk, probe_disk
 from paceline.doctor.finding import Finding
 from paceline.doctor.gpu import judge_gpus, query_driver
@@ -35,4 +36,5 @@ def examine_host(
         *judge_resources(gather_resources(), ranks, env),
         *judge_network(gather_network(env, peers), env, alone=alone),
         judge_disk(probe_disk(runs)),
+        judge_compiled_code(env),
     ]

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.measure.bench_plan import ELEMENT_BYTES
-from paceline.train.gradients.bucket_exchange import TreeShape, choose_exchange
+from paceline.train.gradients.bucket_exchange import TreeShape
+from paceline.train.gradients.exchange_choice import choose_exchange
 from paceline.world.collectives import exchange, gather
 from paceline.world.world import World
 

@@ -10,11 +10,21 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import paceline
-from paceline.recipes.gpt_config import GptConfig, design_of, load_initial_weights, with_vocabulary
+from paceline.recipes.gpt_config import (
+    GptConfig,
+    design_of,
+    load_initial_weights,
+    shape_of,
+    with_vocabulary,
+)
 from paceline.recipes.gpt_model import GPT, Block, flops_per_sequence
 from paceline.recipes.gpt_text import VocabularySaver, load_text
 from paceline.recipes.muon import Muon
+from paceline.train.gpu_settings import with_gpu_settings
 
+_COMPILED_WEIGHTS = (
+    20e6  # in all blocks; a smaller model is trained before its compilation would end
+)
 _HAS_TRITON = find_spec("triton") is not None
 
 
@@ -73,6 +83,13 @@ def _fused_loss(logits: Tensor, target: Tensor) -> Tensor:
     return mean_loss(logits, target)
 
 
+def for_device(config: GptConfig) -> GptConfig:
+    """Return the settings of the command line with what suits a GPU, if there is one."""
+    shape = shape_of(config)
+    weights = 12 * shape.layers * shape.embedding_dim**2
+    return with_gpu_settings(config, compiles=weights >= _COMPILED_WEIGHTS)
+
+
 def main(config: GptConfig) -> None:
     """Train, and report the loss on held-out sequences."""
     config, weights = load_initial_weights(config)
@@ -95,4 +112,4 @@ def main(config: GptConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(paceline.config_from_argv(GptConfig, positional=("steps", "checkpoint.every")))
+    main(for_device(paceline.config_from_argv(GptConfig, positional=("steps", "checkpoint.every"))))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
 
 from paceline.config import BatchConfig, LrConfig, RunConfig
+from paceline.config.given import with_values
 from paceline.data.vocabulary import SMALLEST_VOCABULARY, TOKENIZER, Vocabulary
 from paceline.errors import ConfigError
 from paceline.recipes.gpt_hf_weights import read_gpt2
@@ -129,14 +130,19 @@ _DEFAULTS = GptConfig()
 _FROM_WEIGHTS = ("vocab_size", "context_length", "positions", "activation", "norm", "bias")
 
 
-def design_of(config: GptConfig) -> Design:
-    """Return the architecture that the settings describe."""
+def shape_of(config: GptConfig) -> Shape:
+    """Return the size of the model: the preset, and what the settings change of it."""
     preset = SHAPES[config.size]
-    shape = Shape(
+    return Shape(
         config.layers or preset.layers,
         config.heads or preset.heads,
         config.embedding_dim or preset.embedding_dim,
     )
+
+
+def design_of(config: GptConfig) -> Design:
+    """Return the architecture that the settings describe."""
+    shape = shape_of(config)
     width, heads = shape.embedding_dim, shape.heads
     if width % heads:
         nearest = max(1, round(width / heads)) * heads
@@ -174,7 +180,7 @@ def load_initial_weights(config: GptConfig) -> tuple[GptConfig, dict[str, Tensor
             fix="remove these settings: the weights decide them",
         )
     tokenizer = config.tokenizer or _tokenizer_beside_weights(config)
-    return replace(config, **decided, tokenizer=tokenizer), weights
+    return with_values(config, **decided, tokenizer=tokenizer), weights
 
 
 def _conflicts(config: GptConfig, design: Design, decided: Mapping[str, Any]) -> list[str]:
@@ -222,4 +228,4 @@ def with_vocabulary(config: GptConfig, vocabulary: Vocabulary | None) -> GptConf
             f"vocab_size must be at least {size}, the {vocabulary.level} of the text, got {config.vocab_size}",
             fix=f"remove vocab_size=, or set it to {size} or more",
         )
-    return replace(config, vocab_size=config.vocab_size or size, level=vocabulary.level)
+    return with_values(config, vocab_size=config.vocab_size or size, level=vocabulary.level)

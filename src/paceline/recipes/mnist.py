@@ -14,6 +14,7 @@ import paceline
 from paceline import handover
 from paceline.config import BatchConfig, LrConfig, RunConfig
 from paceline.recipes.digits import embedded_digits, mnist_digits, packed_digits
+from paceline.train.gpu_settings import with_gpu_settings
 
 
 @dataclass(frozen=True)
@@ -92,4 +93,5 @@ def main(config: MnistConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(paceline.config_from_argv(MnistConfig, positional=("epochs", "checkpoint.every")))
+    given = paceline.config_from_argv(MnistConfig, positional=("epochs", "checkpoint.every"))
+    main(with_gpu_settings(given, compiles=False))  # it is trained before its compilation would end

@@ -40,6 +40,8 @@ def broadcast_from_main(tensors: Iterable[Tensor]) -> None:
         values = tensor.detach().contiguous().view(-1)
         sent = values.view(torch.uint8).to(wire_for(values.device))
         dist.broadcast(sent, 0)
+        if sent.data_ptr() == tensor.data_ptr():
+            continue  # received in place
         with torch.no_grad():
             tensor.copy_(sent.to(values.device).view(values.dtype).view(tensor.shape))
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import platform
 import re
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch.utils import deterministic
@@ -12,6 +17,8 @@ from torch.utils import deterministic
 from paceline.config import RunConfig
 from paceline.errors import EnvironmentUnfit
 from paceline.world.collectives import all_gather_texts
+from paceline.world.compile_cache import keep_compiled_code
+from paceline.world.machine import cpu_features
 from paceline.world.signed_store import Board
 from paceline.world.world import World
 
@@ -20,6 +27,7 @@ _PEAKS = {
     "B200": 2250e12, "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "GH200": 989e12, "A100": 312e12, "L40S": 362e12,
     "A10G": 70e12, "A10": 125e12, "L4": 121e12, "RTX 4090": 165e12, "RTX 3090": 71e12,
 }  # fmt: skip
+_FATAL = 3  # of torch's log levels
 
 
 def choose_device(world: World, config: RunConfig) -> str:
@@ -56,6 +64,8 @@ def gpu_index(world: World, visible: int) -> int:
 def prepare_device(world: World, config: RunConfig) -> None:
     """Set the number of threads, the precision and, with exact=true, deterministic kernels."""
     torch.set_num_threads(config.threads)
+    if config.compile or world.device != "cpu":  # a GPU may compile kernels without being asked
+        _prepare_compilation(world, config)
     if world.device == "cpu":
         return
     torch.cuda.set_device(torch.device(world.device))
@@ -66,6 +76,44 @@ def prepare_device(world: World, config: RunConfig) -> None:
         torch.use_deterministic_algorithms(mode=True)
         deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # otherwise all memory is written twice
     torch.backends.cudnn.benchmark = not config.exact
+
+
+def _prepare_compilation(world: World, config: RunConfig) -> None:
+    """Keep compiled code for the next start.
+
+    With exact=true no GPU kernel is chosen by its time: ranks could differ.
+    """
+    problem = keep_compiled_code(os.environ, compile_facts(world.device, config))
+    if problem and config.compile and world.local_rank == 0:
+        print(problem, file=sys.stderr, flush=True)
+    if not (config.compile and config.exact) or world.device == "cpu":
+        return
+    from torch._inductor import config as inductor
+
+    inductor.shape_padding = False
+    if inductor.max_autotune or inductor.max_autotune_gemm or inductor.coordinate_descent_tuning:
+        inductor.deterministic = True
+
+
+def compile_facts(device: str, config: RunConfig) -> dict[str, object]:
+    """Return what compiled code depends on besides its source.
+
+    torch's own keys leave out the CPU and, in 2.11, the threads.
+    """
+    card = "cpu"
+    if device != "cpu":
+        major, minor = torch.cuda.get_device_capability(device)
+        card = f"{torch.cuda.get_device_name(device)} sm{major}{minor}"
+    return {
+        "torch": torch.__version__,
+        "commit": torch.version.git_version,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "card": card,
+        "cpu": cpu_features(),
+        "threads": config.threads,
+        "exact": config.exact,
+    }
 
 
 def peak_flops(device: str, precision: str) -> float:
@@ -107,9 +155,41 @@ def sum_of_gpus(texts: Sequence[str]) -> float:
 
 def choose_backend(world: World, config: RunConfig, store: Board) -> str:
     """Return "nccl" if every rank has a different GPU, else "gloo". Every rank must call this."""
-    if config.backend != "auto":
-        return config.backend
+    if config.backend == "gloo":
+        return "gloo"
     store.set(f"gpu-{world.rank}", gpu_uuid(world))
     uuids = [store.get(f"gpu-{rank}").decode() for rank in range(world.size)]
     own_gpu_each = all(uuids) and len(set(uuids)) == world.size
-    return "nccl" if own_gpu_each else "gloo"
+    if config.backend == "nccl" and all(uuids) and not own_gpu_each:
+        let_nccl_share_a_gpu(world)
+    if not own_gpu_each and config.backend == "auto":
+        return "gloo"
+    silence_nccl(config)
+    return "nccl"
+
+
+def silence_nccl(config: RunConfig) -> None:
+    """Let the watchdog alone end a hang under NCCL, and say why: torch ends it later, with C++ stacks as its message.
+
+    With TORCH_CPP_LOG_LEVEL in the environment torch says what that asks for.
+    """
+    if not config.timeout.hang_steps:
+        return
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+    if "TORCH_CPP_LOG_LEVEL" not in os.environ:
+        # torch reads the variable at its import, and keeps it here; another build may not.
+        with contextlib.suppress(OSError, ValueError):
+            library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+            ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level").value = _FATAL
+
+
+def let_nccl_share_a_gpu(world: World) -> None:
+    """Let NCCL take every rank for a host of its own: otherwise it refuses ranks that share a GPU.
+
+    They then talk over sockets, which shows that a program works, not how fast it is.
+    """
+    os.environ.setdefault("NCCL_HOSTID", f"paceline-rank-{world.rank}")
+    os.environ.setdefault("NCCL_IB_DISABLE", "1")
+    if world.nodes == 1:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")

@@ -7,7 +7,10 @@ import platform
 import re
 import socket
 import subprocess
+from pathlib import Path
 from typing import Any
+
+_CPUINFO_CHARACTERS = 16_384  # more than the first of its processors
 
 
 def machine_facts() -> dict[str, Any]:
@@ -35,6 +38,18 @@ def cpu_name() -> str:
         output = ""
     match = re.search(r"^Model name:\s*(.*\S)", output, re.MULTILINE)
     return match[1] if match else platform.processor() or platform.machine()
+
+
+def cpu_features() -> str:
+    """Return name and instructions of the processor: code compiled for one may not run on another."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+            first = file.read(_CPUINFO_CHARACTERS).partition("\n\n")[0]
+    except OSError:
+        first = platform.processor()
+    names = ("model name", "flags", "features", "cpu part")
+    lines = [line for line in first.splitlines() if line.lower().startswith(names)]
+    return "\n".join([platform.machine(), *lines])
 
 
 def memory_bytes() -> int:

@@ -43,6 +43,10 @@ _DESTROYED_GROUPS: list[dist.ProcessGroup] = []
 that lock to free the last tensors: a rank that never exited was seen, on a busy machine."""
 
 
+_NCCL_EXTRA_S = 120.0
+"""The watchdog ends ranks with a verdict before torch aborts them with a C++ stack."""
+
+
 @contextlib.contextmanager
 def join(config: RunConfig) -> Iterator[World]:
     """Detect the world, join the process group of all ranks, and leave it together.
@@ -72,9 +76,13 @@ def wait_for_all(world: World) -> None:
 
 def shorten_timeout(world: World, config: RunConfig) -> None:
     """Set the collective timeout to timeout.step_s, after the first step with its compilation and cold file systems."""
-    if world.size > 1:
-        for group in list(dist.distributed_c10d._world.pg_map):  # noqa: SLF001 - no public way
-            _set_timeout(timedelta(seconds=config.timeout.step_s), group)
+    if world.size == 1:
+        return
+    seconds = config.timeout.step_s
+    if config.timeout.hang_steps and dist.get_backend() == "nccl":
+        seconds += _NCCL_EXTRA_S
+    for group in list(dist.distributed_c10d._world.pg_map):  # noqa: SLF001 - no public way
+        _set_timeout(timedelta(seconds=seconds), group)
 
 
 def _set_timeout(timeout: timedelta, group: dist.ProcessGroup) -> None:
