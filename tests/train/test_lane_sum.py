@@ -4,46 +4,21 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.scale.batch import share
-from paceline.scale.tree import children, merges_after
-from paceline.train.gradients import bucket_exchange as exchange
-from paceline.train.gradients.bucket_exchange import (
-    AllGatherExchange,
-    AllToAllExchange,
-    TreeShape,
-    choose_exchange,
-)
+from paceline.scale.tree import merges_after
+from paceline.train.gradients import exchange_choice
+from paceline.train.gradients.bucket_exchange import AllGatherExchange, AllToAllExchange, TreeShape
+from paceline.train.gradients.exchange_choice import choose_exchange
 from paceline.train.gradients.lane_stack import LaneStack
 from paceline.train.gradients.note import Note
 from paceline.world.world import World
+from support.lane_sums import lane_values, sums_of_rank, tree_sum
 from support.loops import fit
 from support.processes import on_processes, run_on_processes
 
 
-def tree_sum(values: list[torch.Tensor], node: range) -> torch.Tensor:
-    """The definition, without any of the code under test: halves first."""
-    if len(node) == 1:
-        return values[node.start]
-    left, right = children(node)
-    return tree_sum(values, left) + tree_sum(values, right)
-
-
-def lane_values(lanes: int, size: int, dtype: torch.dtype) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(7)
-    return [
-        (torch.randn(size, generator=generator) * 10.0**lane).to(dtype) for lane in range(lanes)
-    ]
-
-
 def exchanged(world: World, lanes: int, size: int, dtype: torch.dtype, way: str) -> torch.Tensor:
     """This rank's lanes through one exchange, added within the rank by the definition."""
-    from paceline.scale.tree import whole_subtrees
-
-    values = lane_values(lanes, size, dtype)
-    sums = [
-        tree_sum(values, node)
-        for node in whole_subtrees(share(lanes, world.rank, world.size), lanes)
-    ]
+    sums = sums_of_rank(lane_values(lanes, size, dtype), world.rank, world.size)
     shape, total = TreeShape.of(lanes, world), torch.empty(size, dtype=dtype)
     if way == "gather":
         notes = [torch.full((3,), float(row)) for row in range(len(sums))]
@@ -84,9 +59,8 @@ def test_two_ranks_and_small_buckets_gather_and_large_ones_go_in_slices() -> Non
 def gradients(config, world, *, wide: int, tiny_buckets: bool) -> str:
     """Some steps of a model with several buckets; the digest of what was learned."""
     if tiny_buckets:
-        exchange._SMALL_BYTES = exchange._CARRIES_NOTES_BYTES = (
-            64  # every bucket goes in slices, notes on their own
-        )
+        # every bucket goes in slices, notes on their own
+        exchange_choice._SMALL_BYTES = exchange_choice._CARRIES_NOTES_BYTES = 64
     model = nn.Sequential(
         nn.Linear(8, wide), nn.Tanh(), nn.Linear(wide, wide), nn.Tanh(), nn.Linear(wide, 1)
     )

@@ -61,6 +61,18 @@ def additions(nodes: Sequence[range], lanes: int) -> list[tuple[int, int]]:
     >>> additions([range(0, 2), range(2, 3), range(3, 4), range(4, 8)], 8)
     [(1, 2), (0, 1), (0, 3)]
     """
+    steps, _ = additions_to(nodes, [range(lanes)])
+    return steps
+
+
+def additions_to(
+    nodes: Sequence[range], wanted: Sequence[range]
+) -> tuple[list[tuple[int, int]], list[int]]:
+    """Return the additions (to, from) that reduce subtree sums to those of some larger nodes, and the rows of these.
+
+    >>> additions_to([range(1, 2), range(2, 3), range(3, 4)], whole_subtrees(range(1, 4), 8))
+    ([(1, 2)], [0, 1])
+    """
     rows = {node: row for row, node in enumerate(nodes)}
     steps: list[tuple[int, int]] = []
 
@@ -71,8 +83,8 @@ def additions(nodes: Sequence[range], lanes: int) -> list[tuple[int, int]]:
         steps.append((left, right))
         return left
 
-    row_of(range(lanes))
-    return steps
+    results = [row_of(node) for node in wanted]
+    return steps, results
 
 
 def additions_by_turn(

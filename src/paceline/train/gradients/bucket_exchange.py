@@ -3,13 +3,14 @@
 Two algorithms with the same bits. An all-gather sends every sum to every rank in one message. Large buckets of more
 than two ranks are split instead: each rank collects one part from all (all-to-all), adds it, and sends the result to
 all (all-gather). Where each rank has one subtree to send, both send the bytes of a ring all-reduce: the first on two
-ranks, the second on any number. docs/contract.md counts the bytes of the other cases.
+ranks, the second on any number. docs/contract.md counts the bytes of the other cases. Between nodes
+`two_level_exchange` saves most of them; `exchange_choice` chooses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -21,10 +22,6 @@ from paceline.scale.tree import additions, whole_subtrees
 from paceline.world.collectives import exchange, finish, gather
 from paceline.world.world import World
 
-_SMALL_BYTES = 1 << 16  # below this size a second message costs more than the bytes it saves
-# Above this size a message for the notes alone costs less than copying the bucket.
-_CARRIES_NOTES_BYTES = 1 << 20
-
 
 @dataclass(frozen=True)
 class TreeShape:
@@ -33,12 +30,17 @@ class TreeShape:
     rows: tuple[int, ...]
     additions: tuple[tuple[int, int], ...]
     rank: int
+    lanes: int
+    shares: tuple[range, ...]
+    """The lanes of each rank."""
+    world: World | None = None
+    """The world, if all its ranks take part; its nodes may then add in two levels."""
 
     @classmethod
     def of(cls, lanes: int, world: World) -> TreeShape:
         """Return the shape for this rank of this world."""
         shares = [share(lanes, rank, world.size) for rank in range(world.size)]
-        return cls.over(shares, lanes, world.rank)
+        return replace(cls.over(shares, lanes, world.rank), world=world)
 
     @classmethod
     def over(cls, shares: Sequence[range], lanes: int, rank: int) -> TreeShape:
@@ -48,7 +50,7 @@ class TreeShape:
             subtrees = whole_subtrees(lanes_of_rank, lanes)
             rows.append(len(subtrees))
             nodes += subtrees
-        return cls(tuple(rows), tuple(additions(nodes, lanes)), rank)
+        return cls(tuple(rows), tuple(additions(nodes, lanes)), rank, lanes, tuple(shares))
 
     def add_up(self, rows: list[Tensor], total: Tensor) -> None:
         """Add all rows along the tree into `total`; overwrites the rows."""
@@ -203,19 +205,3 @@ class AllToAllExchange:
         self._work = gather(self._gathered, self._result, self._among)
         self._gathering = True
         return False
-
-
-def choose_exchange(
-    like: Tensor,
-    note_length: int,
-    shape: TreeShape,
-    wire: torch.device,
-    among: ProcessGroup | None = None,
-) -> Exchange:
-    """Return the cheapest exchange for a bucket of this size in this world; small buckets carry the notes."""
-    size = like.numel() * like.element_size()
-    if note_length and size <= _CARRIES_NOTES_BYTES:
-        return AllGatherExchange(like, note_length, shape, wire, among)
-    if len(shape.rows) == 2 or size <= _SMALL_BYTES:
-        return AllGatherExchange(like, 0, shape, wire, among)
-    return AllToAllExchange(like, shape, wire, among)

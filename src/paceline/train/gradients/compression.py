@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.train.gradients.gradient_buckets import laid_out
 from paceline.world.collectives import finish
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -78,8 +77,10 @@ class _WholeBucket:
         self._flat = flat
 
     def gradients(self) -> list[Tensor]:
-        """Return the gradient of each parameter."""
-        return laid_out(self._flat, self._parameters)
+        """Return the gradient of each parameter, without gaps: channels-last weights have columns in another order."""
+        sizes = [value.numel() for value in self._parameters]
+        pairs = zip(torch.split(self._flat, sizes), self._parameters, strict=True)
+        return [piece.view(value.shape) for piece, value in pairs]
 
     def parameters(self) -> list[Tensor]:
         """Return the parameters, in the order of their gradients."""

@@ -16,7 +16,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from paceline.scale.batch import share
 from paceline.scale.tree import additions_by_turn, whole_subtrees
-from paceline.train.gradients.bucket_exchange import TreeShape, choose_exchange
+from paceline.train.gradients.bucket_exchange import TreeShape
+from paceline.train.gradients.exchange_choice import choose_exchange
 from paceline.train.gradients.unit_order import UnitOrder
 from paceline.train.model.shard_mesh import ShardMesh
 from paceline.world.collectives import exchange, gather, wire_device

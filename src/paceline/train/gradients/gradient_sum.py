@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple, Protocol
 
 import numpy
 import torch
@@ -19,51 +18,17 @@ from torch.utils.hooks import RemovableHandle
 from paceline.scale.batch import share
 from paceline.scale.tree import merges_after
 from paceline.telemetry.phases import PhaseClock
-from paceline.train.gradients.bucket_exchange import (
-    AllGatherExchange,
-    Exchange,
-    TreeShape,
-    choose_exchange,
-)
+from paceline.train.gradients.bucket_exchange import AllGatherExchange, Exchange, TreeShape
 from paceline.train.gradients.compression import AllReduceExchange, PowerSgdExchange
+from paceline.train.gradients.exchange_choice import choose_exchange
 from paceline.train.gradients.gradient_buckets import Bucket, flat_gradients, laid_out, make_buckets
-from paceline.train.gradients.lane_stack import LaneGradients, LaneStack, added
-from paceline.train.gradients.note import Note
+from paceline.train.gradients.lane_stack import LaneStack, added
+from paceline.train.gradients.note import Note, merge_rows
+from paceline.train.gradients.protocol import LaneResults
 from paceline.world.collectives import sum_across, wire_device
 from paceline.world.world import World
 
 _UNLIMITED_BYTES = 1 << 62
-
-
-class GradientSum(Protocol):
-    """Adds the gradients and notes of all lanes of an update; the sum ends up in each parameter's `grad`."""
-
-    idle: int
-    """Extra lanes that this rank must run first, so that other ranks can gather its shards."""
-    is_complete: bool
-    """Whether every lane of every rank gave every parameter a gradient in the last update."""
-
-    def begin(self) -> None:
-        """Start an update without gradients."""
-
-    def before_lane(self, note: Note, *, last: bool) -> None:
-        """Take the note of a lane whose backward comes next. That of the last lane may send gradients."""
-
-    def after_lane(self) -> None:
-        """Take the gradients of a lane that is not this rank's last, or end an idle lane."""
-
-    def finish(self) -> Note:
-        """Take the gradients of the last lane; return the sum of the notes over all ranks."""
-
-    def close(self) -> None:
-        """Remove the hooks from the parameters: another sum takes its place."""
-
-
-class LaneResults(NamedTuple):
-    """The gradients of a rank's lanes: those of the newest lanes, and sums of whole subtrees."""
-
-    newest: LaneGradients
-    sums: list[LaneGradients]
 
 
 class BucketedSum:
@@ -97,6 +62,7 @@ class BucketedSum:
         self._overlaps = False
         self._notes_exchange: AllGatherExchange | None = None
         self._note_length = 0
+        self._rows: Tensor | None = None
         self.is_complete = True
         """Whether every lane of every rank gave every parameter a gradient in the last update."""
         self._side_stream: torch.cuda.Stream | None = None
@@ -139,10 +105,10 @@ class BucketedSum:
         for hook in self._hooks:
             hook.remove()
 
-    def begin(self) -> None:
-        """Start an update without gradients."""
+    def begin(self, rows: Tensor | None = None) -> None:
+        """Start an update without gradients; `rows`: the notes of this rank's lanes, where they stay on the GPU."""
         self._stack.clear()
-        self._next = 0
+        self._next, self._rows = 0, rows
         for bucket in self._buckets:
             bucket.waiting = len(bucket.numbers)
 
@@ -179,6 +145,11 @@ class BucketedSum:
         self._stack.load(lanes.newest, lanes.sums, notes)
         return self._finish_across()
 
+    def use_totals(self) -> None:
+        """Continue after a replayed exchange, in which every lane of this rank gave every parameter a gradient."""
+        self._stack.clear()
+        self._stack.reached = [True] * len(self._stack.parameters)
+
     def _on_gradient(self, bucket: Bucket, parameter: Tensor) -> None:
         """Send complete buckets during the last backward. All ranks send them in the same order."""
         if not self._overlaps:
@@ -189,7 +160,38 @@ class BucketedSum:
             self._send(self._buckets[self._next])
             self._clock.enter("backward")
 
+    def finish_rows(self) -> Tensor:
+        """Do what `finish` does without reading a number on the host, for a step that is captured."""
+        if self._world.size == 1:
+            self.finish()
+            return self._notes_to_send()[0]
+        self._overlaps = False
+        self._stack.after_lane()
+        return self._sum_across()
+
+    @property
+    def lanes_are_complete(self) -> bool:
+        """Whether every lane of this rank gave every parameter a gradient."""
+        return self._stack.is_complete
+
+    @property
+    def can_capture_exchange(self) -> bool:
+        """Whether the exchange can be part of a CUDA graph: it runs on the GPU alone."""
+        return self._side_stream is not None and self._compression != "powersgd"
+
+    def settle(self, total: Note) -> Note:
+        """Drop the gradients that no lane has given; return the note without the number that says so."""
+        incomplete, moves = total.moves[0], total.moves[1:]
+        self.is_complete = not incomplete
+        if incomplete:
+            self._drop_unreached()
+        return total._replace(moves=moves)
+
     def _finish_across(self) -> Note:
+        return self.settle(Note.from_tensor(self._sum_across().cpu()))
+
+    def _sum_across(self) -> Tensor:
+        """Leave the sums over all ranks in `grad`; return that of the notes."""
         self._clock.bucket_ready()
         for bucket in self._buckets[self._next :]:
             self._send(bucket)
@@ -199,12 +201,9 @@ class BucketedSum:
         if self._side_stream is not None:
             torch.cuda.current_stream(self._wire).wait_stream(self._side_stream)
         self.place_totals()
-        total = self._total_note()
-        incomplete, moves = total.moves[0], total.moves[1:]
-        self.is_complete = not incomplete
-        if incomplete:
-            self._drop_unreached()
-        return total._replace(moves=moves)
+        if self._notes_exchange is not None:
+            return self._notes_exchange.total_note()
+        return sum_of_notes(self._notes_to_send(), self._shape, self._wire)
 
     def place_totals(self) -> None:
         """Let each parameter's `grad` be its part of the sum over all ranks."""
@@ -260,6 +259,8 @@ class BucketedSum:
 
     def _notes_to_send(self) -> list[Tensor]:
         """Return this rank's notes with one more number: whether this rank has missing gradients."""
+        if self._rows is not None:
+            return merge_rows(self._rows, self._merges)
         notes = []
         is_complete = self._overlaps or self._stack.is_complete
         for row, note in enumerate(self._stack.notes):
@@ -267,11 +268,6 @@ class BucketedSum:
             moves = numpy.concatenate([[incomplete], note.moves])
             notes.append(note._replace(moves=moves).to_tensor())
         return notes
-
-    def _total_note(self) -> Note:
-        if self._notes_exchange is not None:
-            return Note.from_tensor(self._notes_exchange.total_note().cpu())
-        return exchange_notes(self._notes_to_send(), self._shape, self._wire)
 
     def _drop_unreached(self) -> None:
         """Remove the gradients of parameters that no lane of any rank has reached. Every rank calls this."""
@@ -290,10 +286,10 @@ class BucketedSum:
             yield
 
 
-def exchange_notes(notes: list[Tensor], shape: TreeShape, wire: torch.device) -> Note:
+def sum_of_notes(notes: list[Tensor], shape: TreeShape, wire: torch.device) -> Tensor:
     """Return the sum of the notes of all ranks, sent in a message of their own. Every rank must call this."""
     nothing = torch.empty(0, device=wire)
     message = AllGatherExchange(nothing, len(notes[0]), shape, wire)
     message.start([nothing] * len(notes), notes)
     message.advance(nothing)
-    return Note.from_tensor(message.total_note().cpu())
+    return message.total_note()

@@ -75,6 +75,7 @@ class LaneStack:
         for parameter, value in zip(self.parameters, newest, strict=True):
             parameter.grad = value
         self.sums, self._lane_notes = list(sums), notes
+        self.reached = [True] * len(self.parameters)
         self.left = max(0, self._merges[-1] - 1)
 
     @property

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.telemetry.phases import PhaseClock
-from paceline.train.step.async_loss import AsyncLoss
+from paceline.train.step.async_sums import AsyncSum
 
 Moves = NDArray[numpy.float64]
 NO_MOVES: Moves = numpy.zeros(0)
@@ -29,9 +29,9 @@ class RankRequests(NamedTuple):
 class Note(NamedTuple):
     """Results of a lane besides its gradients; also the sum of such notes."""
 
-    loss: float | AsyncLoss
+    loss: float | AsyncSum
     """Sum of the loss over the counted samples or tokens."""
-    counted: float
+    counted: float | AsyncSum
     moves: Moves = NO_MOVES
     """Changes of the buffers, such as BatchNorm's running mean."""
     save: float = 0.0
@@ -44,7 +44,7 @@ class Note(NamedTuple):
         moves = self.moves + other.moves if len(self.moves) else NO_MOVES
         return Note(
             float(self.loss) + float(other.loss),
-            self.counted + other.counted,
+            float(self.counted) + float(other.counted),
             moves,
             self.save + other.save,
             self.stop + other.stop,
@@ -58,7 +58,7 @@ class Note(NamedTuple):
 
     def to_tensor(self) -> Tensor:
         """Return the note as float64 numbers, ready to be sent."""
-        numbers = [float(self.loss), self.counted, self.save, self.stop]
+        numbers = [float(self.loss), float(self.counted), self.save, self.stop]
         head = torch.tensor(numbers, dtype=torch.float64)
         if not len(self.moves):
             return head
@@ -84,6 +84,21 @@ def merge_notes(notes: Iterable[Note], merges: Iterable[int]) -> list[Note]:
         for _ in range(count):
             newest = merged.pop()
             merged[-1] = merged[-1].plus(newest)
+    return merged
+
+
+def merge_rows(rows: Tensor, merges: Iterable[int]) -> list[Tensor]:
+    """Do what `merge_notes` does with notes that are rows of a tensor.
+
+    >>> [row.tolist() for row in merge_rows(torch.tensor([[1.0, 1], [2.0, 1], [4.0, 1]]), [0, 1, 0])]
+    [[3.0, 2.0], [4.0, 1.0]]
+    """
+    merged: list[Tensor] = []
+    for row, count in zip(rows, merges, strict=True):
+        newest = row
+        for _ in range(count):
+            newest = merged.pop() + newest
+        merged.append(newest)
     return merged
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from paceline.config import RunConfig
 from paceline.scale.batch import share
 from paceline.scale.tree import merges_after
-from paceline.train.gradients.bucket_exchange import TreeShape, choose_exchange
+from paceline.train.gradients.bucket_exchange import TreeShape
+from paceline.train.gradients.exchange_choice import choose_exchange
 from paceline.world.collectives import wire_device
 from paceline.world.world import World
 

@@ -10,7 +10,7 @@ from paceline.scale.batch import share
 from paceline.scale.tree import merges_after
 from paceline.train.gradients.bucket_exchange import TreeShape
 from paceline.train.gradients.fsdp_reduction import LaneSchedule, TreeScatter, prepared_units
-from paceline.train.gradients.gradient_sum import exchange_notes
+from paceline.train.gradients.gradient_sum import sum_of_notes
 from paceline.train.gradients.note import Note, merge_notes
 from paceline.train.gradients.unit_order import UnitOrder
 from paceline.train.model.fsdp import settle
@@ -75,7 +75,7 @@ class ShardedSum:
         """Return the sum of the notes; FSDP has written the gradients."""
         self._order.end_update(self._without_gradient())
         notes = [note.to_tensor() for note in merge_notes(self._notes, self._merges)]
-        return exchange_notes(notes, self._shape, self._wire)
+        return Note.from_tensor(sum_of_notes(notes, self._shape, self._wire).cpu())
 
 
 class FreeShardedSum:
