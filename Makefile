@@ -9,7 +9,11 @@ INSTALL := $(VENV)/bin/python -m pip install --quiet --no-compile --constraint c
 COMPILE := $(VENV)/bin/python -m compileall -qq -j 0 $(VENV)/lib/python*/site-packages || true
 IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
-.PHONY: demo test quick check site reference clean
+# What runs on a GPU; name another environment that has torch and Paceline: make gpu GPU_PYTHON=python3
+GPU_PYTHON ?= $(VENV)/bin/python
+GPU_DEV := $(if $(filter $(VENV)/bin/python,$(GPU_PYTHON)),$(DEV))
+
+.PHONY: demo test quick check gpu gpu-all gpu-tests gpu-models site reference clean
 
 demo: $(RUN)
 	$(VENV)/bin/paceline train mnist -n 2 name=demo resume=never
@@ -22,6 +26,18 @@ quick: $(DEV)
 	$(IN_VENV) scripts/check --quick
 
 check: test
+
+gpu: $(GPU_DEV)  # every two choices of a training meet in a line, on one card; the table is in gpu-table/
+	$(GPU_PYTHON) scripts/model_table.py --device cuda --pairs -j 4 --to gpu-table
+
+gpu-all: gpu gpu-tests gpu-models  # each part alone as well
+
+gpu-tests: $(GPU_DEV)
+	$(GPU_PYTHON) -m pytest -q --numprocesses 0 -m gpu tests/train
+	$(GPU_PYTHON) -m pytest -q --numprocesses 0 -m gpu tests/measure tests/telemetry
+
+gpu-models: $(GPU_DEV)
+	$(GPU_PYTHON) scripts/model_table.py --device cuda -j 4 --to gpu-table/models
 
 site: $(DEV)  # the documentation, as pages in site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict

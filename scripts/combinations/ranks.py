@@ -39,8 +39,8 @@ class Answer(NamedTuple):
 class RankGroup:
     """Some ranks that wait for trainings; after an error they are replaced by new ones."""
 
-    def __init__(self, size: int, folder: Path) -> None:
-        self._size, self._folder = size, folder
+    def __init__(self, size: int, folder: Path, device: str = "cpu") -> None:
+        self._size, self._folder, self._device = size, folder, device
         self._ranks: list[tuple[Any, Connection]] = []
 
     def train(self, name: str, runs: Path, stop_at: int) -> list[Answer]:
@@ -50,7 +50,7 @@ class RankGroup:
         rendezvous = self._folder / f"rendezvous-{os.urandom(6).hex()}"
         rendezvous.mkdir(mode=0o700)
         for _, pipe in self._ranks:
-            pipe.send((name, runs, stop_at, rendezvous / "file"))
+            pipe.send((name, runs, stop_at, rendezvous / "file", self._device))
         answers = self._collect()
         if any(answer.kind != "trained" for answer in answers):
             self.close()
@@ -105,13 +105,22 @@ def _serve(rank: int, size: int, pipe: Connection, log: Path) -> None:
         os.dup2(output, stream)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    share_card(rank, size)
     with contextlib.suppress(EOFError, OSError):
         while (job := pipe.recv()) is not None:
             pipe.send(_answer(*job))
     pipe.close()
 
 
-def _answer(name: str, runs: Path, stop_at: int, rendezvous: Path) -> Answer:
+def share_card(rank: int, size: int) -> None:
+    """Let NCCL take ranks of one card for those of several hosts: it refuses them otherwise."""
+    import torch
+
+    if 0 < torch.cuda.device_count() < size:
+        os.environ |= {"NCCL_HOSTID": str(rank), "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+
+
+def _answer(name: str, runs: Path, stop_at: int, rendezvous: Path, device: str) -> Answer:
     from combinations.table import find
     from combinations.training import Progress, train
 
@@ -126,7 +135,7 @@ def _answer(name: str, runs: Path, stop_at: int, rendezvous: Path) -> Answer:
         return Answer(kind, message, progress.updates, progress.record)
 
     try:
-        train(find(name), runs, stop_at, progress)
+        train(find(name), runs, stop_at, progress, device)
     except PacelineError as error:
         return result("refused", str(error))
     except BaseException as error:  # noqa: BLE001 - the table must show any

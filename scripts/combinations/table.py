@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from combinations import datasets as data
-from combinations import models, optimizers, unusual_models
+from combinations import models, optimizers, pairs, unusual_models
 from combinations.training import Combination
 from torch import nn
 
@@ -261,4 +261,4 @@ COMBINATIONS = {each.name: each for each in all_combinations()}
 
 def find(name: str) -> Combination:
     """Return a combination by its name."""
-    return COMBINATIONS[name]
+    return pairs.line(name) if name.startswith(pairs.PREFIX) else COMBINATIONS[name]

@@ -29,7 +29,6 @@ _SETTINGS = {
     "timeout.start_s": 60.0,
     "timeout.step_s": 30.0,
     "timeout.hang_steps": 0.0,
-    "device": "cpu",
     "log.progress": "lines",
 }
 
@@ -74,9 +73,11 @@ class Progress:
         self.record: Record = {}
 
 
-def train(each: Combination, folder: Path, stop_at: int, progress: Progress) -> None:
+def train(
+    each: Combination, folder: Path, stop_at: int, progress: Progress, device: str = "cpu"
+) -> None:
     """Train on this rank, from the newest checkpoint on, until the end or a stop after a step."""
-    settings = {**_SETTINGS, **each.settings, "runs": str(folder)}
+    settings = {**_SETTINGS, **each.settings, "runs": str(folder), "device": device}
     config = with_settings(paceline.RunConfig(), settings)
     try:
         with paceline.Run(config) as run:

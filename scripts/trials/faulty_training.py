@@ -21,6 +21,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 import paceline
 from paceline.data.reading.batches import Batches
+from paceline.world.collectives import wire_for
 
 FAULT, STEP = os.environ.get("FAULT", ""), int(os.environ.get("FAULT_STEP", "20"))
 SIZE = int(os.environ.get("FAULT_SIZE", "5"))
@@ -76,7 +77,12 @@ def fill() -> None:
 
 def reduce_once(size: int = 3) -> None:
     """Enter a collective that the training does not know of."""
-    torch.distributed.all_reduce(torch.ones(size))
+    torch.distributed.all_reduce(torch.ones(size, device=wire_for(torch.device("cpu"))))
+
+
+def stick() -> None:
+    """Keep the GPU busy for minutes."""
+    torch.cuda._sleep(1 << 38)  # noqa: SLF001 - some minutes, in cycles
 
 
 def slow_disk() -> None:
@@ -93,7 +99,7 @@ def slow_disk() -> None:
 
 ACTS: dict[str, Callable[[], None]] = {
     "loop": spin, "raise": fail, "stop": stop, "kill": die, "memory": fill, "collective": reduce_once, "disk": slow_disk,
-    "first-shape": lambda: reduce_once(SIZE),
+    "first-shape": lambda: reduce_once(SIZE), "barrier": torch.distributed.barrier, "kernel": stick,
 }  # fmt: skip
 
 
