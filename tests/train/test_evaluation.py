@@ -376,5 +376,6 @@ def test_a_gpu_keeps_the_dataset_and_the_host_does_not_wait_for_it(tmp_path: Pat
 
 
 @pytest.mark.gpu
-def test_a_gpu_returns_the_same_values_in_every_world(tmp_path: Path) -> None:
-    in_worlds(values, tmp_path, device="cuda")
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_gpu_returns_the_same_values_in_every_world(backend: str, tmp_path: Path) -> None:
+    in_worlds(values, tmp_path, device="cuda", backend=backend)

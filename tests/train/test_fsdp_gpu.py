@@ -48,9 +48,10 @@ def learned(world, config, text: torch.Tensor) -> Fitted:
     return fitted
 
 
-def on_gpu(cases: list[list[str]]) -> list[str]:
+def on_gpu(cases: list[list[str]], backend: str = "gloo") -> list[str]:
     """What is learned in each case. The world is met once for all: the settings that differ do not enter into it."""
-    configs = [config_from_words(GptConfig, [*FIXED, *words]) for words in cases]
+    fixed = [*FIXED, f"backend={backend}"]
+    configs = [config_from_words(GptConfig, [*fixed, *words]) for words in cases]
     with join(configs[0]) as world:
         text = torch.randint(0, 64, (24, 33), generator=torch.Generator().manual_seed(3))
         return [learned(world, config, text).digest for config in configs]
@@ -64,10 +65,9 @@ def test_slices_on_a_shared_gpu_have_the_bits_of_a_whole_model(tmp_path: Path) -
     cases = [["parallel=fsdp", f"precision={precision}"] for precision in PRECISIONS]
     alone = run_on_processes(on_gpu, 1, tmp_path, {}, {"cases": whole})[0]
     assert len(set(alone)) == len(PRECISIONS)
-    for size in (1, 2):
-        assert run_on_processes(on_gpu, size, tmp_path, {}, {"cases": cases}) == [alone] * size, (
-            size
-        )
+    for size, backend in [(1, "gloo"), (2, "gloo"), (2, "nccl"), (4, "nccl")]:
+        given = {"cases": cases, "backend": backend}
+        assert run_on_processes(on_gpu, size, tmp_path, {}, given) == [alone] * size, given
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -77,7 +77,9 @@ def test_compiled_slices_on_a_shared_gpu_have_the_bits_of_one_rank_alone(
     # Units are compiled one by one. A whole model is compiled as a whole, so its bits are others.
     cases = [["parallel=fsdp", "compile=true", f"precision={precision}"]]
     alone = run_on_processes(on_gpu, 1, tmp_path, {}, {"cases": cases})
-    assert run_on_processes(on_gpu, 2, tmp_path, {}, {"cases": cases}) == alone * 2
+    for backend in ("gloo", "nccl"):
+        given = {"cases": cases, "backend": backend}
+        assert run_on_processes(on_gpu, 2, tmp_path, {}, given) == alone * 2, backend
 
 
 def test_copies_of_slices_on_a_shared_gpu_have_the_bits_of_one_rank_alone(tmp_path: Path) -> None:
@@ -86,7 +88,9 @@ def test_copies_of_slices_on_a_shared_gpu_have_the_bits_of_one_rank_alone(tmp_pa
         for precision in ("fp32", "bf16-master")
     ]
     alone = run_on_processes(on_gpu, 1, tmp_path, {}, {"cases": cases})[0]
-    assert run_on_processes(on_gpu, 4, tmp_path, {}, {"cases": cases}) == [alone] * 4
+    for backend in ("gloo", "nccl"):
+        given = {"cases": cases, "backend": backend}
+        assert run_on_processes(on_gpu, 4, tmp_path, {}, given) == [alone] * 4, backend
 
 
 def test_blocks_that_are_computed_again_have_the_bits_of_those_that_are_kept(
@@ -118,10 +122,9 @@ def test_captured_steps_with_masters_have_the_bits_of_eager_ones(
     cases = [[*words, "capture=false"], [*words, "capture=true"]]
     eager, captured = run_on_processes(on_gpu, 1, tmp_path, {}, {"cases": cases})[0]
     assert eager == captured
-    assert (
-        run_on_processes(on_gpu, 2, tmp_path, {}, {"cases": [[*words, "capture=true"]]})
-        == [[eager]] * 2
-    )
+    for backend in ("gloo", "nccl"):
+        given = {"cases": [[*words, "capture=true"]], "backend": backend}
+        assert run_on_processes(on_gpu, 2, tmp_path, {}, given) == [[eager]] * 2, backend
 
 
 def test_losses_with_masters_are_near_those_of_autocast(tmp_path: Path) -> None:

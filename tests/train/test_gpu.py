@@ -44,10 +44,11 @@ def digest_on_gpu(words: list[str]) -> str:
     "words", [[], ["norm=batch", "optimizer=sgd", "batch.lanes=8"]], ids=["plain", "batchnorm"]
 )
 def test_ranks_that_share_a_gpu_train_the_same_bits_as_one(words, tmp_path):
-    found = {
-        size: run_on_processes(digest_on_gpu, size, tmp_path, {}, {"words": words})[0]
-        for size in (1, 2, 3, 4)
-    }
+    found = {}
+    for size, backend in [(1, "gloo"), (2, "gloo"), (3, "gloo"), (2, "nccl"), (4, "nccl")]:
+        (folder := tmp_path / f"{size}{backend}").mkdir()
+        given = {"words": [*words, f"backend={backend}"]}
+        found[size, backend] = run_on_processes(digest_on_gpu, size, folder, {}, given)[0]
     assert len(set(found.values())) == 1, found
 
 
@@ -63,8 +64,15 @@ def test_ranks_that_share_a_gpu_talk_over_gloo(tmp_path):
     assert run_on_processes(backend_of, 2, tmp_path, {}) == [("cuda:0", "gloo")] * 2
 
 
-def test_free_summation_trains_on_a_shared_gpu_too(tmp_path):
-    run_on_processes(digest_on_gpu, 2, tmp_path, {}, {"words": ["exact=false"]})
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize(
+    "more",
+    [["capture=true"], ["compression=bf16"], ["compression=fp16"], ["compression=powersgd"]],
+    ids=" ".join,
+)
+def test_free_summation_trains_on_a_shared_gpu_too(more, backend, tmp_path):
+    words = ["exact=false", f"backend={backend}", "steps=14", *more]
+    run_on_processes(digest_on_gpu, 2, tmp_path, {}, {"words": words})
 
 
 def clipped(config, world) -> str:
@@ -86,15 +94,14 @@ def test_several_buckets_and_clipping_keep_the_bits_on_a_shared_gpu(clip_norm, t
         "clip_norm": clip_norm,
         "device": "cuda",
     }
-    found = {
-        digest
-        for size in (1, 2, 3, 4)
-        for digest in run_on_processes(clipped, size, tmp_path, given)
-    }
+    found = set()
+    for size, backend in [(1, "gloo"), (2, "gloo"), (3, "gloo"), (3, "nccl"), (4, "nccl")]:
+        found |= set(run_on_processes(clipped, size, tmp_path, given | {"backend": backend}))
     assert len(found) == 1
 
 
-def test_a_run_on_a_gpu_is_resumed_on_another_number_of_ranks_with_the_same_bits(tmp_path):
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_a_run_on_a_gpu_is_resumed_on_other_ranks_with_the_same_bits(backend, tmp_path):
     straight = run_on_processes(
         train_on_gpu,
         1,
@@ -103,6 +110,7 @@ def test_a_run_on_a_gpu_is_resumed_on_another_number_of_ranks_with_the_same_bits
         {"words": [f"runs={tmp_path}/straight", "steps=9", "checkpoint.every=end"]},
     )[0]
     words = [f"runs={tmp_path}/broken", "checkpoint.every=1steps", "lr.schedule=constant"]
+    words += [f"backend={backend}"]
     run_on_processes(train_on_gpu, 2, tmp_path, {}, {"words": [*words, "steps=4"]})
     run_on_processes(train_on_gpu, 1, tmp_path, {}, {"words": [*words, "steps=6"]})
     resumed = run_on_processes(train_on_gpu, 3, tmp_path, {}, {"words": [*words, "steps=9"]})[0]
@@ -128,6 +136,7 @@ MODES = {
     "bf16": ["precision=bf16"],
     "clipped": ["clip_norm=0.5", "lr.schedule=cosine"],
     "two forms": ["steps=15", "batch.global_size=700"],
+    "batch norm": ["norm=batch", "optimizer=adamw"],
     "compiled": ["compile=true"],
     "compiled bf16, and a rate that ends at 0": [
         "compile=true",
@@ -137,21 +146,26 @@ MODES = {
 }
 
 
+WAYS = [
+    ("false", 1, "gloo"),
+    ("true", 1, "gloo"),
+    ("true", 3, "gloo"),
+    ("false", 4, "gloo"),
+    ("false", 2, "nccl"),
+    ("true", 2, "nccl"),
+    ("true", 4, "nccl"),
+]
+"""Captured or not, on some ranks, over a backend."""
+
+
 @pytest.mark.parametrize("words", MODES.values(), ids=MODES)
 def test_captured_steps_have_the_bits_of_eager_ones_on_any_number_of_ranks(words, tmp_path):
     words = ["steps=9", "batch.global_size=60", *words]
     found = {}
-    for capture, size in [
-        ("false", 1),
-        ("true", 1),
-        ("true", 2),
-        ("true", 3),
-        ("true", 4),
-        ("false", 4),
-    ]:
-        (folder := tmp_path / f"{capture}{size}").mkdir()
-        given = {"words": [*words, f"capture={capture}"]}
-        found[capture, size] = run_on_processes(digest_on_gpu, size, folder, {}, given)[0]
+    for capture, size, backend in WAYS:
+        (folder := tmp_path / f"{capture}{size}{backend}").mkdir()
+        given = {"words": [*words, f"capture={capture}", f"backend={backend}"]}
+        found[capture, size, backend] = run_on_processes(digest_on_gpu, size, folder, {}, given)[0]
     assert len(set(found.values())) == 1, found
 
 
@@ -187,17 +201,12 @@ GPTS = {
 def test_a_small_gpt_has_the_same_bits_captured_or_not_on_any_number_of_ranks(words, tmp_path):
     (text := tmp_path / "text.txt").write_text("To be, or not to be, that is the question. " * 400)
     found = {}
-    for capture, size in [
-        ("false", 1),
-        ("true", 1),
-        ("true", 2),
-        ("true", 3),
-        ("true", 4),
-        ("false", 3),
-    ]:
-        (folder := tmp_path / f"{capture}{size}").mkdir()
-        given = {"words": [*words, f"capture={capture}", f"data_folder={text}"]}
-        found[capture, size] = run_on_processes(gpt_digest, size, folder, {}, given)[0]
+    for capture, size, backend in WAYS:
+        (folder := tmp_path / f"{capture}{size}{backend}").mkdir()
+        given = {
+            "words": [*words, f"capture={capture}", f"data_folder={text}", f"backend={backend}"]
+        }
+        found[capture, size, backend] = run_on_processes(gpt_digest, size, folder, {}, given)[0]
     assert len(set(found.values())) == 1, found
 
 
@@ -235,10 +244,10 @@ def two_optimizers(words: list[str]) -> tuple[str, list[float], int]:
 def test_updates_of_two_optimizers_are_captured_with_the_bits_of_eager_ones(tmp_path):
     eager = run_on_processes(two_optimizers, 1, tmp_path, {}, {"words": ["capture=false"]})[0]
     assert eager[2] == 0
-    for size in (1, 2):
-        given = {"words": ["capture=true"]}
+    for size, backend in [(1, "gloo"), (2, "gloo"), (2, "nccl")]:
+        given = {"words": ["capture=true", f"backend={backend}"]}
         for found in run_on_processes(two_optimizers, size, tmp_path, {}, given):
-            assert found == (*eager[:2], 2), size
+            assert found == (*eager[:2], 2), (size, backend)
 
 
 def lambda_in_the_loop(capture: str) -> None:
@@ -259,8 +268,8 @@ def test_a_loss_that_is_a_new_function_in_every_step_is_not_captured(tmp_path):
 
 
 def test_a_step_that_cannot_be_captured_says_why_or_goes_on_without(tmp_path):
-    words = ["norm=batch", "batch.lanes=4"]
-    with pytest.raises(AssertionError, match="forward changes buffers"):
+    words = ["precision=fp16"]
+    with pytest.raises(AssertionError, match="use precision=bf16"):
         run_on_processes(digest_on_gpu, 1, tmp_path, {}, {"words": [*words, "capture=true"]})
     run_on_processes(
         digest_on_gpu, 1, tmp_path, {}, {"words": [*words, "capture=auto", "resume=never"]}

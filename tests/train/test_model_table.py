@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 
-from combinations.table import COMBINATIONS
+from combinations import pairs
+from combinations.table import COMBINATIONS, find
 from combinations.verdicts import Judge
 
 from support import processes
@@ -72,3 +74,24 @@ def test_the_table_has_all_kinds_of_models() -> None:
     kinds = {name.partition(":")[0] for name in COMBINATIONS}
     assert len(COMBINATIONS) >= 60
     assert {"vision", "text", "speech", "graphs", "recommender", "optimizer", "norm"} <= kinds
+
+
+def test_every_two_choices_of_a_training_on_a_gpu_meet_in_a_line() -> None:
+    lines = [name.removeprefix(pairs.PREFIX).split(", ") for name in pairs.lines("cuda")]
+    met = {pair for line in lines for pair in itertools.combinations(line, 2)}
+    assert {("nccl", "captured"), ("gloo", "fsdp"), ("nccl", "powersgd wire")} <= met
+    assert {("bf16", "captured"), ("compiled", "captured"), ("local SGD", "fp16 wire")} <= met
+    assert not {("fp16", "captured"), ("fsdp", "captured"), ("fsdp", "bf16 wire")} & met
+    kinds = [set(column) for column in zip(*lines, strict=True)]
+    every = {
+        (a, b) for left, right in itertools.combinations(kinds, 2) for a in left for b in right
+    }
+    assert len(every - met) < 30  # those that exclude each other
+    assert len(lines) < 40
+    for line in lines:
+        assert find(pairs.PREFIX + ", ".join(line)).settings["backend"] in {"nccl", "gloo"}
+
+
+def test_a_line_without_exact_sums_only_has_to_train(judge: Judge) -> None:
+    name = "pairs: gloo, ddp, fp32, eager, launched, free, bf16 wire, SGD, layers"
+    assert str(judge.judge(name)) == "trained"

@@ -241,16 +241,23 @@ TRAININGS = [ragged, gan, contrastive, skipping, tracking]
 
 
 @pytest.mark.parametrize("training", TRAININGS)
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [
+        ("cpu", "gloo"),
+        pytest.param("cuda", "gloo", marks=pytest.mark.gpu),
+        pytest.param("cuda", "nccl", marks=pytest.mark.gpu),
+    ],
+)
 def test_the_same_bits_in_every_world_and_through_a_crash(
-    training: Callable[..., str], device: str, tmp_path: Path
+    training: Callable[..., str], device: str, backend: str, tmp_path: Path
 ) -> None:
     answers = []
     for world in (1, 2, 3):
         settings = SETTINGS | {"runs": str(tmp_path / f"{world}"), "device": device}
-        answers += run_on_processes(training, world, tmp_path, settings)
+        answers += run_on_processes(training, world, tmp_path, settings | {"backend": backend})
     [digest] = set(answers)
-    settings = SETTINGS | {"runs": str(tmp_path / "resumed"), "device": device}
+    settings = SETTINGS | {"runs": str(tmp_path / "resumed"), "device": device, "backend": backend}
     with pytest.raises(AssertionError, match="RuntimeError: crash"):
         run_on_processes(training, 2, tmp_path, settings, {"at": 3})
     with pytest.raises(AssertionError, match="RuntimeError: crash"):

@@ -167,6 +167,7 @@ class Run(RunObjects):
             flops_per_sample,
         )
         self._stack.enter_context(self._loop.running())
+        self._stack.callback(self._loop.updates.close)
         self._loop.notify(self._callbacks)
         left = self._loop.begin()
         self._callbacks.call("run_start")

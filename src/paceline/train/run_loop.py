@@ -11,9 +11,10 @@ from paceline.data.reading.batches import Batches, RankBatch
 from paceline.errors import Stopped
 from paceline.events import EpochDone, Evaluated, RunEnded, RunStarted, RunStopped, StepDone
 from paceline.train.callbacks import Callbacks
+from paceline.train.gpu_settings import describe_speed
 from paceline.train.gradients.note import Note, RankRequests
 from paceline.train.observers.console import describe_run, rank_line, say
-from paceline.train.observers.meter import Meter
+from paceline.train.observers.meter import Meter, WarmUp
 from paceline.train.observers.observers import Observers
 from paceline.train.observers.recorder import Recorder
 from paceline.train.rates import Rates
@@ -21,6 +22,7 @@ from paceline.train.run_folder import RunFolder
 from paceline.train.saving.checkpointing import Checkpoints, shorten
 from paceline.train.saving.run_state import Registered, RunState
 from paceline.train.saving.state import digests_of_all, state_digest
+from paceline.train.script_settings import ScriptSettings
 from paceline.train.step.engine import make_updates
 from paceline.train.stopping import Stopping
 from paceline.train.strategy import Strategy
@@ -54,7 +56,7 @@ class RunLoop:
             world, config, strategy, models, optimizers, total, self._requests
         )
         self._rates.least = self.updates.least_rate
-        self._since_report, self._in_epoch = Meter(), Meter()
+        self._since_report, self._in_epoch, self._warm_up = Meter(), Meter(), WarmUp(config)
         meters = {"since_report": self._since_report, "in_epoch": self._in_epoch}
         self.state = RunState(world, config, parts, batches, self.updates, meters)
         size_bytes = self.state.size_bytes
@@ -72,6 +74,7 @@ class RunLoop:
         """Results of the last evaluation in this step."""
         self.logged: dict[str, float] = {}
         self._callbacks: Callbacks | None = None
+        self.by_script = ScriptSettings(folder.emit)
 
     def notify(self, callbacks: Callbacks) -> None:
         """Let callbacks know of saves and stops."""
@@ -114,6 +117,7 @@ class RunLoop:
     def begin_step(self, batch: RankBatch) -> None:
         """Set the learning rates of a step."""
         self.metrics, self.logged = {}, {}
+        self._warm_up.begin()
         self._rates.set(batch.plan.seen)
         self._recorder.begin_step(batch.plan.index)
 
@@ -140,6 +144,7 @@ class RunLoop:
         self.done = batch.plan.index + 1
         for meter in (self._since_report, self._in_epoch):
             meter.add(note, samples)
+        self._leave_out_warm_up(samples)
         self._report(batch)
         self.observers.step_done(self.done)
         if batch.plan.index == self._first:
@@ -151,6 +156,11 @@ class RunLoop:
         self._save_or_stop(note)
         enough = self._record(batch, note)
         return self.observers.seen_enough() or enough
+
+    def _leave_out_warm_up(self, samples: int) -> None:
+        if self._warm_up.counts(samples):
+            self.settle()
+            self.leave_out(self._warm_up.seconds, samples)
 
     def _report(self, batch: RankBatch) -> None:
         is_reported = self.done % self._config.log.every_steps == 0
@@ -194,10 +204,11 @@ class RunLoop:
         for meter in (self._since_report, self._in_epoch):
             meter.settle()
 
-    def leave_out(self, seconds: float) -> None:
-        """Exclude the seconds of an evaluation from the speed; `settle` was called before it."""
+    def leave_out(self, seconds: float, samples: int = 0) -> None:
+        """Exclude the seconds of an evaluation, or of steps, from the speed; `settle` was called before."""
         for meter in (self._since_report, self._in_epoch):
-            meter.leave_out(seconds)
+            meter.leave_out(seconds, samples)
+        self._warm_up.leave_out(seconds)
 
     @contextlib.contextmanager
     def hold(self, doing: str) -> Iterator[None]:
@@ -242,7 +253,8 @@ class RunLoop:
         if not self._recorder.active:
             return False
         total = self.updates.total(Note(note.loss, note.counted))
-        loss = float(total.loss) / total.counted if total.counted else 0.0
+        counted = float(total.counted)
+        loss = float(total.loss) / counted if counted else 0.0
         return self._recorder.step(batch, loss, self.metrics)
 
     def end(self) -> None:
@@ -268,6 +280,8 @@ class RunLoop:
         batch, world, plan = self._config.batch, self._world, self.batches.plan
         total = self.done if self.is_over else self.batches.total_steps
         summary = describe_run(self._config, world, self.batches, self._rates.description)
+        if speed := describe_speed(self._config, world.device):
+            summary += f"\n{speed}"
         if self.batches.is_notable:
             summary += f"\n{self.batches.description}"
         self._folder.emit(
@@ -276,3 +290,5 @@ class RunLoop:
                 self._rates.now, total, summary, self.done,
             )
         )  # fmt: skip
+        for setting, value, how in self._rates.by_script:
+            self.by_script.note(self.done, setting, value, how)

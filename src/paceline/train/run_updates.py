@@ -60,8 +60,11 @@ class RunUpdates(RunControls):
         >>> found["size"]
         3.0
         """
-        norm = self.config.clip_norm if clip is None else clip
-        return self._run(self._running().updates.update, optimizer, loss, step, norm, over_batch)
+        loop, norm = self._running(), self.config.clip_norm
+        if clip is not None:
+            norm = clip
+            loop.by_script.note(loop.done, "clip_norm", clip, "clip= of run.update")
+        return self._run(loop.updates.update, optimizer, loss, step, norm, over_batch)
 
     def backward(
         self,
@@ -88,9 +91,12 @@ class RunUpdates(RunControls):
         >>> model.weight.grad.shape
         torch.Size([1, 4])
         """
-        updates = self._running().updates
-        updates.refuse_backward()
-        return self._run(updates.backward, optimizer, loss, step, 0.0, over_batch)
+        loop = self._running()
+        loop.updates.refuse_backward()
+        loop.by_script.note(
+            loop.done, "clip_norm", "chosen", "the script, which calls run.backward"
+        )
+        return self._run(loop.updates.backward, optimizer, loss, step, 0.0, over_batch)
 
     def _run(
         self,

@@ -52,7 +52,7 @@ class Strategy:
             compiles=compiled if config.compile else "nothing",
             replicas=config.local_sgd.replicas if config.local_sgd.steps else 0,
             captures=config.capture != "false" and world.device != "cpu",
-            capture_obstacle=_capture_obstacle(config),
+            capture_obstacle=capture_obstacle(config),
             sees_waits=world.size == 1
             or (not units and config.compression != "powersgd" and dist.get_backend() == "gloo"),
         )
@@ -62,7 +62,8 @@ def _sends_from_host(world: World) -> bool:
     return wire_device(world).type != torch.device(world.device).type
 
 
-def _capture_obstacle(config: RunConfig) -> str:
+def capture_obstacle(config: RunConfig) -> str:
+    """Return why these settings cannot be captured as a CUDA graph; empty if they can."""
     if config.local_sgd.steps:
         return "local SGD swaps the weights of several replicas"
     if config.parallel == "fsdp":

@@ -16,6 +16,7 @@ from paceline.config import RunConfig
 from paceline.data.reading.collate import Collate
 from paceline.errors import ConfigError
 from paceline.scale.batch import arranged, share
+from paceline.train.evaluation.captured_scores import CapturedScores
 from paceline.train.evaluation.evaluation_source import EvaluationSource, EvaluationSources
 from paceline.train.evaluation.metric_objects import MetricObjects
 from paceline.train.evaluation.prediction import OUTPUT, Columns, PredictionShards, columns_from
@@ -65,6 +66,9 @@ class Inference:
         self._weights = WholeWeights(world, strategy)
         self._size = max(1, config.batch.global_size // config.batch.lanes)
         self._begin_batch: Callable[[], None] = lambda: None
+        self._scores = None
+        if strategy.captures and not strategy.shards:
+            self._scores = CapturedScores(world.device)
 
     def evaluate(
         self, over: Pass, score: Score, metrics: Mapping[str, Any], batches: int = 0
@@ -80,17 +84,59 @@ class Inference:
         how = self._config.record.arrangement
         mine = arranged(count, self._world.rank, self._world.size, how)
         most = len(share(count, 0, self._world.size))
+        scores = self._scores if not metrics else None
         with self._running(over.modules) as is_free:
+            if scores is not None:
+                scores.begin(score, over.modules)
             for batch in self._batches(source, mine, 0 if is_free else most):
-                found = check_mapping(score(batch.values))
+                row = self._row(batch, score, sums, objects, scores)
                 if batch.number is not None:
-                    row = sums.add(batch.number, objects.take(found), batch.samples)
+                    sums.put(batch.number, row)
                     if over.note is not None and row is not None:
                         over.note(batch.number, row)
                     over.after_batch()
             seed_everything(self._config.seed, _KEY, -1)
             results = objects.compute()
         return sums.means(count) | results
+
+    def _row(
+        self,
+        batch: NumberedBatch,
+        score: Score,
+        sums: ScoreSums,
+        objects: MetricObjects,
+        scores: CapturedScores | None,
+    ) -> Tensor | None:
+        """Return the sums and counts of a batch, replayed if that was captured."""
+        seed = mix(*self._seeds(batch))
+        if scores is not None and (row := scores.replay(batch.values, seed)) is not None:
+            sums.names = scores.names
+            return row
+        self._begin_batch()
+        seed_everything(*self._seeds(batch))
+
+        def to_row(values: Any) -> Tensor | None:
+            with self._precision.context():
+                found = check_mapping(score(values))
+                if batch.number is None:
+                    return None
+                return sums.row(f"batch {batch.number}", objects.take(found), batch.samples)
+
+        row = to_row(batch.values)
+        if scores is not None:
+            scores.names = sums.names
+            scores.learn(to_row, batch.values, seed, row)
+        return row
+
+    def _seeds(self, batch: NumberedBatch) -> tuple[int, ...]:
+        return self._config.seed, _KEY, batch.number or 0
+
+    def _call(self, function: Callable[[Any], Any], batch: NumberedBatch) -> Any:
+        """Return what a function returns for a batch, whatever batches came before it."""
+        self._begin_batch()
+        seed_everything(*self._seeds(batch))
+        with self._precision.context():
+            return function(batch.values)
 
     def predict(self, over: Pass, function: Callable[[Any], Any]) -> Tensor | dict[str, Tensor]:
         """Return the outputs of all samples in dataset order, on every rank. Every rank must call this."""
@@ -101,7 +147,7 @@ class Inference:
         outputs: list[Any] = []
         with self._running(over.modules) as is_free:
             for batch in self._batches(source, mine, 0 if is_free else most):
-                output = columns_from(function(batch.values), batch.samples)
+                output = columns_from(self._call(function, batch), batch.samples)
                 if batch.number is not None:
                     outputs.append(output)
                     over.after_batch()
@@ -115,7 +161,7 @@ class Inference:
             for batch in self._batches(
                 source, shards.batches, 0 if is_free else shards.most_batches
             ):
-                output = columns_from(function(batch.values), batch.samples)
+                output = columns_from(self._call(function, batch), batch.samples)
                 if batch.number is not None:
                     shards.add(batch.number, output)
                     over.after_batch()
@@ -141,11 +187,7 @@ class Inference:
         for number in [*numbers, *idle]:
             begin = (number or 0) * self._size
             end = min(begin + self._size, len(source))
-            batch = source.read(begin, end)
-            self._begin_batch()
-            seed_everything(self._config.seed, _KEY, number or 0)
-            with self._precision.context():
-                yield NumberedBatch(number, end - begin, batch)
+            yield NumberedBatch(number, end - begin, source.read(begin, end))
 
 
 def _gather_columns(world: World, outputs: list[Columns]) -> Tensor | dict[str, Tensor]:

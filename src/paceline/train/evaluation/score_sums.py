@@ -22,22 +22,26 @@ class ScoreSums:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._names: list[str] | None = None
+        self.names: list[str] | None = None
+        """The names of all values; None before the first batch."""
         self._rows: dict[int, Tensor] = {}
 
-    def add(self, number: int, found: Mapping[str, Any], samples: int) -> Tensor | None:
-        """Add the values of a batch; return their sums and counts. The host does not wait for the device."""
+    def row(self, where: str, found: Mapping[str, Any], samples: int) -> Tensor | None:
+        """Return sum and count of every value of a batch. The host does not wait for the device."""
         names = list(found)
-        if self._names is None:
-            self._names = names
-        if names != self._names:
-            raise _other_names(self._names, f"batch {number}", names)
+        if self.names is None:
+            self.names = names
+        if names != self.names:
+            raise _other_names(self.names, where, names)
         pairs: list[Tensor] = []
         for name, value in found.items():
             pairs += self._sum_and_count(name, value, samples)
-        if pairs:
-            self._rows[number] = torch.stack(pairs)
-        return self._rows.get(number)
+        return torch.stack(pairs) if pairs else None
+
+    def put(self, number: int, row: Tensor | None) -> None:
+        """Keep the row of a batch."""
+        if row is not None:
+            self._rows[number] = row
 
     def _sum_and_count(self, name: str, value: Any, samples: int) -> tuple[Tensor, Tensor]:
         if isinstance(value, tuple) and len(value) == 2:
@@ -64,7 +68,7 @@ class ScoreSums:
 
     def means(self, batches: int) -> dict[str, float]:
         """Return the mean of every value over all batches of all ranks. Every rank must call this."""
-        names = _common_names(self._world, self._names)
+        names = _common_names(self._world, self.names)
         shape = batches, 2 * len(names)
         table = torch.zeros(shape, dtype=torch.float64, device=self._world.device)
         if self._rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from paceline.checkpoint.manifest import Manifest
 from paceline.config import RunConfig
@@ -14,6 +14,8 @@ _FREE = {
     "name", "runs", "resume", "stop_after", "evaluate_steps", "compare_steps", "epochs", "steps", "parallel", "shard_over", "device", "backend",
     "capture", "read.resident_gb", "read.prefetch_steps", "read.workers", "read.cache", "read.cache_gb",
 }  # fmt: skip
+_BY_DEVICE = {"precision", "compile"}
+"""What a recipe chooses for a GPU, so the same command has other values without one."""
 _FREE_TABLES = {"checkpoint", "log", "timeout", "record", "profile"}
 
 
@@ -33,3 +35,12 @@ def changed_settings(
         if not is_free and before.get(name, value) != value:
             changed.append(f"{name} {before[name]} -> {value}")
     return changed
+
+
+def as_begun(manifest: Manifest, changed: Sequence[str]) -> str:
+    """Return what to type to resume as the run began, if only what suits a device differs; else nothing."""
+    names = [text.partition(" ")[0] for text in changed]
+    if set(names) - _BY_DEVICE:
+        return ""
+    words = [f"{name}={str(manifest.config[name]).lower()}" for name in names]
+    return f"resume as it began with {' '.join(words)}, "

@@ -29,6 +29,7 @@ from paceline.runlock import Claim
 from paceline.safe_open import read_text
 from paceline.train.model.sharded_tensor import whole
 from paceline.train.observers.console import say
+from paceline.train.saving.changed_settings import as_begun
 from paceline.train.saving.imported_state import IMPORT_AGAIN, is_imported
 from paceline.world.collectives import all_gather_texts
 from paceline.world.process_group import wait_for_all
@@ -172,7 +173,7 @@ class Checkpoints:
             raise ConfigError(
                 f"name={self._config.name} is a run with other settings: {shorten(changed)} "
                 f"(in {where})",
-                fix="give this run another name=, resume anyway with resume=changed, or start over with resume=never",
+                fix=f"{as_begun(manifest, changed)}give this run another name=, resume anyway with resume=changed, or start over with resume=never",
             )
 
     def _load(self, manifest: Manifest) -> None:

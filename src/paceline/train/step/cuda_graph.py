@@ -1,100 +1,191 @@
-"""Capture an update once and replay it as a CUDA graph."""
+"""Which updates are captured as CUDA graphs, and when a captured one is compared with an eager one.
+
+All ranks capture in the same step, and compare in the same steps: an exchange of gradients may be part of the graph.
+"""
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 
 from paceline.config import RunConfig
-from paceline.data.reading.batches import Lane
-from paceline.data.reading.nest import Nest, leaves_of, map_leaves
-from paceline.errors import ConfigError, TrainingError
-from paceline.train.gradients.gradient_sum import BucketedSum, LaneResults
-from paceline.train.gradients.note import NO_MOVES, Note
-from paceline.train.step.async_loss import AsyncLosses
-from paceline.train.step.lane_loss import Losses, means, not_finite
-from paceline.train.step.losses import LaneSeeds
+from paceline.data.reading.nest import leaves_of
+from paceline.errors import ConfigError, PacelineError, TrainingError
+from paceline.train.gradients.note import Note, RankRequests
+from paceline.train.step.captured_update import CapturedUpdate, CaptureParts
+from paceline.train.step.lane_loss import Losses
 from paceline.train.step.updates import UpdateCall, Updates
 from paceline.train.strategy import Strategy
-from paceline.world.randomness import mix
+from paceline.world.collectives import all_gather_texts
 from paceline.world.world import World
 
 _EAGER_UPDATES = 2  # the first creates the optimizer's state, the second may compile its update
+_MEETS_UNTIL = 64
+_COMPARES_EVERY = 1024
 _MAX_REASON_LETTERS = 400
 _MAX_FUNCTIONS = 16
 """Losses of the same code, such as a lambda in the loop, after which capturing is given up."""
+_NOT_YET, _READY, _CAPTURED, _OBSTACLE = "not yet", "ready", "captured", "obstacle: "
+"""What a rank tells the others about an update."""
 _Key = tuple[Any, ...]
-"""What an update must share with a captured one: optimizer, loss function, clipping, and the shape of its batch."""
+"""What an update must share with a captured one: optimizer, loss, clipping, modes, and the shape of its batch."""
 
 
-class _Captured(NamedTuple):
-    """A captured update, with the memory that it reads and writes."""
+def meets(number: int) -> bool:
+    """Return whether ranks tell each other, in the update of this number of its kind, what they have captured.
 
-    lanes: torch.cuda.CUDAGraph
-    """Forward and backward of all lanes of this rank; in a world of one, also the change of the weights."""
-    change: torch.cuda.CUDAGraph | None
-    inputs: list[Nest]
-    generators: list[torch.Generator]
-    losses: Tensor
-    results: LaneResults | None = None
-    """Gradients to be added across ranks after a replay."""
+    >>> [number for number in range(300) if meets(number)] == [*range(2, 65), 128, 192, 256]
+    True
+    """
+    return _EAGER_UPDATES <= number <= _MEETS_UNTIL or number % _MEETS_UNTIL == 0 != number
+
+
+def compares(number: int) -> bool:
+    """Return whether the captured update of this number is compared with an eager one: often at first, seldom later.
+
+    >>> [number for number in range(2100) if compares(number)]
+    [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
+    """
+    is_power = number >= _EAGER_UPDATES and not number & (number - 1)
+    return is_power or number % _COMPARES_EVERY == 0 != number
 
 
 class CapturedUpdates(Updates):
     """Updates with the bits of `Updates`. The third update of each kind is captured."""
 
     def _set_up(self) -> None:
-        self._eager: Counter[_Key] = Counter()
-        self._captured: dict[_Key, _Captured] = {}
-        self._functions: Counter[Any] = Counter()
-        self._pool = torch.cuda.graph_pool_handle()
-        self._async_losses = AsyncLosses(self._config.batch.lanes)
+        self._numbers: Counter[_Key] = Counter()
+        self._seen: Counter[_Key] = Counter()
+        self._captured: dict[_Key, CapturedUpdate] = {}
+        self._functions: dict[Any, set[Any]] = {}
+        pool = torch.cuda.graph_pool_handle()
+        self._parts = CaptureParts(self._world, self._config, self._models, self._buffers, pool)
+        self._modules = [module for model in self._models for module in model.modules()]
         self._gave_up = False
 
     def update(self, call: UpdateCall) -> tuple[Losses, Note]:
         """Run an update: replayed if one like it was captured."""
         updates = self.of(call.optimizer)
         updates.follow_freezing()
-        key = (*_key_of(call), updates.selections)
-        if self._gave_up or self._eager[key] < _EAGER_UPDATES:
-            self._eager[key] += 1
-            self._count_function(call, is_new=self._eager[key] == 1)
+        if self._gave_up:
             return super().update(call)
-        if key not in self._captured:
-            captured = self._try_to_capture(call)
-            if captured is None:
-                return super().update(call)
-            self._captured[key] = captured
-        return self._replay(self._captured[key], call)
+        key = self._key_of(call, updates.selections)
+        kind = self._kind_of(call)
+        is_compared = self._meet(call, key, self._numbers[kind])
+        self._numbers[kind] += 1
+        self._count(call, key)
+        captured = self._captured.get(key)
+        if captured is None or self._gave_up:
+            return super().update(call)
+        requests = self._get_requests()
+        if is_compared and not self._is_like_eager(captured, call, requests):
+            return super().update(call)
+        self.ready = time.perf_counter()
+        if is_compared:
+            return captured.finish(call, requests)
+        return captured.replay(call, requests)
 
-    def _count_function(self, call: UpdateCall, *, is_new: bool) -> None:
-        """Give up on a loss that is another function in every step: what was captured could not be replayed."""
+    def close(self) -> None:
+        """Free all graphs: NCCL waits for those with collectives before it lets a rank leave."""
+        for captured in self._captured.values():
+            captured.close()
+
+    def _kind_of(self, call: UpdateCall) -> _Key:
+        """Return what all ranks know of an update: they count updates of a kind alike."""
+        optimizer = list(self._optimizers).index(call.optimizer)
+        return optimizer, call.number, call.clip_norm, call.step.plan.samples
+
+    def _key_of(self, call: UpdateCall, selections: int) -> _Key:
+        modes = tuple(module.training for module in self._modules)
+        return (*_shape_of(call), selections, len(self._buffers.known), modes)
+
+    def _count(self, call: UpdateCall, key: _Key) -> None:
+        """Count updates like this one, and functions of the same code."""
+        self._seen[key] += 1
         code = getattr(call.loss, "__code__", None)
-        if self._gave_up or not is_new or code is None:
-            return
-        self._functions[code] += call.loss not in {key[1] for key in list(self._eager)[:-1]}
-        if self._functions[code] > _MAX_FUNCTIONS:
-            self._give_up("the loss is a new function in every step; define it before the loop")
+        if code is not None and key not in self._captured:
+            self._functions.setdefault(code, set()).add(call.loss)
 
-    def _try_to_capture(self, call: UpdateCall) -> _Captured | None:
-        """Return the captured update; None (or an error with capture=true) if that is impossible."""
-        reason = self._obstacle(call)
-        if not reason:
-            try:
-                return self._capture(call)
-            except Exception as error:  # noqa: BLE001 - CUDA and user code raise anything
-                reason = " ".join(str(error).split())[:_MAX_REASON_LETTERS]
-        self._give_up(reason)
-        return None
+    # What the ranks decide together
+
+    def _meet(self, call: UpdateCall, key: _Key, number: int) -> bool:
+        """Capture the update if all ranks can; return whether all have captured it, and compare it now."""
+        is_alone = self._world.size == 1
+        if is_alone and key in self._captured:
+            return compares(number)
+        if not is_alone and not meets(number):
+            return False
+        states = self._tell(self._state_of(call, key))
+        reasons = [state for state in states if state.startswith(_OBSTACLE)]
+        if reasons:
+            self._give_up(reasons[0].removeprefix(_OBSTACLE))
+            return False
+        if all(state == _READY for state in states):
+            reason = next(filter(None, self._tell(self._capture(call, key))), "")
+            if reason:
+                self._give_up(reason)
+            return not reason
+        return compares(number) and all(state == _CAPTURED for state in states)
+
+    def _tell(self, text: str) -> list[str]:
+        """Return the texts of all ranks. Every rank must call this."""
+        with self.clock.waiting():
+            return all_gather_texts(self._world, text)
+
+    def _state_of(self, call: UpdateCall, key: _Key) -> str:
+        if key in self._captured:
+            return _CAPTURED
+        functions = self._functions.get(getattr(call.loss, "__code__", None), ())
+        if len(functions) > _MAX_FUNCTIONS:
+            return f"{_OBSTACLE}the loss is a new function in every step; define it before the loop"
+        if self._seen[key] < _EAGER_UPDATES:
+            return _NOT_YET
+        obstacle = self._obstacle(call)
+        return f"{_OBSTACLE}{obstacle}" if obstacle else _READY
+
+    def _obstacle(self, call: UpdateCall) -> str:
+        """Return why this update cannot be captured, as far as that is known in advance."""
+        leaves = [leaf for lane in call.step.lanes for leaf in leaves_of(lane.batch)]
+        others = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)]
+        is_complete = self.of(call.optimizer).sum.is_complete
+        obstacles = {
+            "the loss is over the whole batch, which other ranks must send first": call.over_batch,
+            "with precision=fp16 the host must check every step for overflow; use precision=bf16": self._config.precision
+            == "fp16",
+            "some parameters got no gradient in the last step": not is_complete,
+            f"the batch contains {', '.join(sorted(set(others)))}, not only tensors": others,
+        }
+        return next((reason for reason, is_given in obstacles.items() if is_given), "")
+
+    def _capture(self, call: UpdateCall, key: _Key) -> str:
+        """Capture an update; return why that is impossible, or ""."""
+        try:
+            self._captured[key] = CapturedUpdate(self._parts, self.of(call.optimizer), call)
+        except Exception as error:  # noqa: BLE001 - CUDA and user code raise anything
+            text = error.problem if isinstance(error, PacelineError) else str(error)
+            return " ".join(text.split())[:_MAX_REASON_LETTERS]
+        return ""
+
+    def _is_like_eager(
+        self, captured: CapturedUpdate, call: UpdateCall, requests: RankRequests
+    ) -> bool:
+        """Replay the lanes, and compare them with eager ones; if they differ on a rank, all give up."""
+        texts = self._tell(captured.difference(call, requests))
+        for rank, text in enumerate(texts):
+            if text:
+                self._give_up(
+                    f"the replayed step {call.step.plan.index + 1} differs from the eager one on rank {rank}: {text}. "
+                    "Forward depends on what a CUDA graph cannot follow: Python's random numbers, a counter, "
+                    "or a branch on the data"
+                )
+                return False
+        return True
 
     def _give_up(self, reason: str) -> None:
         if self._config.capture == "true":
@@ -103,133 +194,14 @@ class CapturedUpdates(Updates):
                 fix="remove that obstacle, or set capture=auto to train without CUDA graphs",
             )
         self._gave_up = True
-        self._eager.clear()
+        self.close()
+        self._captured.clear()
+        self._seen.clear()
+        self._functions.clear()
         _print_reason(self._world, reason)
 
-    def _obstacle(self, call: UpdateCall) -> str:
-        """Return why this update cannot be captured, as far as that is known in advance."""
-        leaves = [leaf for lane in call.step.lanes for leaf in leaves_of(lane.batch)]
-        others = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)]
-        obstacles = {
-            "the loss is over the whole batch, which other ranks must send first": call.over_batch,
-            "the loss returns a count or several values, which the host must read in every step": not self._is_one_mean,
-            "forward changes buffers (such as BatchNorm's) in more than one lane; set batch.lanes=1": self._buffers.any_known,
-            "with precision=fp16 the host must check every step for overflow; use precision=bf16": self._config.precision
-            == "fp16",
-            "some parameters got no gradient in the last step": not self.of(
-                call.optimizer
-            ).sum.is_complete,
-            f"the batch contains {', '.join(sorted(set(others)))}, not only tensors": others,
-        }
-        return next((reason for reason, is_given in obstacles.items() if is_given), "")
 
-    def _capture(self, call: UpdateCall) -> _Captured:
-        device, step = torch.device(self._world.device), call.step
-        inputs = [map_leaves(Tensor.clone, lane.batch) for lane in step.lanes]
-        generators = [torch.Generator(device) for _ in step.lanes]
-        losses = torch.zeros(len(step.lanes), device=device)
-        captured = _Captured(torch.cuda.CUDAGraph(), None, inputs, generators, losses)
-        for generator in generators:
-            captured.lanes.register_generator_state(generator)
-        updates = self.of(call.optimizer)
-        default_generator = torch.cuda.default_generators[device.index or 0]
-        generator_state = default_generator.graphsafe_get_state()
-        self._warm_up(call, captured)
-        assert isinstance(updates.sum, BucketedSum)
-        try:
-            with self._capturing(captured.lanes):
-                self._compute(call, captured, default_generator)
-                if self._world.size == 1:
-                    updates.sum.finish()
-                    updates.apply(call.clip_norm)
-        finally:
-            default_generator.graphsafe_set_state(generator_state)
-        if self._world.size == 1:
-            return captured
-        results = updates.sum.lane_results()
-        updates.sum.place_totals()
-        change = torch.cuda.CUDAGraph()
-        with self._capturing(change):
-            updates.apply(call.clip_norm)
-        return captured._replace(change=change, results=results)
-
-    def _warm_up(self, call: UpdateCall, captured: _Captured) -> None:
-        """Run the lanes once on the captured memory: compilation and set-up must not be part of the graph."""
-        buffers = [buffer for model in self._models for buffer in model.buffers()]
-        before = [buffer.clone() for buffer in buffers]
-        self._compute(call, captured, None)
-        for buffer, value in zip(buffers, before, strict=True):
-            buffer.copy_(value)
-
-    def _capturing(self, graph: torch.cuda.CUDAGraph) -> Any:
-        torch.cuda.synchronize()
-        return torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
-
-    def _compute(
-        self, call: UpdateCall, captured: _Captured, default_generator: torch.Generator | None
-    ) -> None:
-        """Run all lanes of this rank as an eager update does, on the captured memory."""
-        updates, step = self.of(call.optimizer), call.step
-        updates.sum.begin()
-        for model in self._models:
-            updates.precision.begin(model)
-        for number, lane in enumerate(step.lanes):
-            if default_generator is not None:
-                default_generator.graphsafe_set_state(captured.generators[number])
-            with updates.precision.context():
-                loss = call.loss(captured.inputs[number])
-            if isinstance(loss, dict):
-                loss = loss["loss"]
-            captured.losses[number].copy_(loss.detach())
-            updates.sum.before_lane(Note(0.0, 0.0), last=False)
-            updates.run_backward(loss, updates.gradient_of(loss, lane.samples / step.plan.samples))
-            if lane is not step.lanes[-1]:
-                updates.sum.after_lane()
-        for model in self._models:
-            updates.precision.finish(model)
-
-    def _replay(self, captured: _Captured, call: UpdateCall) -> tuple[Losses, Note]:
-        step = call.step
-        seeds = LaneSeeds(self._config.seed, call.number)
-        memory = zip(step.lanes, captured.inputs, captured.generators, strict=True)
-        for lane, inputs, generator in memory:
-            torch._foreach_copy_(list(leaves_of(inputs)), list(leaves_of(lane.batch)))
-            generator.manual_seed(mix(*seeds.of(step.plan.index, lane.number)))
-        captured.lanes.replay()
-        self.ready = time.perf_counter()
-        requests = Note(0.0, 0.0).with_requests(self._get_requests())
-        if captured.change is None or captured.results is None:
-            note = self._async_note(captured, call)
-            losses = Losses({"loss": note.loss}, note.counted)
-            return losses, note._replace(save=requests.save, stop=requests.stop)
-        values = captured.losses.tolist()
-        notes = [self._note_of(call, *pair) for pair in zip(step.lanes, values, strict=True)]
-        notes[-1] = notes[-1]._replace(save=requests.save, stop=requests.stop)
-        adding = self.of(call.optimizer).sum
-        assert isinstance(adding, BucketedSum)
-        total = adding.send_results(captured.results, notes)
-        captured.change.replay()
-        return means(("loss",), [float(total.loss)], [total.counted]), total
-
-    def _async_note(self, captured: _Captured, call: UpdateCall) -> Note:
-        counts = [float(lane.samples) for lane in call.step.lanes]
-        late = partial(self._late_not_finite, call.step.plan.index)
-        return Note(self._async_losses.copy(captured.losses, counts, late), sum(counts))
-
-    def _note_of(self, call: UpdateCall, lane: Lane, value: float) -> Note:
-        if not math.isfinite(value):
-            where = f"lane {lane.number} (rank {self._world.rank})"
-            raise not_finite(value, call.step.plan.index, where)
-        total, count = (value * lane.samples, float(lane.samples)) if lane.samples else (0.0, 0.0)
-        # As long as the notes of ranks whose step is not captured; no buffer changes here.
-        return Note(total, count, numpy.zeros(1) if self._buffers.any else NO_MOVES)
-
-    def _late_not_finite(self, step: int, value: float, lane: int) -> TrainingError:
-        when = "some steps later, because the step was replayed as a CUDA graph"
-        return not_finite(value, step, f"lane {lane} (rank {self._world.rank})", when)
-
-
-def _key_of(call: UpdateCall) -> _Key:
+def _shape_of(call: UpdateCall) -> _Key:
     lanes = []
     for lane in call.step.lanes:
         shapes = [leaf.shape for leaf in leaves_of(lane.batch) if isinstance(leaf, Tensor)]

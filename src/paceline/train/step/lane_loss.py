@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from paceline.errors import ConfigError, TrainingError
-from paceline.train.step.async_loss import AsyncLoss
+from paceline.train.step.async_sums import AsyncSum
 
 LossFunction = Callable[[Any], Any]
 """loss(batch) -> the mean over the lane's samples, (sum, count), or a dict with the key "loss" and other values."""
@@ -47,6 +47,17 @@ def lane_loss(result: Any, samples: int) -> LaneLoss:
         value = result.item()
         sums, counts = (value * samples,), (float(samples),)
         return LaneLoss(result, value, False, _NAMES, sums, counts)  # noqa: FBT003 - not by count
+    output, ordered = named_values(result)
+    value = output.item()  # read once: on a GPU the host waits for it
+    is_counted = isinstance(ordered[_LOSS], tuple)
+    ordered[_LOSS] = (value, ordered[_LOSS][1]) if is_counted else value
+    pairs = [_sum_and_count(name, value, samples) for name, value in ordered.items()]
+    sums, counts = zip(*pairs, strict=True)
+    return LaneLoss(output, value, is_counted, tuple(ordered), sums, counts)
+
+
+def named_values(result: Any) -> tuple[Tensor, dict[str, Any]]:
+    """Return the tensor from which backward starts, and all values of a loss by name, the loss first."""
     values = dict(result) if isinstance(result, Mapping) else {_LOSS: result}
     if _LOSS not in values:
         raise ConfigError(
@@ -56,12 +67,7 @@ def lane_loss(result: Any, samples: int) -> LaneLoss:
     first = values.pop(_LOSS)
     output = first[0] if isinstance(first, tuple) else first
     _check_output(output)
-    value = output.item()  # read once: on a GPU the host waits for it
-    is_counted = isinstance(first, tuple)
-    ordered = {_LOSS: (value, first[1]) if is_counted else value, **values}
-    pairs = [_sum_and_count(name, value, samples) for name, value in ordered.items()]
-    sums, counts = zip(*pairs, strict=True)
-    return LaneLoss(output, value, is_counted, tuple(ordered), sums, counts)
+    return output, {_LOSS: first, **values}
 
 
 def _check_output(output: Any) -> None:
@@ -109,11 +115,19 @@ class Losses(Mapping[str, float]):
     On a GPU a value may still be computed: then the first reader waits for it.
     """
 
-    def __init__(self, values: Mapping[str, float | AsyncLoss], count: float = 1.0) -> None:
-        self._values, self._count = values, count
+    def __init__(
+        self, sums: Mapping[str, float | AsyncSum], counts: Mapping[str, float | AsyncSum]
+    ) -> None:
+        self._values, self._counts = sums, counts
+
+    @property
+    def of_loss(self) -> tuple[float | AsyncSum, float | AsyncSum]:
+        """Sum and count of the loss, which may still be computed."""
+        return self._values[_LOSS], self._counts[_LOSS]
 
     def __getitem__(self, name: str) -> float:
-        return float(self._values[name]) / self._count
+        count = float(self._counts[name])
+        return float(self._values[name]) / count if count else math.nan
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -135,7 +149,7 @@ class LossesOfReplicas(Losses):
     """The losses of an update with local SGD, which no rank knows."""
 
     def __init__(self) -> None:
-        super().__init__({_LOSS: 0.0})
+        super().__init__({_LOSS: 0.0}, {_LOSS: 0.0})
 
     def __getitem__(self, name: str) -> float:
         raise ConfigError(
@@ -146,10 +160,16 @@ class LossesOfReplicas(Losses):
 
 def means(names: tuple[str, ...], sums: list[float], counts: list[float]) -> Losses:
     """Return the mean of each value; nan if nothing was counted."""
-    found = {}
-    for name, total, count in zip(names, sums, counts, strict=True):
-        found[name] = total / count if count else math.nan
-    return Losses(found)
+    return Losses(dict(zip(names, sums, strict=True)), dict(zip(names, counts, strict=True)))
+
+
+def refuse_no_count(count: float, step: int) -> None:
+    """Raise if a loss that returns (sum, count) has counted nothing."""
+    if not count:
+        raise TrainingError(
+            f"the loss returned a total count of 0 in step {step + 1}: every token of every lane is masked",
+            fix="check the mask of the loss and the samples that it masks",
+        )
 
 
 def not_finite(

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from paceline.data.reading.batches import RankBatch
 from paceline.errors import ConfigError
 from paceline.scale.batch import StepPlan, share
-from paceline.train.gradients.gradient_sum import BucketedSum, GradientSum
+from paceline.train.gradients.gradient_sum import BucketedSum
 from paceline.train.gradients.note import Note
 from paceline.train.gradients.outer_gradient import OuterGradient
+from paceline.train.gradients.protocol import GradientSum
 from paceline.train.saving.state import (
     OptimizerSlots,
     load_state,
@@ -131,7 +132,7 @@ class ReplicaUpdates(Updates):
     def backward(self, call: UpdateCall) -> tuple[Losses, Note]:
         """Run the lanes of a replica."""
         found = super().backward(call)
-        if self._buffers.any_known:
+        if self._buffers.known:
             raise _moving_buffers()
         return found
 

@@ -13,10 +13,15 @@ from torch import Tensor, nn
 from paceline.data.reading.batches import Lane, RankBatch
 from paceline.errors import ConfigError, TrainingError
 from paceline.scale.batch import share, split_evenly
-from paceline.train.gradients.gradient_sum import GradientSum
+from paceline.train.gradients.protocol import GradientSum
 from paceline.train.model.precision import Precision
 from paceline.train.model.sharded_tensor import local_part
-from paceline.train.step.lane_loss import LossFunction, lane_loss, not_finite
+from paceline.train.step.lane_loss import (
+    LossFunction,
+    lane_loss,
+    not_finite,
+    refuse_no_count,
+)
 from paceline.train.step.moving_buffers import MovingBuffers
 from paceline.world.collectives import all_gather_rows
 from paceline.world.randomness import seed_everything
@@ -52,8 +57,6 @@ class LaneWork(ABC):
     names: tuple[str, ...] = ("loss",)
     sums: Sequence[float] = (0.0,)
     counts: Sequence[float] = (0.0,)
-    is_one_mean = True
-    """Whether the loss is one mean over the samples: then nobody needs the numbers of other lanes."""
 
     def __init__(
         self,
@@ -103,7 +106,6 @@ class LaneLosses(LaneWork):
         if found.names != self._seen_names:
             self._take_names(found.names, lane)
         self._by_count = found.by_count
-        self.is_one_mean = not found.by_count and len(found.names) == 1
         if lane.samples:
             self.sums, self.counts = found.sums, found.counts
         else:
@@ -125,14 +127,19 @@ class LaneLosses(LaneWork):
         """Divide the gradients of a loss that returned (sum, count)."""
         if not self._by_count:
             return
-        if not count:
-            raise TrainingError(
-                f"the loss returned a total count of 0 in step {self._step.plan.index + 1}: "
-                "every token of every lane is masked",
-                fix="check the mask of the loss and the samples that it masks",
-            )
+        refuse_no_count(count, self._step.plan.index)
         gradients = [value.grad for value in self._updates.parameters if value.grad is not None]
-        torch._foreach_div_([local_part(value) for value in gradients], count)
+        divide([local_part(value) for value in gradients], torch.tensor(count, dtype=torch.float64))
+
+
+def divide(gradients: list[Tensor], count: Tensor) -> None:
+    """Divide gradients by a number. As a tensor on their device: CUDA multiplies by the reciprocal of another one."""
+    for value in gradients:
+        divisor = count.to(value.device)
+        if value.dtype in {torch.float16, torch.bfloat16}:
+            value.copy_(value.float() / divisor.float())
+        else:
+            value.div_(divisor.to(value.dtype))
 
 
 class WholeBatchLoss(LaneWork):

@@ -27,7 +27,7 @@ PREFIX = "buffer."
 """Begins the names of buffers in a checkpoint that are not in a state_dict."""
 
 
-class _Buffer:
+class Buffer:
     """One buffer of a model, and its value at the start of the update."""
 
     def __init__(self, module: nn.Module, key: str, name: str) -> None:
@@ -60,9 +60,13 @@ class _Buffer:
     @property
     def may_have_changed(self) -> bool:
         """Whether the values must be compared to know."""
+        return self._always_compared or self.is_written
+
+    @property
+    def is_written(self) -> bool:
+        """Whether it was assigned or written since the start, as far as torch knows."""
         now = self.now()
-        is_written = now is not self.original or now._version != self._version  # noqa: SLF001 - torch's count of writes
-        return is_written or self._always_compared
+        return now is not self.original or now._version != self._version  # noqa: SLF001 - torch's count of writes
 
     def differs(self) -> Tensor:
         """Return whether the value differs from that at the start, on the device."""
@@ -85,8 +89,11 @@ class _Buffer:
 
     def changed_by(self, change: Tensor) -> Tensor:
         """Return the value at the start plus a flat change."""
-        mean = change.view(self.start.shape)
-        return torch.where(self._finite(), self.start.double() + mean, mean)
+        return changed_by(self.start.double(), change.view(self.start.shape))
+
+    def forget(self) -> None:
+        """Note that a replay has written the buffer, which torch does not count."""
+        self._version = -1
 
     def written(self) -> None:
         """Note that `original` was given a value on purpose."""
@@ -94,7 +101,18 @@ class _Buffer:
         self._version = self.original._version  # noqa: SLF001 - torch's count of writes
 
 
-def _write(buffers: Sequence[_Buffer], values: list[Tensor]) -> None:
+def changed_by(start: Tensor, change: Tensor) -> Tensor:
+    """Return the start plus a change, or the change alone where the start is infinite; a change of 0 keeps all bits.
+
+    >>> changed_by(torch.tensor([1.0, -0.0, -torch.inf]), torch.tensor([0.5, 0.0, 3.0]))
+    tensor([1.5000, -0.0000, 3.0000])
+    """
+    kept = torch.where(change == 0, start, start + change)
+    return torch.where(start.isfinite(), kept, change)
+
+
+def write(buffers: Sequence[Buffer], values: list[Tensor]) -> None:
+    """Give buffers new values, in the memory that they had at the start."""
     with torch.no_grad():
         torch._foreach_copy_([buffer.original for buffer in buffers], values)
     for buffer in buffers:
@@ -106,7 +124,7 @@ class MovingBuffers:
 
     def __init__(self, models: Sequence[nn.Module], lanes: int, world: World) -> None:
         self._world, self._lanes = world, lanes
-        every = list(_buffers_of(models))
+        every = sorted(buffers_of(models), key=lambda buffer: str(buffer.now().dtype))
         self._unsaved = [buffer for buffer in every if not buffer.is_persistent]
         # A single lane changes the buffers itself.
         self._buffers = every if lanes > 1 else []
@@ -124,9 +142,14 @@ class MovingBuffers:
             buffer.begin()
 
     @property
-    def any_known(self) -> bool:
-        """Whether forward changes buffers that several lanes must share."""
-        return bool(self._known)
+    def known(self) -> list[Buffer]:
+        """The buffers that forward changes and that several lanes must share, by dtype."""
+        return [self._buffers[number] for number in self._known]
+
+    @property
+    def unknown(self) -> list[Buffer]:
+        """The buffers that forward has not changed so far."""
+        return [buffer for buffer in self._buffers if buffer not in self.known]
 
     def moves_of_lane(self, *, counts: bool) -> Moves:
         """Return the changes of the known buffers in the forward of one lane; zeros if it does not count."""
@@ -154,7 +177,7 @@ class MovingBuffers:
     def reset(self) -> None:
         """Undo the changes of a lane, or of a forward that does not count."""
         if changed := [buffer for buffer in self._buffers if buffer.may_have_changed]:
-            _write(changed, [buffer.start for buffer in changed])
+            write(changed, [buffer.start for buffer in changed])
 
     def not_persistent(self) -> dict[str, Tensor]:
         """Return the buffers that have changed and that are not in a state_dict."""
@@ -191,9 +214,16 @@ class MovingBuffers:
             flat = torch.cat([total / lanes for total in totals.values() if total.any()])
             parts = torch.split(flat.to(moved[0].start.device), [b.start.numel() for b in moved])
             pairs = zip(moved, parts, strict=True)
-            _write(moved, [buffer.changed_by(part) for buffer, part in pairs])
+            write(moved, [buffer.changed_by(part) for buffer, part in pairs])
             for buffer in moved:
                 buffer.remember()
+
+    def apply_new(self, lanes: int) -> None:
+        """Change the buffers that lanes of other ranks have changed for the first time. Every rank must call this."""
+        self.begin()
+        known, self._known = self._known, []
+        self.apply(NO_MOVES, lanes, any_new=True)
+        self._known = sorted({*known, *self._known})
 
     def _agree_on_new(self) -> dict[int, Tensor]:
         """Return the changes of new buffers, added over all lanes along the tree. Every rank calls this."""
@@ -224,7 +254,7 @@ class MovingBuffers:
         return total
 
 
-def _buffers_of(models: Sequence[nn.Module]) -> Iterator[_Buffer]:
+def buffers_of(models: Sequence[nn.Module]) -> Iterator[Buffer]:
     """Yield every buffer once, with its name."""
     seen = set()
     for number, model in enumerate(models):
@@ -232,4 +262,4 @@ def _buffers_of(models: Sequence[nn.Module]) -> Iterator[_Buffer]:
             for key, value in module._buffers.items():  # noqa: SLF001 - its own, not its children's
                 if value is not None and id(value) not in seen:
                     seen.add(id(value))
-                    yield _Buffer(module, key, f"{prefix}.{key}" if prefix else key)
+                    yield Buffer(module, key, f"{prefix}.{key}" if prefix else key)

@@ -10,7 +10,7 @@ from torch.autograd.graph import _engine_run_backward as _run_backward
 
 from paceline.config import RunConfig
 from paceline.errors import ConfigError
-from paceline.train.gradients.gradient_sum import GradientSum
+from paceline.train.gradients.protocol import GradientSum
 from paceline.train.model.precision import Precision
 from paceline.train.step.weight_update import clip, make_update
 from paceline.train.strategy import Strategy

@@ -14,8 +14,9 @@ from paceline.config import RunConfig
 from paceline.data.reading.batches import Lane, RankBatch
 from paceline.errors import ConfigError
 from paceline.telemetry.phases import WAIT, PhaseClock
-from paceline.train.gradients.gradient_sum import BucketedSum, GradientSum
+from paceline.train.gradients.gradient_sum import BucketedSum
 from paceline.train.gradients.note import NO_MOVES, Moves, Note, RankRequests
+from paceline.train.gradients.protocol import GradientSum
 from paceline.train.model.unsupported import refuse_hooks, refuse_lonely_sample
 from paceline.train.saving.state import NOTHING, load_state, python_numbers
 from paceline.train.step.lane_loss import Losses, LossFunction, means
@@ -79,7 +80,6 @@ class Updates:
         """`time.perf_counter` at the end of this rank's own work in the last update."""
         # FSDP gathers weights during forward and backward, so both include waiting for other ranks.
         self._forward, self._backward = (WAIT, WAIT) if strategy.shards else ("forward", "backward")
-        self._is_one_mean = True
         self.trace: LaneTrace | None = None
         """Notes what the lanes of this step compute, for `paceline verify`."""
         self._models = list(models)
@@ -114,6 +114,9 @@ class Updates:
 
         kind = ShardedSum if self._strategy.adds_shards else FreeShardedSum
         return kind(self._models[0], parameters, lanes, world)
+
+    def close(self) -> None:
+        """Free what would keep the ranks from leaving each other."""
 
     def of(self, optimizer: torch.optim.Optimizer) -> OptimizerUpdates:
         """Return the updates of an optimizer; raise if it was not registered."""
@@ -219,9 +222,8 @@ class Updates:
             lanes_with_samples = min(step.plan.samples, self._config.batch.lanes)
             self._buffers.apply(moves[1:], lanes_with_samples, any_new=bool(moves[0]))
         sums = [float(total.loss), *numbers[:others]]
-        counts = [total.counted, *numbers[others:]]
-        lanes.complete(total.counted)
-        self._is_one_mean = lanes.is_one_mean
+        counts = [float(total.counted), *numbers[others:]]
+        lanes.complete(counts[0])
         return means(lanes.names, sums, counts)
 
     @property

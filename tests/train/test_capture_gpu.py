@@ -1,0 +1,204 @@
+"""On a GPU: updates with moving buffers, counts and several values are captured, with the bits of eager ones."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import paceline
+from paceline.config import RunConfig, config_from_words
+from paceline.train.saving.state import state_digest
+from support.processes import run_on_processes
+
+pytestmark = pytest.mark.gpu
+
+
+class Counts(nn.Module):
+    """Buffers of three kinds: written in place, assigned, and of whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("largest", torch.zeros(()), persistent=False)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.mean.lerp_(rows.mean(0), 0.1)
+            self.largest = torch.maximum(self.largest, rows.abs().max())
+            self.calls += 1
+        return rows - self.mean
+
+
+def batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3))
+
+
+def counting() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), Counts(), nn.Tanh(), nn.Linear(8, 3))
+
+
+def mean(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    return nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+
+
+def masked(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    losses = nn.functional.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
+    used = batch["x"][:, 0] > 0
+    return (losses * used).sum(), used.sum()
+
+
+def several(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, object]:
+    scores = model(batch["x"])
+    right = (scores.argmax(1) == batch["y"]).sum()
+    losses = nn.functional.cross_entropy(scores, batch["y"], reduction="none")
+    return {
+        "loss": (losses.sum(), len(losses)),
+        "right": (right, len(scores)),
+        "size": scores.square().mean(),
+    }
+
+
+MODELS = {"batch norm": batch_norm, "own buffers": counting}
+LOSSES = {"mean": mean, "masked": masked, "several": several}
+
+
+def trained(words: list[str], model: str, loss: str, freezes: bool = False) -> tuple[object, ...]:
+    """Return digest, losses, buffers that are not saved, and the number of captured updates."""
+    config = config_from_words(RunConfig, ["device=cuda", "steps=14", *words])
+    generator = torch.Generator().manual_seed(3)
+    rows = {
+        "x": torch.randn(70, 6, generator=generator),
+        "y": torch.randint(0, 3, (70,), generator=generator),
+    }
+    with paceline.Run(config) as run:
+        network = run.model(MODELS[model]())
+        optimizer = run.optimizer(torch.optim.AdamW(network.parameters(), lr=0.01))
+
+        def compute(batch: dict[str, Tensor]) -> object:
+            return LOSSES[loss](network, batch)
+
+        found = []
+        for step in run.steps(rows):
+            if freezes and step.index == 7:
+                network[1].eval()
+            found.append(dict(run.update(optimizer, compute, step, clip=0.5)))
+        captured = len(getattr(run._loop.updates, "_captured", ()))
+        buffers = [value.tolist() for value in network.buffers()]
+        digest = state_digest(run._parts.model, run._parts.optimizer)
+        return digest, found, buffers, captured
+
+
+@pytest.mark.parametrize("lanes", [1, 5])
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("model", MODELS)
+def test_captured_updates_have_the_bits_of_eager_ones(model, loss, lanes, tmp_path):
+    words = ["batch.global_size=35", f"batch.lanes={lanes}"]
+    given = {"model": model, "loss": loss}
+
+    def results(size: int, *more: str) -> list[tuple[object, ...]]:
+        return run_on_processes(trained, size, tmp_path, {}, given | {"words": [*words, *more]})
+
+    eager = results(1, "capture=false")[0]
+    worlds = [(1, "gloo")]
+    if lanes > 1:
+        worlds += [(2, "gloo"), (3, "gloo"), (2, "nccl"), (4, "nccl")]
+    for size, backend in worlds:
+        for found in results(size, "capture=true", f"backend={backend}"):
+            assert found[:3] == eager[:3], (size, backend)
+            assert found[3] > 0
+
+
+def test_a_layer_that_is_frozen_later_is_frozen_in_captured_updates_too(tmp_path):
+    given = {"model": "batch norm", "loss": "mean", "freezes": True}
+    words = ["batch.global_size=35", "batch.lanes=5"]
+    found = []
+    for capture in ("false", "true"):
+        given["words"] = [*words, f"capture={capture}"]
+        found.append(run_on_processes(trained, 1, tmp_path, {}, given)[0][:3])
+    assert found[0] == found[1]
+
+
+class Unfollowed(nn.Linear):
+    """A forward that a CUDA graph cannot follow."""
+
+    kind = "random"
+    calls, limit = 0, 0
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.calls += 1
+        by = random.random() if self.kind == "random" else float(self.calls > self.limit)
+        return super().forward(rows) * (1.0 + by)
+
+
+def unfollowed(kind: str, words: list[str]) -> int:
+    config = config_from_words(
+        RunConfig,
+        ["device=cuda", "steps=40", "batch.lanes=2", "batch.global_size=4", *words],
+    )
+    with paceline.Run(config) as run:
+        model = run.model(Unfollowed(4, 1))
+        model.kind, model.limit = kind, 12 // run.world.size
+        optimizer = run.optimizer(torch.optim.AdamW(model.parameters()))
+
+        def loss(batch: Tensor) -> Tensor:
+            return model(batch).square().mean()
+
+        for step in run.steps(torch.randn(8, 4, generator=torch.Generator().manual_seed(1))):
+            run.update(optimizer, loss, step)
+        return len(run._loop.updates._captured)
+
+
+@pytest.mark.parametrize(("size", "backend"), [(1, "gloo"), (2, "nccl")])
+@pytest.mark.parametrize("kind", ["random", "counter"])
+def test_a_replay_that_differs_from_an_eager_step_ends_capturing(kind, size, backend, tmp_path):
+    given = {"kind": kind, "words": ["capture=auto", f"backend={backend}"]}
+    assert run_on_processes(unfollowed, size, tmp_path, {}, given) == [0] * size
+    given["words"][0] = "capture=true"
+    with pytest.raises(AssertionError, match="differs from the eager one on rank 0"):
+        run_on_processes(unfollowed, size, tmp_path, {}, given)
+
+
+def evaluated(words: list[str], writes: bool = False) -> tuple[list[object], int]:
+    """Return the metrics of four evaluations between updates, and the number of captured scores."""
+    config = config_from_words(
+        RunConfig, ["device=cuda", "steps=8", "batch.global_size=12", "batch.lanes=4", *words]
+    )
+    rows = torch.randn(48, 6, generator=torch.Generator().manual_seed(3))
+    with paceline.Run(config) as run:
+        model = run.model(batch_norm())
+        optimizer = run.optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+
+        def loss(batch: Tensor) -> Tensor:
+            return model(batch).square().mean()
+
+        def score(batch: Tensor) -> dict[str, object]:
+            if writes:
+                model.train()  # statistics and dropout, as in training
+            found = model(batch)
+            return {
+                "size": found.square().sum(1) + torch.rand(len(batch), device=found.device),
+                "large": ((found > 0).sum(), found.numel()),
+            }
+
+        found = []
+        for step in run.steps(rows):
+            run.update(optimizer, loss, step)
+            if step.index % 2:
+                found.append(run.evaluate(rows, score))
+        scores = run._inference._scores
+        captured = [value for value in scores._captured.values() if value] if scores else []
+        return found, len(captured)
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_captured_scores_have_the_bits_of_eager_ones(writes, tmp_path):
+    eager = run_on_processes(
+        evaluated, 1, tmp_path, {}, {"words": ["capture=false"], "writes": writes}
+    )[0]
+    for size, backend in [(1, "gloo"), (2, "nccl")]:
+        given = {"words": ["capture=true", f"backend={backend}"], "writes": writes}
+        for found, captured in run_on_processes(evaluated, size, tmp_path, {}, given):
+            assert found == eager[0]
+            assert bool(captured) == (not writes)
