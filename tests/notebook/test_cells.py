@@ -160,14 +160,16 @@ def test_an_interrupt_saves_and_the_cell_resumes(kernel: Kernel, tmp_path: Path)
     cell = f"%%paceline -n 2 name=long epochs=100000\n{TRAINING}"
     shown = kernel.run(cell, interrupt)
     assert shown.problem.startswith("CellFailed: stopped after saving a checkpoint (exit code 75)")
-    saved = re.search(r"Stopped by Ctrl-C, checkpoint saved at step ([\d,]+) ", shown.stderr)
-    assert saved
+    said = re.findall(
+        r"Stopped by Ctrl-C at step ([\d,]+), checkpoint saved", shown.stdout + shown.stderr
+    )
+    assert len(said) == 1, "the ranks and the launcher do not both say it"
     assert ranks_of(kernel) == []
     assert "loss of long, step " in shown.drawings[0]
-    steps = int(saved[1].replace(",", "")) + 2
+    steps = int(said[0].replace(",", "")) + 2
     again = kernel.run(f"%%paceline name=long steps={steps} resume=changed\n{TRAINING}")
     assert again.error == {}
-    assert f"resumed after step {saved[1]}\n" in again.stdout
+    assert f"resumed after step {said[0]}\n" in again.stdout
 
 
 def test_an_interrupted_script_that_saves_nothing_just_ends(kernel: Kernel) -> None:
