@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -104,21 +105,28 @@ def run_command(command: LessonCommand, folder: Path, show: Callable[[str], None
 
 
 def _lines(terminal: int, agents: Sequence[subprocess.Popen[bytes]]) -> Iterator[str]:
-    """Yield the lines that are written to a terminal, until all agents have exited and nothing is left."""
-    rest = b""
+    """Yield the lines that are written to a terminal, until all agents have exited and nothing more comes."""
+    rest, has_exited = b"", False
     while True:
-        has_exited = all(agent.poll() is not None for agent in agents)
-        ready, _, _ = select.select([terminal], [], [], 0 if has_exited else _POLL_S)
-        try:
-            found = os.read(terminal, 1 << 16) if ready else b""
-        except OSError:  # Linux: all processes have closed it
-            found, has_exited = b"", True
+        found = _read(terminal)
         *lines, rest = (rest + found).split(b"\n")
         yield from map(_visible, lines)
         if has_exited and not found:
             break
+        # Only what is read after the exit is the end: their last lines may still be on the way.
+        has_exited = all(agent.poll() is not None for agent in agents)
     if rest:
         yield _visible(rest)
+
+
+def _read(terminal: int) -> bytes:
+    """Return what comes within a moment, if anything."""
+    ready, _, _ = select.select([terminal], [], [], _POLL_S)
+    try:
+        return os.read(terminal, 1 << 16) if ready else b""
+    except OSError:  # Linux: all processes have closed it
+        time.sleep(_POLL_S)
+        return b""
 
 
 def _visible(line: bytes) -> str:
