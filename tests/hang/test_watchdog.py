@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.hang import watchdog
+from paceline.hang import rank_report, watchdog
+from paceline.hang.flight_recorder import Collective
 from paceline.hang.rank_report import RankException, current_report, read_report, write_report
 from paceline.hang.watchdog import Deadline, Hang, Watchdog
 from paceline.rundir import RunDir, make_private
@@ -89,15 +90,28 @@ def test_a_rank_of_this_host_that_runs_is_given_longer_to_write_its_report(
     assert found == said
 
 
-@pytest.mark.parametrize(("quiet_s", "ends"), [(14.0, False), (16.0, True)])
+WAITING = Collective("0", 7, "all-reduce", ((3,),), ("Float",), done=False)
+
+
+@pytest.mark.parametrize(
+    ("quiet_s", "collectives", "ends"),
+    [(14.0, [WAITING], False), (16.0, [WAITING], True), (60.0, [], False)],
+    ids=["not yet", "due", "computes"],
+)
 def test_a_rank_that_waits_in_native_code_is_ended_after_its_deadline(
-    tmp_path: Path, quiet_s: float, *, ends: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    quiet_s: float,
+    collectives: list[Collective],
+    *,
+    ends: bool,
 ) -> None:
     pulse, ended = Pulse(3.0), []
     pulse._extra_s, pulse._times = 0.0, deque([0.1])
     pulse.since = time.monotonic() - quiet_s
     make_private(RunDir(tmp_path).alarm.parent)
-    explain = lambda error: RankException(type(error).__name__, str(error), lost_peer=True)  # noqa: E731
+    monkeypatch.setattr(rank_report, "last_collectives", lambda: list(collectives))
+    explain = lambda error: RankException(type(error).__name__, str(error), lost_peer=False)  # noqa: E731
     dog = Watchdog(RunDir(tmp_path), World(), pulse, print, explain, Deadline(15.0, ended.append))
     dog._begin_hang()
     dog._hang = Hang(pulse.signs, time.monotonic() - quiet_s, reported=True)

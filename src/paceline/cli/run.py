@@ -166,16 +166,28 @@ def _run_ranks(begin: Launch, resume: str, spec: LaunchSpec, **options: Any) -> 
         message = f"logs and failure page: {failure.run}\n\n{failure.message}"
         return replace(failure, message=message)
     if failure.lost_peer and page.hang:
-        failure = replace(failure, message=_hang_message(page.hang))
+        failure = replace(failure, message=_hang_message(page.hang, page.cause))
         page = replace(page, hang="")
     return replace(failure, how_to_resume="\n".join(["", "", *page.last_lines()]))
 
 
-def _hang_message(verdict: str) -> str:
+_HANG_FIXES = {
+    "stopped": "check what suspended that process (Ctrl-Z, a debugger, a scheduler)",
+    "silent": "check whether that process was swapped out or its host is gone",
+    "gone": "check whether that process was killed, for its memory (dmesg) or by a scheduler",
+    "link": "check the network between these hosts: paceline doctor",
+    "reading": "check the storage of the data, and the code that reads it",
+    "saving": "check the storage of the run folder",
+}
+"""What to do about a hang whose cause is no line of the script."""
+
+
+def _hang_message(verdict: str, cause: str) -> str:
     """Return the message about a run that hung, with the verdict of its watchdog first."""
+    fix = _HANG_FIXES.get(cause, "correct the line that is named")
     return (
         f"error: {verdict}; all ranks were stopped after timeout.step_s\n"
-        "  fix: correct the line that is named; `paceline hang` shows what every rank did"
+        f"  fix: {fix}; `paceline hang` shows what every rank did"
     )
 
 

@@ -32,6 +32,7 @@ _INNERMOST = 6
 _COLLECTIVE_FILES = (
     "/torch/distributed/",
     "/paceline/train/gradients/bucket_exchange.py",
+    "/paceline/train/step/captured_update.py",  # a replayed exchange, of which torch records nothing
     "/paceline/world/collectives.py",
 )
 _NEWEST = 5  # collectives that a rank may start before it notices that a peer was aborted
@@ -238,6 +239,11 @@ def find_gloo_abort(reports: Reports) -> HangVerdict | None:
 def in_collective(report: RankReport) -> bool:
     """Return whether the main thread is inside a collective, by its stack."""
     return any(stack.thread == MAIN and _calls_collective(stack) for stack in report.stacks)
+
+
+def waits_for_others(report: RankReport) -> bool:
+    """Return whether a rank waits for other ranks, by its collectives or by its stack."""
+    return pending_of(report) is not None or in_collective(report)
 
 
 def _calls_collective(stack: Stack) -> bool:

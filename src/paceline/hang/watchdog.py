@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from paceline import handover
+from paceline.hang.collectives import waits_for_others
 from paceline.hang.crash import dump_stacks_on_crash
 from paceline.hang.judge import judge, moves, still_moving
 from paceline.hang.rank_report import (
@@ -200,17 +201,21 @@ class Watchdog:
             self._end_if_due(self._deadline, has_verdict=not unreported)
 
     def _end_if_due(self, deadline: Deadline, *, has_verdict: bool) -> None:
-        """End this rank after its deadline; the verdict may come a little later."""
+        """End this rank if it waits for others after its deadline; the verdict may come a little later.
+
+        A rank that computes, compiles or reads may take longer: `timeout.step_s` limits the wait in a collective.
+        """
         quiet_s = self._pulse.quiet_s
         due_s = max(deadline.after_s, self._pulse.limit_s)
         if quiet_s < due_s + (0.0 if has_verdict else _BUSY_S):
             return
+        report = current_report(self._world, self._pulse, "stuck")
+        if not waits_for_others(report):
+            return
         error = TimeoutError(
             f"Timed out waiting for another rank: no step for {quiet_s:.0f} s (timeout.step_s={deadline.after_s:g})"
         )
-        if self._last_report is not None:
-            wrong = self._explain(error)
-            self._write(replace(self._last_report, state="failed", time_s=time.time(), wrong=wrong))
+        self._write(replace(report, state="failed", wrong=self._explain(error)))
         deadline.end(error)
 
     def _end_hang(self, hang: Hang) -> None:
