@@ -48,6 +48,19 @@ def test_what_changes_compiled_code_has_a_folder_of_its_own(env: dict[str, str])
     assert facts[0] != facts[1]
 
 
+@pytest.mark.parametrize("planted", ["a file", "a dangling link"])
+def test_what_somebody_put_where_torch_reads_compiled_code_is_refused(
+    env: dict[str, str], planted: str
+) -> None:
+    place = compile_cache._default()
+    if planted == "a file":
+        place.touch()
+    else:
+        place.symlink_to(place.with_name("nowhere"))
+    with pytest.raises(EnvironmentUnfit, match="set TMPDIR"):
+        keep_compiled_code(env, FACTS)
+
+
 def test_torchs_own_default_is_replaced_and_a_choice_of_the_user_stays(
     env: dict[str, str], tmp_path: Path
 ) -> None:

@@ -82,7 +82,13 @@ def keep_compiled_code(env: MutableMapping[str, str], facts: Mapping[str, object
     env[INDUCTOR] = str(folder)
     # By default every GPU of a node has a folder of its own, though the kernels are the same.
     env[TRITON] = _chosen(env, TRITON) or str(folder / "triton")
-    refuse_writable(Path(env[TRITON]))
+    try:
+        refuse_writable(Path(env[TRITON]))
+    except OSError as error:
+        raise EnvironmentUnfit(
+            f"cannot keep compiled kernels in {env[TRITON]}: {error.strerror}",
+            fix=f"set {TRITON} to a folder of yours",
+        ) from error
     return problem
 
 
@@ -143,14 +149,15 @@ def _secure_default() -> None:
     torch makes it with the user's umask. What others could have written before is removed.
     """
     folder = _default()
-    try:
+    with contextlib.suppress(OSError):  # something else is there, or no place for it
         make_private(folder)
+    try:
         facts = folder.lstat()
     except OSError:  # torch cannot read from there either
         return
     if facts.st_uid != os.getuid() or not stat.S_ISDIR(facts.st_mode):
         raise EnvironmentUnfit(
-            f"{folder}, where torch reads compiled code, belongs to user {facts.st_uid}",
+            f"{folder}, where torch reads compiled code, is not a folder of this user (owner {facts.st_uid})",
             fix="set TMPDIR to a folder of yours, such as TMPDIR=$HOME/tmp",
         )
     if facts.st_mode & 0o022:
