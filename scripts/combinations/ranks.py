@@ -105,19 +105,10 @@ def _serve(rank: int, size: int, pipe: Connection, log: Path) -> None:
         os.dup2(output, stream)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    share_card(rank, size)
     with contextlib.suppress(EOFError, OSError):
         while (job := pipe.recv()) is not None:
             pipe.send(_answer(*job))
     pipe.close()
-
-
-def share_card(rank: int, size: int) -> None:
-    """Let NCCL take ranks of one card for those of several hosts: it refuses them otherwise."""
-    import torch
-
-    if 0 < torch.cuda.device_count() < size:
-        os.environ |= {"NCCL_HOSTID": str(rank), "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
 
 
 def _answer(name: str, runs: Path, stop_at: int, rendezvous: Path, device: str) -> Answer:
