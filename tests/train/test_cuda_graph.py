@@ -1,5 +1,9 @@
 """What can be known of captured steps without a GPU; the rest is in test_gpu.py."""
 
+import copy
+from types import SimpleNamespace
+
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -11,7 +15,10 @@ from paceline.errors import ConfigError
 from paceline.telemetry.phases import PhaseClock
 from paceline.train.gradients.gradient_sum import BucketedSum
 from paceline.train.gradients.note import Note
+from paceline.train.step.captured_change import ChangedState
 from paceline.train.step.cuda_graph import may_capture
+from paceline.train.step.update_kinds import UpdateKinds
+from paceline.train.step.updates import UpdateCall
 from paceline.train.strategy import Strategy
 from paceline.world.world import World
 from support.loops import lanes_of
@@ -88,3 +95,112 @@ def test_gradients_that_cross_the_ranks_at_once_have_the_bits_of_one_rank(tmp_pa
     alone = run_on_processes(lanes_added, 1, tmp_path, given)[0]
     for size in (2, 3, 4):
         assert run_on_processes(lanes_added, size, tmp_path, given) == [alone] * size
+
+
+def _call(optimizer, batch=None, loss=mse_loss):
+    lane = SimpleNamespace(samples=2, batch=torch.zeros(2) if batch is None else batch)
+    step = SimpleNamespace(lanes=[lane], plan=SimpleNamespace(samples=2))
+    return UpdateCall(optimizer, loss, step, 0)
+
+
+def _adamw():
+    return torch.optim.AdamW(nn.Linear(2, 1).parameters(), lr=torch.tensor(0.1))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.zeros(2, dtype=torch.int64), torch.zeros(2)),
+        ({"text": torch.zeros(2)}, {"image": torch.zeros(2)}),
+        ([torch.zeros(2)], (torch.zeros(2),)),
+    ],
+    ids=["dtype", "key", "container"],
+)
+def test_batches_of_another_form_are_of_another_kind(one, other):
+    kinds, optimizer = UpdateKinds([]), _adamw()
+    found = [kinds.kind_of(_call(optimizer, batch), 1, 0) for batch in (one, one, other)]
+    assert found[0] == found[1] != found[2]
+
+
+def test_an_option_that_a_scheduler_changes_is_another_kind_and_at_last_an_obstacle():
+    kinds, optimizer = UpdateKinds([]), _adamw()
+    first = kinds.kind_of(_call(optimizer), 1, 0)
+    optimizer.param_groups[0]["lr"].fill_(0.2)  # a graph reads it
+    assert kinds.kind_of(_call(optimizer), 1, 0) == first
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=40)
+    for step in range(20):
+        assert bool(kinds.too_many(_call(optimizer))) == (step > 16)
+        assert kinds.kind_of(_call(optimizer), 1, 0) != first
+        optimizer.step()
+        schedule.step()
+    assert "changed betas of AdamW" in kinds.too_many(_call(optimizer))
+
+
+def test_a_number_of_a_module_that_the_script_changes_is_another_kind():
+    dropout, optimizer = nn.Dropout(0.2), _adamw()
+    kinds = UpdateKinds([dropout])
+    found = [kinds.kind_of(_call(optimizer), 1, 0)]
+    for number in (0.2, 0.4):
+        dropout.p = number
+        found.append(kinds.kind_of(_call(optimizer), 1, 0))
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_rate_that_is_assigned_as_a_number_is_another_kind():
+    kinds, optimizer = UpdateKinds([]), _adamw()
+    first = kinds.kind_of(_call(optimizer), 1, 0)
+    optimizer.param_groups[0]["lr"] = 0.1
+    assert kinds.kind_of(_call(optimizer), 1, 0) != first
+
+
+@pytest.mark.parametrize("fault", ["", "another beta", "another buffer"])
+def test_a_replayed_change_is_compared_and_the_eager_one_is_kept(fault):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.randn(5, 3)).square().sum().backward()
+    gradients = [value.grad for value in model.parameters()]
+    optimizer.step()
+
+    def eager() -> None:
+        for gradient in gradients:
+            gradient.mul_(0.5)  # as clipping does
+        optimizer.step()
+
+    def replay() -> None:
+        group = optimizer.param_groups[0]
+        group["betas"] = (0.5, 0.999) if fault == "another beta" else (0.9, 0.999)
+        eager()
+        group["betas"] = (0.9, 0.999)
+        if fault == "another buffer":
+            model[1].running_mean.add_(1e-3)
+
+    expected = copy.deepcopy(model), copy.deepcopy(optimizer.state_dict())
+    text = ChangedState([model], optimizer, gradients).difference(eager, {"the replay": replay})
+    assert text.startswith("the replay has changed") == bool(fault)
+    twin = torch.optim.AdamW(expected[0].parameters(), lr=0.1)
+    twin.load_state_dict(expected[1])
+    for value, gradient in zip(expected[0].parameters(), gradients, strict=True):
+        value.grad = gradient
+    twin.step()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, expected[0].state_dict()[name]), name
+
+
+def exchanges_by_length(config, world) -> bool:
+    """Send notes of two lengths in turn; return whether each length keeps its exchange."""
+    parameters = [nn.Parameter(torch.zeros(3))]
+    add = BucketedSum(parameters, 2, world, PhaseClock(), exact=True)
+    seen: dict[int, set[int]] = {}
+    kept = []
+    for length in (0, 2, 0, 2):
+        add.begin()
+        add.before_lane(Note(1.0, 1.0, numpy.zeros(length)), last=True)
+        parameters[0].sum().backward()
+        add.finish()
+        kept.append(add._buckets[-1].exchange)
+        seen.setdefault(length, set()).add(id(kept[-1]))
+    return all(len(found) == 1 for found in seen.values())
+
+
+def test_an_exchange_that_a_graph_may_use_is_kept(tmp_path):
+    assert run_on_processes(exchanges_by_length, 2, tmp_path, {}) == [True, True]

@@ -50,6 +50,26 @@ def leaves_of(nest: Nest) -> Iterator[Any]:
     return iter(found)
 
 
+def form_of(nest: Nest) -> Any:
+    """Return what two nests of one form share, as a key of a dict: containers, keys, shapes and dtypes of tensors.
+
+    >>> import torch
+    >>> form_of({"x": torch.zeros(2)}) == form_of({"x": torch.ones(2)})
+    True
+    >>> form_of({"x": torch.zeros(2)}) == form_of({"y": torch.zeros(2)})
+    False
+    """
+    if isinstance(nest, Tensor):
+        return nest.shape, nest.dtype
+    if isinstance(nest, Mapping):
+        return type(nest), tuple((key, form_of(value)) for key, value in nest.items())
+    if isinstance(nest, list | tuple):
+        return type(nest), tuple(map(form_of, nest))
+    if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        return type(nest), tuple(map(form_of, vars(nest).values()))
+    return type(nest)
+
+
 def to_device(nest: Nest, device: str, *, non_blocking: bool = False) -> Nest:
     """Copy the tensors of a nest to a device."""
 

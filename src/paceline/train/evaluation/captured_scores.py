@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.data.reading.nest import leaves_of, map_leaves
+from paceline.data.reading.nest import form_of, leaves_of, map_leaves
 
 ToRow = Callable[[Any], Tensor | None]
 """to_row(batch) -> the sums and counts of the scores of a batch, on the GPU."""
@@ -41,7 +41,8 @@ class _CapturedScore:
 class CapturedScores:
     """The captured scores of one function over models whose weights stay in their memory.
 
-    What is captured is compared with an eager result once. If it differs, or cannot be captured, evaluation stays eager.
+    The first batch of each form is compared with an eager result in every pass. If it differs, or cannot be captured,
+    evaluation stays eager.
     """
 
     def __init__(self, device: str) -> None:
@@ -51,7 +52,8 @@ class CapturedScores:
         self._passes = 0
         self.names: list[str] | None = None
         """The names of the values in every row."""
-        self._captured: dict[tuple[Any, ...], _CapturedScore | None] = {}
+        self._captured: dict[Any, _CapturedScore | None] = {}
+        self._unchecked: set[Any] = set()
         self._every: list[nn.Module] = []
 
     def begin(self, score: Any, modules: Sequence[nn.Module]) -> None:
@@ -63,30 +65,37 @@ class CapturedScores:
         if not self._passes:
             self._key = key
             self._captured.clear()
+        self._unchecked = set(self._captured)
 
     def replay(self, batch: Any, seed: int) -> Tensor | None:
-        """Return the row of a batch; None if there is no graph for it."""
-        captured = self._captured.get(_shape(batch))
-        return captured.replay(batch, seed) if captured else None
+        """Return the row of a batch; None if there is no graph for it, or it must be compared first."""
+        form = form_of(batch)
+        captured = self._captured.get(form)
+        return captured.replay(batch, seed) if captured and form not in self._unchecked else None
 
     def learn(self, to_row: ToRow, batch: Any, seed: int, row: Tensor | None) -> None:
-        """Capture a score of which the eager row is known, for the batches that follow."""
-        shape = _shape(batch)
-        if not self._passes or shape in self._captured or row is None:
+        """Capture a score of which the eager row is known, or compare it, for the batches that follow."""
+        form = form_of(batch)
+        if not self._passes or row is None:
             return
-        self._captured[shape] = None
+        if form not in self._captured:
+            self._captured[form] = self._capture(to_row, batch)
+        captured = self._captured[form]
+        self._unchecked.discard(form)
+        if captured is not None and not _is_replayed(captured, batch, seed, row):
+            self._captured[form] = None
+
+    def _capture(self, to_row: ToRow, batch: Any) -> _CapturedScore | None:
         if not all(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in leaves_of(batch)):
-            return
+            return None
         before = self._writes()
         try:
             captured = _CapturedScore(to_row, batch, self._device, self._pool)
         except Exception:  # noqa: BLE001 - CUDA and user code raise anything: evaluate without a graph
-            return
+            return None
         if self._writes() != before or any(module.training for module in self._every):
-            return  # the eager evaluation restores buffers and modes between batches
-        again = captured.replay(batch, seed)
-        if again is not None and torch.equal(row.view(torch.int64), again.view(torch.int64)):
-            self._captured[shape] = captured
+            return None  # the eager evaluation restores buffers and modes between batches
+        return captured
 
     def _writes(self) -> list[tuple[int, int]]:
         """Return what changes if forward writes to a buffer or assigns one."""
@@ -98,5 +107,7 @@ class CapturedScores:
         ]
 
 
-def _shape(batch: Any) -> tuple[Any, ...]:
-    return tuple(getattr(leaf, "shape", type(leaf)) for leaf in leaves_of(batch))
+def _is_replayed(captured: _CapturedScore, batch: Any, seed: int, row: Tensor) -> bool:
+    """Return whether a replay gives every bit of an eager row."""
+    again = captured.replay(batch, seed)
+    return again is not None and torch.equal(row.view(torch.int64), again.view(torch.int64))

@@ -61,6 +61,8 @@ class BucketedSum:
         self._next = 0
         self._overlaps = False
         self._notes_exchange: AllGatherExchange | None = None
+        # Of the last bucket, by the length of notes; all are kept: captured updates use their memory.
+        self._carriers: dict[int, Exchange] = {}
         self._note_length = 0
         self._rows: Tensor | None = None
         self.is_complete = True
@@ -78,9 +80,8 @@ class BucketedSum:
         self._set_up_buckets(parameters)
 
     def _set_up_buckets(self, parameters: list[nn.Parameter]) -> None:
-        limits: list[int] = []
-        if self._compression == "powersgd":  # its messages would be in another order on each rank
-            limits = [_UNLIMITED_BYTES, _UNLIMITED_BYTES]
+        # One bucket: the messages of PowerSGD would be in another order on each rank.
+        limits = [_UNLIMITED_BYTES] * 2 if self._compression == "powersgd" else []
         for numbers in make_buckets(parameters, *limits):
             values: list[Tensor] = [parameters[number].detach() for number in numbers]
             total = values[0].new_empty(sum(value.numel() for value in values))
@@ -109,6 +110,7 @@ class BucketedSum:
         """Start an update without gradients; `rows`: the notes of this rank's lanes, where they stay on the GPU."""
         self._stack.clear()
         self._next, self._rows = 0, rows
+        self._pending.clear()  # a capture may have failed
         for bucket in self._buckets:
             bucket.waiting = len(bucket.numbers)
 
@@ -236,7 +238,10 @@ class BucketedSum:
         self._notes_exchange = None
         if self._compression != "none":
             return
-        last.exchange = self._exchange_of(last.parameters, last.total, self._note_length)
+        if self._note_length not in self._carriers:
+            carrier = self._exchange_of(last.parameters, last.total, self._note_length)
+            self._carriers[self._note_length] = carrier
+        last.exchange = self._carriers[self._note_length]
         if isinstance(last.exchange, AllGatherExchange) and last.exchange.carries_notes:
             self._notes_exchange = last.exchange
 

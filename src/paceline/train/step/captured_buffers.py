@@ -18,6 +18,9 @@ from paceline.train.step.moving_buffers import (
 )
 
 
+_EXACT = 1 << 53  # changes are float64, which holds smaller whole numbers exactly
+
+
 class _Group:
     """Buffers of one dtype, and where their changes lie in a note."""
 
@@ -64,7 +67,7 @@ class CapturedBuffers:
         self._groups: list[_Group] = []
         for _, same in groupby(moving.known, lambda buffer: buffer.original.dtype):
             buffers = list(same)
-            _refuse_infinite(buffers)
+            _refuse_unfit(buffers)
             self._groups.append(_Group(buffers, first))
             first = self._groups[-1].place.stop
         self.any = bool(self._groups)
@@ -120,7 +123,9 @@ class CapturedBuffers:
             buffer.forget()
 
 
-def _refuse_infinite(buffers: list[Buffer]) -> None:
+def _refuse_unfit(buffers: list[Buffer]) -> None:
     for buffer in buffers:
         if not buffer.original.double().isfinite().all():
             raise CannotCapture(f"the buffer {buffer.name} is not finite")
+        if not buffer.original.is_floating_point() and (buffer.original.abs() > _EXACT).any():
+            raise CannotCapture(f"the buffer {buffer.name} has whole numbers above 2^53")

@@ -81,10 +81,12 @@ class CapturedNotes:
         self.layout = layout
         self.rows = torch.zeros(lanes, length, dtype=torch.float64, device=device)
         self._factors: dict[float, Tensor] = {}
+        self._counts: dict[tuple[int, int], float] = {}
+        """The counts that the loss gave as Python numbers, by row and column: the same in every replay."""
         self._later = AsyncRows(lanes, layout.flag)
         self._has_requests = False
 
-    def take(self, result: Any, row: int, lane: Lane, *, record: bool) -> Tensor:
+    def take(self, result: Any, row: int, lane: Lane) -> Tensor:
         """Write what the loss of a lane returned into its row; return the tensor from which backward starts."""
         output, values = named_values(result)
         if NoteLayout.of(values) != self.layout:
@@ -99,9 +101,19 @@ class CapturedNotes:
             self._put(name, row, self.layout.sum_at(number), total, factor)
             if isinstance(count, Tensor):
                 self._put(name, row, self.layout.count_at(number), count, has_samples)
-            elif not record:  # the same in every replay
-                self.rows[row, self.layout.count_at(number)] = float(count) * has_samples
+            else:
+                self._put_count(name, row, self.layout.count_at(number), float(count) * has_samples)
         return output
+
+    def _put_count(self, name: str, row: int, column: int, count: float) -> None:
+        """Write a count once, before the lanes are recorded: a graph cannot follow a number of the host."""
+        if (row, column) not in self._counts:
+            self._counts[row, column] = count
+            self.rows[row, column] = count
+        elif count != (before := self._counts[row, column]):
+            raise CannotCapture(
+                f"the count of {name!r} is {count:g}, and was {before:g} before; return it as a tensor"
+            )
 
     def _put(self, name: str, row: int, column: int, value: Tensor, factor: float) -> None:
         if value.numel() != 1 or value.device != self.rows.device:

@@ -47,14 +47,20 @@ class Outcome(NamedTuple):
             return ""
         if not torch.equal(self.rows, eager.rows):
             return "a value of the loss, or a buffer, has other bits"
-        if not _same(self.gradients, eager.gradients):
+        if not same(self.gradients, eager.gradients):
             return "a gradient has other bits"
-        return "" if _same(self.buffers, eager.buffers) else "a buffer has other bits"
+        return "" if same(self.buffers, eager.buffers) else "a buffer has other bits"
 
 
-def _same(some: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> bool:
+def same(some: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> bool:
+    """Return whether tensors are equal, each of one list to that of the other."""
     pairs = zip(some, others, strict=True)
-    return all(a is not None and b is not None and torch.equal(a, b) for a, b in pairs)
+    return all(a is not None and b is not None and _equal(a, b) for a, b in pairs)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors have equal numbers; nan equals nan."""
+    return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def flat(results: LaneResults) -> LaneGradients:

@@ -17,9 +17,11 @@ from torch import Tensor
 from paceline.config import RunConfig
 from paceline.data.reading.nest import leaves_of
 from paceline.errors import ConfigError, PacelineError, TrainingError
-from paceline.train.gradients.note import Note, RankRequests
-from paceline.train.step.captured_update import CapturedUpdate, CaptureParts
+from paceline.train.gradients.note import Note
+from paceline.train.step.captured_update import CapturedUpdate
 from paceline.train.step.lane_loss import Losses
+from paceline.train.step.recorded_update import CaptureParts
+from paceline.train.step.update_kinds import UpdateKind, UpdateKinds
 from paceline.train.step.updates import UpdateCall, Updates
 from paceline.train.strategy import Strategy
 from paceline.world.collectives import all_gather_texts
@@ -29,12 +31,14 @@ _EAGER_UPDATES = 2  # the first creates the optimizer's state, the second may co
 _MEETS_UNTIL = 64
 _COMPARES_EVERY = 1024
 _MAX_REASON_LETTERS = 400
-_MAX_FUNCTIONS = 16
-"""Losses of the same code, such as a lambda in the loop, after which capturing is given up."""
+_FOLLOWS = (
+    "The step depends on what a CUDA graph cannot follow: Python's random numbers, a counter, "
+    "or a branch on the data"
+)
 _NOT_YET, _READY, _CAPTURED, _OBSTACLE = "not yet", "ready", "captured", "obstacle: "
 """What a rank tells the others about an update."""
-_Key = tuple[Any, ...]
-"""What an update must share with a captured one: optimizer, loss, clipping, modes, and the shape of its batch."""
+_Counted = tuple[Any, ...]
+"""What all ranks know of an update: they count updates alike."""
 
 
 def meets(number: int) -> bool:
@@ -60,13 +64,13 @@ class CapturedUpdates(Updates):
     """Updates with the bits of `Updates`. The third update of each kind is captured."""
 
     def _set_up(self) -> None:
-        self._numbers: Counter[_Key] = Counter()
-        self._seen: Counter[_Key] = Counter()
-        self._captured: dict[_Key, CapturedUpdate] = {}
-        self._functions: dict[Any, set[Any]] = {}
+        self._numbers: Counter[_Counted] = Counter()
+        self._captured: dict[UpdateKind, CapturedUpdate] = {}
+        self._compared_at: dict[UpdateKind, int] = {}
+        """The last step of each kind in which a replay had the bits of an eager update."""
         pool = torch.cuda.graph_pool_handle()
         self._parts = CaptureParts(self._world, self._config, self._models, self._buffers, pool)
-        self._modules = [module for model in self._models for module in model.modules()]
+        self._kinds = UpdateKinds([one for model in self._models for one in model.modules()])
         self._gave_up = False
 
     def update(self, call: UpdateCall) -> tuple[Losses, Note]:
@@ -75,59 +79,44 @@ class CapturedUpdates(Updates):
         updates.follow_freezing()
         if self._gave_up:
             return super().update(call)
-        key = self._key_of(call, updates.selections)
-        kind = self._kind_of(call)
-        is_compared = self._meet(call, key, self._numbers[kind])
-        self._numbers[kind] += 1
-        self._count(call, key)
-        captured = self._captured.get(key)
+        kind = self._kinds.kind_of(call, updates.selections, len(self._buffers.known))
+        counted = self._counted(call)
+        is_compared = self._meet(call, kind, self._numbers[counted])
+        self._numbers[counted] += 1
+        captured = self._captured.get(kind)
         if captured is None or self._gave_up:
+            self._kinds.count(call, kind)
             return super().update(call)
-        requests = self._get_requests()
-        if is_compared and not self._is_like_eager(captured, call, requests):
-            return super().update(call)
-        self.ready = time.perf_counter()
         if is_compared:
-            return captured.finish(call, requests)
-        return captured.replay(call, requests)
+            return self._compare(captured, call, kind)
+        self.ready = time.perf_counter()
+        return captured.replay(call, self._get_requests())
 
     def close(self) -> None:
         """Free all graphs: NCCL waits for those with collectives before it lets a rank leave."""
         for captured in self._captured.values():
             captured.close()
 
-    def _kind_of(self, call: UpdateCall) -> _Key:
-        """Return what all ranks know of an update: they count updates of a kind alike."""
+    def _counted(self, call: UpdateCall) -> _Counted:
         optimizer = list(self._optimizers).index(call.optimizer)
         return optimizer, call.number, call.clip_norm, call.step.plan.samples
 
-    def _key_of(self, call: UpdateCall, selections: int) -> _Key:
-        modes = tuple(module.training for module in self._modules)
-        return (*_shape_of(call), selections, len(self._buffers.known), modes)
-
-    def _count(self, call: UpdateCall, key: _Key) -> None:
-        """Count updates like this one, and functions of the same code."""
-        self._seen[key] += 1
-        code = getattr(call.loss, "__code__", None)
-        if code is not None and key not in self._captured:
-            self._functions.setdefault(code, set()).add(call.loss)
-
     # What the ranks decide together
 
-    def _meet(self, call: UpdateCall, key: _Key, number: int) -> bool:
+    def _meet(self, call: UpdateCall, kind: UpdateKind, number: int) -> bool:
         """Capture the update if all ranks can; return whether all have captured it, and compare it now."""
         is_alone = self._world.size == 1
-        if is_alone and key in self._captured:
+        if is_alone and kind in self._captured:
             return compares(number)
         if not is_alone and not meets(number):
             return False
-        states = self._tell(self._state_of(call, key))
+        states = self._tell(self._state_of(call, kind))
         reasons = [state for state in states if state.startswith(_OBSTACLE)]
         if reasons:
             self._give_up(reasons[0].removeprefix(_OBSTACLE))
             return False
         if all(state == _READY for state in states):
-            reason = next(filter(None, self._tell(self._capture(call, key))), "")
+            reason = next(filter(None, self._tell(self._capture(call, kind))), "")
             if reason:
                 self._give_up(reason)
             return not reason
@@ -138,13 +127,12 @@ class CapturedUpdates(Updates):
         with self.clock.waiting():
             return all_gather_texts(self._world, text)
 
-    def _state_of(self, call: UpdateCall, key: _Key) -> str:
-        if key in self._captured:
+    def _state_of(self, call: UpdateCall, kind: UpdateKind) -> str:
+        if kind in self._captured:
             return _CAPTURED
-        functions = self._functions.get(getattr(call.loss, "__code__", None), ())
-        if len(functions) > _MAX_FUNCTIONS:
-            return f"{_OBSTACLE}the loss is a new function in every step; define it before the loop"
-        if self._seen[key] < _EAGER_UPDATES:
+        if reason := self._kinds.too_many(call):
+            return f"{_OBSTACLE}{reason}"
+        if self._kinds.seen(kind) < _EAGER_UPDATES:
             return _NOT_YET
         obstacle = self._obstacle(call)
         return f"{_OBSTACLE}{obstacle}" if obstacle else _READY
@@ -163,29 +151,49 @@ class CapturedUpdates(Updates):
         }
         return next((reason for reason, is_given in obstacles.items() if is_given), "")
 
-    def _capture(self, call: UpdateCall, key: _Key) -> str:
+    def _capture(self, call: UpdateCall, kind: UpdateKind) -> str:
         """Capture an update; return why that is impossible, or ""."""
         try:
-            self._captured[key] = CapturedUpdate(self._parts, self.of(call.optimizer), call)
+            self._captured[kind] = CapturedUpdate(self._parts, self.of(call.optimizer), call)
         except Exception as error:  # noqa: BLE001 - CUDA and user code raise anything
             text = error.problem if isinstance(error, PacelineError) else str(error)
             return " ".join(text.split())[:_MAX_REASON_LETTERS]
         return ""
 
-    def _is_like_eager(
-        self, captured: CapturedUpdate, call: UpdateCall, requests: RankRequests
-    ) -> bool:
-        """Replay the lanes, and compare them with eager ones; if they differ on a rank, all give up."""
-        texts = self._tell(captured.difference(call, requests))
-        for rank, text in enumerate(texts):
-            if text:
-                self._give_up(
-                    f"the replayed step {call.step.plan.index + 1} differs from the eager one on rank {rank}: {text}. "
-                    "Forward depends on what a CUDA graph cannot follow: Python's random numbers, a counter, "
-                    "or a branch on the data"
+    def _compare(
+        self, captured: CapturedUpdate, call: UpdateCall, kind: UpdateKind
+    ) -> tuple[Losses, Note]:
+        """Run an update both ways. If they differ on a rank, all give up, and this update is eager."""
+        requests = self._get_requests()
+        if reason := self._difference(captured.difference(call, requests), call):
+            self._end_capturing(kind, call, reason)
+            return super().update(call)
+        self.ready = time.perf_counter()
+        found, text = captured.finish_compared(call, requests)
+        if reason := self._difference(text, call):
+            self._end_capturing(kind, call, reason)
+        self._compared_at[kind] = call.step.plan.index + 1
+        return found
+
+    def _difference(self, text: str, call: UpdateCall) -> str:
+        """Return the first difference that a rank has found; "" if none has. Every rank must call this."""
+        for rank, found in enumerate(self._tell(text)):
+            if found:
+                step = call.step.plan.index + 1
+                return (
+                    f"the replayed step {step} differs from the eager one on rank {rank}: {found}"
                 )
-                return False
-        return True
+        return ""
+
+    def _end_capturing(self, kind: UpdateKind, call: UpdateCall, reason: str) -> None:
+        """Give up. Replays that were not compared may be wrong: an exact training cannot go on from there."""
+        since, reason = self._compared_at.get(kind), f"{reason}. {_FOLLOWS}"
+        if since is not None and self._config.exact:
+            raise TrainingError(
+                f"{reason}. Replayed steps after step {since} were not compared, and may be wrong, too",
+                fix=f"remove the checkpoints after step {since}, and resume with capture=false",
+            )
+        self._give_up(reason)
 
     def _give_up(self, reason: str) -> None:
         if self._config.capture == "true":
@@ -196,18 +204,7 @@ class CapturedUpdates(Updates):
         self._gave_up = True
         self.close()
         self._captured.clear()
-        self._seen.clear()
-        self._functions.clear()
         _print_reason(self._world, reason)
-
-
-def _shape_of(call: UpdateCall) -> _Key:
-    lanes = []
-    for lane in call.step.lanes:
-        shapes = [leaf.shape for leaf in leaves_of(lane.batch) if isinstance(leaf, Tensor)]
-        lanes.append((lane.samples, tuple(shapes)))
-    # The function itself, not its id, which another one may get later.
-    return call.optimizer, call.loss, call.clip_norm, call.step.plan.samples, tuple(lanes)
 
 
 def _not_capturable(optimizers: Sequence[torch.optim.Optimizer]) -> str:
