@@ -17,7 +17,6 @@ from paceline.train.step.moving_buffers import (
     write,
 )
 
-
 _EXACT = 1 << 53  # changes are float64, which holds smaller whole numbers exactly
 
 
@@ -125,7 +124,8 @@ class CapturedBuffers:
 
 def _refuse_unfit(buffers: list[Buffer]) -> None:
     for buffer in buffers:
-        if not buffer.original.double().isfinite().all():
+        values = buffer.original.double()
+        if not values.isfinite().all():
             raise CannotCapture(f"the buffer {buffer.name} is not finite")
-        if not buffer.original.is_floating_point() and (buffer.original.abs() > _EXACT).any():
+        if not buffer.original.is_floating_point() and (values.abs() > _EXACT).any():
             raise CannotCapture(f"the buffer {buffer.name} has whole numbers above 2^53")
