@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from statistics import mean, stdev
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, cross_entropy, gelu, max_pool2d, pad, unfold
+from torch.optim.lr_scheduler import LambdaLR
 
 import paceline
 from paceline.config import BatchConfig, CheckpointConfig, LrConfig
@@ -50,19 +52,17 @@ class Config(paceline.RunConfig):
     """A small convolutional network on MNIST."""
 
     name: str = "mnist-99"
-    epochs: int = 1
+    steps: int = 125
     batch: BatchConfig = field(default_factory=lambda: BatchConfig(global_size=240, lanes=1))
-    lr: LrConfig = field(
-        default_factory=lambda: LrConfig(
-            base=0.02, reference_batch=240, schedule="cosine", warmup_samples=6_000
-        )
-    )
+    lr: LrConfig = field(default_factory=lambda: LrConfig(base=0.02, reference_batch=240))
     checkpoint: CheckpointConfig = field(default_factory=lambda: CheckpointConfig(every="end"))
     data_folder: str = ""
     """Folder of MNIST's IDX files; empty: the built-in digits."""
-    shift: int = 0
+    muon_factor: float = 6.0
+    """Learning rate of the filters, as a multiple of lr.base."""
+    shift: int = 1
     """Shift training digits by up to this many pixels."""
-    smoothing: float = 0.0
+    smoothing: float = 0.2
     """Label smoothing."""
 
 
@@ -95,6 +95,7 @@ class Net(nn.Module):
         """Return ten logits per digit, from bytes [samples, 28, 28]."""
         hidden = conv2d(images.unsqueeze(1).float(), self.whitening)  # bf16 holds bytes exactly
         hidden = gelu(max_pool2d(hidden, 2), approximate="tanh")
+        hidden = hidden.contiguous(memory_format=torch.channels_last)
         hidden = max_pool2d(self.convs[0](hidden), 2)
         hidden = gelu(self.norms[0](hidden), approximate="tanh")
         hidden = gelu(self.norms[1](self.convs[1](hidden)), approximate="tanh")
@@ -143,8 +144,15 @@ def build_optimizer(net: Net, config: Config) -> Muon:
     """Return Muon for the filters, and its AdamW for all other parameters."""
     filters = [conv.weight for conv in net.convs]
     others = [*net.norms.parameters(), net.head.weight]
-    groups = [{"params": filters, "rule": "muon", "momentum": 0.9}, {"params": others}]
-    return Muon(groups, paceline.scaled_lr(config))
+    rate = paceline.scaled_lr(config)
+    muon = {"params": filters, "rule": "muon", "momentum": 0.6, "lr": rate * config.muon_factor}
+    return Muon([{"params": others}, muon], rate)
+
+
+def linear_decay(optimizer: Muon, config: Config, samples: int) -> LambdaLR:
+    """Return a schedule from the peak to 0."""
+    steps = config.steps or config.epochs * math.ceil(samples / config.batch.global_size)
+    return LambdaLR(optimizer, lambda done: max(0.0, 1 - done / steps))
 
 
 def warm_up(net: nn.Module, config: Config, device: str) -> None:
@@ -168,6 +176,8 @@ def main(config: Config) -> None:
         net.whitening.copy_(whitening_filters(train[0]))
         run.model(net)
         optimizer = run.optimizer(build_optimizer(net, config))
+        scheduler = linear_decay(optimizer, config, len(train[0]))
+        run.track(scheduler=scheduler)
 
         def loss(batch: Digits) -> Tensor:
             images = shifted(batch[0], config.shift)
@@ -180,6 +190,7 @@ def main(config: Config) -> None:
         begun = time.perf_counter()
         for step in steps:
             run.update(optimizer, loss, step)
+            scheduler.step()
             if step.evaluates:
                 accuracy, ended = run.evaluate(test, score)["acc"], time.perf_counter()
                 times = {"from_first_step_s": ended - begun, "after_imports_s": ended - IMPORTED}
