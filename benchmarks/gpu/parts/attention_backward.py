@@ -12,9 +12,8 @@ import math
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
 from parts.attention_forward import LOG2E, Blocks, load_rows, precision_of, store_rows, strides
+from torch import Tensor
 
 QUERIES = {64: Blocks(128, 64, 8, 3), 128: Blocks(64, 64, 4, 2)}
 """Block sizes of the first kernel, by head dimension."""
@@ -27,16 +26,17 @@ QUERIES_CHOICES = {
     ],
     128: [Blocks(128, 64, 8, 2), Blocks(64, 128, 4, 2)],
 }
-KEYS = {64: Blocks(64, 128, 8, 3), 128: Blocks(64, 64, 4, 2)}
+KEYS = {64: Blocks(64, 128, 8, 3), 128: Blocks(32, 128, 8, 3)}
 """Block sizes of the second kernel, by head dimension."""
 KEYS_CHOICES = {
     64: [
-        Blocks(64, 128, 4, 3),
+        Blocks(64, 128, 8, 2),
+        Blocks(64, 64, 4, 2),
         Blocks(64, 64, 4, 3),
-        Blocks(128, 64, 4, 2),
-        Blocks(128, 128, 8, 2),
+        Blocks(32, 128, 8, 3, 128),
+        Blocks(32, 64, 4, 3),
     ],
-    128: [Blocks(64, 128, 8, 2), Blocks(32, 128, 8, 3)],
+    128: [Blocks(64, 128, 8, 2), Blocks(32, 128, 8, 2), Blocks(32, 64, 4, 2)],
 }
 _LOG2E = tl.constexpr(LOG2E)
 
@@ -131,9 +131,12 @@ def _add_key_gradients(
         rows = first + tl.arange(0, queries)
         query = load_rows(query_start, query_row, first, length, head_dim, queries, even)
         above = load_rows(above_start, above_row, first, length, head_dim, queries, even)
-        # A query past the end gets the weight 2 ** -inf = 0.
-        log = tl.load(log_start + rows, mask=rows < length, other=float("inf")) * _LOG2E
-        delta = tl.load(delta_start + rows, mask=rows < length, other=0.0)
+        if even:
+            log = tl.load(log_start + rows) * _LOG2E
+            delta = tl.load(delta_start + rows)
+        else:  # a query past the end gets the weight 2 ** -inf = 0
+            log = tl.load(log_start + rows, mask=rows < length, other=float("inf")) * _LOG2E
+            delta = tl.load(delta_start + rows, mask=rows < length, other=0.0)
         scores = tl.dot(key, tl.trans(query), input_precision=precision)
         weights = tl.exp2(scores * scale - log[None, :])
         if masked:
@@ -205,7 +208,7 @@ def query_gradients(
         *inputs, out, grad, logs, deltas, dq, *strides(*inputs, out, grad, dq),
         heads, length, scale * LOG2E, scale,
         head_dim, blocks.queries, blocks.keys, even, precision_of(dq),
-        num_warps=blocks.warps, num_stages=blocks.stages,
+        num_warps=blocks.warps, num_stages=blocks.stages, maxnreg=blocks.registers,
     )  # fmt: skip
     return deltas
 
@@ -223,7 +226,7 @@ def key_gradients(
         *inputs, grad, logs, deltas, dk, dv, *strides(*inputs, grad, dk, dv),
         heads, length, scale * LOG2E, scale,
         head_dim, blocks.queries, blocks.keys, even, precision_of(dk),
-        num_warps=blocks.warps, num_stages=blocks.stages,
+        num_warps=blocks.warps, num_stages=blocks.stages, maxnreg=blocks.registers,
     )  # fmt: skip
 
 

@@ -24,9 +24,12 @@ class Blocks(NamedTuple):
     keys: int
     warps: int
     stages: int
+    registers: int | None = None
+    """The most registers a thread may have; None: as many as the compiler takes."""
 
     def __str__(self) -> str:
-        return f"{self.queries} x {self.keys}, {self.warps} warps, {self.stages} stages"
+        limit = f", {self.registers} registers" if self.registers else ""
+        return f"{self.queries} x {self.keys}, {self.warps} warps, {self.stages} stages{limit}"
 
 
 FORWARD = {64: Blocks(128, 64, 4, 3), 128: Blocks(128, 64, 8, 3)}
@@ -157,6 +160,6 @@ def forward(q: Tensor, k: Tensor, v: Tensor, blocks: Blocks | None = None) -> tu
     _forward[triton.cdiv(length, blocks.queries), batch * heads](
         q, k, v, out, logs, *strides(q, k, v, out), heads, length, LOG2E / math.sqrt(head_dim),
         head_dim, blocks.queries, blocks.keys, even, precision_of(q),
-        num_warps=blocks.warps, num_stages=blocks.stages,
+        num_warps=blocks.warps, num_stages=blocks.stages, maxnreg=blocks.registers,
     )  # fmt: skip
     return out, logs

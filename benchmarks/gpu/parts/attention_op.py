@@ -10,9 +10,8 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from parts import attention_backward, attention_forward
+from torch import Tensor
 
 FORWARDS = ("cudnn", "flash", "triton", "formula")
 

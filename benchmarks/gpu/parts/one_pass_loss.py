@@ -114,6 +114,19 @@ def programs_of(choice: Choice, rows: int, device: torch.device) -> int:
     return min(rows, count * choice.rows_per_sm)
 
 
+def loss_and_gradient(
+    logits: Tensor, targets: Tensor, gradients: Tensor, factor: float, choice: Choice
+) -> Tensor:
+    """Return the loss of every row, and write its gradient times the factor."""
+    rows, width = logits.shape
+    losses = torch.empty(rows, device=logits.device)
+    _loss_and_gradient[programs_of(choice, rows, logits.device),](
+        logits, targets, losses, gradients, rows, width, factor,
+        choice.block, choice.stages, num_warps=choice.warps,
+    )  # fmt: skip
+    return losses
+
+
 class _MeanLoss(torch.autograd.Function):
     """Cross entropy, averaged over rows, with its gradient."""
 
@@ -126,13 +139,8 @@ class _MeanLoss(torch.autograd.Function):
         expected: float,
         over_logits: bool,  # noqa: FBT001 - Function.apply takes no keywords
     ) -> Tensor:
-        rows, width = logits.shape
-        losses = torch.empty(rows, device=logits.device)
         gradients = logits.detach() if over_logits else torch.empty_like(logits)
-        _loss_and_gradient[programs_of(choice, rows, logits.device),](
-            logits, targets, losses, gradients, rows, width, expected / rows,
-            choice.block, choice.stages, num_warps=choice.warps,
-        )  # fmt: skip
+        losses = loss_and_gradient(logits, targets, gradients, expected / logits.shape[0], choice)
         ctx.gradients, ctx.expected = gradients, expected
         return losses.mean()
 
