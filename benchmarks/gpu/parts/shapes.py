@@ -48,4 +48,4 @@ def gpt2_124m(device: str) -> Sizes:
 
 def tiny(device: str) -> Sizes:
     """Return a batch that Triton's interpreter manages."""
-    return Sizes(1, 48, 2, 64, 160, device)
+    return Sizes(1, 32, 2, 64, 160, device)
