@@ -5,8 +5,8 @@ a CPU, and its Triton kernels were compiled for an H100 or H200; no time was mea
 
 Loss, GELU, output layer in fp8 and causal attention at 64 x 1,024 tokens, 12 heads of 64, 50,304 tokens in the
 vocabulary, bf16. Each candidate runs twice: its results are compared with today's code or a formula in fp64, and its
-bits with those of the other run. Then all are timed in turns, forward with backward, by CUDA events. A candidate that
-fails is a row of the table. On a machine without a GPU:
+bits with those of the other run. Then all are timed in turns, forward with backward, by CUDA events: GELU and attention
+of one layer of twelve. A candidate that fails is a row of the table. On a machine without a GPU:
 
     TRITON_INTERPRET=1 python benchmarks/gpu/step_parts.py --device cpu
 
@@ -27,18 +27,26 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 sys.path.insert(0, str(HERE.parent))
 
-from parts.attention_cases import attention_parts  # noqa: E402 - after the path
-from parts.cases import fp8_parts, gelu_parts, loss_parts  # noqa: E402
-from parts.measuring import HEAD, Part, Row, measure  # noqa: E402
+from parts.attention_cases import kernel_parts, whole_parts  # noqa: E402 - after the path
+from parts.cases import (  # noqa: E402
+    conversion_parts,
+    gelu_parts,
+    head_parts,
+    loss_parts,
+    product_parts,
+)
+from parts.measuring import HEAD, Part, Row, failure_of, measure  # noqa: E402
 from parts.shapes import Sizes, gpt2_124m, tiny  # noqa: E402
 from ratios import table  # noqa: E402
 
-PARTS: dict[str, Callable[[Sizes], list[Part]]] = {
-    "loss": loss_parts,
-    "gelu": gelu_parts,
-    "fp8": fp8_parts,
-    "attention": attention_parts,
+PARTS: dict[str, list[Callable[[Sizes], list[Part]]]] = {
+    "loss": [loss_parts],
+    "gelu": [gelu_parts],
+    "fp8": [head_parts, product_parts, conversion_parts],
+    "attention": [whole_parts, kernel_parts],
 }
+SHARES = {"loss": 0.25, "gelu": 0.1, "fp8": 0.2, "attention": 0.45}
+"""What part of the time each may take; most of it goes to the compilation of kernels."""
 
 
 def rows_of(part: Part, rounds: int, deadline: float, *, cuda: bool) -> list[Row]:
@@ -54,17 +62,18 @@ def measured(name: str, sizes: Sizes, rounds: int, deadline: float) -> list[list
     """Return the cells of all candidates of one part of the command line."""
     cuda = sizes.device == "cuda"
     cells: list[list[str]] = []
-    try:
-        parts = PARTS[name](sizes)
-    except Exception as error:  # noqa: BLE001 - the other parts are still measured
-        return [Row(name, "all", failure=f"{type(error).__name__}: {error}"[:160]).words([])]
-    for part in parts:
-        rows = rows_of(part, rounds, deadline, cuda=cuda)
-        today = rows[0].times
-        cells += [row.words(today) for row in rows]
-    parts.clear()
-    if cuda:
-        torch.cuda.empty_cache()
+    for make in PARTS[name]:
+        try:
+            parts = make(sizes)
+        except Exception as error:  # noqa: BLE001 - the other parts are still measured
+            cells.append(Row(name, make.__name__, failure=failure_of(error)).words([]))
+            continue
+        for part in parts:
+            rows = rows_of(part, rounds, deadline, cuda=cuda)
+            cells += [row.words(rows[0].times) for row in rows]
+        del parts, part
+        if cuda:
+            torch.cuda.empty_cache()
     return cells
 
 
@@ -90,11 +99,12 @@ def main() -> None:
         sizes, known.rounds, known.seconds = tiny("cpu"), 0, float("inf")
     begun = time.monotonic()
     names = [name for name in PARTS if name in known.only]
+    whole = sum(SHARES[name] for name in names)
     cells: list[list[str]] = []
-    for number, name in enumerate(names, 1):
-        # Attention, the last, has the most kernels to compile: half of the time.
-        share = 1.0 if number == len(names) else 0.5 * number / max(1, len(names) - 1)
-        cells += measured(name, sizes, known.rounds, begun + share * known.seconds)
+    done = 0.0
+    for name in names:
+        done += SHARES[name] / whole
+        cells += measured(name, sizes, known.rounds, begun + done * known.seconds)
     print(table(HEAD, cells))
     print(f"{time.monotonic() - begun:.0f} s", file=sys.stderr)
 

@@ -101,6 +101,7 @@ def test_the_command_compares_results_without_a_gpu() -> None:
     found = {(row[0], row[1]): row for row in cells}
     assert found["product: dW", "fp8"][6:] == ["yes", "no"]
     assert float(found["product: dW", "fp8"][5]) < 0.1
+    assert found["gradient to fp8", "both orders"][5:] == ["0.0e+00", "yes", "yes"]
     assert found["transpose of fp8", "Triton"][5:] == ["0.0e+00", "yes", "yes"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -109,14 +108,17 @@ def _flash_package(version: int) -> Attention:
     return run
 
 
-def _whole(sizes: Sizes, case: _Case) -> Part:
+def whole_parts(sizes: Sizes) -> list[Part]:
+    """Return attention, forward and backward."""
+    case = _Case(sizes)
+
     def sdpa_of_qkv(qkv: Tensor) -> Tensor:
         return scaled_dot_product_attention(*attention_op.parts_of(qkv), is_causal=True)
 
     def own(forward: str) -> Callable[[], Step]:
         return lambda: case.qkv_step(lambda qkv: attention_op.attend(qkv, forward).transpose(1, 2))
 
-    return Part(
+    part = Part(
         "attention",
         [
             Candidate("today, free: SDPA", lambda: case.step(_sdpa())),
@@ -134,10 +136,12 @@ def _whole(sizes: Sizes, case: _Case) -> Part:
         ],
         case.expected,
     )
+    return [part]
 
 
-def _kernels(sizes: Sizes, case: _Case) -> list[Part]:
+def kernel_parts(sizes: Sizes) -> list[Part]:
     """Return each of the three Triton kernels with each choice of blocks; the default is the first."""
+    case = _Case(sizes)
     head_dim = sizes.head_dim
     inputs = tuple(part.detach() for part in case.parts)
     out, logs = attention_forward.forward(*inputs)
@@ -176,10 +180,3 @@ def _kernels(sizes: Sizes, case: _Case) -> list[Part]:
         )
         for name, make, default, choices in kinds
     ]
-
-
-def attention_parts(sizes: Sizes) -> list[Part]:
-    """Return attention as a whole, then its kernels."""
-    assert math.log2(sizes.head_dim) % 1 == 0, "head_dim must be a power of two"
-    case = _Case(sizes)
-    return [_whole(sizes, case), *_kernels(sizes, case)]

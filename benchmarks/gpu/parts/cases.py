@@ -14,6 +14,11 @@ from torch.nn import functional
 from paceline.recipes import loss_kernel
 
 _CHECKED_ROWS = 1024
+_OVER_LOGITS = [
+    "2048, 4 warps, 2 rows per SM",
+    "2048, 4 warps, 3 rows per SM",
+    "8192, 16 warps, 2 rows per SM",
+]
 
 
 def _fixed(step: Step) -> Callable[[], Step]:
@@ -42,7 +47,8 @@ def loss_parts(sizes: Sizes) -> list[Part]:
     candidates = [Candidate("today: two kernels", step(loss_kernel.mean_loss))]
     for name, choice in one_pass_loss.CHOICES.items():
         candidates.append(Candidate(name, step(one_pass(choice, over=False))))
-    for name, choice in one_pass_loss.CHOICES.items():
+    for name in _OVER_LOGITS:
+        choice = one_pass_loss.CHOICES[name]
         # Every timed step but the first finds gradients instead of logits: the same work.
         candidates.append(
             Candidate(f"over the logits, {name}", step(one_pass(choice, over=True)), restore)
@@ -78,7 +84,14 @@ def gelu_parts(sizes: Sizes) -> list[Part]:
     return [Part("GELU", candidates, expected)]
 
 
-def _head_part(sizes: Sizes, hidden: Tensor, weight: Tensor) -> Part:
+def _hidden_and_weight(sizes: Sizes) -> tuple[Tensor, Tensor]:
+    weight = sizes.random(sizes.vocab_size, sizes.width, std=0.05)
+    return sizes.random(sizes.rows, sizes.width).requires_grad_(), weight.requires_grad_()
+
+
+def head_parts(sizes: Sizes) -> list[Part]:
+    """Return the output layer with the loss."""
+    hidden, weight = _hidden_and_weight(sizes)
     targets = sizes.targets()
     bound = 1 / sizes.rows
     choice = one_pass_loss.CHOICES["2048, 4 warps, 2 rows per SM"]
@@ -98,7 +111,7 @@ def _head_part(sizes: Sizes, hidden: Tensor, weight: Tensor) -> Part:
     def head(**options: object) -> Callable[[Tensor, Tensor], Tensor]:
         return lambda x, w: fp8_head.head(x, w, **options)
 
-    return Part(
+    part = Part(
         "output layer and loss",
         [
             Candidate(
@@ -116,10 +129,12 @@ def _head_part(sizes: Sizes, hidden: Tensor, weight: Tensor) -> Part:
             ),
         ],
     )
+    return [part]
 
 
-def _product_parts(sizes: Sizes, hidden: Tensor, weight: Tensor) -> list[Part]:
+def product_parts(sizes: Sizes) -> list[Part]:
     """Return the three products of the output layer, alone."""
+    hidden, weight = (value.detach() for value in _hidden_and_weight(sizes))
     above = sizes.random(sizes.rows, sizes.vocab_size, std=1e-3)
     large = torch.full((), 0.01, device=sizes.device)
     x = fp8_tensors.quantized(hidden, fp8_head.E4M3, fp8_tensors.largest_of(hidden), both=True)
@@ -154,7 +169,7 @@ def _product_parts(sizes: Sizes, hidden: Tensor, weight: Tensor) -> list[Part]:
     ]
 
 
-def _conversion_parts(sizes: Sizes) -> list[Part]:
+def conversion_parts(sizes: Sizes) -> list[Part]:
     """Return what it costs to have the gradient of the logits in fp8, and in both orders."""
     above = sizes.random(sizes.rows, sizes.vocab_size, std=1e-3)
     bound = torch.full((), 0.01, device=sizes.device)
@@ -187,15 +202,4 @@ def _conversion_parts(sizes: Sizes) -> list[Part]:
                 ),
             ],
         ),
-    ]
-
-
-def fp8_parts(sizes: Sizes) -> list[Part]:
-    """Return the output layer with the loss, its products, and the conversions to fp8."""
-    hidden = sizes.random(sizes.rows, sizes.width).requires_grad_()
-    weight = sizes.random(sizes.vocab_size, sizes.width, std=0.05).requires_grad_()
-    return [
-        _head_part(sizes, hidden, weight),
-        *_product_parts(sizes, hidden.detach(), weight.detach()),
-        *_conversion_parts(sizes),
     ]

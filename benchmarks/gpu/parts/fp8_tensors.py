@@ -64,7 +64,9 @@ def scale_for(bound: Tensor, dtype: torch.dtype) -> Tensor:
     tensor(64.)
     """
     _, exponent = torch.frexp(bound.float())  # bound < 2 ** exponent
-    return torch.ldexp(torch.ones_like(bound, dtype=torch.float32), _EXPONENTS[dtype] - exponent)
+    # The bits of a power of two: a GPU's pow need not be exact.
+    bits = (_EXPONENTS[dtype] + 127 - exponent).clamp(1, 254) << 23
+    return bits.to(torch.int32).view(torch.float32)
 
 
 def largest_of(matrix: Tensor) -> Tensor:

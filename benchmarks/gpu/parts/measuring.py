@@ -78,7 +78,7 @@ def max_error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
             pairs = [(one, other)]
         else:
             pairs = list(zip(one[: len(other)].split(_ROWS), other.split(_ROWS), strict=True))
-        largest = max(b.abs().max().item() for _, b in pairs)
+        largest = max(b.double().abs().max().item() for _, b in pairs)
         gap = max((a.double() - b.double()).abs().max().item() for a, b in pairs)
         if gap != gap or largest == 0.0:  # noqa: PLR0124 - NaN
             return float("nan")
@@ -117,6 +117,12 @@ def _copied(values: Sequence[Tensor]) -> list[Tensor]:
     return [value.detach().clone() for value in values]
 
 
+def failure_of(error: Exception) -> str:
+    """Return the first line of an error, for a cell of a table."""
+    words = (str(error).strip() or "no message").splitlines()[0]
+    return f"{type(error).__name__}: {words}"[:160].replace("|", "/")
+
+
 def _check(part: Part, deadline: float) -> tuple[list[Row], dict[str, Step]]:
     """Run every candidate twice; return the rows, and the steps of those that can be timed."""
     rows: list[Row] = []
@@ -139,8 +145,7 @@ def _check(part: Part, deadline: float) -> tuple[list[Row], dict[str, Step]]:
             row.as_today = equal_bits(found, today)
             row.error = max_error(found, expected or today)
         except Exception as error:  # noqa: BLE001 - a candidate that fails is a result
-            words = (str(error).strip() or "no message").splitlines()[0]
-            row.failure = f"{type(error).__name__}: {words}"[:160].replace("|", "/")
+            row.failure = failure_of(error)
             continue
         steps[candidate.name] = step
     return rows, steps
