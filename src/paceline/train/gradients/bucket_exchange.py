@@ -205,3 +205,12 @@ class AllToAllExchange:
         self._work = gather(self._gathered, self._result, self._among)
         self._gathering = True
         return False
+
+
+def sum_of_notes(notes: list[Tensor], shape: TreeShape, wire: torch.device) -> Tensor:
+    """Return the sum of the notes of all ranks, sent in a message of their own. Every rank must call this."""
+    nothing = torch.empty(0, device=wire)
+    message = AllGatherExchange(nothing, len(notes[0]), shape, wire)
+    message.start([nothing] * len(notes), notes)
+    message.advance(nothing)
+    return message.total_note()

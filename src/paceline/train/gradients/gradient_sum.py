@@ -18,7 +18,12 @@ from torch.utils.hooks import RemovableHandle
 from paceline.scale.batch import share
 from paceline.scale.tree import merges_after
 from paceline.telemetry.phases import PhaseClock
-from paceline.train.gradients.bucket_exchange import AllGatherExchange, Exchange, TreeShape
+from paceline.train.gradients.bucket_exchange import (
+    AllGatherExchange,
+    Exchange,
+    TreeShape,
+    sum_of_notes,
+)
 from paceline.train.gradients.compression import AllReduceExchange, PowerSgdExchange
 from paceline.train.gradients.exchange_choice import choose_exchange
 from paceline.train.gradients.gradient_buckets import Bucket, flat_gradients, laid_out, make_buckets
@@ -289,12 +294,3 @@ class BucketedSum:
         self._side_stream.wait_stream(torch.cuda.current_stream(self._wire))
         with torch.cuda.stream(self._side_stream):
             yield
-
-
-def sum_of_notes(notes: list[Tensor], shape: TreeShape, wire: torch.device) -> Tensor:
-    """Return the sum of the notes of all ranks, sent in a message of their own. Every rank must call this."""
-    nothing = torch.empty(0, device=wire)
-    message = AllGatherExchange(nothing, len(notes[0]), shape, wire)
-    message.start([nothing] * len(notes), notes)
-    message.advance(nothing)
-    return message.total_note()

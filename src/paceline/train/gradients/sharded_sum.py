@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError
 from paceline.scale.batch import share
 from paceline.scale.tree import merges_after
-from paceline.train.gradients.bucket_exchange import TreeShape
+from paceline.train.gradients.bucket_exchange import TreeShape, sum_of_notes
 from paceline.train.gradients.fsdp_reduction import LaneSchedule, TreeScatter, prepared_units
-from paceline.train.gradients.gradient_sum import sum_of_notes
 from paceline.train.gradients.note import Note, merge_notes
 from paceline.train.gradients.unit_order import UnitOrder
 from paceline.train.model.fsdp import settle
