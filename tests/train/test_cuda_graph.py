@@ -136,6 +136,18 @@ def test_an_option_that_a_scheduler_changes_is_another_kind_and_at_last_an_obsta
     assert "changed betas of AdamW" in kinds.too_many(_call(optimizer))
 
 
+def test_betas_that_are_tensors_are_told_apart_by_where_they_lie():
+    kinds, optimizer = UpdateKinds([]), _adamw()
+    group, betas = optimizer.param_groups[0], (torch.tensor(0.9), torch.tensor(0.999))
+    group["betas"] = betas
+    found = [kinds.kind_of(_call(optimizer), 1, 0)]
+    betas[0].fill_(0.8)  # a graph reads it
+    found.append(kinds.kind_of(_call(optimizer), 1, 0))
+    group["betas"] = tuple(value.clone() for value in betas)
+    found.append(kinds.kind_of(_call(optimizer), 1, 0))
+    assert found[0] == found[1] != found[2]
+
+
 def test_a_number_of_a_module_that_the_script_changes_is_another_kind():
     dropout, optimizer = nn.Dropout(0.2), _adamw()
     kinds = UpdateKinds([dropout])

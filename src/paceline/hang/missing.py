@@ -49,7 +49,7 @@ def _current(report: RankReport, group: str) -> Collective | None:
 
 
 def _is_before(entry: Collective | None, newest: Collective) -> bool:
-    if entry is None:  # it may be no member of a smaller group
+    if entry is None:  # this rank may not belong to a smaller group
         return newest.group == EVERYONE
     return entry.done and entry.number < newest.number
 

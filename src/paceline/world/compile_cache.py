@@ -167,7 +167,7 @@ def _secure_default() -> None:
 
 
 def _replaceable(folder: Path) -> Path | None:
-    """Return the first parent in which anybody could replace a folder; None if there is none."""
+    """Return the first parent folder that lets any user replace this one; None if all are safe."""
     for parent in folder.parents:
         mode = parent.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:

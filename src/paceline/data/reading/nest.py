@@ -66,7 +66,8 @@ def form_of(nest: Nest) -> Any:
     if isinstance(nest, list | tuple):
         return type(nest), tuple(map(form_of, nest))
     if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
-        return type(nest), tuple(map(form_of, vars(nest).values()))
+        names = [one.name for one in dataclasses.fields(nest)]
+        return type(nest), tuple(form_of(getattr(nest, name)) for name in names)
     return type(nest)
 
 

@@ -36,9 +36,8 @@ class ChangedState:
     def has_room(self) -> bool:
         """Whether the GPU can hold the copies."""
         size = sum(value.nbytes for value in (*self._compared, *self._others))
-        device = self._compared[0].device
-        free = torch.cuda.mem_get_info(device)[0]
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info()[0]
+        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return free + unused > _COPIES * size
 
     def difference(

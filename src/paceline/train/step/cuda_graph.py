@@ -186,7 +186,7 @@ class CapturedUpdates(Updates):
         return ""
 
     def _end_capturing(self, kind: UpdateKind, call: UpdateCall, reason: str) -> None:
-        """Give up. Replays that were not compared may be wrong: an exact training cannot go on from there."""
+        """Stop capturing. An exact run fails if earlier replays were not compared: its weights may be wrong."""
         since, reason = self._compared_at.get(kind), f"{reason}. {_FOLLOWS}"
         if since is not None and self._config.exact:
             raise TrainingError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -95,9 +95,16 @@ def _options_of(optimizer: torch.optim.Optimizer) -> _Options:
 
 
 def _fixed(value: Any) -> Any:
+    """Return what an option is to a graph: where a tensor lies, other values themselves.
+
+    >>> _fixed((0.9, [1, 2]))
+    (0.9, '[1, 2]')
+    """
     if isinstance(value, Tensor):
         return value.data_ptr()
-    return repr(value) if isinstance(value, list | dict | set) else value
+    if isinstance(value, tuple):  # betas may be tensors
+        return tuple(map(_fixed, value))
+    return value if isinstance(value, Hashable) else repr(value)
 
 
 def _names_of_changes(before: _Options, now: _Options) -> Iterator[str]:
