@@ -13,6 +13,7 @@ import pytest
 from paceline.hang import rank_report, watchdog
 from paceline.hang.flight_recorder import Collective
 from paceline.hang.rank_report import RankException, current_report, read_report, write_report
+from paceline.hang.verdict import HangVerdict, write_verdict
 from paceline.hang.watchdog import Deadline, Hang, Watchdog
 from paceline.rundir import RunDir, make_private
 from paceline.telemetry.pulse import Pulse
@@ -94,17 +95,24 @@ WAITING = Collective("0", 7, "all-reduce", ((3,),), ("Float",), done=False)
 
 
 @pytest.mark.parametrize(
-    ("quiet_s", "collectives", "ends"),
-    [(14.0, [WAITING], False), (16.0, [WAITING], True), (60.0, [], False)],
-    ids=["not yet", "due", "computes"],
+    ("quiet_s", "collectives", "awaited", "ends"),
+    [
+        (14.0, [WAITING], (), ""),
+        (16.0, [WAITING], (), "another"),
+        (60.0, [], (), ""),
+        (14.0, [], (0,), ""),
+        (16.0, [], (0,), "this"),
+        (60.0, [], (2,), ""),
+    ],
+    ids=["not yet", "due", "computes", "not yet awaited", "awaited", "another is awaited"],
 )
 def test_a_rank_that_waits_in_native_code_is_ended_after_its_deadline(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     quiet_s: float,
     collectives: list[Collective],
-    *,
-    ends: bool,
+    awaited: tuple[int, ...],
+    ends: str,
 ) -> None:
     pulse, ended = Pulse(3.0), []
     pulse._extra_s, pulse._times = 0.0, deque([0.1])
@@ -115,9 +123,11 @@ def test_a_rank_that_waits_in_native_code_is_ended_after_its_deadline(
     dog = Watchdog(RunDir(tmp_path), World(), pulse, print, explain, Deadline(15.0, ended.append))
     dog._begin_hang()
     dog._hang = Hang(pulse.signs, time.monotonic() - quiet_s, reported=True)
+    if awaited:
+        write_verdict(RunDir(tmp_path), HangVerdict("own code", awaited, (1,), "it computes"))
     dog._check()
     assert [str(error) for error in ended] == [
-        "Timed out waiting for another rank: no step for 16 s (timeout.step_s=15)"
-    ] * ends
+        f"Timed out waiting for {ends} rank: no step for 16 s (timeout.step_s=15)"
+    ] * bool(ends)
     state = read_report(RunDir(tmp_path).hang_record(0)).state
     assert state == ("failed" if ends else "stuck")

@@ -193,27 +193,31 @@ class Watchdog:
             return
         if self._alarm.is_new():
             self._report("stuck")  # it may wait in another place by now
-        unreported = not hang.reported and read_verdict(self._directory) is None
-        if unreported and self._is_lowest():
+        verdict = read_verdict(self._directory)
+        if not hang.reported and verdict is None and self._is_lowest():
             self._judge(hang)
             self._alarm.sound_again()
         if self._deadline is not None:
-            self._end_if_due(self._deadline, has_verdict=not unreported)
+            is_judged = hang.reported or verdict is not None
+            awaited = verdict.ranks if verdict and verdict.waiting else ()
+            self._end_if_due(self._deadline, 0.0 if is_judged else _BUSY_S, awaited)
 
-    def _end_if_due(self, deadline: Deadline, *, has_verdict: bool) -> None:
-        """End this rank if it waits for others after its deadline; the verdict may come a little later.
+    def _end_if_due(self, deadline: Deadline, more_s: float, awaited: tuple[int, ...]) -> None:
+        """End this rank after its deadline if it waits in a collective, or others do so for it.
 
-        A rank that computes, compiles or reads may take longer: `timeout.step_s` limits the wait in a collective.
+        A rank that only computes, compiles or reads may take longer. The verdict may come `more_s` after the deadline.
         """
         quiet_s = self._pulse.quiet_s
         due_s = max(deadline.after_s, self._pulse.limit_s)
-        if quiet_s < due_s + (0.0 if has_verdict else _BUSY_S):
+        if quiet_s < due_s + more_s:
             return
         report = current_report(self._world, self._pulse, "stuck")
-        if not waits_for_others(report):
+        is_awaited = self._world.rank in awaited
+        if not is_awaited and not waits_for_others(report):
             return
+        which = "this" if is_awaited else "another"
         error = TimeoutError(
-            f"Timed out waiting for another rank: no step for {quiet_s:.0f} s (timeout.step_s={deadline.after_s:g})"
+            f"Timed out waiting for {which} rank: no step for {quiet_s:.0f} s (timeout.step_s={deadline.after_s:g})"
         )
         self._write(replace(report, state="failed", wrong=self._explain(error)))
         deadline.end(error)

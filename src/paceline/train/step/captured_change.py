@@ -24,7 +24,8 @@ class ChangedState:
         optimizer: torch.optim.Optimizer,
         gradients: LaneGradients,
     ) -> None:
-        every = [*optimizer.state.values(), *optimizer.param_groups]
+        # Options, such as a rate that lies on the GPU, are read only: a write would look like one by the script.
+        every = [*optimizer.state.values(), *(group["params"] for group in optimizer.param_groups)]
         for model in models:
             every += [*model.parameters(), *model.buffers()]
         tensors = [leaf for leaf in leaves_of(every) if isinstance(leaf, Tensor)]
