@@ -165,6 +165,24 @@ def test_a_rate_that_is_assigned_as_a_number_is_another_kind():
     assert kinds.kind_of(_call(optimizer), 1, 0) != first
 
 
+def test_a_number_that_the_loss_reads_is_part_of_the_kind_and_named_if_it_changes_often():
+    optimizer, weight = _adamw(), 1.0
+
+    def loss(batch):
+        return weight * batch.sum()
+
+    kinds, found = UpdateKinds([]), []
+    for step in range(20):
+        weight = (
+            1.0 + step // 2 * (step < 4) + step * (step >= 4)
+        )  # 1, 1, 2, 2, then another in every step
+        found.append(kinds.kind_of(_call(optimizer, loss=loss), 1, 0))
+    assert found[0] == found[1] != found[2] == found[3]
+    assert len(set(found)) == 18
+    reason = kinds.too_many(_call(optimizer, loss=loss))
+    assert reason.startswith("the script has changed weight that the loss reads 17 times")
+
+
 @pytest.mark.parametrize("fault", ["", "another beta", "another buffer"])
 def test_a_replayed_change_is_compared_and_the_eager_one_is_kept(fault):
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data.reading.nest import form_of, leaves_of, map_leaves
+from paceline.train.script_values import ScriptValues
 
 ToRow = Callable[[Any], Tensor | None]
 """to_row(batch) -> the sums and counts of the scores of a batch, on the GPU."""
@@ -57,10 +58,10 @@ class CapturedScores:
         self._every: list[nn.Module] = []
 
     def begin(self, score: Any, modules: Sequence[nn.Module]) -> None:
-        """Begin a pass; forget what was captured of another function, or of weights that lay elsewhere."""
+        """Begin a pass; forget what was captured of another function, other numbers in it, or weights that lay elsewhere."""
         self._every = [module for model in modules for module in model.modules()]
         tensors = [value for model in modules for value in (*model.parameters(), *model.buffers())]
-        key = (score, *(value.data_ptr() for value in tensors))
+        key = (score, ScriptValues(score).now(), *(value.data_ptr() for value in tensors))
         self._passes = self._passes + 1 if key == self._key else 0
         if not self._passes:
             self._key = key

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.data.reading.nest import form_of
+from paceline.train.script_values import ScriptValues
 from paceline.train.step.updates import UpdateCall
 
 UpdateKind = tuple[Any, ...]
-"""What an update must share with a captured one: optimizer and its options, loss, clipping, the form of its batch, modes and
-numbers of the modules."""
+"""What an update must share with a captured one: optimizer and its options, loss and the numbers that it reads, clipping,
+the form of its batch, modes and numbers of the modules."""
 _MAX_CHANGES = 16
-"""Losses of the same code, such as a lambda in the loop, or options of an optimizer, after which capturing is given up."""
+"""Losses of the same code, such as a lambda in the loop, or changes of a number, after which capturing is given up."""
 _MAX_KINDS = 256
-_Options = tuple[tuple[tuple[str, Any], ...], ...]
+_Named = tuple[tuple[str, Any], ...]
 
 
 class UpdateKinds:
@@ -34,7 +35,9 @@ class UpdateKinds:
         ]
         self._seen: Counter[UpdateKind] = Counter()
         self._functions: dict[Any, set[Any]] = {}
-        self._options: dict[torch.optim.Optimizer, _Options] = {}
+        self._read: dict[Any, ScriptValues] = {}
+        self._before: dict[Any, _Named] = {}
+        """The last options of each optimizer, and the last numbers that each loss has read."""
         self._changed: Counter[str] = Counter()
 
     def kind_of(self, call: UpdateCall, selections: int, buffers: int) -> UpdateKind:
@@ -42,14 +45,28 @@ class UpdateKinds:
         modes = tuple(module.training for module in self._modules)
         numbers = tuple(attributes.get(name) for attributes, name in self._numbers)
         lanes = tuple((lane.samples, form_of(lane.batch)) for lane in call.step.lanes)
-        options = _options_of(call.optimizer)
-        before = self._options.setdefault(call.optimizer, options)
-        if options != before:
-            self._options[call.optimizer] = options
-            self._changed.update(_names_of_changes(before, options))
+        options = self._followed(call.optimizer, _options_of(call.optimizer))
+        values = self._followed(call.loss, self._values_of(call.loss))
         # The function itself, not its id, which another one may get later.
         what = call.optimizer, call.loss, call.clip_norm, call.step.plan.samples
-        return (*what, options, lanes, selections, buffers, modes, numbers)
+        return (*what, options, values, lanes, selections, buffers, modes, numbers)
+
+    def _values_of(self, loss: Any) -> _Named:
+        """Return the numbers of the script that a loss reads."""
+        found = self._read.get(loss)
+        if found is None:
+            found = self._read[loss] = ScriptValues(loss)
+        return found.now()
+
+    def _followed(self, owner: Any, named: _Named) -> _Named:
+        """Count which of these values have changed since the last update."""
+        before = self._before.setdefault(owner, named)
+        if named != before:
+            self._before[owner] = named
+            is_option = isinstance(owner, torch.optim.Optimizer)
+            of = f"of {type(owner).__name__}" if is_option else "that the loss reads"
+            self._changed.update({f"{name} {of}" for name, _ in set(before) ^ set(named)})
+        return named
 
     def count(self, call: UpdateCall, kind: UpdateKind) -> None:
         """Count updates of this kind, and functions of the same code."""
@@ -70,7 +87,7 @@ class UpdateKinds:
         for name, changes in self._changed.items():
             if changes > _MAX_CHANGES:
                 return (
-                    f"the script has changed {name} of {type(call.optimizer).__name__} {changes} times, "
+                    f"the script has changed {name} {changes} times, "
                     "and a CUDA graph repeats the value it was captured with"
                 )
         if len(self._seen) > _MAX_KINDS:
@@ -78,19 +95,21 @@ class UpdateKinds:
         return ""
 
 
-def _options_of(optimizer: torch.optim.Optimizer) -> _Options:
-    """Return all options; of a tensor, which a graph reads, only where it lies.
+def _options_of(optimizer: torch.optim.Optimizer) -> _Named:
+    """Return all options of all groups; of a tensor, which a graph reads, only where it lies.
 
     >>> weight = nn.Parameter(torch.zeros(1))
     >>> sgd = torch.optim.SGD([weight], lr=0.1)
     >>> before = _options_of(sgd)
     >>> sgd.param_groups[0].update(momentum=0.9, lr=0.2)
-    >>> sorted(_names_of_changes(before, _options_of(sgd)))
-    ['lr', 'momentum']
+    >>> sorted(set(_options_of(sgd)) - set(before))
+    [('lr', (0, 0.2)), ('momentum', (0, 0.9))]
     """
     return tuple(
-        tuple((name, _fixed(value)) for name, value in group.items() if name != "params")
-        for group in optimizer.param_groups
+        (name, (number, _fixed(value)))
+        for number, group in enumerate(optimizer.param_groups)
+        for name, value in group.items()
+        if name != "params"
     )
 
 
@@ -105,8 +124,3 @@ def _fixed(value: Any) -> Any:
     if isinstance(value, tuple):  # betas may be tensors
         return tuple(map(_fixed, value))
     return value if isinstance(value, Hashable) else repr(value)
-
-
-def _names_of_changes(before: _Options, now: _Options) -> Iterator[str]:
-    for old, new in zip(before, now, strict=False):
-        yield from {name for name, _ in set(old) ^ set(new)}

@@ -1,0 +1,132 @@
+"""Which numbers does a function of the script read, and is a change of each seen?"""
+
+import functools
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import paceline
+from paceline.train.script_values import ScriptValues
+
+SCALE = 1.0
+
+
+def by_global(batch):
+    return batch * SCALE
+
+
+def twice_by_global(batch):
+    return by_global(batch) * 2
+
+
+@dataclass
+class Terms:
+    weight: float = 0.5
+    unread: int = 0
+
+    def loss(self, batch):
+        return self._weighed(batch)
+
+    def _weighed(self, batch):
+        return batch * self.weight
+
+    def __call__(self, batch):
+        return batch * self.weight
+
+
+def names_of(function) -> set[str]:
+    return {name for name, _ in ScriptValues(function).now()}
+
+
+def changed_by(function, change) -> bool:
+    values = ScriptValues(function)
+    before = values.now()
+    assert values.now() == before
+    change()
+    return values.now() != before
+
+
+@pytest.mark.parametrize("function", [by_global, twice_by_global])
+def test_globals_are_followed_through_functions(function, monkeypatch):
+    assert changed_by(function, lambda: monkeypatch.setitem(by_global.__globals__, "SCALE", 2.0))
+
+
+def test_a_variable_of_an_outer_function_is_read_also_through_a_partial_and_a_list():
+    weight = 0.1
+
+    def one(batch, factor):
+        return weight * factor * batch
+
+    calls = {"one": [functools.partial(one, factor=3.0)]}
+
+    def loss(batch):
+        return calls["one"][0](batch)
+
+    def change():
+        nonlocal weight
+        weight = 0.2
+
+    assert changed_by(loss, change)
+
+
+@pytest.mark.parametrize("kind", ["method", "callable", "closure"])
+def test_attributes_that_are_read_count_and_others_do_not(kind):
+    terms = Terms()
+    function = {
+        "method": terms.loss,
+        "callable": terms,
+        "closure": lambda batch: terms.loss(batch) + 1,
+    }[kind]
+    assert "unread" not in names_of(function)
+    assert changed_by(function, lambda: setattr(terms, "weight", 0.6))
+
+
+def test_a_loss_module_has_numbers():
+    criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+
+    def loss(batch):
+        return criterion(*batch)
+
+    assert changed_by(loss, lambda: setattr(criterion, "label_smoothing", 0.2))
+
+
+def test_a_tensor_is_read_where_it_lies_and_one_on_the_host_becomes_a_number():
+    weight, table = torch.tensor(0.1), torch.zeros(3)
+
+    def loss(batch):
+        return weight * batch + table
+
+    assert changed_by(loss, lambda: weight.fill_(0.2))
+    assert changed_by(loss, lambda: table.add_(1))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile's own imports
+def test_a_trainer_leads_to_the_functions_of_the_script_and_not_to_its_own_counts():
+    weight = 0.1
+
+    def loss(outputs, target):
+        return weight * (outputs - target).mean()
+
+    def change():
+        nonlocal weight
+        weight = 0.2
+
+    run = SimpleNamespace(config=SimpleNamespace(compile=True), step=1)
+    metrics = {"off": lambda outputs, target: (outputs - target) * weight}
+    trainer = paceline.Trainer(run, nn.Linear(1, 1), None, None, loss, metrics=metrics)
+    for function in (trainer.batch_loss, trainer.batch_scores):
+        weight = 0.1
+        assert changed_by(function, change)
+        assert not changed_by(function, lambda: setattr(run, "step", run.step + 1))
+
+
+def test_a_variable_that_is_not_assigned_yet_is_no_error():
+    def loss(batch):
+        return batch * later
+
+    assert ScriptValues(loss).now() == (("later", None),)
+    later = 1.0
+    assert ScriptValues(loss).now() == (("later", later),)
