@@ -15,9 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from paceline.recipes.gpt_model import GPT, SHAPES, Design
+from paceline.recipes.gpt_model import GPT, SHAPES, Block, Design
 
 LENGTH, TOKENS, WORDS, RATE, WARM = 1024, 50_304, 50_257, 6e-4, 8
 
@@ -65,8 +66,27 @@ def with_transformers(count: int, steps: int, *, compiled: bool) -> float:
     return timed(step, (data for _ in range(WARM + steps + 1)), steps)
 
 
+class PlainBlock(Block):
+    """A transformer layer of torch's own operators."""
+
+    def forward(self, hidden: Tensor) -> Tensor:  # type: ignore[override]
+        hidden = hidden + self.out(self._attention(self.norm1(hidden)))
+        return hidden + self.down(gelu(self.up(self.norm2(hidden)), approximate="tanh"))
+
+    def _attention(self, hidden: Tensor) -> Tensor:
+        batch, length, width = hidden.shape
+        split = self.qkv(hidden).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
+        found = scaled_dot_product_attention(query, key, value, is_causal=True)
+        return found.transpose(1, 2).reshape(batch, length, width)
+
+
 class Plain(GPT):
     """The same model, added up in fp32 as autocast leaves it, with torch's loss inside: the way of tutorials, and of nanoGPT."""
+
+    def __init__(self, design: Design) -> None:
+        super().__init__(design)
+        self.blocks = nn.ModuleList(PlainBlock(design) for _ in self.blocks)
 
     def forward(self, tokens: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
         assert self.position is not None
@@ -169,6 +189,9 @@ CONTENDERS: dict[str, Callable[[int, int], float]] = {
     "paceline": with_paceline,
     "paceline-free": lambda count, steps: with_paceline(count, steps, "exact=false"),
     "paceline-trainer": with_trainer,
+    "paceline-fp8": lambda count, steps: with_paceline(
+        count, steps, "exact=false", "fp8_head=true"
+    ),
     "hand-compiled": by_hand,
     "transformers": lambda count, steps: with_transformers(count, steps, compiled=False),
     "transformers-compiled": lambda count, steps: with_transformers(count, steps, compiled=True),

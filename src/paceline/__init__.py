@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.data.reading.stream import Stream as Stream
     from paceline.data.reading.transform import transformed as transformed
     from paceline.errors import PacelineError as PacelineError
+    from paceline.kernels.attention import causal_attention as causal_attention
     from paceline.notebook.extension import load_ipython_extension as load_ipython_extension
     from paceline.scale.lr import scaled_lr as scaled_lr
     from paceline.train.accuracy import accuracy as accuracy
@@ -45,6 +46,7 @@ _HOMES = {
     "Trainer": "paceline.train.trainer",
     "accuracy": "paceline.train.accuracy",
     "by_length": "paceline.data.reading.sampled",
+    "causal_attention": "paceline.kernels.attention",
     "config_from_argv": "paceline.config",
     "load_ipython_extension": "paceline.notebook.extension",
     "mixture": "paceline.data.reading.sampled",

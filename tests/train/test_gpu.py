@@ -194,6 +194,8 @@ GPTS = {
     "bf16, muon": ["precision=bf16", "optimizer=muon", "norm=rms"],
     "compiled": ["compile=true"],
     "compiled bf16": ["compile=true", "precision=bf16"],
+    "own attention": ["heads=1", "embedding_dim=64", "precision=bf16"],
+    "fp8 head": ["compile=true", "embedding_dim=64", "heads=1", "precision=bf16", "fp8_head=true"],
 }
 
 
@@ -278,7 +280,7 @@ def test_a_step_that_cannot_be_captured_says_why_or_goes_on_without(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_loss_kernel_finds_torchs_loss_and_gradient(dtype):
-    from paceline.recipes.loss_kernel import mean_loss
+    from paceline.kernels.loss_kernel import mean_loss
 
     generator = torch.Generator("cuda").manual_seed(1)
     scores = (

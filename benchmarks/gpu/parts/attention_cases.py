@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from parts import attention_backward, attention_forward, attention_op
-from parts.attention_forward import Blocks
-from parts.cudnn_attention import cudnn_step
 from parts.measuring import Candidate, Part, Step
 from parts.shapes import Sizes
 from torch import Tensor
@@ -16,7 +14,24 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils import deterministic
 
+from paceline.kernels import attention_backward, attention_forward
+from paceline.kernels.attention import attend, parts_of
+from paceline.kernels.attention_forward import Blocks
+
 _CHECKED_BATCH = 2
+_FORWARD = [
+    Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 4), Blocks(64, 32, 4, 3), Blocks(64, 32, 4, 4),
+    Blocks(64, 64, 8, 3), Blocks(128, 32, 4, 3), Blocks(128, 64, 8, 3),
+]  # fmt: skip
+_QUERIES = [
+    Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 4), Blocks(64, 32, 4, 3),
+    Blocks(64, 32, 4, 4), Blocks(128, 32, 8, 3), Blocks(128, 32, 4, 3),
+]  # fmt: skip
+_KEYS = [
+    Blocks(64, 64, 4, 3), Blocks(32, 64, 4, 2), Blocks(32, 64, 4, 4), Blocks(32, 64, 4, 5),
+    Blocks(32, 32, 4, 3), Blocks(64, 32, 4, 3), Blocks(16, 64, 4, 4), Blocks(32, 128, 8, 4),
+]  # fmt: skip
+"""Other block sizes for heads of 64."""
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -27,9 +42,7 @@ class _Case:
         shape = sizes.batch, sizes.length, 3, sizes.heads, sizes.head_dim
         self.qkv = sizes.random(*shape).requires_grad_()
         self.above = sizes.random(*shape[:2], *shape[3:], std=0.1).transpose(1, 2)
-        self.parts = [
-            part.detach().requires_grad_() for part in attention_op.parts_of(self.qkv.detach())
-        ]
+        self.parts = [part.detach().requires_grad_() for part in parts_of(self.qkv.detach())]
 
     def step(self, attention: Attention) -> Step:
         """Return attention of separate q, k and v; the gradients are not assembled to one of qkv."""
@@ -46,13 +59,13 @@ class _Case:
         def run() -> Sequence[Tensor]:
             out = attention(self.qkv)
             (gradient,) = torch.autograd.grad(out, self.qkv, self.above)
-            return out, *attention_op.parts_of(gradient)
+            return out, *parts_of(gradient)
 
         return run
 
     def expected(self) -> Sequence[Tensor]:
         few = [part.detach()[:_CHECKED_BATCH].double().requires_grad_() for part in self.parts]
-        out, _ = attention_op.formula(*few)
+        out = formula(*few)
         above = self.above[:_CHECKED_BATCH].double()
         return out.detach(), *torch.autograd.grad(out, few, above)
 
@@ -92,20 +105,12 @@ def _flex(sizes: Sizes) -> Attention:
     return lambda q, k, v: compiled(q, k, v, block_mask=mask)
 
 
-def _flash_package(version: int) -> Attention:
-    """Return FlashAttention 3 or 4 with a deterministic backward, if it is installed."""
-    if version == 3:
-        from flash_attn_interface import flash_attn_func
-    else:
-        from flash_attn.cute import flash_attn_func
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        swapped = [part.transpose(1, 2) for part in (q, k, v)]
-        found = flash_attn_func(*swapped, causal=True, deterministic=True)
-        out: Tensor = found[0] if isinstance(found, tuple) else found
-        return out.transpose(1, 2)
-
-    return run
+def formula(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return causal attention in the dtype of the inputs."""
+    length, head_dim = query.shape[-2:]
+    hidden = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
+    scores = (query @ key.transpose(-1, -2) / math.sqrt(head_dim)).masked_fill(hidden, -math.inf)
+    return scores.softmax(-1) @ value
 
 
 def whole_parts(sizes: Sizes) -> list[Part]:
@@ -113,26 +118,23 @@ def whole_parts(sizes: Sizes) -> list[Part]:
     case = _Case(sizes)
 
     def sdpa_of_qkv(qkv: Tensor) -> Tensor:
-        return scaled_dot_product_attention(*attention_op.parts_of(qkv), is_causal=True)
-
-    def own(forward: str) -> Callable[[], Step]:
-        return lambda: case.qkv_step(lambda qkv: attention_op.attend(qkv, forward).transpose(1, 2))
+        return scaled_dot_product_attention(*parts_of(qkv), is_causal=True)
 
     part = Part(
         "attention",
         [
-            Candidate("today, free: SDPA", lambda: case.step(_sdpa())),
-            Candidate("today, exact: SDPA", lambda: _deterministically(case.step(_sdpa()))),
             Candidate("SDPA, and one gradient", lambda: case.qkv_step(sdpa_of_qkv)),
+            Candidate(
+                "the same, deterministic",
+                lambda: _deterministically(case.qkv_step(sdpa_of_qkv)),
+            ),
             Candidate("SDPA, cuDNN", lambda: case.step(_sdpa(SDPBackend.CUDNN_ATTENTION))),
             Candidate("SDPA, flash", lambda: case.step(_sdpa(SDPBackend.FLASH_ATTENTION))),
-            Candidate("cuDNN forward, own backward", own("cudnn")),
-            Candidate("flash forward, own backward", own("flash")),
-            Candidate("own forward, own backward", own("triton")),
             Candidate("flex_attention", lambda: case.step(_flex(sizes))),
-            Candidate("FA3, deterministic", lambda: case.step(_flash_package(3))),
-            Candidate("FA4, deterministic", lambda: case.step(_flash_package(4))),
-            Candidate("cudnn-frontend, deterministic", lambda: cudnn_step(case.parts, case.above)),
+            Candidate(
+                "ours",
+                lambda: case.qkv_step(lambda qkv: attend(qkv)[0].transpose(1, 2)),
+            ),
         ],
         case.expected,
     )
@@ -145,7 +147,7 @@ def kernel_parts(sizes: Sizes) -> list[Part]:
     head_dim = sizes.head_dim
     inputs = tuple(part.detach() for part in case.parts)
     out, logs = attention_forward.forward(*inputs)
-    dq, dk, dv = attention_op.parts_of(torch.empty_like(case.qkv, requires_grad=False))
+    dq, dk, dv = parts_of(torch.empty_like(case.qkv, requires_grad=False))
     deltas = attention_backward.query_gradients(inputs, out, logs, case.above, dq)
 
     def forward(blocks: Blocks) -> Step:
@@ -166,16 +168,16 @@ def kernel_parts(sizes: Sizes) -> list[Part]:
         return run
 
     kinds = [
-        ("kernel: forward", forward, attention_forward.FORWARD, attention_forward.FORWARD_CHOICES),
-        ("kernel: dQ", of_queries, attention_backward.QUERIES, attention_backward.QUERIES_CHOICES),
-        ("kernel: dK, dV", of_keys, attention_backward.KEYS, attention_backward.KEYS_CHOICES),
+        ("kernel: forward", forward, attention_forward.FORWARD, _FORWARD),
+        ("kernel: dQ", of_queries, attention_backward.QUERIES, _QUERIES),
+        ("kernel: dK, dV", of_keys, attention_backward.KEYS, _KEYS),
     ]
     return [
         Part(
             name,
             [
                 Candidate(str(blocks), lambda make=make, blocks=blocks: make(blocks))
-                for blocks in (default[head_dim], *choices[head_dim])
+                for blocks in (default[head_dim], *choices)
             ],
         )
         for name, make, default, choices in kinds

@@ -44,8 +44,3 @@ class Sizes:
 def gpt2_124m(device: str) -> Sizes:
     """Return the batch of `benchmarks/gpu/gpt.py`."""
     return Sizes(64, 1024, 12, 64, 50_304, device)
-
-
-def tiny(device: str) -> Sizes:
-    """Return a batch that Triton's interpreter manages."""
-    return Sizes(1, 32, 2, 64, 160, device)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import paceline
+from paceline.errors import ConfigError
 from paceline.recipes.gpt_config import (
     GptConfig,
     design_of,
@@ -17,7 +18,7 @@ from paceline.recipes.gpt_config import (
     shape_of,
     with_vocabulary,
 )
-from paceline.recipes.gpt_model import GPT, Block, flops_per_sequence
+from paceline.recipes.gpt_model import GPT, Block, HeadInput, flops_per_sequence
 from paceline.recipes.gpt_text import VocabularySaver, load_text
 from paceline.recipes.muon import Muon
 from paceline.train.gpu_settings import with_gpu_settings
@@ -25,6 +26,7 @@ from paceline.train.gpu_settings import with_gpu_settings
 _COMPILED_WEIGHTS = (
     20e6  # in all blocks; a smaller model is trained before its compilation would end
 )
+_FP8_CAPABILITY = (8, 9)
 _HAS_TRITON = find_spec("triton") is not None
 
 
@@ -64,8 +66,11 @@ def _muon(model: nn.Module, config: GptConfig) -> Muon:
     return Muon(groups.values(), paceline.scaled_lr(config))
 
 
-def token_loss(logits: Tensor, target: Tensor) -> Tensor:
+def token_loss(logits: Tensor | HeadInput, target: Tensor) -> Tensor:
     """Return the mean cross entropy over all positions."""
+    if isinstance(logits, HeadInput):
+        found: Tensor = _fp8_loss(*logits, target.flatten())
+        return found
     if logits.is_cuda and _HAS_TRITON:
         loss: Tensor = _fused_loss(logits.flatten(0, 1), target.flatten())
         return loss
@@ -78,9 +83,27 @@ def _fused_loss(logits: Tensor, target: Tensor) -> Tensor:
 
     With 50,000 tokens, memory traffic is the cost.
     """
-    from paceline.recipes.loss_kernel import mean_loss
+    from paceline.kernels.loss_kernel import mean_loss
 
     return mean_loss(logits, target)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _fp8_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    from paceline.kernels.fp8_head import head_loss
+
+    return head_loss(hidden.flatten(0, 1), weight, target)
+
+
+def _refuse_fp8_head(device: str) -> None:
+    """Raise if the output layer cannot be computed in fp8 here."""
+    capability = (0, 0) if device == "cpu" else torch.cuda.get_device_capability(device)
+    if capability < _FP8_CAPABILITY or not _HAS_TRITON:
+        what = "a CPU" if device == "cpu" else f"compute capability {capability[0]}.{capability[1]}"
+        raise ConfigError(
+            f"fp8_head needs a GPU of compute capability 8.9 (L4, H100) or newer with Triton; this is {what}",
+            fix="remove fp8_head",
+        )
 
 
 def for_device(config: GptConfig) -> GptConfig:
@@ -95,6 +118,8 @@ def main(config: GptConfig) -> None:
     config, weights = load_initial_weights(config)
     saver = VocabularySaver(config)
     with paceline.Run(config, sinks=[saver]) as run:
+        if config.fp8_head:
+            _refuse_fp8_head(run.device)
         text = load_text(config, run.world)
         saver.vocabulary = text.vocabulary
         run.config = config = with_vocabulary(config, text.vocabulary)

@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, relu, scaled_dot_product_attention
+from torch.nn.functional import relu, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
+from paceline.kernels.attention import causal_attention
+from paceline.kernels.gelu import gelu
 from paceline.recipes.gpt_kv_cache import BlockKVCache, KVCache
 
 
@@ -56,6 +58,15 @@ class Design:
     dropout: float = 0.0
     recompute: bool = False
     """Activation checkpointing: recompute each block in the backward pass."""
+    fp8_head: bool = False
+    """While training, return what `fp8_head.head_loss` takes, instead of logits."""
+
+
+class HeadInput(NamedTuple):
+    """The input of an output layer that is computed together with the loss."""
+
+    hidden: Tensor
+    weight: Tensor
 
 
 class Block(nn.Module):
@@ -81,23 +92,22 @@ class Block(nn.Module):
         """Return the hidden states after this layer."""
         hidden = hidden + self.drop(self.out(self._attend(self.norm1(hidden), angles, cache)))
         inside = self.up(self.norm2(hidden))
-        if self.activation == "relu2":
-            inside = relu(inside).square()
-        else:
-            inside = gelu(inside, approximate="tanh")
+        inside = relu(inside).square() if self.activation == "relu2" else gelu(inside)
         result: Tensor = hidden + self.drop(self.down(inside))
         return result
 
     def _attend(self, hidden: Tensor, angles: Tensor | None, cache: BlockKVCache | None) -> Tensor:
         batch, length, width = hidden.shape
         split = self.qkv(hidden).view(batch, length, 3, self.heads, width // self.heads)
+        dropout = self.dropout if self.training else 0.0
+        if angles is None and cache is None:
+            return causal_attention(split, dropout).reshape(batch, length, width)
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
         if angles is not None:
             query, key = rotate(query, angles), rotate(key, angles)
         if cache is not None:
             key, value = cache.append(key, value)
         causal = cache is None or length > 1  # a single new position attends to all cached ones
-        dropout = self.dropout if self.training else 0.0
         heads = scaled_dot_product_attention(query, key, value, is_causal=causal, dropout_p=dropout)
         return heads.transpose(1, 2).reshape(batch, length, width)
 
@@ -124,8 +134,8 @@ class GPT(nn.Module):
             if name.endswith(("out.weight", "down.weight")):
                 nn.init.normal_(value, std=residual_std)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits [batch, length, vocabulary]."""
+    def forward(self, tokens: Tensor) -> Tensor | HeadInput:
+        """Return logits [batch, length, vocabulary]; with `fp8_head`, while training, what they are computed from."""
         hidden, angles = self._embed(tokens, 0)
         kind = hidden.device.type
         if torch.is_autocast_enabled(kind):
@@ -141,6 +151,8 @@ class GPT(nn.Module):
                 )
             else:
                 hidden = block(hidden, angles)
+        if self.design.fp8_head and self.training:
+            return HeadInput(self.norm(hidden), self.embedding.weight)
         return self._logits(hidden)
 
     def next_logits(self, tokens: Tensor, cache: KVCache) -> Tensor:

@@ -1,4 +1,4 @@
-"""Checks of the Triton kernels of benchmarks/gpu/parts, in Triton's interpreter, on a CPU.
+"""Checks of the Triton kernels of `paceline.kernels`, in Triton's interpreter, on a CPU.
 
 Run as a program, with TRITON_INTERPRET=1 set before Triton is imported; prints a JSON object: what each check raised.
 """
@@ -8,12 +8,9 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from functools import partial
-from pathlib import Path
 
 import torch
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
@@ -28,69 +25,43 @@ def with_gradients(function, inputs, above=None):
     return result, *torch.autograd.grad(result, inputs, above)
 
 
-def logits_and_targets(dtype):
-    return (3 * torch.randn(3, 2100)).to(dtype).requires_grad_(), torch.randint(2100, (3,))
+def loss_is_that_of_torch() -> None:
+    from paceline.kernels import loss_kernel
+
+    targets = torch.randint(2100, (3,))
+    for dtype, limit in ((torch.float32, 1e-6), (torch.bfloat16, 0.01)):
+        logits = (3 * torch.randn(3, 2100)).to(dtype).requires_grad_()
+        above = torch.tensor(0.3)
+        found = with_gradients(lambda x: loss_kernel.mean_loss(x, targets), [logits], above)
+        exact = with_gradients(
+            lambda x: torch.nn.functional.cross_entropy(x, targets),
+            [logits.detach().double().requires_grad_()],
+            above,
+        )
+        assert max(relative(a, b) for a, b in zip(found, exact, strict=True)) < limit
 
 
-def loss_has_the_bits_of_today() -> None:
-    from parts import one_pass_loss
-
-    from paceline.recipes import loss_kernel
-
-    for dtype in (torch.float32, torch.bfloat16):
-        logits, targets = logits_and_targets(dtype)
-        today = with_gradients(partial(loss_kernel.mean_loss, targets=targets), [logits])
-        for over in (False, True):
-            copy = logits.detach().clone().requires_grad_()
-            loss = partial(one_pass_loss.mean_loss, targets=targets, over_logits=over)
-            found = with_gradients(loss, [copy])
-            assert torch.equal(found[0], today[0])
-            assert torch.equal(found[1], today[1])
-            assert (found[1].data_ptr() == copy.data_ptr()) == over
+def formula(query, key, value):
+    length, head_dim = query.shape[-2:]
+    hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
+    scores = (query @ key.transpose(-1, -2) / head_dim**0.5).masked_fill(hidden, -torch.inf)
+    logs = scores.logsumexp(-1)
+    return (scores - logs[..., None]).exp() @ value, logs
 
 
-def loss_handles_the_upstream_factor() -> None:
-    from parts import one_pass_loss
-
-    from paceline.recipes import loss_kernel
-
-    logits, targets = logits_and_targets(torch.float32)
-    for expected, factor, exact in ((0.25, 0.25, True), (1.0, 0.3, False), (0.5, 2.0, True)):
-        above = torch.tensor(factor)
-        today = with_gradients(lambda x: loss_kernel.mean_loss(x, targets), [logits], above)[1]
-        loss = partial(one_pass_loss.mean_loss, targets=targets, expected=expected)
-        found = with_gradients(loss, [logits], above)[1]
-        assert torch.equal(found, today) if exact else relative(found, today) < 1e-6
-
-
-def loss_is_the_same_in_other_blocks() -> None:
-    from parts import one_pass_loss
-
-    logits, targets = logits_and_targets(torch.float32)
-    expected = with_gradients(
-        lambda x: torch.nn.functional.cross_entropy(x, targets), [logits.double()]
-    )
-    choice = one_pass_loss.CHOICES["8192, 16 warps, 2 rows per SM"]
-    found = with_gradients(lambda x: one_pass_loss.mean_loss(x, targets, choice), [logits])
-    assert max(relative(a, b) for a, b in zip(found, expected, strict=True)) < 1e-6
-
-
-def attention_errors(
-    batch: int, length: int, heads: int, head_dim: int, dtype, forward: str
-) -> list[float]:
+def attention_errors(batch: int, length: int, heads: int, head_dim: int, dtype) -> list[float]:
     """Return the errors of output, dQ, dK and dV; run twice and compare the bits."""
-    from parts import attention_op
+    from paceline.kernels.attention import attend, parts_of
 
     qkv = torch.randn(batch, length, 3, heads, head_dim).to(dtype).requires_grad_()
     above = torch.randn(batch, length, heads, head_dim).to(dtype)
-    attend = partial(attention_op.attend, forward=forward)
-    out, gradient = with_gradients(attend, [qkv], above)
-    again = with_gradients(attend, [qkv], above)
+    out, gradient = with_gradients(lambda x: attend(x)[0], [qkv], above)
+    again = with_gradients(lambda x: attend(x)[0], [qkv], above)
     assert torch.equal(out, again[0])
     assert torch.equal(gradient, again[1])
     assert gradient.is_contiguous()
     exact = with_gradients(
-        lambda x: attention_op.formula(*attention_op.parts_of(x))[0].transpose(1, 2),
+        lambda x: formula(*parts_of(x))[0].transpose(1, 2),
         [qkv.detach().double().requires_grad_()],
         above.double(),
     )
@@ -100,8 +71,8 @@ def attention_errors(
 
 def cut_small() -> None:
     """Let the kernels have several blocks of a short sequence, of other sizes in each kernel."""
-    from parts import attention_backward, attention_forward
-    from parts.attention_forward import Blocks
+    from paceline.kernels import attention_backward, attention_forward
+    from paceline.kernels.attention_forward import Blocks
 
     attention_forward.FORWARD |= {64: Blocks(32, 16, 4, 1), 128: Blocks(16, 32, 4, 1)}
     attention_backward.QUERIES |= {64: Blocks(16, 32, 4, 1), 128: Blocks(32, 16, 4, 1)}
@@ -109,26 +80,25 @@ def cut_small() -> None:
 
 
 def attention_in_blocks_of_the_gpu() -> None:
-    assert max(attention_errors(1, 130, 1, 64, torch.float32, "triton")) < 1e-6
+    assert max(attention_errors(1, 130, 1, 64, torch.float32)) < 1e-6
 
 
 def attention_of_odd_and_even_lengths() -> None:
     cut_small()
-    cases = [(2, 37, 1, 64, "triton"), (1, 64, 2, 64, "formula"), (1, 33, 1, 128, "triton")]
-    for batch, length, heads, head_dim, forward in cases:
-        errors = attention_errors(batch, length, heads, head_dim, torch.float32, forward)
+    for batch, length, heads, head_dim in [(2, 37, 1, 64), (1, 64, 2, 64), (1, 33, 1, 128)]:
+        errors = attention_errors(batch, length, heads, head_dim, torch.float32)
         assert max(errors) < 1e-6, (length, head_dim, errors)
 
 
 def attention_in_bf16() -> None:
     cut_small()
-    for length, head_dim, forward in ((45, 64, "triton"), (32, 128, "formula")):
-        errors = attention_errors(1, length, 1, head_dim, torch.bfloat16, forward)
+    for length, head_dim in ((45, 64), (32, 128)):
+        errors = attention_errors(1, length, 1, head_dim, torch.bfloat16)
         assert max(errors) < 0.01, errors
 
 
 def attention_of_separate_tensors_with_other_strides() -> None:
-    from parts import attention_backward, attention_forward, attention_op
+    from paceline.kernels import attention_backward, attention_forward
 
     cut_small()
     shape = 2, 2, 35, 64
@@ -142,39 +112,48 @@ def attention_of_separate_tensors_with_other_strides() -> None:
     gradients = tuple(torch.empty_like(part) for part in inputs)
     attention_backward.backward_into(inputs, out, logs, above, gradients)
     exact = [part.double().requires_grad_() for part in inputs]
-    expected, exact_logs = attention_op.formula(*exact)
+    expected, exact_logs = formula(*exact)
     wanted = torch.autograd.grad(expected, exact, above.double())
     pairs = [(logs, exact_logs), (out, expected), *zip(gradients, wanted, strict=True)]
     assert max(relative(found, right) for found, right in pairs) < 1e-6
 
 
 def attention_stays_in_a_compiled_graph() -> None:
-    from parts import attention_op
+    from paceline.kernels.attention import attend
 
     cut_small()
     qkv = torch.randn(1, 20, 3, 1, 64, requires_grad=True)
-    torch.library.opcheck(attention_op.causal_attention, (qkv, "triton"))
+    torch.library.opcheck(attend, (qkv,))
 
     def loss(values):
-        return attention_op.attend(2 * values, "triton").square().sum()
+        return attend(2 * values)[0].square().sum()
 
     compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
     assert torch.equal(with_gradients(compiled, [qkv])[1], with_gradients(loss, [qkv])[1])
 
 
 def fp8_conversion_has_the_bits_of_torch() -> None:
-    from parts import fp8_tensors
+    from paceline.kernels import fp8_kernel
 
     values = torch.randn(40, 144).bfloat16()
     for dtype in (E4M3, E5M2):
-        found = fp8_tensors.quantized(values, dtype, fp8_tensors.largest_of(values), both=True)
+        found = fp8_kernel.quantized(values, dtype)
         assert found.inverse.log2() % 1 == 0
         right = (values.float() / found.inverse).to(dtype)
-        assert fp8_tensors.LARGEST[dtype] / 4 < right.float().abs().max()
-        flipped = right.view(torch.uint8).t()
+        assert fp8_kernel.LARGEST[dtype] / 4 < right.float().abs().max()
         assert torch.equal(found.values.view(torch.uint8), right.view(torch.uint8))
-        assert torch.equal(found.transposed.view(torch.uint8), flipped)
-        assert torch.equal(fp8_tensors.transposed(right).view(torch.uint8), flipped)
+        assert torch.equal(found.transposed.view(torch.uint8), right.view(torch.uint8).t())
+
+
+def fp8_gradients_are_those_of_torch_rounded() -> None:
+    from paceline.kernels import fp8_kernel, loss_kernel
+
+    logits, targets = (3 * torch.randn(40, 144)).bfloat16(), torch.randint(144, (40,))
+    _, logs = loss_kernel.losses_of(logits, targets)
+    found = fp8_kernel.logit_gradients(logits, targets, logs)
+    exact = logits.float().softmax(1) - torch.nn.functional.one_hot(targets, 144)
+    assert relative(found.values.float() * found.inverse, exact) < 0.06
+    assert torch.equal(found.transposed.view(torch.uint8), found.values.view(torch.uint8).t())
 
 
 def head_inputs():
@@ -183,32 +162,8 @@ def head_inputs():
     return [hidden, weight], torch.randint(160, (48,))
 
 
-def rounded(values, dtype):
-    """Return values as fp8 keeps them, by plain torch."""
-    _, exponent = torch.frexp(values.abs().max().float())
-    scale = 2.0 ** ((8 if dtype == E4M3 else 15) - exponent.item())
-    return (values.float() * scale).to(dtype).float() / scale
-
-
-def fp8_head_is_a_product_of_rounded_values() -> None:
-    from parts import fp8_head
-
-    inputs, _ = head_inputs()
-    above = (torch.randn(48, 160) / 48).clamp(-1 / 48, 1 / 48).bfloat16()
-    hidden, weight = (rounded(value.detach(), E4M3) for value in inputs)
-    gradient = rounded(above, E5M2)
-    expected = [hidden @ weight.t(), gradient @ weight, gradient.t() @ hidden]
-    plain = above.float().t() @ inputs[0].detach().float()
-    for bound in (None, 1 / 48):
-        for kind, last in (("fp8", expected[2]), ("bf16", plain)):
-            head = partial(fp8_head.head, bound=bound, weight_gradient=kind)
-            found = with_gradients(head, inputs, above)
-            wanted = [*expected[:2], last]
-            assert max(relative(a, b) for a, b in zip(found, wanted, strict=True)) < 0.005
-
-
 def fp8_head_with_loss_is_near_fp32() -> None:
-    from parts import fp8_head
+    from paceline.kernels import fp8_head
 
     inputs, targets = head_inputs()
     plain = [value.detach().float().requires_grad_() for value in inputs]
@@ -226,7 +181,7 @@ def fp8_head_with_loss_is_near_fp32() -> None:
 
 
 def gelu_is_that_of_torch() -> None:
-    from parts import fast_gelu
+    from paceline.kernels.gelu import fast_gelu
 
     def plain(values):
         return torch.nn.functional.gelu(values, approximate="tanh")
@@ -234,25 +189,23 @@ def gelu_is_that_of_torch() -> None:
     for dtype, limit in ((torch.float32, 1e-6), (torch.bfloat16, 0.01)):
         values = torch.linspace(-6, 6, 5001).to(dtype).requires_grad_()
         above = torch.randn(5001).to(dtype)
-        found = with_gradients(fast_gelu.gelu, [values], above)
+        found = with_gradients(fast_gelu, [values], above)
         exact = with_gradients(plain, [values.detach().double().requires_grad_()], above.double())
         assert max(relative(a, b) for a, b in zip(found, exact, strict=True)) < limit
-    torch.library.opcheck(fast_gelu.gelu, (torch.randn(3, 50, requires_grad=True),))
+    torch.library.opcheck(fast_gelu, (torch.randn(3, 50, requires_grad=True),))
 
 
 CHECKS = {
     check.__name__: check
     for check in (
-        loss_has_the_bits_of_today,
-        loss_handles_the_upstream_factor,
-        loss_is_the_same_in_other_blocks,
+        loss_is_that_of_torch,
         attention_in_blocks_of_the_gpu,
         attention_of_odd_and_even_lengths,
         attention_in_bf16,
         attention_of_separate_tensors_with_other_strides,
         attention_stays_in_a_compiled_graph,
         fp8_conversion_has_the_bits_of_torch,
-        fp8_head_is_a_product_of_rounded_values,
+        fp8_gradients_are_those_of_torch_rounded,
         fp8_head_with_loss_is_near_fp32,
         gelu_is_that_of_torch,
     )
@@ -269,10 +222,9 @@ def what_it_raises(check) -> str:
 
 
 def main() -> None:
-    sys.path[:0] = [str(BENCHMARKS / "gpu"), str(BENCHMARKS)]
-    from parts import interpreter
+    import triton_interpreter
 
-    interpreter.correct()
+    triton_interpreter.correct()
     chosen = sys.argv[1:] or CHECKS
     print(json.dumps({name: what_it_raises(CHECKS[name]) for name in chosen}))
 

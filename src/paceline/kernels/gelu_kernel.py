@@ -1,4 +1,4 @@
-"""GELU (tanh approximation) with the tanh instruction of the GPU, as an operator that torch.compile keeps in its graph.
+"""GELU (tanh approximation) with the tanh instruction of the GPU, as Triton kernels.
 
 `tanh.approx.f32` is one instruction with a relative error of about 2 ** -11, less than the rounding of bf16. Backward
 needs the input only. Triton's interpreter, which has no PTX, computes tanh by an exponential.
@@ -7,14 +7,13 @@ needs the input only. Triton's interpreter, which has no PTX, computes tanh by a
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK, WARPS = 4096, 8
+_BLOCK, _WARPS = 4096, 8
 _ROOT = tl.constexpr(math.sqrt(2 / math.pi))
 _CUBIC = tl.constexpr(0.044715)
 
@@ -56,45 +55,20 @@ def _backward(inputs, grads, outputs, count, block: tl.constexpr, fast: tl.const
     tl.store(outputs + places, result.to(outputs.dtype.element_ty), mask=valid)
 
 
-@torch.library.custom_op("paceline_parts::gelu", mutates_args=())
-def gelu(inputs: Tensor) -> Tensor:
-    """Return GELU of a contiguous tensor."""
+def forward(inputs: Tensor) -> Tensor:
+    """Return GELU of a tensor."""
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
-    _forward[triton.cdiv(inputs.numel(), BLOCK),](
-        inputs.contiguous(), outputs, inputs.numel(), BLOCK, inputs.is_cuda, num_warps=WARPS
+    _forward[triton.cdiv(inputs.numel(), _BLOCK),](
+        inputs.contiguous(), outputs, inputs.numel(), _BLOCK, inputs.is_cuda, num_warps=_WARPS
     )
     return outputs
 
 
-@gelu.register_fake
-def _(inputs: Tensor) -> Tensor:
-    return torch.empty_like(inputs, memory_format=torch.contiguous_format)
-
-
-@torch.library.custom_op("paceline_parts::gelu_backward", mutates_args=())
-def gelu_backward(inputs: Tensor, grad: Tensor) -> Tensor:
+def backward(inputs: Tensor, grad: Tensor) -> Tensor:
     """Return the gradient of the input."""
     outputs = torch.empty_like(inputs, memory_format=torch.contiguous_format)
-    _backward[triton.cdiv(inputs.numel(), BLOCK),](
-        inputs.contiguous(), grad.contiguous(), outputs, inputs.numel(), BLOCK, inputs.is_cuda,
-        num_warps=WARPS,
+    _backward[triton.cdiv(inputs.numel(), _BLOCK),](
+        inputs.contiguous(), grad.contiguous(), outputs, inputs.numel(), _BLOCK, inputs.is_cuda,
+        num_warps=_WARPS,
     )  # fmt: skip
     return outputs
-
-
-@gelu_backward.register_fake
-def _(inputs: Tensor, grad: Tensor) -> Tensor:
-    return torch.empty_like(inputs, memory_format=torch.contiguous_format)
-
-
-def _save(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _gradient(ctx: Any, grad: Tensor) -> Tensor:
-    (inputs,) = ctx.saved_tensors
-    gradient: Tensor = gelu_backward(inputs, grad)
-    return gradient
-
-
-gelu.register_autograd(_gradient, setup_context=_save)

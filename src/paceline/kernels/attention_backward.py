@@ -12,32 +12,20 @@ import math
 import torch
 import triton
 import triton.language as tl
-from parts.attention_forward import LOG2E, Blocks, load_rows, precision_of, store_rows, strides
 from torch import Tensor
 
-QUERIES = {64: Blocks(128, 64, 8, 3), 128: Blocks(64, 64, 4, 2)}
-"""Block sizes of the first kernel, by head dimension."""
-QUERIES_CHOICES = {
-    64: [
-        Blocks(128, 64, 4, 3),
-        Blocks(64, 64, 4, 3),
-        Blocks(64, 128, 4, 2),
-        Blocks(128, 128, 8, 2),
-    ],
-    128: [Blocks(128, 64, 8, 2), Blocks(64, 128, 4, 2)],
-}
-KEYS = {64: Blocks(64, 128, 8, 3), 128: Blocks(32, 128, 8, 3)}
-"""Block sizes of the second kernel, by head dimension."""
-KEYS_CHOICES = {
-    64: [
-        Blocks(64, 128, 8, 2),
-        Blocks(64, 64, 4, 2),
-        Blocks(64, 64, 4, 3),
-        Blocks(32, 128, 8, 3, 128),
-        Blocks(32, 64, 4, 3),
-    ],
-    128: [Blocks(64, 128, 8, 2), Blocks(32, 128, 8, 2), Blocks(32, 64, 4, 2)],
-}
+from paceline.kernels.attention_forward import (
+    LOG2E,
+    Blocks,
+    load_rows,
+    precision_of,
+    store_rows,
+    strides,
+)
+
+QUERIES = {64: Blocks(64, 64, 4, 3), 128: Blocks(64, 64, 4, 2)}
+KEYS = {64: Blocks(32, 64, 4, 3), 128: Blocks(32, 128, 8, 3)}
+"""Block sizes of the two kernels, by head dimension."""
 _LOG2E = tl.constexpr(LOG2E)
 
 
@@ -104,12 +92,12 @@ def _query_gradients(
     middle = (first + 1) // keys * keys  # every query of the block sees all keys before this one
     result = _add_query_gradients(
         result, query, above, log, delta, key_start, value_start, k_row, v_row, first, 0, middle,
-        length, scale, head_dim, queries, keys, even, False, precision,  # noqa: FBT003
+        length, scale, head_dim, queries, keys, even, False, precision,
     )  # fmt: skip
     result = _add_query_gradients(
         result, query, above, log, delta, key_start, value_start, k_row, v_row, first, middle,
         tl.minimum(first + queries, length),
-        length, scale, head_dim, queries, keys, even, True, precision,  # noqa: FBT003
+        length, scale, head_dim, queries, keys, even, True, precision,
     )  # fmt: skip
     start = dq + batch * dq_batch + head * dq_head
     store_rows(start, dq_row, first, length, result * final_scale, head_dim, queries, even)
@@ -179,12 +167,12 @@ def _key_gradients(
     grad_key, grad_value = _add_key_gradients(
         grad_key, grad_value, key, value, query_start, above_start, log_start, delta_start,
         q_row, grad_row, first, begin, tl.minimum(middle, length),
-        length, scale, head_dim, queries, keys, even, True, precision,  # noqa: FBT003
+        length, scale, head_dim, queries, keys, even, True, precision,
     )  # fmt: skip
     grad_key, grad_value = _add_key_gradients(
         grad_key, grad_value, key, value, query_start, above_start, log_start, delta_start,
         q_row, grad_row, first, middle, length,
-        length, scale, head_dim, queries, keys, even, False, precision,  # noqa: FBT003
+        length, scale, head_dim, queries, keys, even, False, precision,
     )  # fmt: skip
     key_start, value_start = (
         dk + batch * dk_batch + head * dk_head,

@@ -1,0 +1,99 @@
+"""Do the Triton kernels compute what torch computes? In Triton's interpreter, where Triton is installed; and on a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, gelu, linear, scaled_dot_product_attention
+
+import paceline
+from support.kernel_checks import CHECKS, relative, with_gradients
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def raised() -> dict[str, str]:
+    """What each check raised, in Triton's interpreter, which must be chosen before Triton is imported."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("needs Triton: pip install triton")
+    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "tests/support/kernel_checks.py"]
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_kernel_is_right(raised: dict[str, str], name: str) -> None:
+    assert raised[name] == ""
+
+
+def test_attention_on_a_cpu_is_that_of_torch() -> None:
+    qkv = torch.randn(2, 7, 3, 4, 8)
+    query, key, value = qkv.permute(2, 0, 3, 1, 4)
+    right = scaled_dot_product_attention(query, key, value, is_causal=True)
+    assert torch.equal(paceline.causal_attention(qkv), right.transpose(1, 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("length", "head_dim"), [(1024, 64), (777, 64), (300, 128)])
+def test_attention_on_a_gpu_is_right_and_the_same_twice(length: int, head_dim: int) -> None:
+    torch.manual_seed(0)
+    qkv = torch.randn(2, length, 3, 3, head_dim, device="cuda").bfloat16().requires_grad_()
+    above = torch.randn(2, length, 3, head_dim, device="cuda").bfloat16()
+
+    def plain(values: torch.Tensor) -> torch.Tensor:
+        query, key, value = values.permute(2, 0, 3, 1, 4)
+        mask = torch.ones(length, length, dtype=torch.bool, device="cuda").triu(1)
+        scores = (query @ key.transpose(-1, -2) / head_dim**0.5).masked_fill(mask, -torch.inf)
+        return (scores.softmax(-1) @ value).transpose(1, 2)
+
+    runs = [with_gradients(paceline.causal_attention, [qkv], above) for _ in range(2)]
+    compiled = torch.compile(paceline.causal_attention, fullgraph=True)
+    runs.append(with_gradients(compiled, [qkv], above))
+    for run in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(runs[0], run, strict=True))
+    exact = with_gradients(plain, [qkv.detach().double().requires_grad_()], above.double())
+    for found, right in zip(runs[0], exact, strict=True):
+        assert relative(found, right) < 0.01
+
+
+@pytest.mark.gpu
+def test_gelu_on_a_gpu_is_that_of_torch() -> None:
+    from paceline.kernels.gelu import gelu as ours
+
+    values = torch.linspace(-6, 6, 5001, device="cuda").bfloat16().requires_grad_()
+    above = torch.randn(5001, device="cuda").bfloat16()
+    exact = values.detach().double().requires_grad_()
+    pairs = zip(
+        with_gradients(ours, [values], above),
+        with_gradients(lambda x: gelu(x, approximate="tanh"), [exact], above.double()),
+        strict=True,
+    )
+    assert max(relative(found, right) for found, right in pairs) < 0.005
+
+
+@pytest.mark.gpu
+def test_an_output_layer_in_fp8_is_near_fp32() -> None:
+    from paceline.kernels.fp8_head import head_loss
+
+    torch.manual_seed(0)
+    hidden = torch.randn(256, 128, device="cuda").requires_grad_()
+    weight = (0.1 * torch.randn(512, 128, device="cuda")).requires_grad_()
+    targets = torch.randint(512, (256,), device="cuda")
+    runs = [
+        with_gradients(lambda x, w: head_loss(x, w, targets), [hidden, weight]) for _ in range(2)
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    plain = with_gradients(lambda x, w: cross_entropy(linear(x, w), targets), [hidden, weight])
+    assert max(relative(a, b) for a, b in zip(runs[0], plain, strict=True)) < 0.08
+    with pytest.raises(paceline.PacelineError, match="tokens in a lane = 250"):
+        head_loss(hidden[:250], weight, targets[:250])
