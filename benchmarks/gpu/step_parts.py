@@ -32,7 +32,7 @@ PARTS: dict[str, list[Callable[[Sizes], list[Part]]]] = {
     "fp8": [head_parts],
     "attention": [whole_parts, kernel_parts],
 }
-SHARES = {"loss": 0.1, "gelu": 0.1, "fp8": 0.1, "attention": 0.7}
+SHARES = {"loss": 0.2, "gelu": 0.1, "fp8": 0.1, "attention": 0.6}
 """What part of the time each may take; most of it goes to the compilation of kernels."""
 
 

@@ -44,6 +44,7 @@ def test_attention_on_a_cpu_is_that_of_torch() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # of torch.compile's own imports
 @pytest.mark.parametrize(("length", "head_dim"), [(1024, 64), (777, 64), (300, 128)])
 def test_attention_on_a_gpu_is_right_and_the_same_twice(length: int, head_dim: int) -> None:
     torch.manual_seed(0)

@@ -15,9 +15,6 @@ from torch import Tensor
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}
 _EXPONENTS = {torch.float8_e4m3fn: 8, torch.float8_e5m2: 15}  # 2 ** exponent <= largest value
-GRADIENT_SCALE = (
-    2.0**15
-)  # probabilities minus targets are in [-1, 1], and the largest e5m2 is 57344
 _TILE, _WARPS = 128, 8
 
 
@@ -48,22 +45,15 @@ def _quantize(
 
 
 @triton.jit
-def _logit_gradients(
-    logits, targets, logs, straight, transposed, rows, columns, scale, tile: tl.constexpr
-):  # fmt: skip
-    """Write one tile of the gradient of a cross entropy in both orders: probabilities minus targets, times the scale."""
+def _transpose(source, target, rows, columns, tile: tl.constexpr):
+    """Write one tile of bytes with rows and columns exchanged."""
     row = tl.program_id(1) * tile + tl.arange(0, tile)
     column = tl.program_id(0) * tile + tl.arange(0, tile)
     valid = (row < rows)[:, None] & (column < columns)[None, :]
     here = tl.cast(row, tl.int64)[:, None] * columns + column[None, :]
     there = tl.cast(column, tl.int64)[:, None] * rows + row[None, :]
-    log = tl.load(logs + row, mask=row < rows, other=0.0)
-    target = tl.load(targets + row, mask=row < rows, other=-1)
-    values = tl.exp(tl.load(logits + here, mask=valid, other=0.0).to(tl.float32) - log[:, None])
-    values -= tl.where(column[None, :] == target[:, None], 1.0, 0.0)
-    values = (values * scale).to(straight.dtype.element_ty)
-    tl.store(straight + here, values, mask=valid)
-    tl.store(transposed + there, tl.trans(values), mask=tl.trans(valid))
+    values = tl.load(source + here, mask=valid, other=0)
+    tl.store(target + there, tl.trans(values), mask=tl.trans(valid))
 
 
 def scale_for(bound: Tensor, dtype: torch.dtype) -> Tensor:
@@ -91,13 +81,11 @@ def quantized(matrix: Tensor, dtype: torch.dtype) -> Scaled:
     return Scaled(straight, scale.reciprocal(), other)
 
 
-def logit_gradients(logits: Tensor, targets: Tensor, logs: Tensor) -> Scaled:
-    """Return the gradient of the sum of cross entropies in e5m2, which holds all values from -1 to 1 times 2 ** 15."""
-    rows, columns = logits.shape
-    straight = torch.empty(rows, columns, dtype=torch.float8_e5m2, device=logits.device)
-    other = torch.empty(columns, rows, dtype=torch.float8_e5m2, device=logits.device)
-    _logit_gradients[triton.cdiv(columns, _TILE), triton.cdiv(rows, _TILE)](
-        logits, targets, logs, straight, other, rows, columns, GRADIENT_SCALE, _TILE,
-        num_warps=_WARPS,
-    )  # fmt: skip
-    return Scaled(straight, torch.full((), 1 / GRADIENT_SCALE, device=logits.device), other)
+def transposed(matrix: Tensor) -> Tensor:
+    """Return a contiguous transpose of an fp8 matrix."""
+    rows, columns = matrix.shape
+    target = torch.empty(columns, rows, dtype=matrix.dtype, device=matrix.device)
+    _transpose[triton.cdiv(columns, _TILE), triton.cdiv(rows, _TILE)](
+        matrix.view(torch.uint8), target.view(torch.uint8), rows, columns, _TILE, num_warps=_WARPS
+    )
+    return target

@@ -59,6 +59,16 @@ def losses_of(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return losses, logs
 
 
+def gradients_of(
+    logits: Tensor, targets: Tensor, logs: Tensor, factor: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Return the gradient of the sum of all losses, times a factor on the device."""
+    (rows, width), gradients = logits.shape, torch.empty_like(logits, dtype=dtype)
+    grid = rows, triton.cdiv(width, _BLOCK)
+    _backward[grid](logits, targets, logs, factor, gradients, width, _BLOCK, num_warps=_WARPS)
+    return gradients
+
+
 class _MeanLoss(torch.autograd.Function):
     """Cross entropy, averaged over rows."""
 
@@ -73,12 +83,8 @@ class _MeanLoss(torch.autograd.Function):
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None]:
         """Return the gradient of the logits."""
         logits, targets, logs = ctx.saved_tensors
-        (rows, width), gradients = logits.shape, torch.empty_like(logits)
-        grid = rows, triton.cdiv(width, _BLOCK)
-        _backward[grid](
-            logits, targets, logs, outer / rows, gradients, width, _BLOCK, num_warps=_WARPS
-        )
-        return gradients, None
+        gradient = gradients_of(logits, targets, logs, outer / len(logits), logits.dtype)
+        return gradient, None
 
 
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
