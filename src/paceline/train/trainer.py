@@ -55,8 +55,10 @@ class Trainer:
 
     def fit(self) -> None:
         """Train until all steps are done, from the newest checkpoint on."""
-        if self.evaluation is not None:  # a metric that fails must fail now, not after an epoch
-            self.evaluate(batches=1)
+        if self.evaluation is not None:
+            # A metric that fails must fail now, not after an epoch. Compiling for that would delay the first step.
+            with torch.compiler.set_stance("force_eager"):
+                self.evaluate(batches=1)
         for step in self.run.steps(self.data, collate=self.collate, flops_per_sample=self.flops):
             self.run.update(self.optimizer, self.batch_loss, step)
             if self.evaluation is not None and step.evaluates:

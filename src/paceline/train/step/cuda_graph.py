@@ -29,7 +29,7 @@ from paceline.world.world import World
 
 _EAGER_UPDATES = 2  # the first creates the optimizer's state, the second may compile its update
 _MEETS_UNTIL = 64
-_COMPARES_EVERY = 1024
+_COMPARES_EVERY = 8192  # a comparison takes as long as some 40 replays of a small step
 _MAX_REASON_LETTERS = 400
 _FOLLOWS = (
     "The step depends on what a CUDA graph cannot follow: Python's random numbers, a counter, "
@@ -53,11 +53,13 @@ def meets(number: int) -> bool:
 def compares(number: int) -> bool:
     """Return whether the captured update of this number is compared with an eager one: often at first, seldom later.
 
-    >>> [number for number in range(2100) if compares(number)]
-    [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
+    >>> [number for number in range(17_000) if compares(number)]
+    [2, 4, 8, 16, 32, 64, 256, 1024, 4096, 8192, 16384]
     """
     is_power = number >= _EAGER_UPDATES and not number & (number - 1)
-    return is_power or number % _COMPARES_EVERY == 0 != number
+    is_fourth = number.bit_length() % 2 == 1
+    early = is_power and (number <= _MEETS_UNTIL or is_fourth)
+    return (early and number < _COMPARES_EVERY) or number % _COMPARES_EVERY == 0 != number
 
 
 class CapturedUpdates(Updates):

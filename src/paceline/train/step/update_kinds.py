@@ -19,6 +19,7 @@ the form of its batch, modes and numbers of the modules."""
 _MAX_CHANGES = 16
 """Losses of the same code, such as a lambda in the loop, or changes of a number, after which capturing is given up."""
 _MAX_KINDS = 256
+_PLAIN = {bool, int, float, type(None)}
 _Named = tuple[tuple[str, Any], ...]
 
 
@@ -119,6 +120,8 @@ def _fixed(value: Any) -> Any:
     >>> _fixed((0.9, [1, 2]))
     (0.9, '[1, 2]')
     """
+    if type(value) in _PLAIN:  # most are
+        return value
     if isinstance(value, Tensor):
         return value.data_ptr()
     if isinstance(value, tuple):  # betas may be tensors
