@@ -30,7 +30,7 @@ FLOORS = [
         "objectstore",
     },
     {"world", "scale", "launch", "cluster", "telemetry", "hang"},
-    {"data", "checkpoint"},
+    {"data", "checkpoint", "kernels"},
     {"train"},
     {"recipes"},
     {"plot"},

@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import torch
+import torch._dynamo  # torch imports it with the first optimizer
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, cross_entropy, gelu, max_pool2d, pad, unfold
 from torch.optim.lr_scheduler import LambdaLR
@@ -126,6 +127,12 @@ def shifted(images: Tensor, most: int) -> Tensor:
     return pad(images, (most,) * 4)[sample[:, None, None], rows, columns]
 
 
+def read_all(folder: str) -> tuple[Digits, Digits, Tensor]:
+    """Return training and test digits, and the filters of the first layer."""
+    train, test = read_digits(folder)
+    return train, test, whitening_filters(train[0])
+
+
 def read_digits(folder: str) -> tuple[Digits, Digits]:
     """Return training and test digits, as bytes."""
     if folder:
@@ -169,11 +176,11 @@ def warm_up(net: nn.Module, config: Config, device: str) -> None:
 def main(config: Config) -> None:
     """Train, and print how long it took and how good the network became."""
     with paceline.Run(config) as run, ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(read_digits, config.data_folder)
+        reading = pool.submit(read_all, config.data_folder)
         net = Net()
         warm_up(net, config, run.device)
-        train, test = reading.result()
-        net.whitening.copy_(whitening_filters(train[0]))
+        train, test, filters = reading.result()
+        net.whitening.copy_(filters)
         run.model(net)
         optimizer = run.optimizer(build_optimizer(net, config))
         scheduler = linear_decay(optimizer, config, len(train[0]))

@@ -16,9 +16,11 @@ _HEAD_DIMS = (64, 128)
 def causal_attention(qkv: Tensor, dropout: float = 0.0) -> Tensor:
     """Return causal self-attention [batch, length, heads, head dim] of queries, keys and values in one tensor.
 
-    `qkv` [batch, length, 3, heads, head dim] is what a linear layer with three outputs leaves. In bf16 on a GPU, with heads
-    of 64 or 128 and without dropout, three Triton kernels compute it: their backward pass adds nothing up in an order that
-    changes, so `exact=true` costs no time. Everything else is torch's `scaled_dot_product_attention`.
+    - `qkv`: [batch, length, 3, heads, head dim], as one linear layer computes them.
+    - `dropout`: the probability with which an attention weight is dropped; 0 in evaluation.
+
+    In bf16 on a GPU, with heads of 64 or 128 and without dropout, three Triton kernels compute it. Their backward pass has
+    the same bits in every run, so `exact=true` costs no time. Everything else is torch's `scaled_dot_product_attention`.
 
     >>> qkv = torch.randn(2, 5, 3, 4, 8)  # five tokens, four heads of 8
     >>> causal_attention(qkv).shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,12 @@ from paceline.train.run import Run
 
 Criterion = Callable[..., Any]  # criterion(outputs, target) -> mean, or (sum, count)
 Metric = Callable[[Tensor, Tensor], Any]  # metric(outputs, target) -> values, or (sum, count)
+
+
+def _uncompiled() -> contextlib.AbstractContextManager[object]:
+    """Run without torch.compile: compiling for a single batch would delay the first step."""
+    stance: contextlib.AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 class Trainer:
@@ -55,9 +62,8 @@ class Trainer:
 
     def fit(self) -> None:
         """Train until all steps are done, from the newest checkpoint on."""
-        if self.evaluation is not None:
-            # A metric that fails must fail now, not after an epoch. Compiling for that would delay the first step.
-            with torch.compiler.set_stance("force_eager"):
+        if self.evaluation is not None:  # a metric that fails must fail now, not after an epoch
+            with _uncompiled() if self.run.config.compile else contextlib.nullcontext():
                 self.evaluate(batches=1)
         for step in self.run.steps(self.data, collate=self.collate, flops_per_sample=self.flops):
             self.run.update(self.optimizer, self.batch_loss, step)
