@@ -20,16 +20,20 @@ class CapturedInputs:
     def __init__(self, step: RankBatch, device: torch.device) -> None:
         self.batches = [map_leaves(Tensor.clone, lane.batch) for lane in step.lanes]
         self._leaves: list[Tensor] = [leaf for batch in self.batches for leaf in leaves_of(batch)]
-        self._groups: dict[torch.dtype, list[int]] = {}
+        groups: dict[torch.dtype, list[int]] = {}
         for place, leaf in enumerate(self._leaves):
-            self._groups.setdefault(leaf.dtype, []).append(place)
+            groups.setdefault(leaf.dtype, []).append(place)
+        self._groups = list(groups.values())
         self._generators = [torch.Generator(device) for _ in step.lanes]
         self._default = torch.cuda.default_generators[device.index or 0]
 
     def fill(self, step: RankBatch, seeds: LaneSeeds) -> None:
         """Copy the batches of a step, and seed the generators."""
         given = [leaf for lane in step.lanes for leaf in leaves_of(lane.batch)]
-        for places in self._groups.values():  # one kernel for all tensors of a dtype
+        for places in self._groups:
+            if len(places) == 1:  # the kernel for several copies 65,536 numbers per thread block
+                self._leaves[places[0]].copy_(given[places[0]], non_blocking=True)
+                continue
             to = [self._leaves[place] for place in places]
             torch._foreach_copy_(to, [given[place] for place in places])
         for lane, generator in zip(step.lanes, self._generators, strict=True):
