@@ -34,7 +34,7 @@ gpu-all: gpu gpu-tests gpu-models  # each part alone as well
 
 gpu-tests: $(GPU_DEV)
 	$(GPU_PYTHON) -m pytest -q --numprocesses 0 -m gpu tests/train
-	$(GPU_PYTHON) -m pytest -q --numprocesses 0 -m gpu tests/measure tests/telemetry
+	$(GPU_PYTHON) -m pytest -q --numprocesses 0 -m gpu tests/kernels tests/measure tests/telemetry
 
 gpu-models: $(GPU_DEV)
 	$(GPU_PYTHON) scripts/model_table.py --device cuda -j 4 --to gpu-table/models

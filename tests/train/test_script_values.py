@@ -123,6 +123,41 @@ def test_a_trainer_leads_to_the_functions_of_the_script_and_not_to_its_own_count
         assert not changed_by(function, lambda: setattr(run, "step", run.step + 1))
 
 
+class Keeping:
+    """A loss that keeps its last result and counts its calls."""
+
+    last, calls = None, 0
+
+    def __init__(self):
+        self.last, self.calls = None, 0
+
+    def __call__(self, batch):
+        self.last = batch.sum()
+        self.calls += 1
+        return self.last
+
+
+def test_a_tensor_that_the_loss_keeps_is_a_result_but_a_count_is_read():
+    loss = Keeping()
+    values = ScriptValues(loss)
+    loss.last = torch.zeros(())
+    before = dict(values.now())
+    loss(torch.ones(3))
+    after = dict(values.now())
+    assert before["last"] == after["last"] == "Tensor"
+    assert (before["calls"], after["calls"]) == (0, 1)
+
+
+size = 1
+
+
+def test_a_global_with_the_name_of_an_attribute_is_another_thing(monkeypatch):
+    def loss(batch):
+        return batch.sum() / batch.size()[0]
+
+    assert not changed_by(loss, lambda: monkeypatch.setitem(globals(), "size", 2))
+
+
 def test_a_variable_that_is_not_assigned_yet_is_no_error():
     def loss(batch):
         return batch * later

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from types import CellType, CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -16,6 +17,23 @@ _MAX_DEPTH = 8
 _MAX_ITEMS = 32
 
 
+class _Names(NamedTuple):
+    """The names that the code of a function uses."""
+
+    variables: frozenset[str] = frozenset()
+    attributes: frozenset[str] = frozenset()
+    stored: frozenset[str] = frozenset()
+    """Variables and attributes that it writes."""
+
+
+class _Read(NamedTuple):
+    """A variable that a function reads."""
+
+    name: str
+    get: Callable[[], Any]
+    is_stored: bool
+
+
 class ScriptValues:
     """Reads the numbers and texts that a function uses: variables around it, globals, attributes of objects.
 
@@ -23,15 +41,15 @@ class ScriptValues:
     """
 
     def __init__(self, function: Any) -> None:
-        self._reads: list[tuple[str, Callable[[], Any]]] = []
-        self._seen: set[tuple[int, frozenset[str]]] = set()
-        self._follow(function, frozenset(), _MAX_DEPTH)
+        self._reads: list[_Read] = []
+        self._seen: set[tuple[int, _Names]] = set()
+        self._follow(function, _Names(), _MAX_DEPTH)
 
     def now(self) -> tuple[tuple[str, Any], ...]:
         """Return names and values; of a tensor on a GPU, which a graph reads, only where it lies."""
-        return tuple((name, _fixed(read())) for name, read in self._reads)
+        return tuple((read.name, _fixed(read.get(), read.is_stored)) for read in self._reads)
 
-    def _follow(self, value: Any, names: frozenset[str], depth: int) -> None:
+    def _follow(self, value: Any, names: _Names, depth: int) -> None:
         """Find what is read of a value by code that uses these names."""
         seen = id(value), names
         if depth == 0 or isinstance(value, (*_PLAIN, Tensor, type)) or seen in self._seen:
@@ -52,7 +70,7 @@ class ScriptValues:
         else:
             self._follow_object(value, names, depth)
 
-    def _follow_all(self, values: Iterable[Any], names: frozenset[str], depth: int) -> None:
+    def _follow_all(self, values: Iterable[Any], names: _Names, depth: int) -> None:
         for value in list(values)[:_MAX_ITEMS]:
             self._follow(value, names, depth - 1)
 
@@ -66,7 +84,7 @@ class ScriptValues:
         if is_library:
             return
         variables = function.__globals__
-        for name in sorted(names & variables.keys()):
+        for name in sorted(names.variables & variables.keys()):
             self._read(name, functools.partial(variables.get, name), names, depth)
 
     def _follow_module(self, module: nn.Module) -> None:
@@ -74,30 +92,31 @@ class ScriptValues:
         if next(module.parameters(), None) is None:
             for name, value in vars(module).items():
                 if type(value) is float:
-                    self._reads.append((name, functools.partial(vars(module).get, name)))
+                    read = _Read(name, functools.partial(vars(module).get, name), is_stored=False)
+                    self._reads.append(read)
 
-    def _follow_object(self, value: Any, names: frozenset[str], depth: int) -> None:
+    def _follow_object(self, value: Any, names: _Names, depth: int) -> None:
         attributes = getattr(value, "__dict__", {})
         keep = not _is_library(type(value).__module__)
-        for name in sorted(names & attributes.keys()):
+        for name in sorted(names.attributes & attributes.keys()):
             self._read(name, functools.partial(attributes.get, name), names, depth, keep=keep)
-        for name in sorted({*names, "__call__"} & vars(type(value)).keys()):
+        for name in sorted({*names.attributes, "__call__"} & vars(type(value)).keys()):
             if isinstance(vars(type(value))[name], FunctionType):
                 self._follow(getattr(value, name), names, depth - 1)
 
     def _read(
         self,
         name: str,
-        read: Callable[[], Any],
-        names: frozenset[str],
+        get: Callable[[], Any],
+        names: _Names,
         depth: int,
         *,
         keep: bool = True,
     ) -> None:
         """Read a variable from now on if it may be a number, and follow what it holds."""
-        value = read()
+        value = get()
         if keep and isinstance(value, (*_PLAIN, Tensor)):
-            self._reads.append((name, read))
+            self._reads.append(_Read(name, get, name in names.stored))
         else:
             self._follow(value, names, depth)
 
@@ -110,9 +129,12 @@ def _content(cell: CellType) -> Any:
         return None
 
 
-def _fixed(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value if isinstance(value, _PLAIN) else id(value)
+def _fixed(value: Any, is_stored: bool) -> Any:  # noqa: FBT001 - of one variable
+    """Return what a value is to a graph. A tensor that the function itself stores is a result, not an input."""
+    if isinstance(value, _PLAIN):
+        return value
+    if not isinstance(value, Tensor) or is_stored:
+        return type(value).__name__
     if value.is_cpu and value.numel() == 1:
         return value.item()  # it becomes a number in the graph
     return value.data_ptr() if value.is_cuda else (id(value), value._version)  # noqa: SLF001 - torch's count of writes
@@ -122,14 +144,24 @@ def _is_library(module: str | None) -> bool:
     return (module or "").partition(".")[0] in _LIBRARIES
 
 
-def _names_in(code: CodeType) -> frozenset[str]:
-    """Return all names that code uses, with those of the functions defined in it."""
-    return frozenset(_each_name(code))
+@functools.cache
+def _names_in(code: CodeType) -> _Names:
+    """Return the names that code uses, with those of the functions defined in it."""
+    every = [
+        (op.opname, str(op.argval)) for each in _codes_in(code) for op in dis.get_instructions(each)
+    ]
+
+    def with_prefix(*prefixes: str) -> frozenset[str]:
+        return frozenset(name for operation, name in every if operation.startswith(prefixes))
+
+    stored = with_prefix("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF")
+    return _Names(
+        with_prefix("LOAD_GLOBAL", "LOAD_NAME"), with_prefix("LOAD_ATTR", "LOAD_METHOD"), stored
+    )
 
 
-def _each_name(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    yield from code.co_freevars
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _each_name(constant)
+            yield from _codes_in(constant)
