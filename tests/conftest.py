@@ -15,9 +15,10 @@ from hypothesis import HealthCheck, settings
 
 from support.slurm_cluster.requirements import why_no_hosts
 
-collect_ignore = [
-    "support/pcluster_schema.py"
-]  # runs in an environment of its own, which has that package
+collect_ignore = [  # run in environments of their own, which have the packages that they need
+    "support/pcluster_schema.py",
+    "support/triton_interpreter.py",
+]
 settings.register_profile("any pace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any pace")
 _LONG = ("slow", "slurm", "namespaces")
