@@ -31,6 +31,7 @@ from torch.nn.functional import conv2d, cross_entropy, gelu, max_pool2d, pad, un
 from torch.optim.lr_scheduler import LambdaLR
 
 import paceline
+from paceline import Run  # imports what a run needs, before the clock starts
 from paceline.config import BatchConfig, CheckpointConfig, LrConfig
 from paceline.data.mnist_idx import read_idx
 from paceline.recipes.digits import embedded_digits
@@ -107,10 +108,12 @@ class Net(nn.Module):
 def whitening_filters(images: Tensor) -> Tensor:
     """Return 18 filters, 3x3: the whitened principal components of patches, and their negatives.
 
-    They are computed on the CPU, and the largest entry of each component is positive: the same on any machine.
+    Sums of bytes and their products are exact in fp64, in any order, and the largest entry of each component is positive.
     """
-    patches = unfold(images[:5_000].unsqueeze(1).float(), 3).transpose(1, 2).reshape(-1, 9)
-    variances, components = torch.linalg.eigh(patches.double().T.cov())
+    patches = unfold(images.unsqueeze(1).double(), 3).transpose(0, 1).reshape(9, -1)
+    mean = patches.mean(1, keepdim=True).cpu()
+    covariance = (patches @ patches.T).cpu() / patches.shape[1] - mean @ mean.T
+    variances, components = torch.linalg.eigh(covariance)
     filters = (components / (variances + 5e-4 * variances.max()).sqrt()).T.flip(0)
     filters *= filters.gather(1, filters.abs().argmax(1, keepdim=True)).sign()
     return torch.cat([filters, -filters]).float().view(-1, 1, 3, 3)
@@ -125,12 +128,6 @@ def shifted(images: Tensor, most: int) -> Tensor:
     pixels, sample = torch.arange(28, device=device), torch.arange(count, device=device)
     rows, columns = (down + pixels)[:, :, None], (right + pixels)[:, None, :]
     return pad(images, (most,) * 4)[sample[:, None, None], rows, columns]
-
-
-def read_all(folder: str) -> tuple[Digits, Digits, Tensor]:
-    """Return training and test digits, and the filters of the first layer."""
-    train, test = read_digits(folder)
-    return train, test, whitening_filters(train[0])
 
 
 def read_digits(folder: str) -> tuple[Digits, Digits]:
@@ -175,12 +172,12 @@ def warm_up(net: nn.Module, config: Config, device: str) -> None:
 
 def main(config: Config) -> None:
     """Train, and print how long it took and how good the network became."""
-    with paceline.Run(config) as run, ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(read_all, config.data_folder)
+    with Run(config) as run, ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read_digits, config.data_folder)
         net = Net()
         warm_up(net, config, run.device)
-        train, test, filters = reading.result()
-        net.whitening.copy_(filters)
+        train, test = reading.result()
+        net.whitening.copy_(whitening_filters(train[0][:5_000].to(run.device)))
         run.model(net)
         optimizer = run.optimizer(build_optimizer(net, config))
         scheduler = linear_decay(optimizer, config, len(train[0]))

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from paceline.checkpoint.manifest import Manifest, NewerFormat, damaged
+from paceline.checkpoint.manifest import FileFacts, Manifest, NewerFormat, damaged
+from paceline.checkpoint.read_ahead import ReadAhead, share_of
 from paceline.checkpoint.staging import DTYPES
 from paceline.checkpoint.storage import (
     NO_MANIFEST,
@@ -30,18 +31,19 @@ def newest_good(
     world: World,
     report: Callable[[int, str], None],
     check: Callable[[Manifest], None] = lambda _: None,
+    ahead: ReadAhead | None = None,
 ) -> Manifest | None:
     """Return the newest intact checkpoint.
 
     Report and set aside damaged ones. `check` raises ValueError, TypeError, KeyError or AttributeError for a manifest
-    with impossible values. Every rank must call this.
+    with impossible values. Files that were read ahead are not read again. Every rank must call this.
     """
     steps = all_gather_texts(world, " ".join(map(str, storage.steps())) if world.is_main else "")[0]
     for step in map(int, steps.split()):
-        manifest, problem = _verify_share(storage, world, step, check)
+        manifest, problem = _verify_share(storage, world, step, check, ahead)
         if problem:  # a file system may fail once; damage is permanent
             time.sleep(_RETRY_S)
-            manifest, problem = _verify_share(storage, world, step, check)
+            manifest, problem = _verify_share(storage, world, step, check, ahead)
         answers = all_gather_texts(world, problem)
         problems = [text for text in answers if text]
         if not problems:
@@ -57,13 +59,17 @@ def newest_good(
 
 
 def _verify_share(
-    storage: Storage, world: World, step: int, check: Callable[[Manifest], None]
+    storage: Storage,
+    world: World,
+    step: int,
+    check: Callable[[Manifest], None],
+    ahead: ReadAhead | None,
 ) -> tuple[Manifest | None, str]:
     """Verify this rank's share of the files; return the manifest and the first problem."""
     try:
         manifest = read_manifest(storage, step)
-        for name in sorted(manifest.files)[world.rank :: world.size]:
-            verify_file(storage, step, name, manifest.files[name])
+        for name in share_of(manifest, world.rank, world.size):
+            _verify_file(storage, step, name, manifest.files[name], ahead)
         check(manifest)
     except NewerFormat:
         raise
@@ -75,13 +81,27 @@ def _verify_share(
     return manifest, ""
 
 
-def read_tensors(storage: Storage, manifest: Manifest) -> Iterator[tuple[str, Tensor]]:
+def _verify_file(
+    storage: Storage, step: int, name: str, facts: FileFacts, ahead: ReadAhead | None
+) -> None:
+    content = ahead.get(step, name, facts) if ahead else None
+    if content is None:
+        verify_file(storage, step, name, facts)
+    else:
+        tensor_spans(memoryview(content), len(content), storage.where(step), name)
+
+
+def read_tensors(
+    storage: Storage, manifest: Manifest, ahead: ReadAhead | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a checkpoint, file by file.
 
     Each is a view into the buffer of its file.
     """
     for name, facts in sorted(manifest.files.items()):
-        content = read_verified(storage, manifest.step, name, facts)
+        content = ahead.get(manifest.step, name, facts) if ahead else None
+        if content is None:
+            content = read_verified(storage, manifest.step, name, facts)
         where = storage.where(manifest.step)
         for span in tensor_spans(memoryview(content), len(content), where, name):
             dtype, count = DTYPES[span.spec.dtype], span.end - span.begin

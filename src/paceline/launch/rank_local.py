@@ -24,6 +24,7 @@ from typing import NoReturn
 
 from paceline import handover
 from paceline.errors import PacelineError, Stopped
+from paceline.launch.gc_pause import pause_gc
 from paceline.launch.rank_awareness import RankAwareness
 from paceline.launch.rank_dump import dump_collectives_on_request, dump_stacks_on_signal
 from paceline.launch.signals import STOP_SIGNALS
@@ -41,6 +42,7 @@ _PEER_LOST = (
     "No route to host",
     "Connection timed out",
 )
+_RECIPES = "paceline.recipes."
 _held: list[object] = []
 """What must not be freed before the process ends."""
 
@@ -87,6 +89,8 @@ def run_target(argv: Sequence[str]) -> None:
             sys.path[0] = str(Path(what).resolve().parent)
             variables = runpy.run_path(what, run_name="__main__")
         else:
+            if what.startswith(_RECIPES):
+                pause_gc()
             variables = runpy.run_module(what, run_name="__main__", alter_sys=True)
     finally:
         _hold_reducers()

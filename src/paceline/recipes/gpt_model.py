@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu, scaled_dot_product_attention
+from torch.nn.utils import skip_init
 from torch.utils.checkpoint import checkpoint
 
 from paceline.kernels.attention import causal_attention
@@ -80,10 +81,10 @@ class Block(nn.Module):
         self.activation = design.activation
         self.norm1 = make_norm(design)
         self.norm2 = make_norm(design)
-        self.qkv = nn.Linear(width, 3 * width, bias=bias)
-        self.out = nn.Linear(width, width, bias=bias)
-        self.up = nn.Linear(width, 4 * width, bias=bias)
-        self.down = nn.Linear(4 * width, width, bias=bias)
+        self.qkv = _linear(width, 3 * width, bias=bias)
+        self.out = _linear(width, width, bias=bias)
+        self.up = _linear(width, 4 * width, bias=bias)
+        self.down = _linear(4 * width, width, bias=bias)
         self.drop = nn.Dropout(design.dropout)
 
     def forward(
@@ -122,17 +123,15 @@ class GPT(nn.Module):
         self.design = design
         width = design.shape.embedding_dim
         learned = design.positions == "learned"
-        self.embedding = nn.Embedding(design.vocab_size, width)
-        self.position = nn.Embedding(design.context_length, width) if learned else None
+        self.embedding = _embedding(design.vocab_size, width)
+        self.position = _embedding(design.context_length, width) if learned else None
         self.register_buffer("angles", None if learned else rotary_angles(design), persistent=False)
         self.drop = nn.Dropout(design.dropout)
         self.blocks = nn.ModuleList(Block(design) for _ in range(design.shape.layers))
         self.norm = make_norm(design)
-        self.apply(_initialize)
         residual_std = 0.02 / math.sqrt(2 * design.shape.layers)
-        for name, value in self.named_parameters():
-            if name.endswith(("out.weight", "down.weight")):
-                nn.init.normal_(value, std=residual_std)
+        for name, module in self.named_modules():
+            _initialize(module, residual_std if name.endswith(("out", "down")) else 0.02)
 
     def forward(self, tokens: Tensor) -> Tensor | HeadInput:
         """Return logits [batch, length, vocabulary]; with `fp8_head`, while training, what they are computed from."""
@@ -224,8 +223,19 @@ def rotate(values: Tensor, angles: Tensor) -> Tensor:
     return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
 
 
-def _initialize(module: nn.Module) -> None:
+def _linear(inputs: int, outputs: int, *, bias: bool) -> nn.Linear:
+    """Return a linear layer without the initial weights of torch: the model sets its own."""
+    layer: nn.Linear = skip_init(nn.Linear, inputs, outputs, bias=bias)  # type: ignore[no-untyped-call]
+    return layer
+
+
+def _embedding(count: int, width: int) -> nn.Embedding:
+    layer: nn.Embedding = skip_init(nn.Embedding, count, width)  # type: ignore[no-untyped-call]
+    return layer
+
+
+def _initialize(module: nn.Module, std: float) -> None:
     if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
+        nn.init.normal_(module.weight, std=std)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
+from paceline.checkpoint.find import open_storage
+from paceline.checkpoint.read_ahead import ReadAhead
 from paceline.config import RunConfig
 from paceline.config.values import to_toml
 from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError, Stopped
@@ -28,6 +30,8 @@ class RunFolder:
         self._sinks = list(sinks)
         self.directory = RunDir.of(config)
         self.claim: Claim | None = None
+        self.ahead: ReadAhead | None = None
+        """The newest checkpoint, if it is in a folder: it is read while the script builds its model."""
         self._started = False
         self._progress: ProgressLine | None = None
 
@@ -42,6 +46,7 @@ class RunFolder:
     def opened(self, done: Callable[[], int]) -> Iterator[None]:
         """Open and lock the folder, and log the error if the run fails; `done` returns the completed steps."""
         self.directory.refuse_links()
+        self._read_ahead()
         if not self._world.is_main:
             yield
             return
@@ -64,6 +69,13 @@ class RunFolder:
                     with contextlib.suppress(EnvironmentUnfit):  # a full disk, the failure itself
                         log(_failure(done(), self._world.rank, error))
                 raise
+
+    def _read_ahead(self) -> None:
+        to = self._config.checkpoint.to
+        if "://" in to or self._config.resume == "never":
+            return
+        storage = open_storage(self.directory.checkpoints, to, self._config.name)
+        self.ahead = ReadAhead(storage, self._world.rank, self._world.size)
 
     @contextlib.contextmanager
     def _console(self, done: Callable[[], int]) -> Iterator[Console]:

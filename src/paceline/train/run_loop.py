@@ -10,6 +10,7 @@ from paceline.config import RunConfig
 from paceline.data.reading.batches import Batches, RankBatch
 from paceline.errors import Stopped
 from paceline.events import EpochDone, Evaluated, RunEnded, RunStarted, RunStopped, StepDone
+from paceline.launch.gc_pause import resume_gc
 from paceline.train.callbacks import Callbacks
 from paceline.train.gpu_settings import describe_speed
 from paceline.train.gradients.note import Note, RankRequests
@@ -62,7 +63,9 @@ class RunLoop:
         size_bytes = self.state.size_bytes
         self._stopping = Stopping(world, config, self.updates, size_bytes)
         on_saved = self._stopping.request.learn_save
-        self._checkpoints = Checkpoints(self.state, folder.emit, folder.claim, on_saved)
+        self._checkpoints = Checkpoints(
+            self.state, folder.emit, folder.claim, on_saved, folder.ahead
+        )
         self.observers = Observers(world, config, strategy, self.updates, folder.emit)
         self._recorder = Recorder(config, world, strategy, parts, self.updates, self.state)
         peak = peak_of_all(world, config.precision) if flops_per_sample else 0.0
@@ -100,6 +103,7 @@ class RunLoop:
             self._folder.write_settings(self._config)
         self._announce()
         self._recorder.start(self.done)
+        resume_gc()
         if self.is_over:
             return iter(())
         return iter(self.observers.reading(self.batches.steps(self.done)))

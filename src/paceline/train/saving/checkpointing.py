@@ -14,6 +14,7 @@ from paceline.checkpoint.cadence import Cadence
 from paceline.checkpoint.commit import CommitHooks, Saved, SaveFailed
 from paceline.checkpoint.find import open_storage
 from paceline.checkpoint.manifest import Manifest
+from paceline.checkpoint.read_ahead import ReadAhead
 from paceline.checkpoint.restore import newest_good, read_tensors
 from paceline.checkpoint.retention import Retention
 from paceline.checkpoint.save import Saver
@@ -82,7 +83,9 @@ class Checkpoints:
         emit: Callable[[Event], None],
         claim: Claim | None = None,
         on_saved: Callable[[float], None] = lambda _: None,
+        ahead: ReadAhead | None = None,
     ) -> None:
+        self._ahead = ahead
         self._state, self._emit, self._on_saved = state, emit, on_saved
         self._world, self._config = state.world, state.config
         self._claim, self._claim_checked = claim, 0.0
@@ -139,6 +142,7 @@ class Checkpoints:
             self._world,
             lambda step, why: self._emit(CheckpointBad(step, why)),
             self._state.check,
+            self._ahead,
         )
         if self._found is not None:
             self._refuse_changed_settings(self._found)
@@ -149,6 +153,8 @@ class Checkpoints:
         if manifest is None:
             return 0
         self._load(manifest)
+        if self._ahead is not None:
+            self._ahead.clear()
         if self._world.is_main and is_imported(manifest):
             say(f"loaded the imported {self._storage.where(manifest.step)}")
         self._saved_step = manifest.step
@@ -179,7 +185,7 @@ class Checkpoints:
     def _load(self, manifest: Manifest) -> None:
         saved, wanted = _replicas(manifest.config), _replicas(dict(flatten(self._config)))
         where = self._storage.where(manifest.step)
-        tensors = read_tensors(self._storage, manifest)
+        tensors = read_tensors(self._storage, manifest, self._ahead)
         if saved != wanted:
             raise ConfigError(
                 f"{where} was saved with {saved} local SGD replicas, this run has {wanted}",
