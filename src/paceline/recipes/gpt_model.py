@@ -13,7 +13,7 @@ from torch.nn.utils import skip_init
 from torch.utils.checkpoint import checkpoint
 
 from paceline.kernels.attention import causal_attention
-from paceline.kernels.gelu import gelu
+from paceline.kernels.gelu_mlp import gelu_mlp
 from paceline.recipes.gpt_kv_cache import BlockKVCache, KVCache
 
 
@@ -92,9 +92,13 @@ class Block(nn.Module):
     ) -> Tensor:
         """Return the hidden states after this layer."""
         hidden = hidden + self.drop(self.out(self._attend(self.norm1(hidden), angles, cache)))
-        inside = self.up(self.norm2(hidden))
-        inside = relu(inside).square() if self.activation == "relu2" else gelu(inside)
-        result: Tensor = hidden + self.drop(self.down(inside))
+        result: Tensor = hidden + self.drop(self._mlp(self.norm2(hidden)))
+        return result
+
+    def _mlp(self, hidden: Tensor) -> Tensor:
+        if self.activation == "gelu":
+            return gelu_mlp(hidden, self.up, self.down)
+        result: Tensor = self.down(relu(self.up(hidden)).square())
         return result
 
     def _attend(self, hidden: Tensor, angles: Tensor | None, cache: BlockKVCache | None) -> Tensor:

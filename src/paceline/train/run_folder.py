@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from paceline.checkpoint.find import open_storage
 from paceline.checkpoint.read_ahead import ReadAhead
@@ -32,6 +33,7 @@ class RunFolder:
         self.claim: Claim | None = None
         self.ahead: ReadAhead | None = None
         """The newest checkpoint, if it is in a folder: it is read while the script builds its model."""
+        self._facts: Future[str]
         self._started = False
         self._progress: ProgressLine | None = None
 
@@ -53,12 +55,14 @@ class RunFolder:
         with writing_to(self.directory.root):
             make_private(self.directory.root)
         with (
+            ThreadPoolExecutor(1) as thread,
             claimed(self.directory.lock, self._world.incarnation) as self.claim,
             EventLog(self.directory.events) as log,
             Loggers(self._config, self._world, self.directory) as loggers,
             self._console(done) as console,
         ):
             self._sinks += [log, console, loggers]
+            self._facts = thread.submit(environment_facts, self._world.device)  # it waits for git
             try:
                 yield
             except Stopped:
@@ -118,7 +122,7 @@ class RunFolder:
         """Write the settings and the environment of a start that is not refused."""
         if not self._world.is_main:
             return
-        facts = environment_facts(self._world.device)
+        facts = self._facts.result()
         with writing_to(self.directory.environment):
             write_whole(self.directory.environment, facts.encode())
         with writing_to(self.directory.config):

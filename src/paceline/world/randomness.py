@@ -38,4 +38,4 @@ def seed_everything(*numbers: int) -> None:
     _random.Random.seed(_PYTHONS_OWN, key)  # the effect of random.seed, in half the time
     _PYTHONS_OWN.gauss_next = None
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed(key)
+        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(key)

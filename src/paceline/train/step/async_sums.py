@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 
@@ -13,21 +14,42 @@ from paceline.scale.tree import children
 MAX_PENDING_STEPS = 64
 """Steps whose numbers may be pending. After that many the GPU has long finished the first of them."""
 
+_STEPS_PER_EVENT = 16
 Check = Callable[[list[list[float]]], None]
 """check(numbers of each lane) raises if they show that the step has failed."""
+
+
+class _Arrival:
+    """The arrival of the copies of some steps in a row: an event for each step would take 5 % of a small one."""
+
+    def __init__(self) -> None:
+        self._event: torch.cuda.Event | None = None
+        self.copies = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more copies may be added."""
+        return self._event is None
+
+    def close(self) -> torch.cuda.Event:
+        """Add no more copies; return the event after the last one."""
+        if self._event is None:
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+        return self._event
 
 
 class LaneNumbers:
     """The numbers of all lanes of one step, known once the copy to the host has arrived."""
 
-    def __init__(self, copy: Tensor, arrived: torch.cuda.Event, check: Check) -> None:
-        self._copy, self._arrived, self._check = copy, arrived, check
+    def __init__(self, copy: Tensor, arrival: _Arrival, check: Check) -> None:
+        self._copy, self._arrival, self._check = copy, arrival, check
         self._rows: list[list[float]] | None = None
 
     def rows(self) -> list[list[float]]:
         """Return the numbers; the first call waits for the copy, and raises if the step has failed."""
         if self._rows is None:
-            self._arrived.synchronize()
+            self._arrival.close().synchronize()
             self._rows = self._copy.tolist()
             self._check(self._rows)
         return self._rows
@@ -51,23 +73,26 @@ class AsyncRows:
     """Pinned host memory for the numbers of the last steps."""
 
     def __init__(self, lanes: int, columns: int) -> None:
-        self._memory = torch.zeros(
+        memory = torch.zeros(
             MAX_PENDING_STEPS, lanes, columns, dtype=torch.float64, pin_memory=True
         )
+        self._places = itertools.cycle(memory.unbind())
         self._pending: deque[LaneNumbers] = deque()
-        self._next = 0
+        self._arrival = _Arrival()
 
     def copy(self, rows: Tensor, check: Check) -> LaneNumbers:
         """Start to copy the numbers of all lanes of a step."""
         if len(self._pending) == MAX_PENDING_STEPS:
             self._pending.popleft().rows()
-        place = self._memory[self._next]
-        self._next = (self._next + 1) % MAX_PENDING_STEPS
+        place = next(self._places)
         place.copy_(rows, non_blocking=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
-        self._pending.append(LaneNumbers(place, arrived, check))
-        return self._pending[-1]
+        arrival = self._arrival = self._arrival if self._arrival.is_open else _Arrival()
+        numbers = LaneNumbers(place, arrival, check)
+        self._pending.append(numbers)
+        arrival.copies += 1
+        if arrival.copies == _STEPS_PER_EVENT:
+            arrival.close()
+        return numbers
 
 
 def tree_total(values: list[float]) -> float:

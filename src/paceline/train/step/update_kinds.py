@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ class UpdateKinds:
             for name, value in vars(module).items()
             if type(value) is float  # such as a dropout's p, a momentum, a temperature
         ]
+        self._options: dict[torch.optim.Optimizer, _Options] = {}
         self._seen: Counter[UpdateKind] = Counter()
         self._functions: dict[Any, set[Any]] = {}
         self._read: dict[Any, ScriptValues] = {}
@@ -46,11 +48,17 @@ class UpdateKinds:
         modes = tuple(module.training for module in self._modules)
         numbers = tuple(attributes.get(name) for attributes, name in self._numbers)
         lanes = tuple((lane.samples, form_of(lane.batch)) for lane in call.step.lanes)
-        options = self._followed(call.optimizer, _options_of(call.optimizer))
+        options = self._followed(call.optimizer, self._options_of(call.optimizer))
         values = self._followed(call.loss, self._values_of(call.loss))
         # The function itself, not its id, which another one may get later.
         what = call.optimizer, call.loss, call.clip_norm, call.step.plan.samples
         return (*what, options, values, lanes, selections, buffers, modes, numbers)
+
+    def _options_of(self, optimizer: torch.optim.Optimizer) -> _Named:
+        found = self._options.get(optimizer)
+        if found is None:
+            found = self._options[optimizer] = _Options(optimizer)
+        return found.now()
 
     def _values_of(self, loss: Any) -> _Named:
         """Return the numbers of the script that a loss reads."""
@@ -94,6 +102,48 @@ class UpdateKinds:
         if len(self._seen) > _MAX_KINDS:
             return f"there are more than {_MAX_KINDS} kinds of steps; pad batches to a few lengths"
         return ""
+
+
+class _Options:
+    """The options of an optimizer, compared as objects first: most updates have those of the one before."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._objects: list[Any] = []
+        self._tensors: list[Tensor] = []
+        self._places: list[int] = []
+        self._named: _Named = ()
+
+    def now(self) -> _Named:
+        """Return the names and values of all options."""
+        objects = [value for group in self._optimizer.param_groups for value in group.values()]
+        is_same = len(objects) == len(self._objects) and all(map(is_, objects, self._objects))
+        if not is_same or self._places != [value.data_ptr() for value in self._tensors]:
+            self._collect(objects)
+        return self._named
+
+    def _collect(self, objects: list[Any]) -> None:
+        self._named = _options_of(self._optimizer)
+        self._tensors = [value for value in objects if isinstance(value, Tensor)]
+        self._places = [value.data_ptr() for value in self._tensors]
+        options = [
+            value
+            for group in self._optimizer.param_groups
+            for name, value in group.items()
+            if name != "params" and not isinstance(value, Tensor)
+        ]
+        self._objects = objects if all(map(_is_fixed, options)) else []
+
+
+def _is_fixed(value: Any) -> bool:
+    """Return whether an object always has the same value.
+
+    >>> _is_fixed((0.9, 0.95)), _is_fixed([0.9]), _is_fixed((torch.tensor(0.9), 0.95))
+    (True, False, False)
+    """
+    if isinstance(value, tuple):
+        return all(map(_is_fixed, value))
+    return type(value) in _PLAIN or isinstance(value, str)
 
 
 def _options_of(optimizer: torch.optim.Optimizer) -> _Named:
