@@ -13,7 +13,7 @@ from torch.nn.utils import skip_init
 from torch.utils.checkpoint import checkpoint
 
 from paceline.kernels.attention import causal_attention
-from paceline.kernels.gelu_mlp import gelu_mlp
+from paceline.kernels.gelu import gelu
 from paceline.recipes.gpt_kv_cache import BlockKVCache, KVCache
 
 
@@ -39,6 +39,7 @@ SHAPES = {
     "1.5B": Shape(48, 25, 1600),
 }
 _ROTARY_BASE = 10_000.0
+_STD = 0.02  # of initial weights
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,11 @@ class Block(nn.Module):
         self.activation = design.activation
         self.norm1 = make_norm(design)
         self.norm2 = make_norm(design)
+        residual_std = _STD / math.sqrt(2 * design.shape.layers)
         self.qkv = _linear(width, 3 * width, bias=bias)
-        self.out = _linear(width, width, bias=bias)
+        self.out = _linear(width, width, bias=bias, std=residual_std)
         self.up = _linear(width, 4 * width, bias=bias)
-        self.down = _linear(4 * width, width, bias=bias)
+        self.down = _linear(4 * width, width, bias=bias, std=residual_std)
         self.drop = nn.Dropout(design.dropout)
 
     def forward(
@@ -92,13 +94,9 @@ class Block(nn.Module):
     ) -> Tensor:
         """Return the hidden states after this layer."""
         hidden = hidden + self.drop(self.out(self._attend(self.norm1(hidden), angles, cache)))
-        result: Tensor = hidden + self.drop(self._mlp(self.norm2(hidden)))
-        return result
-
-    def _mlp(self, hidden: Tensor) -> Tensor:
-        if self.activation == "gelu":
-            return gelu_mlp(hidden, self.up, self.down)
-        result: Tensor = self.down(relu(self.up(hidden)).square())
+        inside = self.up(self.norm2(hidden))
+        inside = relu(inside).square() if self.activation == "relu2" else gelu(inside)
+        result: Tensor = hidden + self.drop(self.down(inside))
         return result
 
     def _attend(self, hidden: Tensor, angles: Tensor | None, cache: BlockKVCache | None) -> Tensor:
@@ -133,9 +131,6 @@ class GPT(nn.Module):
         self.drop = nn.Dropout(design.dropout)
         self.blocks = nn.ModuleList(Block(design) for _ in range(design.shape.layers))
         self.norm = make_norm(design)
-        residual_std = 0.02 / math.sqrt(2 * design.shape.layers)
-        for name, module in self.named_modules():
-            _initialize(module, residual_std if name.endswith(("out", "down")) else 0.02)
 
     def forward(self, tokens: Tensor) -> Tensor | HeadInput:
         """Return logits [batch, length, vocabulary]; with `fp8_head`, while training, what they are computed from."""
@@ -227,19 +222,16 @@ def rotate(values: Tensor, angles: Tensor) -> Tensor:
     return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
 
 
-def _linear(inputs: int, outputs: int, *, bias: bool) -> nn.Linear:
-    """Return a linear layer without the initial weights of torch: the model sets its own."""
+def _linear(inputs: int, outputs: int, *, bias: bool, std: float = _STD) -> nn.Linear:
+    """Return a linear layer with normally distributed weights, without computing those that torch begins with."""
     layer: nn.Linear = skip_init(nn.Linear, inputs, outputs, bias=bias)  # type: ignore[no-untyped-call]
+    nn.init.normal_(layer.weight, std=std)
+    if bias:
+        nn.init.zeros_(layer.bias)
     return layer
 
 
 def _embedding(count: int, width: int) -> nn.Embedding:
     layer: nn.Embedding = skip_init(nn.Embedding, count, width)  # type: ignore[no-untyped-call]
+    nn.init.normal_(layer.weight, std=_STD)
     return layer
-
-
-def _initialize(module: nn.Module, std: float) -> None:
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=std)
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)
