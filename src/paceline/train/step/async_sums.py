@@ -23,6 +23,7 @@ class _Arrival:
     """The arrival of the copies of some steps in a row: an event for each step would take 5 % of a small one."""
 
     def __init__(self) -> None:
+        self._stream = torch.cuda.current_stream()  # another thread may read
         self._event: torch.cuda.Event | None = None
         self.copies = 0
 
@@ -35,7 +36,7 @@ class _Arrival:
         """Add no more copies; return the event after the last one."""
         if self._event is None:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+            self._event.record(self._stream)
         return self._event
 
 
@@ -78,7 +79,7 @@ class AsyncRows:
         )
         self._places = itertools.cycle(memory.unbind())
         self._pending: deque[LaneNumbers] = deque()
-        self._arrival = _Arrival()
+        self._arrival: _Arrival | None = None
 
     def copy(self, rows: Tensor, check: Check) -> LaneNumbers:
         """Start to copy the numbers of all lanes of a step."""
@@ -86,7 +87,9 @@ class AsyncRows:
             self._pending.popleft().rows()
         place = next(self._places)
         place.copy_(rows, non_blocking=True)
-        arrival = self._arrival = self._arrival if self._arrival.is_open else _Arrival()
+        arrival = self._arrival
+        if arrival is None or not arrival.is_open:
+            arrival = self._arrival = _Arrival()
         numbers = LaneNumbers(place, arrival, check)
         self._pending.append(numbers)
         arrival.copies += 1
