@@ -36,6 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Test on the CPU, also where there is a GPU, unless `-m gpu` asks for it."""
     if config.getoption("markexpr") != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    # Otherwise torch.compile starts a process per core in each rank, for a few small kernels.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

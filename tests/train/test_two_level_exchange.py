@@ -175,3 +175,13 @@ def test_a_model_learns_the_same_bits_on_two_nodes_as_on_one_rank(tmp_path) -> N
     [(alone, _)] = run_on_processes(trained, 1, tmp_path, settings, {"per_node": 1})
     found = run_on_processes(trained, 4, tmp_path, settings, {"per_node": 2})
     assert found == [(alone, True)] * 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("capture", ["false", "true"])
+def test_two_levels_over_nccl_have_the_bits_of_one_rank(capture, tmp_path) -> None:
+    settings = {"batch.lanes": 5, "batch.global_size": 20, "clip_norm": 0.5, "epochs": 4}
+    settings |= {"device": "cuda", "backend": "nccl", "capture": capture}
+    [(alone, _)] = run_on_processes(trained, 1, tmp_path, settings, {"per_node": 1})
+    found = run_on_processes(trained, 4, tmp_path, settings, {"per_node": 2})
+    assert found == [(alone, True)] * 4

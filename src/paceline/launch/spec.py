@@ -15,6 +15,7 @@ from typing import Any
 from paceline import handover
 from paceline.errors import ConfigError, did_you_mean
 
+_COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 ANOTHER_PYTHON = "python"
 """The first argument of `rank_srun` if an interpreter and a script follow."""
 
@@ -95,6 +96,8 @@ class LaunchSpec:
         variables = {handover.ATTEMPT: str(self.attempt)}
         # Each rank sets torch's threads itself; without this, NumPy would use all cores in each.
         variables["OMP_NUM_THREADS"] = env.get("OMP_NUM_THREADS", "1")
+        # Otherwise torch.compile starts a process per core in each.
+        variables[_COMPILE_THREADS] = env.get(_COMPILE_THREADS, str(_cores_per_rank(self.ranks)))
         if self.import_from:
             outer_path = env.get("PYTHONPATH", "")
             folders = [self.import_from, *([outer_path] if outer_path else [])]
@@ -117,6 +120,11 @@ class LaunchSpec:
     def numbers(self) -> range:
         """The ranks of this host."""
         return range(self.node * self.ranks, (self.node + 1) * self.ranks)
+
+
+def _cores_per_rank(ranks: int) -> int:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, (usable or 1) // ranks)
 
 
 def script(path: str, python: str = "") -> Program:
