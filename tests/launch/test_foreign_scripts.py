@@ -263,6 +263,7 @@ ENDS = {
     "exit": "sys.exit()",
     "a function": "def uses_the_variables(): pass",
     "garbage collection": "def uses_the_variables(): pass\nimport atexit, gc; atexit.register(gc.collect)",
+    "frozen objects": "def uses_the_variables(): pass\nimport gc; gc.freeze()",
 }
 
 

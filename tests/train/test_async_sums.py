@@ -1,4 +1,4 @@
-"""Numbers of replayed steps arrive in the order of their steps, with one event for some of them."""
+"""Numbers of replayed steps arrive in the order of their steps, each with an event of its own."""
 
 from __future__ import annotations
 
@@ -12,56 +12,78 @@ from paceline.train.step.async_sums import MAX_PENDING_STEPS, AsyncRows
 
 
 class FakeEvent:
-    """Counts the events that were recorded."""
+    """Remembers on which streams it was recorded, and whether somebody waited for it."""
 
-    recorded = 0
+    def __init__(self) -> None:
+        self.streams: list[int] = []
+        self.waits = 0
 
-    def record(self, stream: object) -> None:
-        assert stream == "the stream of the copies"
-        FakeEvent.recorded += 1
+    def record(self, stream: SimpleNamespace) -> None:
+        self.streams.append(stream.cuda_stream)
 
     def synchronize(self) -> None:
-        pass
+        self.waits += 1
+
+
+class FakeCuda(SimpleNamespace):
+    """What `torch.cuda` offers, on a machine without a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__(made=[], stream=7, current_device=lambda: 0)
+
+    def Event(self) -> FakeEvent:  # noqa: N802 - as torch names it
+        self.made.append(FakeEvent())
+        return self.made[-1]
+
+    def current_stream(self) -> SimpleNamespace:
+        return SimpleNamespace(cuda_stream=self.stream)
 
 
 @pytest.fixture
-def rows(monkeypatch) -> AsyncRows:
-    cuda = SimpleNamespace(Event=FakeEvent, current_stream=lambda: "the stream of the copies")
+def cuda(monkeypatch) -> FakeCuda:
+    found = FakeCuda()
 
     def zeros(*sizes: int, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:
         assert pin_memory
         return torch.zeros(*sizes, dtype=dtype)
 
-    monkeypatch.setattr(
-        async_sums, "torch", SimpleNamespace(cuda=cuda, zeros=zeros, float64=torch.float64)
-    )
-    monkeypatch.setattr(FakeEvent, "recorded", 0)
-    return AsyncRows(lanes=1, columns=2)
+    native = SimpleNamespace(_cuda_getCurrentRawStream=lambda _: found.stream)
+    names = {"cuda": found, "zeros": zeros, "float64": torch.float64, "_C": native}
+    monkeypatch.setattr(async_sums, "torch", SimpleNamespace(**names))
+    return found
 
 
 def step(rows: AsyncRows, number: int):
     return rows.copy(torch.tensor([[float(number), 1.0]], dtype=torch.float64), lambda _: None)
 
 
-def test_sixteen_steps_share_an_event(rows) -> None:
+def test_numbers_stay_those_of_their_step(cuda) -> None:
+    rows = AsyncRows(lanes=1, columns=2)
     sums = [step(rows, number).column(0) for number in range(200)]
-    assert FakeEvent.recorded == 200 // 16
-    assert [float(value) for value in sums[-MAX_PENDING_STEPS:]] == list(range(136, 200))
-    assert FakeEvent.recorded == 200 // 16 + 1
+    assert [float(value) for value in sums] == list(range(200))
+    assert len(cuda.made) == MAX_PENDING_STEPS
 
 
-def test_a_step_that_is_read_at_once_has_its_own_event(rows) -> None:
-    found = []
-    for number in range(3):
-        found.append(float(step(rows, number).column(0)))
-        assert FakeEvent.recorded == number + 1
-    assert found == [0, 1, 2]
+def test_reading_a_step_does_not_wait_for_the_next_one(cuda) -> None:
+    rows = AsyncRows(lanes=1, columns=2)
+    before = step(rows, 0)
+    step(rows, 1)
+    assert float(before.column(0)) == 0
+    assert [event.waits for event in cuda.made[:2]] == [1, 0]
 
 
-def test_a_failed_step_is_found_when_its_memory_is_needed_again(rows) -> None:
+def test_an_event_follows_a_change_of_the_stream(cuda) -> None:
+    rows = AsyncRows(lanes=1, columns=2)
+    for cuda.stream in (7, 9, 9, 7):
+        step(rows, 0)
+    assert [event.streams for event in cuda.made[:4]] == [[7], [9], [9], [7]]
+
+
+def test_a_failed_step_is_found_when_its_memory_is_needed_again(cuda) -> None:
     def fail(numbers: list[list[float]]) -> None:
         raise ValueError(numbers)
 
+    rows = AsyncRows(lanes=1, columns=2)
     rows.copy(torch.tensor([[7.0, 1.0]], dtype=torch.float64), fail)
     for number in range(MAX_PENDING_STEPS - 1):
         step(rows, number)

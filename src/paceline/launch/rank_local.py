@@ -93,6 +93,7 @@ def run_target(argv: Sequence[str]) -> None:
                 pause_gc()
             variables = runpy.run_module(what, run_name="__main__", alter_sys=True)
     finally:
+        gc.unfreeze()  # the next lines look for objects, and do not see frozen ones
         _hold_reducers()
         _held.extend(_writers())  # garbage collection loses the text of a file in a cycle: gh-62052
         del variables

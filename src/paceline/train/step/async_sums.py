@@ -14,43 +14,21 @@ from paceline.scale.tree import children
 MAX_PENDING_STEPS = 64
 """Steps whose numbers may be pending. After that many the GPU has long finished the first of them."""
 
-_STEPS_PER_EVENT = 16
 Check = Callable[[list[list[float]]], None]
 """check(numbers of each lane) raises if they show that the step has failed."""
-
-
-class _Arrival:
-    """The arrival of the copies of some steps in a row: an event for each step would take 5 % of a small one."""
-
-    def __init__(self) -> None:
-        self._stream = torch.cuda.current_stream()  # another thread may read
-        self._event: torch.cuda.Event | None = None
-        self.copies = 0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether more copies may be added."""
-        return self._event is None
-
-    def close(self) -> torch.cuda.Event:
-        """Add no more copies; return the event after the last one."""
-        if self._event is None:
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record(self._stream)
-        return self._event
 
 
 class LaneNumbers:
     """The numbers of all lanes of one step, known once the copy to the host has arrived."""
 
-    def __init__(self, copy: Tensor, arrival: _Arrival, check: Check) -> None:
-        self._copy, self._arrival, self._check = copy, arrival, check
+    def __init__(self, copy: Tensor, arrived: torch.cuda.Event, check: Check) -> None:
+        self._copy, self._arrived, self._check = copy, arrived, check
         self._rows: list[list[float]] | None = None
 
     def rows(self) -> list[list[float]]:
         """Return the numbers; the first call waits for the copy, and raises if the step has failed."""
         if self._rows is None:
-            self._arrival.close().synchronize()
+            self._arrived.synchronize()
             self._rows = self._copy.tolist()
             self._check(self._rows)
         return self._rows
@@ -77,25 +55,27 @@ class AsyncRows:
         memory = torch.zeros(
             MAX_PENDING_STEPS, lanes, columns, dtype=torch.float64, pin_memory=True
         )
-        self._places = itertools.cycle(memory.unbind())
+        self._slots = itertools.cycle([(place, torch.cuda.Event()) for place in memory])  # type: ignore[no-untyped-call]
         self._pending: deque[LaneNumbers] = deque()
-        self._arrival: _Arrival | None = None
+        self._device = torch.cuda.current_device()
+        self._stream = torch.cuda.current_stream()
 
     def copy(self, rows: Tensor, check: Check) -> LaneNumbers:
         """Start to copy the numbers of all lanes of a step."""
         if len(self._pending) == MAX_PENDING_STEPS:
             self._pending.popleft().rows()
-        place = next(self._places)
+        place, arrived = next(self._slots)
         place.copy_(rows, non_blocking=True)
-        arrival = self._arrival
-        if arrival is None or not arrival.is_open:
-            arrival = self._arrival = _Arrival()
-        numbers = LaneNumbers(place, arrival, check)
+        arrived.record(self._current_stream())
+        numbers = LaneNumbers(place, arrived, check)
         self._pending.append(numbers)
-        arrival.copies += 1
-        if arrival.copies == _STEPS_PER_EVENT:
-            arrival.close()
         return numbers
+
+    def _current_stream(self) -> torch.cuda.Stream:
+        """Return the stream of the copies; asking torch for its object in every step would take 3 % of a small one."""
+        if torch._C._cuda_getCurrentRawStream(self._device) != self._stream.cuda_stream:  # noqa: SLF001
+            self._stream = torch.cuda.current_stream()
+        return self._stream
 
 
 def tree_total(values: list[float]) -> float:

@@ -48,13 +48,13 @@ class UpdateKinds:
         modes = tuple(module.training for module in self._modules)
         numbers = tuple(attributes.get(name) for attributes, name in self._numbers)
         lanes = tuple((lane.samples, form_of(lane.batch)) for lane in call.step.lanes)
-        options = self._followed(call.optimizer, self._options_of(call.optimizer))
+        options = self._followed(call.optimizer, self._options_now(call.optimizer))
         values = self._followed(call.loss, self._values_of(call.loss))
         # The function itself, not its id, which another one may get later.
         what = call.optimizer, call.loss, call.clip_norm, call.step.plan.samples
         return (*what, options, values, lanes, selections, buffers, modes, numbers)
 
-    def _options_of(self, optimizer: torch.optim.Optimizer) -> _Named:
+    def _options_now(self, optimizer: torch.optim.Optimizer) -> _Named:
         found = self._options.get(optimizer)
         if found is None:
             found = self._options[optimizer] = _Options(optimizer)
