@@ -14,6 +14,7 @@ from paceline.checkpoint.read_ahead import ReadAhead
 from paceline.checkpoint.restore import newest_good, read_tensors
 from paceline.world.world import World
 from support.checkpoint_contents import bits_of, flip, part_of, save, tensors_of
+from support.checkpoint_trainings import cut, settings, train
 
 
 class Counting(LocalStorage):
@@ -51,6 +52,20 @@ def test_a_file_is_read_once_instead_of_twice(storage) -> None:
     storage.reads.clear()
     assert restored(storage, ReadAhead(storage, 0, 1)) == expected
     assert storage.reads == {2: 1}
+
+
+def test_a_resumed_run_reads_its_checkpoint_once(tmp_path, monkeypatch) -> None:
+    config, steps = settings(tmp_path), []
+    cut(config, 7)
+    chunks = LocalStorage.chunks
+
+    def counted(self, step, name, *, cached=True):
+        steps.append(step)
+        return chunks(self, step, name, cached=cached)
+
+    monkeypatch.setattr(LocalStorage, "chunks", counted)
+    train(config)
+    assert steps.count(5) == 1  # the one it was resumed from
 
 
 def test_a_damaged_file_is_found_and_the_checkpoint_before_it_used(storage, tmp_path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from paceline.launch.gc_pause import pause_gc, resume_gc
 from paceline.launch.spec import LaunchSpec, script
+from support.checkpoint_trainings import settings, train
 
 THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
@@ -21,11 +22,11 @@ def _as_before():
     gc.enable() if before else gc.disable()
 
 
-def test_garbage_is_collected_again_when_the_loop_begins() -> None:
+def test_garbage_is_collected_again_when_the_loop_begins(tmp_path) -> None:
     frozen = gc.get_freeze_count()
     pause_gc()
     assert not gc.isenabled()
-    resume_gc()
+    train(settings(tmp_path))
     assert gc.isenabled()
     assert gc.get_freeze_count() > frozen
 

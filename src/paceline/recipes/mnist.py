@@ -65,7 +65,7 @@ def build_optimizer(model: nn.Module, config: MnistConfig) -> torch.optim.Optimi
     fused = next(model.parameters()).is_cuda
     if config.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, fused=fused)
-    compiled = fused and config.compile  # to one kernel of all parameters, which is faster
+    compiled = fused and config.compile  # to two kernels for all parameters, which is faster
     return torch.optim.AdamW(
         model.parameters(), lr=rate, fused=fused and not compiled, foreach=compiled
     )

@@ -150,11 +150,12 @@ class Checkpoints:
     def restore(self) -> int:
         """Resume from the checkpoint that was found; return its step, or 0 without one."""
         manifest, self._found = self._found, None
-        if manifest is None:
-            return 0
-        self._load(manifest)
+        if manifest is not None:
+            self._load(manifest)
         if self._ahead is not None:
             self._ahead.clear()
+        if manifest is None:
+            return 0
         if self._world.is_main and is_imported(manifest):
             say(f"loaded the imported {self._storage.where(manifest.step)}")
         self._saved_step = manifest.step

@@ -25,7 +25,7 @@ class Update(NamedTuple):
 
 
 def make_update(optimizer: torch.optim.Optimizer, device: str, *, compiles: bool) -> Update:
-    """Return the optimizer's step; compiled on a GPU, Adam and AdamW become one kernel unless they are fused.
+    """Return the optimizer's step; compiled on a GPU, Adam and AdamW become few kernels unless they are fused.
 
     For few weights that is several times as fast as the fused kernel, which uses one thread block per 65,536 numbers.
     """
