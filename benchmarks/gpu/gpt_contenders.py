@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, scaled_dot_product_attention
+from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
 from paceline.recipes.gpt_model import GPT, SHAPES, Block, Design
 
@@ -71,12 +71,15 @@ class PlainBlock(Block):
     """A transformer layer of torch's own operators."""
 
     def forward(self, hidden: Tensor) -> Tensor:  # type: ignore[override]
-        hidden = hidden + self.out(self._attention(self.norm1(hidden)))
-        return hidden + self.down(gelu(self.up(self.norm2(hidden)), approximate="tanh"))
+        hidden = hidden + linear(self._attention(self.norm1(hidden)), self.out.weight)
+        inside = gelu(linear(self.norm2(hidden), self.up.weight), approximate="tanh")
+        return hidden + linear(inside, self.down.weight)
 
     def _attention(self, hidden: Tensor) -> Tensor:
         batch, length, width = hidden.shape
-        split = self.qkv(hidden).view(batch, length, 3, self.heads, width // self.heads)
+        split = linear(hidden, self.qkv.weight).view(
+            batch, length, 3, self.heads, width // self.heads
+        )
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
         found = scaled_dot_product_attention(query, key, value, is_causal=True)
         return found.transpose(1, 2).reshape(batch, length, width)
@@ -94,7 +97,7 @@ class Plain(GPT):
         hidden = self.drop(self.embedding(tokens) + self.position.weight[: tokens.shape[1]])
         for block in self.blocks:
             hidden = block(hidden)
-        scores = torch.nn.functional.linear(self.norm(hidden), self.embedding.weight)
+        scores = linear(self.norm(hidden), self.embedding.weight)
         return torch.nn.functional.cross_entropy(scores.flatten(0, 1), target.flatten())
 
 

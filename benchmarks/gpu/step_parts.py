@@ -1,9 +1,9 @@
 """How fast are Paceline's kernels for parts of a GPT-2 124M training step? `python benchmarks/gpu/step_parts.py`
 
-Loss, GELU, output layer in fp8 and causal attention at 64 x 1,024 tokens, 12 heads of 64, 50,304 tokens in the
+Loss, MLP, output layer in fp8 and causal attention at 64 x 1,024 tokens, 12 heads of 64, 50,304 tokens in the
 vocabulary, bf16, beside torch's. Each candidate runs twice: its results are compared with a formula in fp64 or with the
 first candidate, and its bits with those of the other run. Then all are timed in turns, forward with backward, by CUDA
-events: GELU and attention of one layer of twelve. A candidate that fails is a row of the table.
+events: MLP and attention of one layer of twelve. A candidate that fails is a row of the table.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ sys.path.insert(0, str(HERE))
 sys.path.insert(0, str(HERE.parent))
 
 from parts.attention_cases import kernel_parts, whole_parts  # noqa: E402 - after the path
-from parts.cases import gelu_parts, head_parts, loss_parts  # noqa: E402
+from parts.cases import head_parts, loss_parts, mlp_parts  # noqa: E402
 from parts.measuring import HEAD, Part, Row, failure_of, measure  # noqa: E402
 from parts.shapes import Sizes, gpt2_124m  # noqa: E402
 from ratios import table  # noqa: E402
 
 PARTS: dict[str, list[Callable[[Sizes], list[Part]]]] = {
     "loss": [loss_parts],
-    "gelu": [gelu_parts],
+    "mlp": [mlp_parts],
     "fp8": [head_parts],
     "attention": [whole_parts, kernel_parts],
 }
-SHARES = {"loss": 0.2, "gelu": 0.1, "fp8": 0.1, "attention": 0.6}
+SHARES = {"loss": 0.2, "mlp": 0.1, "fp8": 0.1, "attention": 0.6}
 """What part of the time each may take; most of it goes to the compilation of kernels."""
 
 

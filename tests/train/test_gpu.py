@@ -195,6 +195,13 @@ GPTS = {
     "compiled": ["compile=true"],
     "compiled bf16": ["compile=true", "precision=bf16"],
     "own attention": ["heads=1", "embedding_dim=64", "precision=bf16"],
+    "tuned products": [
+        "compile=true",
+        "embedding_dim=64",
+        "heads=1",
+        "precision=bf16",
+        "context_length=512",
+    ],
     "fp8 head": ["compile=true", "embedding_dim=64", "heads=1", "precision=bf16", "fp8_head=true"],
 }
 

@@ -1,4 +1,4 @@
-"""The candidates for the loss, GELU and output layer of a GPT step."""
+"""The candidates for the loss, MLP and output layer of a GPT step."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 from parts.measuring import Candidate, Part, Step
 from parts.shapes import Sizes
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.kernels import fp8_head, loss_kernel
-from paceline.kernels.gelu import fast_gelu
+from paceline.kernels.linear import Linear, gelu_mlp
 
 _CHECKED_ROWS = 1024
 
@@ -38,32 +38,38 @@ def loss_parts(sizes: Sizes) -> list[Part]:
     return [Part("loss", candidates)]
 
 
-def gelu_parts(sizes: Sizes) -> list[Part]:
-    """Return GELU of the MLP, forward and backward."""
-    inputs = sizes.random(sizes.rows, 4 * sizes.width).requires_grad_()
-    above = sizes.random(sizes.rows, 4 * sizes.width, std=0.1)
+def mlp_parts(sizes: Sizes) -> list[Part]:
+    """Return the MLP of a layer, forward and backward."""
+    inputs = sizes.random(sizes.rows, sizes.width).requires_grad_()
+    above = sizes.random(sizes.rows, sizes.width, std=0.1)
+    width, inside = sizes.width, 4 * sizes.width
+    up, down = Linear(width, inside, bias=False), Linear(inside, width, bias=False)
+    layers = nn.ModuleList([up, down]).to(inputs.device, inputs.dtype)
 
     def step(function: Callable[[Tensor], Tensor]) -> Step:
         def run() -> Sequence[Tensor]:
             result = function(inputs)
-            return result, *torch.autograd.grad(result, inputs, above)
+            gradients = torch.autograd.grad(result, [inputs, *layers.parameters()], above)
+            return result, gradients[0]  # those of weights are sums over all rows
 
         return run
 
-    def plain(values: Tensor) -> Tensor:
-        return functional.gelu(values, approximate="tanh")
+    def plain(values: Tensor, *weights: Tensor) -> Tensor:
+        first, second = weights or (up.weight, down.weight)
+        active = functional.gelu(functional.linear(values, first), approximate="tanh")
+        return functional.linear(active, second)
 
     def expected() -> Sequence[Tensor]:
         few = inputs.detach()[:_CHECKED_ROWS].double().requires_grad_()
-        result = plain(few)
+        result = plain(few, up.weight.double(), down.weight.double())
         return result.detach(), *torch.autograd.grad(result, few, above[:_CHECKED_ROWS].double())
 
     candidates = [
         Candidate("torch.compile", lambda: step(torch.compile(plain))),
         Candidate("torch", lambda: step(plain)),
-        Candidate("ours", lambda: step(fast_gelu)),
+        Candidate("ours", lambda: step(lambda values: gelu_mlp(values, up, down))),
     ]
-    return [Part("GELU", candidates, expected)]
+    return [Part("MLP", candidates, expected)]
 
 
 def head_parts(sizes: Sizes) -> list[Part]:

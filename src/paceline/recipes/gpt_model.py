@@ -13,7 +13,7 @@ from torch.nn.utils import skip_init
 from torch.utils.checkpoint import checkpoint
 
 from paceline.kernels.attention import causal_attention
-from paceline.kernels.gelu import gelu
+from paceline.kernels.linear import Linear, gelu_mlp, linear
 from paceline.recipes.gpt_kv_cache import BlockKVCache, KVCache
 
 
@@ -94,9 +94,13 @@ class Block(nn.Module):
     ) -> Tensor:
         """Return the hidden states after this layer."""
         hidden = hidden + self.drop(self.out(self._attend(self.norm1(hidden), angles, cache)))
-        inside = self.up(self.norm2(hidden))
-        inside = relu(inside).square() if self.activation == "relu2" else gelu(inside)
-        result: Tensor = hidden + self.drop(self.down(inside))
+        result: Tensor = hidden + self.drop(self._transform(self.norm2(hidden)))
+        return result
+
+    def _transform(self, hidden: Tensor) -> Tensor:
+        if self.activation == "gelu":
+            return gelu_mlp(hidden, self.up, self.down)
+        result: Tensor = self.down(relu(self.up(hidden)).square())
         return result
 
     def _attend(self, hidden: Tensor, angles: Tensor | None, cache: BlockKVCache | None) -> Tensor:
@@ -175,8 +179,7 @@ class GPT(nn.Module):
         return hidden, None if self.angles is None else self.angles[positions]
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = nn.functional.linear(self.norm(hidden), self.embedding.weight)
-        return logits
+        return linear(self.norm(hidden), self.embedding.weight)
 
 
 def flops_per_sequence(design: Design, parameters: int) -> float:
@@ -222,9 +225,9 @@ def rotate(values: Tensor, angles: Tensor) -> Tensor:
     return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
 
 
-def _linear(inputs: int, outputs: int, *, bias: bool, std: float = _STD) -> nn.Linear:
+def _linear(inputs: int, outputs: int, *, bias: bool, std: float = _STD) -> Linear:
     """Return a linear layer with normally distributed weights, without computing those that torch begins with."""
-    layer: nn.Linear = skip_init(nn.Linear, inputs, outputs, bias=bias)  # type: ignore[no-untyped-call]
+    layer: Linear = skip_init(Linear, inputs, outputs, bias=bias)  # type: ignore[no-untyped-call]
     nn.init.normal_(layer.weight, std=std)
     if bias:
         nn.init.zeros_(layer.bias)
