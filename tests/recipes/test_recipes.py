@@ -9,7 +9,7 @@ import torch
 from paceline import handover
 from paceline.config import config_from_words
 from paceline.recipes.digits import embedded_digits, mnist_digits
-from paceline.recipes.mnist import MnistConfig, Net
+from paceline.recipes.mnist import GrayConv2d, MnistConfig, Net
 from paceline.recipes.toy import ToyConfig
 from paceline.recipes.toy import main as train_toy
 from paceline.recipes.toy import samples as toy_samples
@@ -108,3 +108,17 @@ def test_real_mnist_is_read_from_its_files(mnist_folder):
     assert (train.shape, test.shape) == ((60000, 1, 28, 28), (10000, 1, 28, 28))
     assert labels[:5].tolist() == [5, 0, 4, 1, 9]
     assert abs(float(train.mean())) < 0.01
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that passes for one of a GPU."""
+
+    is_cuda = True
+
+
+def test_a_convolution_of_one_channel_as_a_product_is_that_of_torch() -> None:
+    layer, images = GrayConv2d(1, 6, 3).double(), torch.randn(4, 1, 9, 7).double()
+    found, right = layer(images.as_subclass(OnGpu)), layer(images)
+    assert found.shape == right.shape == (4, 6, 7, 5)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(found.as_subclass(torch.Tensor), right)
