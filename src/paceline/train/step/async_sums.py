@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.scale.tree import children
+from paceline.train.step.raw_copy import Destination
 
 MAX_PENDING_STEPS = 64
 """Steps whose numbers may be pending. After that many the GPU has long finished the first of them."""
@@ -55,9 +56,10 @@ class AsyncRows:
         memory = torch.zeros(
             MAX_PENDING_STEPS, lanes, columns, dtype=torch.float64, pin_memory=True
         )
-        self._slots = itertools.cycle([(place, torch.cuda.Event()) for place in memory])  # type: ignore[no-untyped-call]
-        self._pending: deque[LaneNumbers] = deque()
         self._device = torch.cuda.current_device()
+        slots = [(Destination(place, self._device), torch.cuda.Event()) for place in memory]  # type: ignore[no-untyped-call]
+        self._slots = itertools.cycle(slots)
+        self._pending: deque[LaneNumbers] = deque()
         self._stream = torch.cuda.current_stream()
 
     def copy(self, rows: Tensor, check: Check) -> LaneNumbers:
@@ -65,9 +67,10 @@ class AsyncRows:
         if len(self._pending) == MAX_PENDING_STEPS:
             self._pending.popleft().rows()
         place, arrived = next(self._slots)
-        place.copy_(rows, non_blocking=True)
-        arrived.record(self._current_stream())
-        numbers = LaneNumbers(place, arrived, check)
+        stream = self._current_stream()
+        place.fill(rows, stream.cuda_stream)
+        arrived.record(stream)
+        numbers = LaneNumbers(place.tensor, arrived, check)
         self._pending.append(numbers)
         return numbers
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from paceline.data.reading.batches import RankBatch
 from paceline.data.reading.nest import leaves_of, map_leaves
 from paceline.train.step.losses import LaneSeeds
+from paceline.train.step.raw_copy import Destination
 from paceline.world.randomness import mix
 
 
@@ -20,20 +21,26 @@ class CapturedInputs:
     def __init__(self, step: RankBatch, device: torch.device) -> None:
         self.batches = [map_leaves(Tensor.clone, lane.batch) for lane in step.lanes]
         self._leaves: list[Tensor] = [leaf for batch in self.batches for leaf in leaves_of(batch)]
+        self._device = device.index or 0
         groups: dict[torch.dtype, list[int]] = {}
         for place, leaf in enumerate(self._leaves):
             groups.setdefault(leaf.dtype, []).append(place)
-        self._groups = list(groups.values())
+        self._single = [
+            (places[0], Destination(self._leaves[places[0]], self._device))
+            for places in groups.values()
+            if len(places) == 1  # the kernel for several copies 65,536 numbers per thread block
+        ]
+        self._several = [places for places in groups.values() if len(places) > 1]
         self._generators = [torch.Generator(device) for _ in step.lanes]
-        self._default = torch.cuda.default_generators[device.index or 0]
+        self._default = torch.cuda.default_generators[self._device]
 
     def fill(self, step: RankBatch, seeds: LaneSeeds) -> None:
         """Copy the batches of a step, and seed the generators."""
         given = [leaf for lane in step.lanes for leaf in leaves_of(lane.batch)]
-        for places in self._groups:
-            if len(places) == 1:  # the kernel for several copies 65,536 numbers per thread block
-                self._leaves[places[0]].copy_(given[places[0]], non_blocking=True)
-                continue
+        stream = torch._C._cuda_getCurrentRawStream(self._device)  # noqa: SLF001
+        for place, destination in self._single:
+            destination.fill(given[place], stream)
+        for places in self._several:
             to = [self._leaves[place] for place in places]
             torch._foreach_copy_(to, [given[place] for place in places])
         for lane, generator in zip(step.lanes, self._generators, strict=True):
