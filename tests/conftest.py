@@ -38,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # Otherwise torch.compile starts a process per core in each rank, for a few small kernels.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")  # on ARM, a file in /tmp per process
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

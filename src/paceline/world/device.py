@@ -64,6 +64,10 @@ def gpu_index(world: World, visible: int) -> int:
 def prepare_device(world: World, config: RunConfig) -> None:
     """Set the number of threads, the precision and, with exact=true, deterministic kernels."""
     torch.set_num_threads(config.threads)
+    if "DNNL_JIT_PROFILE" not in os.environ:  # the older name
+        os.environ.setdefault(
+            "ONEDNN_JIT_PROFILE", "0"
+        )  # on ARM, a file /tmp/perf-PID.map per process
     if config.compile or world.device != "cpu":  # a GPU may compile kernels without being asked
         _prepare_compilation(world, config)
     if world.device == "cpu":
@@ -81,7 +85,7 @@ def prepare_device(world: World, config: RunConfig) -> None:
 def _prepare_compilation(world: World, config: RunConfig) -> None:
     """Keep compiled code for the next start.
 
-    With exact=true no GPU kernel is chosen by its time: ranks could differ.
+    With exact=true torch chooses no GPU kernel by its time: ranks could differ.
     """
     problem = keep_compiled_code(os.environ, compile_facts(world.device, config))
     if problem and config.compile and world.local_rank == 0:
