@@ -24,8 +24,8 @@ from typing import NoReturn
 
 from paceline import handover
 from paceline.errors import PacelineError, Stopped
+from paceline.launch.bytecode import use_bytecode
 from paceline.launch.gc_pause import pause_gc
-from paceline.launch.preload import preload
 from paceline.launch.rank_awareness import RankAwareness
 from paceline.launch.rank_dump import dump_collectives_on_request, dump_stacks_on_signal
 from paceline.launch.signals import STOP_SIGNALS
@@ -85,6 +85,7 @@ def run_target(argv: Sequence[str]) -> None:
     kind, what, *arguments = argv
     sys.argv = [what, *arguments]
     variables = {}  # until the reducers and files among them are held
+    use_bytecode(os.environ)
     try:
         if kind == "path":
             sys.path[0] = str(Path(what).resolve().parent)
@@ -92,7 +93,6 @@ def run_target(argv: Sequence[str]) -> None:
         else:
             if what.startswith(_RECIPES):
                 pause_gc()
-                preload()
             variables = runpy.run_module(what, run_name="__main__", alter_sys=True)
     finally:
         gc.unfreeze()  # the next lines look for objects, and do not see frozen ones

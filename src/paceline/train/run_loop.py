@@ -10,6 +10,7 @@ from paceline.config import RunConfig
 from paceline.data.reading.batches import Batches, RankBatch
 from paceline.errors import Stopped
 from paceline.events import EpochDone, Evaluated, RunEnded, RunStarted, RunStopped, StepDone
+from paceline.launch.bytecode import keep_bytecode
 from paceline.launch.gc_pause import resume_gc
 from paceline.train.callbacks import Callbacks
 from paceline.train.gpu_settings import describe_speed
@@ -104,6 +105,7 @@ class RunLoop:
         self._announce()
         self._recorder.start(self.done)
         resume_gc()
+        keep_bytecode(self._world)
         if self.is_over:
             return iter(())
         return iter(self.observers.reading(self.batches.steps(self.done)))

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from paceline.errors import EnvironmentUnfit
 from paceline.rundir import make_private
+from paceline.world.user_cache import user_cache, why_untrusted
 
 INDUCTOR, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 """The variables that tell torch and Triton where compiled code is."""
@@ -40,14 +41,8 @@ class CacheUse(NamedTuple):
 
 
 def cache_root(env: Mapping[str, str]) -> Path:
-    """Return the folder of all compiled code of this user.
-
-    >>> str(cache_root({"XDG_CACHE_HOME": "/scratch/me/cache"}))
-    '/scratch/me/cache/paceline/compiled'
-    """
-    home = Path(env.get("XDG_CACHE_HOME", ""))
-    base = home if home.is_absolute() else Path("~/.cache").expanduser()
-    return base / "paceline" / "compiled"
+    """Return the folder of all compiled code of this user."""
+    return user_cache(env) / "compiled"
 
 
 def folder_name(facts: Mapping[str, object]) -> str:
@@ -96,20 +91,6 @@ def refuse_writable(folder: Path) -> None:
     """Raise if other users can write to a folder, or replace it; one that does not exist is made for the owner alone."""
     if problem := why_untrusted(make_private(folder)):
         raise EnvironmentUnfit(problem, fix=FIX)
-
-
-def why_untrusted(folder: Path) -> str:
-    """Return who else could write compiled code into an existing folder; empty if nobody can."""
-    real = folder.resolve()
-    facts = real.stat()
-    if not facts.st_mode & 0o022 and facts.st_uid == os.getuid():
-        if (parent := _replaceable(real)) is None:
-            return ""
-        real, facts = parent, parent.stat()
-    return (
-        f"other users can write to {real} (mode {facts.st_mode & 0o7777:o}, owner {facts.st_uid}), "
-        f"so compiled code in {folder} cannot be trusted: it would be executed"
-    )
 
 
 def cache_use(root: Path) -> CacheUse:
@@ -164,12 +145,3 @@ def _secure_default() -> None:
         folder.chmod(0o700)
         for name in _READ_FROM_DEFAULT:
             shutil.rmtree(folder / name, ignore_errors=True)
-
-
-def _replaceable(folder: Path) -> Path | None:
-    """Return the first parent folder that lets any user replace this one; None if all are safe."""
-    for parent in folder.parents:
-        mode = parent.stat().st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            return parent
-    return None

@@ -1,0 +1,304 @@
+"""Modules come from the file of bytecode exactly if Python would have run the same bytecode; the file is only ever a saving."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.resources
+import inspect
+import os
+import pkgutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib.machinery import PathFinder, SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from paceline.launch import bytecode
+from paceline.launch.bytecode import BytecodeFinder, use_bytecode
+from support.checkpoint_trainings import settings, train
+from support.program import paceline
+
+MODULES = 60
+BEFORE = 1_600_000_000  # a time of last change, in seconds
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(bytecode, "_DELAY_S", 0.0)
+    yield
+    forget()
+
+
+def forget() -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "many"]:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+
+
+def write(path: Path, text: str, time_s: int = BEFORE) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    os.utime(path, (time_s, time_s))
+
+
+def make_package(folder: Path, value: str = "first") -> None:
+    write(folder / "many" / "__init__.py", "")
+    write(folder / "many" / "inner" / "__init__.py", f"value = {value!r}\n")
+    write(folder / "many" / "inner" / "data.txt", "a resource")
+    for number in range(MODULES):
+        write(folder / "many" / f"m{number}.py", f"def value():\n    return {value!r}, {number}\n")
+
+
+def import_all(folder: Path) -> ModuleType:
+    """Import the package anew, and return one of its modules."""
+    forget()
+    sys.path.insert(0, str(folder))
+    importlib.import_module("many.inner")
+    return [importlib.import_module(f"many.m{number}") for number in range(MODULES)][7]
+
+
+def use(folder: Path) -> BytecodeFinder:
+    """Begin as a rank does, and return its finder."""
+    use_bytecode({"XDG_CACHE_HOME": str(folder / "cache")})
+    return next(one for one in sys.meta_path if isinstance(one, BytecodeFinder))
+
+
+def file_of(folder: Path) -> Path:
+    (file,) = (folder / "cache" / "paceline" / "bytecode").iterdir()
+    return file
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """A folder with the package, whose bytecode was kept in an earlier start."""
+    make_package(tmp_path)
+    finder = use(tmp_path)
+    import_all(tmp_path)
+    finder.keep()
+    sys.meta_path.remove(finder)
+    return tmp_path
+
+
+def is_from_file(module: ModuleType) -> bool:
+    return type(module.__spec__.loader) is not SourceFileLoader
+
+
+def test_a_submodule_is_loaded_without_opening_its_files(kept: Path) -> None:
+    opened: list[str] = []
+    sys.addaudithook(lambda event, given: opened.append(str(given[0])) if event == "open" else None)
+    use(kept)
+    found = import_all(kept)
+    opened = [path for path in opened if "many" in path]
+    assert is_from_file(found)
+    assert is_from_file(sys.modules["many.inner"])
+    assert not is_from_file(sys.modules["many"])
+    assert found.value() == ("first", 7)
+    assert [path for path in opened if "m7" in path] == []
+
+
+def test_it_is_the_module_that_python_would_have_made(kept: Path) -> None:
+    plain = import_all(kept)
+    facts = {name: getattr(plain, name) for name in ("__file__", "__cached__", "__package__")}
+    package = sys.modules["many.inner"].__path__
+    use(kept)
+    found = import_all(kept)
+    assert is_from_file(found)
+    assert {name: getattr(found, name) for name in facts} == facts
+    assert sys.modules["many.inner"].__path__ == package
+    assert found.value.__code__ == plain.value.__code__
+    assert found.value.__code__.co_filename == found.__file__
+
+
+def test_sources_and_resources_are_found(kept: Path) -> None:
+    use(kept)
+    found = import_all(kept)
+    assert inspect.getsource(found.value) == "def value():\n    return 'first', 7\n"
+    assert inspect.getmodule(found.value.__code__) is found
+    assert pkgutil.get_data("many.inner", "data.txt") == b"a resource"
+    assert importlib.resources.files("many.inner").joinpath("data.txt").read_text() == "a resource"
+    found.value.__globals__["value"] = None
+    assert importlib.reload(found).value() == ("first", 7)
+
+
+def change(folder: Path) -> None:
+    write(folder / "many" / "m7.py", "def value():\n    return 'other', 8\n", BEFORE + 1)
+
+
+def resize(folder: Path) -> None:
+    write(folder / "many" / "m7.py", "def value():\n    return 'a longer one', 9\n")
+
+
+def replace_by_package(folder: Path) -> None:
+    (folder / "many" / "m7.py").unlink()
+    write(folder / "many" / "m7" / "__init__.py", "def value():\n    return 'package', 10\n")
+
+
+@pytest.mark.parametrize(
+    ("edit", "value"),
+    [(change, ("other", 8)), (resize, ("a longer one", 9)), (replace_by_package, ("package", 10))],
+)
+def test_a_source_that_has_changed_is_imported(
+    kept: Path, edit: Callable[[Path], None], value: tuple[str, int]
+) -> None:
+    edit(kept)
+    use(kept)
+    found = import_all(kept)
+    assert not is_from_file(found)
+    assert found.value() == value
+    assert is_from_file(sys.modules["many.m8"])
+
+
+def test_a_module_that_is_gone_cannot_be_imported(kept: Path) -> None:
+    (kept / "many" / "m7.py").unlink()
+    use(kept)
+    with pytest.raises(ModuleNotFoundError):
+        import_all(kept)
+
+
+def test_a_package_of_the_same_name_elsewhere_is_imported(kept: Path) -> None:
+    make_package(kept / "elsewhere", "second")
+    use(kept)
+    assert import_all(kept / "elsewhere").value() == ("second", 7)
+
+
+def flip(content: bytes, place: int) -> bytes:
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda _: b"",
+        lambda _: b"something else",
+        lambda content: content[:300],
+        lambda content: flip(content, 25),
+        lambda content: flip(content, 60),
+    ],
+    ids=["empty", "foreign", "cut off", "length", "index"],
+)
+def test_a_damaged_file_is_not_used_and_written_again(
+    kept: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    file = file_of(kept)
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    finder = use(kept)
+    found = import_all(kept)
+    assert not is_from_file(found)
+    assert found.value() == ("first", 7)
+    finder.keep()
+    assert file.read_bytes() == whole
+
+
+def test_a_damaged_module_is_read_from_the_disk(kept: Path) -> None:
+    file = file_of(kept)
+    place = file.read_bytes().rindex(b"first")  # in the code of the last module
+    file.write_bytes(flip(file.read_bytes(), place))
+    use(kept)
+    assert is_from_file(import_all(kept))
+    last = sys.modules[f"many.m{MODULES - 1}"]
+    assert not is_from_file(last)
+    assert last.value() == ("first", MODULES - 1)
+
+
+def test_a_link_or_fifo_in_its_place_is_not_followed(kept: Path) -> None:
+    file = file_of(kept)
+    file.rename(kept / "elsewhere")
+    file.symlink_to(kept / "elsewhere")
+    use(kept)
+    assert not is_from_file(import_all(kept))
+    file.unlink()
+    os.mkfifo(file)
+    use(kept)
+    assert not is_from_file(import_all(kept))
+
+
+def test_a_folder_that_others_can_write_to_is_neither_read_nor_written(kept: Path) -> None:
+    file = file_of(kept)
+    file.parent.chmod(0o777)
+    finder = use(kept)
+    assert not is_from_file(import_all(kept))
+    file.unlink()
+    finder.keep()
+    assert list(file.parent.iterdir()) == []
+
+
+def test_other_packages_have_another_file(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = kept / "site-packages" / "torch-2.99.0.dist-info"
+    installed.mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(installed.parent))
+    finder = use(kept)
+    assert finder._path != file_of(kept)
+    assert not is_from_file(import_all(kept))
+
+
+def test_a_few_new_modules_are_not_worth_writing_the_file(kept: Path) -> None:
+    make_package(kept, "second")  # time and size are other ones for all
+    for number in range(MODULES - 20):
+        write(kept / "many" / f"m{number}.py", f"def value():\n    return 'first', {number}\n")
+    file = file_of(kept)
+    before = file.stat().st_ino
+    finder = use(kept)
+    import_all(kept)
+    finder.keep()
+    assert file.stat().st_ino == before
+
+
+def test_modules_of_other_programs_stay_and_those_that_changed_go(kept: Path) -> None:
+    write(kept / "many" / "m3.py", "value = None\n", BEFORE + 1)
+    finder = use(kept)
+    forget()
+    sys.path.insert(0, str(kept))
+    for number in range(MODULES):
+        write(kept / "many" / "inner" / f"n{number}.py", f"number = {number}\n")
+        importlib.import_module(f"many.inner.n{number}")
+    finder.keep()
+    names = set(BytecodeFinder(file_of(kept))._file._index)
+    assert {"many.inner.n7", "many.m7"} <= names
+    assert "many.m3" not in names
+
+
+def test_files_that_were_not_used_for_a_month_are_removed(kept: Path) -> None:
+    file = file_of(kept)
+    recent, old = (file.with_name(f".{file.name}.{digits}") for digits in ("11", "22"))
+    for path, days in ((file, 40), (recent, 20), (old, 40)):
+        path.write_bytes(file.read_bytes())
+        os.utime(path, (time.time() - days * 86_400,) * 2)
+    finder = use(kept)
+    for number in range(MODULES):
+        write(kept / "many" / "inner" / f"n{number}.py", f"number = {number}\n")
+    import_all(kept)
+    for number in range(MODULES):
+        importlib.import_module(f"many.inner.n{number}")
+    finder.keep()
+    assert (file.exists(), recent.exists(), old.exists()) == (True, True, False)
+
+
+@pytest.mark.parametrize("may_write", [True, False])
+def test_a_run_keeps_what_it_has_imported_unless_python_may_not(
+    tmp_path: Path, may_write: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", not may_write)
+    finder = use(tmp_path)
+    train(settings(tmp_path))
+    for thread in threading.enumerate():
+        if thread.name == "bytecode":
+            thread.join()
+    assert finder._path.exists() == may_write
+    if may_write:
+        assert "torch.optim.adamw" in BytecodeFinder(finder._path)._file
+    assert sys.meta_path.index(finder) + 1 == sys.meta_path.index(PathFinder)
+
+
+def test_ranks_of_any_script_import_from_it(kept: Path) -> None:
+    (kept / "show.py").write_text("import many.m7\nprint(many.m7.__spec__.loader)\n")
+    env = {"XDG_CACHE_HOME": str(kept / "cache")}
+    done = paceline("run", "show.py", folder=kept, env=env, cold=True)
+    assert (done.code, "launch.bytecode._Loader" in done.out) == (0, True), done
