@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.kernels import products
-from paceline.kernels.cublaslt import Algorithm, Epilogue, Problem
+from paceline.kernels.cublaslt import Algorithm, Epilogue, Operands, Problem
 from paceline.kernels.linear import (
     Linear,
     gelu_mlp,
@@ -25,6 +25,12 @@ from support.kernel_checks import relative, with_gradients
 from support.processes import run_on_processes
 
 PROBLEM = Problem(4096, 96, 64, True, Epilogue.BIAS)
+
+
+@pytest.fixture(autouse=True)
+def _card(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(products, "card", lambda: "H200 sm90")
 
 
 def drawn(*size: int) -> Tensor:
@@ -98,6 +104,59 @@ def test_an_algorithm_with_other_bits_is_not_chosen_however_fast() -> None:
     assert products.fastest(same, lambda one: times[one.settings[0]]) == proposed[1]
 
 
+def added_in_blocks(operands: Operands, size: int) -> Tensor:
+    """Return the product in bf16, with sums in fp32 of blocks of this length."""
+    sums = torch.zeros(operands.result.shape)
+    inputs, weight = operands.inputs.float(), operands.weight.float()
+    for begin in range(0, inputs.shape[1], size):
+        block = slice(begin, begin + size)
+        sums += inputs[:, block] @ weight[:, block].t()
+    return sums.bfloat16()
+
+
+@pytest.mark.parametrize(("outputs", "inner"), [(48, 48), (144, 48), (48, 192)])
+def test_another_order_of_addition_is_seen_in_small_products_too(outputs: int, inner: int) -> None:
+    problem = Problem(1024, outputs, inner, True, Epilogue.GELU_BIAS)
+    inputs, weight = torch.empty(1024, inner).bfloat16(), torch.empty(outputs, inner).bfloat16()
+    empty = inputs.new_empty(1024, outputs)
+    given = Operands(inputs, weight, empty, inputs.new_empty(outputs), empty)
+    random, cancelling = products.trials(problem, given)
+    exact = cancelling.inputs.double() @ cancelling.weight.double().t()
+    assert exact.abs().max() < 1e-12
+    assert cancelling.bias is not None
+    assert cancelling.bias.count_nonzero() == 0
+    assert added_in_blocks(random, 8).count_nonzero() > 0.99 * empty.numel()
+    found, other = (added_in_blocks(cancelling, size) for size in (8, 16))
+    assert (found != other).sum() > 0.05 * empty.numel()
+
+
+def test_the_weight_of_a_gradient_cancels_along_its_other_side() -> None:
+    problem = Problem(64, 32, 16, False, Epilogue.NONE)
+    inputs, weight = torch.empty(64, 16).bfloat16(), torch.empty(16, 32).bfloat16()
+    given = Operands(inputs, weight, inputs.new_empty(64, 32))
+    cancelling = products.trials(problem, given)[1]
+    assert (cancelling.inputs.double() @ cancelling.weight.double()).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("inputs", "weight", "bias", "fit"),
+    [
+        (torch.zeros(4, 8), torch.zeros(6, 8), torch.zeros(6), True),
+        (torch.zeros(4, 16), torch.zeros(6, 8), None, False),
+        (torch.zeros(4, 8), torch.zeros(6, 8), torch.zeros(5), False),
+        (torch.zeros(4, 8), torch.zeros(6, 8, device="meta"), None, False),
+    ],
+    ids=["right", "another width", "a short bias", "another device"],
+)
+def test_only_operands_that_fit_reach_the_library(
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, fit: bool
+) -> None:
+    problem = Problem(4, 6, 8, True, Epilogue.NONE)
+    given = [None if one is None else one.bfloat16() for one in (inputs, weight, bias)]
+    assert products.fits(problem, *given, None) == fit
+    assert not products.fits(problem, given[0].float(), *given[1:], None)
+
+
 def test_the_fastest_is_that_of_the_median() -> None:
     times = {0: iter([5.0, 5.0, 5.0, 5.0, 5.0]), 1: iter([4.0, 90.0, 4.0, 90.0, 4.0])}
     chosen = products.fastest(algorithms(2), lambda one: next(times[one.settings[0]]))
@@ -117,12 +176,15 @@ def test_choices_are_kept_with_compiled_code(
     assert [path.name for path in tmp_path.iterdir()] == ["products.json"]
 
 
-def test_another_version_of_cublaslt_chooses_anew(
+def test_another_version_of_cublaslt_or_another_card_chooses_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     products.keep_choice(PROBLEM, (66, 29))
-    monkeypatch.setattr(products, "version", lambda: 999_999)
+    with monkeypatch.context() as patch:
+        patch.setattr(products, "version", lambda: 999_999)
+        assert products.kept_choice(PROBLEM) is None
+    monkeypatch.setattr(products, "card", lambda: "A100 sm80")
     assert products.kept_choice(PROBLEM) is None
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.resources
+import importlib.util
 import inspect
 import os
 import pkgutil
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from importlib.machinery import PathFinder, SourceFileLoader
+from importlib.machinery import EXTENSION_SUFFIXES, FileFinder, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
@@ -19,6 +21,7 @@ import pytest
 
 from paceline.launch import bytecode
 from paceline.launch.bytecode import BytecodeFinder, use_bytecode
+from paceline.launch.bytecode_file import BytecodeFile
 from support.checkpoint_trainings import settings, train
 from support.program import paceline
 
@@ -49,6 +52,7 @@ def write(path: Path, text: str, time_s: int = BEFORE) -> None:
 
 
 def make_package(folder: Path, value: str = "first") -> None:
+    (folder / "many-1.0.dist-info").mkdir(parents=True, exist_ok=True)  # it is installed here
     write(folder / "many" / "__init__.py", "")
     write(folder / "many" / "inner" / "__init__.py", f"value = {value!r}\n")
     write(folder / "many" / "inner" / "data.txt", "a resource")
@@ -59,13 +63,16 @@ def make_package(folder: Path, value: str = "first") -> None:
 def import_all(folder: Path) -> ModuleType:
     """Import the package anew, and return one of its modules."""
     forget()
-    sys.path.insert(0, str(folder))
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
     importlib.import_module("many.inner")
     return [importlib.import_module(f"many.m{number}") for number in range(MODULES)][7]
 
 
 def use(folder: Path) -> BytecodeFinder:
     """Begin as a rank does, and return its finder."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
     use_bytecode({"XDG_CACHE_HOME": str(folder / "cache")})
     return next(one for one in sys.meta_path if isinstance(one, BytecodeFinder))
 
@@ -92,10 +99,16 @@ def is_from_file(module: ModuleType) -> bool:
 
 def test_a_submodule_is_loaded_without_opening_its_files(kept: Path) -> None:
     opened: list[str] = []
-    sys.addaudithook(lambda event, given: opened.append(str(given[0])) if event == "open" else None)
+    watching = [True]
+
+    def hook(event: str, given: tuple[object, ...]) -> None:  # it cannot be removed
+        if watching and event == "open" and "many" in str(given[0]):
+            opened.append(str(given[0]))
+
+    sys.addaudithook(hook)
     use(kept)
     found = import_all(kept)
-    opened = [path for path in opened if "many" in path]
+    watching.clear()
     assert is_from_file(found)
     assert is_from_file(sys.modules["many.inner"])
     assert not is_from_file(sys.modules["many"])
@@ -153,6 +166,96 @@ def test_a_source_that_has_changed_is_imported(
     assert not is_from_file(found)
     assert found.value() == value
     assert is_from_file(sys.modules["many.m8"])
+
+
+def add_package(folder: Path) -> None:
+    write(folder / "many" / "m7" / "__init__.py", "def value():\n    return 'package', 10\n")
+
+
+def test_a_package_beside_a_module_is_imported_as_python_does(kept: Path) -> None:
+    add_package(kept)
+    use(kept)
+    assert import_all(kept).value() == ("package", 10)
+
+
+def test_an_extension_beside_a_module_is_imported_as_python_does(kept: Path) -> None:
+    (kept / "many" / f"m7{EXTENSION_SUFFIXES[0]}").write_bytes(b"no library")
+    use(kept)
+    with pytest.raises(ImportError, match="m7"):
+        import_all(kept)
+
+
+def test_a_source_of_the_same_second_and_size_is_imported(kept: Path) -> None:
+    path = kept / "many" / "m7.py"
+    path.write_text("def value():\n    return 'later', 7\n")
+    os.utime(path, ns=(BEFORE * 10**9, BEFORE * 10**9 + 1))
+    shutil.rmtree(path.parent / "__pycache__")
+    use(kept)
+    assert import_all(kept).value() == ("later", 7)
+
+
+def test_modules_of_a_script_are_not_kept(tmp_path: Path) -> None:
+    make_package(tmp_path)
+    (tmp_path / "many-1.0.dist-info").rmdir()
+    finder = use(tmp_path)
+    import_all(tmp_path)
+    finder.keep()
+    index = BytecodeFile(finder._path)._index
+    assert "re._parser" in index
+    assert [name for name in index if name.startswith("many.")] == []
+
+
+def test_a_module_under_another_name_than_its_file_is_not_kept(tmp_path: Path) -> None:
+    make_package(tmp_path)
+    finder = use(tmp_path)
+    other = import_all(tmp_path)
+    spec = importlib.util.spec_from_file_location("many.other", other.__file__)
+    assert spec and spec.loader
+    sys.modules["many.other"] = importlib.util.module_from_spec(spec)
+    finder.keep()
+    index = BytecodeFile(file_of(tmp_path))._index
+    assert "many.m7" in index
+    assert "many.other" not in index
+
+
+def test_a_hook_for_paths_that_a_program_installs_is_asked(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(kept)
+    monkeypatch.setattr(sys, "path_hooks", list(sys.path_hooks))
+    sys.path_hooks.insert(0, FileFinder.path_hook((SourceFileLoader, [".py"])))
+    assert not is_from_file(import_all(kept))
+
+
+def test_a_lazy_module_stays_unloaded(tmp_path: Path) -> None:
+    make_package(tmp_path)
+    finder = use(tmp_path)
+    import_all(tmp_path)
+    write(tmp_path / "many" / "lazy.py", "raise RuntimeError('it was loaded')\n")
+    spec = importlib.util.find_spec("many.lazy")
+    assert spec and spec.loader
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    sys.modules["many.lazy"] = lazy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(lazy)
+    sys.modules["many.none"] = None  # type: ignore[assignment]
+    finder.keep()
+    assert finder._path.exists()
+
+
+def test_a_file_that_is_cut_off_while_it_is_used_ends_nothing(kept: Path) -> None:
+    file = file_of(kept)
+    use(kept)
+    with file.open("r+b") as cut:
+        cut.truncate(100)
+    assert import_all(kept).value() == ("first", 7)
+
+
+@pytest.mark.parametrize("entry", ["a" * 300, "/proc/1/fd", "\0"])
+def test_an_odd_folder_on_the_path_is_no_error(
+    entry: str, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(entry)
+    use_bytecode({"XDG_CACHE_HOME": str(kept / "cache")})
 
 
 def test_a_module_that_is_gone_cannot_be_imported(kept: Path) -> None:
@@ -260,7 +363,7 @@ def test_modules_of_other_programs_stay_and_those_that_changed_go(kept: Path) ->
         write(kept / "many" / "inner" / f"n{number}.py", f"number = {number}\n")
         importlib.import_module(f"many.inner.n{number}")
     finder.keep()
-    names = set(BytecodeFinder(file_of(kept))._file._index)
+    names = set(BytecodeFile(file_of(kept))._index)
     assert {"many.inner.n7", "many.m7"} <= names
     assert "many.m3" not in names
 
@@ -293,7 +396,7 @@ def test_a_run_keeps_what_it_has_imported_unless_python_may_not(
             thread.join()
     assert finder._path.exists() == may_write
     if may_write:
-        assert "torch.optim.adamw" in BytecodeFinder(finder._path)._file
+        assert "torch.optim.adamw" in BytecodeFile(finder._path)._index
     assert sys.meta_path.index(finder) + 1 == sys.meta_path.index(PathFinder)
 
 

@@ -117,8 +117,10 @@ class OnGpu(torch.Tensor):
 
 
 def test_a_convolution_of_one_channel_as_a_product_is_that_of_torch() -> None:
-    layer, images = GrayConv2d(1, 6, 3).double(), torch.randn(4, 1, 9, 7).double()
-    found, right = layer(images.as_subclass(OnGpu)), layer(images)
-    assert found.shape == right.shape == (4, 6, 7, 5)
-    assert found.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(found.as_subclass(torch.Tensor), right)
+    layer = GrayConv2d(6, 3).double()
+    for count in (4, 0):
+        images = torch.randn(count, 1, 9, 7).double()
+        found, right = layer(images.as_subclass(OnGpu)), layer(images)
+        assert found.shape == right.shape == (count, 6, 7, 5)
+        assert found.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(found.as_subclass(torch.Tensor), right)

@@ -56,6 +56,18 @@ def test_others_are_copied_by_torch(driver: Driver, given: torch.Tensor) -> None
     assert driver.copied == 0
 
 
+@pytest.mark.parametrize(
+    "given",
+    [torch.ones(2, 3, dtype=torch.complex64).mul(1j).conj(), torch._neg_view(torch.ones(2, 3))],
+    ids=["conjugate", "negative"],
+)
+def test_numbers_that_differ_from_their_memory_are_copied_by_torch(
+    driver: Driver, given: torch.Tensor
+) -> None:
+    assert torch.equal(filled(given, torch.zeros(2, 3, dtype=given.dtype)), given)
+    assert driver.copied == 0
+
+
 def test_a_destination_in_another_order_is_filled_by_torch(driver: Driver) -> None:
     given = torch.arange(6.0).view(2, 3)
     assert torch.equal(filled(given, torch.zeros(3, 2).t()), given)

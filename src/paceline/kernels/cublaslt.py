@@ -111,7 +111,7 @@ class Plan:
             ctypes.c_int(_PROPOSALS), found, ctypes.byref(count),
         )  # fmt: skip
         _call("MatmulPreferenceDestroy", preference)
-        proposals = [] if status else found[: count.value]
+        proposals = [] if status else [one for one in found[: count.value] if not one.state]
         algorithms = [
             Algorithm(one.algorithm, _settings(one.algorithm), one.workspace) for one in proposals
         ]

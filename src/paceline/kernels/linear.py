@@ -43,7 +43,8 @@ def gelu_mlp(inputs: Tensor, up: nn.Linear, down: nn.Linear) -> Tensor:
     >>> gelu_mlp(torch.ones(2, 3), Linear(3, 12), Linear(12, 3)).shape
     torch.Size([2, 3])
     """
-    if not (_is_tuned(inputs, up.weight) and _is_plain(up) and _is_plain(down)):
+    is_tuned = _is_tuned(inputs, up.weight, down.weight)
+    if not (is_tuned and _is_plain(up) and _is_plain(down)):
         inside: Tensor = functional.gelu(up(inputs), approximate="tanh")
         outside: Tensor = down(inside)
         return outside
@@ -53,14 +54,14 @@ def gelu_mlp(inputs: Tensor, up: nn.Linear, down: nn.Linear) -> Tensor:
     return result.view(*inputs.shape[:-1], -1)
 
 
-def _is_tuned(inputs: Tensor, weight: Tensor) -> bool:
+def _is_tuned(inputs: Tensor, *weights: Tensor) -> bool:
     if not inputs.is_cuda:
         return False
     autocast = torch.is_autocast_enabled("cuda")
     dtype = torch.get_autocast_dtype("cuda") if autocast else inputs.dtype
-    has_dtype = dtype == torch.bfloat16 and (autocast or weight.dtype == dtype)
+    has_dtype = dtype == torch.bfloat16 and all(autocast or one.dtype == dtype for one in weights)
     rows = inputs.numel() // inputs.shape[-1]
-    has_sizes = weight.shape[0] % _MULTIPLE == 0 and weight.shape[1] % _MULTIPLE == 0
+    has_sizes = all(size % _MULTIPLE == 0 for one in weights for size in one.shape)
     return has_dtype and has_sizes and rows >= _MIN_ROWS
 
 
@@ -88,7 +89,7 @@ def product(inputs: Tensor, weight: Tensor, bias: _Optional) -> Tensor:
 
 @product.register_fake
 def _(inputs: Tensor, weight: Tensor, bias: _Optional) -> Tensor:
-    return inputs.new_empty(len(inputs), len(weight))
+    return inputs.new_empty(inputs.shape[0], weight.shape[0])
 
 
 @torch.library.custom_op("paceline::linear_backward", mutates_args=())
@@ -100,7 +101,7 @@ def input_gradient(grad: Tensor, weight: Tensor) -> Tensor:
 
 @input_gradient.register_fake
 def _(grad: Tensor, weight: Tensor) -> Tensor:
-    return grad.new_empty(len(grad), weight.shape[1])
+    return grad.new_empty(grad.shape[0], weight.shape[1])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -125,7 +126,7 @@ def mlp(
     inputs: Tensor, up: Tensor, up_bias: _Optional, down: Tensor, down_bias: _Optional
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output of an MLP, and its hidden layer after and before GELU."""
-    before = inputs.new_empty(len(inputs), len(up))
+    before = inputs.new_empty(inputs.shape[0], up.shape[0])
     epilogue = Epilogue.GELU if up_bias is None else Epilogue.GELU_BIAS
     after = multiply(inputs, up, transposed=True, epilogue=epilogue, bias=up_bias, aux=before)
     if after is None:
@@ -138,9 +139,9 @@ def mlp(
 def _(
     inputs: Tensor, up: Tensor, up_bias: _Optional, down: Tensor, down_bias: _Optional
 ) -> tuple[Tensor, Tensor, Tensor]:
-    rows, hidden = len(inputs), len(up)
+    rows, hidden = inputs.shape[0], up.shape[0]
     inside = inputs.new_empty(rows, hidden), inputs.new_empty(rows, hidden)
-    return inputs.new_empty(rows, len(down)), *inside
+    return inputs.new_empty(rows, down.shape[0]), *inside
 
 
 @torch.library.custom_op("paceline::gelu_mlp_backward", mutates_args=())

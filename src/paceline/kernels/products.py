@@ -1,8 +1,9 @@
 """Matrix products by the fastest algorithm of cuBLASLt that has the bits of its favourite.
 
-The first product of a kind tries all proposals: those with other bits on random numbers are left out, the others are
-timed. So timing decides the speed, never the result, and ranks may choose differently. Choices are kept with compiled
-code (`world/compile_cache`): the next start tries nothing.
+The first product of a kind tries all proposals: those with other bits are left out, the others are timed. So timing
+decides the speed, never the result, and ranks may choose differently. Bits are compared on random numbers and on sums that
+cancel, whose results are nothing but rounding errors. Choices are kept with compiled code (`world/compile_cache`): the next
+start tries nothing.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ from paceline.kernels.cublaslt import (
     Problem,
     version,
 )
+from paceline.rundir import write_whole
 
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 _FILE = "products.json"
 _TRIAL_ROWS, _ROUNDS, _REPEATS = 1024, 5, 3
-_chosen: dict[tuple[int, Problem], tuple[Plan, Algorithm]] = {}
+_TRIAL = 2  # counts changes of the comparison: choices of an earlier one are not kept
+_chosen: dict[tuple[int, Problem], tuple[Plan, Algorithm] | None] = {}
 _lock = threading.Lock()  # a plan points to the operands of one product at a time
 
 
@@ -51,17 +54,32 @@ def multiply(
     """
     if not inputs.is_cuda or not version():
         return None
+    inner, outputs = reversed(weight.shape) if transposed else weight.shape
+    problem = Problem(inputs.shape[0], outputs, inner, transposed, epilogue)
+    if not fits(problem, inputs, weight, bias, aux):
+        return None  # torch says what is wrong
     inputs, weight, bias = aligned(inputs), aligned(weight), None if bias is None else aligned(bias)
-    outputs = weight.shape[0 if transposed else 1]
-    problem = Problem(len(inputs), outputs, inputs.shape[1], transposed, epilogue)
-    operands = Operands(inputs, weight, inputs.new_empty(len(inputs), outputs), bias, aux)
-    with _lock:
+    operands = Operands(inputs, weight, inputs.new_empty(problem.rows, outputs), bias, aux)
+    with _lock, torch.cuda.device(inputs.device):
         found = _find(problem, operands)
         if found is None:
             return None
         plan, algorithm = found
         plan.run(algorithm, operands)
     return operands.result
+
+
+def fits(
+    problem: Problem, inputs: Tensor, weight: Tensor, bias: Tensor | None, aux: Tensor | None
+) -> bool:
+    """Return whether the operands have the sizes of a product, and are in bf16 on one device."""
+    given = [one for one in (inputs, weight, bias, aux) if one is not None]
+    return (
+        inputs.shape[1] == problem.inner
+        and (bias is None or bias.shape == (problem.outputs,))
+        and (aux is None or aux.shape == (problem.rows, problem.outputs))
+        and all(one.device == inputs.device and one.dtype == torch.bfloat16 for one in given)
+    )
 
 
 def aligned(values: Tensor) -> Tensor:
@@ -78,6 +96,7 @@ def _find(problem: Problem, operands: Operands) -> tuple[Plan, Algorithm] | None
     plan = Plan(problem, device)
     algorithms = plan.algorithms(operands)
     if not algorithms:
+        _chosen[device, problem] = None
         return None
     kept = kept_choice(problem)
     known = next((one for one in algorithms if one.settings == kept), None)
@@ -87,7 +106,9 @@ def _find(problem: Problem, operands: Operands) -> tuple[Plan, Algorithm] | None
         try:
             known = _tuned(plan, problem, algorithms, operands)
             keep_choice(problem, known.settings)
-        except torch.OutOfMemoryError:  # of the trial: the product itself has its memory
+        except (
+            RuntimeError
+        ):  # no memory for the trial, or too small a one: the product itself can be computed
             known = algorithms[0]
     _chosen[device, problem] = plan, known
     return plan, known
@@ -101,9 +122,11 @@ def _tuned(
     trial = Plan(smaller, operands.inputs.get_device())
 
     def result_of(algorithm: Algorithm) -> list[Tensor]:
-        tried = _random(smaller, operands)
-        trial.run(algorithm, tried)
-        return [one for one in (tried.result, tried.aux) if one is not None]
+        results = []
+        for tried in trials(smaller, operands):
+            trial.run(algorithm, tried)
+            results += [one for one in (tried.result, tried.aux) if one is not None]
+        return results
 
     def seconds_of(algorithm: Algorithm) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -140,8 +163,12 @@ def fastest(algorithms: Sequence[Algorithm], seconds_of: Callable[[Algorithm], f
     return algorithms[times.index(min(times))]
 
 
-def _random(problem: Problem, operands: Operands) -> Operands:
-    """Return operands of normally distributed numbers, the same in every call."""
+def trials(problem: Problem, operands: Operands) -> list[Operands]:
+    """Return operands to compare algorithms with, the same in every call.
+
+    Few of the random products show in bf16 that they were added up in another order. Those of the second trial are zero but
+    for rounding errors, so most do.
+    """
     generator = torch.Generator(operands.inputs.device).manual_seed(0)
 
     def drawn(*size: int) -> Tensor:
@@ -151,7 +178,23 @@ def _random(problem: Problem, operands: Operands) -> Operands:
     bias = None if operands.bias is None else drawn(problem.outputs)
     aux = None if operands.aux is None else drawn(problem.rows, problem.outputs)
     inputs = drawn(problem.rows, problem.inner)
-    return Operands(inputs, weight, inputs.new_empty(problem.rows, problem.outputs), bias, aux)
+    result = inputs.new_empty(problem.rows, problem.outputs)
+    random = Operands(inputs, weight, result, bias, aux)
+    return [random, _cancelling(random, 1 if problem.transposed else 0, generator)]
+
+
+def _cancelling(random: Operands, dim: int, generator: torch.Generator) -> Operands:
+    """Return operands whose products are zero: the second half of each sum is the first one, shuffled and negative."""
+    half = random.inputs.shape[1] // 2
+    order = torch.randperm(half, generator=generator, device=random.inputs.device)
+    inputs, weight = random.inputs[:, :half], random.weight.narrow(dim, 0, half)
+    return Operands(
+        torch.cat([inputs, inputs[:, order]], 1),
+        torch.cat([weight, -weight.index_select(dim, order)], dim),
+        torch.empty_like(random.result),
+        None if random.bias is None else torch.zeros_like(random.bias),
+        None if random.aux is None else random.aux.clone(),
+    )
 
 
 # Choices that are kept
@@ -169,16 +212,21 @@ def keep_choice(problem: Problem, settings: tuple[int, ...]) -> None:
     if not folder:
         return
     with contextlib.suppress(OSError):  # a full disk, for example: the next start chooses again
-        part = Path(folder) / f"{_FILE}.{os.getpid()}"
-        part.write_text(json.dumps(_read() | {_name(problem): list(settings)}), encoding="utf-8")
-        part.replace(Path(folder) / _FILE)
+        choices = _read() | {_name(problem): list(settings)}
+        write_whole(Path(folder) / _FILE, json.dumps(choices).encode(), durable=False)
 
 
 def _name(problem: Problem) -> str:
-    """Return what a choice depends on, besides what the folder's name tells: the library, which may be upgraded without torch."""
+    """Return what a choice depends on: the folder may be one that the user shares between cards."""
     order = "outputs x inner" if problem.transposed else "inner x outputs"
     sizes = f"{problem.rows} rows, weight {order} {problem.outputs} {problem.inner}"
-    return f"cuBLASLt {version()}: {sizes}, {problem.epilogue.name}"
+    return f"{card()}, cuBLASLt {version()}, trial {_TRIAL}: {sizes}, {problem.epilogue.name}"
+
+
+def card() -> str:
+    """Return the name and kind of the current GPU."""
+    major, minor = torch.cuda.get_device_capability()
+    return f"{torch.cuda.get_device_name()} sm{major}{minor}"
 
 
 def _read() -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Modules imported from one file of bytecode, which an earlier start has written.
+"""Modules of installed packages, imported from one file of bytecode that an earlier start has written.
 
 A start with torch.compile imports 2,500 modules; Python looks up, checks and opens files for each. Where a call to the
 file system takes 0.1 ms, those calls take longer than everything else. Here one call per module is left: whether the
-source still has the time and size that Python itself compares. Only submodules are kept: what a name at the top level
-means is decided by `sys.path`.
+source has the time and size that it had. A script's own modules are not kept, nor what is at the top level: what a name
+means there is decided by `sys.path`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import hashlib
 import importlib.util
 import inspect
 import os
+import stat
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,10 +36,12 @@ _UNUSED_S = (
 
 
 class BytecodeFinder:
-    """Finds submodules in a file of bytecode; others, and those that have changed, are left to the next finder."""
+    """Finds modules in a file of bytecode; others, and those that Python may find elsewhere, are left to it."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._file = path, BytecodeFile()
+        self._hooks = list(sys.path_hooks)
+        self._names: dict[str, set[str]] = {}
         with contextlib.suppress(OSError):  # there is none yet, or it cannot be read
             if not why_untrusted(path.parent):
                 self._file = BytecodeFile(path)
@@ -48,21 +52,30 @@ class BytecodeFinder:
     ) -> ModuleSpec | None:
         """Return how to load a submodule of the package in the folders `path`."""
         del target
-        code = None if path is None else self._file.get(name)
-        if code is None or list(path or ()) != [_parent_folder(code)]:
+        folders = list(path or ())
+        code = self._file.get(name) if len(folders) == 1 and sys.path_hooks == self._hooks else None
+        if code is None or code.source != source_of(name, folders[0], is_package=code.is_package):
             return None
-        stats = code.stats_if_current()
-        if stats is None:
+        try:
+            found = os.stat(code.source)  # noqa: PTH116 - called thousands of times
+            if not code.is_current(found) or self._has_rival(code):
+                return None
+        except OSError:
             return None
-        # Otherwise torch's first operator in Python resolves the paths of all modules to find its own.
-        inspect.modulesbyfile[code.source] = name
-        folders = [code.source.rpartition("/")[0]] if code.is_package else None
         return importlib.util.spec_from_file_location(
             name,
             code.source,
-            loader=_Loader(name, code, stats),
-            submodule_search_locations=folders,
+            loader=_Loader(name, code, found),
+            submodule_search_locations=[_folder(code.source)] if code.is_package else None,
         )
+
+    def _has_rival(self, code: Bytecode) -> bool:
+        """Return whether there is a package or an extension of the same name, which Python prefers."""
+        folder = _folder(code.source)
+        if folder not in self._names:
+            self._names[folder] = set(os.listdir(folder))  # noqa: PTH208 - called for every package
+        stem = code.source[len(folder) + 1 : -len(".py")]
+        return any(stem + suffix in self._names[folder] for suffix in ["", *EXTENSION_SUFFIXES])
 
     def keep(self) -> None:
         """Write the file again if the program has imported many modules that it does not have."""
@@ -75,33 +88,42 @@ class BytecodeFinder:
         if why_untrusted(folder):
             return
         for file in folder.iterdir():
-            if time.time() - file.stat().st_mtime > _UNUSED_S:
+            facts = file.lstat()
+            if stat.S_ISREG(facts.st_mode) and time.time() - facts.st_mtime > _UNUSED_S:
                 file.unlink()
         write_bytecode(self._path, self._file.current() | new)
 
 
 class _Loader(SourceFileLoader):
-    """Loads a module from its bytecode in the file."""
+    """Loads a module from its bytecode in the file, once; after that it is a loader like any other."""
 
-    def __init__(self, name: str, code: Bytecode, stats: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, code: Bytecode, found: os.stat_result) -> None:
         super().__init__(name, code.source)
-        self._code, self._stats = code, stats
+        self._content = code.content
+        self._stats = {"mtime": found.st_mtime, "size": found.st_size}
         self._cached = importlib.util.cache_from_source(code.source)
 
     def path_stats(self, path: str) -> Mapping[str, Any]:
         """Return time and size of the source, which the finder has just read."""
-        return self._stats if path == self.path else super().path_stats(path)
+        return self._stats if self._content and path == self.path else super().path_stats(path)
 
     def get_data(self, path: str) -> bytes:
         """Return the content of a file."""
-        return self._code.content if path == self._cached else super().get_data(path)
+        if not self._content or path != self._cached:
+            return super().get_data(path)
+        content, self._content = self._content, b""  # 50 MB, if all modules held theirs
+        return content
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module; tell `inspect` where it is."""
+        # Otherwise torch's first operator in Python resolves the paths of all modules to find its own.
+        getattr(inspect, "modulesbyfile", {})[self.path] = self.name
+        super().exec_module(module)
 
 
 def use_bytecode(env: Mapping[str, str]) -> None:
     """Import from the file of this environment from now on."""
-    with contextlib.suppress(
-        RuntimeError, ValueError
-    ):  # the user has no home folder; the program has no PathFinder
+    with contextlib.suppress(Exception):  # without it a program starts as well
         path = user_cache(env) / "bytecode" / _file_name()
         place = sys.meta_path.index(PathFinder)
         sys.meta_path.insert(place, BytecodeFinder(path))
@@ -117,35 +139,58 @@ def keep_bytecode(world: World) -> None:
 def _keep_later(finder: BytecodeFinder) -> None:
     time.sleep(_DELAY_S)
     with contextlib.suppress(
-        OSError
-    ):  # a full disk, for example: the next start imports as this one
+        Exception
+    ):  # a full disk, for example: the next start is like this one
         finder.keep()
 
 
 def _imported_by_python() -> Iterator[tuple[str, Bytecode]]:
-    """Return the submodules that were not imported from the file, and their bytecode."""
+    """Return the submodules of installed packages that were not imported from the file, and their bytecode."""
+    folders = {sysconfig.get_path("stdlib"), *(_folder(path) for path in _installed_packages())}
+    installed = tuple(f"{folder}/" for folder in folders)
     for name, module in list(sys.modules.items()):
-        spec = getattr(module, "__spec__", None)
-        if not isinstance(spec, ModuleSpec) or type(spec.loader) is not SourceFileLoader:
-            continue
-        if "." in name and spec.name == name and spec.origin and spec.cached:
-            with contextlib.suppress(OSError):  # it has no bytecode
+        with contextlib.suppress(AttributeError, OSError):  # no module, or one without bytecode
+            spec = object.__getattribute__(module, "__dict__").get(
+                "__spec__"
+            )  # loads no lazy module
+            if type(spec.loader) is not SourceFileLoader or not spec.origin.startswith(installed):
+                continue
+            is_package = spec.submodule_search_locations is not None
+            if "." in name and spec.origin.endswith(source_of(name, "", is_package=is_package)):
+                found = Path(spec.origin).stat()
                 content = Path(spec.cached).read_bytes()
-                is_package = spec.submodule_search_locations is not None
-                code = Bytecode(spec.origin, is_package, content)
-                if code.stats_if_current():
+                code = Bytecode(spec.origin, is_package, found.st_mtime_ns, content)
+                if code.is_current(found):
                     yield name, code
 
 
-def _parent_folder(code: Bytecode) -> str:
-    """Return the folder of the package that a module belongs to."""
-    folder = code.source.rpartition("/")[0]
-    return folder.rpartition("/")[0] if code.is_package else folder
+def source_of(name: str, folder: str, *, is_package: bool) -> str:
+    """Return the file of a submodule of the package in a folder.
+
+    >>> source_of("torch.nn.functional", "/lib/torch/nn", is_package=False)
+    '/lib/torch/nn/functional.py'
+    """
+    last = name.rpartition(".")[2]
+    return f"{folder}/{last}/__init__.py" if is_package else f"{folder}/{last}.py"
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _installed_packages() -> list[str]:
+    """Return the folders on `sys.path` that describe installed packages."""
+    found: list[str] = []
+    for folder in sys.path:
+        with contextlib.suppress(OSError):  # not there, or not readable
+            names = os.listdir(folder) if folder else []  # noqa: PTH208 - as names, not as paths
+            found += [f"{folder}/{name}" for name in names if name.endswith(".dist-info")]
+    return found
 
 
 def _file_name() -> str:
     """Return the name of the file for this interpreter and its packages: two containers may have others at one path."""
-    packages = {path.name for folder in sys.path for path in Path(folder).glob("*.dist-info")}
-    facts = [sys.prefix, str(sys.flags.optimize), *sorted(packages)]
+    packages = sorted({path.rpartition("/")[2] for path in _installed_packages()})
+    facts = [sys.prefix, sys.version, str(sys.flags.optimize), *packages]
     digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
     return f"{sys.implementation.cache_tag}-{digest}"

@@ -43,17 +43,21 @@ _MULTIPLE = 8  # a product is fast if the length of its sums is a multiple of th
 class GrayConv2d(nn.Conv2d):
     """A convolution of one channel: on a GPU a batch of products of patches and filters, which cuDNN takes longer for."""
 
+    def __init__(self, outputs: int, size: int) -> None:
+        super().__init__(1, outputs, size)
+
     def forward(self, images: Tensor) -> Tensor:
         """Convolve without padding."""
         if not images.is_cuda:
             return super().forward(images)
-        count, (height, width) = len(images), self.kernel_size
-        patches = images.unfold(2, height, 1).unfold(3, width, 1)
-        unused = -height * width % _MULTIPLE
-        rows = pad(patches.reshape(count, -1, height * width), (0, unused))
+        side = self.kernel_size[0]
+        patches = images.unfold(2, side, 1).unfold(3, side, 1)
+        count, _, height, width = patches.shape[:4]
+        unused = -side * side % _MULTIPLE
+        rows = pad(patches.reshape(count, height * width, side * side), (0, unused))
         filters = pad(self.weight.flatten(1), (0, unused)).t().expand(count, -1, -1)
         result = torch.baddbmm(self.bias, rows, filters)  # type: ignore[arg-type]
-        return result.view(count, *patches.shape[2:4], -1).permute(0, 3, 1, 2)
+        return result.view(count, height, width, self.out_channels).permute(0, 3, 1, 2)
 
 
 class Net(nn.Module):
@@ -61,7 +65,7 @@ class Net(nn.Module):
 
     def __init__(self, norm: str = "none") -> None:
         super().__init__()
-        self.conv1, self.conv2 = GrayConv2d(1, 32, 3), nn.Conv2d(32, 64, 3)
+        self.conv1, self.conv2 = GrayConv2d(32, 3), nn.Conv2d(32, 64, 3)
         self.norm1: nn.Module = nn.BatchNorm2d(32) if norm == "batch" else nn.Identity()
         self.norm2: nn.Module = nn.BatchNorm2d(64) if norm == "batch" else nn.Identity()
         self.dropout1, self.dropout2 = nn.Dropout(0.25), nn.Dropout(0.5)
