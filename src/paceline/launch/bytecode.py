@@ -146,7 +146,8 @@ def _keep_later(finder: BytecodeFinder) -> None:
 
 def _imported_by_python() -> Iterator[tuple[str, Bytecode]]:
     """Return the submodules of installed packages that were not imported from the file, and their bytecode."""
-    folders = {sysconfig.get_path("stdlib"), *(_folder(path) for path in _installed_packages())}
+    own, python = str(Path(__file__).parents[1]), sysconfig.get_path("stdlib")
+    folders = {own, python, *(_folder(path) for path in _installed_packages())}
     installed = tuple(f"{folder}/" for folder in folders)
     for name, module in list(sys.modules.items()):
         with contextlib.suppress(AttributeError, OSError):  # no module, or one without bytecode
