@@ -221,6 +221,8 @@ def _typed(words: str, folder: Path, *, cold: bool) -> Iterator[Callable[[], Don
             assert list(running.temporary.glob("paceline-*")) == []
         return
     pipe, env = subprocess.PIPE, os.environ | environment(folder)
+    if program == "torchrun":
+        env["TMPDIR"] = str(folder)  # it leaves a folder for logs behind
     with subprocess.Popen(
         [program, *rest], cwd=folder, env=env, stdout=pipe, stderr=pipe, encoding="utf-8"
     ) as process:

@@ -178,7 +178,8 @@ def torchrun(
         *SAVING,
     ]
     env = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE"}}
-    env |= {MARK: str(folder), "OMP_NUM_THREADS": "1", "SLOW_STEP": "0.05", **settings}
+    env |= {MARK: str(folder), "TMPDIR": str(folder)}  # torchrun leaves a folder for logs behind
+    env |= {"OMP_NUM_THREADS": "1", "SLOW_STEP": "0.05", **settings}
     return subprocess.Popen(
         words, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
