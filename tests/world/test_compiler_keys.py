@@ -119,7 +119,9 @@ def test_every_change_of_a_source_is_seen(change: Callable[[Path], object], tmp_
     source.write_text("1")
     os.utime(source, ns=(0, 0))
     before = state_of_sources(tmp_path)
-    (source.parent / "notes.txt").touch()
+    for unread in ("notes.txt", "include/header.cpp", "__pycache__/file.so"):
+        (source.parent / unread).parent.mkdir(exist_ok=True)
+        (source.parent / unread).touch()
     assert state_of_sources(tmp_path) == before
     change(source)
     assert state_of_sources(tmp_path) != before

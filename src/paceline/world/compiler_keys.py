@@ -66,12 +66,19 @@ def state_of_sources(root: Path) -> str:
 def _files_below(folder: str) -> Iterator[tuple[str, os.stat_result]]:
     with os.scandir(folder) as entries:
         for entry in entries:
+            if entry.name == "__pycache__" or _holds_headers(entry):
+                continue
             if entry.is_dir(follow_symlinks=False):
                 yield from _files_below(entry.path)
             elif entry.is_dir():
                 raise OSError(errno.ELOOP, "a link to a folder", entry.path)
             elif entry.name.endswith(_HASHED):
                 yield entry.path, entry.stat()
+
+
+def _holds_headers(entry: os.DirEntry[str]) -> bool:
+    """Return whether this is torch/include, with 600 folders of headers, and no package."""
+    return entry.name == "include" and not Path(entry.path, "__init__.py").exists()
 
 
 class _Kept(NamedTuple):
