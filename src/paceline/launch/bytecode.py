@@ -1,9 +1,9 @@
 """Modules of installed packages, imported from one file of bytecode that an earlier start has written.
 
 A start with torch.compile imports 2,500 modules; Python looks up, checks and opens files for each. Where a call to the
-file system takes 0.1 ms, those calls take longer than everything else. Here one call per module is left: whether the
-source has the time and size that it had. A script's own modules are not kept, nor what is at the top level: what a name
-means there is decided by `sys.path`.
+file system takes 0.1 ms, those calls take longer than everything else. Here two calls per module are left: one compares
+time and size of its source, one reads its bytecode. A script's own modules are not kept, nor what is at the top level:
+what a name means there is decided by `sys.path`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ from paceline.world.world import World
 
 _LEAST_NEW = 50  # fewer new modules are not worth writing the file again
 _DELAY_S = 30.0  # until the first steps have imported what they need
-_UNUSED_S = (
-    30 * 24 * 3600.0
-)  # after which a file is removed, such as that of packages before an upgrade
+_UNUSED_S = 30 * 24 * 3600.0  # then a file is removed, such as that of packages before an upgrade
 
 
 class BytecodeFinder:
