@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Otherwise torch.compile starts a process per core in each rank, for a few small kernels.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")  # on ARM, a file in /tmp per process
-    os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")  # nothing is kept in the home folder
+    os.environ.setdefault("PACELINE_BYTECODE", "0")  # nothing is kept in the home folder
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -53,6 +53,9 @@ def read_run(file: Path) -> str:
         return ""
 
 
+BYTECODE = "PACELINE_BYTECODE"
+"""0: ranks import as Python does, and keep no bytecode."""
+
 DUMP = "PACELINE_DUMP"
 """Path without suffix of the files in which a rank of a foreign script dumps its state for `paceline hang`."""
 

@@ -384,26 +384,59 @@ def test_files_that_were_not_used_for_a_month_are_removed(kept: Path) -> None:
     assert (file.exists(), recent.exists(), old.exists()) == (True, True, False)
 
 
-@pytest.mark.parametrize("may_write", [True, False])
-def test_a_run_keeps_what_it_has_imported_unless_python_may_not(
-    tmp_path: Path, may_write: bool, monkeypatch: pytest.MonkeyPatch
+def test_bytecode_that_python_may_not_keep_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "dont_write_bytecode", not may_write)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    make_package(tmp_path)
+    finder = use(tmp_path)
+    import_all(tmp_path)
+    finder.keep()
+    assert not (tmp_path / "many" / "__pycache__").exists()
+    use(tmp_path)
+    found = import_all(tmp_path)
+    assert is_from_file(found)
+    assert found.value() == ("first", 7)
+    sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, BytecodeFinder)]
+    plain = import_all(tmp_path)
+    assert found.value.__code__ == plain.value.__code__
+    assert found.value.__code__.co_filename == plain.__file__
+
+
+def test_a_source_that_cannot_be_compiled_any_more_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    make_package(tmp_path)
+    finder = use(tmp_path)
+    import_all(tmp_path)
+    write(tmp_path / "many" / "m7.py", "def value(:\n")
+    (tmp_path / "many" / "m8.py").unlink()
+    finder.keep()
+    names = set(BytecodeFile(file_of(tmp_path))._index)
+    assert "many.m9" in names
+    assert not {"many.m7", "many.m8"} & names
+
+
+def test_nothing_is_read_or_kept_if_the_user_says_so(kept: Path) -> None:
+    before = list(sys.meta_path)
+    use_bytecode({"XDG_CACHE_HOME": str(kept / "cache"), "PACELINE_BYTECODE": "0"})
+    assert sys.meta_path == before
+
+
+def test_a_run_keeps_what_it_has_imported(tmp_path: Path) -> None:
     finder = use(tmp_path)
     train(settings(tmp_path))
     for thread in threading.enumerate():
         if thread.name == "bytecode":
             thread.join()
-    assert finder._path.exists() == may_write
-    if may_write:
-        assert {"torch.optim.adamw", "paceline.train.run_loop"} <= set(
-            BytecodeFile(finder._path)._index
-        )
+    names = set(BytecodeFile(finder._path)._index)
+    assert {"torch.optim.adamw", "paceline.train.run_loop"} <= names
     assert sys.meta_path.index(finder) + 1 == sys.meta_path.index(PathFinder)
 
 
 def test_ranks_of_any_script_import_from_it(kept: Path) -> None:
     (kept / "show.py").write_text("import many.m7\nprint(many.m7.__spec__.loader)\n")
-    env = {"XDG_CACHE_HOME": str(kept / "cache")}
+    env = {"XDG_CACHE_HOME": str(kept / "cache"), "PACELINE_BYTECODE": "1"}
     done = paceline("run", "show.py", folder=kept, env=env, cold=True)
     assert (done.code, "launch.bytecode._Loader" in done.out) == (0, True), done

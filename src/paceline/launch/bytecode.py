@@ -1,9 +1,10 @@
-"""Modules of installed packages, imported from one file of bytecode that an earlier start has written.
+"""Modules of installed packages, imported from one file of bytecode, which an earlier start had written.
 
 A start with torch.compile imports 2,500 modules; Python looks up, checks and opens files for each. Where a call to the
 file system takes 0.1 ms, those calls take longer than everything else. Here two calls per module are left: one compares
-time and size of its source, one reads its bytecode. A script's own modules are not kept, nor what is at the top level:
-what a name means there is decided by `sys.path`.
+time and size of its source, one reads its bytecode. And where Python finds no bytecode and may write none, as in many
+container images, it would compile all of them in every start. A script's own modules are not kept, nor what is at the
+top level: what a name means there is decided by `sys.path`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import contextlib
 import hashlib
 import importlib.util
 import inspect
+import json
 import os
-import stat
+import subprocess
 import sys
 import sysconfig
 import threading
@@ -22,15 +24,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
-from paceline.launch.bytecode_file import Bytecode, BytecodeFile, write_bytecode
+from paceline import handover
+from paceline.launch.bytecode_file import Bytecode, BytecodeFile
 from paceline.world.user_cache import user_cache, why_untrusted
 from paceline.world.world import World
 
-_LEAST_NEW = 50  # fewer new modules are not worth writing the file again
+LEAST_NEW = 50
+"""Fewer new modules are not worth writing the file again."""
 _DELAY_S = 30.0  # until the first steps have imported what they need
-_UNUSED_S = 30 * 24 * 3600.0  # then a file is removed, such as that of packages before an upgrade
+
+
+class Imported(NamedTuple):
+    """A module that Python has imported from its source."""
+
+    name: str
+    source: str
+    cached: str
+    """Where Python keeps its bytecode, if it does."""
+    is_package: bool
 
 
 class BytecodeFinder:
@@ -76,20 +89,15 @@ class BytecodeFinder:
         return any(stem + suffix in self._names[folder] for suffix in ["", *EXTENSION_SUFFIXES])
 
     def keep(self) -> None:
-        """Write the file again if the program has imported many modules that it does not have."""
-        from paceline.rundir import make_private
-
-        new = {name: code for name, code in _imported_by_python() if self._file.get(name) != code}
-        if len(new) < _LEAST_NEW:
-            return
-        folder = make_private(self._path.parent)
-        if why_untrusted(folder):
-            return
-        for file in folder.iterdir():
-            facts = file.lstat()
-            if stat.S_ISREG(facts.st_mode) and time.time() - facts.st_mtime > _UNUSED_S:
-                file.unlink()
-        write_bytecode(self._path, self._file.current() | new)
+        """Let a process of low priority write what the file does not have; wait for it."""
+        modules = list(_imported_by_python())
+        if len(modules) >= LEAST_NEW:
+            optimize = ["-O"] * sys.flags.optimize
+            writer = [sys.executable, "-P", *optimize, "-m", "paceline.launch.bytecode_writer"]
+            subprocess.run(
+                [*writer, str(self._path)],
+                input=json.dumps(modules), text=True, capture_output=True, check=False,
+            )  # fmt: skip
 
 
 class _Loader(SourceFileLoader):
@@ -121,6 +129,8 @@ class _Loader(SourceFileLoader):
 
 def use_bytecode(env: Mapping[str, str]) -> None:
     """Import from the file of this environment from now on."""
+    if env.get(handover.BYTECODE) == "0":
+        return
     with contextlib.suppress(Exception):  # without it a program starts as well
         path = user_cache(env) / "bytecode" / _file_name()
         place = sys.meta_path.index(PathFinder)
@@ -130,37 +140,30 @@ def use_bytecode(env: Mapping[str, str]) -> None:
 def keep_bytecode(world: World) -> None:
     """Let rank 0 keep what the program has imported, once it has trained for a while."""
     finder = next((one for one in sys.meta_path if isinstance(one, BytecodeFinder)), None)
-    if finder and world.is_main and not sys.dont_write_bytecode:
+    if finder and world.is_main:
         threading.Thread(target=_keep_later, args=[finder], name="bytecode", daemon=True).start()
 
 
 def _keep_later(finder: BytecodeFinder) -> None:
     time.sleep(_DELAY_S)
-    with contextlib.suppress(
-        Exception
-    ):  # a full disk, for example: the next start is like this one
+    with contextlib.suppress(Exception):  # the next start is like this one
         finder.keep()
 
 
-def _imported_by_python() -> Iterator[tuple[str, Bytecode]]:
-    """Return the submodules of installed packages that were not imported from the file, and their bytecode."""
+def _imported_by_python() -> Iterator[Imported]:
+    """Return the submodules of installed packages that were not imported from the file."""
     own, python = str(Path(__file__).parents[1]), sysconfig.get_path("stdlib")
     folders = {own, python, *(_folder(path) for path in _installed_packages())}
     installed = tuple(f"{folder}/" for folder in folders)
     for name, module in list(sys.modules.items()):
-        with contextlib.suppress(AttributeError, OSError):  # no module, or one without bytecode
-            spec = object.__getattribute__(module, "__dict__").get(
-                "__spec__"
-            )  # loads no lazy module
+        with contextlib.suppress(AttributeError):  # no module
+            facts = object.__getattribute__(module, "__dict__")  # loads no lazy module
+            spec = facts.get("__spec__")
             if type(spec.loader) is not SourceFileLoader or not spec.origin.startswith(installed):
                 continue
             is_package = spec.submodule_search_locations is not None
             if "." in name and spec.origin.endswith(source_of(name, "", is_package=is_package)):
-                found = Path(spec.origin).stat()
-                content = Path(spec.cached).read_bytes()
-                code = Bytecode(spec.origin, is_package, found.st_mtime_ns, content)
-                if code.is_current(found):
-                    yield name, code
+                yield Imported(name, spec.origin, spec.cached or "", is_package)
 
 
 def source_of(name: str, folder: str, *, is_package: bool) -> str:

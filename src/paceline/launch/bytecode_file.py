@@ -15,6 +15,7 @@ from paceline.safe_open import open_plain
 
 _MAGIC = b"paceline bytecode 1\n"
 _NUMBER_BYTES = 8  # the length of the index, and its checksum
+_LOW_32_BITS = 0xFFFFFFFF
 _START = len(_MAGIC) + 2 * _NUMBER_BYTES
 
 
@@ -29,17 +30,14 @@ class Bytecode(NamedTuple):
 
     def is_current(self, found: os.stat_result) -> bool:
         """Return whether this was compiled from a source with this time and size."""
-        magic, flags = self.content[:4], self._number(4)
-        if magic != importlib.util.MAGIC_NUMBER or flags:  # flags: checked by a hash, or never
-            return False
-        is_as_python_compares = (
-            self._number(8) == int(found.st_mtime) & 0xFFFFFFFF
-            and self._number(12) == found.st_size & 0xFFFFFFFF
-        )
-        return is_as_python_compares and self.mtime_ns == found.st_mtime_ns
+        return self.content.startswith(header(found)) and self.mtime_ns == found.st_mtime_ns
 
-    def _number(self, place: int) -> int:
-        return int.from_bytes(self.content[place : place + 4], "little")
+
+def header(source: os.stat_result) -> bytes:
+    """Return how Python begins the bytecode of a source with this time and size."""
+    flags = 0  # others: the source is compared by a hash, or never
+    numbers = flags, int(source.st_mtime) & _LOW_32_BITS, source.st_size & _LOW_32_BITS
+    return importlib.util.MAGIC_NUMBER + b"".join(each.to_bytes(4, "little") for each in numbers)
 
 
 class BytecodeFile:
