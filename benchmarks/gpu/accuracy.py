@@ -2,8 +2,8 @@
 
 `python benchmarks/gpu/accuracy.py --seeds 20 data_folder=FOLDER` trains once per seed, each in a fresh process. FOLDER
 holds MNIST's IDX files; gzipped ones are decompressed once beforehand, which is not timed. There are two clocks, and both
-end when the accuracy is known: the first begins with the first step (a warm-up on zeros, which loads cuDNN, comes before),
-the second when Python's imports are done. Recording the CUDA graph is part of both.
+end when the accuracy is known: the first begins with the first step (a warm-up on zeros, which loads cuDNN and the kernels
+of a step, comes before), the second when Python's imports are done. Recording the CUDA graph is part of both.
 
 Without `--seeds` the script trains once, on any number of ranks:
 `paceline verify --worlds 1,2 --steps 5 benchmarks/gpu/accuracy.py batch.lanes=2` (without a folder: built-in digits).
@@ -159,33 +159,57 @@ def linear_decay(optimizer: Muon, config: Config, samples: int) -> LambdaLR:
     return LambdaLR(optimizer, lambda done: max(0.0, 1 - done / steps))
 
 
-def warm_up(net: nn.Module, config: Config, device: str) -> None:
-    """Load cuDNN and cuBLAS, by a step of a copy on zeros."""
+def loss_of(net: Net, batch: Digits, config: Config) -> Tensor:
+    """Return the mean loss of a batch."""
+    images = shifted(batch[0], config.shift)
+    return cross_entropy(net(images), batch[1], label_smoothing=config.smoothing)
+
+
+def warm_up(net: Net, config: Config, device: str) -> None:
+    """Load cuDNN and the kernels of a forward and backward pass, by a copy of the network on zeros."""
+    if device == "cpu":
+        return
+    trial, size = copy.deepcopy(net).to(device), config.batch.global_size
+    digits = torch.zeros(size, 28, 28, dtype=torch.uint8, device=device)
+    labels = torch.zeros(size, dtype=torch.long, device=device)
+    with torch.autocast("cuda", torch.bfloat16, enabled=config.precision == "bf16"):
+        loss_of(trial, (digits, labels), config).backward()
+    torch.cuda.synchronize(device)
+
+
+def warm_up_optimizer(net: Net, config: Config, device: str) -> None:
+    """Load the kernels of an update, by a copy of the network without gradients."""
     if device == "cpu":
         return
     trial = copy.deepcopy(net).to(device)
-    digits = torch.zeros(config.batch.global_size, 28, 28, dtype=torch.uint8, device=device)
-    with torch.autocast("cuda", torch.bfloat16, enabled=config.precision == "bf16"):
-        trial(digits).float().logsumexp(1).mean().backward()
-    torch.cuda.synchronize(device)
+    for value in trial.parameters():
+        value.grad = torch.zeros_like(value)
+    build_optimizer(trial, config).step()
+
+
+def read_and_whiten(config: Config, device: str) -> tuple[Digits, Digits, Tensor]:
+    """Return training and test digits, and the filters for them."""
+    train, test = read_digits(config.data_folder)
+    return train, test, whitening_filters(train[0][:5_000].to(device))
 
 
 def main(config: Config) -> None:
     """Train, and print how long it took and how good the network became."""
-    with Run(config) as run, ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(read_digits, config.data_folder)
+    with Run(config) as run, ThreadPoolExecutor(2) as pool:
         net = Net()
+        reading = pool.submit(read_and_whiten, config, run.device)
+        updating = pool.submit(warm_up_optimizer, net, config, run.device)
         warm_up(net, config, run.device)
-        train, test = reading.result()
-        net.whitening.copy_(whitening_filters(train[0][:5_000].to(run.device)))
+        updating.result()
+        train, test, filters = reading.result()
+        net.whitening.copy_(filters)
         run.model(net)
         optimizer = run.optimizer(build_optimizer(net, config))
         scheduler = linear_decay(optimizer, config, len(train[0]))
         run.track(scheduler=scheduler)
 
         def loss(batch: Digits) -> Tensor:
-            images = shifted(batch[0], config.shift)
-            return cross_entropy(net(images), batch[1], label_smoothing=config.smoothing)
+            return loss_of(net, batch, config)
 
         def score(batch: Digits) -> dict[str, Tensor]:
             return {"acc": paceline.accuracy(net(batch[0]), batch[1])}
