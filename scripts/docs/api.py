@@ -23,7 +23,8 @@ SETTINGS = "RunConfig"
 FOR_THE_RUN = {"RunConfig", "Stream"}
 """Classes whose methods are called by the run, not by user code."""
 ABOUT = """\
-These are the public names of `import paceline`; `help(paceline.Run)` shows the same texts. All examples are run by the tests,
+These are the public names of `import paceline`; `help(paceline.Run)` shows the same texts. `Step` and `Losses`, at the end, are
+the classes of what `run.steps` and `run.update` return: scripts receive such objects, and do not import the classes. All examples are run by the tests,
 on one rank and without the lines that report progress."""
 _WIDE = 88
 
@@ -55,7 +56,7 @@ def definition(module: str, name: str) -> Found:
     'paceline.config.schema'
     """
     for node in _tree(module).body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+        if isinstance(node, Definition) and node.name == name:
             return Found(node, module)
         if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:
             return definition(node.module or "", name)
@@ -111,7 +112,7 @@ def _methods(found: Found) -> list[Function]:
     """Return the public methods; an overridden one once."""
     own: dict[str, Function] = {}
     for node in _bodies(found):
-        if isinstance(node, Function) and not node.name.startswith("_") and not _is_property(node):
+        if isinstance(node, Function) and not node.name.startswith("_") and _is_method(node):
             own.setdefault(node.name, node)
     return list(own.values())
 
@@ -119,14 +120,16 @@ def _methods(found: Found) -> list[Function]:
 def attributes(found: Found) -> Iterator[tuple[str, str]]:
     """Yield the public attributes with their texts: properties, and names with a string below them."""
     for node in _bodies(found):
-        if isinstance(node, Function) and _is_property(node) and not node.name.startswith("_"):
+        if isinstance(node, Function) and _has(node, "property") and not node.name.startswith("_"):
             yield node.name, ast.get_docstring(node) or ""
     for body in _assignments(found):
         for node, below in itertools.pairwise(body):
             says = below.value if isinstance(below, ast.Expr) else None
             if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(says, ast.Constant):
                 target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
-                yield ast.unparse(target).removeprefix("self."), str(says.value)
+                name = ast.unparse(target).removeprefix("self.")
+                if not name.startswith("_"):
+                    yield name, str(says.value)
 
 
 def _assignments(found: Found) -> Iterator[list[ast.stmt]]:
@@ -137,8 +140,12 @@ def _assignments(found: Found) -> Iterator[list[ast.stmt]]:
             yield node.body
 
 
-def _is_property(node: Function) -> bool:
-    return any(ast.unparse(one) == "property" for one in node.decorator_list)
+def _is_method(node: Function) -> bool:
+    return not _has(node, "property") and not _has(node, "overload")
+
+
+def _has(node: Function, decorator: str) -> bool:
+    return any(ast.unparse(one) == decorator for one in node.decorator_list)
 
 
 def _signature(call: str, node: Function, *, returns: bool = True) -> str:

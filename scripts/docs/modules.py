@@ -1,4 +1,4 @@
-"""Which file of the package does what? One table per room, from the first sentence of each module's docstring."""
+"""Which file of the package does what? One table per package, from the first sentence of each module's docstring."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from pathlib import Path
 from markup import table, text
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "paceline"
-INTRODUCTION = """Every room (a folder of `src/paceline`) answers one question, and every file one part of it. The sentences are the first ones of the modules'
-docstrings. [ARCHITECTURE.md](../../ARCHITECTURE.md) says how the rooms depend on each other."""
+INTRODUCTION = """Every package (a folder of `src/paceline`) answers one question, and every file one part of it. The sentences are the first ones of the modules'
+docstrings. [ARCHITECTURE.md](../../ARCHITECTURE.md) says how the packages depend on each other."""
 
 
 def files_page() -> str:
-    """Return the page of all files: the top of the package first, then the rooms by name."""
+    """Return the page of all files: the top of the package first, then the packages below it by name."""
     sections = [_section("The top of the package", PACKAGE)]
-    for room in sorted(_rooms(PACKAGE)):
-        name = room.relative_to(PACKAGE).as_posix()
-        sections.append(_section(f"{name}/", room))
+    for package in sorted(_packages(PACKAGE)):
+        name = package.relative_to(PACKAGE).as_posix()
+        sections.append(_section(f"{name}/", package))
     return "\n\n".join([INTRODUCTION, *sections])
 
 
-def _rooms(folder: Path) -> Iterator[Path]:
+def _packages(folder: Path) -> Iterator[Path]:
     """Yield the packages below a folder, at any depth."""
     for entry in folder.iterdir():
         if (entry / "__init__.py").is_file():
             yield entry
-            yield from _rooms(entry)
+            yield from _packages(entry)
 
 
 def _section(heading: str, folder: Path) -> str:

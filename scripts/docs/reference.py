@@ -1,4 +1,4 @@
-"""Generate what comes from the code: in docs/ verbs, settings, API, files, lessons, guides, drawings; the table of the shells' completion (`make reference`).
+"""Generate what comes from the code: in docs/ verbs, settings, API, events, files, lessons, guides, drawings; the table of the shells' completion (`make reference`).
 
 `--check` writes nothing and exits with 1 if a page is stale. Works without torch.
 """
@@ -12,6 +12,7 @@ from api import api_page
 from badges import badge_files
 from completion import completion_table
 from drawing import draw
+from events import events_table
 from figures import figure_files
 from lists import lessons_tables, situations_table
 from modules import files_page
@@ -34,6 +35,7 @@ def pages() -> dict[Path, str]:
         DOCS / "reference" / "api.md": f"# Python API\n\n{made}\n\n{api_page()}\n",
         DOCS / "internals" / "files.md": f"# Files\n\n{made}\n\n{files_page()}\n",
         DOCS / "course.md": with_part(DOCS / "course.md", lessons_tables()),
+        DOCS / "json.md": with_part(DOCS / "json.md", events_table()),
         DOCS / "index.md": with_part(DOCS / "index.md", situations_table()),
         ROOT / "src" / "paceline" / "cli" / "completion.json": completion_table(),
         **badge_files(ROOT),

@@ -24,7 +24,18 @@ KINDS = {"int": "whole number", "float": "number", "str": "text", "bool": "`true
 GIVEN = """\
 Give a setting as `key=value`, as a flag (`--batch.lanes 8`), or in a TOML file (`--config run.toml`), where the part
 before the dot is a table. `runs/NAME/config.toml` holds all settings of a run. The number of ranks is not a setting: it is `-n` of
-[`paceline run`](verbs.md#paceline-run), or set by another launcher."""
+[`paceline run`](verbs.md#paceline-run), or set by another launcher.
+
+A flag comes before `key=value`, then a file, then a default. With `paceline train mnist`, `toy` and `gpt`, the first two words without a
+name are `epochs` (gpt: `steps`) and `checkpoint.every`.
+
+| environment variable | what it does |
+|---|---|
+| `PACELINE_BYTECODE=0` | neither reads nor writes the [file of bytecode](../guides/gpu.md#faster-steps) |
+| `PACELINE_CLUSTER=NAME` | the [cluster profile](../guides/slurm.md#cluster-profiles), instead of `--cluster` |
+| `PACELINE_DATA=FOLDER` | the folder of MNIST's IDX files |
+| `PACELINE_INTERFACE=NAME` | the network interface between nodes |
+| `PACELINE_SECRET_FILE=FILE` | a secret that all nodes share, to [sign messages](../security.md) |"""
 
 
 class Written(NamedTuple):

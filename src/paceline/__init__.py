@@ -18,6 +18,7 @@ if sys.platform == "win32":
 if TYPE_CHECKING:
     from paceline.config import RunConfig as RunConfig
     from paceline.config import config_from_argv as config_from_argv
+    from paceline.data.pack import pack_samples as pack_samples
     from paceline.data.reading.open_dataset import open_dataset as open_dataset
     from paceline.data.reading.sampled import by_length as by_length
     from paceline.data.reading.sampled import mixture as mixture
@@ -51,6 +52,7 @@ _HOMES = {
     "load_ipython_extension": "paceline.notebook.extension",
     "mixture": "paceline.data.reading.sampled",
     "open_dataset": "paceline.data.reading.open_dataset",
+    "pack_samples": "paceline.data.pack",
     "scaled_lr": "paceline.scale.lr",
     "transformed": "paceline.data.reading.transform",
     "weighted": "paceline.data.reading.sampled",

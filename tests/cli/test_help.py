@@ -34,7 +34,7 @@ def without_torch(*words: str, folder: Path) -> Done:
         (["--version"], ["paceline 0."]),
         (["init", "--help"], ["usage: paceline init [FILE|FOLDER] [options]", "--from LIBRARY", "torchrun, accelerate, lightning, hf", "--force"]),
         (["run", "--help"], ["usage: paceline run [options] SCRIPT [ARGUMENT ...]", "-n, --ranks N"]),
-        (["help", "run"], ["usage: paceline run [options] SCRIPT [ARGUMENT ...]", "give up after"]),
+        (["help", "run"], ["usage: paceline run [options] SCRIPT [ARGUMENT ...]", "restart at most n times"]),
         (["verify", "--help"], ["--worlds", "--steps", "--json"]),
         (["ckpt", "--help"], ["list", "check", "export", "import"]),
         (["ckpt", "list", "--help"], ["usage: paceline ckpt list [RUN] [options]", "--step", "--json"]),

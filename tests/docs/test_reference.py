@@ -119,7 +119,11 @@ def test_settings_of_a_recipe_are_those_of_its_class(recipe: str) -> None:
 
 
 def test_every_setting_of_a_run_is_described() -> None:
-    text = SETTINGS.read_text(encoding="utf-8").partition("\n## Recipe")[0]
+    text = (
+        SETTINGS.read_text(encoding="utf-8")
+        .partition("\n## The run")[2]
+        .partition("\n## Recipe")[0]
+    )
     assert set(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)) == set(field_types(RunConfig))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 import paceline
 from paceline.config import config_from_words
 from paceline.errors import ConfigError, Stopped, TrainingError
+from paceline.train.run_step import with_length
 from support.processes import run_on_processes
 from support.program import paceline as run_paceline
 
@@ -404,6 +406,33 @@ def test_settings_come_before_arguments_and_arguments_before_defaults(
     size = "batch.global_size=256 replaces batch_size=16"
     size = size if "batch.global_size=256" in words else "batch_size=16 is the global batch"
     assert f"DataLoader: {size}, " in capsys.readouterr().out
+
+
+@dataclass(frozen=True)
+class Longer(paceline.RunConfig):
+    epochs: int = 12
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "steps"),
+    [
+        (["epochs=2"], {"steps": 7}, 6),
+        (["epochs=2"], {"steps": 7, "epochs": 4}, 6),
+        (["steps=2"], {"steps": 7}, 2),
+        ([], {"steps": 7}, 7),
+        ([], {"epochs": 2}, 6),
+        ([], {}, 36),
+    ],
+)
+def test_epochs_of_the_command_line_replace_the_steps_of_a_script(
+    words: list[str], given: dict[str, int], steps: int
+) -> None:
+    config = config_from_words(Longer, ["batch.global_size=16", *words])
+    length = with_length(config, given.get("epochs", 0), given.get("steps", 0))
+    assert (length.steps or 3 * length.epochs) == steps
+    made_by_code = with_length(Longer(), given.get("epochs", 0), given.get("steps", 0))
+    if not words:
+        assert (made_by_code.steps or 3 * made_by_code.epochs) == steps
 
 
 class Pages:

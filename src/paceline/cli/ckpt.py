@@ -66,7 +66,7 @@ class ExportArguments(CheckpointArguments):
     out: Path | None = positional(None, metavar="OUT", needed=True)
     """File to write, such as model.safetensors; with --as gpt2: folder to write."""
     layout: Literal["safetensors", "gpt2"] = option("safetensors", "--as")
-    """safetensors: one file with our tensor names; gpt2: a folder for Hugging Face transformers, from a run of the gpt recipe."""
+    """safetensors: one file with the model's own tensor names; gpt2: a folder for Hugging Face transformers, from a run of the gpt recipe."""
     force: bool = False
     """Overwrite an existing file."""
 

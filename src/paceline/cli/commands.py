@@ -74,7 +74,7 @@ COMMANDS = {
         "submit a script to Slurm; it saves and requeues before the time limit",
         "paceline.cli.submit:main",
     ),
-    "runs": Command("list the runs on this machine, newest first", "paceline.cli.runs:main"),
+    "runs": Command("list the runs of a folder, newest first", "paceline.cli.runs:main"),
     "watch": Command(
         "live view of a run: step, loss, speed, time left, slowest rank", "paceline.cli.watch:main"
     ),

@@ -58,7 +58,7 @@ class LaunchArguments:
     ranks: str = option("", "-n", "--ranks", metavar="N")
     """Ranks on this machine (default: 1). 2:4 starts 4 ranks and continues with as few as 2 after a failure. In a Slurm allocation: ranks per node (default: one per GPU or task)."""
     max_restarts: int | None = None
-    """Give up after N crashes in a row without progress (default: 3, once there is a checkpoint)."""
+    """Restart at most N times in a row without progress; 0: never (default: 3, once there is a checkpoint; with --nodes: 0)."""
     stop_after: str = option("", metavar="TIME")
     """Save and exit with code 75 after this time: 30m, 2h, HH:MM:SS."""
 

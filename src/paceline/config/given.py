@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from paceline.config.schema import RunConfig
 from paceline.config.values import flatten
+from paceline.errors import PacelineError
 
 C = TypeVar("C", bound=RunConfig)
 _GIVEN, _CHOSEN = "_given", "_chosen"
@@ -31,7 +32,15 @@ def is_given(config: RunConfig, name: str) -> bool:
     names: frozenset[str] | None = getattr(config, _GIVEN, None)
     if names is not None:
         return name in names
-    return bool(dict(flatten(config))[name] != dict(flatten(RunConfig()))[name])
+    return bool(dict(flatten(config))[name] != dict(flatten(_defaults(config)))[name])
+
+
+def _defaults(config: RunConfig) -> RunConfig:
+    """Return the config that its class makes without arguments; one of `RunConfig` if it needs some."""
+    try:
+        return type(config)()
+    except (PacelineError, TypeError):
+        return RunConfig()
 
 
 def with_values(config: C, **values: Any) -> C:

@@ -161,7 +161,7 @@ class TimeoutConfig:
     step_s: float = 60.0
     """Seconds a rank waits in a collective after the first step. Must exceed the longest evaluation."""
     hang_steps: float = 3.0
-    """Report a hang after this many typical step times (at least 3 s) without progress; 0 disables it."""
+    """Report a hang after 3 s plus this many typical step times without progress; 0 disables it."""
 
 
 @dataclass(frozen=True)

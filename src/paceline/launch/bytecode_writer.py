@@ -24,13 +24,13 @@ from paceline.world.parent_death import die_with_parent
 from paceline.world.user_cache import why_untrusted
 
 _UNUSED_S = 30 * 24 * 3600.0  # then a file is removed, such as that of packages before an upgrade
-_LOWEST_PRIORITY = 19
+_LOW_PRIORITY = 10  # at 19 it would get 1 % of a busy core, and not end before a short training
 
 
 def main() -> None:
     """Write the bytecode of the modules on standard input, with that in the file so far."""
     die_with_parent()
-    os.nice(_LOWEST_PRIORITY)
+    os.nice(_LOW_PRIORITY)
     keep(Path(sys.argv[1]), [Imported(*facts) for facts in json.load(sys.stdin)])
 
 

@@ -34,7 +34,7 @@ CAUSES: Mapping[str, tuple[str, str]] = {
     ),
     "optimizer": (
         "the optimizer",
-        "fused=True or foreach=True in torch's optimizer, parallel=fsdp to shard its work, or larger batches",
+        "on a GPU compile=true, or fused=True in torch's optimizer without it; parallel=fsdp to shard its work; larger batches",
     ),
     "host_gaps": (
         "gaps on the host (Python, garbage collection, logs)",

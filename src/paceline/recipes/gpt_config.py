@@ -56,7 +56,7 @@ class GptConfig(RunConfig):
     recompute: bool = False
     """Activation checkpointing: recompute each block in backward; less memory, a third more compute."""
     fp8_head: bool = False
-    """Compute the output layer and the loss in fp8 while training: 8 % faster with a vocabulary of 50,000 tokens. Needs an H100 or newer."""
+    """Compute the output layer and the loss in fp8 while training: 8 % faster with a vocabulary of 50,000 tokens. Needs Triton and compute capability 8.9 or higher (L4, H100)."""
     init_from: str = ""
     """Start from GPT-2 weights in this folder (Hugging Face layout); they set size, vocab_size and context_length."""
     optimizer: Literal["adamw", "muon"] = "adamw"

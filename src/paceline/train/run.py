@@ -54,6 +54,7 @@ class Run(RunObjects):
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.config = config
+        """The settings of the run."""
         self._sinks = sinks
         self._stack = contextlib.ExitStack()
         self._parts = Registered()
@@ -192,7 +193,7 @@ class Run(RunObjects):
         assert self._loop is not None
         assert self._step is not None
         if self._loop.is_first:
-            self._step.refuse_ignored_evaluation(self.config)
+            self._step._refuse_ignored_evaluation(self.config)  # noqa: SLF001 - the run made it
         self._callbacks.end_step(self._step, self._loop.batches.total_steps)
         batch, self._step = self._step._batch, None  # noqa: SLF001 - the run made it
         note = self._note or self._loop.agree_without_update()

@@ -31,7 +31,7 @@ class Step:
         self._was_asked = True
         return self._evaluates
 
-    def refuse_ignored_evaluation(self, config: RunConfig) -> None:
+    def _refuse_ignored_evaluation(self, config: RunConfig) -> None:
         """Raise if evaluate_steps is set, and the script did not ask in its first step whether to evaluate."""
         if config.evaluate_steps and not self._was_asked:
             raise ConfigError(
@@ -52,8 +52,9 @@ def with_requests_of(first: Note, later: Note) -> Note:
 
 def with_length(config: RunConfig, epochs: int, steps: int) -> RunConfig:
     """Return the config with the script's epochs and steps, unless settings say otherwise."""
-    if epochs and not is_given(config, "epochs"):
-        config = with_values(config, epochs=epochs)
-    if steps and not is_given(config, "steps"):
+    is_given_epochs = is_given(config, "epochs")
+    if steps and not (is_given_epochs or is_given(config, "steps")):
         config = with_values(config, steps=steps)
+    if epochs and not is_given_epochs:
+        config = with_values(config, epochs=epochs)
     return config

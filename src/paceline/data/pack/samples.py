@@ -36,11 +36,20 @@ def pack_samples(
     about: Mapping[str, Any] | None = None,
     force: bool = False,
 ) -> DatasetIndex:
-    """Write samples as a dataset; return its index.
+    """Write samples to a folder as a dataset of shards, for `paceline.open_dataset`; return its index.
 
-    A sample maps columns to arrays, numbers, strings or bytes. The first sample defines the columns
-    and their order. Strings and bytes may have any length; so may flat arrays of a column that is
-    named in `varying`, or whose first samples differ in length.
+    - `samples`: each maps columns to arrays, numbers, strings or bytes. The first sample defines the columns and their
+      order.
+    - `folder`: must be new or empty; what an interrupted call has left there is replaced.
+    - `shard_bytes`: the size of a shard.
+    - `varying`: columns whose flat arrays may have any length, as strings and bytes always may; a column whose first
+      samples differ in length is one of them without being named.
+    - `about`: facts to keep with the dataset, as JSON.
+    - `force`: replace another dataset that is there.
+
+    >>> index = paceline.pack_samples([{"x": i, "text": "a" * i} for i in range(5)], "five")
+    >>> index.samples
+    5
     """
     rest, folder, about = iter(samples), Path(folder), _as_json(about or {})
     first = list(itertools.islice(rest, _FIRST))

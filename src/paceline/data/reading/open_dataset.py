@@ -30,8 +30,7 @@ def open_dataset(
     - `transform`: `transform(batch, rng)` is applied to whole lanes, on the device of the training.
     - `each`: `each(*columns)` is applied to one sample at a time, in `read.workers` processes.
 
-    >>> from paceline.data.pack import pack_samples
-    >>> _ = pack_samples([{"image": torch.zeros(2, 2).numpy()} for _ in range(8)], "digits")
+    >>> _ = paceline.pack_samples([{"image": torch.zeros(2, 2).numpy()} for _ in range(8)], "digits")
     >>> len(paceline.open_dataset("digits", config, columns=["image"]))
     8
     """

@@ -121,7 +121,7 @@ class Losses(Mapping[str, float]):
         self._values, self._counts = sums, counts
 
     @property
-    def of_loss(self) -> tuple[float | AsyncSum, float | AsyncSum]:
+    def _of_loss(self) -> tuple[float | AsyncSum, float | AsyncSum]:
         """Sum and count of the loss, which may still be computed."""
         return self._values[_LOSS], self._counts[_LOSS]
 
