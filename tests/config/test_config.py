@@ -190,3 +190,28 @@ def test_an_old_setting_name_is_refused_with_the_new_one(tmp_path, old, new):
     )
     assert caught.value.fix == "rename it in that file"
     assert new in field_types(RunConfig)
+
+
+def test_a_field_with_the_name_of_a_setting_and_another_type_is_refused():
+    @dataclass(frozen=True)
+    class Rate(RunConfig):
+        lr: float = 0.1
+
+    @dataclass(frozen=True)
+    class Path(RunConfig):
+        resume: str = "model.pt"
+
+    @dataclass(frozen=True)
+    class Longer(RunConfig):
+        epochs: int = 90
+        lr: LrConfig = LrConfig(base=0.1)
+
+    group = r"Rate.lr has the name of a group of settings of every run \(lr.base, ...\)"
+    with pytest.raises(ConfigError, match=group) as refused:
+        config_from_words(Rate, ["--lr", "0.5"])
+    assert "rename the field, for example own_lr; or use its settings: config.lr.base" in str(
+        refused.value
+    )
+    with pytest.raises(ConfigError, match="Path.resume has the name of a setting of every run"):
+        config_from_words(Path, [])
+    assert config_from_words(Longer, []).epochs == 90

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from support.program import Running, processes_with, started, wait_for, wait_until_gone
+from support.program import (
+    Done,
+    Running,
+    paceline,
+    processes_with,
+    started,
+    wait_for,
+    wait_until_gone,
+)
 
 SLEEP = """
 import os, signal, subprocess, sys, time
@@ -16,6 +24,8 @@ from pathlib import Path
 rank = os.environ["RANK"]
 if "STUBBORN" in os.environ:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if "LEAVES" in os.environ:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
 if "WITH_CHILD" in os.environ:
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 Path(f"pid-{rank}.part").write_text(str(os.getpid()))
@@ -62,6 +72,27 @@ def test_a_signal_to_the_launcher_ends_everything(
         assert running.left_over() == []
         wait_until_gone(*ranks)
         assert list(running.temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("manner", ["", "STUBBORN", "LEAVES"])
+def test_stop_after_ends_a_script_that_does_not_know_paceline(tmp_path: Path, manner: str) -> None:
+    (tmp_path / "sleep.py").write_text(SLEEP)
+    words = ("run", "-n", "2", "--stop-after", "2s", "--max-restarts", "3", "sleep.py")
+    with started(*words, folder=tmp_path, env={manner or "NONE": "1"}, cold=True) as running:
+        ranks = pids(tmp_path)
+        done = running.wait(timeout_s=120)
+        if manner == "STUBBORN":
+            assert (done.code, "did not exit in time after the request" in done.err) == (143, True)
+        else:
+            assert (done.code, "Stopped by --stop-after, with SIGTERM" in done.err) == (75, True)
+        assert running.left_over() == []
+        wait_until_gone(*ranks)
+
+
+def test_a_script_that_ends_before_stop_after_has_finished(tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text("print('done')\n")
+    words = ("run", "--stop-after", "1h", "short.py")
+    assert paceline(*words, folder=tmp_path, cold=True) == Done(0, "done\n", "")
 
 
 def test_a_second_interrupt_while_ranks_are_ended_leaves_nothing_either(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import optimizer as optimizer_module
 
 import paceline
 from paceline.config import config_from_words
@@ -212,9 +213,39 @@ def test_parameters_that_are_never_used_are_named(
     assert (said in capsys.readouterr().out) == (used_from is None)
 
 
+def misuse_by_hand(run: paceline.Run, optimizer, loss) -> None:
+    for _ in run.steps(DATA):
+        optimizer.zero_grad()
+        loss(DATA).backward()
+        optimizer.step()
+
+
+def misuse_second_step(run: paceline.Run, optimizer, loss) -> None:
+    for step in run.steps(DATA):
+        run.update(optimizer, loss, step)
+        optimizer.step()
+
+
+def misuse_value(run: paceline.Run, optimizer, loss) -> None:
+    for step in run.steps(DATA):
+        run.update(optimizer, loss(DATA), step)
+
+
+def misuse_swapped(run: paceline.Run, optimizer, loss) -> None:
+    for step in run.steps(DATA):
+        run.update(loss, optimizer, step)
+
+
 @pytest.mark.parametrize(
     ("misuse", "message"),
     [
+        (
+            misuse_by_hand,
+            r"called optimizer.step\(\) without run.update: each rank would train alone",
+        ),
+        (misuse_second_step, r"called optimizer.step\(\) after run.update"),
+        (misuse_value, "the loss must be a function of a batch, got a Tensor"),
+        (misuse_swapped, "the first argument of run.update must be an optimizer, got a function"),
         (misuse_late, "run.track was called after run.steps"),
         (misuse_twice, "run.steps was called twice"),
         (misuse_old_step, "step 0 is over"),
@@ -237,6 +268,81 @@ def test_misuse_is_refused(misuse, message: str, tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=message):
         train_on()
+
+
+def test_optimizers_may_step_by_hand_where_the_run_does_not(tmp_path: Path) -> None:
+    other = nn.Linear(1, 1)
+    not_of_the_run = torch.optim.SGD(other.parameters(), lr=0.1)
+    with paceline.Run(config_in(tmp_path)) as run:
+        model, optimizer = parts(run)
+        optimizer.step()  # before the loop
+        for step in run.steps(DATA):
+            if step.index % 2 == 0:
+                run.backward(optimizer, loss_of(model), step)
+            else:
+                optimizer.step()  # with the gradients of the step before
+            not_of_the_run.step()
+    optimizer.step()  # after it
+    assert not optimizer_module._global_optimizer_pre_hooks
+
+
+@pytest.mark.parametrize(("steps", "warnings"), [(0, 1), (3, 0)])
+def test_a_loop_that_trains_nothing_says_so_once(
+    steps: int, warnings: int, tmp_path: Path, capsys
+) -> None:
+    with paceline.Run(config_in(tmp_path)) as run:
+        model, optimizer = parts(run)
+        for step in run.steps(DATA):
+            if step.index < steps:
+                run.update(optimizer, loss_of(model), step)
+    said = capsys.readouterr().err
+    assert said.count("no step until now has called run.update") == warnings
+
+
+def test_a_measurement_of_nothing_is_refused(tmp_path: Path) -> None:
+    def measure() -> None:
+        config = config_in(tmp_path, **{"record.to": str(tmp_path / "to"), "record.steps": 2})
+        with paceline.Run(config) as run:
+            parts(run)
+            list(run.steps(DATA))
+
+    with pytest.raises(ConfigError, match="no step has called run.update"):
+        measure()
+
+
+@pytest.mark.parametrize(
+    ("prepares", "evaluates", "warns"),
+    [(True, False, True), (True, True, False), (False, False, False)],
+)
+def test_a_script_that_trains_outside_of_the_run_is_told(
+    prepares: bool, evaluates: bool, warns: bool, tmp_path: Path, capsys
+) -> None:
+    with paceline.Run(config_in(tmp_path)) as run:
+        if prepares:
+            parts(run)
+        if evaluates:
+            run.evaluate(DATA, lambda batch: {"mean": batch[0][:, 0]})
+    assert ("the script ended without run.steps" in capsys.readouterr().err) == warns
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "; lr 1e-05\n"),
+        (["lr.base=0.1"], "; lr 1e-05 of the script's optimizer, instead of lr 0.1000; to use it: lr=paceline.scaled_lr(config)\n"),
+        (["lr.base=1e-5"], "; lr 1e-05\n"),
+        (["lr.rule=linear", "lr.reference_batch=2"], "instead of lr 0.0040 = 0.0010 x 4 (linear)"),
+    ],
+)  # fmt: skip
+def test_a_rate_that_was_given_and_is_not_used_is_named(
+    words: list[str], says: str, tmp_path: Path, capsys
+) -> None:
+    given = [f"runs={tmp_path}", "batch.global_size=8", "epochs=1", *words]
+    with paceline.Run(config_from_words(paceline.RunConfig, given)) as run:
+        model, optimizer = parts(run)
+        for step in run.steps(DATA):
+            run.update(optimizer, loss_of(model), step)
+    assert says in capsys.readouterr().out
 
 
 def change_weight(model: nn.Module, optimizer, patience) -> None:

@@ -76,7 +76,7 @@ def test_a_free_order_of_summation_stays_within_the_tolerance_it_states(tmp_path
 @pytest.mark.parametrize(
     ("script", "code", "problem", "fix"),
     [
-        ("print('trained, trust me')\n", 1, "script.py left no record of its steps", "train inside `with paceline.Run(config) as run`"),
+        ("print('trained, trust me')\n", 1, "script.py left no record of its steps", "train inside of `with paceline.Run(paceline.config_from_argv()) as run`"),
         ("raise ValueError('unwell')\n", 1, "script.py failed on 1 rank:", "make it run with `paceline run` first"),
         ("import paceline\npaceline.config_from_argv()\n", 2, "there is no setting 'sed'", "make it run with `paceline run` first"),
     ],

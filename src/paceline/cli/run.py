@@ -122,8 +122,9 @@ def start(
         begin = partial(launch, found_run=caller.found_run)
     if allocation is not None and not allocation.is_local:
         begin = partial(launch_on, allocation)
+        _refuse_time_limit(arguments, program)
     typed = ["paceline", *sys.argv[1:]]
-    resume = caller.resume if caller else shlex.join(typed)
+    resume = caller.resume if caller else shlex.join(_without_start_over(typed))
     command = caller.resume if caller else command_line(typed)
     spec = replace(spec, command=command)
     run_ranks = partial(_run_ranks, begin, resume)
@@ -133,6 +134,27 @@ def start(
     if failure.message:
         _say(failure.message + failure.how_to_resume)
     return failure.exit_code
+
+
+def _without_start_over(words: list[str]) -> list[str]:
+    """Return a command without the words that would start the run over.
+
+    >>> _without_start_over(["train.py", "--resume", "never", "resume=never", "name=a"])
+    ['train.py', 'name=a']
+    """
+    pairs = zip(words, [*words[1:], ""], strict=True)
+    flags = {place for place, pair in enumerate(pairs) if pair == ("--resume", "never")}
+    dropped = flags | {place + 1 for place in flags}
+    rest = [word for place, word in enumerate(words) if place not in dropped]
+    return [word for word in rest if word not in {"resume=never", "--resume=never"}]
+
+
+def _refuse_time_limit(arguments: LaunchArguments, program: Program) -> None:
+    if arguments.stop_after and program.foreign:
+        raise ConfigError(
+            "--stop-after does not apply to a script without Paceline on several nodes",
+            fix="leave it out; the time limit of the allocation ends the script",
+        )
 
 
 def _check_launch(arguments: LaunchArguments, fewest: int, ranks: int, place: NodePlace) -> None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from paceline import handover, terminal
 from paceline.config.arguments import HELP_FLAGS, Argument, arguments_of, read_options
 from paceline.config.given import remember_given
+from paceline.config.redefined import refuse_redefined
 from paceline.config.renamed import refuse_old_names
 from paceline.config.schema import RunConfig
 from paceline.config.values import from_toml, with_settings
@@ -74,6 +75,7 @@ def config_from_words(
     >>> config_from_words(RunConfig, ["batch.lanes=8", "--seed", "3"]).batch.lanes
     8
     """
+    refuse_redefined(kind)
     if any(word in HELP_FLAGS for word in words):
         _show_help(kind)
     files, others = _split_config_files(words)

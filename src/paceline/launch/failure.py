@@ -166,6 +166,15 @@ def ended_by(number: signal.Signals, *, foreign: bool = False) -> Failure:
     return Failure(-1, code, message, on_request=True, unsaved=True)
 
 
+def out_of_time() -> Failure:
+    """Return the end of a launch of a foreign script whose `--stop-after` was over."""
+    message = (
+        f"Stopped by --stop-after, with SIGTERM (exit code {STOPPED}). Rerun the same command; "
+        "the script resumes if it saves checkpoints itself."
+    )
+    return Failure(-1, STOPPED, message, on_request=True, unsaved=True)
+
+
 def out_of_memory(failure: Failure) -> Failure:
     """Return the failure of a rank that the kernel killed for its memory."""
     cause = "the machine, or its memory limit, ran out of memory"

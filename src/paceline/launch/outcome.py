@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paceline import handover
 from paceline.errors import STOPPED
-from paceline.launch.failure import Failure, RankEnd, ended_by, find_culprit, stopped
+from paceline.launch.failure import Failure, RankEnd, ended_by, find_culprit, out_of_time, stopped
 from paceline.launch.logs import RankOutput
 from paceline.launch.signals import STOP_SIGNALS, StopSignals
 from paceline.launch.spec import LaunchSpec
@@ -65,7 +65,7 @@ def outcome(
 ) -> Failure | None:
     """Return why the launch ended; None if the run finished."""
     if all(rank.process.returncode == 0 for rank in ranks):
-        return None
+        return out_of_time() if signals.is_time_over else None
     asked = signals.count or any(rank.stopped for rank in ranks)
     failure = _stop_outcome(spec, ranks, signals, rendezvous) if asked else None
     if failure is None and any_failed(ranks):
@@ -85,6 +85,8 @@ def _stop_outcome(
         raise KeyboardInterrupt
     if None in codes:
         return _killed_after_request(ranks)
+    if signals.is_time_over:
+        return out_of_time()
     if STOPPED not in codes:
         died_of = signal.Signals(max(-code for code in codes)) if min(codes) < 0 else None
         number = signals.first or died_of or signal.SIGTERM

@@ -26,6 +26,8 @@ class StopSignals:
     def __init__(self) -> None:
         self.count = 0
         self.first: signal.Signals | None = None
+        self.is_time_over = False
+        """Whether the time of `--stop-after` was over before any signal came."""
         self._entered = 0
 
     def __enter__(self) -> Self:
@@ -44,6 +46,11 @@ class StopSignals:
         if not self._entered:
             for number, handler in self._before.items():
                 signal.signal(number, handler)
+
+    def end_time(self) -> None:
+        """Act as on SIGTERM, because the time of the launch is over."""
+        self.is_time_over = not self.count
+        self._note(signal.SIGTERM, None)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.count += 1

@@ -62,7 +62,8 @@ def launch(
                 ranks.append(_start(spec, number, folder, output, master))  # noqa: PERF401 - started ranks must be stopped on any error
             dumps = [handover.dump_of(rank.failure_file) for rank in ranks]
             note_launch(spec, [rank.process.pid for rank in ranks], dumps)
-            _watch(ranks, received, each_look)
+            # A training of Paceline stops by itself, after a save.
+            _watch(ranks, received, each_look, spec.deadline_s if spec.target.foreign else math.inf)
             note_end(spec, [rank.process.returncode for rank in ranks])
             failure = outcome(spec, ranks, received, rendezvous)
             if screen is not None and all(rank.unaware_mark.exists() for rank in ranks):
@@ -116,7 +117,9 @@ def _start(spec: LaunchSpec, number: int, folder: Path, output: Screen, master: 
     )
 
 
-def _watch(ranks: list[Rank], signals: StopSignals, each_look: Look | None) -> None:
+def _watch(
+    ranks: list[Rank], signals: StopSignals, each_look: Look | None, deadline_s: float
+) -> None:
     """Forward output until all ranks have ended, or the time after a failure or a stop request is over."""
     with selectors.DefaultSelector() as selector:
         for rank in ranks:
@@ -128,6 +131,8 @@ def _watch(ranks: list[Rank], signals: StopSignals, each_look: Look | None) -> N
             _forward_output(selector)
             if each_look is not None:
                 each_look([rank.process for rank in ranks])
+            if time.time() >= deadline_s and not signals.count:
+                signals.end_time()
             limit = min(limit, time.monotonic() + _time_left(ranks, signals))
             if all(rank.ended_s for rank in ranks):
                 break

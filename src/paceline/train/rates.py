@@ -8,9 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from paceline.config import RunConfig
+from paceline.config.given import is_given
 from paceline.errors import ConfigError
 from paceline.scale.lr import describe_lr, describe_schedule, human_rate, scaled_lr, schedule_factor
 from paceline.train.saving.run_state import Registered
+
+_MAKE_THE_RATE = ("lr.base", "lr.rule", "lr.reference_batch")
 
 
 class Rates:
@@ -45,8 +48,11 @@ class Rates:
             self.description += f", set by {', '.join(schedules)}"
         elif self.now == scaled_lr(config):
             self.description = describe_lr(config)
-        elif self._is_set_here:
-            self.description += describe_schedule(config)
+        else:
+            if any(is_given(config, name) for name in _MAKE_THE_RATE):
+                self.description += f" of the script's optimizer, instead of {describe_lr(config)}; to use it: lr=paceline.scaled_lr(config)"
+            if self._is_set_here:
+                self.description += describe_schedule(config)
 
     @property
     def now(self) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from paceline import terminal
 from paceline.config import RunConfig
 from paceline.data.reading.batches import Batches, RankBatch
 from paceline.data.reading.collate import Collate
@@ -19,11 +20,14 @@ from paceline.train.run_loop import RunLoop
 from paceline.train.run_objects import RunObjects
 from paceline.train.run_step import Step, with_length
 from paceline.train.saving.run_state import Registered
+from paceline.train.script_steps import ScriptSteps
 from paceline.train.strategy import Strategy
 from paceline.train.uncaught import show_without_traceback
 from paceline.world.process_group import join
 from paceline.world.randomness import seed_everything
 from paceline.world.world import World
+
+_UPDATE = "call run.update(optimizer, loss, step), where loss(batch) returns the loss"
 
 
 class Run(RunObjects):
@@ -99,12 +103,30 @@ class Run(RunObjects):
     def _conclude(self) -> None:
         """Complete a step that the loop was left in, and report the end of the run."""
         if self._loop is None:
+            self._mention_missing_loop()
             return
         if self._step is not None:
             self._loop.state.finished = self._loop.state.finished or "the script left the loop"
             self._complete_step()
+        if self.config.only_measures and self._loop.done and not self._script_steps.trains:
+            raise ConfigError(
+                "no step has called run.update, so there is nothing to compare or measure",
+                fix=_UPDATE,
+            )
         self._loop.conclude()
         self._callbacks.call("run_end")
+
+    def _mention_missing_loop(self) -> None:
+        """Say that a script which prepared a training has not trained; others may only evaluate."""
+        if self._parts.optimizers and self._made is None:
+            self._warn(
+                "the script ended without run.steps(...): nothing is saved, and each rank did the whole work",
+                f"loop over `for step in run.steps(loader)`, and in it {_UPDATE}",
+            )
+
+    def _warn(self, what: str, fix: str) -> None:
+        if self.is_main:
+            terminal.error(f"warning: {what}\n  fix: {fix}")
 
     def steps(
         self,
@@ -171,6 +193,9 @@ class Run(RunObjects):
         self._stack.callback(self._loop.updates.close)
         self._loop.notify(self._callbacks)
         left = self._loop.begin()
+        self._script_steps = ScriptSteps(self._parts.optimizers.values())
+        self._script_steps.watch()
+        self._stack.callback(self._script_steps.ignore)
         self._callbacks.call("run_start")
         return _Steps(self, left)
 
@@ -195,6 +220,8 @@ class Run(RunObjects):
         if self._loop.is_first:
             self._step._refuse_ignored_evaluation(self.config)  # noqa: SLF001 - the run made it
         self._callbacks.end_step(self._step, self._loop.batches.total_steps)
+        if self._script_steps.is_idle_for_long(ends_epoch=self._step.ends_epoch):
+            self._warn("no step until now has called run.update, so nothing was trained", _UPDATE)
         batch, self._step = self._step._batch, None  # noqa: SLF001 - the run made it
         note = self._note or self._loop.agree_without_update()
         return self._loop.complete(batch, note)

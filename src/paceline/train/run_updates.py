@@ -13,6 +13,7 @@ from paceline.train.gradients.note import NO_MOVES, Note
 from paceline.train.run_controls import RunControls
 from paceline.train.run_loop import RunLoop
 from paceline.train.run_step import Step, with_requests_of
+from paceline.train.script_steps import ScriptSteps
 from paceline.train.step.lane_loss import Losses, LossFunction
 from paceline.train.step.updates import UpdateCall
 from paceline.world.randomness import seed_everything
@@ -27,6 +28,7 @@ class RunUpdates(RunControls):
     """Updates of the current step so far."""
     _failed = ""
     """The error that has left an update."""
+    _script_steps: ScriptSteps
 
     def update(
         self,
@@ -96,7 +98,9 @@ class RunUpdates(RunControls):
         loop.by_script.note(
             loop.done, "clip_norm", "chosen", "the script, which calls run.backward"
         )
-        return self._run(loop.updates.backward, optimizer, loss, step, 0.0, over_batch)
+        found = self._run(loop.updates.backward, optimizer, loss, step, 0.0, over_batch)
+        self._script_steps.allow(optimizer)
+        return found
 
     def _run(
         self,
@@ -107,11 +111,12 @@ class RunUpdates(RunControls):
         clip_norm: float,
         over_batch: Callable[[Tensor], Tensor] | None,
     ) -> Losses:
+        _check_arguments(optimizer, loss)
         self._check_current(step)
         batch = step._batch  # noqa: SLF001 - the run made it
         number, self._updates = self._updates, self._updates + 1
         call = UpdateCall(optimizer, loss, batch, number, clip_norm, over_batch)
-        with self._poisoning():
+        with self._poisoning(), self._script_steps.computing(optimizer):
             losses, note = function(call)
         seed_everything(self.config.seed, batch.plan.index, -1 - number)
         note = note._replace(moves=NO_MOVES)
@@ -145,3 +150,20 @@ class RunUpdates(RunControls):
                 "the run has no loop yet", fix="call this inside of `for step in run.steps(...)`"
             )
         return self._loop
+
+
+def _check_arguments(optimizer: object, loss: object) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            f"the first argument of run.update must be an optimizer, got {_kind(optimizer)}",
+            fix="call run.update(optimizer, loss, step)",
+        )
+    if not callable(loss):
+        raise ConfigError(
+            f"the loss must be a function of a batch, got {_kind(loss)}",
+            fix="pass a function: run.update(optimizer, lambda batch: cross_entropy(model(batch[0]), batch[1]), step)",
+        )
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}"

@@ -70,8 +70,8 @@ def read_record(folder: Path, name: str) -> Record:
     if not path.is_file():
         raise PacelineError(
             f"{name} left no record of its steps",
-            fix="train inside `with paceline.Run(config) as run`, with the config of "
-            "`paceline.config_from_argv()`",
+            fix="train inside of `with paceline.Run(paceline.config_from_argv()) as run`, in a loop over `run.steps(...)`, "
+            "by run.update(optimizer, loss, step)",
         )
     try:
         head, *steps = map(parse_json, read_text(path, _LARGEST_BYTES).splitlines())
