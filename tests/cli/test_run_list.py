@@ -12,7 +12,7 @@ import pytest
 
 from paceline.cli.main import run_verb
 from paceline.cluster.registry import register
-from paceline.events import RunEnded, RunFailed
+from paceline.events import RunEnded, RunFailed, as_json
 from paceline.rundir import RunDir
 from support import report_trainings as trainings
 from support import run_folders as runs
@@ -101,6 +101,17 @@ def test_a_damaged_run_is_listed_with_what_is_wrong(verb) -> None:
     assert lines[4] == "events: events.jsonl has no start of a run"
     assert lines[5].startswith("config: config.toml is not TOML: ")
     assert lines[6] == "pipe: cannot read events.jsonl: it is a FIFO, not a plain file"
+
+
+def test_a_run_that_failed_before_its_first_step_is_not_damaged(verb) -> None:
+    begun = Path("runs/early")
+    begun.mkdir(parents=True)
+    failed = as_json(RunFailed(0, 0, "ValueError: no data"))
+    (begun / "events.jsonl").write_text(f"{failed}\n")
+    said = verb("runs").out
+    assert "failed" in said
+    assert "damaged" not in said
+    assert "early: ValueError: no data" in said
 
 
 def test_where_there_are_no_runs_it_says_how_to_start_one(verb, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
@@ -204,7 +204,7 @@ def test_a_field_with_the_name_of_a_setting_and_another_type_is_refused():
     @dataclass(frozen=True)
     class Longer(RunConfig):
         epochs: int = 90
-        lr: LrConfig = LrConfig(base=0.1)
+        lr: LrConfig = field(default_factory=lambda: LrConfig(base=0.1))
 
     group = r"Rate.lr has the name of a group of settings of every run \(lr.base, ...\)"
     with pytest.raises(ConfigError, match=group) as refused:

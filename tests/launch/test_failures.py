@@ -34,7 +34,7 @@ with join(paceline.config_from_argv()) as world:
     print("rank", world.rank, "trains on")
 """
 
-LOOK_FOR_EXIT = "fix: look for sys.exit or os._exit in the script"
+LOOK_FOR_EXIT = "fix: read its last output; if that does not say why, look for sys.exit or os._exit"
 
 
 @pytest.mark.parametrize(
@@ -52,14 +52,14 @@ LOOK_FOR_EXIT = "fix: look for sys.exit or os._exit in the script"
             "rank 1 exited with code 0 while other ranks were still training",
             LOOK_FOR_EXIT,
         ),
-        ("_exit 3", 3, "rank 1 exited with code 3 without an exception", LOOK_FOR_EXIT),
+        ("_exit 3", 3, "rank 1 exited with code 3, without an uncaught exception", LOOK_FOR_EXIT),
         (
             "SIGKILL",
             137,
             "rank 1 was killed (SIGKILL); the other ranks were stopped. Its last output:",
             "fix: check whether the machine ran out of memory",
         ),
-        ("sys.exit", 1, "rank 1 exited with code 1 without an exception", LOOK_FOR_EXIT),
+        ("sys.exit", 1, "rank 1 exited with code 1, without an uncaught exception", LOOK_FOR_EXIT),
     ],
 )
 def test_a_rank_that_ends_among_others_that_wait_for_it_is_named(
@@ -173,6 +173,12 @@ RUNNING = None
 ALIKE = RankEnd(0, 1, 1.0, "the same words", "ValueError")
 
 
+USAGE = (
+    "usage: train.py [-h] steps",
+    "train.py: error: the following arguments are required: steps",
+)
+
+
 @pytest.mark.parametrize(
     ("ranks", "culprit", "code", "words"),
     [
@@ -182,12 +188,15 @@ ALIKE = RankEnd(0, 1, 1.0, "the same words", "ValueError")
         ([spoke(0, 1.0, lost_peer=True), silent(1, 0.5, 0)], 1, 1, "exited with code 0"),
         ([spoke(0, 1.0, lost_peer=True), spoke(1, 0.5, lost_peer=True)], 1, 1, "words of 1"),
         ([spoke(0, 1.0, lost_peer=True), silent(1, 0.0, RUNNING)], 1, 1, "rank 1 did not respond"),
-        ([silent(0, 1.0, 0), silent(1, 2.0, 4)], 1, 4, "code 4 without an exception"),
+        ([silent(0, 1.0, 0), silent(1, 2.0, 4)], 1, 4, "code 4, without an uncaught exception"),
         ([silent(0, 1.0, -15), silent(1, 2.0, -11)], 0, 143, "killed (SIGTERM)"),
         ([silent(0, 0.0, RUNNING), spoke(1, 3.0, 2, known=True)], 1, 2, "words of 1"),
         ([spoke(0, 3.0, 3, known=True), spoke(1, 4.0, 3, known=True)], 0, 3, "words of 0"),
         ([silent(0, 1.0, 3)], 0, 3, "  line of 0\n  fix: "),
         ([RankEnd(0, 3, 1.0)], 0, 3, "Its last output: none\n  fix: "),
+        ([RankEnd(0, 2, 1.0, tail=USAGE)], 0, 2, "rank 0 refused its arguments (code 2)"),
+        ([RankEnd(0, 2, 1.0, tail=USAGE)], 0, 2, "\n  fix: correct the words after the script"),
+        ([RankEnd(0, 3, 1.0, tail=USAGE)], 0, 3, "exited with code 3, without an uncaught"),
         ([spoke(0, 1.0, RUNNING)], 0, 1, "words of 0"),
         ([ALIKE, replace(ALIKE, rank=1, time_s=0.5)], 0, 1, "all 2 ranks crashed with ValueError"),
     ],

@@ -118,6 +118,25 @@ def test_ranks_that_each_do_the_whole_work_are_told_so(tmp_path: Path) -> None:
         "or start one rank: -n 1\n"
     )
     assert paceline("run", "plain.py", folder=tmp_path, cold=True).err == ""
+    (tmp_path / "plain.py").write_text(f"{PLAIN}raise SystemExit(4)\n")
+    failed = paceline("run", "-n", "2", "plain.py", folder=tmp_path, cold=True)
+    assert (failed.code, "never joined" in failed.err) == (4, False)
+    page = tmp_path / "runs" / "plain" / "failure.md"
+    assert page.exists()
+    (tmp_path / "plain.py").write_text(PLAIN)
+    assert paceline("run", "plain.py", folder=tmp_path, cold=True).code == 0
+    assert not page.exists()
+
+
+def test_ranks_that_end_before_they_would_join_are_told_so(tmp_path: Path) -> None:
+    late = "import sys\nprint('needs two GPUs')\nsys.exit()\ninit_process_group('nccl')\n"
+    (tmp_path / "late.py").write_text(late)
+    done = paceline("run", "-n", "2", "late.py", folder=tmp_path, cold=True)
+    assert done.code == 0
+    assert (
+        "warning: 2 ranks ran late.py, and ended before they called init_process_group\n"
+        in done.err
+    )
 
 
 @pytest.mark.parametrize(

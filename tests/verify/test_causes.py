@@ -185,7 +185,7 @@ LINE = '{"step": 0, "loss": "nan", "metrics": {}, "ranks_agree": true, "tensors"
 @pytest.mark.parametrize(
     ("content", "fix"),
     [
-        (None, "train inside `with paceline.Run(config) as run`"),
+        (None, "in a loop over `run.steps(...)`, by run.update(optimizer, loss, step)"),
         (HEAD, "loop over `run.steps(...)`"),
         (HEAD + LINE, "loop over `run.steps(...)`"),
     ],

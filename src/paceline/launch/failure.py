@@ -15,6 +15,8 @@ from paceline.safe_open import read_json
 _TAIL_LINES = 20
 _LARGEST_REPORT = 1 << 24
 
+_USAGE_CODE = 2  # of argparse
+
 
 @dataclass(frozen=True)
 class RankEnd:
@@ -265,6 +267,8 @@ def _without_report(end: RankEnd, others: str, *, foreign: bool) -> Failure:
     tail = end.tail[-_TAIL_LINES:]
     output = "".join(f"\n  {line}" for line in tail) or " none"
     fix = _exit_fix(end.code, foreign=foreign)
+    if end.code == _USAGE_CODE and any(line.startswith("usage:") for line in tail):
+        how, fix = "refused its arguments (code 2)", "correct the words after the script"
     message = f"error: rank {end.rank} {how}{others}. Its last output:{output}\n  fix: {fix}"
     details = "\n".join(tail)
     return Failure(end.rank, _shell_code(end.code), message, how=how, details=details, fix=fix)
@@ -275,7 +279,7 @@ def _exit_phrase(code: int | None) -> str:
         return f"was killed ({signal.Signals(-code).name})"
     if code == 0:
         return "exited with code 0 while other ranks were still training"
-    return f"exited with code {code} without an exception"
+    return f"exited with code {code}, without an uncaught exception"
 
 
 def _exit_fix(code: int | None, *, foreign: bool) -> str:
@@ -284,7 +288,7 @@ def _exit_fix(code: int | None, *, foreign: bool) -> str:
     if code and code < 0:
         return "read the lines above: a crash in native code prints its stack there"
     end = "its end" if foreign else "the end of `with paceline.Run(config)`"
-    return f"look for sys.exit or os._exit in the script: every rank must reach {end}"
+    return f"read its last output; if that does not say why, look for sys.exit or os._exit in the script: every rank must reach {end}"
 
 
 def _shell_code(code: int | None) -> int:

@@ -75,6 +75,15 @@ def note_launch(spec: LaunchSpec, pids: Sequence[int], dumps: Sequence[Path]) ->
 def note_end(spec: LaunchSpec, codes: Sequence[int | None]) -> None:
     """Record the exit codes of the ranks; negative: the signal that ended one, None: it was still running."""
     _note(spec, {"event": "ended", "codes": codes})
+    if spec.folder and all(code == 0 for code in codes):
+        _remove_failure(RunDir(Path(spec.folder)))
+
+
+def _remove_failure(folder: RunDir) -> None:
+    """Remove the page about an earlier launch that failed."""
+    with contextlib.suppress(OSError):
+        folder.failure.unlink(missing_ok=True)
+        folder.failure_facts.unlink(missing_ok=True)
 
 
 def _note(spec: LaunchSpec, facts: dict[str, object]) -> None:

@@ -66,7 +66,8 @@ def launch(
             _watch(ranks, received, each_look, spec.deadline_s if spec.target.foreign else math.inf)
             note_end(spec, [rank.process.returncode for rank in ranks])
             failure = outcome(spec, ranks, received, rendezvous)
-            if screen is not None and all(rank.unaware_mark.exists() for rank in ranks):
+            copies = all(rank.unaware_mark.exists() for rank in ranks)
+            if screen is not None and failure is None and copies:
                 _warn_about_copies(spec)
         finally:
             _end_all(ranks)
@@ -83,12 +84,23 @@ def launch(
 def _warn_about_copies(spec: LaunchSpec) -> None:
     """Say that the script took no notice of the other ranks."""
     name = spec.target.name
-    if spec.size > 1:
+    if spec.size > 1 and _can_join(spec):
+        terminal.error(
+            f"\nwarning: {spec.size} ranks ran {name}, and ended before they called init_process_group\n"
+            "  fix: see the lines above; if that is intended, start one rank: -n 1"
+        )
+    elif spec.size > 1:
         terminal.error(
             f"\nwarning: {spec.size} ranks ran {name}, but it never joined: each did the whole work\n"
             f"  fix: use paceline.Run or call torch.distributed.init_process_group in {name}, "
             "or start one rank: -n 1"
         )
+
+
+def _can_join(spec: LaunchSpec) -> bool:
+    with contextlib.suppress(OSError):  # a module, or a script that is gone
+        return b"init_process_group(" in Path(spec.target.argv[-1]).read_bytes()
+    return False
 
 
 def _start(spec: LaunchSpec, number: int, folder: Path, output: Screen, master: Master) -> Rank:

@@ -137,7 +137,7 @@ def _summary(run: NamedRun, jobs: Sequence[RunJob], queue_problem: str, points: 
     state = state_of(run, history, jobs, queue_problem, losses=0)
     damage, settings = _settings(run.folder)
     checkpoints, damaged, where = _checkpoints(run.folder, str(settings.get("checkpoint.to", "")))
-    is_started = state.phase not in _LIVE and state.phase != "not started"
+    is_started = history.started is not None and state.phase not in _LIVE
     return RunSummary(
         state=state,
         folder=run.folder,
@@ -167,7 +167,7 @@ def _settings(folder: RunDir) -> tuple[str, dict[str, Any]]:
 
 def _damage(folder: RunDir, history: History) -> str:
     """Return what is wrong with the events: they cannot be read, or none of them is a start."""
-    if history.problem or history.started or not _has_text(folder.events):
+    if history.problem or history.started or history.ending or not _has_text(folder.events):
         return history.problem
     return f"{folder.events.name} has no start of a run"
 
