@@ -59,7 +59,12 @@ def log_of(spec: LaunchSpec, rank: int) -> Path | None:
 
 
 def note_launch(spec: LaunchSpec, pids: Sequence[int], dumps: Sequence[Path]) -> None:
-    """Record the start of the ranks, and where each of them dumps its state on request."""
+    """Record the start of the ranks, and where each of them dumps its state on request.
+
+    The first of several launches removes the page about a failure of an earlier command.
+    """
+    if spec.folder and spec.attempt == 0:
+        _remove_failure(RunDir(Path(spec.folder)))
     command = [spec.target.interpreter or "python", *spec.target.argv[1:], *spec.arguments]
     launched: dict[str, object] = {
         "event": "launched",
@@ -75,15 +80,6 @@ def note_launch(spec: LaunchSpec, pids: Sequence[int], dumps: Sequence[Path]) ->
 def note_end(spec: LaunchSpec, codes: Sequence[int | None]) -> None:
     """Record the exit codes of the ranks; negative: the signal that ended one, None: it was still running."""
     _note(spec, {"event": "ended", "codes": codes})
-    if spec.folder and all(code == 0 for code in codes):
-        _remove_failure(RunDir(Path(spec.folder)))
-
-
-def _remove_failure(folder: RunDir) -> None:
-    """Remove the page about an earlier launch that failed."""
-    with contextlib.suppress(OSError):
-        folder.failure.unlink(missing_ok=True)
-        folder.failure_facts.unlink(missing_ok=True)
 
 
 def _note(spec: LaunchSpec, facts: dict[str, object]) -> None:
@@ -94,3 +90,9 @@ def _note(spec: LaunchSpec, facts: dict[str, object]) -> None:
         file = open_to_write(RunDir(Path(spec.folder)).launches, os.O_WRONLY | os.O_APPEND)
         with os.fdopen(file, "w", encoding="utf-8") as launches:
             launches.write(f"{line}\n")
+
+
+def _remove_failure(folder: RunDir) -> None:
+    with contextlib.suppress(OSError):
+        folder.failure.unlink(missing_ok=True)
+        folder.failure_facts.unlink(missing_ok=True)
