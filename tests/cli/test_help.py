@@ -70,6 +70,8 @@ def test_help_is_given_with_exit_code_0(tmp_path: Path, words: list[str], said: 
         (["qqq"], "there is no verb 'qqq'", "fix: use one of: "),
         (["--hepl"], "there is no option '--hepl'", "fix: did you mean --help?"),
         (["run"], "SCRIPT is missing", "fix: paceline run [options] SCRIPT [ARGUMENT ...]"),
+        (["run", "-n", "3:2", "there.py"], "-n 3:2 is no range: it begins with the fewest ranks", "fix: give the fewest ranks first: -n 2:4"),
+        (["run", "."], ". is a folder, not a script", "fix: name the script in it: train.py"),
         (["run", "-n", "two", "there.py"], "-n 'two' is not a number of ranks", "fix: give a number (-n 4) or a range (-n 2:4)"),
         (["run", "-n", "0", "there.py"], "the number of ranks must be at least 1, got 0", "fix: set -n 1 or more"),
         (["run", "--rank", "2", "there.py"], "there is no option --rank", "fix: did you mean --ranks?"),

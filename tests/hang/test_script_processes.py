@@ -59,6 +59,8 @@ def test_a_stopped_process_of_a_foreign_script_is_named(tmp_path: Path) -> None:
         os.kill(pids[1], signal.SIGCONT)
         (tmp_path / "end").touch()
         assert running.wait().code == 0
+    ended = ask(tmp_path)
+    assert (ended.code, ended.out) == (0, "the script does not run any more: it has finished\n")
     assert calm.code == 0
     assert "the script does not use Paceline, so its progress is unknown" in calm.out
     assert f"process {pids[0]} is sleeping" in calm.out

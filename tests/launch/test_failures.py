@@ -178,6 +178,20 @@ USAGE = (
     "train.py: error: the following arguments are required: steps",
 )
 
+CRASH = (
+    "collective mismatch?",
+    "Fatal Python error: Aborted",
+    "",
+    "Thread 0x1 (most recent call first):",
+    *['  File "/lib/paceline/launch/rank_dump.py", line 44 in _answer'] * 30,
+    "",
+    "Thread 0x2 (most recent call first):",
+    '  File "train.py", line 3 in all_reduce',
+    *['  File "<frozen runpy>", line 88 in _run_code'] * 30,
+    "",
+    "Extension modules: numpy, torch (total: 2)",
+)
+
 
 @pytest.mark.parametrize(
     ("ranks", "culprit", "code", "words"),
@@ -196,6 +210,12 @@ USAGE = (
         ([RankEnd(0, 3, 1.0)], 0, 3, "Its last output: none\n  fix: "),
         ([RankEnd(0, 2, 1.0, tail=USAGE)], 0, 2, "rank 0 refused its arguments (code 2)"),
         ([RankEnd(0, 2, 1.0, tail=USAGE)], 0, 2, "\n  fix: correct the words after the script"),
+        (
+            [RankEnd(0, -6, 1.0, tail=CRASH)],
+            0,
+            134,
+            "\n  collective mismatch?\n  Fatal Python error: Aborted\n  \n  Thread 0x2",
+        ),
         ([RankEnd(0, 3, 1.0, tail=USAGE)], 0, 3, "exited with code 3, without an uncaught"),
         ([spoke(0, 1.0, RUNNING)], 0, 1, "words of 0"),
         ([ALIKE, replace(ALIKE, rank=1, time_s=0.5)], 0, 1, "all 2 ranks crashed with ValueError"),

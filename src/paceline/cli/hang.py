@@ -19,8 +19,8 @@ from paceline.hang.script_dumps import code_of
 from paceline.hang.script_processes import (
     SCRIPT,
     diagnose_script,
+    ended_script,
     is_script_folder,
-    judge_script,
 )
 from paceline.hang.stacks import MAIN, CodeLine, Stack
 from paceline.hang.verdict import HangVerdict, format_ranks, read_verdict
@@ -57,7 +57,7 @@ def main(arguments: HangArguments) -> int:
     run = named_or_newest(arguments)
     if is_script_folder(run.folder):
         alive = is_held(run.folder.launch_lock)
-        reports, verdict = diagnose_script(run.folder) if alive else ([], judge_script([]))
+        reports, verdict = diagnose_script(run.folder) if alive else ([], ended_script(run.folder))
     else:
         alive = is_held(run.folder.lock)
         reports = _request_reports(run.folder) if alive else read_reports(run.folder)

@@ -255,7 +255,12 @@ def ranks_from(text: str) -> tuple[int, int]:
     ((0, 4), (2, 4))
     """
     match = re.fullmatch(r"(?:(\d+):)?(-?\d+)", text)
-    if not match or (match[1] and not 1 <= int(match[1]) <= int(match[2])):
+    if match and match[1] and not 1 <= int(match[1]) <= int(match[2]):
+        raise ConfigError(
+            f"-n {text} is no range: it begins with the fewest ranks, at least 1",
+            fix="give the fewest ranks first: -n 2:4",
+        )
+    if not match:
         raise ConfigError(
             f"-n {text!r} is not a number of ranks",
             fix="give a number (-n 4) or a range (-n 2:4)",

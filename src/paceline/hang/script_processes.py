@@ -152,6 +152,16 @@ def judge_script(reports: list[RankReport]) -> HangVerdict:
     return HangVerdict("none", (), (), sentence)
 
 
+def ended_script(folder: RunDir) -> HangVerdict:
+    """Return what is known of a script that does not run."""
+    how = {
+        "ended": "it has finished",
+        "failed": "it has failed",
+        "lost": "its launcher was killed, or its node went down",
+    }[script_ending(folder)]
+    return HangVerdict("none", (), (), f"the script does not run any more: {how}")
+
+
 def _find_stopped(reports: Sequence[RankReport]) -> HangVerdict | None:
     stopped = [report for report in reports if report.process.state in _STOPPED]
     if not stopped:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import STOPPED, PacelineError
-from paceline.launch.output_error import error_in
+from paceline.launch.output_error import crash_in, error_in
 from paceline.launch.rank_local import names_lost_peer
 from paceline.launch.signals import signal_name
 from paceline.safe_open import read_json
@@ -264,7 +264,8 @@ def _failure(end: RankEnd, others: str, *, foreign: bool, alike: int = 0) -> Fai
 
 def _without_report(end: RankEnd, others: str, *, foreign: bool) -> Failure:
     how = _exit_phrase(end.code)
-    tail = end.tail[-_TAIL_LINES:]
+    is_crash = end.code is not None and end.code < 0
+    tail = (crash_in(end.tail) if is_crash else end.tail)[-_TAIL_LINES:]
     output = "".join(f"\n  {line}" for line in tail) or " none"
     fix = _exit_fix(end.code, foreign=foreign)
     if end.code == _USAGE_CODE and any(line.startswith("usage:") for line in tail):

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 _HEAD = "Traceback (most recent call last):"
 _NAME = re.compile(r"(?:\w+\.)*(\w+)(?::|$)")
+_UNINTERESTING = re.compile(r'  File "(?:.*/paceline/launch/|<frozen runpy>|.*/threading\.py")')
+_THREADS = ("Thread 0x", "Current thread 0x")
 _RANK = re.compile(r"\[rank\d+\]: ")
 """What torch puts before every line of a traceback once a process group exists."""
 
@@ -39,3 +41,24 @@ def error_in(lines: Sequence[str]) -> OutputError | None:
         if found and not line.startswith(" "):
             return OutputError(found[1], "\n".join(trace))
     return None
+
+
+def crash_in(lines: Sequence[str]) -> list[str]:
+    """Return the output of a rank that died in native code, without the frames that start every rank.
+
+    >>> start = ['  File "/lib/paceline/launch/rank_local.py", line 9 in main', '  File "<frozen runpy>", line 8 in run']
+    >>> crash_in(["Fatal Python error: Aborted", "", "Thread 0x1 (most recent call first):", *start, "", "Thread 0x2", '  File "a.py", line 1 in f', *start])
+    ['Fatal Python error: Aborted', '', 'Thread 0x2', '  File "a.py", line 1 in f']
+    """
+    told = [
+        line
+        for line in lines
+        if not _UNINTERESTING.match(line) and not line.startswith("Extension modules: ")
+    ]
+    kept: list[str] = []
+    for line, below in zip(told, [*told[1:], ""], strict=True):
+        is_without_frames = line.startswith(_THREADS) and not below.startswith("  File ")
+        is_second_blank = not line and kept[-1:] == [""]
+        if not is_without_frames and not is_second_blank:
+            kept.append(line)
+    return kept[:-1] if kept[-1:] == [""] else kept

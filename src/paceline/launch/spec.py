@@ -134,6 +134,10 @@ def script(path: str, python: str = "") -> Program:
         foreign = bool(python) or b"paceline" not in file.read_bytes()
         interpreter = _interpreter(python) if python else ""
         return Program(file.name, ("path", str(file)), interpreter, foreign)
+    if file.is_dir():
+        raise ConfigError(
+            f"{path} is a folder, not a script", fix=f"name the script in it: {file / 'train.py'}"
+        )
     neighbours = list(map(str, file.parent.glob("*.py"))) if file.parent.is_dir() else []
     fix = "check the path; start a built-in recipe with `paceline train NAME`"
     if neighbours:
