@@ -208,7 +208,7 @@ def find_gloo_abort(reports: Reports) -> HangVerdict | None:
     if not aborted or not new_entries:
         return None
     victim = aborted[0]
-    abort = f"gloo aborted {with_nodes([victim])} in {victim.place}"
+    abort = f"gloo aborted {with_nodes([victim])} in {victim.where}"
     changed = [report for report, (entry, usual) in new_entries.items() if entry and usual]
     if changed:
         entry, usual = new_entries[changed[0]]
