@@ -99,7 +99,7 @@ class RunUpdates(RunControls):
             loop.done, "clip_norm", "chosen", "the script, which calls run.backward"
         )
         found = self._run(loop.updates.backward, optimizer, loss, step, 0.0, over_batch)
-        self._script_steps.allow(optimizer)
+        self._script_steps.watch(after="run.backward", of=optimizer)
         return found
 
     def _run(
@@ -116,8 +116,10 @@ class RunUpdates(RunControls):
         batch = step._batch  # noqa: SLF001 - the run made it
         number, self._updates = self._updates, self._updates + 1
         call = UpdateCall(optimizer, loss, batch, number, clip_norm, over_batch)
-        with self._poisoning(), self._script_steps.computing(optimizer):
+        self._script_steps.ignore()  # the run steps now; and torch.compile must not find a hook
+        with self._poisoning():
             losses, note = function(call)
+        self._script_steps.watch(after="run.update", of=optimizer)
         seed_everything(self.config.seed, batch.plan.index, -1 - number)
         note = note._replace(moves=NO_MOVES)
         self._note = note if self._note is None else with_requests_of(self._note, note)

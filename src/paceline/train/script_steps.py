@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from torch.optim import Optimizer
@@ -31,29 +30,18 @@ class ScriptSteps:
         """Whether the run has computed any gradients."""
         return bool(self._after)
 
-    def watch(self) -> None:
-        """Look at every step of an optimizer from now on."""
-        self._handle = register_optimizer_step_pre_hook(self._check)
+    def watch(self, after: str = "", of: Optimizer | None = None) -> None:
+        """Look at every step of an optimizer from now on, after this call computed the gradients of one."""
+        if of is not None:
+            self._after[id(of)] = after
+        if self._handle is None:
+            self._handle = register_optimizer_step_pre_hook(self._check)
 
     def ignore(self) -> None:
         """Look no longer."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
-
-    @contextlib.contextmanager
-    def computing(self, optimizer: Optimizer) -> Iterator[None]:
-        """Let the run itself step an optimizer; torch.compile must not find a hook."""
-        self.ignore()
-        try:
-            yield
-        finally:
-            self.watch()
-        self._after[id(optimizer)] = "run.update"
-
-    def allow(self, optimizer: Optimizer) -> None:
-        """Let the script step an optimizer whose gradients the run has only computed."""
-        self._after[id(optimizer)] = "run.backward"
 
     def is_idle_for_long(self, *, ends_epoch: bool) -> bool:
         """Return, after every step, whether none has trained until now; only once."""
