@@ -108,7 +108,8 @@ class Run(RunObjects):
         if self._step is not None:
             self._loop.state.finished = self._loop.state.finished or "the script left the loop"
             self._complete_step()
-        if self.config.only_measures and self._loop.done and not self._script_steps.trains:
+        is_idle = not self._loop.is_first and not self._script_steps.trains
+        if self.config.only_measures and is_idle:
             raise ConfigError(
                 "no step has called run.update, so there is nothing to compare or measure",
                 fix=_UPDATE,
