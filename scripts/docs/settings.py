@@ -26,7 +26,7 @@ Give a setting as `key=value`, as a flag (`--batch.lanes 8`), or in a TOML file 
 before the dot is a table. `runs/NAME/config.toml` holds all settings of a run. The number of ranks is not a setting: it is `-n` of
 [`paceline run`](verbs.md#paceline-run), or set by another launcher.
 
-A flag comes before `key=value`, then a file, then a default. With `paceline train mnist`, `toy` and `gpt`, the first two words without a
+A flag comes before `key=value`, then a file, then a default. For the recipes `mnist`, `toy` and `gpt`, the first two words without a
 name are `epochs` (gpt: `steps`) and `checkpoint.every`.
 
 | environment variable | what it does |

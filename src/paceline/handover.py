@@ -60,7 +60,7 @@ DUMP = "PACELINE_DUMP"
 """Path without suffix of the files in which a rank of a foreign script dumps its state for `paceline hang`."""
 
 DUMP_SIGNAL = signal.SIGRTMIN + 10 if hasattr(signal, "SIGRTMIN") else 0
-"""The signal on which such a rank dumps its stacks: torch, NCCL and Slurm use no real-time signal. 0: no Linux."""
+"""The signal on which such a rank dumps its own stack: torch, NCCL and Slurm use no real-time signal. 0: no Linux."""
 
 
 def dump_of(failure_file: Path) -> Path:
@@ -69,17 +69,17 @@ def dump_of(failure_file: Path) -> Path:
 
 
 def stacks_file(dump: Path) -> Path:
-    """Return the file with the stacks of all threads, as Python's faulthandler writes them."""
+    """Return the file with the stack of the main thread, as Python's faulthandler writes it."""
     return dump.with_suffix(".stacks")
 
 
-def collectives_file(dump: Path) -> Path:
-    """Return the file with the newest collectives, as JSON."""
-    return dump.with_suffix(".collectives")
+def answer_file(dump: Path) -> Path:
+    """Return the file with the stacks and collectives of a rank, as JSON."""
+    return dump.with_suffix(".answer")
 
 
 def request_fifo(dump: Path) -> Path:
-    """Return the FIFO in which one byte asks for the collectives."""
+    """Return the FIFO in which one byte asks for them."""
     return dump.with_suffix(".request")
 
 

@@ -32,7 +32,7 @@ NOT_TYPED = {
     "paceline data get mnist": "downloads, and tests download nothing",
     "paceline train mnist data=mnist": "needs a downloaded dataset; tests/recipes trains on a small one",
     "paceline verify --worlds 1,2,4,8,16 mnist batch.lanes=16 batch.global_size=512 threads=1": "takes a minute; the README runs it for 1 to 4 ranks",
-    "paceline scale --worlds 1,2,4,8,16 --steps 10 --warmup 3 mnist batch.lanes=16 batch.global_size=512 threads=1": "takes minutes; tests/measure",
+    "paceline scale --worlds 1,2,4,8,16 --steps 10 --warmup 3 --rounds 2 mnist batch.lanes=16 batch.global_size=512 threads=1": "takes minutes; tests/measure",
     'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 '
     "/usr/bin/python3 /shared/env/venv-0123456789ab.py": "is printed by `--pack`; tests/doctor unpacks",
     "paceline lesson --check --all": "grades for minutes; tests/course grades a few",

@@ -187,3 +187,53 @@ def test_a_forged_record_of_a_launch_empties_no_file(tmp_path: Path) -> None:
         finally:
             running.kill()
     assert (other.read_text(), report.process.can_respond) == ("kept", True)
+
+
+KEEPS_THE_GIL = """
+import ctypes, os
+from pathlib import Path
+print("rank", os.environ["RANK"], flush=True)
+library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+library.pthread_mutex_lock(mutex)
+Path("stuck").touch()
+library.pthread_mutex_lock(mutex)
+"""
+
+
+def test_a_rank_that_keeps_the_gil_in_native_code_is_found_by_the_signal(tmp_path: Path) -> None:
+    (tmp_path / "any.py").write_text(KEEPS_THE_GIL)
+    with started("run", "any.py", folder=tmp_path, cold=True) as running:
+        wait_for(tmp_path / "stuck")
+        shown = ask(tmp_path)
+        running.process.send_signal(signal.SIGTERM)
+        assert running.wait().code == 143
+    assert "<module> at any.py:8: library.pthread_mutex_lock(mutex)" in shown.out, shown
+
+
+BUSY_THREADS = """
+import os, threading
+from pathlib import Path
+
+def work(depth):
+    return depth and work(depth - 1)
+
+def keep_working():
+    while True:
+        work(50)
+
+for _ in range(3):
+    threading.Thread(target=keep_working, daemon=True).start()
+print("rank", os.environ["RANK"], flush=True)
+while not Path("end").exists():
+    work(50)
+"""
+
+
+def test_asking_does_not_end_a_rank_whose_threads_work(tmp_path: Path) -> None:
+    (tmp_path / "any.py").write_text(BUSY_THREADS)
+    with started("run", "any.py", folder=tmp_path, cold=True) as running:
+        wait_for(tmp_path / "runs" / "any" / "ranks" / "0000.log")
+        shown = [ask(tmp_path) for _ in range(8)]
+        (tmp_path / "end").touch()
+        assert running.wait() == Done(0, "rank 0\n", "")
+    assert all("MainThread" in each.out for each in shown), shown

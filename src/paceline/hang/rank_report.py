@@ -170,7 +170,7 @@ def parse_report(facts: Mapping[str, Any]) -> RankReport:
     nested = {
         "process": Process(**facts["process"]),
         "children": tuple(Process(**child) for child in facts["children"]),
-        "stacks": tuple(map(_parse_stack, facts["stacks"])),
+        "stacks": tuple(map(parse_stack, facts["stacks"])),
         "collectives": tuple(map(parse_collective, facts["collectives"])),
         "wrong": RankException(**wrong) if wrong else None,
         "links": Links(**links),
@@ -178,7 +178,8 @@ def parse_report(facts: Mapping[str, Any]) -> RankReport:
     return RankReport(**{**facts, **nested})
 
 
-def _parse_stack(facts: Mapping[str, Any]) -> Stack:
+def parse_stack(facts: Mapping[str, Any]) -> Stack:
+    """Convert a stack from JSON."""
     return Stack(str(facts["thread"]), tuple(CodeLine(**place) for place in facts["places"]))
 
 

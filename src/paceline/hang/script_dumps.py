@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,15 @@ from paceline import handover
 from paceline.hang.crash import parse_stacks
 from paceline.hang.flight_recorder import Collective
 from paceline.hang.proc import Process, catches, has_open, refresh
-from paceline.hang.rank_report import parse_collective
+from paceline.hang.rank_report import parse_collective, parse_stack
 from paceline.hang.stacks import MAIN, CodeLine, Stack, kind_of
 from paceline.safe_open import read_json, read_text, reading
 
 _ANSWER_S = 3.0
+_SIGNAL_S = 2.0
+"""How long a rank has to answer, and how long one that did not has to react to a signal."""
 _LOOK_S = 0.1
 _MOST_BYTES = 1 << 20
-_DUMPING = "/paceline/launch/rank_dump.py"
 
 
 @dataclass(frozen=True)
@@ -48,20 +49,30 @@ class RankDump:
 
 
 def request_dumps(ranks: Sequence[LaunchedRank]) -> dict[int, RankDump]:
-    """Ask all ranks at once, and return what they answer within 3 s."""
-    asked = [rank for rank in ranks if rank.dump and _request(rank.process, rank.dump)]
-    limit, sizes = time.monotonic() + _ANSWER_S, [-1]
-    while time.monotonic() < limit:
-        time.sleep(_LOOK_S)
-        before, sizes = sizes, [_size(handover.stacks_file(_path(rank))) for rank in asked]
-        # faulthandler writes a dump in many small pieces, and no mark at its end.
-        if all(sizes) and sizes == before and all(map(_has_collectives, asked)):
-            break
-    dumps = {rank.rank: _read(rank) for rank in asked}
+    """Ask all ranks at once, and return what they answer within a few seconds."""
+    asked = [rank for rank in ranks if rank.dump and _may_ask(rank)]
+    waiting = [rank for rank in asked if _request(_path(rank))]
+    _wait(lambda: all(map(_has_answered, waiting)), _ANSWER_S)
+    signalled = [rank for rank in asked if not _has_answered(rank) and _signal(rank.process)]
+    sizes = [-1]
+
+    def is_written() -> bool:
+        # faulthandler writes a stack in many small pieces, and no mark at its end.
+        before, sizes[:] = list(sizes), [_size(_path(rank)) for rank in signalled]
+        return all(sizes) and sizes == before
+
+    _wait(is_written, _SIGNAL_S if signalled else 0.0)
+    dumps = {rank.rank: _read(_path(rank)) for rank in asked}
     for rank in ranks:
         if rank.dump is None:
             dumps[rank.rank] = RankDump(_stacks_from_outside(rank.process))
     return dumps
+
+
+def _wait(is_so: Callable[[], bool], seconds: float) -> None:
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit and not is_so():
+        time.sleep(_LOOK_S)
 
 
 def _path(rank: LaunchedRank) -> Path:
@@ -69,51 +80,63 @@ def _path(rank: LaunchedRank) -> Path:
     return rank.dump
 
 
-def _request(process: Process, dump: Path) -> bool:
-    """Ask a rank for its dump; return whether it can answer.
+def _may_ask(rank: LaunchedRank) -> bool:
+    """Return whether a rank can answer; its old answers are removed.
 
-    The signal would end a process that does not handle it. Somebody else may have written the record that names the
-    file: only one that the rank itself holds open is emptied.
+    Somebody else may have written the record that names the files: only one that the rank itself holds open is emptied.
     """
-    if not refresh(process).can_respond or not catches(process.pid, handover.DUMP_SIGNAL):
-        return False
-    if not has_open(process.pid, handover.stacks_file(dump)):
+    process, dump = refresh(rank.process), _path(rank)
+    if not process.can_respond or not has_open(process.pid, handover.stacks_file(dump)):
         return False
     try:
         os.truncate(handover.stacks_file(dump), 0)
-        handover.collectives_file(dump).unlink(missing_ok=True)
-        os.kill(process.pid, handover.DUMP_SIGNAL)
+        handover.answer_file(dump).unlink(missing_ok=True)
     except OSError:  # it has just exited, or belongs to another user
         return False
+    return True
+
+
+def _request(dump: Path) -> bool:
+    """Ask the thread of a rank; return whether there is one."""
     with contextlib.suppress(OSError):  # the script has not read its rank yet
         fifo = os.open(handover.request_fifo(dump), os.O_WRONLY | os.O_NONBLOCK)
         os.write(fifo, b"?")
         os.close(fifo)
-    return True
+        return True
+    return False
 
 
-def _size(file: Path) -> int:
+def _signal(process: Process) -> bool:
+    """Ask by the signal, which would end a process that does not handle it."""
+    if not refresh(process).can_respond or not catches(process.pid, handover.DUMP_SIGNAL):
+        return False
+    with contextlib.suppress(OSError):
+        os.kill(process.pid, handover.DUMP_SIGNAL)
+        return True
+    return False
+
+
+def _size(dump: Path) -> int:
     try:
-        return file.stat().st_size
+        return handover.stacks_file(dump).stat().st_size
     except OSError:
         return 0
 
 
-def _has_collectives(rank: LaunchedRank) -> bool:
-    dump = _path(rank)
-    return handover.collectives_file(dump).exists() or not handover.request_fifo(dump).exists()
+def _has_answered(rank: LaunchedRank) -> bool:
+    return handover.answer_file(_path(rank)).exists()
 
 
-def _read(rank: LaunchedRank) -> RankDump:
-    dump = _path(rank)
+def _read(dump: Path) -> RankDump:
+    """Return the answer of the thread, or else the stack that the signal has left."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        answer = read_json(handover.answer_file(dump), _MOST_BYTES)
+        stacks = sorted(map(parse_stack, answer["stacks"]), key=lambda stack: stack.thread == MAIN)
+        return RankDump(_shown(stacks), tuple(map(parse_collective, answer["collectives"])))
     text = ""
-    collectives: tuple[Collective, ...] = ()
     with contextlib.suppress(OSError), reading(handover.stacks_file(dump)) as file:
         text = file.read(_MOST_BYTES).decode(errors="replace")
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        entries = read_json(handover.collectives_file(dump), _MOST_BYTES)
-        collectives = tuple(map(parse_collective, entries))
-    return RankDump(_shown(parse_stacks(text)), collectives)
+    return RankDump(_shown(parse_stacks(text)))
 
 
 def _shown(stacks: Sequence[Stack]) -> tuple[Stack, ...]:
@@ -121,8 +144,6 @@ def _shown(stacks: Sequence[Stack]) -> tuple[Stack, ...]:
     found = []
     for stack in reversed(stacks):
         kinds = [place.kind for place in stack.places]
-        if any(place.file.endswith(_DUMPING) for place in stack.places):
-            continue
         start = kinds.index("user") if "user" in kinds else 0
         found.append(Stack(stack.thread, stack.places[start:]))
     return tuple(found)

@@ -1,7 +1,9 @@
 """Stacks and collectives of a rank whose script does not use Paceline, dumped when `paceline hang` asks for them.
 
-faulthandler dumps the stacks in a signal handler, without the GIL. torch's flight recorder needs Python, hence a thread:
-it sleeps in a read until it is asked, and starts when the script reads its rank, shortly before gloo or NCCL start theirs.
+A thread answers: it sleeps in a read until it is asked, and starts when the script reads its rank, shortly before gloo or
+NCCL start theirs. It looks at the other threads while it holds the GIL; looking without it, from a signal handler, ends the
+process now and then, because their frames change meanwhile. The signal is for a rank whose thread cannot answer, because
+native code holds the GIL or there is none yet: the thread that receives it, the main one, writes its own stack only.
 """
 
 from __future__ import annotations
@@ -18,16 +20,16 @@ from paceline import handover
 THREAD = "paceline-dump"
 
 
-def dump_stacks_on_signal(dump: Path) -> None:
-    """Let the signal of `paceline hang` write the stacks of all threads into a file."""
+def dump_stack_on_signal(dump: Path) -> None:
+    """Let the signal of `paceline hang` write the stack of the main thread into a file."""
     with contextlib.suppress(OSError, ValueError):  # without it, the script runs as well
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         file = os.open(handover.stacks_file(dump), flags, 0o600)
-        faulthandler.register(handover.DUMP_SIGNAL, file)
+        faulthandler.register(handover.DUMP_SIGNAL, file, all_threads=False)
 
 
-def dump_collectives_on_request(dump: Path) -> None:
-    """Start a thread that writes the newest collectives into a file whenever it is asked."""
+def dump_on_request(dump: Path) -> None:
+    """Start a thread that writes all stacks and the newest collectives into a file whenever it is asked."""
     with contextlib.suppress(OSError, RuntimeError):
         fifo = handover.request_fifo(dump)
         os.mkfifo(fifo, 0o600)
@@ -39,18 +41,22 @@ def dump_collectives_on_request(dump: Path) -> None:
 
 
 def _answer(requests: int, dump: Path) -> None:
-    file = handover.collectives_file(dump)
+    file = handover.answer_file(dump)
     partial = file.with_name(f".{file.name}")
     while os.read(requests, 1):
         with contextlib.suppress(OSError):
-            partial.write_text(_collectives(), encoding="utf-8")
+            partial.write_text(_state(), encoding="utf-8")
             partial.replace(file)
 
 
-def _collectives() -> str:
+def _state() -> str:
     # Only now: a script must not pay for imports that it does not need.
     from dataclasses import asdict
 
     from paceline.hang.flight_recorder import last_collectives
+    from paceline.hang.stacks import own_stacks
 
-    return json.dumps([asdict(entry) for entry in last_collectives()])
+    stacks = [asdict(stack) for stack in own_stacks()]
+    return json.dumps(
+        {"stacks": stacks, "collectives": [asdict(one) for one in last_collectives()]}
+    )

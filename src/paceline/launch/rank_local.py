@@ -27,7 +27,7 @@ from paceline.errors import PacelineError, Stopped
 from paceline.launch.bytecode import use_bytecode
 from paceline.launch.gc_pause import pause_gc
 from paceline.launch.rank_awareness import RankAwareness
-from paceline.launch.rank_dump import dump_collectives_on_request, dump_stacks_on_signal
+from paceline.launch.rank_dump import dump_on_request, dump_stack_on_signal
 from paceline.launch.signals import STOP_SIGNALS
 from paceline.launch.traceback_text import traceback_text
 from paceline.world.parent_death import die_with_parent
@@ -76,8 +76,8 @@ def _watch_rank() -> RankAwareness:
     dump = os.environ.pop(handover.DUMP, "")
     if not dump:
         return RankAwareness()
-    dump_stacks_on_signal(Path(dump))
-    return RankAwareness(lambda: dump_collectives_on_request(Path(dump)))
+    dump_stack_on_signal(Path(dump))
+    return RankAwareness(lambda: dump_on_request(Path(dump)))
 
 
 def run_target(argv: Sequence[str]) -> None:
