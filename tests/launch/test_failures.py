@@ -208,6 +208,7 @@ CRASH = (
         ([spoke(0, 3.0, 3, known=True), spoke(1, 4.0, 3, known=True)], 0, 3, "words of 0"),
         ([silent(0, 1.0, 3)], 0, 3, "  line of 0\n  fix: "),
         ([RankEnd(0, 3, 1.0)], 0, 3, "Its last output: none\n  fix: "),
+        ([RankEnd(0, -9, 1.0)], 0, 137, "was killed (SIGKILL). Its last output: none\n  fix: "),
         ([RankEnd(0, 2, 1.0, tail=USAGE)], 0, 2, "rank 0 refused its arguments (code 2)"),
         ([RankEnd(0, 2, 1.0, tail=USAGE)], 0, 2, "\n  fix: correct the words after the script"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -56,7 +57,7 @@ def crash_in(lines: Sequence[str]) -> list[str]:
         if not _UNINTERESTING.match(line) and not line.startswith("Extension modules: ")
     ]
     kept: list[str] = []
-    for line, below in zip(told, [*told[1:], ""], strict=True):
+    for line, below in itertools.pairwise([*told, ""]):
         is_without_frames = line.startswith(_THREADS) and not below.startswith("  File ")
         is_second_blank = not line and kept[-1:] == [""]
         if not is_without_frames and not is_second_blank:
