@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-_USER_CODE = {"reading", "train"}
+_USER_CODE = {"pack", "reading", "train"}
 """The folders of names that scripts use."""
 
 

@@ -20,8 +20,7 @@ from paceline.config.parse import config_from_words, settings_from_file
 from paceline.data.shards.store import LocalShardStore
 from paceline.errors import ConfigError, PacelineError
 from paceline.events import EventLog
-from paceline.hang.proc import process
-from paceline.hang.script_dumps import LaunchedRank, RankDump, _read
+from paceline.hang.script_dumps import RankDump, _read
 from paceline.launch.failure import RankEnd
 from paceline.measure.trace import read_traces
 from paceline.report.history import History
@@ -59,9 +58,6 @@ PLANTED: dict[str, Callable[[Path], None]] = {
 }
 
 
-GONE = process(0)
-
-
 def lock(path: Path) -> None:
     assert not is_held(path)
     with claimed(path, patience_s=0):
@@ -92,7 +88,7 @@ READ: dict[str, tuple[str, Callable[[Path], object]]] = {
     "events": ("run/events.jsonl", events),
     "dump of a rank": (
         "run/0000.stacks",
-        lambda path: _read(LaunchedRank(0, GONE, path.with_suffix(""))),
+        lambda path: _read(path.with_suffix("")),
     ),
     "report of a rank": ("run/failure.json", lambda path: RankEnd.read(0, 1, 0.0, path, ())),
     "profile": ("run/rank-0000.json", lambda path: read_traces(path.parent)),

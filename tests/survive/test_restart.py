@@ -125,7 +125,7 @@ def test_a_signal_during_a_restart_leaves_a_run_that_resumes() -> None:
 def test_a_range_of_ranks_that_cannot_be_is_refused(tmp_path: Path, words: str) -> None:
     done = paceline("run", "-n", words, SCRIPT, folder=tmp_path)
     assert done.code == 2
-    assert "fix: give a number (-n 4) or a range (-n 2:4)" in done.err
+    assert "-n 2:4" in done.err
 
 
 def test_a_crashed_rank_is_noticed_by_the_others_within_seconds(tmp_path: Path) -> None:

@@ -47,7 +47,6 @@ def pack_samples(
     - `about`: facts to keep with the dataset, as JSON.
     - `force`: replace another dataset that is there.
 
-    >>> import paceline
     >>> index = paceline.pack_samples([{"x": i, "text": "a" * i} for i in range(5)], "five")
     >>> index.samples
     5
