@@ -90,6 +90,7 @@ READ: dict[str, tuple[str, Callable[[Path], object]]] = {
         "run/0000.stacks",
         lambda path: _read(path.with_suffix("")),
     ),
+    "answer of a rank": ("run/0000.answer", lambda path: _read(path.with_suffix(""))),
     "report of a rank": ("run/failure.json", lambda path: RankEnd.read(0, 1, 0.0, path, ())),
     "profile": ("run/rank-0000.json", lambda path: read_traces(path.parent)),
     "beat": ("ranks/0000.beat", lambda path: read_beats(path.parent, 1, 0.0)),
@@ -99,6 +100,7 @@ READ: dict[str, tuple[str, Callable[[Path], object]]] = {
 NOTHING: dict[str, object] = {
     "beat": [],
     "dump of a rank": RankDump(()),
+    "answer of a rank": RankDump(()),
     "report of a rank": RankEnd(0, 1, 0.0),
 }
 """What readers return that leave such a file out."""

@@ -82,12 +82,18 @@ def file_of(folder: Path) -> Path:
     return file
 
 
+def first_start(folder: Path) -> BytecodeFinder:
+    """Make the package, and import it where no bytecode was kept."""
+    make_package(folder)
+    finder = use(folder)
+    import_all(folder)
+    return finder
+
+
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
     """A folder with the package, whose bytecode was kept in an earlier start."""
-    make_package(tmp_path)
-    finder = use(tmp_path)
-    import_all(tmp_path)
+    finder = first_start(tmp_path)
     finder.keep()
     sys.meta_path.remove(finder)
     return tmp_path
@@ -228,9 +234,7 @@ def test_a_hook_for_paths_that_a_program_installs_is_asked(
 
 
 def test_a_lazy_module_stays_unloaded(tmp_path: Path) -> None:
-    make_package(tmp_path)
-    finder = use(tmp_path)
-    import_all(tmp_path)
+    finder = first_start(tmp_path)
     write(tmp_path / "many" / "lazy.py", "raise RuntimeError('it was loaded')\n")
     spec = importlib.util.find_spec("many.lazy")
     assert spec and spec.loader
@@ -388,9 +392,7 @@ def test_bytecode_that_python_may_not_keep_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    make_package(tmp_path)
-    finder = use(tmp_path)
-    import_all(tmp_path)
+    finder = first_start(tmp_path)
     finder.keep()
     assert not (tmp_path / "many" / "__pycache__").exists()
     use(tmp_path)
@@ -407,9 +409,7 @@ def test_a_source_that_cannot_be_compiled_any_more_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    make_package(tmp_path)
-    finder = use(tmp_path)
-    import_all(tmp_path)
+    finder = first_start(tmp_path)
     write(tmp_path / "many" / "m7.py", "def value(:\n")
     (tmp_path / "many" / "m8.py").unlink()
     finder.keep()

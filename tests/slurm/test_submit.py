@@ -181,6 +181,11 @@ def test_inside_an_allocation_run_uses_all_its_nodes(slurm, alone: str) -> None:
     )
     assert done.code == 2
     assert "start it once, without srun" in done.err
+    (desk.folder / "plain.py").write_text("print('of nobody')\n")
+    words = [sys.executable, "-m", "paceline", "run", "--stop-after", "1h", "plain.py"]
+    done = slurm.run(["salloc", "-N2", *words], folder=desk.folder, timeout_s=240)
+    assert (done.code, "of nobody" in done.out) == (2, False)
+    assert "--stop-after does not apply to a script without Paceline on several nodes" in done.err
     assert not list(desk.folder.glob(".paceline-*"))
 
 

@@ -227,3 +227,17 @@ def test_a_run_that_starts_over_does_so_once_however_often_it_is_started_again(
         "resumed after step " in again.out
     )  # that of the second start, not of the first run: it is not complete
     assert "this run is complete" not in again.out
+
+
+def test_the_command_that_is_proposed_to_resume_does_not_start_over(tmp_path: Path) -> None:
+    words = ("-n", "2", "--max-restarts", "0", "resume=never")
+    failed = run(tmp_path, *words, CRASH_AT="13", HOW="kill")
+    assert failed.code == 137, failed
+    (command,) = [
+        line for line in failed.err.splitlines() if line.startswith("  paceline run -n 2")
+    ]
+    assert "resume=never" not in command
+    (tmp_path / "plain.py").write_text("raise SystemExit(4)\n")
+    paceline("run", "plain.py", "resume=never", folder=tmp_path)
+    page = (tmp_path / "runs" / "plain" / "failure.md").read_text()
+    assert "paceline run plain.py resume=never" in page  # a word of the script

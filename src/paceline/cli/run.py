@@ -60,7 +60,7 @@ class LaunchArguments:
     max_restarts: int | None = None
     """Restart at most N times in a row without progress; 0: never (default: 3, once there is a checkpoint; with --nodes: 0)."""
     stop_after: str = option("", metavar="TIME")
-    """Save and exit with code 75 after this time: 30m, 2h, HH:MM:SS."""
+    """Save and exit with code 75 after this time: 30m, 2h, HH:MM:SS. A script without Paceline gets SIGTERM then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,8 @@ def start(
         begin = partial(launch_on, allocation)
         _refuse_time_limit(arguments, program)
     typed = ["paceline", *sys.argv[1:]]
-    resume = caller.resume if caller else shlex.join(_without_start_over(typed))
+    again = typed if program.foreign else _without_start_over(typed)
+    resume = caller.resume if caller else shlex.join(again)
     command = caller.resume if caller else command_line(typed)
     spec = replace(spec, command=command)
     run_ranks = partial(_run_ranks, begin, resume)
