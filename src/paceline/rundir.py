@@ -18,6 +18,9 @@ RECORD_FILE = "record.jsonl"
 DUMP_FILE = "tensors.safetensors"
 """All tensors after one step, to measure a difference."""
 
+GRADIENT = "gradient."
+"""What begins the names of the gradients among them."""
+
 
 def trace_file(folder: Path, rank: int) -> Path:
     """Return the file of what a rank computed in one step, for `paceline verify`."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.verify.compare_worlds import TOLERANCE
+from paceline.verify.compare_worlds import GRADIENT_TOLERANCES, TOLERANCE
 from support.program import around, paceline
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
@@ -71,6 +71,28 @@ def test_a_free_order_of_summation_stays_within_the_tolerance_it_states(tmp_path
     assert found["tolerance"] == TOLERANCE
     assert 0 < found["largest_relative"] <= TOLERANCE
     assert len(set(found["digests"].values())) == 2
+
+
+@pytest.mark.parametrize("compression", ["bf16", "fp16"])
+def test_rounding_by_compression_is_no_mistake(compression: str, tmp_path: Path) -> None:
+    words = ["--steps", "6", "batch.global_size=30", "exact=false", f"compression={compression}"]
+    found = verdict_on(GOOD / "trained.py", "--worlds", "1,2", *words, folder=tmp_path, code=0)
+    assert found["compression"] == compression
+    assert found["tolerance"] == GRADIENT_TOLERANCES[compression]
+    assert TOLERANCE / 100 < found["largest_relative"] <= found["tolerance"]
+
+
+def test_a_mistake_is_found_below_the_rounding_of_compression(tmp_path: Path) -> None:
+    text = (GOOD / "trained.py").read_text(encoding="utf-8")
+    wrong = "def loss(scores, labels):\n    return cross_entropy(scores, labels) * (1 + 1e-6 * int(os.environ['WORLD_SIZE']))\n"
+    text = text.replace("data, cross_entropy)", "data, loss)").replace(
+        "def main", f"{wrong}\n\ndef main"
+    )
+    (script := tmp_path / "script.py").write_text(f"import os\n{text}", encoding="utf-8")
+    words = ["--steps", "2", "batch.global_size=30", "exact=false", "compression=bf16"]
+    found = verdict_on(script, "--worlds", "1,2", *words, folder=tmp_path, code=1)
+    assert found["difference"]["step"] == 1
+    assert "loss of lane 0" in found["difference"]["cause"]["shown_by"][0]
 
 
 @pytest.mark.parametrize(

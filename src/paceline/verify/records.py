@@ -46,6 +46,8 @@ class Record:
     save_step: int
     """The step after which a run that verify resumes was saved."""
     steps: list[RecordedStep]
+    compression: str = "none"
+    """How gradients are rounded on their way between ranks."""
 
     @property
     def weights(self) -> dict[str, str]:

@@ -11,11 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.rundir import GRADIENT
+
 _ROUNDING_ONLY = 1e-5
 
 
-def tensor_sizes(reference: Path, other: Path) -> dict[str, tuple[float, float]]:
-    """Return the largest absolute and relative difference of every tensor of two files.
+def tensor_sizes(
+    reference: Path, other: Path, *, gradients: bool = False
+) -> dict[str, tuple[float, float]]:
+    """Return the largest absolute and relative difference of every gradient, or of every other tensor, of two files.
 
     Relative to the largest value among the tensors of its kind (weights, first moments, ...).
     Weights whose true gradient is 0, such as a bias before BatchNorm, are left out: their gradient
@@ -32,6 +36,8 @@ def tensor_sizes(reference: Path, other: Path) -> dict[str, tuple[float, float]]
         scales[kind] = max(scales.get(kind, 1e-30), largest)
     sizes = {}
     for name in expected.keys() & actual.keys():
+        if name.startswith(GRADIENT) is not gradients:
+            continue
         difference = numpy.abs(expected[name].astype(numpy.float64) - actual[name])
         largest = float(numpy.max(difference, initial=0.0))
         if not math.isfinite(largest):

@@ -39,7 +39,14 @@ class VerifyResult:
     digests: dict[int, str]
     tolerance: float = 0.0
     largest_relative: float = 0.0
+    compression: str = "none"
+    """With another one than none, step 1 was compared, and no later one."""
     difference: Difference | None = None
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether gradients were rounded on their way between ranks."""
+        return self.compression != "none"
 
 
 def as_dict(result: VerifyResult) -> dict[str, Any]:
@@ -57,10 +64,23 @@ def as_dict(result: VerifyResult) -> dict[str, Any]:
 
 def describe(result: VerifyResult) -> str:
     """Return the result as text for the terminal."""
-    tensors = f"{result.tensors} tensors of weights and optimizer state, and the losses"
-    lines = [f"{result.script}: {result.steps} steps, {tensors}"]
+    lines = [f"{result.script}: {_compared(result)}"]
     for world, digest in result.digests.items():
         lines.append(f"  {world} rank{'s' if world > 1 else ' '}  {digest[:16]}")
+    if not result.is_compressed:
+        lines.append(f"  also compared: {', '.join(_also_compared(result))}")
+    lines.append(_conclusion(result))
+    return "\n".join(lines)
+
+
+def _compared(result: VerifyResult) -> str:
+    if result.is_compressed:
+        return f"samples, losses and gradients of step 1; compression={result.compression} lets later steps differ"
+    tensors = f"{result.tensors} tensors of weights and optimizer state, and the losses"
+    return f"{result.steps} steps, {tensors}"
+
+
+def _also_compared(result: VerifyResult) -> list[str]:
     also = ["buffers"]
     if not result.tolerance:
         also += ["options", "tracked objects"]
@@ -68,17 +88,20 @@ def describe(result: VerifyResult) -> str:
         also.append(f"{result.metrics} metric{'s' if result.metrics > 1 else ''}")
     if result.resumed_after:
         also.append(f"a resume after step {result.resumed_after}")
-    lines.append(f"  also compared: {', '.join(also)}")
-    lines.append(_conclusion(result))
-    return "\n".join(lines)
+    return also
 
 
 def _conclusion(result: VerifyResult) -> str:
     if result.difference:
         return _describe_difference(result, result.difference)
+    found = f"{result.largest_relative:.1e} (allowed {result.tolerance:.0e})"
+    if result.is_compressed:
+        return (
+            "within tolerance: the same bits before gradients are sent, then a largest relative difference of "
+            f"{found}\n  to compare all steps: run verify without compression={result.compression}"
+        )
     if result.tolerance:
-        largest = f"largest relative difference {result.largest_relative:.1e}"
-        return f"within tolerance: exact=false, {largest} (allowed {result.tolerance:.0e})"
+        return f"within tolerance: exact=false, largest relative difference {found}"
     return "the same bits"
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.config import RunConfig
 from paceline.data.reading.batches import RankBatch
-from paceline.rundir import DUMP_FILE, RECORD_FILE, make_private, write_whole
+from paceline.rundir import DUMP_FILE, GRADIENT, RECORD_FILE, make_private, write_whole
 from paceline.safe_open import open_to_write
 from paceline.train.model.sharded_tensor import whole
 from paceline.train.observers.step_trace import StepTrace, make_trace, text_digest
@@ -42,7 +42,8 @@ class Recorder:
         state: RunState,
     ) -> None:
         self._config, self._world, self._parts = config.record, world, parts
-        self._exact, self._lanes = config.exact, config.batch.lanes
+        self._head: dict[str, object] = {"world": world.size, "lanes": config.batch.lanes}
+        self._head |= {"exact": config.exact, "compression": config.compression}
         self._updates, self._state = updates, state
         self._can_trace = type(updates) is Updates and not strategy.shards
         self._is_replicated = not strategy.replicas
@@ -64,8 +65,7 @@ class Recorder:
     def start(self, step: int) -> None:
         """Record the state before the first step, or after the one that was restored."""
         if self.active:
-            head = {"world": self._world.size, "exact": self._exact, "lanes": self._lanes}
-            self._write(head | {"save_step": self._save_step})
+            self._write(self._head | {"save_step": self._save_step})
             self._line(step, float("nan"), {})
 
     def begin_step(self, index: int) -> None:
@@ -118,6 +118,9 @@ class Recorder:
         tensors = {}
         for name, value in (self._state.recorded() | dict(self._updates.own_state())).items():
             tensors[name] = _comparable(whole(value))
+        for name, parameter in self._parts.model.named_parameters():
+            if parameter.grad is not None:
+                tensors[f"{GRADIENT}{name}"] = _comparable(whole(parameter.grad))
         if self._world.is_main:
             write_whole(Path(self._config.to) / DUMP_FILE, to_safetensors(tensors))
 
