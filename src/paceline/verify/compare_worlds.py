@@ -17,16 +17,12 @@ from paceline.launch.spec import LaunchSpec, Program
 from paceline.launch.supervisor import launch
 from paceline.rundir import DUMP_FILE
 from paceline.verify.causes import Cause
+from paceline.verify.compare_rounded import compare_rounded
 from paceline.verify.experiments import Experiments
 from paceline.verify.records import LOSS, Record, first_difference, read_record
 from paceline.verify.tensor_diff import tensor_sizes
-from paceline.verify.traces import ASPECTS, Change, Trace, first_change, read_trace
+from paceline.verify.traces import Trace, first_change, read_trace
 from paceline.verify.verdict import Difference, VerifyResult
-
-TOLERANCE = 1e-3
-"""Largest relative difference allowed with exact=false: largest difference by largest value."""
-GRADIENT_TOLERANCES = {"fp16": 16 * 2.0**-11, "bf16": 16 * 2.0**-8, "powersgd": TOLERANCE}
-"""The same for the gradients of the first step with compression: sums of some roundings. PowerSGD begins later."""
 
 EPOCH_STEPS = 16
 """Without --steps, verify continues into the second epoch if an epoch has at most this many steps."""
@@ -35,9 +31,6 @@ STEPS = 8
 
 _FIRST = "first"
 _IN_THE_MIDDLE = 0
-_FIRST_STEP = 1
-_BEFORE_THE_SUM = ("state", "lanes", *ASPECTS)
-_RUN_EXACT = "exact=false hides causes behind rounding: run verify with exact=true"
 
 Launch = Callable[[LaunchSpec], Failure | None]
 
@@ -126,10 +119,9 @@ def verify(
         reference = records[worlds[0]]
         for world in worlds[1:]:
             if difference := first_difference(reference, records[world]):
-                if not reference.exact and reference.compression != "none":
-                    return _within_compression(comparison, records, worlds)
                 if not reference.exact:
-                    return _within_tolerance(comparison, records, worlds)
+                    rounded = compare_rounded(comparison, records)
+                    return _result(comparison, records, worlds, **rounded._asdict())
                 found = _explain(comparison, records, world, *difference)
                 return _result(comparison, records, worlds, found)
         save_step = records[worlds[-1]].save_step
@@ -215,74 +207,6 @@ def _loss_difference(reference: Record, other: Record, step: int) -> tuple[float
     expected, actual = reference.step(step).loss, other.step(step).loss
     absolute = abs(expected - actual)
     return absolute, absolute / max(abs(expected), 1e-30)
-
-
-def _within_tolerance(
-    comparison: Comparison, records: dict[int, Record], worlds: list[int]
-) -> VerifyResult:
-    """Compare the last tensors of runs with exact=false, which may differ by rounding."""
-    last = records[worlds[0]].steps[-1].step
-    for world in worlds:
-        comparison.trace(world, last, "usual")
-    world, name, largest, relative = _worst(comparison, worlds)
-    allowed = {"tolerance": TOLERANCE, "largest_relative": relative}
-    if relative <= TOLERANCE:
-        return _result(comparison, records, worlds, None, **allowed)
-    cause = Cause(shown_by=[_RUN_EXACT])
-    difference = Difference(world, last, name, largest, relative, cause)
-    return _result(comparison, records, worlds, difference, **allowed)
-
-
-def _within_compression(
-    comparison: Comparison, records: dict[int, Record], worlds: list[int]
-) -> VerifyResult:
-    """Compare the first step of runs that round gradients between ranks.
-
-    Before gradients are sent it has the same bits everywhere. After that, runs drift apart: Adam makes a full step of a
-    rounding error.
-    """
-    compression = records[worlds[0]].compression
-    allowed = GRADIENT_TOLERANCES[compression]
-    traces = {world: comparison.trace(world, _FIRST_STEP, "usual")[1] for world in worlds}
-    world, name, largest, relative = _worst(comparison, worlds, gradients=True)
-    shown = [_RUN_EXACT]
-    if early := _change_before_the_sum(traces):
-        (world, change), largest, relative = early, math.nan, math.nan
-        name = change.names[0]
-        shown.insert(
-            0, f"what differs first in step 1: {change.where} of {', '.join(change.names)}"
-        )
-    difference = None
-    if early or relative > allowed:
-        cause = Cause(shown_by=shown)
-        difference = Difference(world, _FIRST_STEP, name, largest, relative, cause)
-    return _result(
-        comparison, records, worlds, difference,
-        tolerance=allowed, largest_relative=0.0 if early else relative, compression=compression,
-    )  # fmt: skip
-
-
-def _change_before_the_sum(traces: dict[int, Trace | None]) -> tuple[int, Change] | None:
-    """Return the first world whose lanes differ from those of the first one, and how."""
-    (_, reference), *others = traces.items()
-    for world, trace in others:
-        change = first_change(reference, trace) if reference and trace else None
-        if change and change.where in _BEFORE_THE_SUM:
-            return world, change
-    return None
-
-
-def _worst(
-    comparison: Comparison, worlds: list[int], *, gradients: bool = False
-) -> tuple[int, str, float, float]:
-    """Return the world and the tensor that differ most from the first world, and by how much."""
-    worst: tuple[float, int, str, float] = (0.0, worlds[1], "", 0.0)
-    for world in worlds[1:]:
-        files = comparison.dump(worlds[0]), comparison.dump(world)
-        for name, (largest, relative) in tensor_sizes(*files, gradients=gradients).items():
-            worst = max(worst, (relative, world, name, largest))
-    relative, world, name, largest = worst
-    return world, name, largest, relative
 
 
 def _use_up_process_ids(count: int) -> None:

@@ -97,8 +97,8 @@ def _conclusion(result: VerifyResult) -> str:
     found = f"{result.largest_relative:.1e} (allowed {result.tolerance:.0e})"
     if result.is_compressed:
         return (
-            "within tolerance: the same bits before gradients are sent, then a largest relative difference of "
-            f"{found}\n  to compare all steps: run verify without compression={result.compression}"
+            f"within tolerance: exact=false, largest relative difference of a gradient {found}\n"
+            f"  to compare all steps: run verify without compression={result.compression}"
         )
     if result.tolerance:
         return f"within tolerance: exact=false, largest relative difference {found}"
