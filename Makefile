@@ -11,6 +11,7 @@ IN_VENV := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 
 # What runs on a GPU; name another environment that has torch and Paceline: make gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(VENV)/bin/python
+GPU_TESTS = $(GPU_PYTHON) -m pytest -q -m gpu --dist load
 GPU_DEV := $(if $(filter $(VENV)/bin/python,$(GPU_PYTHON)),$(DEV))
 
 .PHONY: demo test quick check gpu gpu-all gpu-tests gpu-models site reference clean
@@ -28,16 +29,16 @@ quick: $(DEV)
 check: test
 
 gpu: $(GPU_DEV)  # every two choices of a training meet in a line, on one card; the table is in gpu-table/
-	$(GPU_PYTHON) scripts/model_table.py --device cuda --pairs -j 4 --to gpu-table
+	scripts/with_mps $(GPU_PYTHON) scripts/model_table.py --device cuda --pairs -j 8 --to gpu-table
 
 gpu-all: gpu gpu-tests gpu-models  # each part alone as well
 
-gpu-tests: $(GPU_DEV)
-	$(GPU_PYTHON) -m pytest -q --numprocesses 0 -m gpu tests/train
-	$(GPU_PYTHON) -m pytest -q --numprocesses 0 -m gpu tests/kernels tests/measure tests/telemetry
+gpu-tests: $(GPU_DEV)  # those in the second line kill ranks
+	scripts/with_mps $(GPU_TESTS) -n 8 tests/train tests/kernels tests/measure tests/telemetry tests/verify
+	$(GPU_TESTS) -n 4 tests/hang tests/survive
 
 gpu-models: $(GPU_DEV)
-	$(GPU_PYTHON) scripts/model_table.py --device cuda -j 4 --to gpu-table/models
+	scripts/with_mps $(GPU_PYTHON) scripts/model_table.py --device cuda -j 8 --to gpu-table/models
 
 site: $(DEV)  # the documentation, as pages in site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict

@@ -21,7 +21,9 @@ from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 from paceline.recipes.gpt_model import GPT, SHAPES, Block, Design
 
 LENGTH, TOKENS, WORDS, RATE = 1024, 50_304, 50_257, 6e-4
-EPOCH = 128  # steps; no epoch ends while time is taken, because a plain loop has nothing to report then
+EPOCH = (
+    128  # steps; no epoch ends while time is taken, because a plain loop has nothing to report then
+)
 WARM = 66  # a captured step is compared with an eager one in updates 2, 4, ... 64, 256, 1,024, 4,096, then every 8,192
 
 
