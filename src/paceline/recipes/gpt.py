@@ -68,31 +68,17 @@ def _muon(model: nn.Module, config: GptConfig) -> Muon:
 
 def token_loss(logits: Tensor | HeadInput, target: Tensor) -> Tensor:
     """Return the mean cross entropy over all positions."""
+    if not (_HAS_TRITON and target.is_cuda):
+        assert isinstance(logits, Tensor)
+        return cross_entropy(logits.flatten(0, 1), target.flatten())
+    # Imported here: a function that is not to be compiled imports torch's compiler.
+    from paceline.recipes.gpt_gpu_losses import fp8_head_loss, fused_loss
+
     if isinstance(logits, HeadInput):
-        found: Tensor = _fp8_loss(*logits, target.flatten())
+        found: Tensor = fp8_head_loss(*logits, target.flatten())
         return found
-    if logits.is_cuda and _HAS_TRITON:
-        loss: Tensor = _fused_loss(logits.flatten(0, 1), target.flatten())
-        return loss
-    return cross_entropy(logits.flatten(0, 1), target.flatten())
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _fused_loss(logits: Tensor, target: Tensor) -> Tensor:
-    """Read the logits twice and write their gradient once.
-
-    With 50,000 tokens, memory traffic is the cost.
-    """
-    from paceline.kernels.loss_kernel import mean_loss
-
-    return mean_loss(logits, target)
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _fp8_loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    from paceline.kernels.fp8_head import head_loss
-
-    return head_loss(hidden.flatten(0, 1), weight, target)
+    loss: Tensor = fused_loss(logits.flatten(0, 1), target.flatten())
+    return loss
 
 
 def _refuse_fp8_head(device: str) -> None:
