@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import STOPPED
-from support.program import around, paceline, started
+from support.program import Done, around, paceline, started
 from survive.conftest import SCRIPT, SHORT, digest, pid
 
 pytestmark = pytest.mark.gpu
@@ -24,18 +24,30 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest(paceline("run", *words, folder=tmp_path_factory.mktemp("alone")).out)
 
 
+def words_for(backend: str) -> list[str]:
+    """Return the words of `paceline run` after the number of ranks."""
+    more = ("checkpoint.every=2steps", "device=cuda", f"backend={backend}")
+    return around(SCRIPT, (*SHORT, *more))
+
+
+def struck(folder: Path, backend: str, number: signal.Signals) -> Done:
+    """Train on two ranks, and send rank 1 a signal when a checkpoint is being saved."""
+    words = ["run", "-n", "2", *words_for(backend)]
+    with started(*words, folder=folder, env={"SLOW_STEP": "0.1"}) as running:
+        pid(folder, "save", 0)
+        os.kill(pid(folder, "step", 1), number)
+        done = running.wait()
+        assert running.left_over() == []
+    return done
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_stopped_run_saves_and_resumes_on_one_rank(
     backend: str, alone: str, tmp_path: Path
 ) -> None:
-    words = (*SHORT, "checkpoint.every=end", "device=cuda", f"backend={backend}")
-    slow = {"SLOW_STEP": "0.1"}
-    with started("run", "-n", "2", *around(SCRIPT, words), folder=tmp_path, env=slow) as running:
-        os.kill(pid(tmp_path, "step", 1), signal.SIGTERM)
-        done = running.wait()
-        assert done.code == STOPPED, done
-        assert running.left_over() == []
-    done = paceline("run", *around(SCRIPT, words), folder=tmp_path)
+    done = struck(tmp_path, backend, signal.SIGTERM)
+    assert done.code == STOPPED, done
+    done = paceline("run", *words_for(backend), folder=tmp_path)
     assert digest(done.out) == alone
 
 
@@ -43,12 +55,7 @@ def test_a_stopped_run_saves_and_resumes_on_one_rank(
 def test_a_killed_rank_is_restarted_from_the_newest_checkpoint(
     backend: str, alone: str, tmp_path: Path
 ) -> None:
-    words = (*SHORT, "checkpoint.every=2steps", "device=cuda", f"backend={backend}")
-    slow = {"SLOW_STEP": "0.1"}
-    with started("run", "-n", "2", *around(SCRIPT, words), folder=tmp_path, env=slow) as running:
-        pid(tmp_path, "save", 0)
-        os.kill(pid(tmp_path, "step", 1), signal.SIGKILL)
-        done = running.wait()
+    done = struck(tmp_path, backend, signal.SIGKILL)
     assert done.code == 0, done
     assert "restarting on 2 ranks from the checkpoint of step " in done.err
     assert digest(done.out) == alone
