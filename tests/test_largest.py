@@ -43,6 +43,7 @@ def test_what_is_not_said_is_usual_or_tiny(
     assert {name: known[name] for name in expected} == expected
 
 
+@pytest.mark.heavy  # a script of benchmarks/, whose arithmetic is tested above
 def test_it_is_seen_what_fits_and_where_the_next_one_fails() -> None:
     words = [
         "--device",

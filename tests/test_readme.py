@@ -21,7 +21,6 @@ from support.typed_pages import (
 )
 
 PAGE = page_of(ROOT / "README.md")
-HERE = [turn for turn in PAGE.turns if not turn[0].on_a_cluster]
 ON_A_CLUSTER = [turn[0] for turn in PAGE.turns if turn[0].on_a_cluster]
 WARM = (
     "paceline train mnist",
@@ -33,6 +32,9 @@ WARM = (
 
 def words_of(turn):
     return (turn[0].host and f"{turn[0].host}$ {turn[0].words}") or turn[0].words
+
+
+HERE = [*{words_of(turn): turn for turn in PAGE.turns if not turn[0].on_a_cluster}.values()]
 
 
 @pytest.fixture(scope="module")

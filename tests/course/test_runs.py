@@ -153,6 +153,7 @@ def test_a_killed_run_ends_like_one_that_nobody_disturbed() -> None:
     assert "Traceback" not in said(15), "noise is left out"
 
 
+@pytest.mark.heavy  # the same jobs as in tests/slurm, with the lesson's scripts
 @pytest.mark.slurm
 def test_slurm_runs_it_interactively_and_as_a_job(tmp_path: Path) -> None:
     path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}

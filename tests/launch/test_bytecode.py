@@ -25,6 +25,7 @@ from paceline.launch.bytecode_file import BytecodeFile
 from support.checkpoint_trainings import settings, train
 from support.program import paceline
 
+pytestmark = pytest.mark.slow  # together: the file is among the first that begin
 MODULES = 60
 BEFORE = 1_600_000_000  # a time of last change, in seconds
 

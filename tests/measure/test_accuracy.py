@@ -46,6 +46,7 @@ def test_the_same_bits_on_any_number_of_ranks_and_through_a_killed_rank(tmp_path
     assert any("whitening" in name for name in digests)
 
 
+@pytest.mark.heavy  # the test below sees how the processes are started
 def test_each_seed_trains_in_its_own_process(tmp_path: Path, few_digits: Path) -> None:
     words = ["--seeds", "2", f"data_folder={few_digits}", "steps=3", "batch.global_size=64"]
     done = subprocess.run(

@@ -18,6 +18,7 @@ SECONDS = 15
 """For some eight rounds of the one, four of the other."""
 
 
+@pytest.mark.heavy  # measures for 15 s; tests/measure sees what it computes
 @pytest.mark.slow
 @pytest.mark.namespaces(nodes=2, rate=RATE)
 def test_the_rate_of_a_link_is_found(hosts):
@@ -27,6 +28,7 @@ def test_the_rate_of_a_link_is_found(hosts):
     assert seen.largest_bytes_per_s == pytest.approx(bytes_per_second(RATE), rel=WITHIN)
 
 
+@pytest.mark.heavy  # measures for 15 s; tests/measure sees what it computes
 @pytest.mark.slow
 @pytest.mark.namespaces(nodes=2, delay_ms=DELAY_MS)
 def test_the_delay_of_a_link_is_found(hosts):

@@ -96,7 +96,11 @@ def type_on_both(
 @pytest.mark.namespaces(nodes=2)
 @pytest.mark.parametrize(
     ("way", "line", "ranks"),
-    [("c10d", WAYS["c10d"], 4), ("static", one_a_host(STATIC), 2), ("ours", WAYS["ours"], 4)],
+    [  # torchrun on two hosts: also by a guide's lines
+        pytest.param("c10d", WAYS["c10d"], 4, marks=pytest.mark.heavy),
+        pytest.param("static", one_a_host(STATIC), 2, marks=pytest.mark.heavy),
+        ("ours", WAYS["ours"], 4),
+    ],
     ids=WAYS,
 )
 def test_two_hosts_train_the_same(hosts, way: str, line: str, ranks: int, digits: tuple[Path, str]):
@@ -142,8 +146,8 @@ def wait_until_gone(mark: str, timeout_s: float) -> None:
 @pytest.mark.parametrize(
     ("way", "ranks", "slow"),
     [
-        ("c10d", 2, {"SLOW_STEP": "0.02"}),
-        ("ours", 4, {"SLOW_STEP": "0.02"}),
+        pytest.param("c10d", 2, {"SLOW_STEP": "0.02"}, marks=pytest.mark.heavy),
+        pytest.param("ours", 4, {"SLOW_STEP": "0.02"}, marks=pytest.mark.heavy),
         ("ours", 2, {"SLOW_SAVE": "2"}),  # ranks wait for each other's files, not in a collective
     ],
 )

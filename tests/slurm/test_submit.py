@@ -34,7 +34,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.slurm(nodes=2, cpus=4, gpus=2, cgroup=True)
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+@pytest.mark.parametrize("launcher", ["srun", pytest.param("torchrun", marks=pytest.mark.heavy)])
 def test_both_schools_give_the_bits_of_one_process(slurm, launcher: str, alone: str) -> None:
     desk = Desk.on(slurm)
     job = desk.submit(

@@ -107,6 +107,7 @@ def test_a_job_that_waits_says_why_and_for_how_long(person: Person) -> None:
     assert person.is_in(other, "RUNNING")
 
 
+@pytest.mark.heavy  # test_requeue.py requeues chains, too
 @pytest.mark.slurm(nodes=2, cpus=2)
 def test_a_chain_that_is_requeued_is_one_run_and_ends_as_one(person: Person) -> None:
     first = person.submit("--time=10")

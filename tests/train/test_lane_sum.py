@@ -73,7 +73,9 @@ def adamw(parameters) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01)
 
 
-@pytest.mark.parametrize("lanes", [4, 5, 8])
+@pytest.mark.parametrize(
+    "lanes", [5, *(pytest.param(lanes, marks=pytest.mark.heavy) for lanes in (4, 8))]
+)
 def test_a_model_of_several_buckets_learns_the_same_bits_on_one_to_four_ranks(
     lanes: int, tmp_path
 ) -> None:

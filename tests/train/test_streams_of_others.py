@@ -88,7 +88,9 @@ def write_tar_files(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("package", "write", "function"),
     [
-        ("datasets", write_json_lines, train_on_json_lines),
+        pytest.param(  # its import takes longer than that of torch, in six processes
+            "datasets", write_json_lines, train_on_json_lines, marks=pytest.mark.heavy
+        ),
         ("webdataset", write_tar_files, train_on_tar_files),
     ],
 )
