@@ -43,7 +43,9 @@ class Recorder:
     ) -> None:
         self._config, self._world, self._parts = config.record, world, parts
         self._head: dict[str, object] = {"world": world.size, "lanes": config.batch.lanes}
-        self._head |= {"exact": config.exact, "compression": config.compression}
+        # What local SGD sends has the same bits in every world, compressed or not.
+        compression = "none" if strategy.replicas else config.compression
+        self._head |= {"exact": config.exact, "compression": compression}
         self._updates, self._state = updates, state
         self._can_trace = type(updates) is Updates and not strategy.shards
         self._is_replicated = not strategy.replicas
