@@ -1,4 +1,4 @@
-"""`torch._dynamo`, imported by whoever needs it: training without torch.compile does not.
+"""`torch._dynamo`, imported when something needs it: training without torch.compile never does.
 
 Every stock optimizer imports it, for two calls that do nothing without torch.compile. That takes as long again as half of
 `import torch`, and reads 900 files. So a stand-in answers these calls. Whatever else is asked of it imports torch's own.
