@@ -127,6 +127,7 @@ def test_what_is_taken_out_is_there_once(number: int) -> None:
     assert all(re.compile(check.see).groupindex["value"] for check in task.checks)
 
 
+@pytest.mark.heavy  # scripts/wrong_answers.py grades the same; the solutions are graded
 @pytest.mark.parametrize("number", HINTS)
 def test_the_copy_gets_its_hint(number: int, tmp_path: Path) -> None:
     assert re.search(HINTS[number], graded(number, exercise(number).source, tmp_path))
@@ -137,11 +138,13 @@ def test_the_solution_passes(number: int, tmp_path: Path) -> None:
     assert graded(number, exercise(number).solution, tmp_path) == ""
 
 
+@pytest.mark.heavy  # scripts/wrong_answers.py grades the same; the solutions are graded
 @pytest.mark.parametrize("number", RIGHT)
 def test_another_way_that_is_right_passes(number: int, tmp_path: Path) -> None:
     assert graded(number, changed(exercise(number).source, *RIGHT[number]), tmp_path) == ""
 
 
+@pytest.mark.heavy  # scripts/wrong_answers.py grades the same; the solutions are graded
 @pytest.mark.parametrize(("number", "mistake"), GRADED)
 def test_another_mistake_gets_another_hint(number: int, mistake: str, tmp_path: Path) -> None:
     [wrong] = [one for one in ANSWERS if (one.lesson, one.mistake) == (number, mistake)]

@@ -108,11 +108,12 @@ def nothing_repeated(desk: Desk, name: str) -> None:
             last = event["step"]
 
 
-def submitted(desk: Desk, name: str, *words: str, until: str = "epoch 1/25") -> str:
+def submitted(
+    desk: Desk, name: str, *words: str, until: str = "epoch 1/25", slow: str = "0.2"
+) -> str:
     """Submit a run, and wait until its log holds a text."""
-    job = desk.submit(
-        *around(words[0], (*LONG, f"name={name}", *words[1:])), env={"SLOW_STEP": "0.2"}
-    )
+    given = around(words[0], (*LONG, f"name={name}", *words[1:]))
+    job = desk.submit(*given, env={"SLOW_STEP": slow})
     if until:
         desk.await_line(name, job, until, timeout_s=_PATIENCE_S)
     return job
@@ -127,7 +128,8 @@ def given_time(desk: Desk, name: str, job: str) -> None:
 
 @scenario("cgroup")
 def time_limit(desk: Desk) -> str:
-    job = submitted(desk, "limit", *TWO_NODES, "--time", "2", until="")
+    # At 0.2 s the steps would end before the limit.
+    job = submitted(desk, "limit", *TWO_NODES, "--time", "2", until="", slow="0.5")
     given_time(desk, "limit", job)
     log = finished(desk, "limit", job)
     assert "asking the ranks to save and exit" in log
