@@ -75,10 +75,12 @@ def _on_one_clock(folder: Path, facts: Mapping[str, Any], first: Mapping[str, An
         return float(moment_ns + offset - zero) / 1e3
 
     events = _events(folder / TENSORBOARD / Path(facts["trace"]).name)
-    mark = next(
-        float(event["ts"]) for event in events if event.get("name") == CLOCK_MARK and "ts" in event
-    )
-    shift = to_us(facts["mark_ns"]) - mark
+    marks = [event for event in events if event.get("name") == CLOCK_MARK and "dur" in event]
+    marks.sort(key=lambda event: float(event["ts"]))
+    pairs = zip(marks, facts["marks_ns"], strict=False)
+    # During a longer one the process was interrupted.
+    mark, mark_ns = min(pairs, key=lambda pair: float(pair[0]["dur"]))
+    shift = to_us(mark_ns) - float(mark["ts"])
     phases = [(str(phase), to_us(begin), to_us(end)) for phase, begin, end in facts["phases"]]
     shifted = [
         event | {"ts": float(event["ts"]) + shift} if "ts" in event else event for event in events
