@@ -82,6 +82,24 @@ def test_rounding_by_compression_is_no_mistake(compression: str, tmp_path: Path)
     assert TOLERANCE / 100 < found["largest_relative"] <= found["tolerance"]
 
 
+def test_gradients_that_a_script_has_cleared_are_not_called_equal(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, paceline\n"
+        "with paceline.Run(paceline.config_from_argv()) as run:\n"
+        "    model = run.model(torch.nn.Linear(8, 1))\n"
+        "    optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))\n"
+        "    for step in run.steps((torch.randn(64, 8),)):\n"
+        "        run.update(optimizer, lambda batch: model(batch[0]).square().mean(), step)\n"
+        "        optimizer.zero_grad()\n",
+        encoding="utf-8",
+    )
+    words = ["--steps", "2", "batch.global_size=16", "exact=false", "compression=bf16"]
+    done = paceline("verify", *around(str(script), ["--worlds", "1,2", *words]), folder=tmp_path)
+    assert done.code == 1
+    assert "no gradient was left to compare" in done.err
+
+
 def test_a_mistake_smaller_than_the_rounding_of_compression_is_found(tmp_path: Path) -> None:
     text = (GOOD / "trained.py").read_text(encoding="utf-8")
     wrong = "def loss(scores, labels):\n    return cross_entropy(scores, labels) * (1 + 0.002 * int(os.environ['WORLD_SIZE']))\n"

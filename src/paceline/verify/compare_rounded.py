@@ -10,6 +10,7 @@ import math
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from paceline.errors import PacelineError
 from paceline.verify.causes import Cause
 from paceline.verify.records import Record
 from paceline.verify.tensor_diff import tensor_sizes
@@ -105,6 +106,11 @@ def _largest(dumps: Dumps, worlds: list[int], *, gradients: bool = False) -> _Ap
     worst = _Apart(0.0, others[0], "", 0.0)
     for world in others:
         sizes = tensor_sizes(dumps.dump(reference), dumps.dump(world), gradients=gradients)
+        if gradients and not sizes:
+            raise PacelineError(
+                "no gradient was left to compare at the end of step 1: the script has cleared them",
+                fix="remove optimizer.zero_grad() (Paceline clears gradients itself), or run verify without compression",
+            )
         for name, (largest, relative) in sizes.items():
             worst = max(worst, _Apart(relative, world, name, largest))
     return worst
