@@ -8,6 +8,9 @@ from pathlib import Path
 SETTINGS = "PACELINE_SET"
 """Settings of the verb that launched this process, as a JSON object of dotted names; they override all others."""
 
+NEEDS_RUN = "PACELINE_NEEDS_RUN"
+"""Set if a verb measures a script that does not mention Paceline: it ends at its first step, unless it has imported it."""
+
 MEETING = "PACELINE_MEETING"
 """The file of the rendezvous."""
 

@@ -17,12 +17,20 @@ import torch.distributed as dist
 import paceline
 from paceline.world.process_group import join
 
+def hide(answer):
+    try:
+        [][0]
+    except IndexError:
+        sys.exit(answer)
+
 ENDS = {
     "raise": lambda: [][0],
     "_exit 0": lambda: os._exit(0),
     "_exit 3": lambda: os._exit(3),
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "sys.exit": lambda: sys.exit("no data left"),
+    "hide": lambda: hide(3),  # as Hydra does
+    "explain": lambda: hide("no data left"),
 }
 
 with join(paceline.config_from_argv()) as world:
@@ -60,6 +68,13 @@ LOOK_FOR_EXIT = "fix: read its last output; if that does not say why, look for s
             "fix: check whether the machine ran out of memory",
         ),
         ("sys.exit", 1, "rank 1 exited with code 1, without an uncaught exception", LOOK_FOR_EXIT),
+        ("explain", 1, "rank 1 exited with code 1, without an uncaught exception", LOOK_FOR_EXIT),
+        (
+            "hide",
+            3,
+            "rank 1 crashed with IndexError; the other ranks were stopped",
+            "IndexError: list index out of range",
+        ),
     ],
 )
 def test_a_rank_that_ends_among_others_that_wait_for_it_is_named(
@@ -72,7 +87,7 @@ def test_a_rank_that_ends_among_others_that_wait_for_it_is_named(
     assert done.err.splitlines()[-1].strip().startswith(last_words)
     assert "closed by peer" not in done.err
     assert "trains on" not in done.out
-    if how == "sys.exit":
+    if how in {"sys.exit", "explain"}:
         assert "  no data left" in done.err.splitlines()
 
 

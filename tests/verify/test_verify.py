@@ -118,7 +118,7 @@ def test_a_mistake_smaller_than_the_rounding_of_compression_is_found(tmp_path: P
     [
         ("print('trained, trust me')\n", 1, "script.py left no record of its steps", "train inside of `with paceline.Run(paceline.config_from_argv()) as run`"),
         ("raise ValueError('unwell')\n", 1, "script.py failed on 1 rank:", "make it run with `paceline run` first"),
-        ("import paceline\npaceline.config_from_argv()\n", 2, "there is no setting 'sed'", "make it run with `paceline run` first"),
+        ("import paceline\npaceline.config_from_argv()\n", 2, "there is no setting 'sed'", "did you mean seed?"),
     ],
 )  # fmt: skip
 def test_a_script_that_cannot_be_compared_is_told_what_to_do(

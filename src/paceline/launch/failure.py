@@ -123,10 +123,10 @@ class RunFailed(PacelineError):
                 f"{name} was asked to stop {where}; no results were saved", fix="run it again"
             )
         else:
-            super().__init__(
-                f"{name} failed {where}:\n{failure.message}",
-                fix="make it run with `paceline run` first",
-            )
+            problem, _, fix = failure.message.removeprefix("error: ").rpartition("\n  fix: ")
+            if not problem:  # a traceback
+                problem, fix = fix, "make it run with `paceline run` first"
+            super().__init__(f"{name} failed {where}:\n{problem}", fix=fix)
         self.exit_code = failure.exit_code
 
 

@@ -26,6 +26,7 @@ from paceline import handover
 from paceline.errors import PacelineError, Stopped
 from paceline.launch.bytecode import use_bytecode
 from paceline.launch.gc_pause import pause_gc
+from paceline.launch.needs_run import end_other_loops
 from paceline.launch.rank_awareness import RankAwareness
 from paceline.launch.rank_dump import dump_on_request, dump_stack_on_signal
 from paceline.launch.signals import STOP_SIGNALS
@@ -44,6 +45,7 @@ _PEER_LOST = (
     "Connection timed out",
 )
 _RECIPES = "paceline.recipes."
+_USAGE_CODE = 2  # of argparse and click
 _held: list[object] = []
 """What must not be freed before the process ends."""
 
@@ -63,6 +65,8 @@ def main() -> None:
         leave(int(str(stop.code)))
     except SystemExit as stop:
         code = _code_of(stop)
+        if isinstance(stop.__context__, Exception) and _hides_exception(stop):
+            _report(stop.__context__)
     except Exception as error:  # noqa: BLE001 - any exception of the script is reported
         _report(error)
         leave(getattr(error, "exit_code", 1))
@@ -86,6 +90,8 @@ def run_target(argv: Sequence[str]) -> None:
     sys.argv = [what, *arguments]
     variables = {}  # until the reducers and files among them are held
     use_bytecode(os.environ)
+    if handover.NEEDS_RUN in os.environ:
+        end_other_loops(Path(what).name)
     try:
         if kind == "path":
             sys.path[0] = str(Path(what).resolve().parent)
@@ -149,6 +155,14 @@ def _code_of(stop: SystemExit) -> int:
         return stop.code or 0
     print(stop.code, file=sys.stderr)
     return 1
+
+
+def _hides_exception(stop: SystemExit) -> bool:
+    """Return whether the script, or a framework around it such as Hydra, exits because of an exception, and does not say why.
+
+    With a text, `sys.exit` says why; with code 2 a parser has refused the arguments.
+    """
+    return isinstance(stop.code, int) and stop.code not in {0, _USAGE_CODE}
 
 
 def end_rank(error: Exception) -> NoReturn:

@@ -105,6 +105,8 @@ class LaunchSpec:
         if self.settings:
             outer = json.loads(env.get(handover.SETTINGS) or "{}")
             variables[handover.SETTINGS] = json.dumps(outer | dict(self.settings))
+            if self.target.foreign:
+                variables[handover.NEEDS_RUN] = "1"
         if self.command:
             variables[handover.COMMAND] = self.command
         if math.isfinite(self.deadline_s):
