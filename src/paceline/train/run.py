@@ -15,7 +15,6 @@ from paceline.data.reading.collate import Collate
 from paceline.errors import ConfigError
 from paceline.events import Sink
 from paceline.train.callbacks import Callback, Callbacks
-from paceline.train.lazy_dynamo import import_dynamo_lazily
 from paceline.train.run_folder import RunFolder
 from paceline.train.run_loop import RunLoop
 from paceline.train.run_objects import RunObjects
@@ -70,7 +69,6 @@ class Run(RunObjects):
     def __enter__(self) -> Self:
         try:
             self.world = self._stack.enter_context(self._joined())
-            import_dynamo_lazily()  # when joined: torch asks dynamo then, if it is there
             self._strategy = Strategy.of(self.world, self.config)
             self._folder = RunFolder(self.config, self.world, self._sinks)
             self._stack.enter_context(self._folder.opened(self._done))
