@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from paceline.verify.compare_rounded import GRADIENT_TOLERANCES, TOLERANCE
 from support.program import around, paceline
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
@@ -63,41 +62,6 @@ def test_a_right_script_has_the_same_bits_in_every_world_and_through_a_resume(
     assert found["resumed_after"] == {8: 2, 3: 1}[steps]
     assert len(set(found["digests"].values())) == 1
     assert (found["difference"], found["tolerance"]) == (None, 0.0)
-
-
-def test_a_free_order_of_summation_stays_within_the_tolerance_it_states(tmp_path: Path) -> None:
-    words = ["--steps", "3", "batch.global_size=30", "exact=false"]
-    found = verdict_on(GOOD / "trained.py", "--worlds", "1,2", *words, folder=tmp_path, code=0)
-    assert found["tolerance"] == TOLERANCE
-    assert 0 < found["largest_relative"] <= TOLERANCE
-    assert len(set(found["digests"].values())) == 2
-
-
-@pytest.mark.parametrize("compression", ["bf16", "fp16"])
-def test_rounding_by_compression_is_no_mistake(compression: str, tmp_path: Path) -> None:
-    words = ["--steps", "6", "batch.global_size=30", "exact=false", f"compression={compression}"]
-    found = verdict_on(GOOD / "trained.py", "--worlds", "1,2", *words, folder=tmp_path, code=0)
-    assert found["compression"] == compression
-    assert found["tolerance"] == GRADIENT_TOLERANCES[compression]
-    assert TOLERANCE / 100 < found["largest_relative"] <= found["tolerance"]
-
-
-def test_gradients_that_a_script_has_cleared_are_not_called_equal(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import torch, paceline\n"
-        "with paceline.Run(paceline.config_from_argv()) as run:\n"
-        "    model = run.model(torch.nn.Linear(8, 1))\n"
-        "    optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))\n"
-        "    for step in run.steps((torch.randn(64, 8),)):\n"
-        "        run.update(optimizer, lambda batch: model(batch[0]).square().mean(), step)\n"
-        "        optimizer.zero_grad()\n",
-        encoding="utf-8",
-    )
-    words = ["--steps", "2", "batch.global_size=16", "exact=false", "compression=bf16"]
-    done = paceline("verify", *around(str(script), ["--worlds", "1,2", *words]), folder=tmp_path)
-    assert done.code == 1
-    assert "no gradient was left to compare" in done.err
 
 
 def test_a_mistake_smaller_than_the_rounding_of_compression_is_found(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Comparison of runs with exact=false, whose sums may be rounded differently.
 
-Without compression, the tensors after the last step are compared. With it only the first step: after a rounded gradient,
-Adam makes full steps of small differences, and runs drift apart.
+What no rounding explains must be the same: the number of steps, the options of the optimizers, the names of the tensors,
+the state of all ranks of a world, and the samples of one step. Losses, and the tensors after the last step, may differ by
+a tolerance. With compression this is the first step and its gradients: after a rounded gradient, Adam makes full steps of
+small differences, and runs drift apart.
 """
 
 from __future__ import annotations
@@ -12,18 +14,17 @@ from typing import NamedTuple, Protocol
 
 from paceline.errors import PacelineError
 from paceline.verify.causes import Cause
-from paceline.verify.records import Record
+from paceline.verify.records import LOSS, Record, first_difference, without_rounding
 from paceline.verify.tensor_diff import tensor_sizes
-from paceline.verify.traces import Change, Trace, distance, first_change, size_of
+from paceline.verify.traces import Change, Trace, distance, lanes_change, size_of, start_change
 from paceline.verify.verdict import Difference
 
 TOLERANCE = 1e-3
 """Largest relative difference allowed with exact=false: largest difference by largest value."""
-GRADIENT_TOLERANCES = {"fp16": 16 * 2.0**-11, "bf16": 16 * 2.0**-8, "powersgd": TOLERANCE}
+GRADIENT_TOLERANCES = {"fp16": 16 * 2.0**-11, "bf16": 16 * 2.0**-8, "powersgd": 1e-2}
 """The same for gradients, which compression rounds several times. PowerSGD begins after the first step."""
 
 _FIRST_STEP = 1
-_NEVER_ROUNDED = ("state", "lanes", "samples")
 _RUN_EXACT = "exact=false hides causes behind rounding: run verify with exact=true"
 
 
@@ -55,52 +56,87 @@ class _Apart(NamedTuple):
 
 
 def compare_rounded(dumps: Dumps, records: dict[int, Record]) -> Rounded:
-    """Compare the last tensors, or with compression the first step."""
+    """Compare what may not be rounded, then the losses and the last tensors, or with compression those of step 1."""
     first, *_ = records.values()
-    if first.compression != "none":
-        return _compare_compressed(dumps, list(records), first.compression)
-    step = first.steps[-1].step
-    for world in records:
-        dumps.trace(world, step, "usual")
-    apart = _largest(dumps, list(records))
-    difference = _difference(apart, step) if apart.relative > TOLERANCE else None
-    return Rounded(TOLERANCE, apart.relative, difference)
+    compressed = first.compression != "none"
+    step = _FIRST_STEP if compressed else first.steps[-1].step
+    tolerance = GRADIENT_TOLERANCES.get(first.compression, TOLERANCE)
+    found = _never_rounded(records)
+    if not found and not compressed:
+        found = _losses_apart(records)
+    if not found:
+        found = _changed_within(dumps, step, list(records))
+    relative = 0.0
+    if not found:
+        apart = _largest(dumps, list(records), gradients=compressed)
+        relative = apart.relative
+        if not relative <= tolerance:
+            where = (apart.world, step, apart.name, apart.largest, relative)
+            found = Difference(*where, Cause(shown_by=[_RUN_EXACT]))
+    return Rounded(tolerance, relative, found, first.compression)
 
 
-def _compare_compressed(dumps: Dumps, worlds: list[int], compression: str) -> Rounded:
-    tolerance = GRADIENT_TOLERANCES[compression]
-    reference, *others = [dumps.trace(world, _FIRST_STEP, "usual")[1] for world in worlds]
+def _never_rounded(records: dict[int, Record]) -> Difference | None:
+    """Return the first difference that no order of summation explains."""
+    reference, *others = map(without_rounding, records.values())
+    for other in others:
+        if found := first_difference(reference, other):
+            return _unmeasured(other.world, *found)
+    return None
+
+
+def _losses_apart(records: dict[int, Record]) -> Difference | None:
+    """Return the first loss that differs by more than rounding, relative to the largest loss."""
+    reference, *others = records.values()
+    trained = reference.steps[1:]  # the first line is the state before the first step
+    scale = max((abs(line.loss) for line in trained if math.isfinite(line.loss)), default=0.0)
+    for other in others:
+        for line in trained:
+            loss = other.step(line.step).loss
+            apart = 0.0 if loss.hex() == line.loss.hex() else abs(loss - line.loss)
+            if not apart <= TOLERANCE * scale:
+                cause = Cause(shown_by=[_RUN_EXACT])
+                return Difference(
+                    other.world, line.step, LOSS, apart, apart / max(scale, 1e-30), cause
+                )
+    return None
+
+
+def _changed_within(dumps: Dumps, step: int, worlds: list[int]) -> Difference | None:
+    """Run a step again with traces, which leaves its tensors; return what differs before anything is summed."""
+    reference, *others = [dumps.trace(world, step, "usual")[1] for world in worlds]
     for world, trace in zip(worlds[1:], others, strict=True):
-        if reference and trace and (change := _change_before_the_sum(reference, trace)):
-            shown = f"what differs first in step 1: {change.where} of {', '.join(change.names)}"
-            cause = Cause(shown_by=[shown, _RUN_EXACT])
-            where = (world, _FIRST_STEP, change.names[0], math.nan, math.nan)
-            return Rounded(tolerance, 0.0, Difference(*where, cause), compression)
-    apart = _largest(dumps, worlds, gradients=True)
-    difference = _difference(apart, _FIRST_STEP) if apart.relative > tolerance else None
-    return Rounded(tolerance, apart.relative, difference, compression)
+        if reference and trace and (change := _change_before_the_sum(reference, trace, step)):
+            shown = (
+                f"what differs first in step {step}: {change.where} of {', '.join(change.names)}"
+            )
+            return _unmeasured(world, step, change.names[0], shown)
+    return None
 
 
-def _change_before_the_sum(reference: Trace, trace: Trace) -> Change | None:
-    """Return how samples or losses differ, if they do.
+def _change_before_the_sum(reference: Trace, trace: Trace, step: int) -> Change | None:
+    """Return how samples differ, and in step 1 the state before it or the losses, if they do.
 
-    On a GPU, gradients of lanes differ by rounding, too: without `exact`, kernels may add in any order.
+    On a GPU, losses and gradients of lanes differ by rounding, too: without `exact`, kernels may add in any order.
     """
-    change = first_change(reference, trace)
-    if change is None or change.where in _NEVER_ROUNDED:
+    is_first = step == _FIRST_STEP
+    if is_first and (change := start_change(reference, trace)):
         return change
-    if change.where != "loss":
+    change = lanes_change(reference, trace)
+    if change is None or change.where in {"lanes", "samples"}:
+        return change
+    if change.where != "loss" or not is_first:
         return None
     apart = distance(reference, trace, "loss", change.names)
-    return change if apart > TOLERANCE * size_of(reference, "loss", change.names) else None
+    return None if apart <= TOLERANCE * size_of(reference, "loss", change.names) else change
 
 
-def _difference(apart: _Apart, step: int) -> Difference:
-    cause = Cause(shown_by=[_RUN_EXACT])
-    return Difference(apart.world, step, apart.name, apart.largest, apart.relative, cause)
+def _unmeasured(world: int, step: int, what: str, *shown: str) -> Difference:
+    cause = Cause(shown_by=[*shown, _RUN_EXACT])
+    return Difference(world, step, what, math.nan, math.nan, cause)
 
 
-def _largest(dumps: Dumps, worlds: list[int], *, gradients: bool = False) -> _Apart:
+def _largest(dumps: Dumps, worlds: list[int], *, gradients: bool) -> _Apart:
     """Return the tensor that differs most from that of the first world."""
     reference, *others = worlds
     worst = _Apart(0.0, others[0], "", 0.0)
@@ -108,8 +144,8 @@ def _largest(dumps: Dumps, worlds: list[int], *, gradients: bool = False) -> _Ap
         sizes = tensor_sizes(dumps.dump(reference), dumps.dump(world), gradients=gradients)
         if gradients and not sizes:
             raise PacelineError(
-                "no gradient was left to compare at the end of step 1: the script has cleared them",
-                fix="remove optimizer.zero_grad() (Paceline clears gradients itself), or run verify without compression",
+                "step 1 computed no gradient, so there is nothing to compare with compression",
+                fix="train by run.update(optimizer, loss, step), or run verify without compression",
             )
         for name, (largest, relative) in sizes.items():
             worst = max(worst, _Apart(relative, world, name, largest))

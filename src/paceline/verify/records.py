@@ -15,7 +15,8 @@ from paceline.safe_open import parse_json, read_text
 
 _LARGEST_BYTES = 1 << 30  # a long run of a large model
 
-_OTHERS = ("the options of ", "tracked.", "buffer.")
+_OPTIONS = "the options of "
+_OTHERS = (_OPTIONS, "tracked.", "buffer.")
 """What begins the names of options, tracked objects, and buffers that are not in a state_dict."""
 
 LOSS = "the loss"
@@ -101,6 +102,18 @@ def is_repeat(first: Record, second: Record) -> bool:
 
 def _without_nan(record: Record) -> list[tuple[RecordedStep, str]]:
     return [(replace(line, loss=0.0), line.loss.hex()) for line in record.steps]
+
+
+def without_rounding(record: Record) -> Record:
+    """Return a record without what may be rounded: left are names of tensors, options, and whether the ranks agree."""
+    return replace(record, steps=list(map(_without_rounding, record.steps)))
+
+
+def _without_rounding(line: RecordedStep) -> RecordedStep:
+    tensors = {
+        name: value if name.startswith(_OPTIONS) else "" for name, value in line.tensors.items()
+    }
+    return replace(line, loss=0.0, metrics={}, tensors=tensors)
 
 
 def first_difference(reference: Record, other: Record) -> tuple[int, str] | None:

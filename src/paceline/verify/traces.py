@@ -91,9 +91,9 @@ def first_change(reference: Trace, other: Trace) -> Change | None:
 
     Every rank of the other world is compared with rank 0 of the reference.
     """
-    if change := _stage_change(reference, other, "start"):
+    if change := start_change(reference, other):
         return change
-    if change := _lanes_change(reference, other):
+    if change := lanes_change(reference, other):
         return change
     for stage in reference.ranks[0]:
         if change := _stage_change(reference, other, stage):
@@ -101,7 +101,13 @@ def first_change(reference: Trace, other: Trace) -> Change | None:
     return None
 
 
-def _lanes_change(reference: Trace, other: Trace) -> Change | None:
+def start_change(reference: Trace, other: Trace) -> Change | None:
+    """Return what differs before the step."""
+    return _stage_change(reference, other, "start")
+
+
+def lanes_change(reference: Trace, other: Trace) -> Change | None:
+    """Return the first aspect of the lanes that differs: which there are, samples, loss, gradients, buffers."""
     names, others = set(reference.named("lane")), set(other.named("lane"))
     if names != others:
         return Change("lanes", sorted(names ^ others), [])

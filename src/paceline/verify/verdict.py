@@ -57,7 +57,7 @@ def as_dict(result: VerifyResult) -> dict[str, Any]:
         more = {"known": cause.is_known, "text": cause.text, "fix": cause.fix}
         values["difference"]["cause"] |= more
         for name in ("largest", "relative"):
-            if math.isnan(values["difference"][name]):
+            if not math.isfinite(values["difference"][name]):
                 values["difference"][name] = None
     return values
 
@@ -75,15 +75,15 @@ def describe(result: VerifyResult) -> str:
 
 def _compared(result: VerifyResult) -> str:
     if result.is_compressed:
-        return f"samples, losses and gradients of step 1; compression={result.compression} lets later steps differ"
+        return f"samples, losses and gradients of step 1, options of all steps; compression={result.compression} lets later steps differ"
     tensors = f"{result.tensors} tensors of weights and optimizer state, and the losses"
     return f"{result.steps} steps, {tensors}"
 
 
 def _also_compared(result: VerifyResult) -> list[str]:
-    also = ["buffers"]
+    also = ["buffers", "options"]
     if not result.tolerance:
-        also += ["options", "tracked objects"]
+        also.append("tracked objects")
     if result.metrics and not result.tolerance:
         also.append(f"{result.metrics} metric{'s' if result.metrics > 1 else ''}")
     if result.resumed_after:
@@ -101,7 +101,10 @@ def _conclusion(result: VerifyResult) -> str:
             f"  to compare all steps: run verify without compression={result.compression}"
         )
     if result.tolerance:
-        return f"within tolerance: exact=false, largest relative difference {found}"
+        return (
+            f"within tolerance: exact=false, largest relative difference {found}\n"
+            "  not compared with exact=false: metrics, tracked objects, a resume"
+        )
     return "the same bits"
 
 
@@ -115,7 +118,9 @@ def _describe_difference(result: VerifyResult, difference: Difference) -> str:
             f"{difference.world}, differs from a run without a resume"
         )
     lines = [f"not the same: {head}", f"  first difference: {where}, {difference.tensor}"]
-    if difference.largest > 0:  # not NaN, and not between the ranks of one world
+    if math.isinf(difference.largest):
+        lines.append("  size: NaN, infinite, of another shape, or missing in one of the runs")
+    elif difference.largest > 0:  # not NaN, and not between the ranks of one world
         lines.append(f"  size: up to {difference.largest:.3g}, relative {difference.relative:.3g}")
     lines.append(f"  cause: {cause.text}")
     for number, shown in enumerate(cause.shown_by):

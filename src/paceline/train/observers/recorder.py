@@ -87,13 +87,14 @@ class Recorder:
     def step(self, batch: RankBatch, loss: float, metrics: Mapping[str, float]) -> bool:
         """Record a finished step; return whether verify has enough."""
         done = batch.plan.index + 1
-        trace = self._updates.trace
+        trace, sums = self._updates.trace, {}
         if isinstance(trace, StepTrace):
             trace.end(metrics)
+            sums = trace.sums
             self._updates.trace = None
         self._line(done, loss, metrics)
         if done == self._config.dump_step:
-            self._dump()
+            self._dump(sums)
         return self.is_last(done)
 
     def _digests(self) -> dict[str, str]:
@@ -116,13 +117,13 @@ class Recorder:
         }
         self._write(line)
 
-    def _dump(self) -> None:
+    def _dump(self, sums: Mapping[str, Tensor]) -> None:
+        """Write all tensors after a step, and the sums of its gradients."""
         tensors = {}
         for name, value in (self._state.recorded() | dict(self._updates.own_state())).items():
             tensors[name] = _comparable(whole(value))
-        for name, parameter in self._parts.model.named_parameters():
-            if parameter.grad is not None:
-                tensors[f"{GRADIENT}{name}"] = _comparable(whole(parameter.grad))
+        for name, value in sums.items():
+            tensors[f"{GRADIENT}{name}"] = _comparable(value)
         if self._world.is_main:
             write_whole(Path(self._config.to) / DUMP_FILE, to_safetensors(tensors))
 

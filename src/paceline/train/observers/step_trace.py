@@ -32,6 +32,9 @@ class StepTrace:
         self._stages: list[tuple[str, Facts]] = []
         self._lanes: dict[int, Facts] = {}
         self._gradients: dict[str, Tensor] = {}
+        self._updates = 0
+        self.sums: dict[str, Tensor] = {}
+        """The sums of gradients of each update, as NUMBER.PARAMETER, before the script clips or clears them."""
         self._handles: list[Any] = []
         self._note("start", self._state())
         for name, parameter in self._parameters():
@@ -80,6 +83,10 @@ class StepTrace:
             self._note(f"lane {number}", facts)
         self._lanes = {}
         self._note("sum", self._sums())
+        self._updates += 1
+        for name, parameter in self._parameters():
+            if parameter.grad is not None:
+                self.sums[f"{self._updates}.{name}"] = parameter.grad.detach().clone()
 
     def end(self, metrics: Mapping[str, float]) -> None:
         """Note the end of the step, and write the trace."""
