@@ -29,6 +29,8 @@ _START_PROCESSES = {"subprocess"} | {
         "report_trainings", "s3_server", "shaped_links", "submitting", "terminal", "typed_pages",
     )
 }  # fmt: skip
+_MOST_RANKS = 4
+"""Of a test on a GPU."""
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -36,10 +38,29 @@ def pytest_configure(config: pytest.Config) -> None:
     """Test on the CPU, also where there is a GPU, unless `-m gpu` asks for it."""
     if config.getoption("markexpr") != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    else:
+        _choose_gpus()
     # Otherwise torch.compile starts a process per core in each rank, for a few small kernels.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")  # on ARM, a file in /tmp per process
     os.environ.setdefault("PACELINE_BYTECODE", "0")  # nothing is kept in the home folder
+
+
+def _choose_gpus() -> None:
+    """Let the ranks of a test share one GPU where there is not one for each; stop if torch sees none of those there are."""
+    import torch
+
+    if shutil.which("nvidia-smi") is None:
+        return
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    gpus = sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+    if 1 < gpus < _MOST_RANKS:
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
+    if gpus and not torch.cuda.is_available():
+        raise pytest.UsageError(
+            f"nvidia-smi lists {gpus} GPU{'s' * (gpus > 1)} and torch {torch.__version__} sees none: "
+            "install a build with CUDA; under scripts/with_mps, the MPS server may not have started"
+        )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -47,6 +47,12 @@ def test_one_process_per_host_works_under_torchrun_and_one_in_all_under_srun(
     assert script.is_extra(step | {"SLURM_PROCID": "2"})
 
 
+def test_a_job_whose_gpus_torch_does_not_see_is_no_test_of_the_cpu(script: ModuleType) -> None:
+    assert script.unseen_gpus({"SLURM_GPUS_ON_NODE": "4"}, 0) == "SLURM_GPUS_ON_NODE=4"
+    assert not script.unseen_gpus({"SLURM_GPUS_ON_NODE": "4"}, 4)
+    assert not script.unseen_gpus({"SLURM_GPUS_ON_NODE": "0", "SLURM_JOB_ID": "7"}, 0)
+
+
 def test_ranks_use_nccl_only_with_a_gpu_each(script: ModuleType, tmp_path: Path) -> None:
     def backend(nodes: int, gpus: int, ranks: int) -> str:
         place = script.Place("none", nodes, 0, gpus, ranks)
