@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from paceline import handover
 from paceline.errors import PacelineError, Stopped
@@ -88,6 +88,7 @@ def run_target(argv: Sequence[str]) -> None:
     """Run `path SCRIPT ...` or `module NAME ...` as `__main__`, with the rest as its arguments."""
     kind, what, *arguments = argv
     sys.argv = [what, *arguments]
+    frozen = gc.get_freeze_count()
     variables = {}  # until the reducers and files among them are held
     use_bytecode(os.environ)
     if handover.NEEDS_RUN in os.environ:
@@ -101,33 +102,37 @@ def run_target(argv: Sequence[str]) -> None:
                 pause_gc()
             variables = runpy.run_module(what, run_name="__main__", alter_sys=True)
     finally:
-        gc.unfreeze()  # the next lines look for objects, and do not see frozen ones
-        _hold_reducers()
-        _held.extend(_writers())  # garbage collection loses the text of a file in a cycle: gh-62052
+        if (
+            gc.get_freeze_count() > frozen
+        ):  # by the script; the next line does not see frozen objects
+            gc.unfreeze()
+        _hold(gc.get_objects())
         del variables
 
 
-def _hold_reducers() -> None:
-    """Keep the reducer of each DistributedDataParallel until the process ends.
+def _hold(objects: list[object]) -> None:
+    """Keep what must not be freed before the process ends: files, and the reducer of each DistributedDataParallel.
 
-    Its destructor waits for a thread of gloo and holds the GIL, for which that thread may wait: a deadlock at exit.
+    Garbage collection loses the text of a file in a cycle (gh-62052). The destructor of a reducer waits for a thread of
+    gloo and holds the GIL, for which that thread may wait: a deadlock at exit.
     """
+    _held.extend(_writers(objects))
     wrapper = sys.modules.get("torch.nn.parallel.distributed")
     if wrapper is not None:
         ddp = wrapper.DistributedDataParallel
-        models = [thing for thing in gc.get_objects() if ddp in type(thing).__mro__]
+        models = [thing for thing in objects if ddp in type(thing).__mro__]
         _held.extend(vars(model).get("reducer") for model in models)
 
 
-def _writers() -> list[io.IOBase]:
-    """Return all files of this process that may hold unwritten data."""
+def _writers(objects: list[Any]) -> list[io.IOBase]:
+    """Return the files that may hold unwritten data."""
     kinds = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), kinds)]
+    return [thing for thing in objects if issubclass(type(thing), kinds)]
 
 
 def _flush_files() -> None:
     """Write what open files still hold, as the end of an interpreter does."""
-    for file in _writers():
+    for file in _writers(gc.get_objects()):
         with contextlib.suppress(OSError, ValueError):  # closed, or its reader has gone
             file.flush()
 
