@@ -34,7 +34,13 @@ def words_of(turn):
     return (turn[0].host and f"{turn[0].host}$ {turn[0].words}") or turn[0].words
 
 
-HERE = [*{words_of(turn): turn for turn in PAGE.turns if not turn[0].on_a_cluster}.values()]
+LONG = ("paceline train mnist -n 2",)  # the quickstart types it with fewer epochs
+HERE = [
+    pytest.param(turn, id=words, marks=[pytest.mark.heavy] * (words in LONG))
+    for words, turn in {
+        words_of(turn): turn for turn in PAGE.turns if not turn[0].on_a_cluster
+    }.items()
+]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +67,7 @@ def check(command, done, bits):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("turn", HERE, ids=words_of)
+@pytest.mark.parametrize("turn", HERE)
 def test_a_command_of_the_readme_works(turn, folder, bits, tmp_path):
     skip_what_is_not_here(turn[0])
     where = furnish(tmp_path / "hosts", PAGE) if turn[0].host else folder

@@ -245,7 +245,7 @@ def watched(cache: Path) -> Iterator[list[int]]:
         thread.join()
 
 
-@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize("shards", [2, *(pytest.param(n, marks=pytest.mark.heavy) for n in (1, 3))])
 def test_processes_with_different_sets_share_one_bound_at_every_moment(
     shards, there, client, bucket, tmp_path
 ) -> None:

@@ -41,7 +41,7 @@ def test_a_script_may_leave_its_run_to_a_module(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text("from helper import train\ntrain()\n")
     (tmp_path / "helper.py").write_text(HELPER)
     words = ("verify", "--worlds", "1,2", "--steps", "2", "loop.py", "batch.global_size=16")
-    done = paceline(*words, folder=tmp_path, cold=True)
+    done = paceline(*words, folder=tmp_path)
     assert done.code == 0, done.err
     assert "the same bits" in done.out
 

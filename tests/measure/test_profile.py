@@ -25,6 +25,11 @@ from support.processes import run_on_processes
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts" / "trials"
 DELAYS = {"data": 1, "compute": -1, "communication": -1}  # on which rank; -1: on all
+SECONDS = {
+    "data": 0.5,
+    "compute": 0.1,
+    "communication": 0.5,
+}  # the second is computed, in every lane
 CAUSE = {"data": "data_wait", "compute": "compute", "communication": "exposed_communication"}
 
 
@@ -35,7 +40,7 @@ def train_slowly(folder: str, phase: str) -> None:
     slow = {
         "slow.phase": phase,
         "slow.rank": DELAYS[phase],
-        "slow.seconds": 0.5,
+        "slow.seconds": SECONDS[phase],
         "steps": 6,
         "name": phase,
     }
@@ -46,7 +51,7 @@ def train_slowly(folder: str, phase: str) -> None:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("profiles")
-    for phase in [*DELAYS, "compute"]:  # one folder is filled twice
+    for phase in [*DELAYS, "communication"]:  # one folder is filled twice
         run_on_processes(train_slowly, 2, folder, {}, {"folder": str(folder), "phase": phase})
     return folder
 
@@ -94,12 +99,12 @@ def test_the_ranks_lie_side_by_side_on_one_clock(measured: Path) -> None:
 
 
 def test_a_folder_that_ranks_have_filled_is_only_read(measured: Path, capsys) -> None:
-    assert run_verb(["profile", "--json", str(measured / "compute")]) == 0
+    assert run_verb(["profile", "--json", str(measured / "communication")]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["script"], found["ranks"], found["causes"][0]["cause"]) == (
-        "compute",
+        "communication",
         2,
-        "compute",
+        "exposed_communication",
     )
 
 

@@ -4,6 +4,7 @@ import json
 import os
 from pathlib import Path
 
+import pytest
 import torch
 
 from paceline import handover
@@ -49,6 +50,7 @@ def mnist_digests() -> dict[str, str]:
     )
 
 
+@pytest.mark.heavy  # the README's `paceline verify --worlds 1,2,3,4 mnist` compares one way of these
 def test_mnist_has_the_same_bits_on_one_to_four_ranks(tmp_path):
     found = {size: run_on_processes(mnist_digests, size, tmp_path, {})[0] for size in (1, 2, 3, 4)}
     assert {

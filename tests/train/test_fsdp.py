@@ -95,30 +95,41 @@ def learned(world: World, parallel: str, shard_over: int = 0) -> dict[str, tuple
     return found
 
 
-def test_a_model_in_slices_learns_the_bits_of_one_rank_alone_and_of_ddp(tmp_path: Path) -> None:
-    alone = run_on_processes(learned, 1, tmp_path, {}, {"parallel": "none"})[0]
-    worlds = [
-        (1, "fsdp", 0),
-        (2, "fsdp", 0),
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, list[float]]]:
+    """What one rank learns that holds the model whole."""
+    folder = tmp_path_factory.mktemp("alone")
+    return run_on_processes(learned, 1, folder, {}, {"parallel": "none"})[0]
+
+
+heavy = pytest.mark.heavy
+
+
+@pytest.mark.parametrize(
+    ("size", "parallel", "shard_over"),
+    [
+        pytest.param(1, "fsdp", 0, marks=heavy),
+        pytest.param(2, "fsdp", 0, marks=heavy),
         (3, "fsdp", 0),
-        (4, "fsdp", 0),
+        pytest.param(4, "fsdp", 0, marks=heavy),
         (4, "fsdp", 2),
         (2, "ddp", 0),
-    ]
-    for size, parallel, shard_over in worlds:
-        given = {"parallel": parallel, "shard_over": shard_over}
-        for found in run_on_processes(learned, size, tmp_path, {}, given):
-            for name, expected in alone.items():
-                if name not in found:
-                    continue
-                if name in CLOSE:
-                    assert found[name][1] == pytest.approx(expected[1], rel=CLOSE[name]), (
-                        size,
-                        given,
-                        name,
-                    )
-                else:
-                    assert found[name] == expected, (size, given, name)
+    ],
+)
+def test_a_model_in_slices_learns_the_bits_of_one_rank_alone_and_of_ddp(
+    size: int,
+    parallel: str,
+    shard_over: int,
+    alone: dict[str, tuple[str, list[float]]],
+    tmp_path: Path,
+) -> None:
+    given = {"parallel": parallel, "shard_over": shard_over}
+    for found in run_on_processes(learned, size, tmp_path, {}, given):
+        for name, (digest, losses) in found.items():
+            if name in CLOSE:
+                assert losses == pytest.approx(alone[name][1], rel=CLOSE[name]), name
+            else:
+                assert (digest, losses) == alone[name], name
 
 
 def trained(config: RunConfig, world: World) -> dict[str, object]:

@@ -158,9 +158,10 @@ def test_a_verdict_of_no_says_how_sure_it_is(cause: Cause, words: list[str]) -> 
 
 def test_a_verdict_within_tolerance_states_both_numbers() -> None:
     text = describe(result(tolerance=1e-3, largest_relative=2.5e-5))
-    assert text.endswith("largest relative difference 2.5e-05 (allowed 1e-03)")
+    assert "largest relative difference 2.5e-05 (allowed 1e-03)\n" in text
     # Of everything else, only exact runs compare the bits.
-    assert "also compared: buffers" in text and "tracked objects" not in text
+    assert "  also compared: buffers, options\n" in text
+    assert text.endswith("not compared with exact=false: metrics, tracked objects, a resume")
 
 
 def test_a_verdict_is_plain_json() -> None:
