@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "hostile_folders.py"
 @pytest.mark.slow
 def test_damaged_and_forged_run_folders_are_refused_or_skipped(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--count", "56", "--seed", "7", "--json"],
+        [sys.executable, str(SCRIPT), "--count", "34", "--seed", "7", "--json"],
         env=os.environ | {"TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
