@@ -105,6 +105,7 @@ def test_under_torchrun_the_page_about_a_killed_rank_is_left_afterwards(tmp_path
         str(SCRIPT),
     ]
     env = {"FAULT": "kill", "FAULT_RANK": "1", "FAULT_STEP": "12", "FAULT_AFTER": SAVED}
+    env["TMPDIR"] = str(tmp_path)  # torchrun leaves a folder for logs behind
     done = subprocess.run(
         [*words, *WORDS[2:]], cwd=tmp_path, env=os.environ | env, capture_output=True, timeout=120
     )
