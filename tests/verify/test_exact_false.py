@@ -38,7 +38,7 @@ with paceline.Run(paceline.config_from_argv()) as run:
             scores = model(batch[0])
             {scores}
             return nn.functional.cross_entropy(scores, batch[1])
-        run.update(optimizer, loss, step)
+        {update}
         {after}
 """
 USUAL = {
@@ -48,6 +48,7 @@ USUAL = {
     "rate": "",
     "epochs": "1",
     "scores": "pass",
+    "update": "run.update(optimizer, loss, step)",
     "after": "pass",
 }
 SETTINGS = ("--worlds", "1,2", "--steps", "3", "batch.global_size=16", "exact=false")
@@ -120,6 +121,15 @@ def test_a_small_gradient_is_compared_by_its_own_size(tmp_path: Path) -> None:
     found = verdict_on(tmp_path, "compression=bf16", code=1, small=small)
     assert found["difference"]["tensor"].startswith("gradient.1.small.")
     assert found["difference"]["relative"] > found["tolerance"]
+
+
+def test_gradients_that_the_script_divides_are_compared_as_the_optimizer_gets_them(
+    tmp_path: Path,
+) -> None:
+    divided = "run.backward(optimizer, loss, step); [p.grad.div_(world) for p in model.parameters()]; optimizer.step()"
+    found = verdict_on(tmp_path, "compression=bf16", code=1, update=divided)
+    assert found["difference"]["tensor"].startswith("gradient.1.")
+    assert found["difference"]["relative"] == pytest.approx(0.5, rel=0.1)
 
 
 def test_a_gradient_that_is_missing_in_one_world_is_found(tmp_path: Path) -> None:

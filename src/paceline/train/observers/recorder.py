@@ -87,14 +87,14 @@ class Recorder:
     def step(self, batch: RankBatch, loss: float, metrics: Mapping[str, float]) -> bool:
         """Record a finished step; return whether verify has enough."""
         done = batch.plan.index + 1
-        trace, sums = self._updates.trace, {}
+        trace, gradients = self._updates.trace, {}
         if isinstance(trace, StepTrace):
             trace.end(metrics)
-            sums = trace.sums
+            gradients = trace.gradients
             self._updates.trace = None
         self._line(done, loss, metrics)
         if done == self._config.dump_step:
-            self._dump(sums)
+            self._dump(gradients)
         return self.is_last(done)
 
     def _digests(self) -> dict[str, str]:
@@ -117,12 +117,12 @@ class Recorder:
         }
         self._write(line)
 
-    def _dump(self, sums: Mapping[str, Tensor]) -> None:
-        """Write all tensors after a step, and the sums of its gradients."""
+    def _dump(self, gradients: Mapping[str, Tensor]) -> None:
+        """Write all tensors after a step, and its gradients."""
         tensors = {}
         for name, value in (self._state.recorded() | dict(self._updates.own_state())).items():
             tensors[name] = _comparable(whole(value))
-        for name, value in sums.items():
+        for name, value in gradients.items():
             tensors[f"{GRADIENT}{name}"] = _comparable(value)
         if self._world.is_main:
             write_whole(Path(self._config.to) / DUMP_FILE, to_safetensors(tensors))

@@ -31,10 +31,10 @@ class StepTrace:
         self._file, self._parts, self._state = file, parts, state
         self._stages: list[tuple[str, Facts]] = []
         self._lanes: dict[int, Facts] = {}
-        self._gradients: dict[str, Tensor] = {}
+        self._lane_gradients: dict[str, Tensor] = {}
         self._updates = 0
-        self.sums: dict[str, Tensor] = {}
-        """The sums of gradients of each update, as NUMBER.PARAMETER, before the script clips or clears them."""
+        self.gradients: dict[str, Tensor] = {}
+        """The gradients of each update as the optimizer got them, as NUMBER.PARAMETER; the script may clear them later."""
         self._handles: list[Any] = []
         self._note("start", self._state())
         for name, parameter in self._parameters():
@@ -46,13 +46,14 @@ class StepTrace:
 
     def _keep(self, name: str) -> Callable[[Tensor], None]:
         def keep(gradient: Tensor) -> None:
-            self._gradients[name] = gradient.detach().clone()
+            self._lane_gradients[name] = gradient.detach().clone()
 
         return keep
 
     def _listen(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         def before(*_: Any) -> None:
             self._note(f"before {name}", self._state() | self._sums())
+            self._keep_gradients()
 
         def after(*_: Any) -> None:
             self._note(f"after {name}", self._state())
@@ -68,10 +69,10 @@ class StepTrace:
         self._lanes[lane.number] = {
             "samples": fingerprint(leaf for leaf in leaves if isinstance(leaf, Tensor)),
             "loss": fingerprint([output]),
-            "gradients": fingerprint(value for _, value in sorted(self._gradients.items())),
+            "gradients": fingerprint(value for _, value in sorted(self._lane_gradients.items())),
             "buffers": fingerprint(value for _, value in self._buffers()),
         }
-        self._gradients = {}
+        self._lane_gradients = {}
 
     def batch(self, number: int, sums: Tensor) -> None:
         """Note the sums of the metrics over one batch of an evaluation."""
@@ -84,9 +85,7 @@ class StepTrace:
         self._lanes = {}
         self._note("sum", self._sums())
         self._updates += 1
-        for name, parameter in self._parameters():
-            if parameter.grad is not None:
-                self.sums[f"{self._updates}.{name}"] = parameter.grad.detach().clone()
+        self._keep_gradients()
 
     def end(self, metrics: Mapping[str, float]) -> None:
         """Note the end of the step, and write the trace."""
@@ -96,6 +95,11 @@ class StepTrace:
         values = {name: float(value).hex() for name, value in metrics.items()}
         self._note("evaluation", values)
         write_whole(self._file, json.dumps(self._stages).encode())
+
+    def _keep_gradients(self) -> None:
+        for name, parameter in self._parameters():
+            if parameter.grad is not None:
+                self.gradients[f"{self._updates}.{name}"] = parameter.grad.detach().clone()
 
     def _note(self, stage: str, facts: Facts) -> None:
         self._stages.append((stage, facts))
