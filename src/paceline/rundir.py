@@ -21,6 +21,9 @@ DUMP_FILE = "tensors.safetensors"
 GRADIENT = "gradient."
 """What begins the names of the gradients among them."""
 
+PARAMETERS = "parameters"
+"""Where the file's metadata lists which tensors are weights, as JSON."""
+
 
 def trace_file(folder: Path, rank: int) -> Path:
     """Return the file of what a rank computed in one step, for `paceline verify`."""

@@ -161,7 +161,9 @@ def test_a_verdict_within_tolerance_states_both_numbers() -> None:
     assert "largest relative difference 2.5e-05 (allowed 1e-03)\n" in text
     # Of everything else, only exact runs compare the bits.
     assert "  also compared: buffers, options" in text
-    assert text.endswith("not compared with exact=false: metrics, tracked objects, a resume")
+    assert text.endswith(
+        "not compared with exact=false: metrics, numbers in tracked objects, a resume"
+    )
 
 
 def test_a_verdict_is_plain_json() -> None:

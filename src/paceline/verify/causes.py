@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+HIDDEN = "hidden"
+"""Why a cause was not looked for: runs with exact=false differ by rounding as well."""
+
 _WHAT = {
     "initial state": "the state before the first step",
     "state": "the state at the start of the step",
@@ -64,7 +67,7 @@ class Cause:
     where: str = ""
     """What differs first; empty: not known."""
     why: str = ""
-    """What it depends on; empty: not known."""
+    """What it depends on; empty: not known; HIDDEN: not looked for."""
     names: list[str] = field(default_factory=list)
     """The lanes, tensors, options or metrics that differ."""
     shown_by: list[str] = field(default_factory=list)
@@ -82,6 +85,8 @@ class Cause:
         >>> Cause("loss", "rank").text
         'the loss of a lane depends on the rank'
         """
+        if self.why == HIDDEN:
+            return "not known: exact=false hides causes behind rounding"
         if self.is_known:
             return f"{_WHAT[self.where]} {_WHY[self.why]}"
         return f"not known; {_WHAT[self.where]} differs" if self.where else "not known"
@@ -89,6 +94,10 @@ class Cause:
     @property
     def fix(self) -> str:
         """What to do."""
+        if self.why == HIDDEN:
+            return (
+                "run verify with exact=true and compression=none, which finds causes by experiment"
+            )
         if not self.is_known:
             return "run verify with fewer steps and a smaller model, and remove parts of the loss until it passes"
         if self.why in {"chance", "unsaved"}:

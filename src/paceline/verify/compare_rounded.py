@@ -1,31 +1,40 @@
 """Comparison of runs with exact=false, whose sums may be rounded differently.
 
 What no rounding explains must be the same: the number of steps, the options of the optimizers, the names of the tensors,
-the state of all ranks of a world, and the samples of one step. Losses, and the tensors after the last step, may differ by
-a tolerance. With compression this is the first step and its gradients: after a rounded gradient, Adam makes full steps of
-small differences, and runs drift apart.
+the state of all ranks of a world, and the samples of step 1. The gradients of step 1, the losses, and the tensors after
+the last step may differ by a tolerance. With compression, nothing after step 1 is compared so: after a rounded gradient,
+Adam makes full steps of small differences, and runs drift apart.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from paceline.errors import PacelineError
-from paceline.verify.causes import Cause
+from paceline.verify.causes import HIDDEN, Cause
 from paceline.verify.records import LOSS, Record, first_difference, without_rounding
-from paceline.verify.tensor_diff import tensor_sizes
-from paceline.verify.traces import Change, Trace, distance, lanes_change, size_of, start_change
+from paceline.verify.tensor_diff import Sizes, gradient_sizes, tensor_sizes
+from paceline.verify.traces import (
+    Trace,
+    changed_lanes,
+    distance,
+    lanes_change,
+    size_of,
+    start_change,
+)
 from paceline.verify.verdict import Difference
 
 TOLERANCE = 1e-3
-"""Largest relative difference allowed with exact=false: largest difference by largest value."""
-GRADIENT_TOLERANCES = {"fp16": 16 * 2.0**-11, "bf16": 16 * 2.0**-8, "powersgd": 1e-2}
+"""Largest relative difference of losses and tensors: largest difference by largest value."""
+GRADIENT_TOLERANCES = {"none": 1e-2, "fp16": 16 * 2.0**-11, "bf16": 16 * 2.0**-8, "powersgd": 1e-2}
 """The same for gradients, which compression rounds several times. PowerSGD begins after the first step."""
 
 _FIRST_STEP = 1
-_RUN_EXACT = "exact=false hides causes behind rounding: run verify with exact=true"
+_OF_FIRST_UPDATE = re.compile(r"lane \d+")
 
 
 class Dumps(Protocol):
@@ -34,7 +43,7 @@ class Dumps(Protocol):
     def trace(self, world: int, step: int, arrangement: str) -> tuple[Record, Trace | None]:
         """Run the script once more with a trace of one step; return its record and the trace."""
 
-    def dump(self, world: int) -> Path:
+    def dump(self, world: int, step: int) -> Path:
         """Return the file with the tensors of a traced run."""
 
 
@@ -56,24 +65,37 @@ class _Apart(NamedTuple):
 
 
 def compare_rounded(dumps: Dumps, records: dict[int, Record]) -> Rounded:
-    """Compare what may not be rounded, then the losses and the last tensors, or with compression those of step 1."""
+    """Compare what may not be rounded, then losses, gradients of step 1, and without compression the last tensors."""
     first, *_ = records.values()
-    compressed = first.compression != "none"
-    step = _FIRST_STEP if compressed else first.steps[-1].step
-    tolerance = GRADIENT_TOLERANCES.get(first.compression, TOLERANCE)
+    compression, worlds = first.compression, list(records)
+    is_compressed = compression != "none"
+    tolerance = GRADIENT_TOLERANCES[compression]
     found = _never_rounded(records)
-    if not found and not compressed:
+    if not found and not is_compressed:
         found = _losses_apart(records)
-    if not found:
-        found = _changed_within(dumps, step, list(records))
-    relative = 0.0
-    if not found:
-        apart = _largest(dumps, list(records), gradients=compressed)
-        relative = apart.relative
-        if not relative <= tolerance:
-            where = (apart.world, step, apart.name, apart.largest, relative)
-            found = Difference(*where, Cause(shown_by=[_RUN_EXACT]))
-    return Rounded(tolerance, relative, found, first.compression)
+    if found or (found := _changed_in_first_step(dumps, worlds, is_compressed=is_compressed)):
+        return Rounded(tolerance if is_compressed else TOLERANCE, 0.0, found, compression)
+    apart = _largest(dumps, worlds, _FIRST_STEP, gradient_sizes)
+    if is_compressed and not apart.name:
+        raise PacelineError(
+            "step 1 computed no gradient, so there is nothing to compare with compression",
+            fix="train by run.update(optimizer, loss, step), or run verify without compression",
+        )
+    if is_compressed or apart.relative > tolerance:
+        return _judged(apart, _FIRST_STEP, tolerance, compression)
+    last = first.steps[-1].step
+    if last > _FIRST_STEP:
+        for world in worlds:
+            dumps.trace(world, last, "usual")
+    return _judged(_largest(dumps, worlds, last, tensor_sizes), last, TOLERANCE, compression)
+
+
+def _judged(apart: _Apart, step: int, tolerance: float, compression: str) -> Rounded:
+    found = None
+    if apart.relative > tolerance:
+        where = (apart.world, step, apart.name, apart.largest, apart.relative)
+        found = Difference(*where, Cause(why=HIDDEN))
+    return Rounded(tolerance, apart.relative, found, compression)
 
 
 def _never_rounded(records: dict[int, Record]) -> Difference | None:
@@ -95,58 +117,59 @@ def _losses_apart(records: dict[int, Record]) -> Difference | None:
             loss = other.step(line.step).loss
             apart = 0.0 if loss.hex() == line.loss.hex() else abs(loss - line.loss)
             if not apart <= TOLERANCE * scale:
-                cause = Cause(shown_by=[_RUN_EXACT])
-                return Difference(
-                    other.world, line.step, LOSS, apart, apart / max(scale, 1e-30), cause
-                )
+                size = apart, apart / max(scale, 1e-30)
+                return Difference(other.world, line.step, LOSS, *size, Cause(why=HIDDEN))
     return None
 
 
-def _changed_within(dumps: Dumps, step: int, worlds: list[int]) -> Difference | None:
-    """Run a step again with traces, which leaves its tensors; return what differs before anything is summed."""
-    reference, *others = [dumps.trace(world, step, "usual")[1] for world in worlds]
+def _changed_in_first_step(
+    dumps: Dumps, worlds: list[int], *, is_compressed: bool
+) -> Difference | None:
+    """Run step 1 again with traces, which leaves its tensors; return what differs before anything is summed."""
+    reference, *others = [dumps.trace(world, _FIRST_STEP, "usual")[1] for world in worlds]
     for world, trace in zip(worlds[1:], others, strict=True):
-        if reference and trace and (change := _change_before_the_sum(reference, trace, step)):
-            shown = (
-                f"what differs first in step {step}: {change.where} of {', '.join(change.names)}"
-            )
-            return _unmeasured(world, step, change.names[0], shown)
+        if (
+            reference
+            and trace
+            and (what := _changed(reference, trace, is_compressed=is_compressed))
+        ):
+            return _unmeasured(world, _FIRST_STEP, what)
     return None
 
 
-def _change_before_the_sum(reference: Trace, trace: Trace, step: int) -> Change | None:
-    """Return how samples differ, and in step 1 the state before it or the losses, if they do.
+def _changed(reference: Trace, trace: Trace, *, is_compressed: bool) -> str:
+    """Return which samples or lanes differ, and with compression the state before the step or losses of lanes.
 
     On a GPU, losses and gradients of lanes differ by rounding, too: without `exact`, kernels may add in any order.
     """
-    is_first = step == _FIRST_STEP
-    if is_first and (change := start_change(reference, trace)):
-        return change
+    if is_compressed and (change := start_change(reference, trace)):
+        return change.names[0]
     change = lanes_change(reference, trace)
-    if change is None or change.where in {"lanes", "samples"}:
-        return change
-    if change.where != "loss" or not is_first:
-        return None
-    apart = distance(reference, trace, "loss", change.names)
-    return None if apart <= TOLERANCE * size_of(reference, "loss", change.names) else change
+    if change and change.where in {"lanes", "samples"}:
+        return f"the {change.where}: {', '.join(change.names)}"
+    changed = [
+        name
+        for name in changed_lanes(reference, trace, "loss")
+        if _OF_FIRST_UPDATE.fullmatch(name)  # later ones use weights that were rounded
+    ]
+    apart = distance(reference, trace, "loss", changed)
+    if not is_compressed or apart <= TOLERANCE * size_of(reference, "loss", changed):
+        return ""
+    return f"the loss of {', '.join(changed)}"
 
 
-def _unmeasured(world: int, step: int, what: str, *shown: str) -> Difference:
-    cause = Cause(shown_by=[*shown, _RUN_EXACT])
-    return Difference(world, step, what, math.nan, math.nan, cause)
+def _unmeasured(world: int, step: int, what: str) -> Difference:
+    return Difference(world, step, what, math.nan, math.nan, Cause(why=HIDDEN))
 
 
-def _largest(dumps: Dumps, worlds: list[int], *, gradients: bool) -> _Apart:
+def _largest(
+    dumps: Dumps, worlds: list[int], step: int, measure: Callable[[Path, Path], Sizes]
+) -> _Apart:
     """Return the tensor that differs most from that of the first world."""
     reference, *others = worlds
     worst = _Apart(0.0, others[0], "", 0.0)
     for world in others:
-        sizes = tensor_sizes(dumps.dump(reference), dumps.dump(world), gradients=gradients)
-        if gradients and not sizes:
-            raise PacelineError(
-                "step 1 computed no gradient, so there is nothing to compare with compression",
-                fix="train by run.update(optimizer, loss, step), or run verify without compression",
-            )
+        sizes = measure(dumps.dump(reference, step), dumps.dump(world, step))
         for name, (largest, relative) in sizes.items():
             worst = max(worst, _Apart(relative, world, name, largest))
     return worst

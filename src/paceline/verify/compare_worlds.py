@@ -73,8 +73,8 @@ class Comparison:
         label = f"{arrangement}-{self.runs}"
         purpose = f" again, to find the cause ({arrangement} lanes)"
         record = self.record(world, label, purpose, dump_step=step, arrangement=arrangement)
-        if arrangement == "usual" and not self.dump(world).is_file():
-            shutil.copy(self.home(world, label) / DUMP_FILE, self.dump(world))
+        if arrangement == "usual" and not self.dump(world, step).is_file():
+            shutil.copy(self.home(world, label) / DUMP_FILE, self.dump(world, step))
         return record, read_trace(self.home(world, label), world)
 
     def resume(self, saved: int, world: int, step: int, dump_step: int = -1) -> Record:
@@ -89,9 +89,9 @@ class Comparison:
         label, purpose = f"resumed-{self.runs}", f", resumed after step {step}"
         return self.record(world, label, purpose, runs=runs, dump_step=dump_step)
 
-    def dump(self, world: int) -> Path:
+    def dump(self, world: int, step: int) -> Path:
         """Return the file with the tensors of a traced run."""
-        return self.folder / f"world-{world}.safetensors"
+        return self.folder / f"world-{world}-step-{step}.safetensors"
 
     def home(self, world: int, label: str) -> Path:
         """Return the folder of one recorded run."""
@@ -197,8 +197,9 @@ def _explain(
         largest, relative = _loss_difference(records[reference], records[world], step)
     else:
         sizes = {}
-        if comparison.dump(reference).is_file() and comparison.dump(world).is_file():
-            sizes = tensor_sizes(comparison.dump(reference), comparison.dump(world))
+        files = comparison.dump(reference, step), comparison.dump(world, step)
+        if all(file.is_file() for file in files):
+            sizes = tensor_sizes(*files)
         largest, relative = sizes.get(tensor) or max(sizes.values(), default=(math.nan, math.nan))
     return Difference(world, step, tensor, largest, relative, cause)
 

@@ -1,4 +1,4 @@
-"""How much the tensors of two safetensors files differ.
+"""How much the tensors of two dumps differ.
 
 Its own file, although only `compare_worlds` and `compare_rounded` import it: it is arithmetic on two files, the others
 start processes.
@@ -6,96 +6,149 @@ start processes.
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paceline.rundir import GRADIENT
+from paceline.rundir import GRADIENT, PARAMETERS
 
-_ROUNDING_ONLY = 1e-5
-_SMALL_GRADIENT = 0.01
-"""Gradients smaller than this part of the largest are compared by it: what is left of a sum may be rounding alone."""
+_ONLY_ROUNDING = 1e-10
+"""An element whose mean square gradient is at most this part of the largest gets nothing but rounding as its gradient."""
+_ROUNDING_MAY_MOVE = 0.25
+"""How far that may have moved a weight, as a part of the largest weight: Adam scales any gradient up to full steps."""
+_SMALL = 0.01
+"""Buffers smaller than this part of the largest weight are compared by that part of it."""
+_SMALL_GRADIENT = 0.05
+"""The same for gradients: of a sum whose terms cancel, rounding may be what is left."""
 
-Tensors = Mapping[str, Any]
+Sizes = dict[str, tuple[float, float]]
+"""The largest absolute and relative difference, by the name of the tensor.
+
+Infinite: one file lacks the tensor, or it has another shape, or a NaN or infinity that the other has not.
+"""
 
 
-def tensor_sizes(
-    reference: Path, other: Path, *, gradients: bool = False
-) -> dict[str, tuple[float, float]]:
-    """Return the largest absolute and relative difference of every gradient, or of every other tensor, of two files.
+def tensor_sizes(reference: Path, other: Path) -> Sizes:
+    """Return how much weights, buffers and optimizer state differ.
 
-    Gradients are compared with their own largest value, other tensors with the largest among their kind (weights, first
-    moments, ...). Infinite: one file lacks the tensor, or it has another shape, or a NaN or infinity that the other has not.
-    Weights whose true gradient is 0, such as a bias before BatchNorm, are left out: their gradient
-    is rounding noise, which Adam scales up to full steps.
+    Weights are measured by the largest weight, optimizer state by the largest of its kind (first moments, ...).
     """
-    expected, actual = _load(reference, gradients=gradients), _load(other, gradients=gradients)
-    scales = _gradient_scales(expected) if gradients else _scales(expected)
+    expected, actual = _read(reference), _read(other)
     sizes = {}
-    for name in [*expected, *sorted(actual.keys() - expected.keys())]:
-        largest = _largest_difference(expected.get(name), actual.get(name))
-        if not math.isfinite(largest):
-            sizes[name] = (math.inf, math.inf)
-        elif gradients or not (_is_noise(name, expected) and _is_noise(name, actual)):
-            sizes[name] = (largest, largest / scales[name])
+    for name in expected.tensors.keys() | actual.tensors.keys():
+        apart, scale = (
+            _apart(expected.tensors.get(name), actual.tensors.get(name)),
+            expected.scale(name),
+        )
+        noise = expected.noise(name), actual.noise(name)
+        if noise[0] is not None and noise[1] is not None and noise[0].shape == apart.shape:
+            may_move = noise[0] & noise[1] & (apart <= _ROUNDING_MAY_MOVE * scale)
+            apart = apart[~may_move]
+        sizes[name] = _size(apart, scale)
     return sizes
 
 
-def _load(file: Path, *, gradients: bool) -> Tensors:
-    from safetensors.numpy import load_file
+def gradient_sizes(reference: Path, other: Path) -> Sizes:
+    """Return how much gradients differ, each measured by its own largest value."""
+    expected, actual = _read(reference).gradients, _read(other).gradients
+    least = _SMALL_GRADIENT * max(map(_magnitude, expected.values()), default=0.0)
+    sizes = {}
+    for name in expected.keys() | actual.keys():
+        own, others = expected.get(name), actual.get(name)
+        if own is not None and others is not None and _overflows(own) and _overflows(others):
+            continue  # as the first gradients of precision=fp16 may
+        scale = least if own is None else max(_magnitude(own), least)
+        sizes[name] = _size(_apart(own, others), scale)
+    return sizes
 
-    tensors = load_file(file)
-    return {name: tensors[name] for name in tensors if name.startswith(GRADIENT) is gradients}
+
+@dataclass(frozen=True)
+class _Dump:
+    tensors: Mapping[str, Any]
+    """Weights, buffers and optimizer state."""
+    gradients: Mapping[str, Any]
+    parameters: frozenset[str]
+    """Which of the tensors are weights."""
+
+    @cached_property
+    def _scales(self) -> dict[str, float]:
+        largest: dict[str, float] = {}
+        for name, value in self.tensors.items():
+            kind = self._kind(name)
+            if kind:
+                largest[kind] = max(largest.get(kind, 0.0), _magnitude(value))
+        return largest
+
+    def _kind(self, name: str) -> str:
+        """Return which tensors one is compared with; empty: with none."""
+        if name.startswith("optimizer."):
+            return name.split(".")[1]
+        return "weight" if name in self.parameters else ""
+
+    def scale(self, name: str) -> float:
+        """Return by what a difference of a tensor is measured."""
+        if kind := self._kind(name):
+            return self._scales.get(kind, 0.0)
+        own = _magnitude(self.tensors[name]) if name in self.tensors else 0.0
+        return max(own, _SMALL * self._scales.get("weight", 0.0))
+
+    def noise(self, name: str) -> Any:
+        """Return which elements of a weight get only rounding as their gradient; None if that is not known."""
+        for kind in ("exp_avg_sq", "square_avg"):
+            squares = self.tensors.get(f"optimizer.{kind}.{name.removeprefix('model.')}")
+            if squares is not None and name in self.parameters:
+                return squares <= _ONLY_ROUNDING * self._scales[kind]
+        return None
 
 
-def _largest_difference(expected: Any, actual: Any) -> float:
+def _read(file: Path) -> _Dump:
+    import numpy
+    from safetensors import safe_open
+
+    with safe_open(file, framework="numpy") as source:
+        found = {name: numpy.atleast_1d(source.get_tensor(name)) for name in source.keys()}  # noqa: SIM118 - not a mapping
+        parameters = json.loads((source.metadata() or {}).get(PARAMETERS, "[]"))
+    gradients = {name: value for name, value in found.items() if name.startswith(GRADIENT)}
+    tensors = {name: value for name, value in found.items() if name not in gradients}
+    return _Dump(tensors, gradients, frozenset(f"model.{name}" for name in parameters))
+
+
+def _apart(expected: Any, actual: Any) -> Any:
+    """Return how far elements are apart; infinite if the tensors cannot be compared, 0 for the same NaN or infinity."""
     import numpy
 
     if expected is None or actual is None or expected.shape != actual.shape:
-        return math.inf
-    first, second = expected.astype(numpy.float64), actual.astype(numpy.float64)
-    is_same = (first == second) | (numpy.isnan(first) & numpy.isnan(second))
-    difference = numpy.subtract(first, second, out=numpy.zeros_like(first), where=~is_same)
-    return float(numpy.max(numpy.abs(difference), initial=0.0))
+        return numpy.full(1, numpy.inf)
+    first, second = _wide(expected), _wide(actual)
+    is_same = (expected == actual) | (numpy.isnan(first) & numpy.isnan(second))
+    apart = numpy.abs(numpy.subtract(first, second, out=numpy.zeros_like(first), where=~is_same))
+    return numpy.where(numpy.isfinite(apart), apart, numpy.inf)
 
 
-def _scales(tensors: Tensors) -> dict[str, float]:
-    """Return by which value each tensor is measured: the largest of its kind."""
-    largest: dict[str, float] = {}
-    for name, value in tensors.items():
-        largest[_kind(name)] = max(largest.get(_kind(name), 1e-30), _largest_value(value))
-    return {name: largest[_kind(name)] for name in tensors}
+def _size(apart: Any, scale: float) -> tuple[float, float]:
+    largest = float(apart.max(initial=0.0))
+    return largest, largest / max(scale, 1e-30)
 
 
-def _gradient_scales(tensors: Tensors) -> dict[str, float]:
-    own = {name: _largest_value(value) for name, value in tensors.items()}
-    least = max(_SMALL_GRADIENT * max(own.values(), default=0.0), 1e-30)
-    return {name: max(value, least) for name, value in own.items()}
-
-
-def _largest_value(value: Any) -> float:
-    """Return the largest magnitude in a tensor; masks may hold infinities, which are no magnitude."""
+def _magnitude(values: Any) -> float:
+    """Return the largest magnitude that is finite."""
     import numpy
 
-    magnitude = numpy.abs(value.astype(numpy.float64))
-    return float(numpy.max(magnitude, initial=0.0, where=numpy.isfinite(magnitude)))
+    magnitudes = numpy.abs(_wide(values))
+    return float(magnitudes.max(initial=0.0, where=numpy.isfinite(magnitudes)))
 
 
-def _is_noise(name: str, tensors: Tensors) -> bool:
-    """Return whether the first moment of a weight is nothing but rounding."""
-    parameter = name.removeprefix("model.") if name.startswith("model.") else name.split(".", 2)[-1]
-    moment = f"optimizer.exp_avg.{parameter}"
-    if moment not in tensors or not tensors[moment].size:
-        return False
-    return _largest_value(tensors[moment]) <= _ROUNDING_ONLY * _scales(tensors)[moment]
+def _overflows(values: Any) -> bool:
+    import numpy
+
+    return not numpy.isfinite(values).all()
 
 
-def _kind(name: str) -> str:
-    """Return which group of tensors a name belongs to.
+def _wide(values: Any) -> Any:
+    """Return a copy in double precision."""
+    import numpy
 
-    >>> _kind("model.fc1.weight"), _kind("optimizer.exp_avg.fc1.weight")
-    ('model', 'optimizer.exp_avg')
-    """
-    parts = name.split(".")
-    return ".".join(parts[:2]) if parts[0] == "optimizer" else parts[0]
+    return values.astype(numpy.complex128 if numpy.iscomplexobj(values) else numpy.float64)

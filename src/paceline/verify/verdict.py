@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline.verify.causes import Cause
+from paceline.verify.causes import HIDDEN, Cause
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class VerifyResult:
 def as_dict(result: VerifyResult) -> dict[str, Any]:
     """Return the result as JSON values, with cause and fix spelled out."""
     values = asdict(result)
+    if not math.isfinite(result.largest_relative):
+        values["largest_relative"] = None
     if result.difference:
         cause = result.difference.cause
         more = {"known": cause.is_known, "text": cause.text, "fix": cause.fix}
@@ -77,7 +79,8 @@ def _compared(result: VerifyResult) -> str:
     if result.is_compressed:
         return f"samples, losses and gradients of step 1, options of all steps; compression={result.compression} lets later steps differ"
     tensors = f"{result.tensors} tensors of weights and optimizer state, and the losses"
-    return f"{result.steps} steps, {tensors}"
+    steps = f"{result.steps} step{'s' if result.steps > 1 else ''}"
+    return f"{steps}, {tensors}"
 
 
 def _also_compared(result: VerifyResult) -> list[str]:
@@ -103,7 +106,7 @@ def _conclusion(result: VerifyResult) -> str:
     if result.tolerance:
         return (
             f"within tolerance: exact=false, largest relative difference {found}\n"
-            "  not compared with exact=false: metrics, tracked objects, a resume"
+            "  not compared with exact=false: metrics, numbers in tracked objects, a resume"
         )
     return "the same bits"
 
@@ -117,7 +120,8 @@ def _describe_difference(result: VerifyResult, difference: Difference) -> str:
             f"world size {result.worlds[-1]}, saved after step {difference.resumed_after} and resumed at world size "
             f"{difference.world}, differs from a run without a resume"
         )
-    lines = [f"not the same: {head}", f"  first difference: {where}, {difference.tensor}"]
+    label = "difference" if cause.why == HIDDEN else "first difference"
+    lines = [f"not the same: {head}", f"  {label}: {where}, {difference.tensor}"]
     if math.isinf(difference.largest):
         lines.append("  size: NaN, infinite, of another shape, or missing in one of the runs")
     elif difference.largest > 0:  # not NaN, and not between the ranks of one world

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from paceline.config import RunConfig
 from paceline.data.reading.batches import RankBatch
-from paceline.rundir import DUMP_FILE, GRADIENT, RECORD_FILE, make_private, write_whole
+from paceline.rundir import DUMP_FILE, GRADIENT, PARAMETERS, RECORD_FILE, make_private, write_whole
 from paceline.safe_open import open_to_write
 from paceline.train.model.sharded_tensor import whole
 from paceline.train.observers.step_trace import StepTrace, make_trace, text_digest
 from paceline.train.saving.run_state import Registered, RunState
 from paceline.train.saving.state import digest_of, digests_of_all
+from paceline.train.saving.tracked import PREFIX
 from paceline.train.step.updates import Updates
 from paceline.train.strategy import Strategy
 from paceline.world.collectives import all_gather_rows
@@ -46,6 +47,7 @@ class Recorder:
         # What local SGD sends has the same bits in every world, compressed or not.
         compression = "none" if strategy.replicas else config.compression
         self._head |= {"exact": config.exact, "compression": compression}
+        self._exact = config.exact
         self._updates, self._state = updates, state
         self._can_trace = type(updates) is Updates and not strategy.shards
         self._is_replicated = not strategy.replicas
@@ -74,7 +76,9 @@ class Recorder:
         """Begin the trace of a step, if it is the one."""
         if self.active and self._can_trace and index + 1 == self._config.dump_step:
             parts, folder = self._parts, self._config.to
-            self._updates.trace = make_trace(folder, self._world.rank, parts, self._digests)
+            trace = make_trace(folder, self._world.rank, parts, self._digests)
+            trace.keeps_gradients = not self._exact
+            self._updates.trace = trace
 
     def is_last(self, done: int) -> bool:
         """Return whether verify has enough steps."""
@@ -100,13 +104,20 @@ class Recorder:
     def _digests(self) -> dict[str, str]:
         tensors = self._state.recorded()
         found = {name: digest_of(name, whole(value))[:16] for name, value in tensors.items()}
-        return found | {name: text_digest(value) for name, value in self._state.facts().items()}
+        facts = self._state.facts()
+        if not self._exact:
+            facts = {name: _to_three_digits(value) for name, value in facts.items()}
+        return found | {name: text_digest(value) for name, value in facts.items()}
 
     def _line(self, step: int, loss: float, metrics: Mapping[str, float]) -> None:
         digests = self._digests()
         agree = True
         if self._is_replicated:
-            agree = len(self._distinct_digests(json.dumps(digests).encode())) == 1
+            tracked = {name for name in self._state.facts() if name.startswith(PREFIX)}
+            compared = {
+                name: digests[name] for name in digests.keys() - (() if self._exact else tracked)
+            }
+            agree = len(self._distinct_digests(json.dumps(compared, sort_keys=True).encode())) == 1
         own = digests_of_all(self._world, self._updates.own_state())
         line = {
             "step": step,
@@ -125,7 +136,9 @@ class Recorder:
         for name, value in gradients.items():
             tensors[f"{GRADIENT}{name}"] = _comparable(value)
         if self._world.is_main:
-            write_whole(Path(self._config.to) / DUMP_FILE, to_safetensors(tensors))
+            weights = self._parts.model.named_parameters(remove_duplicate=False)
+            metadata = {PARAMETERS: json.dumps([name for name, _ in weights])}
+            write_whole(Path(self._config.to) / DUMP_FILE, to_safetensors(tensors, metadata))
 
     def _distinct_digests(self, content: bytes) -> list[int]:
         """Return the distinct digests over all ranks of a value that may differ between them."""
@@ -140,6 +153,15 @@ class Recorder:
             )
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
+
+
+def _to_three_digits(value: object) -> object:
+    """Return options without what rounding may change: some optimizers compute them from gradients."""
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, Mapping):
+        return {name: _to_three_digits(each) for name, each in value.items()}
+    return [_to_three_digits(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _comparable(value: Tensor) -> Tensor:

@@ -33,8 +33,9 @@ class StepTrace:
         self._lanes: dict[int, Facts] = {}
         self._lane_gradients: dict[str, Tensor] = {}
         self._updates = 0
+        self.keeps_gradients = False
         self.gradients: dict[str, Tensor] = {}
-        """The gradients of each update as the optimizer got them, as NUMBER.PARAMETER; the script may clear them later."""
+        """Those of the first update as the optimizer got them; the script may clear them later."""
         self._handles: list[Any] = []
         self._note("start", self._state())
         for name, parameter in self._parameters():
@@ -97,9 +98,11 @@ class StepTrace:
         write_whole(self._file, json.dumps(self._stages).encode())
 
     def _keep_gradients(self) -> None:
+        if not self.keeps_gradients or self._updates != 1:
+            return
         for name, parameter in self._parameters():
             if parameter.grad is not None:
-                self.gradients[f"{self._updates}.{name}"] = parameter.grad.detach().clone()
+                self.gradients[name] = parameter.grad.detach().to("cpu", copy=True)
 
     def _note(self, stage: str, facts: Facts) -> None:
         self._stages.append((stage, facts))
