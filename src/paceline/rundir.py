@@ -21,8 +21,8 @@ DUMP_FILE = "tensors.safetensors"
 GRADIENT = "gradient."
 """What begins the names of the gradients among them."""
 
-PARAMETERS = "parameters"
-"""Where the file's metadata lists which tensors are weights, as JSON."""
+PARAMETERS, NARROW = "parameters", "narrow"
+"""Where the file's metadata lists which tensors are weights, and which have 16 bits or less, as JSON."""
 
 
 def trace_file(folder: Path, rank: int) -> Path:

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paceline.rundir import GRADIENT, PARAMETERS
+from paceline.rundir import GRADIENT, NARROW, PARAMETERS
 
 _ONLY_ROUNDING = 1e-10
 """An element whose mean square gradient is at most this part of the largest gets nothing but rounding as its gradient."""
@@ -23,6 +23,10 @@ _SMALL = 0.01
 """Buffers smaller than this part of the largest weight are compared by that part of it."""
 _SMALL_GRADIENT = 0.05
 """The same for gradients: of a sum whose terms cancel, rounding may be what is left."""
+
+_FEW_NARROW_STEPS = 4 * 2.0**-8
+"""How far a tensor of bfloat16 may differ, as a part of its scale: a difference in the last bit is 2**-8 of a value."""
+_OF_MODEL = ("model.", "buffer.")
 
 Sizes = dict[str, tuple[float, float]]
 """The largest absolute and relative difference, by the name of the tensor.
@@ -34,19 +38,25 @@ Infinite: one file lacks the tensor, or it has another shape, or a NaN or infini
 def tensor_sizes(reference: Path, other: Path) -> Sizes:
     """Return how much weights, buffers and optimizer state differ.
 
-    Weights are measured by the largest weight, optimizer state by the largest of its kind (first moments, ...).
+    Weights are measured by the largest weight, optimizer state by the largest of its kind (first moments, ...), and
+    buffers by their own largest value. An element of a weight that gets only rounding as its gradient, such as a bias
+    before BatchNorm, may differ: Adam scales rounding up to full steps. Then buffers, such as running means, may differ as much.
     """
     expected, actual = _read(reference), _read(other)
-    sizes = {}
-    for name in expected.tensors.keys() | actual.tensors.keys():
-        apart, scale = (
-            _apart(expected.tensors.get(name), actual.tensors.get(name)),
-            expected.scale(name),
-        )
+    names = expected.tensors.keys() | actual.tensors.keys()
+    sizes, moved = {}, 0.0
+    for name in sorted(names, key=lambda name: name not in expected.parameters):
+        apart = _apart(expected.tensors.get(name), actual.tensors.get(name))
+        scale = expected.scale(name)
         noise = expected.noise(name), actual.noise(name)
         if noise[0] is not None and noise[1] is not None and noise[0].shape == apart.shape:
             may_move = noise[0] & noise[1] & (apart <= _ROUNDING_MAY_MOVE * scale)
+            moved = max(moved, float(apart[may_move].max(initial=0.0)))
             apart = apart[~may_move]
+        if name.startswith(_OF_MODEL) and name not in expected.parameters:
+            apart = apart[apart > moved]
+        if name in expected.narrow:
+            apart = apart[apart > _FEW_NARROW_STEPS * scale]
         sizes[name] = _size(apart, scale)
     return sizes
 
@@ -54,6 +64,8 @@ def tensor_sizes(reference: Path, other: Path) -> Sizes:
 def gradient_sizes(reference: Path, other: Path) -> Sizes:
     """Return how much gradients differ, each measured by its own largest value."""
     expected, actual = _read(reference).gradients, _read(other).gradients
+    if not expected or not actual:
+        return {}  # slices, as of FSDP, are not kept
     least = _SMALL_GRADIENT * max(map(_magnitude, expected.values()), default=0.0)
     sizes = {}
     for name in expected.keys() | actual.keys():
@@ -72,6 +84,8 @@ class _Dump:
     gradients: Mapping[str, Any]
     parameters: frozenset[str]
     """Which of the tensors are weights."""
+    narrow: frozenset[str]
+    """Which of the tensors are held in 16 bits or less."""
 
     @cached_property
     def _scales(self) -> dict[str, float]:
@@ -110,10 +124,11 @@ def _read(file: Path) -> _Dump:
 
     with safe_open(file, framework="numpy") as source:
         found = {name: numpy.atleast_1d(source.get_tensor(name)) for name in source.keys()}  # noqa: SIM118 - not a mapping
-        parameters = json.loads((source.metadata() or {}).get(PARAMETERS, "[]"))
+        metadata = source.metadata() or {}
     gradients = {name: value for name, value in found.items() if name.startswith(GRADIENT)}
     tensors = {name: value for name, value in found.items() if name not in gradients}
-    return _Dump(tensors, gradients, frozenset(f"model.{name}" for name in parameters))
+    named = [frozenset(json.loads(metadata.get(each, "[]"))) for each in (PARAMETERS, NARROW)]
+    return _Dump(tensors, gradients, *named)
 
 
 def _apart(expected: Any, actual: Any) -> Any:

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from paceline.config import RunConfig
 from paceline.data.reading.batches import RankBatch
-from paceline.rundir import DUMP_FILE, GRADIENT, PARAMETERS, RECORD_FILE, make_private, write_whole
+from paceline.rundir import (
+    DUMP_FILE,
+    GRADIENT,
+    NARROW,
+    PARAMETERS,
+    RECORD_FILE,
+    make_private,
+    write_whole,
+)
 from paceline.safe_open import open_to_write
 from paceline.train.model.sharded_tensor import whole
 from paceline.train.observers.step_trace import StepTrace, make_trace, text_digest
@@ -130,14 +138,17 @@ class Recorder:
 
     def _dump(self, gradients: Mapping[str, Tensor]) -> None:
         """Write all tensors after a step, and its gradients."""
-        tensors = {}
+        tensors, narrow = {}, []
         for name, value in (self._state.recorded() | dict(self._updates.own_state())).items():
             tensors[name] = _comparable(whole(value))
+            if _is_narrow(value):
+                narrow.append(name)
         for name, value in gradients.items():
             tensors[f"{GRADIENT}{name}"] = _comparable(value)
         if self._world.is_main:
-            weights = self._parts.model.named_parameters(remove_duplicate=False)
-            metadata = {PARAMETERS: json.dumps([name for name, _ in weights])}
+            named = self._parts.model.named_parameters(remove_duplicate=False)
+            weights = [f"model.{name}" for name, _ in named]
+            metadata = {PARAMETERS: json.dumps(weights), NARROW: json.dumps(narrow)}
             write_whole(Path(self._config.to) / DUMP_FILE, to_safetensors(tensors, metadata))
 
     def _distinct_digests(self, content: bytes) -> list[int]:
@@ -164,7 +175,10 @@ def _to_three_digits(value: object) -> object:
     return [_to_three_digits(each) for each in value] if isinstance(value, list | tuple) else value
 
 
+def _is_narrow(value: Tensor) -> bool:
+    return value.is_floating_point() and value.element_size() < 4
+
+
 def _comparable(value: Tensor) -> Tensor:
     """Return a copy that NumPy can read."""
-    narrow = value.is_floating_point() and value.element_size() < 4
-    return (value.float() if narrow else value).cpu().contiguous().clone()
+    return (value.float() if _is_narrow(value) else value).cpu().contiguous().clone()
