@@ -102,10 +102,8 @@ def run_target(argv: Sequence[str]) -> None:
                 pause_gc()
             variables = runpy.run_module(what, run_name="__main__", alter_sys=True)
     finally:
-        if (
-            gc.get_freeze_count() > frozen
-        ):  # by the script; the next line does not see frozen objects
-            gc.unfreeze()
+        if gc.get_freeze_count() > frozen:
+            gc.unfreeze()  # what the script has frozen, the next line would not see
         _hold(gc.get_objects())
         del variables
 
