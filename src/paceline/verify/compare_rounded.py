@@ -30,6 +30,8 @@ from paceline.verify.verdict import Difference
 
 TOLERANCE = 1e-3
 """Largest relative difference of losses and tensors: largest difference by largest value."""
+_NARROW_LOSS_TOLERANCE = 1e-2
+"""The same for losses that are computed in fp16 or bf16, where a GPU changes the last bits of every gradient."""
 GRADIENT_TOLERANCES = {"none": 1e-2, "fp16": 16 * 2.0**-11, "bf16": 16 * 2.0**-8, "powersgd": 1e-2}
 """The same for gradients, which compression rounds several times. PowerSGD begins after the first step."""
 
@@ -111,12 +113,13 @@ def _losses_apart(records: dict[int, Record]) -> Difference | None:
     """Return the first loss that differs by more than rounding, relative to the largest loss."""
     reference, *others = records.values()
     trained = reference.steps[1:]  # the first line is the state before the first step
+    tolerance = TOLERANCE if reference.precision == "fp32" else _NARROW_LOSS_TOLERANCE
     scale = max((abs(line.loss) for line in trained if math.isfinite(line.loss)), default=0.0)
     for other in others:
         for line in trained:
             loss = other.step(line.step).loss
             apart = 0.0 if loss.hex() == line.loss.hex() else abs(loss - line.loss)
-            if not apart <= TOLERANCE * scale:
+            if not apart <= tolerance * scale:
                 size = apart, apart / max(scale, 1e-30)
                 return Difference(other.world, line.step, LOSS, *size, Cause(why=HIDDEN))
     return None

@@ -49,6 +49,8 @@ class Record:
     steps: list[RecordedStep]
     compression: str = "none"
     """How gradients are rounded on their way between ranks."""
+    precision: str = "fp32"
+    """What numbers forward and backward compute in."""
 
     @property
     def weights(self) -> dict[str, str]:

@@ -55,6 +55,7 @@ class Recorder:
         # What local SGD sends has the same bits in every world, compressed or not.
         compression = "none" if strategy.replicas else config.compression
         self._head |= {"exact": config.exact, "compression": compression}
+        self._head["precision"] = config.precision
         self._exact = config.exact
         self._updates, self._state = updates, state
         self._can_trace = type(updates) is Updates and not strategy.shards
