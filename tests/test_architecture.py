@@ -164,20 +164,6 @@ def test_importing_the_package_does_nothing():
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=str)
-def test_files_and_functions_stay_short_and_say_what_they_are(path):
-    tree = tree_of(path)
-    lines = path.read_text(encoding="utf-8").count("\n")
-    assert lines <= 300, f"{path} has {lines} lines"
-    assert lines <= 5 or ast.get_docstring(tree), f"{path} does not say which question it answers"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            assert node.end_lineno - node.lineno < 50, (
-                f"{path}:{node.lineno} {node.name} is too long"
-            )
-    assert path.stem not in {"utils", "util", "helpers", "common", "misc", "core", "base"}
-
-
 RUN_BY_READERS = [
     file
     for room in ("benchmarks", "examples", "lessons", "scripts")
