@@ -140,6 +140,22 @@ def test_a_second_interrupt_does_not_wait_for_the_step(tmp_path: Path) -> None:
         assert running.left_over() == []
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGTERM)],
+    ids=["SIGTERM twice", "SIGINT, SIGTERM"],  # Slurm and Kubernetes; LSF
+)
+def test_a_second_signal_of_a_scheduler_leaves_the_save_its_time(
+    tmp_path: Path, first: signal.Signals, second: signal.Signals
+) -> None:
+    with start(tmp_path, SLOW_SAVE="1") as running:
+        pid(tmp_path, "step", 1)
+        running.process.send_signal(first)
+        pid(tmp_path, "heard", 1)
+        running.process.send_signal(second)
+        stopped_well(tmp_path, running)
+
+
 def test_a_deadline_stops_the_run_with_a_checkpoint(tmp_path: Path, untouched: str) -> None:
     with start(tmp_path, "--stop-after", "6s", SLOW_STEP="0.1") as running:
         stopped_well(tmp_path, running)

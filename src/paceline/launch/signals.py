@@ -25,6 +25,8 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.count = 0
+        self.interrupts = 0
+        """How many of them were Ctrl-C. Schedulers send SIGTERM twice; only a person's second Ctrl-C cuts a save short."""
         self.first: signal.Signals | None = None
         self.is_time_over = False
         """Whether the time of `--stop-after` was over before any signal came."""
@@ -54,6 +56,7 @@ class StopSignals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
+        self.interrupts += number == signal.SIGINT
         self.first = self.first or signal.Signals(number)
 
 

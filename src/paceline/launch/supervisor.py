@@ -49,7 +49,7 @@ def launch(
 ) -> Failure | None:
     """Run the ranks of this host until they end; return the first failure. No process is left running.
 
-    A stop signal is passed on to the ranks, which may save before they exit; a second one kills them.
+    A stop signal is passed on to the ranks, which may save before they exit; a second Ctrl-C kills them.
     """
     with _private_folder() as folder, signals or StopSignals() as received:
         rendezvous = folder / RENDEZVOUS_FILE
@@ -139,7 +139,7 @@ def _watch(
             os.set_blocking(rank.process.stdout.fileno(), False)
             selector.register(rank.process.stdout, selectors.EVENT_READ, rank)
         limit = math.inf
-        while time.monotonic() < limit and signals.count < 2:
+        while time.monotonic() < limit and signals.interrupts < 2:
             _forward_output(selector)
             if each_look is not None:
                 each_look([rank.process for rank in ranks])

@@ -55,6 +55,7 @@ class StopRequest:
         self._save_s = slow_disk_s(state_bytes)
         self._slowest_s = 0.0
         self._first = True
+        self._interrupts = 0
         self.saving = False
         """Whether a save is in progress, which must finish before the last save."""
 
@@ -84,7 +85,8 @@ class StopRequest:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self.reason:
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 1:
             raise KeyboardInterrupt
         self.reason = self.reason or signal_name(number)
 
