@@ -78,7 +78,8 @@ BROKEN = [
         "after": "torch._foreach_lerp_(ema, [v.detach() for v in model.parameters()], 0.1)",
         "score": "correct = correct * ema[0].mean()"}),
     Broken("a scheduler that is not tracked", "resume", "unsaved", {
-        "optimizer": "scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.8**n)",
+        "optimizer": "scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.8**n)\n"
+                     "run.untracked(scheduler)",
         "after": "scheduler.step()"}),
     Broken("a curriculum that is not tracked", "resume", "unsaved", {
         "before": "level = [0]", "after": "level[0] += 1", "inputs": "x = x[:, :] * (1 + level[0] / 10)"}),

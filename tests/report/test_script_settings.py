@@ -24,9 +24,12 @@ def train(folder: Path, kind: str) -> dict[str, str]:
         model = run.model(torch.nn.Linear(1, 1))
         rate = 1e-3 if kind == "settings" else 3e-4
         optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=rate))
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        if kind in {"tracked", "untracked"}:
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
         if kind == "tracked":
             run.track(scheduler=scheduler)
+        elif kind == "untracked":
+            run.untracked(scheduler)
         for step in run.steps((torch.ones(40, 1),)):
 
             def loss(batch: tuple[torch.Tensor]) -> torch.Tensor:

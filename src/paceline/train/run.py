@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Self
 
 from paceline import terminal
@@ -20,6 +20,7 @@ from paceline.train.run_loop import RunLoop
 from paceline.train.run_objects import RunObjects
 from paceline.train.run_step import Step, with_length
 from paceline.train.saving.run_state import Registered
+from paceline.train.script_state import ScriptState
 from paceline.train.script_steps import ScriptSteps
 from paceline.train.strategy import Strategy
 from paceline.train.uncaught import show_without_traceback
@@ -65,6 +66,7 @@ class Run(RunObjects):
         self._loop: RunLoop | None = None
         self._callbacks = Callbacks(self, callbacks, self._poisoning)
         self._callbacks.track(self._parts.tracked)
+        self._script_state = ScriptState(self._parts, callbacks)
 
     def __enter__(self) -> Self:
         try:
@@ -162,6 +164,7 @@ class Run(RunObjects):
         3 1 True
         """
         self._check_loop()
+        self._script_state.refuse_untracked(sys._getframe(1))  # noqa: SLF001 - the caller's variables
         config = with_length(self.config, epochs, steps)
         batches = Batches(data, config, self.world, collate=collate)
         return self._begin_loop(batches, flops_per_sample)
@@ -199,6 +202,11 @@ class Run(RunObjects):
         self._stack.callback(self._script_steps.ignore)
         self._callbacks.call("run_start")
         return _Steps(self, left)
+
+    def _look_again(self, frame: FrameType) -> None:
+        """Look after the first step for what the script made since `run.steps` was called."""
+        if self._step is not None and self._loop is not None and self._loop.is_first:
+            self._script_state.refuse_untracked(frame)
 
     def _next_step(self, batches: Iterator[RankBatch]) -> Step:
         """Complete the current step and begin the next; raise StopIteration after the last."""
@@ -276,4 +284,5 @@ class _Steps(Iterator[Step]):
         self._run, self._batches = run, batches
 
     def __next__(self) -> Step:
+        self._run._look_again(sys._getframe(1))  # noqa: SLF001 - the variables of the loop
         return self._run._next_step(self._batches)  # noqa: SLF001 - one thing in two classes

@@ -12,6 +12,7 @@ from paceline.train.model.parallel import prepare
 from paceline.train.model.unsupported import refuse_closures, refuse_hooks, refuse_modules
 from paceline.train.run_updates import RunUpdates
 from paceline.train.saving.run_state import SavedNames
+from paceline.train.script_state import ScriptState
 
 Model = TypeVar("Model", bound=nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
@@ -19,6 +20,8 @@ Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 
 class RunObjects(RunUpdates):
     """The part of a run that takes the objects that it saves and restores."""
+
+    _script_state: ScriptState
 
     def model(
         self,
@@ -87,6 +90,24 @@ class RunObjects(RunUpdates):
             if isinstance(item, nn.Module):
                 item.to(self.world.device)
             self._parts.tracked.add(name, item)
+
+    def untracked(self, *objects: Any) -> None:
+        """Accept that checkpoints do not hold the state of these objects, because the script sets it from the step.
+
+        - `objects`: schedulers, copies of models, generators; or an optimizer whose rate a scheduler sets.
+
+        Without this, `run.steps` refuses schedulers that are not tracked.
+
+        >>> with paceline.Run(config) as run:
+        ...     model = run.model(torch.nn.Linear(4, 1))
+        ...     optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        ...     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+        ...     run.untracked(scheduler)
+        ...     for step in run.steps((torch.randn(512, 4),), epochs=1):
+        ...         run.update(optimizer, lambda batch: model(batch[0]).square().mean(), step)
+        ...         scheduler.step(step.index + 1)
+        """
+        self._script_state.derive(objects)
 
     def _refuse_late(self, call: str) -> None:
         if self._loop is not None:

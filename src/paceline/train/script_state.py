@@ -1,0 +1,197 @@
+"""State that a script keeps beside the run: schedulers, averages of the weights, numbers. It finds what no checkpoint holds.
+
+Only variables are searched: of the functions that called `run.steps`, of their modules and of `__main__`, with one level
+of attributes, items and keys below them. A resumed run builds these objects anew, so their state would be lost.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from types import FrameType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.swa_utils import AveragedModel
+
+from paceline.errors import ConfigError
+from paceline.train.saving.run_state import Registered
+
+SCHEDULERS = (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau)
+_MOST_ITEMS = 64
+"""Items of a list or dict, and attributes of an object, that are searched."""
+_DEPTH = 3
+"""Levels of attributes and items below a tracked object that belong to its state."""
+
+
+class Variable(NamedTuple):
+    """An object that a script can reach by a name."""
+
+    name: str
+    value: Any
+
+    @property
+    def word(self) -> str:
+        """The name as a keyword of `run.track`.
+
+        >>> Variable("self.schedulers[0]", None).word
+        'schedulers_0'
+        """
+        last = self.name.removeprefix("self.")
+        return "".join(letter if letter.isalnum() else "_" for letter in last).strip("_")
+
+
+def variables_of(
+    frame: FrameType | None, others: Mapping[str, Any] | None = None
+) -> Iterator[Variable]:
+    """Yield the variables of the calling functions outside of Paceline, of their modules and of `__main__`, and `others`."""
+    spaces: list[Mapping[str, Any]] = []
+    is_first = True
+    while frame is not None:
+        if not _is_own(frame.f_globals.get("__name__")):
+            if frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # a function
+                spaces.append(dict(frame.f_locals))
+                if sys.version_info < (3, 13):
+                    frame.f_locals.clear()  # this copy would keep alive what the script deletes later
+            if is_first:
+                spaces.append(dict(frame.f_globals))
+            is_first = False
+        frame = frame.f_back
+    spaces += [dict(vars(sys.modules["__main__"])), others or {}]
+    seen: set[int] = set()
+    for space in spaces:
+        for name, value in space.items():
+            if not name.startswith("__") and not isinstance(value, ModuleType | type):
+                yield from _with_items(name, value, seen)
+
+
+def _with_items(name: str, value: Any, seen: set[int]) -> Iterator[Variable]:
+    """Yield a value and what is one level below it, each object once, under its shortest name."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    yield Variable(name, value)
+    if isinstance(value, dict):
+        items = [(f"{name}[{key!r}]", each) for key, each in list(value.items())[:_MOST_ITEMS]]
+    elif isinstance(value, list | tuple):
+        items = [(f"{name}[{at}]", each) for at, each in enumerate(value[:_MOST_ITEMS])]
+    elif isinstance(value, FunctionType | MethodType | Tensor) or _is_own(type(value).__module__):
+        return
+    else:
+        items = [(f"{name}.{key}", each) for key, each in _attributes(value).items()]
+    for below, each in items:
+        if id(each) not in seen:
+            seen.add(id(each))
+            yield Variable(below, each)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    try:
+        return dict(list(vars(value).items())[:_MOST_ITEMS])
+    except TypeError:
+        return {}
+
+
+def _is_own(module: str | None) -> bool:
+    return (module or "").partition(".")[0] == "paceline"
+
+
+class ScriptState:
+    """Finds what the script keeps beside the run and no checkpoint holds."""
+
+    def __init__(self, parts: Registered, callbacks: Iterable[object] = ()) -> None:
+        self._parts = parts
+        self._callbacks = {f"callbacks[{at}]": each for at, each in enumerate(callbacks)}
+        self._derived: list[Any] = []
+
+    def derive(self, objects: Iterable[Any]) -> None:
+        """Accept objects that the script sets anew from the step."""
+        self._derived += objects
+
+    def refuse_untracked(self, frame: FrameType | None) -> None:
+        """Raise if the script has a scheduler, an averaged model or a gradient scaler that the run does not track."""
+        known = self._known()
+        optimizers = self._parts.optimizers.values()
+        scheduled = {id(value.optimizer) for value in known.values() if _is_scheduler(value)}
+        for variable in variables_of(frame, self._callbacks):
+            name, value = variable
+            if id(value) in known:
+                continue
+            if _schedules(value, optimizers) or isinstance(value, AveragedModel):
+                raise _untracked(variable, f"run.track({variable.word}={name})")
+            if _is_scaler(value):
+                raise _untracked(
+                    variable,
+                    "remove it, because with precision=fp16 the run scales gradients itself; or keep it by "
+                    f"run.track({variable.word}={name})",
+                )
+        for key, optimizer in self._parts.optimizers.items():
+            is_marked = hasattr(
+                optimizer.step, "_wrapped_by_lr_sched"
+            )  # torch's own, by every LRScheduler
+            if is_marked and id(optimizer) not in scheduled and id(optimizer) not in known:
+                raise ConfigError(
+                    f"a learning rate scheduler was made for {key} ({type(optimizer).__name__}), but the run tracks none: "
+                    "a resumed run would begin its schedule again",
+                    fix="call run.track(scheduler=scheduler) before run.steps(...); or, if the script sets the rate from "
+                    "step.index alone, run.untracked(optimizer)",
+                )
+
+    def _known(self) -> dict[int, Any]:
+        """Return what checkpoints hold or need not hold, with what lies inside of tracked objects."""
+        found: dict[int, Any] = {}
+        for item in (*self._parts.tracked.objects.values(), *self._derived):
+            _add_inner(item, found, _DEPTH)
+        for model in self._parts.models.values():
+            found.update({id(module): module for module in model.modules()})
+        return found
+
+
+def _untracked(variable: Variable, fix: str) -> ConfigError:
+    kind = type(variable.value).__name__
+    return ConfigError(
+        f"{variable.name} ({kind}) is not tracked: a resumed run would begin with a new one",
+        fix=f"call {fix} before run.steps(...); or, if its state follows from step.index alone, run.untracked({variable.name})",
+    )
+
+
+def _add_inner(value: Any, found: dict[int, Any], depth: int) -> None:
+    """Add an object and what it holds: SequentialLR has schedulers of its own, a class of the script may have any."""
+    if id(value) in found or isinstance(value, int | float | str | Tensor | ModuleType | type):
+        return
+    found[id(value)] = value
+    if depth == 0 or isinstance(value, Optimizer):
+        return
+    if isinstance(value, dict):
+        inner: Iterable[Any] = value.values()
+    elif isinstance(value, list | tuple):
+        inner = value
+    elif isinstance(value, nn.Module):
+        inner = [*value.modules()]
+    else:
+        inner = [each for key, each in _attributes(value).items() if key != "optimizer"]
+    for each in list(inner):
+        _add_inner(each, found, depth - 1)
+
+
+def _is_scheduler(value: Any) -> bool:
+    return isinstance(value, SCHEDULERS) and hasattr(value, "optimizer")
+
+
+def _schedules(value: Any, optimizers: Iterable[Optimizer]) -> bool:
+    """Return whether an object sets the rates of one of these optimizers: torch's schedulers, and what is built like one."""
+    if isinstance(value, Optimizer | nn.Module | type):
+        return False
+    if not isinstance(value, SCHEDULERS):
+        methods = ("step", "state_dict", "load_state_dict")
+        if not all(callable(getattr(type(value), name, None)) for name in methods):
+            return False
+    mine = _attributes(value).get("optimizer")
+    return any(mine is each for each in optimizers)
+
+
+def _is_scaler(value: Any) -> bool:
+    return isinstance(value, torch.amp.GradScaler) and value.is_enabled()
