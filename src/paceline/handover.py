@@ -56,6 +56,12 @@ def read_run(file: Path) -> str:
         return ""
 
 
+SEED = "PACELINE_SEED"
+"""The seed on the command line of a training, with which a rank seeds Python's generator before the script starts."""
+
+HASH_SEED = "PYTHONHASHSEED"
+"""Python's own: with one value in all ranks and starts, a set of strings has the same order in each."""
+
 BYTECODE = "PACELINE_BYTECODE"
 """0: ranks import as Python does, and keep no bytecode."""
 

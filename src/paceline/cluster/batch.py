@@ -13,6 +13,7 @@ from paceline import handover
 from paceline.cluster.container import srun_options, wrap
 from paceline.cluster.profile import ClusterProfile, check_sbatch_word
 from paceline.config.checks import has_login, refuse_secret
+from paceline.config.parse import seed_in_words
 from paceline.errors import ConfigError
 
 _TAIL = Path(__file__).with_name("job.sh")
@@ -23,7 +24,7 @@ _RANK_VARIABLES = (
     "SLURM_JOB_ID", "SLURM_JOB_END_TIME", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_PROCID", "SLURM_RESTART_COUNT",
     "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE",
     "SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", handover.SETTINGS, handover.PROGRESS, handover.STOP_MARK,
-    handover.INCARNATION, handover.DEADLINE, handover.HOST_SUFFIX, handover.INTERFACE, handover.DATA,
+    handover.INCARNATION, handover.DEADLINE, handover.HOST_SUFFIX, handover.INTERFACE, handover.DATA, handover.SEED, handover.HASH_SEED,
 )  # fmt: skip
 
 
@@ -170,8 +171,14 @@ def _environment(job: BatchJob, profile: ClusterProfile) -> list[str]:
         variables[handover.HOST_SUFFIX] = profile.host_suffix
     if profile.interface:
         variables[handover.INTERFACE] = profile.interface
+    seed = seed_in_words(job.words)
+    if not job.foreign:
+        variables[handover.SEED] = str(seed)
     variables |= dict(profile.environment)
-    return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    if handover.HASH_SEED not in variables:  # else a set has another order on every rank
+        lines.insert(0, f'export {handover.HASH_SEED}="${{{handover.HASH_SEED}:-{seed % 2**32}}}"')
+    return lines
 
 
 def _surroundings(profile: ClusterProfile) -> list[str]:

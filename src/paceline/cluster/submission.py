@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import secrets
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cluster import registry, slurm
 from paceline.cluster.batch import BatchJob, batch_script
-from paceline.cluster.code_copy import CodeCopy, join_config_files, plan_copy
+from paceline.cluster.code_copy import CodeCopy, plan_copy
 from paceline.cluster.profile import ClusterProfile
-from paceline.config.parse import settings_from_file
+from paceline.config.parse import settings_in_words
 from paceline.config.schema import RunConfig
 from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError
 from paceline.launch.spec import ANOTHER_PYTHON, Program
 from paceline.rundir import RunDir, make_private, write_whole, writing_to
 
-_RUN_SETTINGS = {"name", "runs"}
 _STALE_MARKS = ("over", "cancelled", "idle", "chain", "failed-nodes")
 
 
@@ -149,33 +146,11 @@ def _refuse_second_submission(run: RunDir, cluster: str) -> None:
 
 def _run_folder(request: SubmitRequest, folder: Path) -> Path:
     """Return the run's folder: from arguments and config files, else named after the script."""
-    settings = _run_settings(join_config_files(request.arguments))
+    settings = settings_in_words(request.arguments, {"name", "runs"})
     name = settings.get("name") or Path(request.target.name).stem
     runs = settings.get("runs") or RunConfig.runs
     RunConfig(name=name)  # raises if the name cannot be a folder
     return (folder / runs).resolve() / name
-
-
-def _run_settings(arguments: Sequence[str]) -> dict[str, str]:
-    """Return `name` and `runs` as far as they are set; arguments override config files.
-
-    >>> _run_settings(["epochs=3", "--name", "x", "runs=/y"])
-    {'name': 'x', 'runs': '/y'}
-    >>> _run_settings(["--name=a", "name=b"])
-    {'name': 'b'}
-    """
-    from_files: dict[str, str] = {}
-    from_arguments: dict[str, str] = {}
-    for argument, following in itertools.pairwise([*arguments, ""]):
-        option, equals, value = argument.partition("=")
-        key = option.removeprefix("--")
-        if option == "--config":
-            settings = settings_from_file(Path(value))
-            for setting in _RUN_SETTINGS & settings.keys():
-                from_files[setting] = str(settings[setting])
-        elif key in _RUN_SETTINGS and (equals or option != key):
-            from_arguments[key] = value if equals else following
-    return from_files | from_arguments
 
 
 def _write(prepared: PreparedJob) -> None:

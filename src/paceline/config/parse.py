@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import sys
@@ -88,6 +90,38 @@ def config_from_words(
     settings |= flags
     settings |= _settings_from_env(env or {})
     return remember_given(with_settings(kind(), settings), settings)
+
+
+def settings_in_words(words: Sequence[str], names: set[str]) -> dict[str, str]:
+    """Return some settings as far as a command line sets them, for programs that do not know the script's class.
+
+    >>> settings_in_words(["epochs=3", "--name", "x", "runs=/y"], {"name", "runs"})
+    {'name': 'x', 'runs': '/y'}
+    >>> settings_in_words(["--name=a", "name=b"], {"name", "runs"})
+    {'name': 'b'}
+    """
+    files, others = _split_config_files(words)
+    found: dict[str, str] = {}
+    for file in files:
+        settings = settings_from_file(file)
+        found |= {name: str(settings[name]) for name in names & settings.keys()}
+    for word, following in itertools.pairwise([*others, ""]):
+        option, equals, value = word.partition("=")
+        key = option.removeprefix("--")
+        if key in names and (equals or option != key):
+            found[key] = value if equals else following
+    return found
+
+
+def seed_in_words(words: Sequence[str]) -> int:
+    """Return the seed that a command line sets; 0, the default, if it sets none that can be read.
+
+    >>> seed_in_words(["epochs=3", "seed=7"]), seed_in_words(["--seed", "x"]), seed_in_words([])
+    (7, 0, 0)
+    """
+    with contextlib.suppress(ConfigError, ValueError):  # the script itself reports it
+        return int(settings_in_words(words, {"seed"}).get("seed", "0"))
+    return 0
 
 
 def _show_help(kind: type) -> None:

@@ -12,6 +12,7 @@ import gc
 import io
 import json
 import os
+import random
 import runpy
 import signal
 import sys
@@ -91,6 +92,10 @@ def run_target(argv: Sequence[str]) -> None:
     frozen = gc.get_freeze_count()
     variables = {}  # until the reducers and files among them are held
     use_bytecode(os.environ)
+    if (
+        handover.SEED in os.environ
+    ):  # here no line of the script has seeded it yet; its own seed comes later
+        random.seed(int(os.environ[handover.SEED]))
     if handover.NEEDS_RUN in os.environ:
         end_other_loops(Path(what).name)
     try:

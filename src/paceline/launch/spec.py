@@ -98,6 +98,11 @@ class LaunchSpec:
         variables["OMP_NUM_THREADS"] = env.get("OMP_NUM_THREADS", "1")
         # Otherwise torch.compile starts a process per core in each.
         variables[_COMPILE_THREADS] = env.get(_COMPILE_THREADS, str(_cores_per_rank(self.ranks)))
+        # Else the order of a set of strings, and what a script makes of it, differs on every rank.
+        seed = self._seed
+        variables[handover.HASH_SEED] = env.get(handover.HASH_SEED) or str(seed % 2**32)
+        if not self.target.foreign:
+            variables[handover.SEED] = str(seed)
         if self.import_from:
             outer_path = env.get("PYTHONPATH", "")
             folders = [self.import_from, *([outer_path] if outer_path else [])]
@@ -112,6 +117,13 @@ class LaunchSpec:
         if math.isfinite(self.deadline_s):
             variables[handover.DEADLINE] = str(self.deadline_s)
         return variables
+
+    @property
+    def _seed(self) -> int:
+        from paceline.config.parse import seed_in_words  # a rank under srun need not import it
+
+        words = [f"{name}={value}" for name, value in self.settings.items() if name == "seed"]
+        return seed_in_words([*self.arguments, *words])
 
     @property
     def size(self) -> int:

@@ -12,7 +12,9 @@
 run=/home/me/runs/digits
 requeue=yes
 foreign=
+export PYTHONHASHSEED="${PYTHONHASHSEED:-0}"
 export PACELINE_SET='{"name": "digits", "runs": "/home/me/runs"}'
+export PACELINE_SEED=0
 surroundings() {
   :
 }

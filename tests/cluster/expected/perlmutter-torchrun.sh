@@ -14,8 +14,10 @@
 run=/home/me/runs/digits
 requeue=yes
 foreign=
+export PYTHONHASHSEED="${PYTHONHASHSEED:-0}"
 export PACELINE_SET='{"name": "digits", "runs": "/home/me/runs"}'
 export PACELINE_INTERFACE=hsn0
+export PACELINE_SEED=0
 export NCCL_SOCKET_IFNAME=hsn
 surroundings() {
   :
