@@ -40,7 +40,7 @@ class Callback:
         """After the last save of a complete run; neither after a stop nor after a failure."""
 
     def epoch_start(self, run: Any, step: Step) -> None:
-        """Before the first step of an epoch; not where a resumed run continues within one."""
+        """Before the first step of an epoch, and before its samples are read; not where a resumed run continues within one."""
 
     def epoch_end(self, run: Any, step: Step) -> None:
         """After the last step of an epoch, before it is reported."""
@@ -90,12 +90,6 @@ class Callbacks:
         with self._poisoning():
             for each in self._callbacks:
                 getattr(each, moment)(self._run, *arguments)
-
-    def begin_step(self, step: Step, steps_per_epoch: int) -> None:
-        """Announce a step, and the epoch that it may begin."""
-        if step.index % steps_per_epoch == 0:
-            self.call("epoch_start", step)
-        self.call("step_start", step)
 
     def end_step(self, step: Step, total_steps: int) -> None:
         """Announce the end of a step, and of the epoch that it may end."""

@@ -215,13 +215,19 @@ class Run(RunObjects):
         if enough or self._loop.is_over:
             self._loop.end()
             raise StopIteration
+        plan = self._loop.next_plan()
+        step = Step(plan, evaluates=self._loop.evaluation_is_due(plan))
+        seed_everything(self.config.seed, plan.index)
+        if plan.within == 0:
+            self._callbacks.call("epoch_start", step)
+        self._loop.refuse_changed_dataset()
         batch = next(batches)
-        seed_everything(self.config.seed, batch.plan.index)
+        seed_everything(self.config.seed, plan.index)
         self._loop.begin_step(batch)
-        due = self._loop.evaluation_is_due(batch)
-        self._step, self._note, self._updates = Step(batch, evaluates=due), None, 0
-        self._callbacks.begin_step(self._step, self._loop.batches.plan.steps_per_epoch)
-        return self._step
+        step._read = batch  # noqa: SLF001 - the run made it
+        self._step, self._note, self._updates = step, None, 0
+        self._callbacks.call("step_start", step)
+        return step
 
     def _complete_step(self) -> bool:
         assert self._loop is not None

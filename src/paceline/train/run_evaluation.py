@@ -127,7 +127,8 @@ class RunEvaluation(RankHelpers):
         self._loop.settle()
         begun = time.perf_counter()
         trace, after_batch = self._loop.updates.trace, self._loop.observers.evaluating()
-        yield Pass(self._modules(), data, collate, after_batch, trace.batch if trace else None)
+        with self._loop.evaluating():
+            yield Pass(self._modules(), data, collate, after_batch, trace.batch if trace else None)
         self._loop.leave_out(time.perf_counter() - begun)
 
     def _modules(self) -> list[nn.Module]:

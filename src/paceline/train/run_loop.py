@@ -12,7 +12,9 @@ from paceline.errors import Stopped
 from paceline.events import EpochDone, Evaluated, RunEnded, RunStarted, RunStopped, StepDone
 from paceline.launch.bytecode import keep_bytecode
 from paceline.launch.gc_pause import resume_gc
+from paceline.scale.batch import StepPlan
 from paceline.train.callbacks import Callbacks
+from paceline.train.dataset_changes import DatasetChanges
 from paceline.train.gpu_settings import describe_speed
 from paceline.train.gradients.note import Note, RankRequests
 from paceline.train.observers.console import describe_run, rank_line, say
@@ -79,6 +81,7 @@ class RunLoop:
         self.logged: dict[str, float] = {}
         self._callbacks: Callbacks | None = None
         self.by_script = ScriptSettings(folder.emit)
+        self.dataset_changes = DatasetChanges(batches, parts.tracked.objects.values())
 
     def notify(self, callbacks: Callbacks) -> None:
         """Let callbacks know of saves and stops."""
@@ -122,21 +125,44 @@ class RunLoop:
 
     def begin_step(self, batch: RankBatch) -> None:
         """Set the learning rates of a step."""
-        self.metrics, self.logged = {}, {}
+        self.dataset_changes.remember()
         self._warm_up.begin()
         self._rates.set(batch.plan.seen)
         self._recorder.begin_step(batch.plan.index)
 
-    def evaluation_is_due(self, batch: RankBatch) -> bool:
+    def next_plan(self) -> StepPlan:
+        """Return the plan of the next step, whose samples are not read yet."""
+        self.metrics, self.logged = {}, {}
+        return self.batches.plan.step(self.done)
+
+    def refuse_changed_dataset(self) -> None:
+        """Raise if the script has changed the dataset since the last step was read."""
+        if not self.is_first:
+            self.dataset_changes.refuse(self._epochs_around)
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Let an evaluation read the dataset of the training, and change it for that time."""
+        with self.dataset_changes.reading(self._epochs_around):
+            yield
+        self.batches.forget_epoch()
+
+    @property
+    def _epochs_around(self) -> list[int]:
+        """The epochs of the steps before and after now."""
+        per_epoch = self.batches.plan.steps_per_epoch
+        return [self.done // per_epoch, max(0, self.done - 1) // per_epoch]
+
+    def evaluation_is_due(self, plan: StepPlan) -> bool:
         """Return whether to evaluate after a step; with local SGD within an epoch only after a synchronization."""
         done, every, replicas = (
-            batch.plan.index + 1,
+            plan.index + 1,
             self._config.evaluate_steps,
             self._config.local_sgd,
         )
-        if batch.plan.ends_epoch or done == self.batches.total_steps:
+        if plan.ends_epoch or done == self.batches.total_steps:
             return True
-        is_synchronized = not replicas.steps or (batch.plan.within + 1) % replicas.steps == 0
+        is_synchronized = not replicas.steps or (plan.within + 1) % replicas.steps == 0
         is_due = (bool(every) and done % every == 0) or self._recorder.is_last(done)
         return is_due and is_synchronized
 

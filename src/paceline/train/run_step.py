@@ -8,21 +8,23 @@ from paceline.config import RunConfig
 from paceline.config.given import is_given, with_values
 from paceline.data.reading.batches import RankBatch
 from paceline.errors import ConfigError
+from paceline.scale.batch import StepPlan
 from paceline.train.gradients.note import Note
 
 
 class Step:
     """One optimizer step of a run: this rank's share of its batch."""
 
-    def __init__(self, batch: RankBatch, *, evaluates: bool = False) -> None:
-        self._batch, self._evaluates, self._was_asked = batch, evaluates, False
-        self.index = batch.plan.index
+    def __init__(self, plan: StepPlan, *, evaluates: bool = False) -> None:
+        self._read: RankBatch | None = None
+        self._evaluates, self._was_asked = evaluates, False
+        self.index = plan.index
         """The number of the step in the run, from 0."""
-        self.epoch = batch.plan.epoch
+        self.epoch = plan.epoch
         """The number of the epoch, from 0."""
-        self.ends_epoch = batch.plan.ends_epoch
+        self.ends_epoch = plan.ends_epoch
         """Whether this is the last step of its epoch."""
-        self.samples = batch.plan.samples
+        self.samples = plan.samples
         """Samples of the step over all ranks."""
 
     @property
@@ -38,6 +40,16 @@ class Step:
                 f"evaluate_steps={config.evaluate_steps}, but this training has no evaluation between epochs",
                 fix="set evaluate_steps=0; or evaluate in the loop if `step.evaluates`",
             )
+
+    @property
+    def _batch(self) -> RankBatch:
+        """This rank's samples."""
+        if self._read is None:
+            raise ConfigError(
+                "the samples of the epoch's first step are not read yet in epoch_start",
+                fix="use them in step_start, or in the body of the loop",
+            )
+        return self._read
 
     @property
     def lanes(self) -> list[Any]:

@@ -17,6 +17,7 @@ from paceline.data.reading.resident import cache_on_gpu
 from paceline.data.reading.schedule import ReadSchedule, StepGroup
 from paceline.data.reading.source import (
     Batch,
+    DatasetSource,
     Sampled,
     Source,
     SupportsPrefetch,
@@ -94,6 +95,14 @@ class Batches:
                     ready = _transformed(self._transform, group, lanes)
                 for plan in group.plans:
                     yield _rank_batch(plan, ready)
+
+    def forget_epoch(self) -> None:
+        """Call the dataset's `set_epoch` before the next sample: an evaluation may have called it."""
+        source = self.source
+        while isinstance(source, Sampled | Transformed):
+            source = source.source
+        if isinstance(source, DatasetSource):
+            source.forget_epoch()
 
     def _choose_reader(self, collate: Collate | None) -> Reader:
         config, device = self.config, self._world.device

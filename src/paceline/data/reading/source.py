@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, StackDataset, Subset, TensorDataset
 
 from paceline.data.order import Places
 from paceline.data.reading.batch_buffer import BatchBuffer
@@ -22,6 +22,7 @@ Batch: TypeAlias = Nest
 """What a lane trains on: a tuple of tensors from memory or files, or what collate made."""
 
 _COLLATE = 1 << 63  # keeps the randomness of collate apart from that of a sample
+_EPOCH = 1 << 62  # and that of set_epoch
 
 
 class Source(Protocol):
@@ -137,25 +138,30 @@ class DatasetSource(DatasetWrapper):
     ) -> None:
         super().__init__(dataset)
         self.worker_init = worker_init
-        self._collate = collate
+        self.collate = collate
         self._epoch = -1
 
     def gather(self, samples: Places, key: tuple[int, int], draws: Places | None = None) -> Batch:
         """Return the samples of one lane as a batch."""
-        self._begin_epoch(key[1])
+        self._begin_epoch(key)
         numbers = (samples if draws is None else draws).tolist()
         read = []
         for sample, number in zip(samples.tolist(), numbers, strict=True):
             seed_everything(*key, number)
             read.append(self.dataset[sample])
-        if self._collate is not None:  # it may draw, too: a masking collator does
+        if self.collate is not None:  # it may draw, too: a masking collator does
             seed_everything(*key, *numbers, _COLLATE)
-        return stack(read, self._collate)
+        return stack(read, self.collate)
 
-    def _begin_epoch(self, epoch: int) -> None:
-        if epoch != self._epoch:
-            set_epoch(self.dataset, epoch)
-            self._epoch = epoch
+    def _begin_epoch(self, key: tuple[int, int]) -> None:
+        if key[1] != self._epoch:
+            set_epoch_keyed(self.dataset, key)
+            set_epoch(self.collate, key[1])
+            self._epoch = key[1]
+
+    def forget_epoch(self) -> None:
+        """Call `set_epoch` before the next sample: an evaluation of the same dataset may have called it."""
+        self._epoch = -1
 
 
 class Sampled:
@@ -193,14 +199,35 @@ def gather_lane(
 
 
 def set_epoch(dataset: Any, epoch: int) -> None:
-    """Call `set_epoch` of a dataset, or of the datasets inside torch's and our own wrappers."""
+    """Call `set_epoch` of a dataset, or of the datasets that it wraps."""
+    for target in epoch_targets(dataset):
+        target.set_epoch(epoch)
+
+
+def set_epoch_keyed(dataset: Any, key: tuple[int, int]) -> None:
+    """Call `set_epoch` with generators that depend on (seed, epoch) alone: it may draw the samples of the epoch."""
+    if targets := epoch_targets(dataset):
+        seed_everything(*key, _EPOCH)
+        for target in targets:
+            target.set_epoch(key[1])
+
+
+def epoch_targets(dataset: Any) -> list[Any]:
+    """Return the dataset if it has `set_epoch`; otherwise those that have, among the datasets that it wraps."""
     if callable(getattr(dataset, "set_epoch", None)):
-        dataset.set_epoch(epoch)
+        return [dataset]
+    if isinstance(dataset, ConcatDataset):
+        inner = list(dataset.datasets)
+    elif isinstance(dataset, StackDataset):
+        parts = dataset.datasets
+        inner = list(parts.values() if isinstance(parts, dict) else parts)
     elif isinstance(dataset, Subset | DataLoader | DatasetWrapper):
-        set_epoch(dataset.dataset, epoch)
-    elif isinstance(dataset, ConcatDataset):
-        for inner in dataset.datasets:
-            set_epoch(inner, epoch)
+        inner = [dataset.dataset]
+    elif isinstance(dataset, Dataset):  # a wrapper that the script has written
+        inner = [value for value in vars(dataset).values() if isinstance(value, Dataset)]
+    else:
+        return []
+    return [target for each in inner for target in epoch_targets(each)]
 
 
 def as_source(data: Any, collate: Collate | None = None) -> Source:

@@ -13,7 +13,7 @@ from paceline.config import RunConfig
 from paceline.data.reading.collate import Collate
 from paceline.data.reading.nest import Nest, to_device
 from paceline.data.reading.resident import cache_on_gpu
-from paceline.data.reading.source import as_source
+from paceline.data.reading.source import DatasetSource, as_source
 from paceline.data.reading.transform import Transformed
 from paceline.world.world import World
 
@@ -32,6 +32,11 @@ class EvaluationSource:
 
     def __len__(self) -> int:
         return len(self._source)
+
+    def begin_pass(self) -> None:
+        """Call `set_epoch(0)` of the dataset again: the training may have called it, too."""
+        if isinstance(self._source, DatasetSource):
+            self._source.forget_epoch()
 
     def read(self, begin: int, end: int) -> Nest:
         """Return consecutive samples on the device, transformed there."""
@@ -60,6 +65,7 @@ class EvaluationSources:
         _, known, source = self._kept.pop(key, (None, None, None))
         if source is None or known != versions:
             source = EvaluationSource(data, collate, self._world, self._config)
+        source.begin_pass()
         self._kept[key] = objects, versions, source  # the objects stay alive, so ids stay theirs
         if len(self._kept) > _KEPT:
             self._kept.popitem(last=False)

@@ -1,0 +1,222 @@
+"""Is a dataset that changes between epochs read as `set_epoch` makes it, and is one that the loop changes refused?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, Subset
+
+import paceline
+from paceline.config.values import with_settings
+from paceline.errors import ConfigError
+from paceline.world.world import World
+from support.loops import RunIn
+
+SETTINGS = {"batch.global_size": 4, "batch.lanes": 2, "epochs": 3, "checkpoint.every": "end"}
+
+
+class Levels(Dataset):
+    """Its samples depend on the epoch; it also counts its reads, keeps the last one and opens a file."""
+
+    level = 0
+
+    def __init__(self) -> None:
+        self.order, self.epoch = numpy.arange(8), 0
+        self.reads, self.seen, self.file = 0, [], None
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.reads += 1
+        self.seen.append(index)
+        self.file = self.file or Path(__file__)
+        return torch.tensor([1000.0 * self.level + 100.0 * self.epoch + index])
+
+
+class WithEpochs(Levels):
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.generator = numpy.random.default_rng(epoch)  # another object in every call
+        self.order = torch.randperm(8).numpy()  # from the global generator
+        self.level = int(self.order[0])
+
+
+class Wrapper(Dataset):
+    def __init__(self, base: Dataset) -> None:
+        self.base, self.strength = base, 0.5
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.base[index]
+
+
+def rows_of(
+    folder: Path,
+    data: Any,
+    body: Callable[[paceline.Step], None] = lambda step: None,
+    **settings: Any,
+) -> list[list[float]]:
+    """Return the samples of every step."""
+    config = with_settings(paceline.RunConfig(), SETTINGS | {"runs": str(folder)} | settings)
+    rows = []
+    with RunIn(World(), config) as run:
+        model = run.model(nn.Linear(1, 1))
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.0))
+        for step in run.steps(data):
+            run.update(optimizer, lambda batch: model(batch).mean(), step)
+            rows.append([float(value) for lane in step.lanes for value in lane.flatten()])
+            body(step)
+            if step.index == 0:
+                run.evaluate(data, lambda batch: {"mean": batch.flatten()})
+    return rows
+
+
+@pytest.mark.parametrize("wrap", [lambda each: each, lambda each: Subset(each, range(8)), Wrapper])
+def test_set_epoch_comes_before_the_first_sample_of_an_epoch_with_and_without_workers(
+    tmp_path: Path, wrap: Callable[[Any], Any]
+) -> None:
+    inline = rows_of(tmp_path / "0", wrap(WithEpochs()))
+    assert [[int(row) % 1000 // 100 for row in rows] for rows in inline] == [
+        [epoch] * 4 for epoch in (0, 0, 1, 1, 2, 2)
+    ]
+    assert rows_of(tmp_path / "2", wrap(WithEpochs()), **{"read.workers": 2}) == inline
+    first = [1000 * inner for inner in {int(rows[0]) // 1000 for rows in inline}]
+    assert len(first) > 1  # what set_epoch draws differs from epoch to epoch
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_script_that_calls_set_epoch_as_paceline_does_is_right(
+    tmp_path: Path, workers: int
+) -> None:
+    class Keyed(WithEpochs):
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch, self.generator = epoch, numpy.random.default_rng(epoch)
+            self.order = self.generator.permutation(8)
+
+    data = Keyed()
+    expected = rows_of(tmp_path / "plain", Keyed())
+
+    def body(step: paceline.Step) -> None:
+        data.set_epoch(step.epoch + step.ends_epoch)
+        _ = data[1]  # a person looks at a sample
+
+    assert rows_of(tmp_path / "called", data, body, **{"read.workers": workers}) == expected
+
+
+def assigned(data: Any, step: paceline.Step) -> None:
+    data.level = step.epoch + 1
+
+
+def replaced(data: Any, step: paceline.Step) -> None:
+    data.order = data.order[::-1].copy()
+
+
+def appended(data: Any, step: paceline.Step) -> None:
+    data.base.names.append("more")
+
+
+def nested(data: Any, step: paceline.Step) -> None:
+    data.base.strength = 0.1 * step.index
+
+
+def from_one(data: Any, step: paceline.Step) -> None:
+    data.set_epoch(step.epoch + 1)
+
+
+def named() -> Wrapper:
+    base = Levels()
+    base.names = ["one"]
+    return Wrapper(base)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("make", "change", "name"),
+    [
+        (Levels, assigned, "Levels.level"),
+        (Levels, replaced, "Levels.order"),
+        (named, appended, "Levels.names"),
+        (lambda: Wrapper(Wrapper(Levels())), nested, "Wrapper.strength"),
+        (WithEpochs, from_one, "WithEpochs."),
+    ],
+)
+def test_what_the_loop_changes_is_refused_by_name(
+    tmp_path: Path, make: Callable[[], Any], change: Callable, name: str, workers: int
+) -> None:
+    data = make()
+    with pytest.raises(ConfigError, match=name) as found:
+        rows_of(tmp_path, data, lambda step: change(data, step), **{"read.workers": workers})
+    assert "set_epoch" in found.value.fix
+
+
+def test_tensors_that_the_loop_writes_to_are_refused(tmp_path: Path) -> None:
+    data = torch.arange(8.0).view(8, 1)
+    with pytest.raises(ConfigError, match="tensor 0"):
+        rows_of(tmp_path, data, lambda step: data.add_(1.0))
+
+
+def test_a_tracked_dataset_may_change_without_workers(tmp_path: Path) -> None:
+    class Tracked(Levels):
+        def state_dict(self) -> dict:
+            return {"level": self.level}
+
+        def load_state_dict(self, state: dict) -> None:
+            self.level = state["level"]
+
+    config = with_settings(paceline.RunConfig(), SETTINGS | {"runs": str(tmp_path)})
+    data, levels = Tracked(), []
+    with RunIn(World(), config) as run:
+        run.track(data=data)
+        model = run.model(nn.Linear(1, 1))
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.0))
+        for step in run.steps(data):
+            run.update(optimizer, lambda batch: model(batch).mean(), step)
+            levels.append(int(step.lanes[0].max()) // 1000)
+            data.level = step.index
+    assert levels == [0, 0, 1, 2, 3, 4]
+
+
+def test_an_evaluation_of_the_same_dataset_leaves_the_epoch_of_the_training(
+    tmp_path: Path,
+) -> None:
+    config = with_settings(paceline.RunConfig(), SETTINGS | {"runs": str(tmp_path)})
+    data, epochs = WithEpochs(), []
+    data.set_epoch = lambda epoch: setattr(data, "epoch", epoch)
+    with RunIn(World(), config) as run:
+        model = run.model(nn.Linear(1, 1))
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.0))
+        for step in run.steps(Subset(data, range(8))):
+            run.update(optimizer, lambda batch: model(batch).mean(), step)
+            epochs.append(int(step.lanes[0].max()) // 100)
+            found = run.evaluate(Subset(data, range(4)), lambda batch: {"mean": batch.flatten()})
+            assert found == {"mean": 1.5}  # always that of epoch 0
+    assert epochs == [0, 0, 1, 1, 2, 2]
+
+
+def test_epoch_start_comes_before_the_samples_of_the_epoch_are_read(tmp_path: Path) -> None:
+    reads = []
+
+    class Starts(paceline.Callback):
+        def epoch_start(self, run: paceline.Run, step: paceline.Step) -> None:
+            reads.append((step.epoch, data.reads))
+            with pytest.raises(ConfigError, match="epoch_start"):
+                _ = step.lanes
+
+    data = Levels()
+    config = with_settings(paceline.RunConfig(), SETTINGS | {"runs": str(tmp_path)})
+    with RunIn(World(), config) as run:
+        run._callbacks._callbacks.append(Starts())
+        model = run.model(nn.Linear(1, 1))
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.0))
+        for step in run.steps(data):
+            run.update(optimizer, lambda batch: model(batch).mean(), step)
+    assert reads == [(0, 0), (1, 8), (2, 16)]
