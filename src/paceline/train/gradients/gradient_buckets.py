@@ -13,6 +13,8 @@ from paceline.train.gradients.lane_stack import LaneGradients
 
 FIRST_BUCKET_BYTES = 1 << 20  # small, so that the first message starts early
 OTHER_BUCKET_BYTES = 25 << 20
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""The integers of each size in bytes."""
 
 
 @dataclass(eq=False)
@@ -25,6 +27,12 @@ class Bucket:
     exchange: Exchange
     waiting: int = 0
     """Parameters whose gradient the last lane has not computed yet."""
+    is_early: bool = True
+    """Whether a gradient is final when it was written once, so that the bucket may be sent during backward."""
+    is_sent: bool = False
+    """Whether it was sent in this update."""
+    sent: Tensor | None = None
+    """Checksums of this rank's gradients when they were sent, in the updates that are checked."""
 
     def choose(self, gradients: LaneGradients) -> LaneGradients:
         """Return the gradients of its parameters, of those of all parameters."""
@@ -73,6 +81,22 @@ def laid_out(flat: Tensor, parameters: list[Tensor]) -> list[Tensor]:
         else:
             views.append(piece.view(value.shape))
     return views
+
+
+def checksums(values: LaneGradients) -> Tensor:
+    """Return a number for each gradient that changes with any of its bits; it stays on their device.
+
+    >>> checksums([torch.tensor([1.0, 2.0]), None]).tolist() == checksums([torch.tensor([1.0, 2.5]), None]).tolist()
+    False
+    """
+    sums = []
+    device = next((value.device for value in values if value is not None), None)
+    for value in values:
+        if value is None:
+            sums.append(torch.zeros((), dtype=torch.int64, device=device))
+        else:
+            sums.append(value.view(_INTEGERS[value.element_size()]).sum(dtype=torch.int64))
+    return torch.stack(sums)
 
 
 def filled(like: Tensor, parameters: list[Tensor], values: list[Tensor]) -> Tensor:

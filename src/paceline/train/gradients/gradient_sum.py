@@ -7,7 +7,7 @@ without a gradient in some lanes counts as zeros there. Without a gradient in ev
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 import numpy
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from paceline.errors import ConfigError, TrainingError
 from paceline.scale.batch import share
 from paceline.scale.tree import merges_after
 from paceline.telemetry.phases import PhaseClock
@@ -26,14 +27,36 @@ from paceline.train.gradients.bucket_exchange import (
 )
 from paceline.train.gradients.compression import AllReduceExchange, PowerSgdExchange
 from paceline.train.gradients.exchange_choice import choose_exchange
-from paceline.train.gradients.gradient_buckets import Bucket, flat_gradients, laid_out, make_buckets
-from paceline.train.gradients.lane_stack import LaneStack, added
+from paceline.train.gradients.gradient_buckets import (
+    Bucket,
+    checksums,
+    flat_gradients,
+    laid_out,
+    make_buckets,
+)
+from paceline.train.gradients.lane_stack import LaneGradients, LaneStack, WrittenAgain, added
 from paceline.train.gradients.note import Note, merge_rows
 from paceline.train.gradients.protocol import LaneResults
 from paceline.world.collectives import sum_across, wire_device
 from paceline.world.world import World
 
 _UNLIMITED_BYTES = 1 << 62
+_CHECKED_FIRST = 4
+_CHECKED_EVERY = 1000  # a check reads all gradients twice, and waits for the GPU
+
+_WRITE_ONCE = (
+    "pass use_reentrant=False to torch.utils.checkpoint.checkpoint; a backward of your own must return gradients "
+    "instead of writing them to .grad"
+)
+
+
+def _is_checked(number: int) -> bool:
+    """Return whether the update of this number compares what was sent with the gradients at the end of backward.
+
+    >>> [number for number in range(2500) if _is_checked(number)]
+    [0, 1, 2, 3, 1000, 2000]
+    """
+    return number < _CHECKED_FIRST or number % _CHECKED_EVERY == 0
 
 
 class BucketedSum:
@@ -41,6 +64,12 @@ class BucketedSum:
 
     In a world of several ranks a bucket is sent as soon as the last lane's backward has computed it. The notes travel
     with the last bucket if that is small, and otherwise after it.
+
+    When is a gradient computed? torch writes the gradient of a parameter once per backward, however often the
+    parameter was used. But a backward that runs inside of another writes it again: `torch.utils.checkpoint` with
+    use_reentrant=True does so once per checkpoint. So each lane counts how often a gradient was written. The first
+    update sends nothing early. A bucket that has a parameter with several writes is never sent early. If a gradient is
+    written after it was sent, the update fails. Ranks may differ in when they send, never in the order.
     """
 
     idle = 0
@@ -54,12 +83,15 @@ class BucketedSum:
         *,
         exact: bool,
         compression: str = "none",
+        names: Mapping[nn.Parameter, str] | None = None,
     ) -> None:
         self._world, self._clock = world, clock
         self._exact, self._compression = exact, compression
+        self._names = names or {}
+        self._updates = 0
         mine = share(lanes, world.rank, world.size)
         self._merges = merges_after(mine, lanes) if exact else [0] + [1] * (len(mine) - 1)
-        self._stack = LaneStack(parameters, self._merges)
+        self._stack = LaneStack(parameters, self._merges, exact=exact)
         self._buckets: list[Bucket] = []
         self._hooks: list[RemovableHandle] = []
         self._pending: list[Bucket] = []
@@ -74,6 +106,10 @@ class BucketedSum:
         """Whether every lane of every rank gave every parameter a gradient in the last update."""
         self._side_stream: torch.cuda.Stream | None = None
         if world.size == 1:
+            # Hooks cost some microseconds per layer: the first update tells which gradients are written again.
+            for number, parameter in enumerate(parameters):
+                hook = partial(self._count_write, number)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
             return
         self._wire = wire_device(world)
         each = [range(rank, rank + 1) for rank in range(world.size)]
@@ -93,7 +129,7 @@ class BucketedSum:
             bucket = Bucket(numbers, values, total, self._exchange_of(values, total, 0))
             self._buckets.append(bucket)
             for number in numbers:
-                hook = partial(self._on_gradient, bucket)
+                hook = partial(self._on_gradient, bucket, number)
                 parameter = parameters[number]
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
@@ -117,34 +153,51 @@ class BucketedSum:
         self._next, self._rows = 0, rows
         self._pending.clear()  # a capture may have failed
         for bucket in self._buckets:
-            bucket.waiting = len(bucket.numbers)
+            bucket.waiting, bucket.is_sent, bucket.sent = len(bucket.numbers), False, None
 
     def before_lane(self, note: Note, *, last: bool) -> None:
         """Take a lane's note; the backward of the last lane sends gradients."""
+        if any(self._stack.writes):
+            raise ConfigError(
+                "the loss function called backward(): its gradients would be lost",
+                fix="return the sum of all losses; Paceline calls backward. For a derivative within the loss, call torch.autograd.grad",
+            )
         self._stack.before_lane(note)
-        self._overlaps = last and self._stack.is_complete
+        self._overlaps = last and self._stack.is_complete and self._updates > 0
 
     def after_lane(self) -> None:
         """Take the gradients of a lane that is not this rank's last."""
-        self._stack.push(self._stack.after_lane())
+        self._stack.push(self._gradients_of_lane())
+
+    def _gradients_of_lane(self) -> LaneGradients:
+        try:
+            return self._stack.after_lane()
+        except WrittenAgain as error:
+            raise TrainingError(
+                f"the gradient of {self._name(error.number)} was written several times in the backward of one lane; earlier lanes wrote it once",
+                fix=_WRITE_ONCE,
+            ) from None
 
     def finish(self) -> Note:
         """Take the last lane; leave the sum over all ranks in `grad`, and return that of the notes."""
         self._overlaps = False
         stack = self._stack
-        now = stack.after_lane()
+        now = self._gradients_of_lane()
         if self._world.size > 1:
             return self._finish_across()
         for _ in range(stack.left):
             now = added(stack.sums.pop(), now)
         for parameter, value in zip(stack.parameters, now, strict=True):
             parameter.grad = value
+        if not self._updates:
+            self.close()
+        self._updates += 1
         self.is_complete = stack.is_complete
         return stack.notes[0]
 
     def lane_results(self) -> LaneResults:
         """Return the gradients of this rank's lanes, before they are sent; for a step that is captured."""
-        return LaneResults(self._stack.after_lane(), list(self._stack.sums))
+        return LaneResults(self._gradients_of_lane(), list(self._stack.sums))
 
     def send_results(self, lanes: LaneResults, notes: list[Note]) -> Note:
         """Add the gradients of replayed lanes over all ranks, as if the lanes had run."""
@@ -157,15 +210,48 @@ class BucketedSum:
         self._stack.clear()
         self._stack.reached = [True] * len(self._stack.parameters)
 
-    def _on_gradient(self, bucket: Bucket, parameter: Tensor) -> None:
+    def _on_gradient(self, bucket: Bucket, number: int, parameter: Tensor) -> None:
         """Send complete buckets during the last backward. All ranks send them in the same order."""
+        self._count_write(number, parameter)
+        if self._stack.writes[number] > 1:
+            bucket.is_early = False
         if not self._overlaps:
             return
+        if bucket.is_sent:
+            raise self._changed_after_sent(number)
         bucket.waiting -= 1
-        while self._next < len(self._buckets) and not self._buckets[self._next].waiting:
+        while self._next < len(self._buckets):
+            ready = self._buckets[self._next]
+            if ready.waiting or not ready.is_early:
+                return
             self._clock.bucket_ready()
-            self._send(self._buckets[self._next])
+            self._send(ready)
             self._clock.enter("backward")
+
+    def _count_write(self, number: int, parameter: Tensor) -> None:
+        self._stack.writes[number] += 1
+
+    def _check_sent(self) -> None:
+        """Raise if a gradient is not what was sent: code that writes `grad` by itself calls no hook."""
+        for bucket in self._buckets:
+            if bucket.sent is None:
+                continue
+            now = checksums([self._stack.parameters[number].grad for number in bucket.numbers])
+            differ = (now != bucket.sent).tolist()
+            bucket.sent = None
+            if any(differ):
+                raise self._changed_after_sent(bucket.numbers[differ.index(True)])
+
+    def _changed_after_sent(self, number: int) -> TrainingError:
+        return TrainingError(
+            f"the gradient of {self._name(number)} changed in backward after it was sent to the other ranks; "
+            "in earlier steps it was written once",
+            fix=_WRITE_ONCE,
+        )
+
+    def _name(self, number: int) -> str:
+        parameter = self._stack.parameters[number]
+        return self._names.get(parameter, f"parameter {number} of shape {list(parameter.shape)}")
 
     def finish_rows(self) -> Tensor:
         """Do what `finish` does without reading a number on the host, for a step that is captured."""
@@ -173,7 +259,7 @@ class BucketedSum:
             self.finish()
             return self._notes_to_send()[0]
         self._overlaps = False
-        self._stack.after_lane()
+        self._gradients_of_lane()
         return self._sum_across()
 
     @property
@@ -200,8 +286,10 @@ class BucketedSum:
     def _sum_across(self) -> Tensor:
         """Leave the sums over all ranks in `grad`; return that of the notes."""
         self._clock.bucket_ready()
+        self._check_sent()
         for bucket in self._buckets[self._next :]:
             self._send(bucket)
+        self._updates += 1
         with self._on_side_stream():
             while self._pending:
                 self._advance(self._pending)
@@ -221,6 +309,7 @@ class BucketedSum:
 
     def _send(self, bucket: Bucket) -> None:
         self._next += 1
+        bucket.is_sent = True
         is_last = self._next == len(self._buckets)
         with self._on_side_stream():
             notes = self._carried_notes(bucket) if is_last else []
@@ -262,6 +351,9 @@ class BucketedSum:
         newest = flat_gradients(
             bucket, [stack.parameters[number].grad for number in bucket.numbers]
         )
+        if self._overlaps and _is_checked(self._updates) and not _is_capturing(newest):
+            gradients = [stack.parameters[number].grad for number in bucket.numbers]
+            bucket.sent = checksums(gradients)
         rows = [flat_gradients(bucket, bucket.choose(subtree)) for subtree in stack.sums]
         for _ in range(stack.left):
             newest.add_(rows.pop())
@@ -294,3 +386,8 @@ class BucketedSum:
         self._side_stream.wait_stream(torch.cuda.current_stream(self._wire))
         with torch.cuda.stream(self._side_stream):
             yield
+
+
+def _is_capturing(value: Tensor) -> bool:
+    """Return whether a CUDA graph records what happens to a tensor; the host cannot read it then."""
+    return value.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -108,8 +108,13 @@ class Updates:
     def _make_sum(self, parameters: list[nn.Parameter]) -> GradientSum:
         config, world, lanes = self._config, self._world, self._config.batch.lanes
         if not self._strategy.shards:
-            settings = {"exact": config.exact, "compression": config.compression}
-            return BucketedSum(parameters, lanes, world, self.clock, **settings)  # type: ignore[arg-type]
+            names = {
+                value: name for model in self._models for name, value in model.named_parameters()
+            }
+            return BucketedSum(
+                parameters, lanes, world, self.clock,
+                exact=config.exact, compression=config.compression, names=names,
+            )  # fmt: skip
         from paceline.train.gradients.sharded_sum import FreeShardedSum, ShardedSum
 
         kind = ShardedSum if self._strategy.adds_shards else FreeShardedSum
