@@ -88,6 +88,17 @@ class CheckpointSaved(Event):
 
 
 @dataclass(frozen=True)
+class FinalStateSaved(Event):
+    """The script changed the model after the loop; the weights are saved apart from the checkpoints."""
+
+    step: int
+    path: str
+    size_bytes: int
+    changed: str
+    """The first of the tensors that changed, and how many more."""
+
+
+@dataclass(frozen=True)
 class CheckpointFailed(Event):
     """A checkpoint could not be saved."""
 

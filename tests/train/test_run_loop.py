@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import optimizer as optimizer_module
 
 import paceline
+from paceline.checkpoint.export import export_newest
+from paceline.checkpoint.find import find_catalog
 from paceline.config import config_from_words
 from paceline.errors import ConfigError, Stopped, TrainingError
 from paceline.train.run_step import with_length
@@ -78,6 +84,89 @@ def test_break_completes_the_step_and_finishes_the_run(every: str, tmp_path: Pat
     assert train(config, leave_at=2) == 3
     assert events(tmp_path, "CheckpointSaved")[-1]["step"] == 3
     assert train(config) == 0
+
+
+def double(model: nn.Sequential) -> None:
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+
+
+def rebuild(model: nn.Sequential) -> None:
+    """What merging adapters does: other parameters under other names."""
+    model[0] = nn.Sequential(nn.Linear(1, 1))
+
+
+AFTER_LOOP = {"none": lambda model: None, "double": double, "rebuild": rebuild}
+Weights = dict[str, list[Any]]
+
+
+def change_after_loop(
+    folder: Path,
+    change: str,
+    epochs: int = 2,
+    ranks: tuple[int, ...] = (0, 1),
+    leaves: bool = False,
+) -> Weights:
+    """Train, change the model after the loop on some ranks, and return the weights that this rank then has."""
+    with paceline.Run(config_in(folder, epochs=epochs)) as run:
+        model = run.model(nn.Sequential(nn.Linear(1, 1)))
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=1e-5))
+        for step in run.steps(DATA):
+            run.update(optimizer, loss_of(model), step)
+            if leaves:
+                break
+        if run.world.rank in ranks:
+            torch.manual_seed(0)
+            AFTER_LOOP[change](model)
+            run.save()
+    return {name: value.tolist() for name, value in model.state_dict().items()}
+
+
+def exported(folder: Path, step: int | None = None) -> Weights:
+    catalog, out = find_catalog(str(folder / "run")), folder / "out.safetensors"
+    export_newest(catalog if step is None else catalog.narrowed(step), out, force=True)
+    return {name: value.tolist() for name, value in load_file(out).items()}
+
+
+@pytest.mark.parametrize("change", ["double", "rebuild"])
+def test_what_changes_the_model_after_the_loop_is_exported_and_never_resumed_from(
+    change: str, tmp_path: Path
+) -> None:
+    def train_on(ranks: int, change: str, folder: Path = tmp_path, epochs: int = 2) -> Weights:
+        given = {"folder": folder, "change": change, "epochs": epochs}
+        return run_on_processes(change_after_loop, ranks, tmp_path, {}, given)[0]
+
+    changed = train_on(2, change)
+    assert exported(tmp_path) == changed
+    assert exported(tmp_path, step=10) != changed, "a step that is named is that checkpoint"
+    assert [event["step"] for event in events(tmp_path, "FinalStateSaved")] == [10]
+    assert run_paceline("ckpt", "check", "run", "--runs", ".", folder=tmp_path).out.count("ok") == 2
+    # The same command changes the same weights again, not those that were changed already.
+    assert train_on(1, change) == exported(tmp_path) == changed
+    # Without the change the export is the checkpoint, from which a training with more epochs resumes.
+    train_on(1, "none")
+    assert exported(tmp_path) == exported(tmp_path, step=10)
+    train_on(1, change)
+    assert train_on(1, "none", epochs=3) == train_on(1, "none", tmp_path / "whole", epochs=3)
+    assert exported(tmp_path) == exported(tmp_path / "whole"), "the old final state is gone"
+
+
+def change_on_rank_1(folder: Path) -> str:
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        change_after_loop(folder, "double", ranks=(1,))
+    return said.getvalue()
+
+
+def test_a_change_after_the_loop_on_one_rank_only_is_said_and_not_saved(tmp_path: Path) -> None:
+    said = run_on_processes(change_on_rank_1, 2, tmp_path, {}, {"folder": tmp_path})[0]
+    assert not events(tmp_path, "FinalStateSaved")
+    assert exported(tmp_path) == exported(tmp_path, step=10)
+    assert "rank 1 changed the model after the loop (0.weight)" in said
+
+
+def test_a_model_that_is_rebuilt_after_break_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run\.finish"):
+        change_after_loop(tmp_path, "rebuild", leaves=True)
 
 
 def test_a_stop_saves_between_two_steps_and_the_rest_of_the_script_does_not_run(

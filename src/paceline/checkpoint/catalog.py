@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeVar
 
 from paceline.checkpoint.manifest import Manifest, NewerFormat
-from paceline.checkpoint.storage import Storage, folder_name, read_manifest, step_of, verify_file
+from paceline.checkpoint.storage import (
+    FINAL,
+    Storage,
+    folder_name,
+    read_manifest,
+    step_of,
+    verify_file,
+)
 from paceline.errors import BadCheckpoint, ConfigError, EnvironmentUnfit, PacelineError
 
 T = TypeVar("T")
@@ -34,6 +41,14 @@ class Catalog:
         """Return the steps of all checkpoints, oldest first."""
         with reading(self.where):
             return sorted(step for step in self.storage.steps() if self.only in {None, step})
+
+    def final(self) -> Catalog | None:
+        """Return the weights that the script made of the newest checkpoint after the loop; None: there are none."""
+        steps = self.steps()
+        final = Catalog(self.storage.within(FINAL))
+        if self.only is not None or not steps or final.steps()[-1:] != steps[-1:]:
+            return None
+        return final
 
     def narrowed(self, step: int) -> Catalog:
         """Return a catalog of one step; raise with the available steps if it does not exist."""

@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple
 from paceline.checkpoint.catalog import Catalog, use_newest
 from paceline.checkpoint.manifest import MANIFEST, FileFacts, damaged
 from paceline.checkpoint.storage import Storage, read_manifest, read_verified, tensor_spans
-from paceline.errors import ConfigError, EnvironmentUnfit, PacelineError
+from paceline.errors import BadCheckpoint, ConfigError, EnvironmentUnfit, PacelineError
 from paceline.rundir import make_durable
 from paceline.tensorfile import Spec, TensorSpan, header_bytes, plan_file
 
@@ -36,15 +36,21 @@ class Exported(NamedTuple):
 
 
 def export_newest(catalog: Catalog, out: Path, *, force: bool = False) -> Exported:
-    """Write the weights of the newest intact checkpoint.
+    """Write the weights of the newest intact checkpoint, or those that the script made of them after the loop.
 
     A checkpoint that was named is never replaced by another.
     """
     refuse_path(out, force=force)
+    problems: list[str] = []
+    if (final := catalog.final()) is not None:
+        try:
+            return export(final.storage, final.steps()[-1], out, force=force)
+        except BadCheckpoint as error:
+            problems.append(error.problem)
     done, passed_over = use_newest(
         catalog, lambda step: export(catalog.storage, step, out, force=force)
     )
-    return done._replace(passed_over=passed_over)
+    return done._replace(passed_over=(*problems, *passed_over))
 
 
 def export(storage: Storage, step: int, out: Path, *, force: bool = False) -> Exported:

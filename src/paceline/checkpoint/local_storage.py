@@ -30,6 +30,10 @@ class LocalStorage:
         self.root = root
         self.address = str(root)
 
+    def within(self, name: str) -> LocalStorage:
+        """Return the storage in a folder of this one."""
+        return LocalStorage(self.root / name)
+
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, newest first.
 

@@ -25,6 +25,10 @@ class RemoteStorage:
         self.address = address
         self._fs, self._root = open_address(address)
 
+    def within(self, name: str) -> RemoteStorage:
+        """Return the storage under a longer prefix."""
+        return RemoteStorage(f"{self.address}/{name}")
+
     def steps(self) -> list[int]:
         """Return the steps that have a manifest, newest first."""
         files = self._files_by_step()

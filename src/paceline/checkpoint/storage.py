@@ -12,6 +12,8 @@ from paceline import tensorfile
 from paceline.checkpoint.manifest import FileFacts, Manifest, damaged
 from paceline.tensorfile import TensorSpan
 
+FINAL = "final"
+"""The folder, beside the checkpoints, of the weights that the script changed after the loop. No resume loads them."""
 NO_MANIFEST = "its manifest is missing"
 CHUNK_BYTES = 16 << 20
 _NAME = re.compile(r"step-([0-9]{9}|[1-9][0-9]{9,14})")
@@ -21,6 +23,9 @@ class Storage(Protocol):
     """The checkpoints of one run. A checkpoint exists once its manifest does."""
 
     address: str
+
+    def within(self, name: str) -> Storage:
+        """Return the storage in a folder of this one."""
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, newest first."""

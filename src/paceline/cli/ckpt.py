@@ -92,18 +92,25 @@ def list_checkpoints(arguments: ListArguments) -> int:
     marks = _marks(catalog, everything)
     entries = [entry for entry in everything if catalog.only in {None, entry.step}]
     beside = [] if entries and catalog.only is not None else beside
+    last = catalog.final()
+    final = list_entries(last.storage)[0][-1] if last is not None else None
     if arguments.json:
         found = [_facts(entry) | {"marks": marks[entry.step]} for entry in entries]
         _print_json(
             {
                 "where": catalog.where,
                 "checkpoints": found,
+                "final": _facts(final) if final else None,
                 "beside": [item._asdict() for item in beside],
             }
         )
     else:
         print(catalog.where)
         print("\n".join(_table(entries, marks)) if entries else "there are no checkpoints here")
+        if final is not None:
+            print(
+                f"changed after the loop: {final.where} ({human_size(final.manifest.size_bytes) if final.manifest else '?'})  {_verdict(final)}"
+            )
         for item in beside:
             print(f"{_BESIDE[item.kind]}: {item.name} ({human_size(item.size_bytes)})")
     return 0 if entries else 1
@@ -113,8 +120,11 @@ def check_checkpoints(arguments: CheckArguments) -> int:
     """Verify every byte, and print each result as soon as it is known."""
     catalog = _find(arguments)
     found: list[Entry] = []
-    for step in catalog.steps():
-        if entry := verify_entry(catalog.storage, step):
+    final = catalog.final()
+    places = [(catalog.storage, step) for step in catalog.steps()]
+    places += [(final.storage, step) for step in final.steps()] if final is not None else []
+    for storage, step in places:
+        if entry := verify_entry(storage, step):
             found.append(entry)
             if not arguments.json:
                 size = f" ({human_size(entry.manifest.size_bytes)})" if entry.manifest else ""

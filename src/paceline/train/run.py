@@ -108,6 +108,7 @@ class Run(RunObjects):
             self._mention_missing_loop()
             return
         if self._step is not None:
+            self._refuse_rebuilt_model()
             self._loop.state.finished = self._loop.state.finished or "the script left the loop"
             self._complete_step()
         is_idle = not self._loop.is_first and not self._script_steps.trains
@@ -118,6 +119,15 @@ class Run(RunObjects):
             )
         self._loop.conclude()
         self._callbacks.call("run_end")
+
+    def _refuse_rebuilt_model(self) -> None:
+        """Raise if the model has lost parameters of the optimizer after `break`: the step before is not saved yet."""
+        assert self._loop is not None
+        if not self._loop.state.fits_optimizer:
+            raise ConfigError(
+                "the script has left the loop with break or return, and then replaced parameters of the model: its last step can no longer be saved",
+                fix='call run.finish("reason") in the loop instead of break: the run is then saved before the model is rebuilt',
+            )
 
     def _mention_missing_loop(self) -> None:
         """Say that a script which prepared a training has not trained; others may only evaluate."""
@@ -259,6 +269,9 @@ class Run(RunObjects):
 
     def save(self) -> None:
         """Save a checkpoint after this step, in addition to those of `checkpoint.every`.
+
+        After the loop it is not needed: if the script changes the model there, the weights are saved at the end of the
+        `with` block, apart from the checkpoints. `paceline ckpt export` prefers them, and a resume never loads them.
 
         >>> with paceline.Run(config) as run:
         ...     model = run.model(torch.nn.Linear(4, 1))

@@ -24,8 +24,9 @@ from paceline.train.observers.recorder import Recorder
 from paceline.train.rates import Rates
 from paceline.train.run_folder import RunFolder
 from paceline.train.saving.checkpointing import Checkpoints, shorten
+from paceline.train.saving.final_state import FinalState
 from paceline.train.saving.run_state import Registered, RunState
-from paceline.train.saving.state import digests_of_all, state_digest
+from paceline.train.saving.state import digests_of_all
 from paceline.train.script_settings import ScriptSettings
 from paceline.train.step.engine import make_updates
 from paceline.train.stopping import Stopping
@@ -69,6 +70,7 @@ class RunLoop:
         self._checkpoints = Checkpoints(
             self.state, folder.emit, folder.claim, on_saved, folder.ahead
         )
+        self._final = FinalState(world, self.state, self._checkpoints)
         self.observers = Observers(world, config, strategy, self.updates, folder.emit)
         self._recorder = Recorder(config, world, strategy, parts, self.updates, self.state)
         peak = peak_of_all(world, config.precision) if flops_per_sample else 0.0
@@ -298,13 +300,16 @@ class RunLoop:
         if not self._config.only_measures:
             self._checkpoints.save(self.done, self.metrics)
         self._checkpoints.finish()
+        if not self._config.only_measures:
+            self._final.remember()
         self.observers.concluding()
 
     def conclude(self) -> None:
         """Report that the run is complete."""
         self.end()
-        own = digests_of_all(self._world, self.updates.own_state())
-        digest = state_digest(self._parts.model, self._parts.optimizer, own)
+        if not self._config.only_measures:
+            self._final.keep(self.done)
+        digest = self.state.digest(digests_of_all(self._world, self.updates.own_state()))
         self._folder.emit(RunEnded(self.done, self._in_epoch.run_seconds, digest))
         self._folder.remove_failure()
 

@@ -16,6 +16,7 @@ from paceline.events import (
     EpochDone,
     Evaluated,
     Event,
+    FinalStateSaved,
     RunEnded,
     RunStarted,
     RunStopped,
@@ -60,6 +61,11 @@ def line_of(event: Event) -> str:  # noqa: PLR0911 - one for each kind
             return epoch_line(event)
         case CheckpointSaved():
             return f"saved {event.path} ({event.size_bytes / 1e6:.1f} MB)"
+        case FinalStateSaved():
+            return (
+                f"saved {event.path} ({event.size_bytes / 1e6:.1f} MB): the script changed the model after the loop "
+                f"({event.changed}). `paceline ckpt export` takes these weights; a resume loads the checkpoint of step {event.step:,}"
+            )
         case CheckpointBad():
             return f"skipped: {event.reason}"
         case SlowRank():

@@ -18,13 +18,14 @@ from paceline.checkpoint.read_ahead import ReadAhead
 from paceline.checkpoint.restore import newest_good, read_tensors
 from paceline.checkpoint.retention import Retention
 from paceline.checkpoint.save import Saver
+from paceline.checkpoint.storage import FINAL, Storage
 from paceline.config import RunConfig
 from paceline.config.intervals import Every
 from paceline.config.renamed import refuse_old_names
 from paceline.config.values import flatten
 from paceline.data.reading.batches import Batches
 from paceline.errors import ConfigError
-from paceline.events import CheckpointBad, CheckpointFailed, CheckpointSaved, Event
+from paceline.events import CheckpointBad, CheckpointFailed, CheckpointSaved, Event, FinalStateSaved
 from paceline.rundir import RunDir, write_whole
 from paceline.runlock import Claim
 from paceline.safe_open import read_text
@@ -61,6 +62,9 @@ class SavedState(Protocol):
     def manifest(self, step: int, metrics: Mapping[str, float]) -> Manifest:
         """Return the description of a checkpoint after a step. Every rank must call this."""
 
+    def final_manifest(self, step: int) -> Manifest:
+        """Return the description of weights that were changed after the last step."""
+
     def check(self, manifest: Manifest) -> None:
         """Raise ValueError, TypeError, KeyError or AttributeError for values that a run cannot have saved."""
 
@@ -92,7 +96,9 @@ class Checkpoints:
         settings = state.config.checkpoint
         folder = RunDir.of(state.config).checkpoints
         self._storage = open_storage(folder, settings.to, state.config.name)
-        self._saver = self._make_saver()
+        self._saver = self._make_saver(
+            self._storage, Retention(settings.keep, settings.best), self._report_progress
+        )
         self._cadence = Cadence(
             Every.parse(settings.every),
             settings.mtbf_h * 3600.0,
@@ -105,16 +111,17 @@ class Checkpoints:
         self.before_save: Callable[[int], None] = lambda _: None
         """Called on every rank before a checkpoint after so many steps is saved."""
 
-    def _make_saver(self) -> Saver:
-        settings = self._config.checkpoint
+    def _make_saver(
+        self, storage: Storage, retention: Retention, after: Callable[[int], None] | None = None
+    ) -> Saver:
         before_commit = self._claim.check if self._claim is not None else None
         token = all_gather_texts(self._world, secrets.token_hex(4))[0]
         return Saver(
-            self._storage,
+            storage,
             self._world,
             token,
-            retention=Retention(settings.keep, settings.best),
-            hooks=CommitHooks(before_commit, self._report_progress),
+            retention=retention,
+            hooks=CommitHooks(before_commit, after),
             silence_s=self._config.timeout.step_s,
             whole=whole,
         )
@@ -170,6 +177,7 @@ class Checkpoints:
             return
         for step in self._storage.steps():
             self._storage.set_aside(step)
+        self.delete_final()
         write_whole(mark, launch.encode())
 
     def _refuse_changed_settings(self, manifest: Manifest) -> None:
@@ -234,6 +242,24 @@ class Checkpoints:
         self._cadence.begun(time.monotonic())
         manifest = self._state.manifest(step, metrics)
         self._saver.save(self._state.tensors(), manifest, self._state.own_tensors())
+
+    def delete_final(self) -> None:
+        """Delete what an earlier end of this run has saved of a model that was changed after the loop."""
+        if self._world.is_main:
+            final = self._storage.within(FINAL)
+            final.sweep()
+            for step in final.steps():
+                final.delete(step)
+
+    def save_final(self, step: int, weights: dict[str, Tensor], changed: str) -> None:
+        """Save weights that were changed after the loop, apart from the checkpoints. Every rank must call this."""
+        manifest = self._state.final_manifest(step)
+        saver = self._make_saver(self._storage.within(FINAL), Retention(keep=1))
+        saver.save(weights, manifest)
+        saver.close()
+        for saved in saver.finished():
+            self._emit(FinalStateSaved(step, saved.where, saved.manifest.size_bytes, changed))
+        wait_for_all(self._world)
 
     def finish(self, *, in_time: bool = False) -> None:
         """Wait until the last save is complete on every rank; with `in_time`, not for old ones to be deleted."""

@@ -10,16 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from paceline.checkpoint.manifest import Manifest
+from paceline.checkpoint.staging import DTYPE_NAMES
 from paceline.config import RunConfig
 from paceline.config.values import flatten
 from paceline.data.reading.batches import Batches
 from paceline.errors import ConfigError
+from paceline.train.model.parallel import settled
 from paceline.train.observers.meter import Meter
 from paceline.train.saving.changed_settings import changed_settings
 from paceline.train.saving.imported_state import fitted, is_imported, missing_kinds
 from paceline.train.saving.manifest_values import check_values
 from paceline.train.saving.replicas import check_replicas
-from paceline.train.saving.state import KERNELS, named_state, optimizer_facts
+from paceline.train.saving.state import KERNELS, digest_of_all, named_state, optimizer_facts
 from paceline.train.saving.stream_state import restore_stream, save_stream
 from paceline.train.saving.tracked import PREFIX, Tracked, decode, encode
 from paceline.train.step.moving_buffers import PREFIX as BUFFER
@@ -160,6 +162,34 @@ class RunState:
         found.update(self._parts.tracked.state()[1])
         return found
 
+    def weights(self) -> dict[str, Tensor]:
+        """Return the tensors of the models that a file can hold, whatever the optimizers know."""
+        found = {}
+        for name, value in settled(self._parts.model).state_dict().items():
+            is_plain = isinstance(value, Tensor) and value.layout == torch.strided
+            if is_plain and value.dtype in DTYPE_NAMES:
+                found[f"model.{name}"] = value.detach()
+        return found
+
+    def is_saved(self, name: str) -> bool:
+        """Return whether checkpoints hold a weight, by its name in them."""
+        return self._parts.is_saved(name.partition(".")[2])
+
+    @property
+    def fits_optimizer(self) -> bool:
+        """Whether the models still have every parameter of the optimizers: a script may rebuild a model after the loop."""
+        own = set(settled(self._parts.model).parameters())
+        return own.issuperset(*map(_parameters, self._parts.optimizers.values()))
+
+    def digest(self, others: Mapping[str, str]) -> str:
+        """Return one SHA-256 over weights, optimizer state and `others`. Every rank must call this.
+
+        The optimizer state is left out if the script has rebuilt the model after the loop.
+        """
+        if self.fits_optimizer:
+            return digest_of_all(named_state(self._parts.model, self._parts.optimizer), others)
+        return digest_of_all(self.weights().items(), others)
+
     def own_tensors(self) -> Mapping[str, Tensor]:
         """Return the tensors that only this rank holds."""
         return self._updates.own_state()
@@ -200,6 +230,15 @@ class RunState:
             "stream": save_stream(self.world, self.batches),
             "finished": self.finished,
         }
+        return self._describe(step, metrics, values)
+
+    def final_manifest(self, step: int) -> Manifest:
+        """Return the description of weights that were changed after the last step."""
+        return self._describe(step, {}, {"world_size": self.world.size, "changed_after_loop": True})
+
+    def _describe(
+        self, step: int, metrics: Mapping[str, float], values: dict[str, Any]
+    ) -> Manifest:
         versions = {
             "paceline": VERSION,
             "torch": torch.__version__,

@@ -211,8 +211,18 @@ def state_digest(
 
     Every rank must call this if the model is sharded.
     """
+    return digest_of_all(named_state(model, optimizer), others)
+
+
+def digest_of_all(
+    tensors: Iterable[tuple[str, Tensor]], others: Mapping[str, str] | None = None
+) -> str:
+    """Return one SHA-256 over named tensors and over the digests in `others`.
+
+    Every rank must call this if some are sharded.
+    """
     digests = {}
-    for name, value in named_state(model, optimizer):
+    for name, value in tensors:
         digests[name] = digest_of(name, whole(value))
     digests.update(others or {})
     text = "".join(digest for _, digest in sorted(digests.items()))
