@@ -120,7 +120,7 @@ def _lint(path: Path, *, as_json: bool) -> int:
             fix="name the script that is given to sbatch",
         )
     text = content.decode(errors="replace")
-    mistakes = find_mistakes(text)
+    mistakes = find_mistakes(text, (Path(), path.parent))
     if as_json:
         _print_json({"script": str(path)}, mistakes)
     elif mistakes:

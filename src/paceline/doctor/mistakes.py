@@ -1,89 +1,94 @@
-"""The classic mistakes in batch scripts: each with its line, its effect, and the fix."""
+"""The classic mistakes in batch scripts: each with its line, its effect, and the fix.
+
+Here: ranks and their rendezvous. `job_mistakes` has the file, the resources, the time limit and the exit code.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.doctor.batch_parser import MARKED, Script, Variable, read_script
-from paceline.doctor.environment_mistakes import (
-    conda_without_hook,
-    different_in_each_task,
-    environment_not_passed,
-    no_log_folder,
-    unreadable_file,
-    unsafe_address,
-)
-from paceline.doctor.exit_mistakes import (
-    exit_code_lost,
-    no_signal,
-    ranks_left_behind,
-    signal_not_heard,
-)
 from paceline.doctor.finding import Finding, problem
+from paceline.doctor.job_mistakes import JOB_RULES, no_log_folder, unreadable_file
 from paceline.doctor.launch_commands import (
     Launch,
+    is_whole_node,
     launches_of,
     nodes_of,
     number,
     tasks_of,
     tasks_per_node,
 )
-from paceline.doctor.resource_mistakes import agents_for_other_nodes, cores_lost, ranks_and_gpus
 
 _OWN = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID"}
 _PER_TASK = re.compile(rf"(?<!{MARKED})\$\{{?(SLURM_PROCID|SLURM_LOCALID|SLURM_NODEID)\b")
-_FIXED = re.compile(r"(?:\$\{MASTER_PORT:?[-=])?(\d+)\}?")
+_DRAWN_PER_TASK = re.compile(rf"{MARKED}\$[{{(]?(RANDOM|hostname|HOSTNAME|SLURMD_NODENAME)\b")
+_RENDEZVOUS = re.compile(
+    r"(--rdzv[-_](?:id|endpoint)|--master[-_]addr|MASTER_ADDR|MASTER_PORT)[= ]\S*"
+)
+_ADDRESS_OF_SRUN = re.compile(r"^\s*(?:export\s+)?(\w+)=\"?[$`]\(?\s*srun\b.*2>&1", re.MULTILINE)
+_IP_ADDRESS = re.compile(r"\bhostname\s+(--ip-address|-i)\s*['\"]?\s*[)`]")
 _PORT_FIX = "derive it from the job ID: export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))"
+_FIRST_NODE = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 _ENDPOINT_FIX = (
     "add --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=HOST:PORT; HOST is the first of "
     '`scontrol show hostnames "$SLURM_JOB_NODELIST"`'
 )
 
 
-def find_mistakes(text: str, folder: Path = Path()) -> list[Finding]:
-    """Return the mistakes in a batch script that is submitted in a folder, ordered by line."""
-    script = read_script(text)
+def find_mistakes(text: str, folders: Sequence[Path] = (Path(),)) -> list[Finding]:
+    """Return the mistakes in a batch script, ordered by line.
+
+    `folders` are those from which it may be submitted: folders of logs are looked for there.
+    """
+    script = read_script(text.replace("\r\n", "\n"))
+    unreadable = list(unreadable_file(text))
+    findings = [*unreadable, *no_log_folder(script, folders)]
+    if any(finding.check in {"syntax-error", "other-language"} for finding in unreadable):
+        return sorted(findings, key=lambda finding: finding.line)
     launches = launches_of(script)
-    findings = [*unreadable_file(script), *no_log_folder(script, folder)]
-    for rule in _RULES:
+    for rule in (*_RULES, *JOB_RULES):
         findings += rule(script, launches)
     return sorted(findings, key=lambda finding: finding.line)
 
 
 def _rank_in_the_batch_shell(script: Script, launches: list[Launch]) -> Iterator[Finding]:
-    variables = list(script.variables)
-    hangs = has_agent = False
     for launch in launches:
-        has_agent |= launch.kind == "agent"
         direct = launch.through and launch.kind in {"python", "other"}
-        hangs |= bool(direct) and tasks_of(script, launch) > 1
-        for name, value in launch.command.variables.items():
-            variables.append(Variable(launch.line, name, value, exported=True))
-    if hangs or has_agent:
+        if not direct or tasks_of(script, launch) < 2:
+            continue
+        own = launch.command.variables
+        variables = [Variable(launch.line, name, own[name], exported=True) for name in own]
+        variables += [one for one in script.variables if one.exported and one.name not in own]
         for variable in variables:
-            if variable.exported and variable.name in _OWN:
-                yield _same_for_all(variable, hangs=hangs)
+            if variable.name in _OWN and not _sets(launch, variable.name):
+                yield _same_for_all(variable)
+        return
 
 
-def _same_for_all(variable: Variable, *, hangs: bool) -> Finding:
+def _sets(launch: Launch, name: str) -> bool:
+    """Return whether the script that runs in each task sets a variable anew."""
+    return launch.inner is not None and bool(re.search(rf"\b{name}=", launch.inner.text))
+
+
+def _same_for_all(variable: Variable) -> Finding:
     name = variable.name
-    says = f"{name} is set in the batch shell, so all ranks get the same value ({variable.value})"
-    if hangs:
-        says += " and wait for each other forever"
-        task = f"export {name}=${_OWN[name]}; exec python ..."
-        fix = f"set it in each task, in single quotes: srun bash -c '{task}'"
-    else:
-        says += "; torchrun overrides it, but other programs in the job read the wrong value"
-        fix = f"remove {name}: torchrun sets it for each rank"
-    return problem("rank-in-batch-shell", says, fix, variable.line)
+    task = f"export {name}=${_OWN[name]}; exec python ..."
+    return problem(
+        "rank-in-batch-shell",
+        f"{name} is set in the batch shell, so all ranks get the same value ({variable.value}) "
+        "and wait for each other forever",
+        f"set it in each task, in single quotes: srun bash -c '{task}'",
+        variable.line,
+    )
 
 
 def _read_too_early(script: Script, launches: list[Launch]) -> Iterator[Finding]:
     for launch in launches:
         name = _per_task_variable(script, launch)
-        if name and launch.through == "srun":
+        if name and launch.through == "srun" and tasks_of(script, launch) > 1:
             yield problem(
                 "rank-in-batch-shell",
                 f"the batch shell expands ${name} in this command, where it is 0: "
@@ -95,23 +100,20 @@ def _read_too_early(script: Script, launches: list[Launch]) -> Iterator[Finding]
 
 def _per_task_variable(script: Script, launch: Launch) -> str:
     """Return a variable of a launch whose value differs per task; empty if there is none."""
-    if match := _PER_TASK.search(launch.text):
+    if match := _PER_TASK.search(re.sub(r"\$\([^)]*\)|`[^`]*`", "", launch.text)):
         return match[1]
-    for name in sorted(re.findall(r"\$\{?(\w+)", launch.text)):
-        variable = script.last(name)
-        if variable and _PER_TASK.search(variable.value):
-            return str(name)
     return ""
 
 
 def _wrong_world_size(script: Script, launches: list[Launch]) -> Iterator[Finding]:
     size = script.last("WORLD_SIZE")
-    value = number(script, size.value) if size and size.exported else None
+    value = number(script, size.value or "") if size and size.exported else None
     if not size or not value:
         return
     for launch in launches:
         tasks = tasks_of(script, launch)
-        if launch.through == "srun" and launch.kind == "python" and value != tasks:
+        ranks = launch.through == "srun" and launch.kind == "python" and launch.is_complete
+        if ranks and launch.trains and value != tasks and not _sets(launch, "WORLD_SIZE"):
             yield problem(
                 "world-size",
                 f"WORLD_SIZE is {value}, but srun in line {launch.line} starts {tasks} tasks: "
@@ -130,7 +132,8 @@ def _several_agents(script: Script, launches: list[Launch]) -> Iterator[Finding]
             yield problem(
                 "several-agents",
                 f"srun starts {per_node} torchrun agents per node, and each starts all ranks",
-                "start one agent per node: --ntasks-per-node=1, and --nproc-per-node for the ranks",
+                "start one agent per node: #SBATCH --ntasks-per-node=1, or srun --nodes=N --ntasks=N; "
+                "and --nproc-per-node for the ranks",
                 launch.line,
             )
         elif tasks > 1 and re.search(r"\bpaceline (run|train)\b", launch.text):
@@ -143,38 +146,63 @@ def _several_agents(script: Script, launches: list[Launch]) -> Iterator[Finding]
 
 
 def _no_rendezvous(script: Script, launches: list[Launch]) -> Iterator[Finding]:
+    if any(variable.name.startswith("PET_") for variable in script.variables):
+        return  # torchrun's options as environment variables
     for launch in launches:
         options = launch.options
         nodes = number(script, options.get("nnodes", "").rpartition(":")[2])
         nodes = nodes or nodes_of(script, launch)
-        if launch.kind != "agent" or nodes < 2 or not launch.through:
+        if launch.kind != "agent" or nodes < 2 or not launch.through or not launch.is_complete:
             continue
         standalone = "standalone" in options
         if standalone or not {"rdzv-endpoint", "master-addr", "rdzv-conf"} & options.keys():
             how = "with --standalone" if standalone else "without a rendezvous endpoint"
+            effect = "each agent acts as the first, and waits 15 minutes for the others"
+            if "nnodes" not in options:
+                effect = "each node trains alone, and writes over the files of the others"
             yield problem(
-                "no-rendezvous",
-                f"{nodes} nodes {how}: each agent acts as the first, and waits 15 minutes for the "
-                "others",
-                _ENDPOINT_FIX,
-                launch.line,
+                "no-rendezvous", f"{nodes} nodes {how}: {effect}", _ENDPOINT_FIX, launch.line
             )
 
 
-def _only_the_first_node(script: Script, launches: list[Launch]) -> Iterator[Finding]:
-    elsewhere = any(launch.through or launch.kind == "paceline" for launch in launches)
-    nodes, tasks = nodes_of(script), tasks_of(script)
+def _agents_for_other_nodes(script: Script, launches: list[Launch]) -> Iterator[Finding]:
+    """Find a torchrun whose --nnodes is not the number of nodes that it is started on."""
     for launch in launches:
-        if launch.through or (launch.kind == "python" and elsewhere):
+        options, asked = launch.options, launch.asked
+        one_of_several = launch.command.background or "nodelist" in asked
+        is_known = "nodes" in script.options or "nodes" in asked
+        if launch.kind != "agent" or not launch.through or one_of_several or not is_known:
             continue
-        is_python = launch.kind == "python"
-        if not is_python and launch.kind != "agent":
+        wanted, given = number(script, options.get("nnodes", "")), "nnodes" in options
+        if not given and launch.is_complete and "rdzv-endpoint" in options:
+            wanted = None if script.is_set("PET_NNODES") else 1
+        nodes = nodes_of(script, launch)
+        if not wanted or wanted == nodes:
             continue
-        if nodes > 1 or (tasks > 1 and is_python):
-            requested = f"{nodes} nodes" if nodes > 1 else f"{tasks} tasks"
+        effect = "the agents wait for others that never start"
+        if wanted < nodes:
+            effect = "the agents that come late are refused, and their nodes are idle"
+        yield problem(
+            "wrong-nnodes",
+            f"--nnodes={wanted}{'' if given else ' (the default)'}, but the agents start on {nodes} "
+            f"nodes: {effect}",
+            "use --nnodes=$SLURM_NNODES",
+            launch.line,
+        )
+
+
+def _only_the_first_node(script: Script, launches: list[Launch]) -> Iterator[Finding]:
+    nodes = nodes_of(script)
+    reaching = {"deepspeed", "paceline"}
+    if nodes < 2 or any(launch.through or launch.kind in reaching for launch in launches):
+        return
+    if any(command.words[0] in {"ray", "parallel", "horovodrun"} for command in script.commands):
+        return
+    for launch in launches:
+        if launch.trains and not launch.command.branches:
             yield problem(
                 "only-first-node",
-                f"the job requests {requested}, but this runs once, on the first node: "
+                f"the job requests {nodes} nodes, but this runs once, on the first node: "
                 "the others are idle",
                 "put srun before it",
                 launch.line,
@@ -184,10 +212,13 @@ def _only_the_first_node(script: Script, launches: list[Launch]) -> Iterator[Fin
 
 def _port_not_exported(script: Script, launches: list[Launch]) -> Iterator[Finding]:
     port = script.last("MASTER_PORT")
-    if not port or port.exported or _is_read(port, script):
+    is_read = re.search(r"\$\{?MASTER_PORT\b(?!:?[-=])", script.body)
+    everything = any(command.words[:2] == ("set", "-a") for command in script.commands)
+    if not port or port.exported or is_read or everything:
         return
     for launch in launches:
-        if launch.kind == "python" and launch.through and not _sets_port(launch):
+        sets = _sets(launch, "MASTER_PORT") or "MASTER_PORT" in launch.command.variables
+        if launch.kind == "python" and launch.through and not sets:
             yield problem(
                 "port-not-exported",
                 "MASTER_PORT is set but not exported: the ranks do not get it",
@@ -197,98 +228,114 @@ def _port_not_exported(script: Script, launches: list[Launch]) -> Iterator[Findi
             return
 
 
-def _is_read(port: Variable, script: Script) -> bool:
-    return bool(re.search(rf"\$\{{?{port.name}\b(?!:?[-=])", script.body))
-
-
-def _sets_port(launch: Launch) -> bool:
-    inner = launch.inner and "MASTER_PORT" in launch.inner.text
-    return bool(inner) or "MASTER_PORT" in launch.command.variables
-
-
 def _fixed_port(script: Script, launches: list[Launch]) -> Iterator[Finding]:
-    if "exclusive" in script.options:
+    if is_whole_node(script, launches):
         return
-    port = script.last("MASTER_PORT")
-    found = _FIXED.fullmatch(port.value) if port and _is_used(port, script, launches) else None
-    if port and found and found[1] != "0":
-        yield _fixed(f"port {found[1]}", port.line)
+    found: dict[int, str] = {}
     for launch in launches:
-        given = _given_port(launch)
-        if re.match(r"[1-9]", given):
-            yield _fixed(f"port {given}", launch.line)
-
-
-def _is_used(port: Variable, script: Script, launches: list[Launch]) -> bool:
-    """Return whether ranks listen on this port; torchrun gives its ranks another one."""
-    reads_it = any(launch.through and launch.kind in {"python", "other"} for launch in launches)
-    return _is_read(port, script) or (port.exported and reads_it)
-
-
-def _given_port(launch: Launch) -> str:
-    endpoint = launch.options.get("rdzv-endpoint", "")
-    if match := re.search(r"(?<=:)\d+$", endpoint):
-        return match[0]
-    if endpoint and ":" not in endpoint and "$" not in endpoint:
-        return "29400 (default of c10d)"
-    if "master-addr" in launch.options and not endpoint:
-        return launch.options.get("master-port", "29500 (default of torchrun)")
-    return ""
-
-
-def _fixed(what: str, line: int) -> Finding:
-    says = f"{what} is the same for all jobs: a second job on a node fails or joins the first job"
-    return problem("fixed-port", says, _PORT_FIX, line)
-
-
-def _late_options(script: Script, launches: list[Launch]) -> Iterator[Finding]:
-    for line in script.late_options:
-        yield problem(
-            "late-option",
-            "#SBATCH after the first command: Slurm ignores it",
-            "move it to the top of the script",
-            line,
+        port, default = _port_of(script, launch)
+        if re.fullmatch(r"[1-9]\d*", port):
+            line = launch.line if default else _line_of(script, rf":?\D*{port}\}}?", launch.line)
+            found.setdefault(line, f"port {port}{default}")
+    for line, what in found.items():
+        says = (
+            f"{what} is the same for all jobs: a second job on a node fails or joins the first job"
         )
+        yield problem("fixed-port", says, _PORT_FIX, line)
 
 
-def _open_text(script: Script, launches: list[Launch]) -> Iterator[Finding]:
-    for line, word in script.open_texts:
-        yield problem(
-            "open-text",
-            f"no line {word} ends this here-document: the shell reads the rest of the script as its "
-            "text, and runs none of it",
-            f"put {word} at the start of a line of its own",
-            line,
-        )
+def _line_of(script: Script, value: str, line: int) -> int:
+    """Return the line of the variable that has a value, else another line."""
+    for variable in reversed(script.variables):
+        if variable.line <= line and re.fullmatch(value, (variable.value or "").strip(' "')):
+            return variable.line
+    return line
+
+
+def _port_of(script: Script, launch: Launch) -> tuple[str, str]:
+    """Return the port on which the first rank or agent listens, and which default it is, if it is one."""
+    options = launch.options
+    if launch.kind == "python":
+        own = launch.command.variables.get("MASTER_PORT", "")
+        variable = script.last("MASTER_PORT")
+        if variable and variable.exported and not own and not _sets(launch, "MASTER_PORT"):
+            own = variable.value or ""
+        return script.expand(own).strip(), ""
+    if launch.kind != "agent" or "standalone" in options:
+        return "", ""
+    endpoint = script.expand(options.get("rdzv-endpoint", ""))
+    if endpoint:
+        # Without its substitutions; what is left of an unknown variable may hold a port.
+        plain = re.sub(r"\$\([^()]*(\([^()]*\)[^()]*)*\)|`[^`]*`|\$\{\w+\[\d+\]\}", "", endpoint)
+        if match := re.search(r":\"?(\d+)\"?$", plain):
+            return match[1], ""
+        is_named = ":" not in plain and "$" not in plain
+        return ("29400", " (default of c10d)") if is_named else ("", "")
+    port = script.expand(options.get("master-port", ""))
+    alone = options.get("nnodes", "1") == "1"  # then torchrun chooses a free port
+    if not port and not alone and "master-addr" in options and "rdzv-conf" not in options:
+        return "29500", " (default of torchrun)"
+    return port, ""
 
 
 def _wrong_address(script: Script, launches: list[Launch]) -> Iterator[Finding]:
-    addresses = []
-    if variable := script.last("MASTER_ADDR"):
-        addresses.append((variable.value, variable.line))
+    seen: set[int] = set()
     for launch in launches:
         options = launch.options
-        endpoint = options.get("rdzv-endpoint", "") or options.get("master-addr", "")
-        addresses.append((endpoint, launch.line))
-    for value, line in addresses:
-        if re.match(r"\"?\$\{?SLURM_(JOB_|STEP_)?NODELIST\}?", value):
-            yield problem(
-                "wrong-address",
-                "a node list such as n[1-4] is not an address",
-                'use its first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-                line,
-            )
-        elif nodes_of(script) > 1 and re.match(r"(localhost|127\.)", value):
-            yield problem(
-                "wrong-address",
-                f"{value} means a different machine on every node",
-                'use the first node: $(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-                line,
-            )
+        address = options.get("rdzv-endpoint", "") or options.get("master-addr", "")
+        variable = script.last("MASTER_ADDR")
+        if launch.kind != "agent" and variable and variable.exported and launch.through:
+            address = "$MASTER_ADDR"
+        value = script.expand(address)
+        found = _address_mistake(value, several_nodes=nodes_of(script) > 1)
+        if found:
+            says, pattern = found
+            line = _line_of(script, pattern, launch.line)
+            if line not in seen:
+                yield problem(
+                    "wrong-address", says, f"use the name of the first node: {_FIRST_NODE}", line
+                )
+            seen.add(line)
+    for match in _ADDRESS_OF_SRUN.finditer(script.text):
+        yield problem(
+            "wrong-address",
+            f"2>&1 adds the warnings of srun to {match[1]}",
+            "remove 2>&1",
+            script.text.count("\n", 0, match.start(1)) + 1,
+        )
+
+
+def _address_mistake(value: str, *, several_nodes: bool) -> tuple[str, str] | None:
+    """Return what is wrong with an address, and a pattern of the variable that holds it."""
+    if match := re.match(r"\"?\$\{?SLURM_(JOB_|STEP_)?NODELIST\}?", value):
+        return "a node list such as n[1-4] is not an address", rf"{re.escape(match[0])}.*"
+    if not several_nodes:
+        return None
+    if match := re.match(r"localhost|127\.[\d.]+", value):
+        says = f"{match[0]} means a different machine on every node"
+        return says, rf"{re.escape(match[0])}.*"
+    if _IP_ADDRESS.search(value):
+        says = "`hostname --ip-address` may print 127.0.1.1, or several addresses"
+        return says, rf"(?s).*{_IP_ADDRESS.pattern}.*"
+    return None
+
+
+def _different_in_each_task(script: Script, launches: list[Launch]) -> Iterator[Finding]:
+    """Find an address or a rendezvous ID that every task computes for itself."""
+    for launch in launches:
+        for place in _RENDEZVOUS.finditer(launch.text):
+            several = launch.through and tasks_of(script, launch) > 1
+            if several and (found := _DRAWN_PER_TASK.search(place[0])):
+                yield problem(
+                    "different-in-each-task",
+                    f"each task expands {found[1]} in {place[1]} for itself: "
+                    "they get different values, and the rendezvous fails",
+                    "compute it once in the batch shell, and export it",
+                    launch.line,
+                )
 
 
 _RULES = (
-    _rank_in_the_batch_shell, _read_too_early, _wrong_world_size, _several_agents, _no_rendezvous, _only_the_first_node, _port_not_exported,
-    _fixed_port, _late_options, _open_text, _wrong_address, no_signal, signal_not_heard, ranks_left_behind, exit_code_lost,
-    agents_for_other_nodes, ranks_and_gpus, cores_lost, different_in_each_task, environment_not_passed, conda_without_hook, unsafe_address,
+    _rank_in_the_batch_shell, _read_too_early, _wrong_world_size, _several_agents, _no_rendezvous, _agents_for_other_nodes,
+    _only_the_first_node, _port_not_exported, _fixed_port, _wrong_address, _different_in_each_task,
 )  # fmt: skip

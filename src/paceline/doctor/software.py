@@ -112,7 +112,6 @@ def judge_torch(torch: TorchFacts) -> Iterator[Finding]:
     built = f"built for CUDA {torch.cuda}" if torch.cuda else "built for CPUs only"
     took = f"imported in {torch.import_s:.1f} s ({torch.import_cpu_s:.1f} s of CPU)"
     text = f"{torch.version}, {built}, {took}"
-    waited_s = torch.import_s - torch.import_cpu_s - torch.import_queued_s
     if version < _OLDEST_TORCH:
         yield problem(
             "torch",
@@ -125,15 +124,24 @@ def judge_torch(torch: TorchFacts) -> Iterator[Finding]:
             f"{text}, but a small sum fails: {torch.error}",
             "check `nvidia-smi`; exclude this node from the job (--exclude)",
         )
-    elif torch.import_s > _SLOW_S and waited_s > torch.import_s / 2:
-        yield problem(
-            "torch",
-            f"{text}: it waited for files",
-            "find the slow packages: `paceline doctor --startup`; pack the environment: --pack",
-        )
+    elif torch.import_s > _SLOW_S:
+        cause, fix = _cause_of_slow_import(torch)
+        yield problem("torch", f"{text}: {cause}; every start of a rank takes as long", fix)
     else:
         yield passed("torch", text)
     yield _judge_backends(torch)
+
+
+def _cause_of_slow_import(torch: TorchFacts) -> tuple[str, str]:
+    """Return what most of the time of an import was spent on, and what helps."""
+    files_s = torch.import_s - torch.import_cpu_s - torch.import_queued_s
+    most = max(files_s, torch.import_cpu_s, torch.import_queued_s)
+    if most == files_s:
+        fix = "find the slow packages: `paceline doctor --startup`; pack the environment: --pack"
+        return "it waited for files", fix
+    if most == torch.import_queued_s:
+        return "it waited for a core", "see what uses the cores: `uptime`, `top`; then try again"
+    return "it computed", "find the slow packages: `paceline doctor --startup`"
 
 
 def _judge_backends(torch: TorchFacts) -> Finding:
