@@ -125,7 +125,7 @@ def _launch(script: Script, command: Command) -> Iterator[Launch]:
 _NOTHING = Command(0, ("",))
 
 
-def _program(words: list[str], through: str) -> Launch | None:  # noqa: PLR0911, C901 - one return per kind
+def _program(words: list[str], through: str) -> Launch | None:  # noqa: PLR0911, PLR0912, C901 - one return per kind
     """Return what the words start, also inside containers and wrappers; None if it is no training."""
     wrapped = bool(through)
     for index, word in enumerate(words):
