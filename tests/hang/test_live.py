@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from paceline.cli import hang
 from paceline.events import surviving
+from paceline.hang.rank_report import RankException, RankReport, write_report
 from paceline.report.find_run import find_run
 from paceline.report.state import RunWatcher
+from paceline.rundir import RunDir, make_private
+from paceline.runlock import claimed
 from support.program import Done, Running, around, paceline, started
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "trials" / "faulty_training.py"
@@ -58,13 +65,30 @@ def test_a_stuck_rank_is_named_while_the_run_goes_on_and_afterwards(tmp_path: Pa
         assert {record["state"] for record in found["records"]} == {"stuck"}
         while (
             running.process.poll() is None
-        ):  # the first signal asks to save, which rank 1 does not hear
-            running.process.terminate()
+        ):  # the first interrupt asks to save, which rank 1 does not hear
+            running.process.send_signal(signal.SIGINT)
             time.sleep(0.5)
         assert found["sentence"].partition(";")[0] in running.wait().out
         assert running.left_over() == []
     later = json.loads(ask(tmp_path, "--json").out)
     assert (later["alive"], later["cause"], later["ranks"]) == (False, "own code", [1])
+
+
+def test_a_start_that_has_reported_nothing_yet_does_not_show_the_failure_of_the_one_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hang, "_ANSWER_S", 0.1)
+    folder = RunDir(tmp_path / "runs" / "run")
+    make_private(folder.root)
+    folder.config.write_text('name = "run"\n')
+    wrong = RankException("ValueError", "ValueError: a bad sample", lost_peer=False)
+    write_report(folder, RankReport(0, 1, "n1", "failed", time.time(), 3, "step", wrong=wrong))
+    arguments = hang.HangArguments(run=str(folder.root))
+    assert hang.main(arguments) == 1
+    assert "ValueError" in capsys.readouterr().out
+    with claimed(folder.lock):
+        assert hang.main(arguments) == 0
+    assert "is starting" in capsys.readouterr().out
 
 
 def test_a_failure_leaves_a_page_with_the_way_on(tmp_path: Path):
@@ -81,6 +105,7 @@ def test_a_failure_leaves_a_page_with_the_way_on(tmp_path: Path):
     assert "ValueError: a bad sample" in page["words"]
     assert page["resume"] in done.err
     assert page["resume"] in text
+    assert time.strftime("at %Y-%m-%d %H:", time.localtime(page["time_s"])) in text
     assert page["resume"].startswith("paceline run ")
     shown = ask(tmp_path)
     assert shown.code == 1

@@ -39,6 +39,9 @@ _NO_STACK = (
     "no stack: the process did not answer; with --python it needs py-spy (pip install py-spy), "
     "and a kernel that allows it to attach"
 )
+_STARTING = (
+    "the run is starting: no rank has begun its first step, or reported anything, since this start"
+)
 _SYMPTOMS = {"none", "gone", "exception", "left"}  # the page knows why
 
 
@@ -62,6 +65,8 @@ def main(arguments: HangArguments) -> int:
         alive = is_held(run.folder.lock)
         reports = _request_reports(run.folder) if alive else read_reports(run.folder)
         verdict = (None if alive else read_verdict(run.folder)) or _verdict(reports)
+        if alive and not reports:
+            verdict = HangVerdict("none", (), (), _STARTING)
     page = None if alive else ensure_failure_page(run)
     if page and verdict.cause in _SYMPTOMS:
         verdict = page_verdict(page, reports)
@@ -82,14 +87,23 @@ def _request_reports(folder: RunDir) -> list[RankReport]:
     requested, limit = time.time(), time.monotonic() + _ANSWER_S
     with contextlib.suppress(OSError):  # another user's folder: use the reports that exist
         if folder.alarm.parent.is_symlink():
-            return read_reports(folder)
+            return _of_this_start(folder)
         os.close(open_to_write(folder.alarm, os.O_WRONLY))
         os.utime(folder.alarm)
         while time.monotonic() < limit:
-            if all(report.time_s >= requested for report in read_reports(folder)):
+            if all(report.time_s >= requested for report in _of_this_start(folder)):
                 break
             time.sleep(_LOOK_S)
-    return read_reports(folder)
+    return _of_this_start(folder)
+
+
+def _of_this_start(folder: RunDir) -> list[RankReport]:
+    """Return the reports that are newer than the lock, which each start replaces: older ones are of an earlier start."""
+    begun = folder.lock.stat().st_mtime_ns
+    reports = read_reports(folder)
+    return [
+        report for report in reports if folder.hang_record(report.rank).stat().st_mtime_ns >= begun
+    ]
 
 
 def _verdict(reports: Sequence[RankReport]) -> HangVerdict:

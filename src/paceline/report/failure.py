@@ -198,6 +198,17 @@ def _with_history(
         checkpoint_step=saved_step,
         slurm="",
         resume=_SAME_COMMAND,
+        time_s=_failed_s(records, events),
+    )
+
+
+def _failed_s(records: Sequence[RankReport], events: Events) -> float:
+    """Return when a run failed: the moment of the first report of that by a rank, else now."""
+    starts = [event["time_s"] for event in events if event["event"] == RunStarted.__name__]
+    times = [record.time_s for record in records if record.state in {"stuck", "failed"}]
+    times += [event["time_s"] for event in events if event["event"] == RunFailed.__name__]
+    return min(
+        (moment for moment in times if moment >= max(starts, default=0.0)), default=time.time()
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ class FailurePage:
     fix: str = ""
     """What to do about it; empty: the traceback tells."""
     written: bool = False
+    time_s: float = 0.0
+    """When it failed, in seconds since 1970; 0: unknown."""
 
     def facts(self) -> dict[str, Any]:
         """Return the data with the keys of docs/hang.md."""
@@ -59,6 +62,9 @@ class FailurePage:
     def text(self) -> str:
         """Return the page as Markdown."""
         lines = [f"# {plain(Path(self.run).name)} failed", "", f"{self.verdict}."]
+        if self.time_s:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.time_s))
+            lines += ["", f"This was at {when}. The page is removed when the run is complete."]
         if self.hang:
             lines += ["", f"Before that: {self.hang}."]
         if self.words:
