@@ -473,7 +473,8 @@ def one_rank_differs(config: paceline.RunConfig, change: str) -> None:
 @pytest.mark.parametrize(
     ("change", "name", "when"),
     [
-        ("weight", "model.weight", {"checkpoint.every": "3steps"}),
+        ("weight", "model.weight", {}),
+        ("weight", "model.weight", {"checkpoint.every": "3steps", "compare_steps": "0"}),
         ("rate", "the options of optimizer.0", {"compare_steps": "3"}),
         ("tracked", "tracked.patience", {"compare_steps": "3"}),
     ],

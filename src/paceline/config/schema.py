@@ -217,7 +217,7 @@ class RunConfig:
     evaluate_steps: int = 0
     """Steps between two evaluations; 0: evaluate only at the end of an epoch."""
     compare_steps: int = 100
-    """Steps between two comparisons of weights, learning rates and tracked objects across ranks; 0: only when saving."""
+    """Steps between two comparisons of weights, learning rates and tracked objects across ranks, besides those after steps 1, 3, 10 and 30 of a start; 0: only when saving."""
     resume: Literal["auto", "changed", "never"] = "auto"
     """auto: resume from the newest intact checkpoint; changed: also if settings changed; never: start from step 0 (old checkpoints are set aside)."""
     stop_after: str = ""

@@ -37,6 +37,8 @@ from paceline.world.world import World
 
 _STEPS_TO_TRY = 100
 """Steps, or an epoch if it is shorter, after which parameters without a gradient are named."""
+_EARLY_COMPARISONS = frozenset({1, 3, 10, 30})
+"""Steps of a start after which the ranks compare weights: a script that changes one rank only mostly does so at once."""
 
 
 class RunLoop:
@@ -183,13 +185,19 @@ class RunLoop:
         self.observers.step_done(self.done)
         if batch.plan.index == self._first:
             shorten_timeout(self._world, self._config)
-        every = self._config.compare_steps
-        if every and self.done % every == 0:
-            self.state.compare_ranks(self.done)
+        self._compare_ranks()
         self._mention_unused()
         self._save_or_stop(note)
         enough = self._record(batch, note)
         return self.observers.seen_enough() or enough
+
+    def _compare_ranks(self) -> None:
+        """Compare the state of the ranks now and then; in the first steps only what is cheap: weights, rates, numbers."""
+        every = self._config.compare_steps
+        if every and self.done % every == 0:
+            self.state.compare_ranks(self.done)
+        elif every and self.done - self._first in _EARLY_COMPARISONS:
+            self.state.compare_ranks(self.done, self.state.weights())
 
     def _leave_out_warm_up(self, samples: int) -> None:
         if self._warm_up.counts(samples):

@@ -200,10 +200,15 @@ class RunState:
         facts = {f"the options of {name}": group for name, group in self._groups().items()}
         return facts | {f"{PREFIX}{name}": state for name, state in tracked.items()}
 
-    def compare_ranks(self, step: int) -> None:
-        """Raise if some rank has other weights, rates or tracked objects than rank 0. Every rank must call this."""
+    def compare_ranks(self, step: int, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Raise if some rank has other tensors, rates or tracked objects than rank 0. Every rank must call this.
+
+        Without `tensors`, everything is compared that a checkpoint holds.
+        """
         if not self.config.record.to:  # verify compares more, and says why
-            check_replicas(self.world, self.tensors(), self.facts(), step)
+            check_replicas(
+                self.world, self.tensors() if tensors is None else tensors, self.facts(), step
+            )
 
     def recorded(self) -> dict[str, Tensor]:
         """Return all tensors for `paceline verify`: those of checkpoints, and every buffer."""
