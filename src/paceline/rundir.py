@@ -21,6 +21,9 @@ DUMP_FILE = "tensors.safetensors"
 GRADIENT = "gradient."
 """What begins the names of the gradients among them."""
 
+BODY, DRAWS = "body", "draws"
+"""The stage of a trace that tells whether the body of the loop has drawn random numbers, and the name of that fact."""
+
 PARAMETERS, NARROW = "parameters", "narrow"
 """Where the file's metadata lists which tensors are weights, and which have 16 bits or less, as JSON."""
 

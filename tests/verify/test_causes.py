@@ -127,10 +127,30 @@ def test_with_one_lane_per_rank_the_cause_is_not_guessed() -> None:
     assert "not possible with these lanes" in " ".join(cause.shown_by)
 
 
+@pytest.mark.parametrize(
+    ("cause", "advice"),
+    [
+        (Cause("samples", "chance"), "with paceline.Run"),
+        (Cause("samples", "rank"), "with paceline.Run"),
+        (Cause("initial state", "chance"), "with paceline.Run"),
+        (Cause("loss", "order", draws_in_body=True), "in loss(batch)"),
+        (Cause("samples", "local", draws_in_body=True), "run.predict"),
+        (Cause("loss", "order"), "from lane to lane"),
+        (Cause("resume", "unsaved", ["the samples of lane 0"]), "set_epoch"),
+        (Cause("resume", "unsaved", ["the loss of lane 0"]), "run.track"),
+    ],
+)
+def test_the_advice_fits_the_place_where_numbers_are_drawn(cause: Cause, advice: str) -> None:
+    assert advice in cause.fix
+    is_drawn_at_once = cause.where == "initial state" or cause.draws_in_body
+    assert not (is_drawn_at_once and "from the global generators" in cause.fix)
+
+
 def result(difference: Difference | None = None, **more: float) -> VerifyResult:
     digests = {1: "ab" * 32, 2: "ab" * 32}
+    counts = {"steps": 3, "tensors": 4, "metrics": 1, "resumed_after": 2}
     return VerifyResult(
-        difference is None, "x.py", [1, 2], 3, 4, 1, 2, digests, difference=difference, **more
+        difference is None, "x.py", [1, 2], digests=digests, difference=difference, **counts | more
     )
 
 

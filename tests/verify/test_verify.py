@@ -14,20 +14,25 @@ from support.program import around, paceline
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 
 from broken_scripts.first_forty import BROKEN
-from broken_scripts.template import SETTINGS
+from broken_scripts.template import SETTINGS, Broken
 
 GOOD = Path(__file__).with_name("good")
+IN_BODY = Broken("noise drawn in the body of the loop", "loss", "order", {
+    "step": "noise = iter([torch.randn(lane[0].shape) for lane in step.lanes])",
+    "inputs": "x = x + next(noise)",
+})  # fmt: skip
 CORE = [
     "a buffer changed on one rank",
     "an unseeded random.Random",
     "a curriculum that is not tracked",
+    IN_BODY.name,
 ]
-"""Of the forty scripts of `scripts/verify_causes.py`."""
+"""Most of the forty scripts of `scripts/verify_causes.py`."""
 
 
 @pytest.mark.parametrize("name", CORE)
 def test_a_mistake_is_found_and_its_cause_is_right(tmp_path: Path, name: str) -> None:
-    [broken] = [script for script in BROKEN if script.name == name]
+    [broken] = [script for script in [*BROKEN, IN_BODY] if script.name == name]
     script = tmp_path / "script.py"
     script.write_text(broken.text, encoding="utf-8")
     found = verdict_on(script, "--worlds", "1,2", *SETTINGS, folder=tmp_path, code=1)
@@ -35,6 +40,7 @@ def test_a_mistake_is_found_and_its_cause_is_right(tmp_path: Path, name: str) ->
     assert (cause["where"], cause["why"]) == (broken.where, broken.why), cause
     assert cause["known"]
     assert cause["shown_by"]
+    assert ("the body of the loop" in cause["fix"]) == (broken is IN_BODY)
 
 
 def verdict_on(script: Path, *words: str, folder: Path, code: int) -> dict[str, Any]:
@@ -47,10 +53,45 @@ def verdict_on(script: Path, *words: str, folder: Path, code: int) -> dict[str, 
     return found
 
 
+TAUGHT = Broken("", "", "", {
+    "before": "rates, accuracies = [1.0], {}",
+    "loss": "value = value * rates[-1]",
+    "sample": "{sample}",
+    "steps": "epochs=3",
+    "after": "if step.ends_epoch:\n    {after}\n    accuracies[step.epoch] = 1.0",
+})  # fmt: skip
+"""A training in which something happens at the end of each of its three epochs, which are longer than verify's."""
+WHOLE_EPOCHS = "\n    assert len(accuracies) == 3, 'the code after the loop'\n"
+
+
+@pytest.mark.parametrize(
+    ("sample", "after", "cause"),
+    [
+        ("pass", "pass", None),
+        ("pass", "rates.append(0.9 * rates[-1])", ("resume", "unsaved")),
+        ("x = x + (torch.utils.data.get_worker_info() is not None)", "pass", ("samples", "workers")),
+    ],
+)  # fmt: skip
+def test_a_resume_crosses_the_end_of_an_epoch_and_has_data_workers(
+    tmp_path: Path, sample: str, after: str, cause: tuple[str, str] | None
+) -> None:
+    text = TAUGHT.text.replace("{sample}", sample).replace("{after}", after)
+    text = text.replace("\n\nif __name__", f"{WHOLE_EPOCHS}\n\nif __name__")
+    (script := tmp_path / "script.py").write_text(text, encoding="utf-8")
+    found = verdict_on(script, "--worlds", "1,2", *SETTINGS, folder=tmp_path, code=int(bool(cause)))
+    assert (found["epoch_steps"], found["steps"], found["resumed_after"]) == (4, 9, 6)
+    if cause is None:
+        assert found["workers"] == 2
+    else:
+        difference = found["difference"]
+        assert (difference["cause"]["where"], difference["cause"]["why"]) == cause
+        assert difference["step"] <= 9
+
+
 @pytest.mark.parametrize(
     ("script", "words", "steps"),
     [
-        ("trained.py", ["batch.global_size=30", "batch.lanes=3"], 8),
+        ("trained.py", ["batch.global_size=30", "batch.lanes=3"], 9),
         ("own_loop.py", ["--steps", "3", "batch.global_size=16"], 3),
     ],
 )
@@ -59,7 +100,7 @@ def test_a_right_script_has_the_same_bits_in_every_world_and_through_a_resume(
 ) -> None:
     found = verdict_on(GOOD / script, "--worlds", "1,2,3", *words, folder=tmp_path, code=0)
     assert (found["worlds"], found["steps"]) == ([1, 2, 3], steps)
-    assert found["resumed_after"] == {8: 2, 3: 1}[steps]
+    assert found["resumed_after"] == {9: 6, 3: 1}[steps]
     assert len(set(found["digests"].values())) == 1
     assert (found["difference"], found["tolerance"]) == (None, 0.0)
 

@@ -14,7 +14,7 @@ from paceline.errors import ConfigError
 from paceline.launch.spec import Program, script
 from paceline.recipes import RECIPES
 from paceline.verify.compare_worlds import verify
-from paceline.verify.verdict import VerifyResult, as_dict, describe
+from paceline.verify.verdict import VerifyResult, as_dict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class VerifyArguments:
     worlds: str = option("1,2,3,4", metavar="N,N")
     """World sizes to compare; the first is the reference."""
     steps: int = 0
-    """Steps to compare; 0: to the second step of the second epoch, or 8 if an epoch has more than 16 steps."""
+    """Steps to compare; 0: to the first step of the third epoch, with epochs of more than 4 steps cut to 4; 8 steps of a run of one epoch."""
     json: bool = False
     """Print the result as JSON."""
 
@@ -42,9 +42,19 @@ def main(arguments: VerifyArguments) -> int:
         arguments.steps,
         arguments.script_arguments,
         progress(quiet=arguments.json),
+        show=_ignore if arguments.json else _print_at_once,
     )
-    print(json.dumps(as_dict(result), indent=2) if arguments.json else describe(result))
+    if arguments.json:
+        print(json.dumps(as_dict(result), indent=2))
     return 0 if result.same else 1
+
+
+def _print_at_once(text: str) -> None:
+    print(text, flush=True)
+
+
+def _ignore(text: str) -> None:
+    """Show nothing: the whole result follows as JSON."""
 
 
 def check_at_least(least: int, flag: str, value: int) -> None:

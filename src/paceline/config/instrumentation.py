@@ -17,13 +17,15 @@ class RecordConfig:
     steps: int = 0
     """Stop the run after this many recorded steps; 0: no limit."""
     epoch_steps: int = 0
-    """Continue to the second step of the next epoch if an epoch has at most this many steps."""
+    """Cut every epoch to this many steps, its short last step included; 0: leave epochs whole."""
+    ends_script: bool = False
+    """End the script after its loop over run.steps; the code that follows may need whole epochs."""
     dump_step: int = -1
     """Write all tensors after this step, and a trace of it on every rank; -1: never."""
     arrangement: Literal["usual", "swapped", "reversed", "partners", "dealt"] = "usual"
     """Which rank runs which lanes in the step of the trace: an experiment of verify."""
     save_step: int = -1
-    """Save a checkpoint after this step; -1: as usual; 0: in the middle of the first epoch."""
+    """Save a checkpoint after this step; -1: as usual; 0: within the second epoch, or in the middle of a shorter run."""
     times: str = ""
     """Folder for the step times of every rank; empty: no times."""
 

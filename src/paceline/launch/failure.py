@@ -114,6 +114,9 @@ class Failure:
 class RunFailed(PacelineError):
     """A run that a verb started in order to measure or compare it did not finish."""
 
+    cause = "it was asked to stop"
+    """The last line of its error."""
+
     def __init__(self, name: str, ranks: int, failure: Failure, launches: int = 1) -> None:
         where = f"on {ranks} rank{'s' if ranks > 1 else ''}"
         if launches > 1:
@@ -127,7 +130,8 @@ class RunFailed(PacelineError):
             if not problem:  # a traceback
                 problem, fix = fix, "make it run with `paceline run` first"
             super().__init__(f"{name} failed {where}:\n{problem}", fix=fix)
-        self.exit_code = failure.exit_code
+            self.cause = problem.strip().splitlines()[-1]
+        self.exit_code, self.on_request = failure.exit_code, failure.on_request
 
 
 def stopped(progress: int | None, by: signal.Signals | None = None) -> Failure:

@@ -111,14 +111,19 @@ class Run(RunObjects):
             self._refuse_rebuilt_model()
             self._loop.state.finished = self._loop.state.finished or "the script left the loop"
             self._complete_step()
+        self._refuse_idle()
+        self._loop.conclude()
+        self._callbacks.call("run_end")
+
+    def _refuse_idle(self) -> None:
+        """Raise if a run that is compared or measured has trained nothing."""
+        assert self._loop is not None
         is_idle = not self._loop.is_first and not self._script_steps.trains
         if self.config.only_measures and is_idle:
             raise ConfigError(
                 "no step has called run.update, so there is nothing to compare or measure",
                 fix=_UPDATE,
             )
-        self._loop.conclude()
-        self._callbacks.call("run_end")
 
     def _refuse_rebuilt_model(self) -> None:
         """Raise if the model has lost parameters of the optimizer after `break`: the step before is not saved yet."""
@@ -224,6 +229,9 @@ class Run(RunObjects):
         enough = self._complete_step() if self._step is not None else False
         if enough or self._loop.is_over:
             self._loop.end()
+            if self._loop.ends_script:
+                self._refuse_idle()
+                raise SystemExit(0)
             raise StopIteration
         plan = self._loop.next_plan()
         step = Step(plan, evaluates=self._loop.evaluation_is_due(plan))

@@ -167,7 +167,9 @@ class RunLoop:
         if plan.ends_epoch or done == self.batches.total_steps:
             return True
         is_synchronized = not replicas.steps or (plan.within + 1) % replicas.steps == 0
-        is_due = (bool(every) and done % every == 0) or self._recorder.is_last(done)
+        # A record has the metrics of an epoch's end; if it does not reach one, those of its last step.
+        is_last = plan.epoch == 0 and self._recorder.is_last(done)
+        is_due = (bool(every) and done % every == 0) or is_last
         return is_due and is_synchronized
 
     def complete(self, batch: RankBatch, note: Note) -> bool:
@@ -240,6 +242,11 @@ class RunLoop:
                 f"{len(names)} {'parameter' if one else 'parameters'} got no gradient in the first {steps} steps: "
                 f"{shorten(names)}. If this is intended, set requires_grad=False on {'it' if one else 'them'}"
             )
+
+    @property
+    def ends_script(self) -> bool:
+        """Whether the script ends with its loop, as `paceline verify` wants it."""
+        return self._recorder.ends_script
 
     def settle(self) -> None:
         """Wait for the steps that the GPU has not finished: otherwise their time would be left out, too."""

@@ -30,6 +30,7 @@ _WHY = {
     "order": "depends on the lanes that the rank ran before",
     "others": "depends on the lanes that other ranks run at the same time",
     "local": "depends on the other lanes of its rank",
+    "workers": "depends on the process that reads it",
     "unsaved": "depends on state that the checkpoint does not hold",
 }
 _FIX_WHERE = {
@@ -45,8 +46,8 @@ _FIX_WHERE = {
     "steps": "loop over `run.steps`, whose epochs have the same steps at every world size",
 }
 _FIX_WHY = {
-    "chance": "draw random numbers from the global generators of torch, NumPy or Python, which Paceline seeds for each lane; "
-    "not from os.urandom, the clock, another thread, the order of a set, or an unseeded generator",
+    "chance": "draw random numbers in the loss, from the global generators of torch, NumPy or Python, which Paceline seeds for "
+    "each lane; not from os.urandom, the clock, another thread, the order of a set, or an unseeded generator",
     "rank": "use neither the rank nor what is different on each rank (seeds, files, environment variables) "
     "to compute samples and losses",
     "world": "do not compute with the world size: `run.update` averages over all samples of the step",
@@ -56,8 +57,42 @@ _FIX_WHY = {
     "for a loss over all samples of the step use run.update(..., over_batch=...)",
     "local": "compute the loss of a lane from its own batch; "
     "for a loss over all samples of the step use run.update(..., over_batch=...)",
+    "workers": "compute a sample from its number and the epoch: let the loop change no dataset, give the dataset a method "
+    "set_epoch(epoch), which is called in every process that reads it, and count no calls in it",
     "unsaved": "track what changes in the loop: run.track(scheduler=..., ema=...), or compute it from step.index",
 }
+
+_DATA = (
+    "create the dataset inside `with paceline.Run(config) as run`, where all generators are seeded, or with a seed of its own: "
+    "numpy.random.default_rng(0), random_split(..., generator=torch.Generator().manual_seed(0))"
+)
+_FIX = {
+    (
+        "samples",
+        "chance",
+    ): f"{_DATA}; sort a set. In __getitem__ draw from the global generators of torch, NumPy or Python, which "
+    "Paceline seeds for each sample, not from os.urandom, the clock or a generator of the dataset",
+    (
+        "samples",
+        "rank",
+    ): f"{_DATA}; use neither the rank nor files or environment variables that differ between ranks",
+    (
+        "initial state",
+        "chance",
+    ): "build the model inside `with paceline.Run(config) as run`, where all generators are seeded; take "
+    "no number from the clock, the order of a set, or an unseeded generator",
+    (
+        "samples",
+        "unsaved",
+    ): "let the loop change no dataset: give it a method set_epoch(epoch), which Paceline calls before every "
+    "epoch, and compute a sample from its number and the epoch",
+}
+"""What to do about a cause for which neither of the tables above is enough."""
+_FIX_BODY = (
+    "draw random numbers for samples inside of loss(batch), where the generators are seeded for each lane: in the body of the loop "
+    "they are seeded for each step, so what is drawn for a lane depends on the lanes before it. Texts and other samples "
+    "that the model generates: generate them in loss(batch), or by run.predict"
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +107,8 @@ class Cause:
     """The lanes, tensors, options or metrics that differ."""
     shown_by: list[str] = field(default_factory=list)
     """The experiments, with their results."""
+    draws_in_body: bool = False
+    """Whether the body of the loop draws random numbers."""
 
     @property
     def is_known(self) -> bool:
@@ -100,6 +137,11 @@ class Cause:
             )
         if not self.is_known:
             return "run verify with fewer steps and a smaller model, and remove parts of the loss until it passes"
+        if self.draws_in_body and self.why != "chance":
+            return _FIX_BODY
+        is_of_samples = self.why == "unsaved" and self.names[:1] and "the samples" in self.names[0]
+        if fix := _FIX.get(("samples" if is_of_samples else self.where, self.why)):
+            return fix
         if self.why in {"chance", "unsaved"}:
             return _FIX_WHY[self.why]
         return _FIX_WHERE.get(self.where) or _FIX_WHY[self.why]

@@ -8,9 +8,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from paceline.launch.failure import Failure, RunFailed
 from paceline.launch.spec import LaunchSpec, Program
@@ -22,17 +22,28 @@ from paceline.verify.experiments import Experiments
 from paceline.verify.records import LOSS, Record, first_difference, read_record
 from paceline.verify.tensor_diff import tensor_sizes
 from paceline.verify.traces import Trace, first_change, read_trace
-from paceline.verify.verdict import Difference, VerifyResult
+from paceline.verify.verdict import (
+    Difference,
+    VerifyResult,
+    describe_begin,
+    describe_difference,
+    describe_digest,
+    describe_end,
+    describe_run,
+)
 
-EPOCH_STEPS = 16
-"""Without --steps, verify continues into the second epoch if an epoch has at most this many steps."""
+EPOCH_STEPS = 4
+"""Without --steps, verify cuts longer epochs to this many steps, and compares up to the first step of the third."""
 STEPS = 8
-"""Steps to compare if an epoch is longer."""
+"""The fewest steps to compare, and those of a run that ends within its first epoch."""
 
 _FIRST = "first"
-_IN_THE_MIDDLE = 0
+_WITHIN_SECOND_EPOCH = 0
+_WORKERS = 2
+"""Worker processes of the resumed run, if the script uses none."""
 
 Launch = Callable[[LaunchSpec], Failure | None]
+Show = Callable[[str], None]
 
 
 @dataclass
@@ -54,8 +65,8 @@ class Comparison:
             ranks = "1 rank" if world == 1 else f"{world} ranks"
             self.progress.write(f"running {self.target.name} on {ranks}{purpose} ...\n")
         home = self.home(world, label)
-        given = {f"record.{name}": value for name, value in settings.items() if name != "runs"}
-        length = {"record.steps": self.steps or STEPS}
+        given = {name: value for name, value in settings.items() if "." in name}
+        length = {"record.steps": self.steps or STEPS, "record.ends_script": True}
         if not self.steps:
             length["record.epoch_steps"] = EPOCH_STEPS
         places = {"record.to": str(home), "runs": str(settings.get("runs", home / "runs"))}
@@ -72,12 +83,13 @@ class Comparison:
         _use_up_process_ids(self.runs)
         label = f"{arrangement}-{self.runs}"
         purpose = f" again, to find the cause ({arrangement} lanes)"
-        record = self.record(world, label, purpose, dump_step=step, arrangement=arrangement)
+        traced = {"record.dump_step": step, "record.arrangement": arrangement}
+        record = self.record(world, label, purpose, **traced)
         if arrangement == "usual" and not self.dump(world, step).is_file():
             shutil.copy(self.home(world, label) / DUMP_FILE, self.dump(world, step))
         return record, read_trace(self.home(world, label), world)
 
-    def resume(self, saved: int, world: int, step: int, dump_step: int = -1) -> Record:
+    def resume(self, saved: int, world: int, step: int, **settings: object) -> Record:
         """Resume the run of a world size after a step, at another world size, and return the rest of its record."""
         self.runs += 1
         home = self.home(world, f"resumed-{self.runs}")
@@ -87,7 +99,9 @@ class Comparison:
             if other.name != f"step-{step:09d}":
                 shutil.rmtree(other)
         label, purpose = f"resumed-{self.runs}", f", resumed after step {step}"
-        return self.record(world, label, purpose, runs=runs, dump_step=dump_step)
+        if workers := settings.get("read.workers"):
+            purpose += f" with read.workers={workers}"
+        return self.record(world, label, purpose, runs=runs, **settings)
 
     def dump(self, world: int, step: int) -> Path:
         """Return the file with the tensors of a traced run."""
@@ -105,85 +119,149 @@ def verify(
     arguments: tuple[str, ...],
     progress: TextIO | None = None,
     launch: Launch = launch,
+    show: Show = lambda _: None,
 ) -> VerifyResult:
     """Run a program at each world size and through a resume, and compare all records with the first.
 
-    `steps` = 0: to the second step of the second epoch, or 8 steps of a longer epoch.
+    `steps` = 0: to the first step of the third epoch, with long epochs cut; or 8 steps of a run of one epoch. `show` is
+    called with every part of `describe(result)` as soon as it is known. A difference ends the comparison; then its
+    cause is looked for.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as folder:
         comparison = Comparison(target, arguments, steps, Path(folder), progress, launch)
-        records = {}
-        for world in worlds:
-            save_step = _IN_THE_MIDDLE if world == worlds[-1] else -1
-            records[world] = comparison.record(world, _FIRST, save_step=save_step)
-        reference = records[worlds[0]]
-        for world in worlds[1:]:
-            if difference := first_difference(reference, records[world]):
-                if not reference.exact:
-                    rounded = compare_rounded(comparison, records)
-                    return _result(comparison, records, worlds, **rounded._asdict())
-                found = _explain(comparison, records, world, *difference)
-                return _result(comparison, records, worlds, found)
-        save_step = records[worlds[-1]].save_step
-        resumed = _compare_resumed(comparison, records, worlds, save_step)
-        return _result(comparison, records, worlds, resumed, resumed_after=save_step)
+        result = _compare(comparison, worlds, show)
+        show(describe_end(result))
+        return result
+
+
+def _compare(comparison: Comparison, worlds: list[int], show: Show) -> VerifyResult:
+    records: dict[int, Record] = {}
+    reference = worlds[0]
+    for world in worlds:
+        save_step = _WITHIN_SECOND_EPOCH if world == worlds[-1] else -1
+        settings = {"record.save_step": save_step}
+        records[world] = comparison.record(world, _FIRST, **settings)
+        if not records[reference].exact:
+            continue
+        if world == reference:
+            show(describe_run(_result(comparison, records)))
+        show(describe_digest(world, records[world].digest))
+        if difference := first_difference(records[reference], records[world]):
+            result = _result(comparison, records, Difference(world, *difference))
+            show(describe_difference(result))
+            found = _explain(comparison, records, world, *difference)
+            return replace(result, difference=found)
+    if not records[reference].exact:
+        result = _compare_inexact(comparison, records)
+        show(describe_begin(result))
+        if result.difference:
+            show(describe_difference(result))
+        return result
+    return _compare_resumed(comparison, records, show)
+
+
+def _compare_inexact(comparison: Comparison, records: dict[int, Record]) -> VerifyResult:
+    reference, *others = records.values()
+    if any(first_difference(reference, record) for record in others):
+        rounded = compare_rounded(comparison, records)._asdict()
+        return replace(_result(comparison, records), **rounded, same=not rounded["difference"])
+    return _compare_resumed(comparison, records, lambda _: None)
 
 
 def _compare_resumed(
-    comparison: Comparison, records: dict[int, Record], worlds: list[int], step: int
-) -> Difference | None:
-    """Resume the run of the last world size at the first one; return how it differs from a run without a break."""
-    world, saved = worlds[0], worlds[-1]
-    if step >= records[world].steps[-1].step:
-        return None
-    resumed = comparison.resume(saved, world, step)
-    found = first_difference(records[world], resumed)
-    if found is None or (not resumed.exact and found[0] > step):
-        return None
+    comparison: Comparison, records: dict[int, Record], show: Show
+) -> VerifyResult:
+    """Resume the run of the last world size at the first one, and compare the rest with a run without a break.
+
+    Worker processes read the data meanwhile, if they can and the script has none. Only if the rest differs, or the
+    workers fail, another resume without them tells the two experiments apart.
+    """
+    (world, reference), *_, (saved, last) = records.items()
+    step = last.save_step
+    if step >= reference.steps[-1].step:
+        return _result(comparison, records)
+    more: dict[str, object] = {} if reference.workers else {"read.workers": _WORKERS}
+    failure = ""
+    try:
+        resumed = comparison.resume(saved, world, step, **more)
+    except RunFailed as error:
+        if not more or error.on_request:
+            raise
+        resumed, failure, more = comparison.resume(saved, world, step), error.cause, {}
+    found = _difference_after(reference, resumed, step)
+    by_workers = False
+    if found and more:
+        again = comparison.resume(saved, world, step)
+        by_workers = _difference_after(reference, again, step) is None
+        if not by_workers:
+            resumed, more = again, {}
+            found = _difference_after(reference, again, step)
+    result = _result(comparison, records)
+    result = replace(
+        result, resumed_after=step, workers=_WORKERS if more else 0, workers_failed=failure
+    )
+    if found is None:
+        return result
+    at, tensor = found
+    difference = Difference(world, at, tensor, resumed_after=step)
+    result = replace(result, same=False, difference=difference)
+    show(describe_difference(result))
+    if by_workers:
+        shown = ["a resume without worker processes gives the same bits as a run without a break"]
+        cause = Cause("samples", "workers", [], shown)
+    else:
+        cause = _cause_of_resume(comparison, records, step, found)
+    return replace(result, difference=replace(difference, cause=cause))
+
+
+def _difference_after(reference: Record, resumed: Record, step: int) -> tuple[int, str] | None:
+    """Return how a resumed run differs; without `exact`, only in what it restores."""
+    found = first_difference(reference, resumed)
+    return found if found and (resumed.exact or found[0] == step) else None
+
+
+def _cause_of_resume(
+    comparison: Comparison, records: dict[int, Record], step: int, found: tuple[int, str]
+) -> Cause:
+    world, saved = next(iter(records)), list(records)[-1]
     at, tensor = found
     again = comparison.resume(saved, saved, step)
     is_world = first_difference(records[saved], again) is None
-    shown = [f"world sizes {', '.join(map(str, worlds))} give the same bits without a resume"]
-    result = "the same bits" if is_world else "other bits"
-    shown.append(f"saved after step {step} and resumed at the same world size {saved}: {result}")
+    shown = [f"world sizes {', '.join(map(str, records))} give the same bits without a resume"]
+    bits = "the same bits" if is_world else "other bits"
+    shown.append(f"saved after step {step} and resumed at the same world size {saved}: {bits}")
     names = [tensor]
     if at > step:
         names = _first_names(comparison, (saved, world), step, at) or names
     shown.append(f"first difference after the resume: {names[0]}")
-    cause = Cause("resume", "world" if is_world else "unsaved", names, shown)
-    return Difference(world, at, tensor, math.nan, math.nan, cause, resumed_after=step)
+    return Cause("resume", "world" if is_world else "unsaved", names, shown)
 
 
 def _first_names(comparison: Comparison, worlds: tuple[int, int], step: int, at: int) -> list[str]:
     """Return what differs first in a step of a resumed run."""
     saved, world = worlds
     _, usual = comparison.trace(world, at, "usual")
-    comparison.resume(saved, world, step, dump_step=at)
+    traced = {"record.dump_step": at}
+    comparison.resume(saved, world, step, **traced)
     trace = read_trace(comparison.home(world, f"resumed-{comparison.runs}"), world)
     change = first_change(usual, trace) if usual and trace else None
-    return [f"the {change.where} of {name}" for name in change.names] if change else []
+    return list(map(change.describe, change.names)) if change else []
 
 
 def _result(
-    comparison: Comparison,
-    records: dict[int, Record],
-    worlds: list[int],
-    difference: Difference | None,
-    resumed_after: int = 0,
-    **more: Any,
+    comparison: Comparison, records: dict[int, Record], difference: Difference | None = None
 ) -> VerifyResult:
-    last = records[worlds[0]].steps[-1]
+    reference = next(iter(records.values()))
     return VerifyResult(
         same=difference is None,
         script=comparison.target.name,
-        worlds=worlds,
-        steps=last.step,
-        tensors=len(records[worlds[0]].weights),
-        metrics=len({name for line in records[worlds[0]].steps for name in line.metrics}),
-        resumed_after=resumed_after if resumed_after < last.step else 0,
+        worlds=list(records),
+        steps=reference.steps[-1].step,
+        tensors=len(reference.weights),
+        metrics=len({name for line in reference.steps for name in line.metrics}),
         digests={world: record.digest for world, record in records.items()},
+        epoch_steps=reference.epoch_steps,
         difference=difference,
-        **more,
     )
 
 

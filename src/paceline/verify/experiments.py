@@ -210,7 +210,10 @@ class Experiments:
         self._shown.append(f"world size {world}, {experiment.words}: {result}")
 
     def _cause(self, where: str, why: str, names: list[str]) -> Cause:
-        return Cause(where, why, names, list(self._shown))
+        draws = where in ASPECTS and any(trace.draws_in_body for trace in self._traces.values())
+        if draws:
+            self._shown.append("the body of the loop draws random numbers before run.update")
+        return Cause(where, why, names, list(self._shown), draws_in_body=draws)
 
 
 def _matters(lanes: int, world: int, how: str) -> bool:

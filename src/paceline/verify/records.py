@@ -51,6 +51,10 @@ class Record:
     """How gradients are rounded on their way between ranks."""
     precision: str = "fp32"
     """What numbers forward and backward compute in."""
+    epoch_steps: int = 0
+    """Steps to which every epoch was cut; 0: epochs were whole."""
+    workers: int = -1
+    """Worker processes that read the data; -1: the data are of a kind that no worker reads."""
 
     @property
     def weights(self) -> dict[str, str]:

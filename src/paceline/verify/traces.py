@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.rundir import trace_file
+from paceline.rundir import BODY, DRAWS, trace_file
 from paceline.safe_open import parse_json, read_text
 
 _LARGEST_BYTES = 1 << 30
@@ -35,6 +35,11 @@ class Trace:
     lanes_of: list[list[str]] = field(default_factory=list)
     """Those of each rank, in the order in which it ran them."""
 
+    @property
+    def draws_in_body(self) -> bool:
+        """Whether the body of the loop drew random numbers before the first update."""
+        return any(rank.get(BODY, {}).get(DRAWS) == "yes" for rank in self.ranks)
+
     def named(self, kind: str) -> list[str]:
         """Return the names of all lanes or batches."""
         return [name for name in self.lanes if name.startswith(f"{kind} ")]
@@ -50,6 +55,14 @@ class Change:
     """The tensors, options, metrics or lanes that differ."""
     ranks: list[int]
     """The ranks that differ from rank 0 of the same world."""
+
+    def describe(self, name: str) -> str:
+        """Return what differs in one of the names; some names say it themselves.
+
+        >>> Change("loss", [], []).describe("lane 0"), Change("options", [], []).describe("the options of optimizer.0")
+        ('the loss of lane 0', 'the options of optimizer.0')
+        """
+        return name if name.startswith("the ") else f"the {self.where} of {name}"
 
 
 def read_trace(folder: Path, world: int) -> Trace | None:
@@ -96,6 +109,8 @@ def first_change(reference: Trace, other: Trace) -> Change | None:
     if change := lanes_change(reference, other):
         return change
     for stage in reference.ranks[0]:
+        if stage == BODY:
+            continue
         if change := _stage_change(reference, other, stage):
             return change
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _random
+import hashlib
 import random
 from typing import Any
 
@@ -25,6 +26,14 @@ def mix(*numbers: int) -> int:
         state = (state ^ (state >> 29)) * 0x94D049BB133111EB & _MASK
         state ^= state >> 32
     return state
+
+
+def generator_states() -> str:
+    """Return a digest of the states of the generators that `seed_everything` seeds, but for those of GPUs."""
+    drawn = hashlib.sha256(torch.default_generator.get_state().numpy().tobytes())
+    _, keys, *places = numpy.random.get_state()  # noqa: NPY002 - the global generator
+    drawn.update(numpy.asarray(keys).tobytes() + repr((places, random.getstate())).encode())
+    return drawn.hexdigest()
 
 
 def seed_everything(*numbers: int) -> None:

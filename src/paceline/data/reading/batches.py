@@ -76,14 +76,26 @@ class Batches:
         """Samples of the dataset; 0 for a stream of unknown length."""
         if isinstance(data, Stream) and data.is_endless:
             self.dataset_samples = 0
-        self.plan = _plan(samples, self.config, world, may_arrange=not isinstance(data, Stream))
+        may_arrange = not isinstance(data, Stream)
+        self.plan = _plan(samples, self.config, world, may_arrange=may_arrange)
         self.total_steps = self.config.steps or config.epochs * self.plan.steps_per_epoch
-        self.total_samples = self.plan.seen_after(self.total_steps)
+        self.total_samples = self.plan.seen_after(
+            self.total_steps
+        )  # of learning rates: of whole epochs
+        self.cut_to = _steps_to_keep(self.plan.steps_per_epoch, self.total_steps, self.config)
+        """Steps to which `paceline verify` cuts every epoch, to reach the end of one soon; 0: epochs are whole."""
+        if self.cut_to:
+            epochs = -(-self.total_steps // self.plan.steps_per_epoch)
+            left_out = (self.plan.steps_per_epoch - self.cut_to) * self.plan.global_size
+            self.plan = _plan(samples - left_out, self.config, world, may_arrange=may_arrange)
+            self.total_steps = min(self.total_steps, epochs * self.cut_to)
         self.description = _describe(data, self.source, samples)
         if loader is not None:
             self.description = loader.description(self.config, collate)
         self.is_notable = loader is not None or isinstance(self.source, Sampled | Stream)
         """Whether the description says more than the number of samples."""
+        self.may_use_workers = False
+        """Whether worker processes can read the data: a dataset written in Python."""
         self._reader = self._choose_reader(collate)
 
     def steps(self, start: int = 0) -> Generator[RankBatch]:
@@ -111,6 +123,7 @@ class Batches:
                 self.source, self.plan, self.total_steps, config.seed, device, collate
             )
         stored, order, self._transform = _unwrap(self.source)
+        self.may_use_workers = isinstance(stored, DatasetSource)
         if order is None:
             # From the stored blocks: the same bits with and without the GPU cache.
             order = Order(len(stored), stored.block or len(stored), config.read.window)
@@ -152,6 +165,12 @@ def _plan(samples: int, config: RunConfig, world: World, *, may_arrange: bool) -
         record.arrangement,
         record.dump_step - 1 if is_arranged else -1,
     )
+
+
+def _steps_to_keep(per_epoch: int, total_steps: int, config: RunConfig) -> int:
+    """Return how many steps of an epoch a recorded run takes; 0: all, as when it ends within the first epoch."""
+    wanted = config.record.epoch_steps
+    return wanted if wanted and wanted < per_epoch < total_steps else 0
 
 
 def _whole_steps(samples: int, config: RunConfig, *, drop_last: bool) -> int:

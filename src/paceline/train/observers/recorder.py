@@ -34,9 +34,6 @@ from paceline.train.strategy import Strategy
 from paceline.world.collectives import all_gather_rows
 from paceline.world.world import World
 
-_AFTER_EPOCH = 2
-"""Steps of the second epoch that verify compares, too."""
-
 
 class Recorder:
     """Writes the record of a run for `paceline verify`; idle otherwise. Every rank makes the same calls."""
@@ -60,13 +57,14 @@ class Recorder:
         self._updates, self._state = updates, state
         self._can_trace = type(updates) is Updates and not strategy.shards
         self._is_replicated = not strategy.replicas
-        per_epoch = state.batches.plan.steps_per_epoch
-        self._steps = self._config.steps
-        if self._steps and per_epoch <= self._config.epoch_steps:
-            self._steps = max(self._steps, per_epoch + _AFTER_EPOCH)
-        self._save_step = self._config.save_step or max(1, per_epoch // 2)
-        if self._steps and not self._config.save_step:
-            self._save_step = min(self._save_step, max(1, self._steps // 2))
+        batches = state.batches
+        self._head["epoch_steps"] = batches.cut_to
+        self._head["workers"] = config.read.workers if batches.may_use_workers else -1
+        per_epoch, self._steps = batches.plan.steps_per_epoch, self._config.steps
+        if per_epoch <= self._config.epoch_steps:
+            self._steps = max(self._steps, 2 * per_epoch + 1)
+        last = min(self._steps or batches.total_steps, batches.total_steps)
+        self._save_step = self._config.save_step or _step_to_resume_after(per_epoch, last)
         if self.active and world.is_main:
             make_private(Path(self._config.to))
 
@@ -109,6 +107,11 @@ class Recorder:
         if done == self._config.dump_step:
             self._dump(gradients)
         return self.is_last(done)
+
+    @property
+    def ends_script(self) -> bool:
+        """Whether the script ends with its loop."""
+        return self.active and self._config.ends_script
 
     def _digests(self) -> dict[str, str]:
         tensors = self._state.recorded()
@@ -166,6 +169,18 @@ class Recorder:
             )
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
+
+
+def _step_to_resume_after(per_epoch: int, last: int) -> int:
+    """Return the step after which verify resumes: within the second epoch, with the end of that one to come.
+
+    What a loop changes once per epoch, such as a scheduler, has changed by then, and changes once more.
+
+    >>> _step_to_resume_after(4, last=9), _step_to_resume_after(1, last=8), _step_to_resume_after(16, last=8)
+    (6, 1, 4)
+    """
+    within_second = per_epoch + per_epoch // 2
+    return within_second if within_second < last else max(1, min(per_epoch, last) // 2)
 
 
 def _to_three_digits(value: object) -> object:

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from paceline.data.reading.batches import Lane
 from paceline.data.reading.nest import leaves_of
-from paceline.rundir import trace_file, write_whole
+from paceline.rundir import BODY, DRAWS, trace_file, write_whole
 from paceline.train.saving.run_state import Registered
 from paceline.train.saving.state import content
+from paceline.world.randomness import generator_states
 
 Facts = dict[str, str]
 
@@ -38,6 +39,7 @@ class StepTrace:
         """Those of the first update as the optimizer got them; the script may clear them later."""
         self._handles: list[Any] = []
         self._note("start", self._state())
+        self._generators = generator_states()
         for name, parameter in self._parameters():
             if parameter.requires_grad:
                 handle = parameter.register_hook(self._keep(name))  # type: ignore[no-untyped-call]
@@ -63,6 +65,12 @@ class StepTrace:
             optimizer.register_step_pre_hook(before),
             optimizer.register_step_post_hook(after),
         ]
+
+    def begin_update(self) -> None:
+        """Note whether the body of the loop has drawn random numbers before the first update."""
+        if not self._updates:
+            drawn = generator_states() != self._generators
+            self._note(BODY, {DRAWS: "yes" if drawn else "no"})
 
     def lane(self, lane: Lane, output: Tensor) -> None:
         """Note what forward and backward of a lane computed; its buffers are not reset yet."""

@@ -34,6 +34,9 @@ GetRequests = Callable[[], RankRequests]
 class LaneTrace(Protocol):
     """Is told what the lanes of an update compute."""
 
+    def begin_update(self) -> None:
+        """Note what the body of the loop did before the update."""
+
     def lane(self, lane: Lane, output: Tensor) -> None:
         """Note the output, gradients and buffers of a lane."""
 
@@ -158,6 +161,8 @@ class Updates:
         """Leave the gradients of all lanes of all ranks in `grad`; return the mean losses and the sum of the notes."""
         updates, step = self.of(call.optimizer), call.step
         updates.follow_freezing()
+        if self.trace is not None:
+            self.trace.begin_update()
         self.clock.begin_step()
         for model in self._models:
             updates.precision.begin(model)
