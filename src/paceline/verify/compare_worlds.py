@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from paceline.launch.failure import Failure, RunFailed
 from paceline.launch.spec import LaunchSpec, Program
@@ -139,7 +139,7 @@ def _compare(comparison: Comparison, worlds: list[int], show: Show) -> VerifyRes
     reference = worlds[0]
     for world in worlds:
         save_step = _WITHIN_SECOND_EPOCH if world == worlds[-1] else -1
-        settings = {"record.save_step": save_step}
+        settings: dict[str, Any] = {"record.save_step": save_step}
         records[world] = comparison.record(world, _FIRST, **settings)
         if not records[reference].exact:
             continue
