@@ -87,5 +87,6 @@ class UnitOrder:
 def _other_layers(one: str, other: str) -> ConfigError:
     return ConfigError(
         f"parallel=fsdp needs the same layers in every lane, but one lane {one} where another {other}",
-        fix="set parallel=ddp; or call every layer in every lane, and multiply what is to be skipped by 0",
+        fix="call every layer in every lane, and multiply what is to be skipped by 0; if a layer is checkpointed several times, pass "
+        "use_reentrant=False to torch.utils.checkpoint.checkpoint; or set parallel=ddp",
     )
