@@ -14,7 +14,7 @@ GPU_PYTHON ?= $(VENV)/bin/python
 GPU_TESTS = $(GPU_PYTHON) -m pytest -q -m gpu --dist load
 GPU_DEV := $(if $(filter $(VENV)/bin/python,$(GPU_PYTHON)),$(DEV))
 
-.PHONY: demo test quick check gpu gpu-all gpu-tests gpu-models site reference clean
+.PHONY: demo test test-all quick check gpu gpu-all gpu-tests gpu-models site reference clean
 
 demo: $(RUN)
 	$(VENV)/bin/paceline train mnist -n 2 name=demo resume=never
@@ -22,6 +22,9 @@ demo: $(RUN)
 
 test: $(DEV)
 	$(IN_VENV) scripts/check
+
+test-all: $(DEV)  # with every page, every lesson and the long loops; takes an hour on two cores
+	$(IN_VENV) PACELINE_HEAVY=1 scripts/check
 
 quick: $(DEV)
 	$(IN_VENV) scripts/check --quick

@@ -1,4 +1,7 @@
-"""Does every lesson run as it says, and show what it promises? Each is run once; neighbours are compared."""
+"""Does every lesson run as it says, and show what it promises? Each is run once; neighbours are compared.
+
+`make test` runs one lesson (test_lessons.py) and the solutions of two exercises; `make test-all` runs all.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,6 @@ from support.private_cluster import cluster_or_skip, wanted
 from support.program import started
 
 NUMBERS = [lesson.number for lesson in all_lessons()]
-LONG = {7, 8, 28, 33, 34}
-"""Lessons that train several times, or under programs that other tests start as well."""
-heavy = pytest.mark.heavy
 ON_SLURM = 16
 OUTPUT = Path(__file__).resolve().parents[2] / "lessons" / "output"
 VARYING = {5, 15, ON_SLURM, 20, 21, 33, 34}
@@ -31,7 +31,7 @@ LOSS = re.compile(
 )
 _PATIENCE_S = 280
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.heavy]
 
 
 @functools.cache
@@ -62,10 +62,9 @@ def accuracies(text: str) -> set[str]:
     return set(re.findall(r"accuracy (\d\.\d{3})", text))
 
 
-def each_without(left_out: set[int]) -> list[object]:
-    """Return the numbers of all other lessons; the long ones run with PACELINE_HEAVY=1 only."""
-    kept = [number for number in NUMBERS if number not in left_out]
-    return [pytest.param(number, marks=[heavy] * (number in LONG)) for number in kept]
+def each_without(left_out: set[int]) -> list[int]:
+    """Return the numbers of all other lessons."""
+    return [number for number in NUMBERS if number not in left_out]
 
 
 @pytest.mark.parametrize("number", each_without({ON_SLURM}))
@@ -131,12 +130,10 @@ def test_the_profiler_shows_the_averaging() -> None:
     assert "average_gradients" in "".join(table[:10])
 
 
-@heavy
 def test_a_speed_up_is_printed_for_each_size() -> None:
     assert re.findall(r"ranks (\d): .*speed-up", said(7)) == ["1", "2"]
 
 
-@heavy
 def test_the_curve_of_one_device_is_matched_by_keeping_the_batch() -> None:
     one, behind, closer, kept = (float(losses(text)["0", "3"]) for text in commands(8))
     assert kept == pytest.approx(one, rel=0.005)
@@ -299,7 +296,6 @@ def test_a_file_per_sample_is_an_open_per_sample_and_shards_are_opened_once() ->
     assert all(0 < opens[one, "packed"] < 10 * int(one) for one in ("1", "4", "16"))
 
 
-@heavy
 def test_the_rank_that_sleeps_is_the_straggler_by_hand_and_for_paceline() -> None:
     by_hand, named = commands(28)
     assert "the straggler is rank 1" in by_hand
@@ -318,7 +314,6 @@ def test_digests_find_what_the_loss_does_not_show() -> None:
     assert "after step 12 rank 1 has other values than rank 0 in model.2.weight" in checked
 
 
-@heavy
 def test_a_container_hides_what_it_is_not_told_to_pass_on() -> None:
     rows = {line[:17].strip(): re.split(r" {2,}", line[17:]) for line in said(33).splitlines()}
     assert rows["rank"][:3] == ["0 of 2, 1 of 2", "0 of 1, 0 of 1", "0 of 2, 1 of 2"]
@@ -332,7 +327,6 @@ def test_a_container_hides_what_it_is_not_told_to_pass_on() -> None:
     assert "--env SLURM_PROCID" in " ".join(said(33).partition("docker:")[2].split())
 
 
-@heavy
 def test_a_study_by_hand_adds_up_and_paceline_measures_the_same_sizes() -> None:
     line = r"(\w+), ranks (\d): ([\d.]+) ± [\d.]+ ms, speed-up ([\d.]+) ± [\d.]+, efficiency (\d+)%"
     rows = {(kind, int(ranks)): tuple(map(float, row)) for kind, ranks, *row in re.findall(line, said(34))}  # fmt: skip

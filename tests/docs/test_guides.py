@@ -1,5 +1,7 @@
 """Every command of the guides does what the page says; support/typed_pages.py has the rules."""
 
+from pathlib import Path
+
 import pytest
 
 from support.private_cluster import cluster_or_skip, wanted
@@ -29,6 +31,8 @@ ONCE = (
 TYPED = {
     command.words for turn in page_of(ROOT / "README.md").turns for command in turn
 }  # by test_readme
+MOST_READ = {"quickstart", "own-loop", "checkpoints", "slurm", "it-hangs"}
+"""The pages that `make test` types; `make test-all` types every page."""
 GUIDES = (
     "one-script-four-gpus", "slurm", "time-limit", "it-hangs", "slower-on-four-gpus", "loss-differs", "from-torchrun",
     "from-accelerate", "from-lightning", "from-hf-trainer", "foreign-scripts", "own-loop", "checkpoints", "data", "gpu",
@@ -45,7 +49,8 @@ def turns(*, on_a_cluster: bool):
         if turn[0].on_a_cluster == on_a_cluster
     ):
         if not (turn[0].words.startswith(ONCE) and turn[0].words in typed):
-            found.append(pytest.param(page, turn, id=f"{page.name}:{turn[0].words}"))
+            marks = [] if Path(page.name).stem in MOST_READ else [pytest.mark.heavy]
+            found.append(pytest.param(page, turn, id=f"{page.name}:{turn[0].words}", marks=marks))
         typed.add(turn[0].words)
     return found
 

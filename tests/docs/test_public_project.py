@@ -155,11 +155,11 @@ def test_there_are_ten_questions() -> None:
     assert len(QUESTIONS) == 10
 
 
-@pytest.mark.parametrize(("question", "answer"), QUESTIONS)
-def test_the_files_that_answer_a_question_exist(question: str, answer: str) -> None:
-    files = re.findall(r"`([\w/]+\.(?:py|sh))`", answer)
-    assert files, question
-    assert [name for name in files if not (ROOT / "src" / "paceline" / name).is_file()] == []
+def test_the_files_that_answer_a_question_exist() -> None:
+    for question, answer in QUESTIONS:
+        files = re.findall(r"`([\w/]+\.(?:py|sh))`", answer)
+        assert files, question
+        assert [name for name in files if not (ROOT / "src" / "paceline" / name).is_file()] == []
 
 
 def test_files_that_contributors_are_sent_to_exist() -> None:
@@ -168,7 +168,7 @@ def test_files_that_contributors_are_sent_to_exist() -> None:
     )
     homes = (ROOT, ROOT / "src" / "paceline")
     missing = [name for name in named if not any((home / name).is_file() for home in homes)]
-    assert set(missing) <= {"src/paceline/cli/NAME.py", "tests/docs/test_language.py"}
+    assert set(missing) <= {"src/paceline/cli/NAME.py"}
 
 
 def test_the_step_is_where_the_first_question_says() -> None:
