@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,10 @@ from torch.optim.swa_utils import AveragedModel
 
 import paceline
 from paceline.config.values import with_settings
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, TrainingError
+from paceline.world.world import World
+from support.loops import RunIn
+from support.processes import on_processes
 
 DATA = (torch.arange(32.0).view(32, 1) / 32,)
 SETTINGS = {"batch.global_size": 8, "batch.lanes": 4, "epochs": 1, "checkpoint.every": "end"}
@@ -159,3 +163,187 @@ def test_a_scheduler_made_after_run_steps_is_refused_after_the_first_step(tmp_pa
     ):
         late(run, taken)
     assert len(taken) == 1
+
+
+def stepped(run: paceline.Run, after: Any) -> None:
+    model, optimizer = parts(run)
+    for step in run.steps(DATA):
+        run.update(optimizer, lambda batch: model(batch[0]).square().mean(), step)
+        after(model, optimizer)
+
+
+def backward(model: nn.Module) -> None:
+    model(torch.ones(1, 1)).mean().backward()
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda model, _: nn.utils.clip_grad_norm_(model.parameters(), 1.0),
+        lambda model, _: nn.utils.clip_grad_value_(model.parameters(), 1.0),
+        lambda model, _: backward(model),
+    ],
+    ids=["norm", "value", "backward"],
+)
+def test_gradients_that_are_changed_after_the_update_are_refused(
+    after: Any, tmp_path: Path
+) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"after run\.update") as found,
+        paceline.Run(config_in(tmp_path)) as run,
+    ):
+        stepped(run, after)
+    assert "clip=" in found.value.fix
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda model, _: nn.utils.get_total_norm([each.grad for each in model.parameters()]),
+        lambda _, optimizer: optimizer.zero_grad(),
+        lambda _, optimizer: optimizer.zero_grad(set_to_none=False),
+    ],
+    ids=["read", "none", "zero"],
+)
+def test_gradients_may_be_read_and_freed_after_the_update(after: Any, tmp_path: Path) -> None:
+    with paceline.Run(config_in(tmp_path)) as run:
+        stepped(run, after)
+
+
+class Words(torch.optim.SGD):
+    """An optimizer that counts in its state under words, as some of those from papers do."""
+
+    def step(self, closure: Any = None) -> None:
+        self.state["count"] = self.state.get("count", 0) + 1
+        self.state["all"]["sum"] = self.state["all"].get("sum", torch.zeros(2)) + 1.5
+        self.state["all"]["mode"] = "late" if self.state["count"] > 1 else "early"
+        for group in self.param_groups:
+            group["lr"] = 0.1 / self.state["count"]
+        super().step()
+
+
+def ended(folder: Path, name: str) -> str:
+    lines = (folder / name / "events.jsonl").read_text().splitlines()
+    return str([each for each in map(json.loads, lines) if "digest" in each][-1]["digest"])
+
+
+def words(run: paceline.Run, several: int) -> list[Any]:
+    models = [run.model(nn.Linear(1, 1), name=f"m{at}") for at in range(several)]
+    optimizers = [run.optimizer(Words(each.parameters(), lr=0.1)) for each in models]
+    for step in run.steps(DATA):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            run.update(optimizer, lambda batch, m=model: m(batch[0]).square().mean(), step)
+    return [
+        (each.state["count"], each.state["all"]["sum"].tolist(), each.state["all"]["mode"])
+        for each in optimizers
+    ]
+
+
+@pytest.mark.parametrize("several", [1, 2])
+def test_words_as_keys_of_the_state_of_an_optimizer_are_restored(
+    several: int, tmp_path: Path
+) -> None:
+    for name, steps in (("whole", 4), ("part", 2), ("part", 4)):
+        torch.manual_seed(0)
+        with paceline.Run(config_in(tmp_path, name=name, steps=steps, seed=1)) as run:
+            found = words(run, several)
+    assert found == [(4, [6.0, 6.0], "late")] * several
+    assert ended(tmp_path, "whole") == ended(tmp_path, "part")
+
+
+class Net(nn.Module):
+    def __init__(self, p: float = 0.1) -> None:
+        super().__init__()
+        self.first, self.drop, self.last = nn.Linear(1, 8), nn.Dropout(p), nn.Linear(8, 1)
+        self.calls, self.counts = 0, False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += int(self.counts)
+        return self.last(self.drop(self.first(x)))
+
+
+def unfreezing(run: paceline.Run, p: float = 0.1) -> None:
+    """Everything changes at step 1, before the checkpoint of the shorter training."""
+    model = Net(p)
+    model.first.requires_grad_(False)
+    run.model(model)
+    optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    for step in run.steps(DATA):
+        if step.index == 1:
+            model.first.requires_grad_(True)
+            model.drop.p = 0.5
+        run.update(optimizer, lambda batch: model(batch[0]).square().mean(), step)
+
+
+def test_what_the_loop_changes_in_modules_is_restored_and_another_script_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, steps in (("whole", 4), ("part", 2), ("part", 3)):
+        with paceline.Run(config_in(tmp_path, name=name, steps=steps)) as run:
+            torch.manual_seed(0)
+            unfreezing(run)
+    capsys.readouterr()
+    with paceline.Run(config_in(tmp_path, name="part", steps=4)) as run:
+        torch.manual_seed(0)
+        unfreezing(run, p=0.2)
+    assert "drop.p 0.2 (was 0.1, which is not used" in capsys.readouterr().out
+    assert ended(tmp_path, "whole") == ended(tmp_path, "part")
+
+
+def test_a_number_that_forward_changes_is_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with paceline.Run(config_in(tmp_path)) as run:
+        model = run.model(Net())
+        model.counts = True
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        train(run, model, optimizer)
+    assert capsys.readouterr().err.count("forward changes calls") == 1
+
+
+def dropping(world: World, config: paceline.RunConfig) -> None:
+    with RunIn(world, config) as run:
+        model = run.model(Net())
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        model.drop.p += 0.1 * world.rank
+        train(run, model, optimizer)
+
+
+@on_processes(2, **SETTINGS)
+def test_dropout_that_differs_between_ranks_is_named(
+    world: World, config: paceline.RunConfig
+) -> None:
+    with pytest.raises(TrainingError, match="p of Dropout"):
+        dropping(world, config)
+
+
+def rates(folder: Path, lr: float, **settings: Any) -> float:
+    with paceline.Run(config_in(folder, **settings)) as run:
+        model = run.model(nn.Linear(1, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        train(run, model, run.optimizer(optimizer))
+        return float(optimizer.param_groups[0]["lr"])
+
+
+def test_the_first_line_has_the_rate_of_the_checkpoint_and_another_one_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates(tmp_path, 0.001, steps=1)
+    capsys.readouterr()
+    assert rates(tmp_path, 0.5, steps=2) == 0.001
+    out = capsys.readouterr().out
+    assert "lr 0.0010" in out
+    assert "lr 0.5" not in out
+    assert "is 0.5; it was 0.001" in out
+    assert rates(tmp_path, 0.5, steps=3, resume="changed") == 0.5
+
+
+def test_options_that_the_script_has_changed_are_used_with_resume_changed(tmp_path: Path) -> None:
+    found = []
+    for decay, resume in ((0.1, "auto"), (0.2, "changed")):
+        with paceline.Run(config_in(tmp_path, steps=int(decay * 10), resume=resume)) as run:
+            model = run.model(nn.Linear(1, 1))
+            sgd = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=decay)
+            train(run, model, run.optimizer(sgd))
+            found.append(sgd.param_groups[0]["weight_decay"])
+    assert found == [0.1, 0.2]

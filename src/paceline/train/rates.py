@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -38,28 +39,68 @@ class Rates:
                 f"lr.schedule={config.lr.schedule} and the tracked {schedules[0]} both set the learning rate",
                 fix="set lr.schedule=constant lr.warmup_samples=0, or do not track a scheduler",
             )
-        self.description = f"lr {human_rate(self.now)}"
+        self._run_config, self._schedules = config, schedules
         self.by_script: list[tuple[str, str, str]] = []
         """Settings that do not apply, what is so instead, and by what."""
         if not math.isclose(self.now, scaled_lr(config), rel_tol=1e-6):  # it may be a tensor
             self.by_script.append(("lr.base", human_rate(self.now), "the script's optimizer"))
         if schedules:
             self.by_script.append(("lr.schedule", "set", f"the script's {', '.join(schedules)}"))
-            self.description += f", set by {', '.join(schedules)}"
-        elif self.now == scaled_lr(config):
-            self.description = describe_lr(config)
-        else:
-            if any(is_given(config, name) for name in _MAKE_THE_RATE):
-                self.description += f" of the script's optimizer, instead of {describe_lr(config)}; to use it: lr=paceline.scaled_lr(config)"
-            if self._is_set_here:
-                self.description += describe_schedule(config)
 
     @property
     def now(self) -> float:
         """The learning rate of the first parameter group."""
         if self._set_values:
             return self._peaks[0] * self._factor
+        if self._is_set_here and self._peaks:  # a restored rate is that of the last step
+            return self._peaks[0]
         return float(self._groups[0]["lr"]) if self._groups else 0.0
+
+    def restored(
+        self, saved: Mapping[str, Sequence[float]], made: Mapping[str, Sequence[float]]
+    ) -> str:
+        """Return the sentence about a script whose optimizers now have other rates than those that the run began with.
+
+        `saved` and `made` are the rates of each optimizer when it was registered: at the run's first start, and now. With
+        `resume=changed` the script's rates apply from here on, as other changed settings do.
+        """
+        if not saved:  # nothing was restored, or an imported file
+            return ""
+        before = [rate for name in made for rate in saved.get(name, made[name])]
+        now = [rate for rates in made.values() for rate in rates]
+        if before == now:
+            return ""
+        at = next(
+            (at for at, pair in enumerate(zip(before, now, strict=False)) if pair[0] != pair[1]), 0
+        )
+        which = f" of parameter group {at}" if at else ""
+        text = f"the script's learning rate{which} is {now[at]:g}; it was {before[at]:g} when this run began"
+        if self._is_set_here:
+            return f"{text}: lr.schedule uses the script's from here on"
+        if self._schedules:
+            return f"{text}: not used, because the checkpoint has the state of {self._schedules[0]}"
+        if self._run_config.resume != "changed":
+            return f"{text}: not used, because the checkpoint has a rate. To use it, add resume=changed"
+        for group, rate in zip(self._groups, self._peaks, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        return f"{text}: used from here on (resume=changed)"
+
+    @property
+    def description(self) -> str:
+        """The rate of the next step, and who sets it; after a checkpoint was restored, that of the checkpoint."""
+        config, text = self._run_config, f"lr {human_rate(self.now)}"
+        if self._schedules:
+            return f"{text}, set by {', '.join(self._schedules)}"
+        if self.now == scaled_lr(config):
+            return describe_lr(config)
+        if self._peaks and not math.isclose(self.now, self._peaks[0], rel_tol=1e-6):
+            return f"{text} from the checkpoint"
+        if any(is_given(config, name) for name in _MAKE_THE_RATE):
+            text += f" of the script's optimizer, instead of {describe_lr(config)}; to use it: lr=paceline.scaled_lr(config)"
+        return text + describe_schedule(config) if self._is_set_here else text
 
     def set(self, seen: int) -> None:
         """Set the rates for the step that ends after `seen` samples, unless the user's code does."""

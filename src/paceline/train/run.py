@@ -66,6 +66,7 @@ class Run(RunObjects):
         self._loop: RunLoop | None = None
         self._callbacks = Callbacks(self, callbacks, self._poisoning)
         self._callbacks.track(self._parts.tracked)
+        self._named_changes = set()
         self._script_state = ScriptState(self._parts, callbacks)
 
     def __enter__(self) -> Self:
@@ -250,6 +251,7 @@ class Run(RunObjects):
     def _complete_step(self) -> bool:
         assert self._loop is not None
         assert self._step is not None
+        self._script_steps.refuse_changed_gradients()
         if self._loop.is_first:
             self._step._refuse_ignored_evaluation(self.config)  # noqa: SLF001 - the run made it
         self._callbacks.end_step(self._step, self._loop.batches.total_steps)

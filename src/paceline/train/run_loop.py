@@ -105,11 +105,15 @@ class RunLoop:
     def begin(self) -> Iterator[RankBatch]:
         """Restore the newest checkpoint; return the steps that are left."""
         self.done = self._first = self._checkpoints.restore()
+        changes = [self._rates.restored(self.state.rates_before, self._parts.rates)]
+        changes += self.state.changes
         if not (
             self.is_over and self._folder.is_finished
         ):  # they would not be those it was trained with
             self._folder.write_settings(self._config)
         self._announce()
+        for sentence in filter(None, changes if self._world.is_main else ()):
+            say(sentence)
         self._recorder.start(self.done)
         resume_gc()
         keep_bytecode(self._world)

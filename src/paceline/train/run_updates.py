@@ -8,24 +8,34 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from paceline import terminal
 from paceline.errors import ConfigError, TrainingError
 from paceline.train.gradients.note import NO_MOVES, Note
 from paceline.train.run_controls import RunControls
 from paceline.train.run_loop import RunLoop
 from paceline.train.run_step import Step, with_requests_of
+from paceline.train.saving.checkpointing import shorten
+from paceline.train.saving.module_values import ForwardChanges
 from paceline.train.script_steps import ScriptSteps
 from paceline.train.step.lane_loss import Losses, LossFunction
 from paceline.train.step.updates import UpdateCall
 from paceline.world.randomness import seed_everything
 
+_UPDATES_TO_WATCH = 2
+"""Updates of each start in which the numbers of modules are compared before and after."""
+
 
 class RunUpdates(RunControls):
     """The part of a run that trains."""
+
+    _named_changes: set[str]
 
     _step: Step | None = None
     _note: Note | None = None
     _updates = 0
     """Updates of the current step so far."""
+    _first_updates = 0
+    """Updates of this start, as far as they are watched."""
     _failed = ""
     """The error that has left an update."""
     _script_steps: ScriptSteps
@@ -116,14 +126,30 @@ class RunUpdates(RunControls):
         batch = step._batch  # noqa: SLF001 - the run made it
         number, self._updates = self._updates, self._updates + 1
         call = UpdateCall(optimizer, loss, batch, number, clip_norm, over_batch)
+        self._script_steps.refuse_changed_gradients()
         self._script_steps.ignore()  # the run steps now; and torch.compile must not find a hook
+        is_new = self._first_updates < _UPDATES_TO_WATCH
+        watched = ForwardChanges(self._parts.model) if is_new else None
         with self._poisoning():
             losses, note = function(call)
+        if watched is not None:
+            self._first_updates += 1
+            self._name_changes(watched.names())
         self._script_steps.watch(after="run.update", of=optimizer)
         seed_everything(self.config.seed, batch.plan.index, -1 - number)
         note = note._replace(moves=NO_MOVES)
         self._note = note if self._note is None else with_requests_of(self._note, note)
         return losses
+
+    def _name_changes(self, names: list[str]) -> None:
+        new = [name for name in names if name not in self._named_changes]
+        self._named_changes.update(new)
+        if new and self.is_main:
+            terminal.error(
+                f"warning: forward changes {shorten(new)} of the model. Each rank does so for its own lanes, and no "
+                "checkpoint restores it\n  fix: if a loss depends on it, make it a buffer (register_buffer) or compute it "
+                "from step.index"
+            )
 
     def _check_current(self, step: Step) -> None:
         if self._failed:

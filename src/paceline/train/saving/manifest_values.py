@@ -16,7 +16,7 @@ from paceline.train.saving.imported_state import is_imported
 from paceline.train.saving.state import KERNELS, group_names
 from paceline.train.saving.tracked import decode
 
-_NUMBER_TYPES = {"int", "float", "bool"}
+_NUMBER_TYPES = {"int", "float", "bool", "str"}
 
 
 def check_values(
@@ -41,6 +41,13 @@ def check_values(
     _require(type(values["dataset_samples"]) is int, "the number of samples")
     for name in meters:
         _require(_is_pair(values["meters"][name]), f"the sums of {name}")
+    for rates in dict(values.get("rates", {})).values():
+        _require(isinstance(rates, list) and all(map(_is_number, rates)), "the rates")
+    for table in dict(values.get("modules", {})).values():
+        ok = isinstance(table, dict) and all(
+            isinstance(each, int | float) for each in table.values()
+        )
+        _require(ok, "the numbers of modules")
     for state in values.get("precision") or []:
         _require(_is_pair(state), "the gradient scale")
     _require(isinstance(values.get("finished", ""), str), "the reason to finish")

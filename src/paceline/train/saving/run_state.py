@@ -20,8 +20,15 @@ from paceline.train.observers.meter import Meter
 from paceline.train.saving.changed_settings import changed_settings
 from paceline.train.saving.imported_state import fitted, is_imported, missing_kinds
 from paceline.train.saving.manifest_values import check_values
+from paceline.train.saving.module_values import ModuleValues
 from paceline.train.saving.replicas import check_replicas
-from paceline.train.saving.state import KERNELS, digest_of_all, named_state, optimizer_facts
+from paceline.train.saving.state import (
+    KERNELS,
+    digest_of_all,
+    group_names,
+    named_state,
+    optimizer_facts,
+)
 from paceline.train.saving.stream_state import restore_stream, save_stream
 from paceline.train.saving.tracked import PREFIX, Tracked, decode, encode
 from paceline.train.step.moving_buffers import PREFIX as BUFFER
@@ -43,6 +50,8 @@ class Registered:
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
         self.facts: dict[str, str] = {}
         """Classes and options of the optimizers when they were registered: schedulers change some later."""
+        self.rates: dict[str, list[float]] = {}
+        """The rates of the parameter groups when the optimizers were registered."""
         self.tracked = Tracked()
 
     def add_model(self, model: nn.Module, name: str, saved: SavedNames | None) -> None:
@@ -65,8 +74,13 @@ class Registered:
                 fix="give each parameter to one optimizer",
             )
         self.optimizers[name] = optimizer
+        self.rates[name] = [float(group["lr"]) for group in optimizer.param_groups]
         for fact, value in optimizer_facts(optimizer).items():
-            self.facts[fact if len(self.optimizers) == 1 else f"{name}: {fact}"] = value
+            self.facts[self.fact_name(name, fact)] = value
+
+    def fact_name(self, optimizer: str, fact: str) -> str:
+        """Return the name of a fact of an optimizer: that of the first stands alone."""
+        return fact if optimizer == next(iter(self.optimizers)) else f"{optimizer}: {fact}"
 
     @property
     def model(self) -> nn.Module:
@@ -120,12 +134,29 @@ class _AllStates:
         self._optimizers = optimizers
         self._owner = {value: each for each in optimizers for value in _parameters(each)}
 
-    def __getitem__(self, parameter: Tensor) -> Any:
-        return self._owner[parameter].state[parameter]
+    def __getitem__(self, key: Tensor | str) -> Any:
+        owner, own_key = self._find(key)
+        return owner.state[own_key]
 
-    def items(self) -> Iterator[tuple[Tensor, Any]]:
-        for each in self._optimizers:
-            yield from each.state.items()
+    def __setitem__(self, key: Tensor | str, value: Any) -> None:
+        owner, own_key = self._find(key)
+        owner.state[own_key] = value
+
+    def get(self, key: Tensor | str, default: Any) -> Any:
+        owner, own_key = self._find(key)
+        return owner.state.get(own_key, default)
+
+    def items(self) -> Iterator[tuple[Tensor | str, Any]]:
+        for number, each in enumerate(self._optimizers):
+            for key, value in each.state.items():
+                yield (f"{number}:{key}" if isinstance(key, str) else key), value
+
+    def _find(self, key: Tensor | str) -> tuple[torch.optim.Optimizer, Any]:
+        """Return the optimizer of a key, and its own key; before a word stands the number of its optimizer."""
+        if isinstance(key, str):
+            number, _, word = key.partition(":")
+            return self._optimizers[int(number)], word
+        return self._owner[key], key
 
 
 class RunState:
@@ -142,6 +173,11 @@ class RunState:
     ) -> None:
         self.world, self.config, self.batches = world, config, batches
         self._parts, self._updates, self._meters = parts, updates, meters
+        self._modules = ModuleValues(parts.model)
+        self.changes: list[str] = []
+        """Sentences about what the script builds otherwise than when the run began."""
+        self.rates_before: dict[str, list[float]] = {}
+        """The rates with which the script made its optimizers at the first start, if a checkpoint was restored."""
         self.finished = ""
         """Why the run was ended before its last step; empty while it may continue."""
 
@@ -179,7 +215,7 @@ class RunState:
     def fits_optimizer(self) -> bool:
         """Whether the models still have every parameter of the optimizers: a script may rebuild a model after the loop."""
         own = set(settled(self._parts.model).parameters())
-        return own.issuperset(*map(_parameters, self._parts.optimizers.values()))
+        return all(own.issuperset(_parameters(each)) for each in self._parts.optimizers.values())
 
     def digest(self, others: Mapping[str, str]) -> str:
         """Return one SHA-256 over weights, optimizer state and `others`. Every rank must call this.
@@ -206,9 +242,8 @@ class RunState:
         Without `tensors`, everything is compared that a checkpoint holds.
         """
         if not self.config.record.to:  # verify compares more, and says why
-            check_replicas(
-                self.world, self.tensors() if tensors is None else tensors, self.facts(), step
-            )
+            compared = self.tensors() if tensors is None else tensors
+            check_replicas(self.world, compared, self.facts() | self._modules.facts(), step)
 
     def recorded(self) -> dict[str, Tensor]:
         """Return all tensors for `paceline verify`: those of checkpoints, and every buffer."""
@@ -228,10 +263,12 @@ class RunState:
             "numbers": self._updates.numbers(self._parts.model, self._parts.optimizer),
             "optimizer": self._parts.facts,
             "groups": groups,
+            "rates": self.rates_before or self._parts.rates,
             "dataset_samples": self.batches.dataset_samples,
             "world_size": self.world.size,
             "precision": self._updates.precision_state(),
             "tracked": tracked,
+            "modules": self._modules.state(),
             "stream": save_stream(self.world, self.batches),
             "finished": self.finished,
         }
@@ -290,7 +327,10 @@ class RunState:
             problems = self._parts.tracked.restore(values.get("tracked", {}), tracked)
         if problems:
             return problems
-        self._restore_groups(values.get("groups", {}))
+        self.rates_before = values.get("rates", {})
+        self._restore_groups(values.get("groups", {}), values["optimizer"])
+        if text := self._modules.restore(values.get("modules", {})):
+            self.changes.append(text)
         self._updates.restore_precision(values.get("precision", {}))
         # Sums over all ranks must be counted once when they are added up over ranks again.
         keeps_sums = self._updates.totals_are_global or self.world.is_main
@@ -304,11 +344,16 @@ class RunState:
         parts = self._parts
         return self._updates.load(parts.model, parts.optimizer, tensors, numbers, parts.is_saved)
 
-    def _restore_groups(self, groups: Mapping[str, Any]) -> None:
+    def _restore_groups(self, groups: Mapping[str, Any], facts: Mapping[str, str]) -> None:
+        """Restore the options of the parameter groups, but for those that the script has changed: see resume=changed."""
+        now = self._parts.facts
         for name, optimizer in self._parts.optimizers.items():
-            for number, group in enumerate(optimizer.param_groups):
+            for number, (which, group) in enumerate(
+                zip(group_names(), optimizer.param_groups, strict=False)
+            ):
                 for key, value in decode(groups.get(f"{name}.{number}", {"dict": []}), {}).items():
-                    if key in _NOT_SAVED:  # in checkpoints of earlier versions
+                    fact = self._parts.fact_name(name, f"{which}.{key}")
+                    if key in _NOT_SAVED or facts.get(fact) != now.get(fact):
                         continue
                     if isinstance(group.get(key), Tensor):
                         group[key].fill_(value)

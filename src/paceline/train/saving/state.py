@@ -22,7 +22,7 @@ NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
 def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """Yield weights and buffers as `model.NAME`, optimizer state as `optimizer.KIND.NAME`.
+    """Yield weights and buffers as `model.NAME`, optimizer state as `optimizer.KIND.NAME` or `optimizer.KIND.[WORD]`.
 
     Tensors of a sharded model are sharded; `sharded_tensor.whole` returns the unsharded ones.
     """
@@ -34,12 +34,29 @@ def named_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[
                 fix="store it as a buffer: register_buffer instead of get_extra_state",
             )
         yield f"model.{name}", value.detach()
+    for name, value in _optimizer_state(module, optimizer):
+        yield f"optimizer.{name}", _as_tensor(value, name)
+
+
+def _optimizer_state(
+    module: nn.Module, optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[str, Any]]:
+    """Yield the values of an optimizer's state as KIND.NAME, or as KIND.[WORD] where a word is the key instead of a parameter."""
     names = _names(module, optimizer)
-    for parameter, state in optimizer.state.items():
-        for kind, value in sorted(state.items()):
+    for owner, state in optimizer.state.items():
+        if isinstance(owner, Tensor):
+            name = names[owner]
+        elif isinstance(owner, str):
+            name = f"[{owner}]"
+        else:
+            raise ConfigError(
+                f"the optimizer keeps its state under a {type(owner).__name__} as key, which a checkpoint cannot hold",
+                fix="let the keys of optimizer.state be parameters or words",
+            )
+        entries = state if isinstance(state, Mapping) else {"": state}  # state["count"] = 3
+        for kind, value in sorted(entries.items()):
             if value is not None:
-                name = f"{kind}.{names[parameter]}"
-                yield f"optimizer.{name}", _as_tensor(value, name)
+                yield f"{kind}.{name}", value
 
 
 def _names(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[Tensor, str]:
@@ -95,12 +112,10 @@ def optimizer_facts(optimizer: torch.optim.Optimizer) -> dict[str, str]:
 
 def python_numbers(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, str]:
     """Return the type of each optimizer state entry that is a number or a string: files hold them as tensors."""
-    names = _names(settled(model), optimizer)
     types = {}
-    for parameter, state in optimizer.state.items():
-        for kind, value in state.items():
-            if isinstance(value, int | float | str):
-                types[f"optimizer.{kind}.{names[parameter]}"] = type(value).__name__
+    for name, value in _optimizer_state(settled(model), optimizer):
+        if isinstance(value, int | float | str):
+            types[f"optimizer.{name}"] = type(value).__name__
     return types
 
 
@@ -148,7 +163,7 @@ class OptimizerSlots:
     """Restores an optimizer's state of each parameter."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self._state = optimizer.state
+        self._state: Any = optimizer.state
         self._parameters = dict(settled(model).named_parameters())
         self._groups = {}
         for group in optimizer.param_groups:
@@ -157,6 +172,9 @@ class OptimizerSlots:
     def load(self, kind: str, name: str, value: Tensor, number: str | None) -> list[str]:
         """Restore one value; return a line if there is no such parameter."""
         parameter = self._parameters.get(name)
+        if parameter is None and name.startswith("["):
+            self._load_word(kind, name[1:-1], value, number)
+            return []
         if parameter is None or parameter not in self._groups:
             return [f"the optimizer has no parameter {name} for the saved {kind}"]
         if number is not None:
@@ -170,6 +188,17 @@ class OptimizerSlots:
             restored = sharded_like(parameter, value)
         self._state[parameter][kind] = restored
         return []
+
+    def _load_word(self, kind: str, word: str, value: Tensor, number: str | None) -> None:
+        """Restore a value under a word; a tensor goes to the device of the one that the script has made."""
+        now = self._state.get(word, {})
+        made = now.get(kind) if isinstance(now, Mapping) else now
+        device = made.device if isinstance(made, Tensor) else value.device
+        restored = value.to(device, copy=True) if number is None else _python_value(number, value)
+        if kind:
+            self._state[word] = {**(now if isinstance(now, Mapping) else {}), kind: restored}
+        else:
+            self._state[word] = restored
 
 
 def _python_value(kind: str, value: Tensor) -> Any:

@@ -254,6 +254,9 @@ def _clone_state(
 ) -> defaultdict[Tensor, dict[str, Any]]:
     copies: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
     for parameter, state in optimizer_state.items():
+        if not isinstance(state, Mapping):  # a number under a word
+            copies[parameter] = state.clone() if isinstance(state, Tensor) else state
+            continue
         copy = copies[parameter]
         for kind, value in state.items():
             copy[kind] = value.clone() if isinstance(value, Tensor) else value
