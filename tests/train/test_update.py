@@ -146,7 +146,7 @@ def ragged_training(config, world) -> list[str]:
 
         def forward(self, inputs):
             if self.training:
-                self.seen += len(inputs)
+                self.seen += 1
                 self.mean.mul_(0.9).add_(inputs.mean(0), alpha=0.1)
             return self.body(inputs) * (1 + 0.01 * random.random() + 0.01 * numpy.random.rand())  # noqa: NPY002
 

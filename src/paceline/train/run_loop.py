@@ -193,6 +193,7 @@ class RunLoop:
             shorten_timeout(self._world, self._config)
         self._compare_ranks()
         self._mention_unused()
+        self._mention_averaged()
         self._save_or_stop(note)
         enough = self._record(batch, note)
         return self.observers.seen_enough() or enough
@@ -251,6 +252,15 @@ class RunLoop:
     def ends_script(self) -> bool:
         """Whether the script ends with its loop, as `paceline verify` wants it."""
         return self._recorder.ends_script
+
+    def _mention_averaged(self) -> None:
+        """Name the buffers that forward changes, and the rule by which they change, once."""
+        names, lanes = self.updates.take_averaged_buffers(), self._config.batch.lanes
+        if names and self._world.is_main:
+            say(
+                f"forward changes {shorten(names)}: in each step by the mean of the changes in the {lanes} lanes. If sums or "
+                "extremes are needed, set batch.lanes=1"
+            )
 
     def settle(self) -> None:
         """Wait for the steps that the GPU has not finished: otherwise their time would be left out, too."""

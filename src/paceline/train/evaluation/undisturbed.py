@@ -29,7 +29,11 @@ class _Buffer:
         self._is_statistic = hasattr(module, "running_mean")
 
     def restore(self) -> None:
-        """Undo what forward has written or assigned."""
+        """Undo what forward has written or assigned; a cache that has grown stays, as its module believes."""
+        now = self._module._buffers.get(self._key)  # noqa: SLF001
+        is_cache = self._key in self._module._non_persistent_buffers_set  # noqa: SLF001 - no public way
+        if is_cache and now is not None and now.shape != self._value.shape:
+            self._value, self._before, self._version = now, now.clone(), now._version  # noqa: SLF001
         self._module._buffers[self._key] = self._value  # noqa: SLF001 - torch has no public table of a module's own buffers
         # In train mode BatchNorm writes its statistics without a trace in the version counter.
         unseen = self._is_statistic and self._module.training

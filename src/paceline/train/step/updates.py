@@ -19,6 +19,7 @@ from paceline.train.gradients.note import NO_MOVES, Moves, Note, RankRequests
 from paceline.train.gradients.protocol import GradientSum
 from paceline.train.model.unsupported import refuse_hooks, refuse_lonely_sample
 from paceline.train.saving.state import NOTHING, load_state, python_numbers
+from paceline.train.step.forward_writes import ForwardWrites
 from paceline.train.step.lane_loss import Losses, LossFunction, means
 from paceline.train.step.losses import LaneLosses, LaneSeeds, LaneWork, WholeBatchLoss
 from paceline.train.step.moving_buffers import MovingBuffers
@@ -89,6 +90,9 @@ class Updates:
         for model in models:
             refuse_hooks(model, config)
         self._buffers = self._make_buffers()
+        # A single lane changes its parameters itself, as a plain loop does. FSDP swaps parameters during forward.
+        is_shared = config.batch.lanes > 1 and not strategy.shards
+        self._forward_writes = ForwardWrites(models, is_active=is_shared)
         self._optimizers: dict[torch.optim.Optimizer, OptimizerUpdates] = {}
         if strategy.shards:
             from paceline.train.gradients.sharded_sum import refuse_several
@@ -167,6 +171,7 @@ class Updates:
         for model in self._models:
             updates.precision.begin(model)
         self._buffers.begin()
+        self._forward_writes.begin()
         seeds = LaneSeeds(self._config.seed, call.number)
         lanes: LaneWork = LaneLosses(self._world, updates, call.loss, step, seeds)
         number = self._config.batch.lanes
@@ -204,7 +209,7 @@ class Updates:
     def _run_lane(
         self, updates: OptimizerUpdates, lanes: LaneWork, lane: Lane, *, last: bool
     ) -> None:
-        output, gradient = lanes.forward(lane)
+        output, gradient = self._forward_writes.examined(lambda: lanes.forward(lane))
         is_plain = not self._buffers.any and len(lanes.names) == 1
         others = NO_MOVES if is_plain else self._other_numbers(lanes, lane, last=last)
         note = Note(lanes.sums[0], lanes.counts[0], others)
@@ -220,7 +225,7 @@ class Updates:
 
     def _other_numbers(self, lanes: LaneWork, lane: Lane, *, last: bool) -> Moves:
         """Return what a note holds beside the loss: other values of the loss, then changes of buffers."""
-        moves = self._buffers.moves_of_lane(counts=lane.samples > 0)
+        moves = self._buffers.moves_of_lane(lane.batch, counts=lane.samples > 0)
         is_new = float(last and self._buffers.found_new)
         return numpy.concatenate([lanes.sums[1:], lanes.counts[1:], [is_new], moves])
 
@@ -242,6 +247,11 @@ class Updates:
         if self._strategy.replicas:
             return []
         return [name for each in self._optimizers.values() for name in each.without_gradient]
+
+    def take_averaged_buffers(self) -> list[str]:
+        """Return the names of buffers that change by the mean of the lanes' changes: outside of torch's classes, each once."""
+        names, self._buffers.named = self._buffers.named, []
+        return names
 
     # What a checkpoint holds
 

@@ -1,0 +1,105 @@
+"""Parameters that forward changes, such as a momentum encoder: refused by name, because each lane would change them again.
+
+A parameter is compared by the sum of its bits, which sees what `.data` hides from torch's count of writes. It is read
+twice in the first updates, in which one lane per rank is examined, and then rarely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from paceline.errors import ConfigError
+
+_FIRST = 4
+"""Updates that are examined at the start: a momentum encoder is a copy in the first one, and changes from the second on."""
+_EVERY = 256
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class ForwardWrites:
+    """Examines whether forward changes the parameters of some models."""
+
+    def __init__(self, models: Sequence[nn.Module], *, is_active: bool) -> None:
+        self._models, self._is_active = models, is_active
+        self._updates = 0
+        self._is_due = False
+
+    def begin(self) -> None:
+        """Begin an update."""
+        self._updates += 1
+        rarely = self._updates <= _FIRST or self._updates % _EVERY == 0
+        self._is_due = self._is_active and rarely
+
+    def examined(self, forward: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Return what forward returns: the output of a lane first. Raise if it has changed a parameter.
+
+        If so, forward is repeated. One that then changes nothing and returns the same, such as a clamp of a temperature
+        before it is used, does so in every lane, and is right.
+        """
+        if not self._is_due:
+            return forward()
+        self._is_due = False
+        buffers = [
+            (module._buffers, key, value, value.clone())  # noqa: SLF001 - torch has no public table of them
+            for model in self._models
+            for module in model.modules()
+            for key, value in module._buffers.items()  # noqa: SLF001
+            if value is not None
+        ]
+        before = self._sums()
+        result = forward()
+        after = self._sums()
+        if name := _differing(before, after):
+            _restore(buffers)
+            first, result = result[0], forward()
+            if _differing(after, self._sums()) or not torch.allclose(first, result[0], rtol=1e-4):
+                raise ConfigError(
+                    f"forward changed the parameter {name}: each lane changes it again, so it depends on batch.lanes and on "
+                    "the number of ranks",
+                    fix="change it in the loop instead, before or after run.update, under torch.no_grad(): for a momentum "
+                    "encoder, key.lerp_(query, 1 - momentum) for all parameters; or set batch.lanes=1 to train on one rank",
+                )
+        return result
+
+    def _sums(self) -> list[tuple[str, int]]:
+        """Return the sum of the bits of every parameter; the host waits for the device once."""
+        named = [
+            (name, value.detach())
+            for model in self._models
+            for name, value in model.named_parameters()
+            if not isinstance(value, nn.UninitializedParameter) and value.numel()
+        ]
+        sums = [_bits(value).sum(dtype=torch.int64) for _, value in named]
+        numbers = torch.stack(sums).tolist() if sums else []
+        return [(name, number) for (name, _), number in zip(named, numbers, strict=True)]
+
+
+def _restore(buffers: list[tuple[dict[str, Tensor | None], str, Tensor, Tensor]]) -> None:
+    """Undo what forward has written to buffers; a cache that has grown stays, as its module believes."""
+    with torch.no_grad():
+        for table, key, value, before in buffers:
+            now = table[key]
+            if now is None or now.shape == before.shape:
+                value.copy_(before)
+                table[key] = value
+
+
+def _bits(value: Tensor) -> Tensor:
+    if value.is_complex():
+        value = torch.view_as_real(value)
+    if value.dtype == torch.bool:
+        return value
+    return value.view(_BITS[value.element_size()])
+
+
+def _differing(before: list[tuple[str, int]], after: list[tuple[str, int]]) -> str:
+    """Return the first parameter of which the sum differs; "" if there is none.
+
+    >>> _differing([("a", 1), ("b", 2)], [("a", 1), ("b", 3)])
+    'b'
+    """
+    known = dict(before)
+    return next((name for name, number in after if known.get(name, number) != number), "")

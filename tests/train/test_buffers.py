@@ -1,0 +1,212 @@
+"""Do buffers that forward changes become what the model means, or is the training refused or told?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver
+
+import paceline
+from paceline.config.values import with_settings
+from paceline.errors import ConfigError, TrainingError
+from paceline.train.saving.state import state_digest
+from paceline.world.world import World
+from support.loops import RunIn
+from support.processes import run_on_processes
+
+SETTINGS = {"batch.global_size": 8, "batch.lanes": 4, "steps": 3}
+
+
+class Net(nn.Module):
+    """Its forward changes one kind of buffer."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.linear, self.kind = nn.Linear(4, 4), kind
+        self.register_buffer("samples", torch.tensor(0))
+        self.register_buffer("calls", torch.tensor(0))
+        self.register_buffer("load", torch.zeros(4, dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("queue", torch.zeros(1, 4), persistent=False)
+        self.observer = {"channel": PerChannelMinMaxObserver}.get(kind, MinMaxObserver)()
+        self.norm = nn.BatchNorm1d(4)
+        spectral = torch.nn.utils.parametrizations.spectral_norm
+        self.spectral = nn.Sequential(
+            spectral(nn.Linear(4, 4)), torch.nn.utils.spectral_norm(nn.Linear(4, 4))
+        )
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if self.kind == "samples":
+            self.samples += len(rows)
+        elif self.kind == "load":
+            self.load += torch.bincount(rows.argmax(1), minlength=4)
+        elif self.kind == "mean":
+            self.mean.lerp_(rows.mean(0).detach(), 0.1)
+        elif self.kind == "queue":
+            self.queue = torch.cat([self.queue, rows])
+        elif self.kind in {"range", "channel"}:
+            self.observer(rows)
+        elif self.kind == "torch":
+            rows = self.spectral(self.norm(rows))
+        self.calls += self.kind == "calls"
+        return self.linear(rows)
+
+
+def train(folder: Path, kind: str, **settings: object) -> Net:
+    config = with_settings(paceline.RunConfig(), SETTINGS | {"runs": str(folder)} | settings)
+    rows = torch.randn(16, 4, generator=torch.Generator().manual_seed(2))
+    with RunIn(World(), config) as run:
+        model = run.model(Net(kind))
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in run.steps((rows,)):
+            run.update(optimizer, lambda batch: model(batch[0]).square().mean(), step)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("samples", "samples"),
+        ("load", "load"),
+        ("range", r"observer\.min_val"),
+        ("channel", r"observer\.min_val"),
+    ],
+)
+def test_counters_and_extremes_are_refused_by_name_unless_there_is_one_lane(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    with pytest.raises(ConfigError, match=name) as found:
+        train(tmp_path / "four", kind)
+    assert "batch.lanes=1" in found.value.fix
+    model = train(tmp_path / "one", kind, **{"batch.lanes": 1})
+    assert int(model.samples) == 24 * (kind == "samples")
+    assert int(model.load.sum()) == 24 * (kind == "load")
+
+
+@pytest.mark.parametrize("kind", ["calls", "torch", "mean"])
+def test_counters_of_calls_and_the_buffers_of_torch_are_right_and_others_are_named(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture
+) -> None:
+    model = train(tmp_path, kind)
+    assert int(model.calls) == 3 * (kind == "calls")
+    assert int(model.norm.num_batches_tracked) == 3 * (kind == "torch")
+    named = [line for line in capsys.readouterr().out.splitlines() if "forward changes" in line]
+    assert [line.split(":")[0] for line in named] == ["forward changes mean"] * (kind == "mean")
+
+
+def test_a_queue_of_samples_is_not_taken_for_a_cache(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="queue"):
+        train(tmp_path, "queue")
+
+
+class Rotary(nn.Module):
+    """Keeps a table and a mask that become longer, and believes an attribute of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.longest = nn.Linear(1, 1), 0
+        self.register_buffer("empty", torch.empty(0), persistent=False)
+        self.make(2)
+
+    def make(self, length: int) -> None:
+        self.longest = length
+        angles = torch.outer(torch.arange(length).float(), torch.tensor([1.0, 0.1]))
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("mask", torch.ones(length, length).tril().bool(), persistent=False)
+        self.register_buffer("empty", angles.sin(), persistent=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if rows.shape[1] > self.longest:
+            self.make(rows.shape[1])
+        places = self.cos[: rows.shape[1]].sum(1) + self.empty[: rows.shape[1]].sum(1)
+        assert places.shape == rows.shape[1:]
+        return self.linear((rows * places).sum(1, keepdim=True))
+
+
+def grow(config: paceline.RunConfig, stops: bool = False) -> str:
+    lengths = [2, 3, 5, 4, 9, 2, 7, 3, 12, 4, 6, 11]
+    rows = [{"row": torch.arange(float(length))} for length in lengths]
+
+    def pad(samples: list[dict]) -> Tensor:
+        rows = [each["row"] for each in samples]
+        return nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+    with paceline.Run(config) as run:
+        model = run.model(Rotary())
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=1e-5))
+        for step in run.steps(rows, collate=pad):
+            run.update(optimizer, lambda batch: model(batch).square().mean(), step)
+            if stops and step.index == 1:
+                raise RuntimeError("crash")
+            run.evaluate((torch.ones(2, 14),), lambda batch: {"mean": model(batch[0])[:, 0]})
+    return state_digest(model, optimizer)
+
+
+def crash(config: paceline.RunConfig) -> None:
+    with pytest.raises(RuntimeError, match="crash"):
+        grow(config, stops=True)
+
+
+def test_a_cache_grows_in_training_and_evaluation_with_the_same_bits(tmp_path: Path) -> None:
+    settings = SETTINGS | {"batch.global_size": 6, "epochs": 3, "steps": 0}
+    settings["checkpoint.every"] = "1steps"
+    found = [
+        digest
+        for world in (1, 3)
+        for digest in run_on_processes(
+            grow, world, tmp_path, settings | {"runs": str(tmp_path / str(world))}
+        )
+    ]
+    settings["runs"] = str(tmp_path / "crash")
+    run_on_processes(crash, 1, tmp_path, settings)
+    assert {*found, *run_on_processes(grow, 2, tmp_path, settings)} == {found[0]}
+
+
+class Momentum(nn.Module):
+    """Forward moves a second encoder after the first, or keeps a temperature within limits."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.query, self.key, self.how = nn.Linear(4, 4), nn.Linear(4, 4), how
+        self.key.load_state_dict(self.query.state_dict())
+        self.key.requires_grad_(False)
+        self.temperature = nn.Parameter(torch.tensor(0.01))
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        with torch.no_grad():
+            if self.how == "clamp":
+                self.temperature.clamp_(0.05, 0.5)
+            for key, query in zip(self.key.parameters(), self.query.parameters(), strict=True):
+                if self.how == "assigned":
+                    key.data = key.data * 0.99 + query.data * 0.01
+                elif self.how == "in place":
+                    key.data.lerp_(query.data, 0.01)
+        return (self.query(self.norm(rows)) - self.key(rows)) / self.temperature
+
+
+@pytest.mark.parametrize("how", ["assigned", "in place", "clamp"])
+def test_a_parameter_that_forward_changes_again_and_again_is_refused_by_name(
+    tmp_path: Path, how: str
+) -> None:
+    def train(lanes: int) -> int:
+        settings = SETTINGS | {"runs": str(tmp_path / str(lanes)), "batch.lanes": lanes}
+        rows = torch.randn(16, 4, generator=torch.Generator().manual_seed(2))
+        with RunIn(World(), with_settings(paceline.RunConfig(), settings)) as run:
+            model = run.model(Momentum(how))
+            trained = [value for value in model.parameters() if value.requires_grad]
+            optimizer = run.optimizer(torch.optim.SGD(trained, lr=0.1))
+            for step in run.steps((rows,)):
+                run.update(optimizer, lambda batch: model(batch[0]).square().mean(), step)
+        return int(model.norm.num_batches_tracked)
+
+    assert train(lanes=1) == 3
+    if how == "clamp":
+        assert train(lanes=4) == 3
+        return
+    with pytest.raises(ConfigError, match=r"key\.weight") as found:
+        train(lanes=4)
+    assert "lerp_" in found.value.fix
