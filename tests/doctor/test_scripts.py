@@ -73,6 +73,8 @@ GOOD |= {
     "RANK that torchrun sets anew": f"{HEAD}\n{ADDRESS}\nexport RANK=$SLURM_PROCID\nsrun {TORCHRUN}",
     "nodes given to sbatch": f"#!/bin/bash\n#SBATCH --signal=USR1@60\n{ADDRESS}\nsrun {TORCHRUN.replace('$SLURM_NNODES', '2')}",
     "GPUs per node, counted by Slurm": f"{HEAD}\n#SBATCH --gres=gpu:4\n{ADDRESS}\nsrun {TORCHRUN.replace('=4', '=$SLURM_GPUS_ON_NODE')}",
+    "several tasks on one GPU": "#!/bin/bash\n#SBATCH --gres=gpu:1 --ntasks-per-node=2 --signal=USR1@60\nsrun -K python main.py",
+    "an image that is built": "#!/bin/bash\n#SBATCH -N 2\ndocker build -t deepspeed .",
     "a script in a text": f"{HEAD}\n{ADDRESS}\ncat <<END > job.sh\n#SBATCH -N 3\nsrun python train.py\nEND\nsrun {TORCHRUN}",
     "a pipe whose failure counts": f"{HEAD}\nset -eo pipefail\n{ADDRESS}\nsrun {TORCHRUN} 2>&1 | tee log\necho done",
     "a wrapper that takes the signal": f"{HEAD}\n{ADDRESS}\nsrun ./signals.sh torchrun --nnodes 2 --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT train.py",
@@ -144,6 +146,7 @@ BAD = {
     "one core for --exact": (f"{HEAD}\n#SBATCH -c 8\n{ADDRESS}\nsrun --exact {TORCHRUN}", {"cores-lost": [7]}),
     "cores bound to one": (f"{HEAD}\n#SBATCH -c 8\n{ADDRESS}\nsrun --cpu-bind=verbose,cores {TORCHRUN}", {"cores-lost": [7]}),
     "a syntax error": ("#!/bin/bash\n#SBATCH -N 2\nif true; then\nsrun torchrun train.py\n", {"syntax-error": [4]}),
+    "a syntax error after an open text": ("#!/bin/bash\nif true; then\ncat <<EOF\nfi\n", {"syntax-error": [4]}),
     "an open quote": ('#!/bin/bash\nA="x\nsrun python train.py\n', {"syntax-error": [2]}),
     "a variable that Slurm does not set": (
         f"{HEAD}\n#SBATCH --gres=gpu:4\n{ADDRESS}\nN=$SLURM_GPUS_PER_NODE\nsrun {TORCHRUN.replace('=4', '=$N')}", {"unset-variable": [8]},
@@ -270,7 +273,7 @@ def test_these_scripts_are_what_bash_can_read(text: str) -> None:
         "\0",
         "é=1 srun python",
         "#!/bin/bash\n" + "".join(f"A{i + 1}='$A{i} $A{i}'\n" for i in range(40)) + "srun $A40",
-        "#!/bin/bash\n" + "".join(f"cat <<E{i}\n" for i in range(20_000)),
+        "#!/bin/bash\n" + "".join(f"cat <<E{i}\n" for i in range(2_000)),
         "#!/bin/bash\n" + "$(" * 20_000,
     ],
 )

@@ -20,7 +20,7 @@ from paceline.doctor.launch_commands import (
 
 _SHELLS = re.compile(r"#!\s*(/usr/bin/env\s+(-S\s+)?)?(\S*/)?(bash|sh|dash|ksh|zsh)(\s|$)")
 _SYNTAX_S = 20.0
-_SYNTAX = re.compile(r"line (\d+): (?:syntax error:? ?)?(.*)")
+_SYNTAX = re.compile(r"line (\d+): (?!warning:)(?:syntax error:? ?)?(.*)")
 _CONDA_HOOK = re.compile(
     r"conda(\.sh|\s+shell\.\w+\s+hook)|mamba(\.sh|\s+shell\s+hook)|"
     r"(module|ml)\b.*(conda|mamba|forge|python|torch)|^#!.*(-\w*l|-\w*i|--login)\b|^\s*(source|\.)\s+\S",
@@ -161,7 +161,7 @@ def _ranks_and_gpus(script: Script, launches: list[Launch]) -> Iterator[Finding]
         option, ranks = "nproc-per-node", 0
         if launch.kind == "agent":
             ranks = _agent_ranks(script, launch)
-        elif launch.kind == "python" and launch.through == "srun" and launch.trains:
+        elif launch.kind == "python" and launch.through == "srun" and script.is_set("MASTER_ADDR"):
             option, ranks = "ntasks-per-node", tasks_per_node(script, launch)
         is_agent = launch.kind == "agent"
         if not ranks or ranks == gpus or (ranks < gpus and not is_agent):

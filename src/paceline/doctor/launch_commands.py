@@ -43,7 +43,7 @@ _AGENT = re.compile(r"(^|/|:-)torchrun\}?$")
 _AGENT_MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
 _PREPARING = re.compile(
     r"(^|[\W_])(prepa?r|prepro|process|download|convert|tokeni[sz]|eval|test|infer|generat|predict|analy|plot|setup|check(?!point)|install|"
-    r"merge|split|load_)"
+    r"merge|split|load_|get_|compar|aggregat|gather|bench|creat|build|sync|viz|visuali[sz]|valid|consolidat|extract|upload|serve|render)"
 )
 """Names of programs that are no training."""
 _ASSIGNED = re.compile(r"[A-Za-z_]\w*=")
@@ -128,6 +128,12 @@ _NOTHING = Command(0, ("",))
 def _program(words: list[str], through: str) -> Launch | None:  # noqa: PLR0911, PLR0912, C901 - one return per kind
     """Return what the words start, also inside containers and wrappers; None if it is no training."""
     wrapped = bool(through)
+    if (
+        words
+        and PurePath(words[0]).name in {"docker", "podman"}
+        and words[1:2] not in (["run"], ["exec"])
+    ):
+        return None
     for index, word in enumerate(words):
         name = PurePath(word).name
         if index == 0 and (name in _HELPERS and name not in _WRAPPERS):
