@@ -135,7 +135,10 @@ def test_the_copy_gets_its_hint(number: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "number",
-    [pytest.param(one, marks=[pytest.mark.heavy] * (place > 1)) for place, one in enumerate(sorted(HINTS))],
+    [
+        pytest.param(one, marks=[pytest.mark.heavy] * (place > 1))
+        for place, one in enumerate(sorted(HINTS))
+    ],
 )
 def test_the_solution_passes(number: int, tmp_path: Path) -> None:
     assert graded(number, exercise(number).solution, tmp_path) == ""

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
-from paceline.config import RunConfig
+import paceline
+from paceline.config import RunConfig, config_from_words
 from paceline.errors import ConfigError, TrainingError
 from paceline.train.gradients import gradient_sum
 from paceline.train.gradients.gradient_buckets import make_buckets
+from paceline.train.saving.state import state_digest
 from paceline.world.world import World
 from support.loops import fit
 from support.processes import on_processes, run_on_processes
@@ -147,3 +149,42 @@ def test_a_loss_that_calls_backward_is_refused(config, world) -> None:
 
     with pytest.raises(ConfigError, match="backward"):
         fit(world, config, nn.Linear(6, 2), data(), loss=loss)
+
+
+def captured(words: list[str], reentrant: bool) -> tuple[str, int]:
+    """Train on a GPU; return the digest and the number of captured updates."""
+    config = config_from_words(
+        RunConfig,
+        ["device=cuda", "steps=12", "batch.global_size=24", "batch.lanes=4", *words],
+    )
+    with paceline.Run(config) as run:
+        model = run.model(Again(2, 1, reentrant=reentrant))
+        optimizer = run.optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+
+        def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
+            return mse_loss(model(batch[0]), batch[1])
+
+        for step in run.steps(data()):
+            run.update(optimizer, loss, step)
+        count = len(getattr(run._loop.updates, "_captured", ()))
+        return state_digest(model, optimizer), count
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
+def test_on_a_gpu_it_learns_the_same_bits_captured_compiled_and_on_two_ranks(
+    reentrant: bool, tmp_path: Path
+) -> None:
+    for compiles in ("compile=false", "compile=true"):
+        eager, *_ = run_on_processes(
+            captured,
+            1,
+            tmp_path,
+            {},
+            {"words": [compiles, "capture=false"], "reentrant": reentrant},
+        )
+        for size, backend in [(1, "gloo"), (2, "gloo"), (2, "nccl"), (4, "nccl")]:
+            given = {"words": [compiles, "capture=auto", f"backend={backend}"]}
+            given["reentrant"] = reentrant
+            for digest, _ in run_on_processes(captured, size, tmp_path, {}, given):
+                assert digest == eager[0], (compiles, size, backend)
