@@ -181,3 +181,37 @@ def not_finite(
         fix="try lr.base 10 x lower, lr.warmup_samples or clip_norm; check this lane's inputs for inf or nan, "
         "and the loss for log or division of 0",
     )
+
+
+_SUM = 2
+"""`reduction="sum"` in the nodes of torch's loss functions."""
+
+
+def is_sum_over_samples(loss: Tensor, samples: int) -> bool:
+    """Return whether torch's graph shows that a loss is a sum over its samples, which the run would take for a mean.
+
+    >>> import torch
+    >>> rows = torch.ones(4, 3, requires_grad=True)
+    >>> is_sum_over_samples(rows.square().sum() + 0.1 * rows.mean(), 4), is_sum_over_samples(rows.sum() / 4, 4)
+    (True, False)
+    """
+    nodes = [loss.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None:
+            continue
+        kind = node.name()
+        if kind.startswith(("Add", "Sub", "Neg", "ToCopy", "View", "Squeeze")):
+            nodes += [earlier for earlier, _ in node.next_functions]
+        elif kind.startswith("Mul"):  # a factor of about 1 / samples makes a mean
+            factors = [getattr(node, name, None) for name in ("_saved_other", "_saved_self")]
+            numbers = [float(value) for value in factors if value is not None and not value.ndim]
+            if not any(0 < abs(number) * samples <= 1.001 for number in numbers):
+                nodes += [earlier for earlier, _ in node.next_functions]
+        elif getattr(node, "_saved_reduction", None) == _SUM:
+            return True
+        elif kind == "SumBackward0":
+            shape: tuple[int, ...] = getattr(node, "_saved_self_sym_sizes", ())
+            if samples > 1 and len(shape) > 0 and shape[0] == samples:
+                return True
+    return False

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from paceline import terminal
 from paceline.data.reading.batches import Lane, RankBatch
 from paceline.errors import ConfigError, TrainingError
 from paceline.scale.batch import share, split_evenly
@@ -17,7 +18,9 @@ from paceline.train.gradients.protocol import GradientSum
 from paceline.train.model.precision import Precision
 from paceline.train.model.sharded_tensor import local_part
 from paceline.train.step.lane_loss import (
+    LaneLoss,
     LossFunction,
+    is_sum_over_samples,
     lane_loss,
     not_finite,
     refuse_no_count,
@@ -46,6 +49,8 @@ class Trained(Protocol):
     parameters: list[nn.Parameter]
     precision: Precision
     sum: GradientSum
+    looks_at_loss: bool
+    """Whether no loss was looked at yet."""
 
     def gradient_of(self, output: Tensor, weight: float) -> Tensor:
         """Return the gradient with which the backward of a lane of this weight starts."""
@@ -105,6 +110,9 @@ class LaneLosses(LaneWork):
             raise self._not_finite(found.value, f"lane {lane.number}")
         if found.names != self._seen_names:
             self._take_names(found.names, lane)
+        if self._updates.looks_at_loss:
+            self._updates.looks_at_loss = False
+            self._mention_sum(found, lane)
         self._by_count = found.by_count
         if lane.samples:
             self.sums, self.counts = found.sums, found.counts
@@ -113,6 +121,18 @@ class LaneLosses(LaneWork):
         by_samples = lane.samples / self._step.plan.samples
         weight = float(lane.samples > 0) if found.by_count else by_samples
         return found.output, self._updates.gradient_of(found.output, weight)
+
+    def _mention_sum(self, found: LaneLoss, lane: Lane) -> None:
+        """Say once that a sum is taken for a mean: with one lane both give the same gradients."""
+        lanes = round(self._step.plan.samples / lane.samples) if lane.samples else 1
+        if lanes == 1 or found.by_count or not self._world.is_main:
+            return
+        if is_sum_over_samples(found.output, lane.samples):
+            terminal.error(
+                f'warning: the loss seems to be a sum over samples (reduction="sum"), and a tensor is taken for the mean of its lane: '
+                f"with {lanes} lanes the gradient is 1/{lanes} of that of the sum over the batch\n"
+                "  fix: return (loss, samples) for the mean over samples, or multiply the loss by config.batch.lanes for the sum"
+            )
 
     def _take_names(self, names: tuple[str, ...], lane: Lane) -> None:
         if self._seen_names is not None:

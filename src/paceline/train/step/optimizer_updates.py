@@ -42,6 +42,8 @@ class OptimizerUpdates:
         )
         self._gradients: dict[tuple[float, torch.dtype, torch.Size], Tensor] = {}
         self._without_gradient: list[nn.Parameter] | None = None
+        self.looks_at_loss = True
+        """Whether no loss was looked at yet: one that seems to be a sum over samples is mentioned once."""
         self.selections = 0
         """How often the parameters to train were chosen."""
         self._select([value.requires_grad for value in self._every])
