@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
+import stat
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import IO, TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -82,6 +84,38 @@ def say(text: str | Text = "", stream: IO[str] | None = None) -> None:
             return
     console(stream).print(text)
     stream.flush()
+
+
+class _Outliving(io.FileIO):
+    """A pipe that takes what nobody reads any more."""
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            error("the reader of the output has gone: the training continues without printing")
+            return len(content)
+
+
+def outlive_reader() -> None:
+    """Let a training go on after `python train.py | head`, where the next line that anybody prints would end it."""
+    out = sys.stdout
+    if out is not sys.__stdout__ or not isinstance(out, io.TextIOWrapper):
+        return  # somebody shows it elsewhere: a notebook, a test
+    with contextlib.suppress(OSError, ValueError):  # closed
+        if stat.S_ISFIFO(os.fstat(out.fileno()).st_mode):
+            out.flush()
+            raw = _Outliving(out.fileno(), "wb", closefd=False)
+            sys.stdout = io.TextIOWrapper(
+                io.BufferedWriter(raw),
+                out.encoding,
+                out.errors,
+                line_buffering=out.line_buffering,
+                write_through=out.write_through,
+            )
 
 
 def error_text(message: str) -> Text:

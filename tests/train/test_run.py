@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -305,6 +306,45 @@ def test_a_sharded_model_has_the_bits_of_ddp_also_through_a_crash(tmp_path: Path
     with pytest.raises(AssertionError, match="RuntimeError: crash"):
         run_on_processes(blocks, 3, tmp_path, settings, {"at": 5})
     assert set(run_on_processes(blocks, 2, tmp_path, settings)) == {digest}
+
+
+MISTAKEN = """
+import sys, torch, paceline
+with paceline.Run(paceline.config_from_argv()) as run:
+    model = run.model(torch.nn.Linear(4, 1))
+    optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    def loss(batch):
+        if "fails" in run.config.name:
+            raise KeyError("target")
+        return model(batch[0]).square().mean()
+    for step in run.steps((torch.randn(64, 4),), steps=300):
+        run.update(optimizer, loss, step)
+        print("x" * 100, flush=True)
+print("the end", file=sys.stderr)
+"""
+
+
+def test_one_process_prints_the_frames_of_the_script_and_outlives_the_reader_of_its_output(
+    tmp_path: Path,
+) -> None:
+    def start(name: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "mistaken.py", f"name={name}"]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True)
+
+    (tmp_path / "mistaken.py").write_text(MISTAKEN)
+    with start("fails") as fails:
+        trace = fails.communicate(timeout=100)[1]
+    assert fails.returncode == 1
+    assert trace.strip().endswith("KeyError: 'target'")
+    assert "mistaken.py" in trace
+    assert "paceline/train" not in trace
+    with start("read-by-head") as read:
+        for _ in range(20):
+            read.stdout.readline()
+        read.stdout.close()
+        said = read.stderr.read()
+    assert (read.returncode, said.splitlines()[-1]) == (0, "the end"), said
 
 
 def test_an_error_of_ours_ends_plain_python_with_its_message_and_code(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from paceline import terminal
+from paceline import handover, terminal
 from paceline.config import RunConfig
 from paceline.data.reading.batches import Batches, RankBatch
 from paceline.data.reading.collate import Collate
@@ -23,7 +24,7 @@ from paceline.train.saving.run_state import Registered
 from paceline.train.script_state import ScriptState
 from paceline.train.script_steps import ScriptSteps
 from paceline.train.strategy import Strategy
-from paceline.train.uncaught import show_without_traceback
+from paceline.train.uncaught import show_briefly
 from paceline.world.process_group import join
 from paceline.world.randomness import seed_everything
 from paceline.world.world import World
@@ -70,13 +71,15 @@ class Run(RunObjects):
         self._script_state = ScriptState(self._parts, callbacks)
 
     def __enter__(self) -> Self:
+        if handover.LAUNCHER not in os.environ:  # ours reads to the end
+            terminal.outlive_reader()
         try:
             self.world = self._stack.enter_context(self._joined())
             self._strategy = Strategy.of(self.world, self.config)
             self._folder = RunFolder(self.config, self.world, self._sinks)
             self._stack.enter_context(self._folder.opened(self._done))
         except BaseException as error:
-            show_without_traceback(error)
+            show_briefly(error)
             self._stack.__exit__(*sys.exc_info())
             raise
         return self
@@ -94,10 +97,10 @@ class Run(RunObjects):
             try:
                 self._conclude()
             except BaseException as last:
-                show_without_traceback(last)
+                show_briefly(last)
                 self._stack.__exit__(*sys.exc_info())
                 raise
-        show_without_traceback(error)
+        show_briefly(error)
         self._stack.__exit__(kind, error, trace)
 
     def _done(self) -> int:
