@@ -379,3 +379,43 @@ def test_a_gpu_keeps_the_dataset_and_the_host_does_not_wait_for_it(tmp_path: Pat
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_a_gpu_returns_the_same_values_in_every_world(backend: str, tmp_path: Path) -> None:
     in_worlds(values, tmp_path, device="cuda", backend=backend)
+
+
+def draw(config: paceline.RunConfig, stop_at: int = -1) -> list[list[float]]:
+    """Return what predictions draw: before the loop, twice in every step, with a seed, and after the loop."""
+    found = []
+    with paceline.Run(config) as run:
+        model = run.model(nn.Linear(6, 1))
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+        def predict(**options: Any) -> list[float]:
+            return run.predict((ROWS,), lambda batch: torch.rand(len(batch[0])), **options).tolist()
+
+        found.append(predict())
+        for step in run.steps((ROWS[:16],), epochs=2):
+            run.update(optimizer, lambda batch: model(batch[0]).square().mean(), step)
+            found += [predict(), predict(seed=3), predict()]
+            if step.index == stop_at:
+                raise RuntimeError("crash")
+        found.append(predict())
+    return found
+
+
+def draw_and_crash(config: paceline.RunConfig) -> None:
+    with pytest.raises(RuntimeError, match="crash"):
+        draw(config, stop_at=2)
+
+
+def test_predictions_draw_other_numbers_in_every_call_on_any_ranks_and_after_a_resume(
+    tmp_path: Path,
+) -> None:
+    whole = in_worlds(draw, tmp_path, (1, 2))
+    assert len(whole) == 14
+    seeded = [whole[place] for place in range(2, 13, 3)]
+    assert all(each == seeded[0] for each in seeded)
+    assert len({tuple(each) for each in whole}) == 14 - 3
+    settings = SETTINGS | {"runs": str(tmp_path / "crash"), "checkpoint.every": "1steps"}
+    run_on_processes(draw_and_crash, 1, tmp_path, settings)
+    (resumed, _) = run_on_processes(draw, 2, tmp_path, settings)
+    assert resumed[0] == whole[0]
+    assert resumed[-4:] == whole[-4:]

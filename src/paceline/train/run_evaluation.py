@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -20,6 +21,8 @@ from paceline.train.run_loop import RunLoop
 from paceline.train.saving.run_state import Registered
 from paceline.train.strategy import Strategy
 
+_WITH_SEED, _BY_STEP = 1, 2  # keep the random numbers of each apart
+
 
 class RunEvaluation(RankHelpers):
     """The part of a run that computes without training."""
@@ -30,6 +33,8 @@ class RunEvaluation(RankHelpers):
     _loop: RunLoop | None
     _callbacks: Callbacks
     _made: tuple[RunConfig, Inference] | None = None
+    _predictions = (-1, 0)
+    """The steps that were done at the last prediction without a seed, and how many came at this point."""
 
     def evaluate(
         self,
@@ -50,8 +55,9 @@ class RunEvaluation(RankHelpers):
         - `collate`: as for `run.steps`.
         - `batches`: take only the first batches of each dataset, for a trial that callbacks are not told of; 0: all.
 
-        Models are in eval mode meanwhile; afterwards modes, buffers and random generators are as before. Inside of the
-        loop the means are reported with the step.
+        Models are in eval mode meanwhile; afterwards modes, buffers and random generators are as before. The score draws
+        the same random numbers in every call, so that two evaluations differ by the model alone. Inside of the loop the
+        means are reported with the step.
 
         >>> with paceline.Run(config) as run:
         ...     run.evaluate((torch.arange(8.0),), lambda batch: {"mean": batch[0]})
@@ -70,7 +76,12 @@ class RunEvaluation(RankHelpers):
 
     @overload
     def predict(
-        self, data: Any, function: Callable[[Any], Any], *, collate: Collate | None = None
+        self,
+        data: Any,
+        function: Callable[[Any], Any],
+        *,
+        collate: Collate | None = None,
+        seed: int | None = None,
     ) -> Any: ...
 
     @overload
@@ -81,6 +92,7 @@ class RunEvaluation(RankHelpers):
         *,
         collate: Collate | None = None,
         to: str | Path,
+        seed: int | None = None,
     ) -> None: ...
 
     def predict(
@@ -90,6 +102,7 @@ class RunEvaluation(RankHelpers):
         *,
         collate: Collate | None = None,
         to: str | Path = "",
+        seed: int | None = None,
     ) -> Tensor | dict[str, Tensor] | None:
         """Return the rows of `function(batch)` for all samples, in dataset order, on the CPU of every rank.
 
@@ -100,16 +113,28 @@ class RunEvaluation(RankHelpers):
         - `collate`: as for `run.steps`.
         - `to`: a folder; the rows are written there as shards for `paceline.open_dataset`, and no rank holds them all. A
           list with one vector per sample is then a column of varying length.
+        - `seed`: the function draws the same random numbers in every call with this seed. None: other ones in every call,
+          keyed by the step and the number of the call in it: the same on any number of ranks and after a resume.
 
         >>> with paceline.Run(config) as run:
         ...     run.predict((torch.arange(3.0),), lambda batch: 2 * batch[0])
         tensor([0., 2., 4.])
         """
-        with self._pass(data, collate) as over:
+        with self._pass(data, collate) as evaluation:
+            over = replace(evaluation, draws=self._draws(seed))
             if not to:
                 return self._inference.predict(over, function)
             self._inference.predict_to(_folder(to), over, function)
             return None
+
+    def _draws(self, seed: int | None) -> tuple[int, ...]:
+        """Return the key of the random numbers of a prediction. Every rank makes the same calls."""
+        if seed is not None:
+            return (_WITH_SEED, seed)
+        steps = -1 if self._loop is None else self._loop.done
+        last, calls = self._predictions
+        self._predictions = steps, calls + 1 if steps == last else 1
+        return (_BY_STEP, steps, self._predictions[1])
 
     @property
     def _inference(self) -> Inference:

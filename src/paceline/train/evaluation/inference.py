@@ -54,6 +54,8 @@ class Pass:
     after_batch: Callable[[], None] = lambda: None
     note: Callable[[int, Tensor], None] | None = None
     """Is called with the number of a batch and the sums of its metrics."""
+    draws: tuple[int, ...] = ()
+    """Keeps the random numbers of this pass apart from those of others; empty: those of every evaluation."""
 
 
 class Inference:
@@ -128,13 +130,15 @@ class Inference:
             scores.learn(to_row, batch.values, seed, row)
         return row
 
-    def _seeds(self, batch: NumberedBatch) -> tuple[int, ...]:
-        return self._config.seed, _KEY, batch.number or 0
+    def _seeds(self, batch: NumberedBatch, draws: tuple[int, ...] = ()) -> tuple[int, ...]:
+        return self._config.seed, _KEY, batch.number or 0, *draws
 
-    def _call(self, function: Callable[[Any], Any], batch: NumberedBatch) -> Any:
+    def _call(
+        self, function: Callable[[Any], Any], batch: NumberedBatch, draws: tuple[int, ...]
+    ) -> Any:
         """Return what a function returns for a batch, whatever batches came before it."""
         self._begin_batch()
-        seed_everything(*self._seeds(batch))
+        seed_everything(*self._seeds(batch, draws))
         with self._precision.context():
             return function(batch.values)
 
@@ -147,7 +151,7 @@ class Inference:
         outputs: list[Any] = []
         with self._running(over.modules) as is_free:
             for batch in self._batches(source, mine, 0 if is_free else most):
-                output = columns_from(self._call(function, batch), batch.samples)
+                output = columns_from(self._call(function, batch, over.draws), batch.samples)
                 if batch.number is not None:
                     outputs.append(output)
                     over.after_batch()
@@ -161,7 +165,7 @@ class Inference:
             for batch in self._batches(
                 source, shards.batches, 0 if is_free else shards.most_batches
             ):
-                output = columns_from(self._call(function, batch), batch.samples)
+                output = columns_from(self._call(function, batch, over.draws), batch.samples)
                 if batch.number is not None:
                     shards.add(batch.number, output)
                     over.after_batch()
