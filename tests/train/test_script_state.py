@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -347,3 +348,48 @@ def test_options_that_the_script_has_changed_are_used_with_resume_changed(tmp_pa
             train(run, model, run.optimizer(sgd))
             found.append(sgd.param_groups[0]["weight_decay"])
     assert found == [0.1, 0.2]
+
+
+class Patience:
+    def __init__(self) -> None:
+        self.bad = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"bad": self.bad}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.bad = state["bad"]
+
+
+def keeping(run: paceline.Run, kind: str) -> None:
+    model, optimizer = parts(run)
+    ema = copy.deepcopy(model)
+    shadow = {name: value.detach().clone() for name, value in model.named_parameters()}
+    patience = Patience()
+    teacher, images = copy.deepcopy(model), [torch.ones(3)]
+    again = nn.Sequential(model)  # the same weights under another name
+    if kind == "untracked":
+        run.untracked(ema, shadow, patience)
+    if kind == "tracked":
+        run.track(ema=ema, patience=patience)
+    for step in run.steps(DATA):
+        run.update(optimizer, lambda batch: again(batch[0]).square().mean(), step)
+        for name, value in model.named_parameters():
+            ema.get_parameter(name).data.mul_(0.9).add_(value.data, alpha=0.1)
+            shadow[name] = 0.9 * shadow[name] + 0.1 * value.detach()
+        patience.bad += 1
+    assert teacher and images
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [("kept", {"ema", "shadow", "patience"}), ("tracked", {"shadow"}), ("untracked", set())],
+)
+def test_copies_and_counters_that_change_in_the_loop_are_named_once(
+    kind: str, named: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with paceline.Run(config_in(tmp_path)) as run:
+        keeping(run, kind)
+    lines = capsys.readouterr().err.splitlines()
+    found = [line.split()[1] for line in lines if "changes in the loop" in line]
+    assert sorted(found) == sorted(named)

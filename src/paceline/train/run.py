@@ -21,7 +21,7 @@ from paceline.train.run_loop import RunLoop
 from paceline.train.run_objects import RunObjects
 from paceline.train.run_step import Step, with_length
 from paceline.train.saving.run_state import Registered
-from paceline.train.script_state import ScriptState
+from paceline.train.script_state import ScriptState, Variable
 from paceline.train.script_steps import ScriptSteps
 from paceline.train.strategy import Strategy
 from paceline.train.uncaught import show_briefly
@@ -220,12 +220,23 @@ class Run(RunObjects):
         self._script_steps.watch()
         self._stack.callback(self._script_steps.ignore)
         self._callbacks.call("run_start")
+        if self.is_main:
+            self._script_state.watch(sys._getframe(2))  # noqa: SLF001 - the variables of the script
         return _Steps(self, left)
 
     def _look_again(self, frame: FrameType) -> None:
-        """Look after the first step for what the script made since `run.steps` was called."""
-        if self._step is not None and self._loop is not None and self._loop.is_first:
+        """Look at the end of a step for what the script keeps: made since `run.steps`, or changed since."""
+        if self._step is None or self._loop is None:
+            return
+        if self._loop.is_first:
             self._script_state.refuse_untracked(frame)
+        names = self._script_state.changed(self._loop.steps_of_start + 1) if self.is_main else []
+        for name in names:
+            self._warn(
+                f"{name} changes in the loop, and no checkpoint holds it: a resumed run would begin with a new one",
+                f"call run.track({Variable(name, None).word}={name}) before run.steps(...); or, if the script sets it anew, "
+                f"run.untracked({name})",
+            )
 
     def _next_step(self, batches: Iterator[RankBatch]) -> Step:
         """Complete the current step and begin the next; raise StopIteration after the last."""

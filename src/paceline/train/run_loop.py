@@ -131,6 +131,11 @@ class RunLoop:
         """Whether no step was completed since the start."""
         return self.done == self._first
 
+    @property
+    def steps_of_start(self) -> int:
+        """How many steps were completed since the start."""
+        return self.done - self._first
+
     def begin_step(self, batch: RankBatch) -> None:
         """Set the learning rates of a step."""
         self.dataset_changes.remember()

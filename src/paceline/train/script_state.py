@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -23,6 +24,10 @@ from paceline.train.saving.run_state import Registered
 SCHEDULERS = (lr_scheduler.LRScheduler, lr_scheduler.ReduceLROnPlateau)
 _MOST_ITEMS = 64
 """Items of a list or dict, and attributes of an object, that are searched."""
+_SAMPLED_TENSORS, _SAMPLED_NUMBERS = 8, 32
+"""How many tensors of an object are looked at for changes, and numbers of each."""
+_OF_MODULES = frozenset(vars(nn.Module()))
+_LIBRARIES = {"torch", "torchdata", "paceline"}
 _DEPTH = 3
 """Levels of attributes and items below a tracked object that belong to its state."""
 
@@ -90,9 +95,12 @@ def _with_items(name: str, value: Any, seen: set[int]) -> Iterator[Variable]:
 
 def _attributes(value: Any) -> dict[str, Any]:
     try:
-        return dict(list(vars(value).items())[:_MOST_ITEMS])
+        found = vars(value)
     except TypeError:
         return {}
+    if isinstance(value, nn.Module):  # without torch's own tables of parameters, buffers and hooks
+        found = {key: each for key, each in found.items() if key not in _OF_MODULES}
+    return dict(list(found.items())[:_MOST_ITEMS])
 
 
 def _is_own(module: str | None) -> bool:
@@ -106,6 +114,7 @@ class ScriptState:
         self._parts = parts
         self._callbacks = {f"callbacks[{at}]": each for at, each in enumerate(callbacks)}
         self._derived: list[Any] = []
+        self._watched: dict[str, _Watched] = {}
 
     def derive(self, objects: Iterable[Any]) -> None:
         """Accept objects that the script sets anew from the step."""
@@ -140,6 +149,27 @@ class ScriptState:
                     "step.index alone, run.untracked(optimizer)",
                 )
 
+    def watch(self, frame: FrameType | None) -> None:
+        """Remember the weights of copies of models, and the states of other objects, that the run does not know."""
+        known = self._known()
+        own = {id(value) for model in self._parts.models.values() for value in _tensors_of(model)}
+        for item in self._parts.tracked.objects.values():
+            own |= {id(value) for value in _tensors_of(item)}
+        for name, value in variables_of(frame, self._callbacks):
+            if id(value) in known or not _may_hold_state(value):
+                continue
+            watched = _Watched(value, own)
+            if watched.before is not None:
+                self._watched[name] = watched
+
+    def changed(self, steps: int) -> list[str]:
+        """Return the watched objects that have changed, each once; only after 1, 2, 4, 8, ... steps of this start."""
+        if steps & (steps - 1):
+            return []
+        derived = {id(each) for each in self._derived}
+        names = [name for name, each in self._watched.items() if each.has_changed()]
+        return [name for name in names if id(self._watched.pop(name).get()) not in derived]
+
     def _known(self) -> dict[int, Any]:
         """Return what checkpoints hold or need not hold, with what lies inside of tracked objects."""
         found: dict[int, Any] = {}
@@ -148,6 +178,85 @@ class ScriptState:
         for model in self._parts.models.values():
             found.update({id(module): module for module in model.modules()})
         return found
+
+
+class _Watched:
+    """An object that may change in the loop: a sample of its numbers at the beginning."""
+
+    def __init__(self, value: Any, own: set[int]) -> None:
+        self._own = own
+        try:  # what the script deletes shall not stay in memory
+            self.get: Callable[[], Any] = weakref.ref(value)
+        except TypeError:  # lists and dicts
+            self.get = lambda: value
+        self.before = self._sample()
+
+    def has_changed(self) -> bool:
+        now = self._sample()
+        return now is not None and now != self.before
+
+    def _sample(self) -> bytes | None:
+        """Return some numbers of some tensors, and the plain values of a state_dict; None where there are none."""
+        value = self.get()
+        tensors = [each for each in _tensors_of(value) if id(each) not in self._own]
+        parts = [repr(_plain_state(value)).encode()] if not isinstance(value, nn.Module) else []
+        if not tensors and parts in ([], [b"None"]):
+            return None
+        for each in tensors[:: max(1, len(tensors) // _SAMPLED_TENSORS)]:
+            numbers = each.detach().flatten()[:_SAMPLED_NUMBERS]
+            parts.append(repr(numbers.tolist()).encode())
+        return b"".join(parts)
+
+
+def _may_hold_state(value: Any) -> bool:
+    """Return whether a value is a module, a list or dict of tensors, or an object with a state_dict."""
+    if isinstance(value, nn.Module):
+        return True
+    if isinstance(value, list | tuple | dict):
+        return bool(_tensors_of(value))
+    kind = type(value)
+    if isinstance(value, Optimizer | type) or kind.__module__.partition(".")[0] in _LIBRARIES:
+        return False
+    return callable(getattr(kind, "state_dict", None)) and callable(
+        getattr(kind, "load_state_dict", None)
+    )
+
+
+def _tensors_of(value: Any) -> list[Tensor]:
+    """Return the weights and buffers of a module, or the tensors of a list or dict of nothing else, or of a state_dict."""
+    if isinstance(value, nn.Module):
+        found: list[Any] = [*value.parameters(), *value.buffers()]
+    elif isinstance(value, list | tuple):
+        found = list(value)
+    elif isinstance(value, dict):
+        found = list(value.values())
+    else:
+        state = _state_of(value)
+        return [each for each in state.values() if _is_plain_tensor(each)]
+    return found if all(_is_plain_tensor(each) for each in found) else []
+
+
+def _is_plain_tensor(value: Any) -> bool:
+    is_plain = isinstance(value, Tensor) and type(value) in {Tensor, nn.Parameter}
+    return is_plain and not value.is_meta and value.layout == torch.strided
+
+
+def _plain_state(value: Any) -> Any:
+    if isinstance(value, list | tuple | dict):
+        return None
+    return {
+        key: each
+        for key, each in _state_of(value).items()
+        if isinstance(each, bool | int | float | str)
+    } or None
+
+
+def _state_of(value: Any) -> Mapping[str, Any]:
+    try:
+        state = value.state_dict()
+    except Exception:  # noqa: BLE001 - code of the script, which need not be ready
+        return {}
+    return state if isinstance(state, dict) else {}
 
 
 def _untracked(variable: Variable, fix: str) -> ConfigError:
